@@ -1,0 +1,82 @@
+"""Devices by name. Layer 0: `resolve_device` alone turns words into devices, and never falls back in silence."""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+
+DeviceLike = str | torch.device
+
+_BACKENDS: dict[str, str] = {}
+
+
+def register_backend(device_type: str, module: str) -> None:
+    """Tell which module must be imported before devices of this type exist.
+
+    Worker processes import the same modules, so a device that is known here is known there.
+
+    Args:
+        device_type: first part of the device's name, such as ``"sim"``.
+        module: name of an importable module that registers the device with torch.
+    """
+    _BACKENDS[device_type] = module
+
+
+def registered_backends() -> dict[str, str]:
+    """Return the device types that need a module, with that module's name."""
+    return dict(_BACKENDS)
+
+
+def resolve_device(device: DeviceLike) -> torch.device:
+    """Turn a word into a device that exists on this machine, with its index.
+
+    Args:
+        device: such as ``"cpu"``, ``"cuda"`` (the same as ``"cuda:0"``), ``"cuda:1"``, or a torch.device.
+
+    Returns:
+        The device; indexed unless it is ``cpu`` or ``meta``.
+
+    Raises:
+        ValueError: the word is no device, or no such device exists here; the message lists those that do.
+
+    >>> resolve_device("cpu")
+    device(type='cpu')
+    """
+    if isinstance(device, str) and (kind := device.partition(":")[0]) in _BACKENDS:
+        importlib.import_module(_BACKENDS[kind])
+    try:
+        resolved = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"resolve_device: {device!r} is no device. Devices here: {_listing()}.") from error
+    if resolved.type in ("cpu", "meta"):
+        return torch.device(resolved.type)
+    count = device_count(resolved.type)
+    index = resolved.index or 0
+    if index >= count:
+        hint = ""
+        if resolved.type == "cuda" and count == 0:
+            hint = " This torch build sees no CUDA device: check the driver and torch.version.cuda."
+        raise ValueError(f"resolve_device: {device!s} does not exist. Devices here: {_listing()}.{hint}")
+    return torch.device(resolved.type, index)
+
+
+def device_count(device_type: str) -> int:
+    """Count the devices of one type on this machine.
+
+    Args:
+        device_type: ``"cpu"``, ``"cuda"``, or another backend that torch knows.
+
+    Returns:
+        Their number; 0 if torch has no such backend.
+    """
+    if device_type in ("cpu", "meta"):
+        return 1
+    backend = getattr(torch, device_type, None)
+    return int(backend.device_count()) if hasattr(backend, "device_count") else 0
+
+
+def _listing() -> str:
+    types = ["cuda", "mps", "xpu", *(kind for kind in _BACKENDS if hasattr(torch, kind))]
+    names = [f"{kind}:{i}" for kind in types for i in range(device_count(kind))]
+    return ", ".join(["cpu", *names])

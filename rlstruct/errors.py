@@ -1,0 +1,74 @@
+"""The errors a user can meet, by name. Layer 0: imports nothing of rlstruct.
+
+Every message says where it happened, which key, what was found, what was expected, and the mend.
+"""
+
+from __future__ import annotations
+
+
+class ShapeMismatchError(ValueError):
+    """A tensor has the wrong shape, dtype or batch size for the place where it was put."""
+
+
+class DeviceMismatchError(ValueError):
+    """A tensor lives on another device than the place where it was put."""
+
+
+class BatcherStateError(RuntimeError):
+    """A batcher method was called in the wrong order; the message names the call that is missing."""
+
+
+class WorkerError(RuntimeError):
+    """Collection failed in one worker. ``__cause__`` is the original exception when there is one.
+
+    Attributes:
+        worker: index of the worker; 0 when collection ran in this process.
+        pid: process id of the worker, None when it never started.
+        phase: what the worker was doing, such as ``"environment.step"``; None when unknown.
+        environment: global index of the environment that raised, None when unknown.
+        environments: global indices ``(first, last + 1)`` of the worker's environments, None when unknown.
+        seed: seed of ``environment`` if known, else of the worker's first environment; None when unknown.
+        step: index of the step inside the batch at which it happened, None when unknown.
+        remote_traceback: formatted traceback of the worker, "" when it left none.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        worker: int = 0,
+        pid: int | None = None,
+        phase: str | None = None,
+        environment: int | None = None,
+        environments: tuple[int, int] | None = None,
+        seed: int | None = None,
+        step: int | None = None,
+        remote_traceback: str = "",
+    ) -> None:
+        """Store the place of the failure beside its message."""
+        super().__init__(message)
+        self.worker = worker
+        self.pid = pid
+        self.phase = phase
+        self.environment = environment
+        self.environments = environments
+        self.seed = seed
+        self.step = step
+        self.remote_traceback = remote_traceback
+
+
+class WorkerTimeout(WorkerError):
+    """A worker answered nothing within the timeout. The batcher can still be closed."""
+
+
+def tag_environment(error: BaseException, index: int) -> None:
+    """Remember on ``error`` which environment of its VecEnv raised it, so that a WorkerError can name it.
+
+    Args:
+        error: the exception that is on its way up; left untouched if it accepts no attributes.
+        index: position of the environment inside its VecEnv.
+    """
+    try:
+        error.environment_index = index  # type: ignore[attr-defined]
+    except AttributeError:  # an exception class with __slots__: the worker is still named, the environment is not
+        return

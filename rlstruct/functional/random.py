@@ -1,0 +1,148 @@
+"""Counter-based random numbers. Layer 1: pure functions of a key, equal on every device, no state, no host sync.
+
+A key is an int64 that stands for one environment at one step; the batcher puts one per environment into
+``observation["rng"]``. What is drawn depends on the key alone, never on the batch it stands in, so that results do not
+change with the number of processes, and a replay over stored keys draws the same numbers again.
+
+The generator is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014):
+stream n of a key is ``mix(key + (n + 1) * gamma)``. Uniform and categorical draws use integer arithmetic only before
+one exact division, so their bits agree on CPU and GPU; `normal` goes through log and cos and agrees to rounding.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64: the odd number nearest to 2^64 / golden ratio
+_MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+_LOW = {bits: (1 << (64 - bits)) - 1 for bits in (27, 30, 31, 40)}  # clears the sign bits that int64 >> drags in
+
+
+def _mix(x: Tensor) -> Tensor:
+    """SplitMix64's finalizer without its last xor-shift, which leaves the upper 33 bits as they are. In place."""
+    x = x.bitwise_xor_((x >> 30).bitwise_and_(_LOW[30])).mul_(_MIX_1)
+    return x.bitwise_xor_((x >> 27).bitwise_and_(_LOW[27])).mul_(_MIX_2)
+
+
+def _mix_full(x: Tensor) -> Tensor:
+    x = _mix(x)
+    return x.bitwise_xor_((x >> 31).bitwise_and_(_LOW[31]))
+
+
+def _bits(key: Tensor, shape: tuple[int, ...], stream: int) -> Tensor:
+    """64 random bits, the upper 33 of full quality: [B, *shape] int64."""
+    if not shape:
+        return _mix(key + _wrap((stream + 1) * _GAMMA))
+    count = math.prod(shape)
+    lanes = torch.arange(stream + 1, stream + 1 + count, device=key.device, dtype=torch.int64).mul_(_GAMMA)
+    return _mix(key.unsqueeze(-1) + lanes).view(*key.shape, *shape)
+
+
+def _wrap(value: int) -> int:
+    """The int64 that has the lower 64 bits of ``value``."""
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def step_keys(seed: Tensor, episode: int, step: Tensor) -> Tensor:
+    """Make one key for each environment and step.
+
+    Args:
+        seed: one seed for each environment.  [B] int64
+        episode: which reset of the batcher this is, from 0.
+        step: steps since that reset.  [T] int64, same device
+
+    Returns:
+        Keys that differ in all 64 bits between any two environments, resets or steps.  [T, B] int64
+    """
+    stream = _mix_full(seed + _GAMMA).add_(_wrap((episode + 1) * _MIX_1))
+    return _mix_full(_mix_full(stream).unsqueeze(0) + (step.unsqueeze(1) + 1) * _GAMMA)  # [T, B]
+
+
+def split(key: Tensor, n: int) -> Tensor:
+    """Make n fresh keys out of each key, for an agent that draws more than one thing in a step.
+
+    Args:
+        key: [B] int64.
+        n: how many.
+
+    Returns:
+        [B, n] int64; column i serves as a key of its own.
+
+    >>> torch.equal(split(torch.tensor([1]), 2), split(torch.tensor([1]), 2))
+    True
+    """
+    lanes = torch.arange(1, n + 1, device=key.device, dtype=torch.int64).mul_(_MIX_2)
+    return _mix_full(key.unsqueeze(-1) + lanes)
+
+
+def uniform(key: Tensor, shape: tuple[int, ...] = (), stream: int = 0) -> Tensor:
+    """Draw uniformly from [0, 1).
+
+    Args:
+        key: [B] int64.
+        shape: what to draw for each key.
+        stream: draws with the same key and different streams are independent, if the ranges
+            ``stream .. stream + prod(shape)`` do not overlap.
+
+    Returns:
+        [B, *shape] float32, multiples of 2^-24.
+    """
+    return (_bits(key, shape, stream) >> 40).bitwise_and_(_LOW[40]).to(torch.float32).mul_(2.0**-24)
+
+
+def normal(key: Tensor, shape: tuple[int, ...] = (), stream: int = 0) -> Tensor:
+    """Draw from the standard normal distribution (Box and Muller, 1958).
+
+    Args:
+        key: [B] int64.
+        shape: what to draw for each key.
+        stream: as in `uniform`; uses twice as many numbers.
+
+    Returns:
+        [B, *shape] float32, equal on all devices to rounding.
+    """
+    u = uniform(key, (2, *shape), stream)
+    radius = (1.0 - u[:, 0]).log_().mul_(-2.0).sqrt_()
+    return radius.mul_((u[:, 1] * (2.0 * math.pi)).cos_())
+
+
+def randint(key: Tensor, high: int, shape: tuple[int, ...] = (), stream: int = 0) -> Tensor:
+    """Draw integers uniformly from 0 to high - 1.
+
+    Args:
+        key: [B] int64.
+        high: how many values there are, at least 1 and at most 2^31; the bias is at most high / 2^32.
+        shape: what to draw for each key.
+        stream: as in `uniform`.
+
+    Returns:
+        [B, *shape] int64.
+
+    Raises:
+        ValueError: high is out of range.
+    """
+    if not 1 <= high <= 2**31:
+        raise ValueError(f"randint: high is {high}, expected 1 to 2**31.")
+    upper = (_bits(key, shape, stream) >> 32).bitwise_and_(0xFFFFFFFF)
+    return upper.mul_(high) >> 32
+
+
+def categorical(logits: Tensor, key: Tensor, stream: int = 0) -> Tensor:
+    """Draw one class from each row of logits, by inverting the cumulative distribution.
+
+    Args:
+        logits: unnormalised log-probabilities; a class at -inf is never drawn.  [B, A] float
+        key: [B] int64.
+        stream: as in `uniform`.
+
+    Returns:
+        [B] int64, from 0 to A - 1.
+    """
+    cumulative = torch.softmax(logits, dim=-1, dtype=torch.float32).cumsum(dim=-1)
+    # u < 1 scaled by the last sum, which rounding puts beside 1: the result is below A and no empty class is hit.
+    threshold = uniform(key, (), stream).unsqueeze(-1) * cumulative[..., -1:]
+    return (cumulative <= threshold).sum(dim=-1)

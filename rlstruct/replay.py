@@ -1,0 +1,66 @@
+"""Replaying an agent over stored trajectories, with gradients. Layer 2."""
+
+from __future__ import annotations
+
+from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.rl_agent import CPU, RL_Agent, RL_Agent_CheckDevice
+
+
+def replay_agent(agent: RL_Agent, trajectories: Trajectories) -> TemporalDictTensor:
+    """Recompute what the agent returned at every step, so that a loss can be differentiated through it.
+
+    An agent that keeps a state (or wants a history, or has a `call_replay` of its own) is called step by step through
+    its state; any other is called once over all B * T steps, with equal results.
+
+    Args:
+        agent: the learner's agent.
+        trajectories: [B, T] on the agent's device.
+
+    Returns:
+        The agent's outputs under their own names, with the lengths of ``trajectories``.  [B, T, ...]
+        Padding is computed like real steps: mask it out of the loss.
+
+    Raises:
+        ValueError: the trajectories hold no step.
+    """
+    if _one_call_is_enough(agent, trajectories):
+        return replay_agent_stateless(agent, trajectories)
+    n_steps = trajectories.trajectories.n_steps()
+    if n_steps == 0:
+        raise ValueError("replay_agent: trajectories hold 0 steps, expected at least 1.")
+    outputs: list[DictTensor] = []
+    state: DictTensor | None = None
+    for t in range(n_steps):
+        output, state = agent.call_replay(trajectories, t, state)
+        outputs.append(output)
+    return DictTensor.stack(outputs, lengths=trajectories.trajectories.lengths)  # [B, T]
+
+
+def replay_agent_stateless(agent: RL_Agent, trajectories: Trajectories) -> TemporalDictTensor:
+    """Replay an agent that keeps no state, in one call over all B * T steps.
+
+    Args:
+        agent: an agent whose `initial_state` is empty and that wants no history.
+        trajectories: [B, T] on the agent's device.
+
+    Returns:
+        As `replay_agent`.  [B, T, ...]
+    """
+    steps = trajectories.trajectories
+    B, T = steps.n_elems(), steps.n_steps()
+    observation = DictTensor(
+        {k.removeprefix("observation/"): v.flatten(0, 1) for k, v in steps.items() if k.startswith("observation/")}
+    )  # [B * T]
+    agent_info = trajectories.info.truncate_key("agent_info/")
+    if not agent_info.empty():
+        if not agent.agent_info_on_device:
+            agent_info = agent_info.to(CPU)
+        agent_info = agent_info.map(lambda v: v.repeat_interleave(T, dim=0))  # [B * T]
+    output, _ = agent(DictTensor(), observation, agent_info, None)
+    return TemporalDictTensor({k: v.unflatten(0, (B, T)) for k, v in output.items()}, steps.lengths)
+
+
+def _one_call_is_enough(agent: RL_Agent, trajectories: Trajectories) -> bool:
+    inner = agent.agent if isinstance(agent, RL_Agent_CheckDevice) else agent
+    keeps_state = any(key.startswith("agent_state/") for key in trajectories.info.keys())
+    return not keeps_state and not agent.require_history() and type(inner).call_replay is RL_Agent.call_replay

@@ -1,0 +1,253 @@
+"""RL_Agent: the contract of a policy, and RL_Agent_CheckDevice, which finds misplaced tensors. Layer 2."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.errors import DeviceMismatchError
+
+CPU = torch.device("cpu")
+
+
+class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
+    """A policy that acts for B environments at once, with its state outside of it.
+
+    For an agent on device d, state, observation, history, action and new state are on d (empty structures are on any
+    device). ``agent_info`` is on the CPU, unless ``agent_info_on_device`` is True.
+
+    Draw random numbers from ``observation["rng"]`` ([B] int64, put there by the batcher) with
+    `rlstruct.functional.random`: then the agent acts the same however the environments are split over processes, and
+    a replay draws the same actions again. torch's global generator works too, reproducibly for one layout only.
+
+    Attributes:
+        agent_info_on_device: whether the agent wants ``agent_info`` on its own device instead of the CPU.
+    """
+
+    agent_info_on_device: bool = False
+
+    @abstractmethod
+    def __call__(
+        self,
+        state: DictTensor,
+        observation: DictTensor,
+        agent_info: DictTensor,
+        history: TemporalDictTensor | None = None,
+    ) -> tuple[DictTensor, DictTensor]:
+        """Choose one action for each environment.
+
+        Args:
+            state: what the last call returned as new state, or `initial_state`.  [B], may be empty
+            observation: what the environments show, plus ``rng`` [B] int64.  [B]
+            agent_info: settings of each environment's policy, such as its epsilon.  [B] or empty
+            history: the steps of this batch so far, keys as in Trajectories.  [B, t]; None unless `require_history`
+
+        Returns:
+            ``(action, new_state)``: action [B] holds ``action`` (or ``action/<key>``) and whatever else shall be
+            stored in the trajectories; new_state [B] has the keys of ``state``.
+        """
+
+    def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
+        """Return the state of B environments that have not acted yet.
+
+        Args:
+            agent_info: as in `__call__`.  [B] or empty
+            B: the number of environments.
+
+        Returns:
+            [B] on the agent's device; empty for an agent that keeps no state (the default).
+        """
+        return DictTensor()
+
+    def update(self, info: Mapping[str, Tensor]) -> None:
+        """Take over new weights.
+
+        Args:
+            info: name to tensor, usually a state_dict, on the CPU; valid during this call only, so copy from it.
+
+        Raises:
+            NotImplementedError: the agent has nothing to update.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__}.update: this agent takes no weights. "
+            "Define update(self, info), usually self.model.load_state_dict(info)."
+        )
+
+    def seed(self, seed: int) -> None:
+        """Seed whatever generator the agent owns. Agents that draw from ``observation["rng"]`` need none."""
+        return
+
+    def require_history(self) -> bool:
+        """Return whether `__call__` wants the ``history`` of the batch."""
+        return False
+
+    def call_replay(self, trajectories: Trajectories, t: int, state: DictTensor | None) -> tuple[DictTensor, DictTensor]:
+        """Act again at step t of stored trajectories; the learner differentiates through this.
+
+        Args:
+            trajectories: [B, T] on the agent's device.
+            t: the step, from 0 to T - 1.
+            state: what the call for t - 1 returned; None at t = 0, where the stored ``agent_state`` is taken.
+
+        Returns:
+            ``(action, new_state)`` as `__call__` returns them.
+        """
+        info = trajectories.info
+        agent_info = info.truncate_key("agent_info/")
+        if not self.agent_info_on_device and not agent_info.empty():
+            agent_info = agent_info.to(CPU)
+        if state is None:
+            state = info.truncate_key("agent_state/")
+        steps = trajectories.trajectories
+        history = steps.temporal_slice(0, t) if self.require_history() else None
+        observation = steps.temporal_index(t).truncate_key("observation/")
+        return self(state, observation, agent_info, history)
+
+    def close(self) -> None:
+        """Release what the agent holds."""
+        return
+
+
+class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rlstructures know
+    """Behaves exactly like ``agent``, and raises where a tensor is on the wrong device.
+
+    The checks read where tensors are, never what they hold: no host sync, and under 2 % of a step. They are plain
+    ``if`` statements, so ``python -O`` keeps them.
+
+    Args:
+        agent: the agent to watch.
+        device: where its tensors belong.
+        host_syncs: a context manager factory that is entered around every call of the agent, usually
+            `rlstruct.testing.forbid_host_sync`, which fails on hidden copies to the CPU; None watches placement only.
+
+    Raises:
+        ValueError: the device does not exist on this machine.
+    """
+
+    def __init__(
+        self,
+        agent: RL_Agent,
+        device: DeviceLike,
+        *,
+        host_syncs: Any | None = None,  # noqa: ANN401 - any callable that gives a context manager
+    ) -> None:
+        """Wrap ``agent``."""
+        self.agent = agent
+        self.device = resolve_device(device)
+        self._guard = host_syncs
+        self.agent_info_on_device = agent.agent_info_on_device
+        self._name = type(agent).__name__
+        self._info_device = self.device if agent.agent_info_on_device else CPU
+
+    def __call__(
+        self,
+        state: DictTensor,
+        observation: DictTensor,
+        agent_info: DictTensor,
+        history: TemporalDictTensor | None = None,
+    ) -> tuple[DictTensor, DictTensor]:
+        """Check the arguments, act, check the results; see `RL_Agent.__call__`.
+
+        Raises:
+            DeviceMismatchError: a tensor is on the wrong device.
+        """
+        device = self.device
+        self._check("__call__", "argument agent_info", agent_info, self._info_device)
+        self._check("__call__", "argument state", state, device)
+        self._check("__call__", "argument observation", observation, device)
+        if history is not None:
+            self._check("__call__", "argument history", history, device)
+        if self._guard is None:
+            action, new_state = self.agent(state, observation, agent_info, history)
+        else:
+            with self._guarded():
+                action, new_state = self.agent(state, observation, agent_info, history)
+        self._check("__call__", "result action", action, device)
+        self._check("__call__", "result new_state", new_state, device)
+        return action, new_state
+
+    def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
+        """Check agent_info and the initial state; see `RL_Agent.initial_state`.
+
+        Raises:
+            DeviceMismatchError: a tensor is on the wrong device.
+        """
+        self._check("initial_state", "argument agent_info", agent_info, self._info_device)
+        state = self.agent.initial_state(agent_info, B)
+        self._check("initial_state", "result initial state", state, self.device)
+        return state
+
+    def call_replay(self, trajectories: Trajectories, t: int, state: DictTensor | None) -> tuple[DictTensor, DictTensor]:
+        """Check trajectories, state and results; see `RL_Agent.call_replay`.
+
+        Raises:
+            DeviceMismatchError: a tensor is on the wrong device.
+        """
+        self._check("call_replay", "argument trajectories.info", trajectories.info, self.device)
+        self._check("call_replay", "argument trajectories", trajectories.trajectories, self.device)
+        if state is not None:
+            self._check("call_replay", "argument state", state, self.device)
+        with self._guarded():
+            action, new_state = self.agent.call_replay(trajectories, t, state)
+        self._check("call_replay", "result action", action, self.device)
+        self._check("call_replay", "result new_state", new_state, self.device)
+        return action, new_state
+
+    def check_env_info(self, env_info: DictTensor) -> None:
+        """Raise unless ``env_info`` is on the CPU, where every VecEnv expects it.
+
+        Raises:
+            DeviceMismatchError: it is elsewhere.
+        """
+        self._check("reset", "argument env_info", env_info, CPU)
+
+    def update(self, info: Mapping[str, Tensor]) -> None:
+        """Forward to the agent."""
+        self.agent.update(info)
+
+    def seed(self, seed: int) -> None:
+        """Forward to the agent."""
+        self.agent.seed(seed)
+
+    def require_history(self) -> bool:
+        """Forward to the agent."""
+        return self.agent.require_history()
+
+    def close(self) -> None:
+        """Forward to the agent."""
+        self.agent.close()
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the agent has
+        """Forward every other attribute to the agent."""
+        if name == "agent":  # not set yet: unpickling or copying asks before __init__ has run
+            raise AttributeError(name)
+        return getattr(self.agent, name)
+
+    def _guarded(self) -> AbstractContextManager[Any]:
+        guard: AbstractContextManager[Any] = nullcontext() if self._guard is None else self._guard()
+        return guard
+
+    def _check(self, method: str, role: str, tensors: DictTensor | TemporalDictTensor, expected: torch.device) -> None:
+        found = tensors.device
+        if found is None or found == expected:
+            return
+        key = next(iter(tensors.keys()))
+        mend = (
+            f"Create it with device={str(expected)!r}, or move the agent's model with .to({str(expected)!r})."
+            if role.startswith("result")
+            else "It belongs on the CPU: leave it there, or set agent_info_on_device = True on the agent."
+            if role.endswith("agent_info")
+            else "Settings of environments stay on the CPU."
+            if role.endswith("env_info")
+            else f"Move it with .to({str(expected)!r}), or wrap the environment in DeviceEnv(env, {str(expected)!r})."
+        )
+        raise DeviceMismatchError(
+            f"{self._name}.{method}: {role}: tensor {key!r} is on {found}, expected {expected}. {mend}"
+        )

@@ -1,0 +1,152 @@
+"""VecEnv: the contract of B environments that step together, and DeviceEnv, which moves one elsewhere. Layer 2."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rlstruct.core import DictTensor
+from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.errors import DeviceMismatchError
+
+if TYPE_CHECKING:
+    import gymnasium
+
+Observed = tuple[DictTensor, Tensor]
+"""An observation of all B environments, and the mask [B] bool of those that run."""
+
+
+class VecEnv(ABC):
+    """B environments that step together. B is fixed for life: nothing ever shrinks.
+
+    Every observation is a DictTensor [B] on ``device`` with the frame keys (``frame``, or ``frame/<key>`` for nested
+    spaces) in their native dtype, and beside them:
+
+    ===================== ======= ==============================================================================
+    key                   dtype   meaning
+    ===================== ======= ==============================================================================
+    reward [B]            float32 reward of the step that led here; 0 after a reset
+    terminated [B]        bool    the episode ended by its own rules: its value is 0 from here on
+    truncated [B]         bool    the episode was cut, by a time limit for example: bootstrap from this observation
+    done [B]              bool    terminated or truncated
+    initial_state [B]     bool    first observation of an episode: recurrent agents restart their state here
+    last_action [B, ...]  native  the action that led here (``last_action/<key>`` for nested spaces); 0 after a reset
+    ===================== ======= ==============================================================================
+
+    Attributes:
+        action_space: gymnasium space of one environment's action.
+        observation_space: gymnasium space of one environment's frame.
+        auto_reset: whether an ended environment restarts within the same step; otherwise it idles until `reset`.
+    """
+
+    action_space: gymnasium.Space[Any]
+    observation_space: gymnasium.Space[Any]
+    auto_reset: bool
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """The device of every tensor that goes in (actions) and comes out (observations, masks)."""
+
+    @abstractmethod
+    def n_envs(self) -> int:
+        """Return B, the number of environments."""
+
+    @abstractmethod
+    def reset(self, env_info: DictTensor | None = None) -> Observed:
+        """Start a new episode in every environment.
+
+        Args:
+            env_info: settings of each environment, [B] on the CPU; empty or None for the defaults.
+
+        Returns:
+            ``(observation, running)``: observation [B], and running [B] bool, all True.
+        """
+
+    @abstractmethod
+    def step(self, action: DictTensor) -> tuple[Observed, Observed]:
+        """Take one step in every environment that runs.
+
+        Args:
+            action: ``action`` (or ``action/<key>`` for nested spaces) [B, ...] in the action space's dtype, on
+                ``device``. Other keys are allowed and ignored. Rows that do not run are ignored.
+
+        Returns:
+            ``((reached, running), (current, still_running))``, each a DictTensor [B] with a mask [B] bool.
+            ``reached`` is the true next observation of the environments that ran (``running``), also at an episode's
+            end. ``current`` is what the agent acts on next; it differs from ``reached`` only in the rows where an
+            auto-resetting environment restarted, and is the same object when none did.
+        """
+
+    def close(self) -> None:
+        """Release what the environments hold. Calling it again does nothing."""
+        return
+
+
+class DeviceEnv(VecEnv):
+    """A VecEnv that lives on another device than the one it wraps; everything else is the same.
+
+    Args:
+        env: the environment to move.
+        to_device: where observations and masks appear, and where actions are expected.
+        from_device: where ``env`` itself lives; by default ``env.device``.
+
+    Raises:
+        DeviceMismatchError: ``from_device`` is not the device of ``env``.
+        ValueError: a device does not exist on this machine.
+    """
+
+    def __init__(self, env: VecEnv, to_device: DeviceLike, from_device: DeviceLike | None = None) -> None:
+        """Wrap ``env``."""
+        self.env = env
+        self._device = resolve_device(to_device)
+        if from_device is not None and resolve_device(from_device) != env.device:
+            raise DeviceMismatchError(
+                f"DeviceEnv: from_device is {resolve_device(from_device)}, but {type(env).__name__} is on {env.device}. "
+                f"Leave from_device out, or pass from_device={str(env.device)!r}."
+            )
+        self.action_space = env.action_space
+        self.observation_space = env.observation_space
+        self.auto_reset = env.auto_reset
+
+    @property
+    def device(self) -> torch.device:
+        """The device that ``env`` was moved to."""
+        return self._device
+
+    def n_envs(self) -> int:
+        """Return B, the number of environments."""
+        return self.env.n_envs()
+
+    def reset(self, env_info: DictTensor | None = None) -> Observed:
+        """Reset the wrapped environment; see `VecEnv.reset`. ``env_info`` stays on the CPU."""
+        return self._out(self.env.reset(env_info))
+
+    def step(self, action: DictTensor) -> tuple[Observed, Observed]:
+        """Step the wrapped environment; see `VecEnv.step`.
+
+        Raises:
+            DeviceMismatchError: the action is not on ``device``.
+        """
+        if action.device != self._device:
+            key = next(iter(action.keys()), "action")
+            raise DeviceMismatchError(
+                f"DeviceEnv.step: tensor {key!r} of the action is on {action.device}, expected {self._device}. "
+                f"Create it with device={str(self._device)!r}, or move the agent's model with .to({str(self._device)!r})."
+            )
+        reached, current = self.env.step(action.to(self.env.device))
+        moved = self._out(reached)
+        # One transfer less in all steps without a restart, and the batcher's sign that there was none.
+        same = current[0] is reached[0]
+        return moved, (moved[0], current[1].to(self._device)) if same else self._out(current)
+
+    def close(self) -> None:
+        """Close the wrapped environment."""
+        self.env.close()
+
+    def _out(self, observed: Observed) -> Observed:
+        observation, running = observed
+        return observation.to(self._device), running.to(self._device)
