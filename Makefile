@@ -1,0 +1,57 @@
+# Needs make and Python 3.10 or newer; everything else goes into .venv, which the first command makes.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+# Extra flags for the torch line alone, for example an index of wheels for another CUDA version, or for the CPU.
+TORCH_FLAGS ?=
+# Passed on to the command: make test ARGS="-k masks", make demo ARGS="--help".
+ARGS ?=
+CODE := rlstruct agents batchers algos tests tutorials benchmarks .ci
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format types wheel bench clean
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(INSTALLED) ## train REINFORCE on CartPole-v1, about two minutes on two cores
+	$(RUN) -m rlstruct.algos.demo $(ARGS)
+
+test: $(INSTALLED) ## run the tests
+	$(VENV)/bin/pytest $(ARGS)
+
+lint: $(INSTALLED) ## check style, docstrings, annotations and format; changes nothing
+	$(VENV)/bin/ruff check $(CODE)
+	$(VENV)/bin/ruff format --check $(CODE)
+
+format: $(INSTALLED) ## rewrite the code in the house format
+	$(VENV)/bin/ruff check --fix $(CODE)
+	$(VENV)/bin/ruff format $(CODE)
+
+types: $(INSTALLED) ## build and install the wheel elsewhere, check its types and run it there
+	bash .ci/check_wheel
+
+wheel: $(INSTALLED) ## build the wheel into dist/
+	rm -rf build
+	$(RUN) -m build --wheel --no-isolation
+
+bench: $(INSTALLED) ## run the quick benchmarks
+	$(RUN) benchmarks/import_time.py
+
+clean: ## remove what the commands above made, the environment too
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+
+# torch goes first, on a line of its own: it is the only package whose wheel depends on the machine.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "rlstruct needs Python 3.10 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || echo missing)." \
+	       "Name another one: make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
+	  echo "'$(PYTHON)' cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@echo "Installing into $(VENV): the first time takes a few minutes, torch is large."
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) $(TORCH_FLAGS) torch
+	@$(PIP) --editable '.[train,dev]'
+	@touch $@
