@@ -1,0 +1,1 @@
+"""Concrete agents and their networks. Layer 3."""

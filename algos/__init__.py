@@ -1,0 +1,1 @@
+"""Algorithms on top of the batchers. Layer 4."""

@@ -1,0 +1,1 @@
+"""Collection of trajectories in this process or in several. Layer 3."""

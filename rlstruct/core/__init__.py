@@ -1,0 +1,1 @@
+"""Named tensors that share a batch: DictTensor, TemporalDictTensor, Trajectories and their specs. Layer 1."""
