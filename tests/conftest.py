@@ -1,0 +1,39 @@
+"""Shared by all tests: one thread, fixed seeds, the devices of this machine, the reason why a GPU test is skipped."""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+# No deadline: the first call of a torch operator may take seconds. The same examples in every run of CI.
+hypothesis.settings.register_profile("local", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+DEVICES = ["cpu", "cuda:0"] if torch.cuda.is_available() else ["cpu"]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Every device that this machine has."""
+    return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed() -> None:
+    torch.manual_seed(0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests marked gpu, with the reason, where torch finds no CUDA device."""
+    if torch.cuda.is_available():
+        return
+    reason = f"needs a CUDA device; torch {torch.__version__} sees none"
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason=reason))

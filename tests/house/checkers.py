@@ -1,0 +1,207 @@
+"""The rules of the house as functions from source text to complaints; an empty list means that the rule holds.
+
+The AST sees names, not types: `.item()` is reported on a numpy array too (say so in the reason), and `bool(tensor)`
+is not seen at all, which is what `rlstruct.testing.forbid_host_sync` is for.
+"""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+from collections.abc import Iterator
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Where each folder of the repository installs.
+FOLDERS = {
+    "rlstruct": "rlstruct",
+    "agents": "rlstruct.agents",
+    "batchers": "rlstruct.batchers",
+    "algos": "rlstruct.algos",
+}
+
+LAYERS = {
+    "rlstruct.errors": 0,
+    "rlstruct.device": 0,
+    "rlstruct.profile": 0,
+    "rlstruct.core": 1,
+    "rlstruct.functional": 1,
+    "rlstruct.vec_env": 2,
+    "rlstruct.rl_agent": 2,
+    "rlstruct.replay": 2,
+    "rlstruct.envs": 3,
+    "rlstruct.sims": 3,
+    "rlstruct.testing": 3,
+    "rlstruct.agents": 3,
+    "rlstruct.batchers": 3,
+    "rlstruct.algos": 4,
+}
+NOT_IMPORTED_BY_THE_LIBRARY = {"tests", "tutorials", "benchmarks"}
+# Edges inside one layer: small, acyclic, and each for the reason beside it.
+SAME_LAYER = {
+    ("rlstruct.device", "rlstruct.errors"),  # raises them
+    ("rlstruct.profile", "rlstruct.errors"),  # raises them
+    ("rlstruct.functional", "rlstruct.core"),  # masked_dicttensor builds a DictTensor
+    ("rlstruct.replay", "rlstruct.rl_agent"),  # replays one
+}
+# What the design takes away from algorithms: environments and agents arrive as factories.
+ALGORITHMS_MAY_IMPORT_OF_LAYER_3 = {"rlstruct.batchers"}
+
+FACTORIES = {
+    *("zeros", "ones", "empty", "full", "tensor", "as_tensor", "asarray", "arange", "range", "linspace", "logspace"),
+    *("eye", "rand", "randn", "randint", "randperm", "scalar_tensor", "empty_strided", "tril_indices", "triu_indices"),
+    *("hann_window", "hamming_window", "sparse_coo_tensor"),
+}
+TYPED_CONSTRUCTORS = {"Tensor", "FloatTensor", "DoubleTensor", "HalfTensor", "IntTensor", "LongTensor", "BoolTensor"}
+SYNCS = {"item", "tolist", "cpu", "numpy", "nonzero"}
+
+IMPORT_BY_STRING = {"importlib.import_module", "import_module", "__import__"}
+
+MAX_MODULE_LINES = 400
+MAX_FUNCTION_LINES = 50
+
+
+def library_files() -> list[pathlib.Path]:
+    """Every source file that is installed."""
+    return sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))
+
+
+def all_files() -> list[pathlib.Path]:
+    """Every source file of the repository."""
+    others = ("tests", "tutorials", "benchmarks", ".ci")
+    return library_files() + sorted(file for folder in others for file in (ROOT / folder).rglob("*.py"))
+
+
+def module_name(file: pathlib.Path) -> str:
+    """Name under which a file of the library is imported: agents/mlp.py is rlstruct.agents.mlp."""
+    folder, *parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join([FOLDERS[folder], *(part for part in parts if part != "__init__")])
+
+
+def imports(source: str, module: str = "", is_package: bool = False) -> Iterator[tuple[int, str]]:
+    """Yield (line, absolute dotted name) of everything imported anywhere: in functions and for type checking too."""
+    package = module.split(".") if is_package else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            stem = [*base, *([node.module] if node.module else [])]
+            yield from ((node.lineno, ".".join([*stem, alias.name])) for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in IMPORT_BY_STRING:
+            yield from ((node.lineno, str(name.value)) for name in node.args[:1] if isinstance(name, ast.Constant))
+
+
+def unit(name: str) -> str:
+    """The entry of LAYERS that a dotted name belongs to; `rlstruct` itself for the names it re-exports."""
+    head = ".".join(name.split(".")[:2])
+    return head if head in LAYERS else name.split(".")[0]
+
+
+def layer_complaints(source: str, module: str, is_package: bool = False) -> list[str]:
+    """Imports that do not go strictly downward."""
+    own = unit(module)
+    if own == "rlstruct":
+        if module != "rlstruct":
+            return [f"{module} has no layer: add it to the design and to LAYERS"]
+        own_layer: float = 2.5  # the page that re-exports layers 0 to 2
+    else:
+        own_layer = LAYERS[own]
+    complaints = []
+    for line, name in imports(source, module, is_package):
+        other = unit(name)
+        if other in NOT_IMPORTED_BY_THE_LIBRARY:
+            complaints.append(f"{line}: {own} imports {name}: nobody imports {other}")
+            continue
+        if not other.startswith("rlstruct") or other == own or (own, other) in SAME_LAYER:
+            continue
+        other_layer = LAYERS.get(other, 2.5)
+        taken_away = own_layer == 4 and other_layer == 3 and other not in ALGORITHMS_MAY_IMPORT_OF_LAYER_3
+        if other_layer >= own_layer or taken_away:
+            complaints.append(f"{line}: {own} (layer {own_layer:g}) imports {name} (layer {other_layer:g})")
+    return complaints
+
+
+def folder_import_complaints(source: str) -> list[str]:
+    """Imports of `agents`, `batchers` or `algos` as top-level names: each makes a second copy of every class."""
+    folders = set(FOLDERS) - {"rlstruct"}
+    return [
+        f"{line}: import {name} makes a second copy of its classes: import rlstruct.{name}"
+        for line, name in imports(source, module="some.module")
+        if name.split(".")[0] in folders
+    ]
+
+
+def _torch_names(tree: ast.Module) -> tuple[set[str], dict[str, str]]:
+    """Names bound to the torch module, and names bound to its functions."""
+    modules, functions = set(), {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {alias.asname or alias.name for alias in node.names if alias.name == "torch"}
+        elif isinstance(node, ast.ImportFrom) and node.module == "torch" and not node.level:
+            functions |= {alias.asname or alias.name: alias.name for alias in node.names}
+    return modules, functions
+
+
+def factory_complaints(source: str) -> list[str]:
+    """Tensor factories without `device=`: they put tensors on the CPU whatever the caller works on."""
+    tree = ast.parse(source)
+    modules, functions = _torch_names(tree)
+    complaints = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ""
+        if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) in modules:
+            name = node.func.attr
+        elif isinstance(node.func, ast.Name):
+            name = functions.get(node.func.id, "")
+        # A bare ** may hold the device, and out= decides it.
+        says_where = any(keyword.arg in {"device", "out", None} for keyword in node.keywords)
+        if name in FACTORIES and not says_where:
+            complaints.append(f"{node.lineno}: torch.{name}(...) without device=")
+        if name in TYPED_CONSTRUCTORS:
+            complaints.append(f"{node.lineno}: torch.{name}(...) takes no device: use a factory with device=")
+    return complaints
+
+
+def sync_complaints(source: str) -> list[str]:
+    """Named host syncs without `# sync: <why, how often>` on their line."""
+    lines = source.splitlines()
+    complaints = []
+    for node in ast.walk(ast.parse(source)):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in SYNCS):
+            continue
+        line = node.func.end_lineno or node.lineno
+        if not lines[line - 1].partition("# sync:")[2].strip():
+            complaints.append(f"{line}: .{node.func.attr}() without '# sync: <why, how often>' on its line")
+    return complaints
+
+
+def craft_complaints(source: str) -> list[str]:
+    """Prints, asserts and bare excepts."""
+    complaints = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+            complaints.append(f"{node.lineno}: print: use logging")
+        if isinstance(node, ast.Assert):
+            complaints.append(f"{node.lineno}: assert vanishes under python -O: raise an error that names the mend")
+        if isinstance(node, ast.ExceptHandler) and node.type is None:
+            complaints.append(f"{node.lineno}: bare except: name the exceptions")
+    return complaints
+
+
+def size_complaints(source: str) -> list[str]:
+    """Modules and functions that a screen does not hold. A docstring does not count: shapes need room."""
+    complaints = []
+    if (length := len(source.splitlines())) > MAX_MODULE_LINES:
+        complaints.append(f"{length} lines in one module, at most {MAX_MODULE_LINES}")
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        length = (node.end_lineno or node.lineno) - node.lineno + 1
+        if ast.get_docstring(node) is not None:
+            docstring = node.body[0]
+            length -= (docstring.end_lineno or docstring.lineno) - docstring.lineno + 1
+        if length > MAX_FUNCTION_LINES:
+            complaints.append(f"{node.lineno}: {node.name} has {length} lines, at most {MAX_FUNCTION_LINES}")
+    return complaints

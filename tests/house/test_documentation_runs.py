@@ -1,0 +1,62 @@
+"""What the documentation shows is run: docstrings of every module, tutorials, and what `import rlstruct` brings in."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from checkers import ROOT, library_files, module_name
+
+TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
+# What `import rlstruct` must leave alone: environments and everything optional.
+HEAVY = {"gymnasium", "tqdm", "tensorboard", "matplotlib", "tyro", "ale_py", "envpool", "warp", "tensordict"}
+
+
+def run_python(arguments: list[str], folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
+    """Run Python in ``folder``, without a screen, for a minute at most."""
+    environment = {**os.environ, "MPLBACKEND": "Agg"}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def run_doctests(module: object) -> doctest.TestResults:
+    return doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [module_name(file) for file in library_files()])
+def test_docstring_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    failed, _ = run_doctests(importlib.import_module(name))
+    assert failed == 0, capsys.readouterr().out
+
+
+def test_a_wrong_docstring_example_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+    module = type(sys)("wrong")
+    module.__doc__ = ">>> 1 + 1\n3\n"
+    assert run_doctests(module).failed == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda file: file.name)
+def test_tutorial_runs_in_under_a_minute_and_warns_of_nothing(tutorial: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    run = run_python([str(tutorial)], tmp_path)
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
+    assert "Warning" not in run.stderr
+
+
+def test_import_rlstruct_brings_in_nothing_heavy(tmp_path: pathlib.Path) -> None:
+    # torch itself may look for an optional package: only what rlstruct adds counts.
+    code = (
+        "import sys, torch; before = set(sys.modules); import rlstruct\n"
+        "print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))"
+    )
+    run = run_python(["-c", code], tmp_path)
+    assert run.returncode == 0, run.stderr
+    added = set(run.stdout.split())
+    assert "rlstruct" in added
+    assert added & HEAVY == set()

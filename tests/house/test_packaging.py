@@ -1,0 +1,119 @@
+"""The four traps of mapping root folders into one package, each guarded; and the pinned versions."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from typing import Any
+
+import pytest
+
+from checkers import FOLDERS, ROOT, library_files, module_name
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+@pytest.fixture(scope="module")
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The wheel of this tree, built from a copy: an old build/ folder would lend it files."""
+    source = tmp_path_factory.mktemp("source")
+    for name in (*FOLDERS, "pyproject.toml", "README.md", "LICENSE"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
+    built = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return next(out.glob("*.whl"))
+
+
+def installed_path(file: pathlib.Path) -> str:
+    """Where a file of the tree lies in the wheel: agents/mlp.py is rlstruct/agents/mlp.py."""
+    folder, *rest = file.relative_to(ROOT).parts
+    return "/".join([*FOLDERS[folder].split("."), *rest])
+
+
+def test_every_package_of_the_tree_is_listed(pyproject: dict[str, Any]) -> None:
+    in_tree = {module_name(file) for file in library_files() if file.name == "__init__.py"}
+    assert set(pyproject["tool"]["setuptools"]["packages"]) == in_tree
+
+
+def test_every_folder_with_code_is_a_package() -> None:
+    folders = {file.parent for file in library_files()}
+    assert [folder for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
+
+
+def test_folders_are_mapped_as_the_checkers_think(pyproject: dict[str, Any]) -> None:
+    mapping = pyproject["tool"]["setuptools"]["package-dir"]
+    assert {folder: package for package, folder in mapping.items()} == FOLDERS
+
+
+def test_the_wheel_holds_the_files_of_the_tree_and_no_other(wheel: pathlib.Path) -> None:
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert names == {installed_path(file) for file in library_files()} | {"rlstruct/py.typed"}
+
+
+def test_the_wheel_works_outside_the_repository(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    code = (
+        "import rlstruct, rlstruct.agents, rlstruct.batchers, rlstruct.algos, sys\n"
+        "print(*sorted({m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'rlstruct'}), sep='\\n')"
+    )
+    command = [sys.executable, "-c", code]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    run = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    files = run.stdout.split()
+    assert len(files) > 4
+    assert [file for file in files if not file.startswith(str(tmp_path))] == []
+
+
+def test_types_are_checked_on_the_wheel_from_another_directory() -> None:
+    assert "make types" in (ROOT / ".ci" / "run").read_text()
+    script = (ROOT / ".ci" / "check_wheel").read_text()
+    assert script.index('cd "$elsewhere"') < script.index(" -p rlstruct")
+    assert '--python-executable "$python" -p rlstruct' in script
+
+
+def requirement_name(requirement: str) -> str:
+    match = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert match, requirement
+    return match.group().lower()
+
+
+def unpinned(requirements: list[str], constraints: str) -> list[str]:
+    pinned = {requirement_name(line) for line in constraints.splitlines() if "==" in line and not line.startswith("#")}
+    return sorted({requirement_name(requirement) for requirement in requirements} - pinned)
+
+
+def test_every_dependency_is_pinned(pyproject: dict[str, Any]) -> None:
+    project = pyproject["project"]
+    requirements = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
+    assert unpinned(requirements, (ROOT / "constraints.txt").read_text()) == []
+
+
+def test_unpinned_names_what_is_missing() -> None:
+    assert unpinned(["torch>=2.11", "numpy"], "# numpy==1\ntorch==2.13.0\n") == ["numpy"]
+
+
+def test_versions_agree(pyproject: dict[str, Any]) -> None:
+    import rlstruct
+
+    assert rlstruct.__version__ == pyproject["project"]["version"]
+    assert pyproject["project"]["version"] in (ROOT / "CHANGELOG.md").read_text()
