@@ -1,1 +1,11 @@
-"""Named tensors that share a batch: DictTensor, TemporalDictTensor, Trajectories and their specs. Layer 1."""
+"""Named tensors with a batch axis, with a batch and a time axis, and whole trajectories. Layer 1: imports layer 0."""
+
+from rlstruct.core.dict_tensor import DictTensor
+from rlstruct.core.pytree import register as _register
+from rlstruct.core.specs import Specs, TensorSpec
+from rlstruct.core.temporal import TemporalDictTensor
+from rlstruct.core.trajectories import Trajectories
+
+_register()
+
+__all__ = ["DictTensor", "Specs", "TemporalDictTensor", "TensorSpec", "Trajectories"]

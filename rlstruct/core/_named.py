@@ -1,0 +1,420 @@
+"""What DictTensor and TemporalDictTensor share: names, validation at birth, key handling. Layer 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from rlstruct.core.specs import Specs, TensorSpec
+from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Index = Tensor | Sequence[int]
+
+
+class NamedTensors:
+    """Names to tensors that share their leading axes and one device. Not public: use the two classes built on it.
+
+    Nothing but the dict is stored: B, T and device are read from the first tensor when asked for. So a pytree can be
+    unflattened with anything inside, and a structure can never disagree with its tensors.
+    """
+
+    __slots__ = ("__weakref__", "_tensors")
+    _tensors: dict[str, Tensor]
+    _leading: ClassVar[int]  # how many axes the tensors share: 1 for [B, ...], 2 for [B, T, ...]
+    _axes: ClassVar[str]
+
+    # -- what a subclass adds ------------------------------------------------------------------------------------
+
+    def _like(self, tensors: dict[str, Tensor]) -> Self:
+        """A structure with the same rows (and lengths) and other tensors, unchecked."""
+        raise NotImplementedError
+
+    def _checked_like(self, tensors: dict[str, Tensor]) -> Self:
+        """As `_like`, validated."""
+        raise NotImplementedError
+
+    def _each(self, fn: Callable[[Tensor], Tensor]) -> Self:
+        """A structure of fn(tensor) for every tensor, the lengths included; fn acts on the batch axis only."""
+        raise NotImplementedError
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def keys(self) -> KeysView[str]:
+        """Return the names, in the order in which they were put in."""
+        return self._tensors.keys()
+
+    def values(self) -> ValuesView[Tensor]:
+        """Return the tensors, in the order of the keys."""
+        return self._tensors.values()
+
+    def items(self) -> ItemsView[str, Tensor]:
+        """Return the pairs (name, tensor), in the order of the keys."""
+        return self._tensors.items()
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names, as over a dict."""
+        return iter(self._tensors)
+
+    def __contains__(self, key: object) -> bool:
+        """Whether there is a tensor of that name."""
+        return key in self._tensors
+
+    def __getitem__(self, key: str) -> Tensor:
+        """Return the tensor of one name: the tensor itself, not a copy.
+
+        Args:
+            key: its name.
+
+        Returns:
+            The tensor, in its native dtype.  [B, ...] or [B, T, ...]
+
+        Raises:
+            KeyError: there is no such name; the message lists the names and suggests the nearest.
+        """
+        if key not in self._tensors:
+            raise self._missing(key)
+        return self._tensors[key]
+
+    def get(self, keys: Iterable[str]) -> Self:
+        """Select some keys, in the order given. The tensors are shared, not copied.
+
+        Args:
+            keys: the names to keep.
+
+        Returns:
+            The same rows with these keys only.
+
+        Raises:
+            KeyError: one of them is missing.
+            TypeError: ``keys`` is a single string: write ``structure[key]`` for one tensor, ``get([key])`` for one key.
+        """
+        if isinstance(keys, str):
+            raise TypeError(
+                f"{type(self).__name__}.get: got the string {keys!r}, expected an iterable of keys. "
+                f"Write get([{keys!r}]) for a structure, or structure[{keys!r}] for the tensor."
+            )
+        return self._like({key: self[key] for key in keys})
+
+    def empty(self) -> bool:
+        """Return whether there is no key at all (a structure with keys and no row is not empty in this sense)."""
+        return not self._tensors
+
+    def n_elems(self) -> int:
+        """Return B, the number of rows; 0 if there is no key."""
+        for tensor in self._tensors.values():
+            return tensor.shape[0]
+        return 0
+
+    @property
+    def device(self) -> torch.device | None:
+        """The one device of all tensors; None if there is no key."""
+        for tensor in self._tensors.values():
+            return tensor.device
+        return None
+
+    def specs(self) -> Specs:
+        """Return the trailing shape and the dtype of every key."""
+        n = self._leading
+        return {k: TensorSpec(tuple(v.shape[n:]), v.dtype) for k, v in self._tensors.items()}
+
+    def __repr__(self) -> str:
+        """Show key, dtype and shape of every tensor, and the device; never a value, so no sync."""
+        name = type(self).__name__
+        if not self._tensors:
+            return f"{name}()"
+        inner = ", ".join(
+            f"{key!r}: {str(v.dtype).removeprefix('torch.')} {list(v.shape)}" for key, v in self._tensors.items()
+        )
+        return f"{name}({{{inner}}}, device={str(self.device)!r})"
+
+    # -- keys ----------------------------------------------------------------------------------------------------
+
+    def prepend_key(self, prefix: str) -> Self:
+        """Put ``prefix`` before every name. The tensors are shared.
+
+        Args:
+            prefix: such as ``"observation/"``; the slash is not added.
+
+        Returns:
+            The same tensors under longer names.
+        """
+        return self._like({prefix + key: v for key, v in self._tensors.items()})
+
+    def truncate_key(self, prefix: str) -> Self:
+        """Keep the names that start with ``prefix``, and cut it off. The tensors are shared.
+
+        Args:
+            prefix: such as ``"observation/"``.
+
+        Returns:
+            The matching tensors under shorter names; without any key if none matches.
+        """
+        n = len(prefix)
+        return self._like({key[n:]: v for key, v in self._tensors.items() if key.startswith(prefix)})
+
+    # -- the same rows, other tensors ----------------------------------------------------------------------------
+
+    def detach(self) -> Self:
+        """Return the same values, cut off from the autograd graph. The memory is shared."""
+        return self._like({key: v.detach() for key, v in self._tensors.items()})
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Self:
+        """Apply a function to every tensor and validate the result.
+
+        Args:
+            fn: takes one tensor and returns one; all results must share their leading axes and their device.
+
+        Returns:
+            The results under the same names.
+
+        Raises:
+            TypeError: fn returned something that is no tensor.
+            ShapeMismatchError: the results differ in their leading axes.
+            DeviceMismatchError: the results differ in their device.
+        """
+        return self._checked_like({key: fn(v) for key, v in self._tensors.items()})
+
+    def clone(self) -> Self:
+        """Copy every tensor into memory of its own; gradients flow through, as in ``Tensor.clone``."""
+        return self._each(torch.clone)
+
+    def to(self, device: DeviceLike, non_blocking: bool = False) -> Self:
+        """Move every tensor. What is already there is shared, as in ``Tensor.to``; the structure is always a new one.
+
+        Args:
+            device: the destination, a word or a torch.device.
+            non_blocking: do not wait for copies between pinned CPU memory and a device.
+
+        Returns:
+            A new structure on that device.
+
+        Raises:
+            ValueError: the device does not exist on this machine.
+        """
+        if device == self.device:  # the common case in a training loop; no need to look the device up
+            return self._like(dict(self._tensors))
+        target = resolve_device(device)
+        return self._each(lambda v: v.to(target, non_blocking=non_blocking))
+
+    # -- the same keys, other rows -------------------------------------------------------------------------------
+
+    def index(self, index: Index) -> Self:
+        """Gather rows into new memory, in the order given, repeats allowed.
+
+        Args:
+            index: row numbers from 0 to B - 1.  [K] int64 on the device of the structure, or a list of ints
+
+        Returns:
+            The chosen rows.  [K, ...]
+
+        Raises:
+            ShapeMismatchError: the index is not one-dimensional or not int64 (a bool mask, for example).
+            DeviceMismatchError: the index is on another device.
+            IndexError: a row number is out of range (on CUDA: a device-side failure, as everywhere in torch).
+        """
+        rows = self._rows(index)
+        return self._each(lambda v: v.index_select(0, rows))
+
+    def slice(self, start: int, stop: int | None = None) -> Self:
+        """Take neighbouring rows. The batch axis always stays; the memory is shared.
+
+        Args:
+            start: first row; negative counts from the end.
+            stop: one after the last row, cut to B as in Python. None takes the one row ``start``.
+
+        Returns:
+            Views of rows start to stop - 1, or of the one row.  [stop - start, ...] or [1, ...]
+
+        Raises:
+            IndexError: ``stop`` is None and there is no row ``start``.
+        """
+        if stop is not None:
+            return self._each(lambda v: v[start:stop])
+        n = self.n_elems()
+        if not self._tensors:
+            return self._like({})
+        if not -n <= start < n:
+            raise IndexError(
+                f"{type(self).__name__}.slice: got row {start}, expected {-n} to {n - 1}, as B = {n}. "
+                f"For a range that may be empty write slice({start}, {start + 1})."
+            )
+        return self._each(lambda v: v.narrow(0, start % n, 1))
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def __copy__(self) -> Self:
+        """A new structure around the same tensors, so that `set` on one leaves the other alone."""
+        return self._like(dict(self._tensors))
+
+    def _rows(self, index: Index) -> Tensor:
+        where = f"{type(self).__name__}.index"
+        device = self.device
+        if not isinstance(index, Tensor):
+            return torch.tensor(index, dtype=torch.int64, device=device)
+        if index.dtype is not torch.int64 or index.dim() != 1:
+            raise ShapeMismatchError(
+                f"{where}: got an index of {index.dtype} {list(index.shape)}, expected torch.int64 [K]. "
+                "Turn a mask into row numbers with mask.nonzero().squeeze(1), which waits for the device."
+            )
+        if device is not None and index.device != device:
+            raise DeviceMismatchError(
+                f"{where}: the index is on {index.device}, expected {device} (the device of the structure). "
+                f"Move it with .to({str(device)!r})."
+            )
+        return index
+
+    def _missing(self, key: object) -> KeyError:
+        import difflib
+
+        known = list(self._tensors)
+        near = difflib.get_close_matches(key, known, 1) if isinstance(key, str) else []
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        return KeyError(f"{type(self).__name__}: no key {key!r} among {known}.{hint}")
+
+    def __add__(self, other: Self) -> Self:
+        """Put two structures with the same rows together. The tensors are shared.
+
+        Args:
+            other: a structure with other keys, the same B (and T) and the same device. The empty structure adds to any.
+
+        Returns:
+            A structure with the keys of both; in a TemporalDictTensor, with the lengths of the left one.
+
+        Raises:
+            KeyError: a key is in both.
+            ShapeMismatchError: the leading axes differ.
+            DeviceMismatchError: the devices differ.
+        """
+        if not isinstance(other, NamedTensors) or type(other)._leading != self._leading:
+            return NotImplemented
+        mine, theirs = self._tensors, other._tensors
+        if not mine:
+            return other._like(dict(theirs))
+        if theirs:
+            twice = [key for key in theirs if key in mine]
+            if twice:
+                raise KeyError(
+                    f"{type(self).__name__}.__add__: key {twice[0]!r} is in both structures. "
+                    "Rename one side with prepend_key, or leave it out with get."
+                )
+            for first, value in mine.items():
+                for key, added in theirs.items():
+                    check_pair(type(self), key, added, first, value)
+                    break
+                break
+        return self._like({**mine, **theirs})
+
+
+def validate(cls: type[NamedTensors], tensors: Mapping[str, Tensor]) -> None:
+    """Raise unless the tensors make a structure of class ``cls``: see the class for the errors."""
+    first_key: str | None = None
+    lead: tuple[int, ...] = ()
+    device: torch.device | None = None
+    n = cls._leading
+    for key, tensor in tensors.items():
+        if not isinstance(key, str):
+            raise TypeError(f"{cls.__name__}: key {key!r} is a {type(key).__name__}, expected a str.")
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"{cls.__name__}: key {key!r} holds a {type(tensor).__name__}, expected a torch.Tensor. "
+                "Convert it with torch.as_tensor(value, device=...)."
+            )
+        if first_key is None:
+            first_key, lead, device = key, tensor.shape[:n], tensor.device
+            if len(lead) == n:
+                continue
+        if tensor.shape[:n] != lead or len(lead) != n:
+            raise wrong_shape(cls, key, tensor, first_key, lead)
+        if tensor.device != device:
+            raise wrong_device(cls.__name__, key, tensor.device, device, f"the device of {first_key!r}")
+
+
+def check_pair(cls: type[NamedTensors], key: str, tensor: Tensor, first_key: str, first: Tensor) -> None:
+    """Raise unless ``tensor`` has the leading axes and the device of ``first``."""
+    if tensor.shape[: cls._leading] != first.shape[: cls._leading]:
+        raise wrong_shape(cls, key, tensor, first_key, first.shape[: cls._leading])
+    if tensor.device != first.device:
+        raise wrong_device(cls.__name__, key, tensor.device, first.device, f"the device of {first_key!r}")
+
+
+def wrong_shape(
+    cls: type[NamedTensors], key: str, tensor: Tensor, first_key: str, lead: tuple[int, ...]
+) -> ShapeMismatchError:
+    """Name the key, its shape, and what was expected."""
+    got = f"{cls.__name__}: tensor {key!r} has shape {list(tensor.shape)}"
+    if tensor.dim() < cls._leading:
+        return ShapeMismatchError(
+            f"{got}, expected at least {cls._leading} dimensions {cls._axes}. "
+            "Add what is missing with .unsqueeze(0), or .expand(B, ...) one value to all rows."
+        )
+    return ShapeMismatchError(
+        f"{got}, expected {cls._axes} with {', '.join(f'{a} = {n}' for a, n in zip('BT', lead, strict=False))} "
+        f"(as in {first_key!r}). All tensors of one structure have the same rows."
+    )
+
+
+def wrong_device(
+    where: str, key: str, got: torch.device, expected: torch.device | None, reason: str
+) -> DeviceMismatchError:
+    """Name the key, its device, and what was expected."""
+    return DeviceMismatchError(
+        f"{where}: tensor {key!r} is on {got}, expected {expected} ({reason}). "
+        f"Move it with .to({str(expected)!r}), or create it with device={str(expected)!r}."
+    )
+
+
+def same_columns(where: str, parts: Sequence[NamedTensors], first_axis: int) -> dict[str, list[Tensor]]:
+    """Collect each key's tensors from all parts, and raise unless they can be joined without changing any.
+
+    Args:
+        where: the caller, for the message.
+        parts: at least one structure.
+        first_axis: shapes must agree from this axis on.
+
+    Returns:
+        Key to its tensors, one for each part.
+    """
+    first = parts[0]._tensors
+    for i, part in enumerate(parts):
+        if part._tensors.keys() != first.keys():
+            ours, theirs = list(first), list(part._tensors)
+            odd = [k for k in theirs if k not in first] or [k for k in ours if k not in part._tensors]
+            raise KeyError(f"{where}: part {i} has the keys {theirs}, expected {ours} as part 0 (see {odd[0]!r}).")
+    columns: dict[str, list[Tensor]] = {}
+    for key, model in first.items():
+        column = [part._tensors[key] for part in parts]
+        shape, dtype, device = model.shape[first_axis:], model.dtype, model.device
+        for i, tensor in enumerate(column):
+            if tensor.dtype is not dtype:
+                raise ShapeMismatchError(
+                    f"{where}: key {key!r} of part {i} is {tensor.dtype}, expected {dtype} as in part 0. "
+                    f"Convert it with .to({dtype})."
+                )
+            if tensor.shape[first_axis:] != shape:
+                raise ShapeMismatchError(
+                    f"{where}: key {key!r} of part {i} has shape {list(tensor.shape)}, expected {list(model.shape)} "
+                    f"from axis {first_axis} on, as in part 0."
+                )
+            if tensor.device != device:
+                raise wrong_device(f"{where}: part {i}", key, tensor.device, device, "the device of part 0")
+        columns[key] = column
+    return columns
+
+
+def as_dict(cls: type[NamedTensors], tensors: Mapping[str, Tensor] | None) -> dict[str, Any]:
+    """Copy the caller's mapping, which stays the caller's."""
+    if tensors is None:
+        return {}
+    if not isinstance(tensors, (Mapping, NamedTensors)):
+        raise TypeError(
+            f"{cls.__name__}: got a {type(tensors).__name__}, expected a mapping of names to tensors, "
+            "such as {'frame': torch.zeros(B, 4)}."
+        )
+    return dict(tensors)

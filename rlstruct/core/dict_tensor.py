@@ -1,0 +1,167 @@
+"""DictTensor: names to tensors [B, ...] on one device. Layer 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rlstruct.core._named import NamedTensors, as_dict, check_pair, same_columns, validate
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+    from typing_extensions import Self
+
+    from rlstruct.core.temporal import TemporalDictTensor
+
+
+class DictTensor(NamedTensors):
+    """Names to tensors that share the first dimension B and one device.
+
+    The caller's dict is copied (the tensors are not), and checked once, here. Afterwards only `set` changes a
+    structure; every other method returns a new one. Keys joined by ``/`` stand for nesting, see `truncate_key`.
+
+    Args:
+        tensors: names to tensors.  each [B, ...], any dtype, one device; None for the empty structure
+
+    Raises:
+        TypeError: a key is no string, or a value no tensor.
+        ShapeMismatchError: a tensor has no batch axis, or another B than the first one.
+        DeviceMismatchError: a tensor is on another device than the first one.
+
+    >>> DictTensor({"frame": torch.zeros(2, 4), "done": torch.zeros(2, dtype=torch.bool)})
+    DictTensor({'frame': float32 [2, 4], 'done': bool [2]}, device='cpu')
+    """
+
+    __slots__ = ()
+    _leading = 1
+    _axes = "[B, ...]"
+
+    def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Copy and validate the mapping."""
+        self._tensors = as_dict(type(self), tensors)
+        validate(type(self), self._tensors)
+
+    @classmethod
+    def _trusted(cls, tensors: dict[str, Tensor]) -> Self:
+        """Wrap ``tensors`` without copying or checking: for code that has just made the dict from a valid one."""
+        made = cls.__new__(cls)
+        made._tensors = tensors
+        return made
+
+    def _like(self, tensors: dict[str, Tensor]) -> Self:
+        return type(self)._trusted(tensors)
+
+    def _checked_like(self, tensors: dict[str, Tensor]) -> Self:
+        validate(type(self), tensors)
+        return type(self)._trusted(tensors)
+
+    def _each(self, fn: Callable[[Tensor], Tensor]) -> Self:
+        return type(self)._trusted({key: fn(v) for key, v in self._tensors.items()})
+
+    def set(self, key: str, tensor: Tensor) -> None:
+        """Add or replace one tensor, in place.
+
+        Args:
+            key: its name.
+            tensor: the tensor, stored as it is.  [B, ...]; any B if it becomes the only key
+
+        Raises:
+            TypeError: the key is no string, or the value no tensor.
+            ShapeMismatchError: the tensor has no batch axis or another B.
+            DeviceMismatchError: the tensor is on another device.
+        """
+        validate(type(self), {key: tensor})
+        for other, value in self._tensors.items():
+            if other != key:
+                check_pair(type(self), key, tensor, other, value)
+                break
+        self._tensors[key] = tensor
+
+    def unfold(self) -> list[Self]:
+        """Split into single rows that share the memory.
+
+        Returns:
+            B structures.  each [1, ...]
+        """
+        columns = [v.split(1) for v in self._tensors.values()]
+        keys = self._tensors.keys()
+        return [self._like(dict(zip(keys, row, strict=True))) for row in zip(*columns, strict=True)]
+
+    @classmethod
+    def cat(cls, parts: Sequence[DictTensor]) -> Self:
+        """Join structures along the batch axis, into new memory.
+
+        Args:
+            parts: structures with the same keys, dtypes and trailing shapes.  [B_i, ...]
+
+        Returns:
+            All rows in order, keys in the order of the first part; empty for an empty list.  [sum of B_i, ...]
+
+        Raises:
+            KeyError: the keys differ.
+            ShapeMismatchError: dtypes or trailing shapes differ; nothing is converted in silence.
+            DeviceMismatchError: the devices differ.
+        """
+        if not parts:
+            return cls._trusted({})
+        columns = same_columns("DictTensor.cat", parts, 1)
+        return cls._trusted({key: torch.cat(column) for key, column in columns.items()})
+
+    @staticmethod
+    def stack(parts: Sequence[DictTensor], lengths: Tensor | None = None) -> TemporalDictTensor:
+        """Join the steps of one batch along a new time axis, into new memory.
+
+        Args:
+            parts: T structures with the same keys, dtypes and shapes.  [B, ...]
+            lengths: how many steps of each row are real.  [B] int64; None for all T
+
+        Returns:
+            ``result[key][b, t]`` is ``parts[t][key][b]``.  [B, T, ...]
+
+        Raises:
+            KeyError: the keys differ.
+            ShapeMismatchError: dtypes or shapes differ, or lengths do not fit.
+            DeviceMismatchError: the devices differ.
+        """
+        from rlstruct.core.temporal import TemporalDictTensor  # it builds on this module
+
+        if not parts:
+            return TemporalDictTensor({}, lengths)
+        columns = same_columns("DictTensor.stack", parts, 0)
+        return TemporalDictTensor({k: torch.stack(column, dim=1) for k, column in columns.items()}, lengths)
+
+    def to_tensordict(self) -> TensorDict:
+        """Turn it into a tensordict with batch size [B] that shares the tensors; keys stay flat.
+
+        Returns:
+            A TensorDict with the same keys, on the same device.
+
+        Raises:
+            ImportError: the optional package tensordict is not installed.
+        """
+        from rlstruct.core.interop import to_tensordict
+
+        return to_tensordict(self)
+
+    @classmethod
+    def from_tensordict(cls, tensordict: TensorDict) -> Self:
+        """Take over the tensors of a tensordict; nested keys are joined by ``/``.
+
+        Args:
+            tensordict: batch size [B] or longer, one device.
+
+        Returns:
+            The same tensors.  [B, ...]
+
+        Raises:
+            ShapeMismatchError: the tensordict has no batch axis.
+            KeyError: two nested keys become the same name.
+            DeviceMismatchError: its tensors are on several devices.
+            ImportError: the optional package tensordict is not installed.
+        """
+        from rlstruct.core.interop import from_tensordict
+
+        return cls(from_tensordict(tensordict))

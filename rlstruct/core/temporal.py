@@ -1,0 +1,258 @@
+"""TemporalDictTensor: names to tensors [B, T, ...] on one device, with the real length of each row. Layer 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rlstruct.core._named import NamedTensors, as_dict, check_pair, same_columns, validate
+from rlstruct.core.dict_tensor import DictTensor
+from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class TemporalDictTensor(NamedTensors):
+    """Names to tensors that share the batch axis B, the time axis T and one device; row b is real up to lengths[b].
+
+    Copied and checked as a DictTensor. The values of the lengths are not looked at, because that would wait for the
+    device: 0 to T is the caller's promise. A structure without keys still has the rows of its lengths, and no step.
+
+    Args:
+        tensors: names to tensors.  each [B, T, ...], any dtype, one device; None for none
+        lengths: number of real steps of each row, the rest is padding.  [B] int64, same device; None for all T
+
+    Raises:
+        TypeError: a key is no string, or a value no tensor.
+        ShapeMismatchError: a tensor lacks an axis, has another B or T than the first one, or lengths do not fit.
+        DeviceMismatchError: a tensor or the lengths are on another device than the first tensor.
+
+    >>> TemporalDictTensor({"reward": torch.ones(2, 3)}, torch.tensor([3, 1])).mask()
+    tensor([[ True,  True,  True],
+            [ True, False, False]])
+    """
+
+    __slots__ = ("lengths",)
+    _leading = 2
+    _axes = "[B, T, ...]"
+    lengths: Tensor
+
+    def __init__(self, tensors: Mapping[str, Tensor] | None = None, lengths: Tensor | None = None) -> None:
+        """Copy and validate the mapping and the lengths."""
+        self._tensors = as_dict(type(self), tensors)
+        validate(type(self), self._tensors)
+        self.lengths = self._full_lengths() if lengths is None else self._check_lengths(lengths)
+
+    @classmethod
+    def _trusted(cls, tensors: dict[str, Tensor], lengths: Tensor) -> Self:
+        """Wrap without copying or checking: for code that has just made both from a valid structure."""
+        made = cls.__new__(cls)
+        made._tensors = tensors
+        made.lengths = lengths
+        return made
+
+    def _like(self, tensors: dict[str, Tensor]) -> Self:
+        return type(self)._trusted(tensors, self.lengths)
+
+    def _checked_like(self, tensors: dict[str, Tensor]) -> Self:
+        return type(self)(tensors, self.lengths)
+
+    def _each(self, fn: Callable[[Tensor], Tensor]) -> Self:
+        return type(self)._trusted({key: fn(v) for key, v in self._tensors.items()}, fn(self.lengths))
+
+    def _full_lengths(self) -> Tensor:
+        for tensor in self._tensors.values():
+            n_rows, n_steps = tensor.shape[:2]
+            return torch.full((n_rows,), n_steps, dtype=torch.int64, device=tensor.device)
+        return torch.zeros(0, dtype=torch.int64, device="cpu")
+
+    def _check_lengths(self, lengths: Tensor) -> Tensor:
+        where = type(self).__name__
+        if not isinstance(lengths, Tensor):
+            raise TypeError(f"{where}: lengths is a {type(lengths).__name__}, expected a tensor [B] of torch.int64.")
+        if lengths.dtype is not torch.int64 or lengths.dim() != 1:
+            raise ShapeMismatchError(
+                f"{where}: lengths is {lengths.dtype} {list(lengths.shape)}, expected torch.int64 [B]."
+            )
+        for key, tensor in self._tensors.items():
+            if lengths.shape[0] != tensor.shape[0]:
+                raise ShapeMismatchError(
+                    f"{where}: lengths has shape {list(lengths.shape)}, expected [{tensor.shape[0]}] "
+                    f"(B of {key!r}). Give one length for each row."
+                )
+            if lengths.device != tensor.device:
+                raise DeviceMismatchError(
+                    f"{where}: lengths is on {lengths.device}, expected {tensor.device} (the device of {key!r}). "
+                    f"Move it with .to({str(tensor.device)!r})."
+                )
+            break
+        return lengths
+
+    def n_elems(self) -> int:
+        """Return B, the number of rows."""
+        return self.lengths.shape[0]
+
+    def n_steps(self) -> int:
+        """Return T, the number of steps with padding; 0 if there is no key."""
+        for tensor in self._tensors.values():
+            return tensor.shape[1]
+        return 0
+
+    def mask(self) -> Tensor:
+        """Return which steps are real.  [B, T] bool, on the device of the structure."""
+        steps = torch.arange(self.n_steps(), device=self.lengths.device)
+        return steps < self.lengths.unsqueeze(1)  # [B, T]
+
+    def full(self) -> bool:
+        """Return whether every row has T real steps, so that there is no padding."""
+        return bool((self.lengths == self.n_steps()).all())  # sync: the answer is a Python bool, once per call
+
+    def set(self, key: str, tensor: Tensor) -> None:
+        """Add or replace one tensor, in place. The lengths stay; a structure made of nothing takes the tensor's.
+
+        Args:
+            key: its name.
+            tensor: the tensor, stored as it is.  [B, T, ...]; any T if it becomes the only key
+
+        Raises:
+            TypeError: the key is no string, or the value no tensor.
+            ShapeMismatchError: the tensor lacks an axis, or has another B or T.
+            DeviceMismatchError: the tensor is on another device.
+        """
+        alone = type(self)({key: tensor}, self.lengths if self._tensors or self.lengths.shape[0] else None)
+        for other, value in self._tensors.items():
+            if other != key:
+                check_pair(type(self), key, tensor, other, value)
+                break
+        self._tensors[key] = tensor
+        self.lengths = alone.lengths
+
+    def unfold(self) -> list[Self]:
+        """Split into single rows that share the memory.
+
+        Returns:
+            B structures.  each [1, T, ...]
+        """
+        columns = [v.split(1) for v in self._tensors.values()]
+        keys = self._tensors.keys()
+        return [
+            type(self)._trusted(dict(zip(keys, row, strict=True)), length)
+            for *row, length in zip(*columns, self.lengths.split(1) if self.n_elems() else (), strict=True)
+        ]
+
+    def shorten(self) -> Self:
+        """Cut the padding that no row needs: T becomes the longest length. The memory is shared."""
+        if self.n_elems() == 0:
+            return self._until(0)
+        return self._until(int(self.lengths.max()))  # sync: the new T is a shape, once per call
+
+    def temporal_slice(self, start: int, stop: int) -> Self:
+        """Take neighbouring steps of every row. The memory is shared.
+
+        Args:
+            start: first step; negative counts from the end.
+            stop: one after the last step, cut to T as in Python.
+
+        Returns:
+            Steps start to stop - 1, with the lengths counted inside of them.  [B, stop - start, ...]
+        """
+        start, stop, _ = slice(start, stop).indices(self.n_steps())
+        stop = max(start, stop)
+        lengths = (self.lengths - start).clamp(0, stop - start)
+        return type(self)._trusted({key: v[:, start:stop] for key, v in self._tensors.items()}, lengths)
+
+    def temporal_index(self, t: int) -> DictTensor:
+        """Take one step of every row, padding or not. The memory is shared.
+
+        Args:
+            t: the step; negative counts from the end.
+
+        Returns:
+            ``result[key][b]`` is ``self[key][b, t]``.  [B, ...]
+
+        Raises:
+            IndexError: there is no such step.
+        """
+        n = self.n_steps()
+        if self._tensors and not -n <= t < n:
+            raise IndexError(f"{type(self).__name__}.temporal_index: got step {t}, expected {-n} to {n - 1}, T = {n}.")
+        return DictTensor._trusted({key: v.select(1, t) for key, v in self._tensors.items()})
+
+    def temporal_multi_index(self, t: Tensor) -> DictTensor:
+        """Take one step of each row, into new memory.
+
+        Args:
+            t: a step from 0 to T - 1 for each row.  [B] int64, same device
+
+        Returns:
+            ``result[key][b]`` is ``self[key][b, t[b]]``.  [B, ...]
+
+        Raises:
+            ShapeMismatchError: t is not [B] int64.
+            DeviceMismatchError: t is on another device.
+            IndexError: a step is out of range (on CUDA: a device-side failure, as everywhere in torch).
+        """
+        where = f"{type(self).__name__}.temporal_multi_index"
+        if t.dtype is not torch.int64 or t.shape != self.lengths.shape:
+            raise ShapeMismatchError(
+                f"{where}: t is {t.dtype} {list(t.shape)}, expected torch.int64 [{self.n_elems()}]: one step per row."
+            )
+        if t.device != self.lengths.device:
+            raise DeviceMismatchError(
+                f"{where}: t is on {t.device}, expected {self.lengths.device} (the device of the structure). "
+                f"Move it with .to({str(self.lengths.device)!r})."
+            )
+        rows = torch.arange(t.shape[0], device=t.device)
+        return DictTensor._trusted({key: v[rows, t] for key, v in self._tensors.items()})
+
+    def masked_temporal_index(self, t: int) -> tuple[DictTensor, Tensor]:
+        """Take step t of the rows where it is real.
+
+        Args:
+            t: the step, from 0 to T - 1.
+
+        Returns:
+            ``(step, rows)``: the step of the K rows with lengths > t, and their row numbers.  [K, ...], [K] int64
+
+        Raises:
+            IndexError: there is no such step.
+        """
+        step = self.temporal_index(t)
+        rows = (self.lengths > t).nonzero().squeeze(1)  # sync: K is a shape, once per call
+        return step.index(rows), rows
+
+    @classmethod
+    def cat(cls, parts: Sequence[TemporalDictTensor]) -> Self:
+        """Join structures along the batch axis, into new memory; shorter ones are padded with zeros.
+
+        Args:
+            parts: structures with the same keys, dtypes and trailing shapes.  [B_i, T_i, ...]
+
+        Returns:
+            All rows in order, with their lengths; empty for an empty list.  [sum of B_i, max of T_i, ...]
+
+        Raises:
+            KeyError: the keys differ.
+            ShapeMismatchError: dtypes or trailing shapes differ; nothing is converted in silence.
+            DeviceMismatchError: the devices differ.
+        """
+        if not parts:
+            return cls()
+        columns = same_columns("TemporalDictTensor.cat", parts, 2)
+        n_steps = max(part.n_steps() for part in parts)
+        tensors = {key: torch.cat([_pad(v, n_steps) for v in column]) for key, column in columns.items()}
+        return cls._trusted(tensors, torch.cat([part.lengths for part in parts]))
+
+    def _until(self, n_steps: int) -> Self:
+        return self._like({key: v[:, :n_steps] for key, v in self._tensors.items()})
+
+
+def _pad(tensor: Tensor, n_steps: int) -> Tensor:
+    missing = n_steps - tensor.shape[1]
+    if missing == 0:
+        return tensor
+    return torch.cat([tensor, tensor.new_zeros(tensor.shape[0], missing, *tensor.shape[2:])], dim=1)
