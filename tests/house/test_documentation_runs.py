@@ -6,6 +6,7 @@ import doctest
 import importlib
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -16,6 +17,15 @@ from checkers import ROOT, library_files, module_name
 TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
 # What `import rlstruct` must leave alone: environments and everything optional.
 HEAVY = {"gymnasium", "tqdm", "tensorboard", "matplotlib", "tyro", "ale_py", "envpool", "warp", "tensordict"}
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+RUN_ME = re.compile(r"<!-- run -->\n+```python\n(.*?)```", re.DOTALL)
+BLOCKS = [
+    pytest.param(match.group(1), id=f"{page.name}-{number}")
+    for page in PAGES
+    for number, match in enumerate(RUN_ME.finditer(page.read_text()))
+]
 
 
 def run_python(arguments: list[str], folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
@@ -45,6 +55,16 @@ def test_a_wrong_docstring_example_is_noticed(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda file: file.name)
 def test_tutorial_runs_in_under_a_minute_and_warns_of_nothing(tutorial: pathlib.Path, tmp_path: pathlib.Path) -> None:
     run = run_python([str(tutorial)], tmp_path)
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
+    assert "Warning" not in run.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", BLOCKS)
+def test_page_block_marked_to_run_does(block: str, tmp_path: pathlib.Path) -> None:
+    script = tmp_path / "block.py"
+    script.write_text(block)
+    run = run_python([str(script)], tmp_path)
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
     assert "Warning" not in run.stderr
 

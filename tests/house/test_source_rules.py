@@ -31,7 +31,8 @@ def in_all(files: list[pathlib.Path], checker: Checker) -> list[str]:
 
 @pytest.mark.parametrize("checker", [factory_complaints, sync_complaints, craft_complaints, size_complaints])
 def test_the_library_keeps_the_rule(checker: Checker) -> None:
-    assert in_all(library_files(), checker) == []
+    complaints = in_all(library_files(), checker)
+    assert not complaints, "\n".join(complaints)
 
 
 def test_nobody_imports_a_folder_by_its_own_name() -> None:
@@ -44,7 +45,7 @@ def test_imports_go_downward() -> None:
         for file in library_files()
         for complaint in layer_complaints(file.read_text(), module_name(file), file.name == "__init__.py")
     ]
-    assert complaints == []
+    assert not complaints, "\n".join(complaints)
 
 
 @pytest.mark.parametrize(
