@@ -30,8 +30,6 @@ class NamedTensors:
     _leading: ClassVar[int]  # how many axes the tensors share: 1 for [B, ...], 2 for [B, T, ...]
     _axes: ClassVar[str]
 
-    # -- what a subclass adds ------------------------------------------------------------------------------------
-
     def _like(self, tensors: dict[str, Tensor]) -> Self:
         """A structure with the same rows (and lengths) and other tensors, unchecked."""
         raise NotImplementedError
@@ -44,7 +42,9 @@ class NamedTensors:
         """A structure of fn(tensor) for every tensor, the lengths included; fn acts on the batch axis only."""
         raise NotImplementedError
 
-    # -- reading -------------------------------------------------------------------------------------------------
+    def _home(self) -> torch.device | None:
+        """Where an index must be; None if anywhere."""
+        return self.device
 
     def keys(self) -> KeysView[str]:
         """Return the names, in the order in which they were put in."""
@@ -134,8 +134,6 @@ class NamedTensors:
         )
         return f"{name}({{{inner}}}, device={str(self.device)!r})"
 
-    # -- keys ----------------------------------------------------------------------------------------------------
-
     def prepend_key(self, prefix: str) -> Self:
         """Put ``prefix`` before every name. The tensors are shared.
 
@@ -158,8 +156,6 @@ class NamedTensors:
         """
         n = len(prefix)
         return self._like({key[n:]: v for key, v in self._tensors.items() if key.startswith(prefix)})
-
-    # -- the same rows, other tensors ----------------------------------------------------------------------------
 
     def detach(self) -> Self:
         """Return the same values, cut off from the autograd graph. The memory is shared."""
@@ -203,8 +199,6 @@ class NamedTensors:
         target = resolve_device(device)
         return self._each(lambda v: v.to(target, non_blocking=non_blocking))
 
-    # -- the same keys, other rows -------------------------------------------------------------------------------
-
     def index(self, index: Index) -> Self:
         """Gather rows into new memory, in the order given, repeats allowed.
 
@@ -238,7 +232,7 @@ class NamedTensors:
         if stop is not None:
             return self._each(lambda v: v[start:stop])
         n = self.n_elems()
-        if not self._tensors:
+        if n == 0 and not self._tensors:
             return self._like({})
         if not -n <= start < n:
             raise IndexError(
@@ -247,15 +241,13 @@ class NamedTensors:
             )
         return self._each(lambda v: v.narrow(0, start % n, 1))
 
-    # -- inside --------------------------------------------------------------------------------------------------
-
     def __copy__(self) -> Self:
         """A new structure around the same tensors, so that `set` on one leaves the other alone."""
         return self._like(dict(self._tensors))
 
     def _rows(self, index: Index) -> Tensor:
         where = f"{type(self).__name__}.index"
-        device = self.device
+        device = self._home()
         if not isinstance(index, Tensor):
             return torch.tensor(index, dtype=torch.int64, device=device)
         if index.dtype is not torch.int64 or index.dim() != 1:
@@ -298,10 +290,10 @@ class NamedTensors:
         if not mine:
             return other._like(dict(theirs))
         if theirs:
-            twice = [key for key in theirs if key in mine]
-            if twice:
+            if not mine.keys().isdisjoint(theirs):
+                twice = next(key for key in theirs if key in mine)
                 raise KeyError(
-                    f"{type(self).__name__}.__add__: key {twice[0]!r} is in both structures. "
+                    f"{type(self).__name__}.__add__: key {twice!r} is in both structures. "
                     "Rename one side with prepend_key, or leave it out with get."
                 )
             for first, value in mine.items():

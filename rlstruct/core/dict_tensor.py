@@ -86,7 +86,9 @@ class DictTensor(NamedTensors):
         Returns:
             B structures.  each [1, ...]
         """
-        columns = [v.split(1) for v in self._tensors.values()]
+        if self.n_elems() == 0:
+            return []  # torch.split gives one part [0, ...] here
+        columns = [torch.split(v, 1) for v in self._tensors.values()]
         keys = self._tensors.keys()
         return [self._like(dict(zip(keys, row, strict=True))) for row in zip(*columns, strict=True)]
 

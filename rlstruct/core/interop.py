@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 def to_tensordict(structure: DictTensor) -> TensorDict:
     """See `DictTensor.to_tensordict`."""
-    tensor_dict = _package().TensorDict
-    return tensor_dict(dict(structure.items()), batch_size=[structure.n_elems()], device=structure.device)  # type: ignore[no-any-return]
+    made: TensorDict = _package().TensorDict(
+        dict(structure.items()), batch_size=[structure.n_elems()], device=structure.device
+    )
+    return made
 
 
 def from_tensordict(tensordict: TensorDict) -> dict[str, Tensor]:
@@ -29,7 +31,8 @@ def from_tensordict(tensordict: TensorDict) -> dict[str, Tensor]:
             "Set tensordict.batch_size = [B] first."
         )
     tensors: dict[str, Tensor] = {}
-    for nested, tensor in tensordict.items(include_nested=True, leaves_only=True):
+    leaves: Any = tensordict.items(include_nested=True, leaves_only=True)
+    for nested, tensor in leaves:
         key = nested if isinstance(nested, str) else "/".join(nested)
         if key in tensors:
             raise KeyError(f"DictTensor.from_tensordict: two entries become the key {key!r}. Rename one of them.")
@@ -42,6 +45,7 @@ def _package() -> Any:  # noqa: ANN401 - the module may be missing
         import tensordict
     except ImportError as error:
         raise ImportError(
-            'DictTensor: the optional package tensordict is missing. Install it with pip install "rlstruct[tensordict]".'
+            "DictTensor: the optional package tensordict is not installed. "
+            'Install it with pip install "rlstruct[tensordict]".'
         ) from error
     return tensordict

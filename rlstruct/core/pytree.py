@@ -66,8 +66,8 @@ def register() -> None:
     ):
         pytree.register_pytree_node(
             cls,
-            flatten,  # type: ignore[arg-type]
-            unflatten,  # type: ignore[arg-type]
+            flatten,
+            unflatten,
             serialized_type_name=f"rlstruct.core.{cls.__name__}",
-            flatten_with_keys_fn=with_path,  # type: ignore[arg-type]
+            flatten_with_keys_fn=with_path,
         )

@@ -64,6 +64,9 @@ class TemporalDictTensor(NamedTensors):
     def _each(self, fn: Callable[[Tensor], Tensor]) -> Self:
         return type(self)._trusted({key: fn(v) for key, v in self._tensors.items()}, fn(self.lengths))
 
+    def _home(self) -> torch.device:
+        return self.lengths.device
+
     def _full_lengths(self) -> Tensor:
         for tensor in self._tensors.values():
             n_rows, n_steps = tensor.shape[:2]
@@ -137,11 +140,13 @@ class TemporalDictTensor(NamedTensors):
         Returns:
             B structures.  each [1, T, ...]
         """
-        columns = [v.split(1) for v in self._tensors.values()]
+        if self.n_elems() == 0:
+            return []  # torch.split gives one part [0, ...] here
+        columns = [torch.split(v, 1) for v in (*self._tensors.values(), self.lengths)]
         keys = self._tensors.keys()
         return [
             type(self)._trusted(dict(zip(keys, row, strict=True)), length)
-            for *row, length in zip(*columns, self.lengths.split(1) if self.n_elems() else (), strict=True)
+            for *row, length in zip(*columns, strict=True)
         ]
 
     def shorten(self) -> Self:
