@@ -1,0 +1,45 @@
+"""Who collects: this process, or k workers. Part of rlstruct.batchers.
+
+Both backends answer the same calls in the same order, so RL_Batcher does not know which one it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from rlstruct.batchers.hand_over import Part
+from rlstruct.core import DictTensor
+
+
+class Backend(Protocol):
+    """What RL_Batcher asks of a backend. Lists have one entry per collector."""
+
+    auto_reset: bool
+    in_cpu_memory: bool
+
+    def n_envs(self) -> list[int]:
+        """Return how many environments each collector has; waits for their creation."""
+
+    def reset(self, agent_infos: list[DictTensor], env_infos: list[DictTensor]) -> None:
+        """Start new episodes."""
+
+    def execute(self, agent_infos: Sequence[DictTensor | None]) -> None:
+        """Begin a batch."""
+
+    def collect(self, blocking: bool, timeout: float) -> list[Part] | None:
+        """Return the batch; not blocking, None if it is not ready; blocking, raise WorkerTimeout after ``timeout`` s."""
+
+    def update(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Give weights to the agents; the batch in flight, if any, keeps the old ones."""
+
+    def seconds(self) -> list[dict[str, float]]:
+        """Return the seconds of each phase."""
+
+    def n_bytes(self) -> tuple[list[int], int]:
+        """Return the bytes of each slab, and of the weights' buffer."""
+
+    def close(self) -> None:
+        """Release everything."""

@@ -1,0 +1,309 @@
+"""The collection loop: one agent acts in one VecEnv for T steps and writes into one slab. Part of rlstruct.batchers.
+
+The same loop runs in the user's process (``n_processes=0``) and in every worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from rlstruct.batchers.slab import Allocate, Slab, slab_layout
+from rlstruct.core import DictTensor, TemporalDictTensor
+from rlstruct.errors import DeviceMismatchError
+from rlstruct.functional.random import step_keys
+from rlstruct.profile import PhaseClock
+from rlstruct.rl_agent import RL_Agent
+from rlstruct.vec_env import VecEnv
+
+# Off the CPU, asking whether every episode has ended stalls the device: ask once in so many steps.
+_STEPS_BETWEEN_LOOKS = 16
+
+
+class Phase(IntEnum):
+    """What a collector is doing; the index of a PhaseClock."""
+
+    WAIT = 0
+    START = 1
+    RESET = 2
+    AGENT = 3
+    ENVIRONMENT = 4
+    COPY = 5
+
+    @property
+    def words(self) -> str:
+        """The phase as an error message says it."""
+        return {
+            Phase.WAIT: "waiting",
+            Phase.START: "create_env / create_agent",
+            Phase.RESET: "environment.reset",
+            Phase.AGENT: "agent",
+            Phase.ENVIRONMENT: "environment.step",
+            Phase.COPY: "writing the batch",
+        }[self]
+
+
+class Interrupted(BaseException):
+    """The batcher was closed while this collector was at work."""
+
+
+class Progress:
+    """Where a collector is, for the process that waits for it: phase, step, and whether it shall stop.
+
+    Args:
+        word: [3] int64, in shared memory if another process shall see it.
+    """
+
+    def __init__(self, word: Tensor) -> None:
+        """Start in phase START."""
+        self._word = word.numpy()  # sync: a view of CPU memory, once; writing it costs 0.1 us instead of 3
+        self.clock = PhaseClock([phase.name.lower() for phase in Phase])
+        self.enter(Phase.START)
+
+    def enter(self, phase: Phase) -> None:
+        """Begin a phase.
+
+        Raises:
+            Interrupted: `stop` was called.
+        """
+        self._word[0] = phase
+        self.clock.enter(phase)
+        if self._word[2]:
+            raise Interrupted
+
+    @property
+    def phase(self) -> Phase:
+        """What the collector is doing."""
+        return Phase(int(self._word[0]))
+
+    @property
+    def step(self) -> int:
+        """The step of the batch that it is at."""
+        return int(self._word[1])
+
+    @step.setter
+    def step(self, t: int) -> None:
+        self._word[1] = t
+
+    def stop(self) -> None:
+        """Ask the collector to give up at its next phase."""
+        self._word[2] = 1
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a collector has to say about a finished batch; the batch itself is in its slab.
+
+    Attributes:
+        n_steps: how many of the T steps were taken; fewer when every episode ended before.
+        n_final: how many rows of ``final`` are used.
+        first_step: steps since the last reset, before this batch.
+        n_still_running: how many environments go on.
+        version: the version of the weights that acted.
+    """
+
+    n_steps: int
+    n_final: int
+    first_step: int
+    n_still_running: int
+    version: int
+
+
+class Collector:
+    """Runs one agent in one VecEnv, T steps at a time, from where the last batch stopped.
+
+    Args:
+        env: the environments.
+        agent: the policy.
+        n_timesteps: T.
+        device: where observations, states and actions must be.
+        seed: environment b draws from ``seed + b``.
+        allocate: brings the memory of the slab, once its layout is known.
+        progress: told about every phase.
+
+    Raises:
+        DeviceMismatchError: the environment lives on another device.
+    """
+
+    def __init__(
+        self,
+        env: VecEnv,
+        agent: RL_Agent,
+        *,
+        n_timesteps: int,
+        device: torch.device,
+        seed: int,
+        allocate: Allocate,
+        progress: Progress,
+    ) -> None:
+        """Check that the environment is on ``device``."""
+        if env.device != device:
+            raise DeviceMismatchError(
+                f"RL_Batcher: {type(env).__name__} is on {env.device}, expected {device}, the batcher's device. "
+                f"Return DeviceEnv(env, {str(device)!r}) from create_env, or give the batcher device={str(env.device)!r}."
+            )
+        self.env = env
+        self.agent = agent
+        self.slab: Slab | None = None
+        self.version = 0
+        self._T = n_timesteps
+        self._device = device
+        self._allocate = allocate
+        self._progress = progress
+        self._seeds = seed + torch.arange(env.n_envs(), device=device, dtype=torch.int64)
+        self._history = agent.require_history()
+        self._episode = -1
+        self._step = 0
+        self._observation = DictTensor()
+        self._running = torch.zeros(0, dtype=torch.bool, device=device)
+        self._state = DictTensor()
+        self._agent_info = DictTensor()
+
+    def reset(self, agent_info: DictTensor, env_info: DictTensor) -> None:
+        """Start new episodes in all environments.
+
+        Raises:
+            DeviceMismatchError: an observation or the agent's initial state is not on the batcher's device.
+        """
+        self._progress.enter(Phase.RESET)
+        self._observation, self._running = self.env.reset(env_info)
+        _check_device("environment.reset", "observation", self._observation, self._device)
+        self._set_agent_info(agent_info)
+        self._progress.enter(Phase.AGENT)
+        with torch.no_grad():
+            self._state = self.agent.initial_state(self._agent_info, self.env.n_envs())
+        _check_device("agent.initial_state", "state", self._state, self._device)
+        self._episode += 1
+        self._step = 0
+
+    def update(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Give new weights to the agent."""
+        self._progress.enter(Phase.AGENT)
+        self.agent.update(weights)
+        self.version = version
+
+    @torch.no_grad()
+    def collect(self, agent_info: DictTensor | None) -> Collected:
+        """Take T steps, or fewer if every episode ends before.
+
+        Args:
+            agent_info: new settings for the agent, or None to keep those it has.
+
+        Returns:
+            What happened; the steps themselves are in ``slab``.
+
+        Raises:
+            DeviceMismatchError: an action is not on the batcher's device.
+            ShapeMismatchError: the agent's output has other keys, shapes or dtypes than before.
+            Interrupted: the batcher was closed.
+        """
+        if agent_info is not None:
+            self._set_agent_info(agent_info)
+        progress, T = self._progress, self._T
+        first_step, n_final, t = self._step, 0, 0
+        steps = torch.arange(first_step, first_step + T + 1, device=self._device, dtype=torch.int64)
+        keys = step_keys(self._seeds, self._episode, steps)  # [T + 1, B]
+        rng = keys.unbind(0)
+        observation = self._with_rng(self._observation, rng[0])
+        slab = self.slab
+        while t < T:
+            progress.step = t
+            progress.enter(Phase.AGENT)
+            history = self._history_until(t, n_final) if self._history else None
+            action, state = self.agent(self._state, observation, self._agent_info, history)
+            if t == 0:
+                progress.enter(Phase.COPY)
+                slab = self._first_writes(observation, action, keys)
+            progress.enter(Phase.ENVIRONMENT)
+            (reached, ran), (current, running) = self.env.step(action)
+            progress.enter(Phase.COPY)
+            if slab is None:  # unreachable: t == 0 made it; narrows the type
+                raise RuntimeError("the slab is missing")
+            slab.write_action(t, action, ran)
+            slab.write_observation(t + 1, current)
+            if current is not reached:
+                n_final = slab.write_restarts(t, reached, n_final)
+            t += 1
+            self._state, self._observation, self._running = state, current, running
+            observation = self._with_rng(current, rng[t])
+            if self._all_ended(t):
+                break
+        self._step = first_step + t
+        return Collected(t, n_final, first_step, self._count_running(), self.version)
+
+    def close(self) -> None:
+        """Close agent and environment."""
+        try:
+            self.agent.close()
+        finally:
+            self.env.close()
+
+    def _first_writes(self, observation: DictTensor, action: DictTensor, keys: Tensor) -> Slab:
+        _check_device("agent", "action", action, self._device)
+        if self.slab is None:
+            packed = self.env.auto_reset and self._device.type == "cpu"
+            full = self.env.auto_reset and not packed
+            layout = slab_layout(observation, action, self._state, self._T, packed, full)
+            self.slab = Slab(self._allocate(layout))
+        self.slab.check_action(action)
+        self.slab.write_rng(keys)
+        self.slab.write_observation(0, observation)
+        self.slab.write_state(self._state)
+        return self.slab
+
+    def _history_until(self, t: int, n_final: int) -> TemporalDictTensor:
+        """The steps of this batch before t, as views wherever no environment restarted.  [B, t]"""
+        slab, B = self.slab, self._observation.n_elems()
+        if slab is None or t == 0:
+            empty = {f"observation/{k}": v.new_empty((B, 0, *v.shape[1:])) for k, v in self._observation.items()}
+            return TemporalDictTensor(empty)
+        steps = {f"observation/{k}": v[:t].transpose(0, 1) for k, v in slab.stream.items()}
+        steps |= {f"action/{k}": v[:t].transpose(0, 1) for k, v in slab.action.items()}
+        steps |= {f"_observation/{k}": v for k, v in next_observations(slab, t, n_final).items()}
+        return TemporalDictTensor(steps, slab.running[:t].sum(0))
+
+    def _all_ended(self, t: int) -> bool:
+        if self.env.auto_reset or (self._device.type != "cpu" and t % _STEPS_BETWEEN_LOOKS):
+            return False
+        return not bool(self._running.any())  # sync: per step on the CPU, every 16 steps elsewhere
+
+    def _count_running(self) -> int:
+        if self.env.auto_reset:
+            return self.env.n_envs()
+        return int(self._running.sum())  # sync: once per batch of episodes
+
+    def _set_agent_info(self, agent_info: DictTensor) -> None:
+        wants_device = self.agent.agent_info_on_device and not agent_info.empty()
+        self._agent_info = agent_info.to(self._device) if wants_device else agent_info
+
+    @staticmethod
+    def _with_rng(observation: DictTensor, keys: Tensor) -> DictTensor:
+        return DictTensor._trusted({**dict(observation.items()), "rng": keys})
+
+
+def next_observations(slab: Slab, t: int, n_final: int) -> dict[str, Tensor]:
+    """Return what the environments answered in the first t steps, before any restart.  [B, t, ...]
+
+    Views of the stream, except where an environment restarted.
+    """
+    following = {k: v[1 : t + 1].transpose(0, 1) for k, v in slab.stream.items()}
+    following |= {k: v[:t].transpose(0, 1) for k, v in slab.reached.items()}
+    if n_final and slab.final_at is not None:
+        step, row = slab.final_at[:n_final].unbind(1)
+        for key, packed in slab.final.items():
+            following[key] = following[key].clone()
+            following[key][row, step] = packed[:n_final]
+    return following
+
+
+def _check_device(where: str, role: str, tensors: DictTensor, device: torch.device) -> None:
+    if tensors.device is not None and tensors.device != device:
+        key = next(iter(tensors.keys()))
+        raise DeviceMismatchError(
+            f"{where}: {role} {key!r} is on {tensors.device}, expected {device}, the batcher's device. "
+            f"Create it with device={str(device)!r}; RL_Agent_CheckDevice(agent, {str(device)!r}) finds every such place."
+        )

@@ -1,0 +1,155 @@
+"""From the collectors' slabs to one Trajectories: the only copy of a batch. Part of rlstruct.batchers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlstruct.batchers.collector import Collected
+from rlstruct.batchers.slab import Slab
+from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+
+
+@dataclass(frozen=True)
+class Part:
+    """One collector's share of a batch.
+
+    Attributes:
+        slab: its steps, time first.
+        collected: what it said about them.
+        seed: seed of its first environment.
+        first_environment: global index of its first environment.
+    """
+
+    slab: Slab
+    collected: Collected
+    seed: int
+    first_environment: int
+
+
+def hand_over(
+    parts: Sequence[Part], infos: DictTensor, auto_reset: bool, device: torch.device, on_cpu: bool
+) -> Trajectories:
+    """Copy a batch out of the slabs, batch first, on the batcher's device.
+
+    Args:
+        parts: one per collector, in the order of their environments.
+        infos: ``agent_info/…`` and ``env_info/…`` of all environments, on the CPU.  [B]
+        auto_reset: whether the environments restart by themselves.
+        device: the batcher's device.
+        on_cpu: whether the slabs are in CPU memory, where looking at ``running`` stalls nothing.
+
+    Returns:
+        Trajectories that share no memory with the slabs. Auto-resetting: all B rows, T steps. Episodic: the rows that
+        took part, shortened to the longest, padding zero.
+    """
+    info = infos.to(device) + _identity(parts, device)
+    if auto_reset and not (on_cpu and any(_has_gaps(part) for part in parts)):
+        T = parts[0].collected.n_steps
+        steps = _stream(parts, T, device) | _actions(parts, T, device)
+        return Trajectories(info, TemporalDictTensor(steps))
+    T = max(part.collected.n_steps for part in parts)
+    running = _cat([_cut(part.slab.running, part.collected.n_steps, T) for part in parts], device)  # [B, T]
+    lengths = running.sum(1)
+    if auto_reset:
+        return Trajectories(info, _without_gaps(_stream(parts, T, device) | _actions(parts, T, device), running, lengths))
+    rows = lengths.nonzero().squeeze(1)  # sync: once per batch of episodes
+    steps = _stream(parts, T, device, lengths) | _actions(parts, T, device, lengths)
+    if rows.shape[0] < lengths.shape[0]:
+        steps = {key: value.index_select(0, rows) for key, value in steps.items()}
+        info, lengths = info.index(rows), lengths.index_select(0, rows)
+    return Trajectories(info, TemporalDictTensor(steps, lengths))
+
+
+def _identity(parts: Sequence[Part], device: torch.device) -> DictTensor:
+    """Who collected what, with which weights and from which agent state.  [B]"""
+    rows: dict[str, list[Tensor]] = {key: [] for key in ("environment", "env_seed", "step", "policy_version")}
+    for part in parts:
+        B = part.slab.running.shape[1]
+        index = torch.arange(B, device=device, dtype=torch.int64)
+        rows["environment"].append(index + part.first_environment)
+        rows["env_seed"].append(index + part.seed)
+        rows["step"].append(torch.full_like(index, part.collected.first_step))
+        rows["policy_version"].append(torch.full_like(index, part.collected.version))
+    states = {
+        f"agent_state/{key}": torch.cat([part.slab.state[key].to(device) for part in parts]) for key in parts[0].slab.state
+    }
+    return DictTensor({key: torch.cat(value) for key, value in rows.items()} | states)
+
+
+def _stream(
+    parts: Sequence[Part], T: int, device: torch.device, lengths: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Both observation keys, from one copy of the frames wherever no environment restarted.  [B, T, ...]"""
+    steps: dict[str, Tensor] = {}
+    slots = None if lengths is None else lengths + 1  # slot `lengths` holds the last reached observation
+    for key in parts[0].slab.stream:
+        frames = _cat([_cut(part.slab.stream[key], part.collected.n_steps + 1, T + 1) for part in parts], device)
+        if slots is not None:
+            frames = _zero_after(frames, slots)
+        steps[f"observation/{key}"] = frames[:, :T]
+        steps[f"_observation/{key}"] = frames[:, 1:]
+    for key in parts[0].slab.reached:
+        steps[f"_observation/{key}"] = _cat([part.slab.reached[key][:T] for part in parts], device)
+    first = 0
+    for part in parts:
+        n, at = part.collected.n_final, part.slab.final_at
+        if n and at is not None:
+            t, b = at[:n].to(device).unbind(1)
+            for key, packed in part.slab.final.items():
+                name = f"_observation/{key}"
+                if steps[name]._base is steps[f"observation/{key}"]._base:
+                    steps[name] = steps[name].clone()
+                steps[name][b + first, t] = packed[:n].to(device)
+        first += part.slab.running.shape[1]
+    return steps
+
+
+def _actions(
+    parts: Sequence[Part], T: int, device: torch.device, lengths: Tensor | None = None
+) -> dict[str, Tensor]:
+    steps = {}
+    for key in parts[0].slab.action:
+        value = _cat([_cut(part.slab.action[key], part.collected.n_steps, T) for part in parts], device)
+        steps[f"action/{key}"] = value if lengths is None else _zero_after(value, lengths)
+    return steps
+
+
+def _without_gaps(steps: dict[str, Tensor], running: Tensor, lengths: Tensor) -> TemporalDictTensor:
+    """Move the real steps of each row to its front; a vector environment that resets on its own clock leaves gaps."""
+    order = torch.sort(running.to(torch.int8), dim=1, descending=True, stable=True).indices  # [B, T]
+    rows = torch.arange(order.shape[0], device=order.device, dtype=torch.int64).unsqueeze(1)
+    moved = {key: _zero_after(value[rows, order], lengths) for key, value in steps.items()}
+    return TemporalDictTensor(moved, lengths).shorten()
+
+
+def _cat(parts: list[Tensor], device: torch.device) -> Tensor:
+    """Join time-first tensors [T, B, ...] into one contiguous [sum of B, T, ...] on ``device``."""
+    T, B = parts[0].shape[0], sum(part.shape[1] for part in parts)
+    joined = torch.empty((B, T, *parts[0].shape[2:]), dtype=parts[0].dtype, device=device)
+    first = 0
+    for part in parts:
+        joined[first : first + part.shape[1]].copy_(part.transpose(0, 1))
+        first += part.shape[1]
+    return joined
+
+
+def _cut(tensor: Tensor, n_steps: int, T: int) -> Tensor:
+    """The first n_steps of a slab, padded with zeros to T: beyond them it holds an older batch.  [T, B, ...]"""
+    if n_steps == T:
+        return tensor[:T]
+    return torch.cat([tensor[:n_steps], tensor.new_zeros((T - n_steps, *tensor.shape[1:]))])
+
+
+def _zero_after(tensor: Tensor, lengths: Tensor) -> Tensor:
+    """Zero the padding.  [B, T, ...], in place"""
+    times = torch.arange(tensor.shape[1], device=tensor.device, dtype=torch.int64)
+    padding = times.unsqueeze(0) >= lengths.unsqueeze(1)  # [B, T]
+    return tensor.masked_fill_(padding.view(*padding.shape, *[1] * (tensor.dim() - 2)), 0)
+
+
+def _has_gaps(part: Part) -> bool:
+    return not bool(part.slab.running[: part.collected.n_steps].all())  # sync: CPU only, once per batch

@@ -1,0 +1,103 @@
+"""Collection in the process of the caller. Part of rlstruct.batchers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from rlstruct.batchers.collector import Collected, Collector, Phase, Progress
+from rlstruct.batchers.failures import describe, worker_error
+from rlstruct.batchers.hand_over import Part
+from rlstruct.batchers.shared_memory import Layout, layout_of, n_bytes
+from rlstruct.batchers.worker import Factories, create
+from rlstruct.core import DictTensor
+from rlstruct.errors import WorkerError
+
+
+class InProcess:
+    """Collects in the process of the caller, in `execute`; `collect` only hands over, or raises what happened."""
+
+    def __init__(self, factories: Factories, n_timesteps: int, device: torch.device, seed: int, agent_seed: int) -> None:
+        """Create agent and environment."""
+        self._progress = Progress(torch.zeros(3, dtype=torch.int64, device="cpu"))
+        self.in_cpu_memory = device.type == "cpu"
+        self._seed = seed
+        self._collected: Collected | None = None
+        self._failure: BaseException | None = None
+        self._n_envs = 0
+
+        def allocate(layout: Layout) -> dict[str, Tensor]:
+            return {name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype) in layout.items()}
+
+        with self._named():
+            env, agent = create(factories, seed, agent_seed)
+            self._n_envs = env.n_envs()
+            self.auto_reset = env.auto_reset
+            self._collector = Collector(
+                env,
+                agent,
+                n_timesteps=n_timesteps,
+                device=device,
+                seed=seed,
+                allocate=allocate,
+                progress=self._progress,
+            )
+
+    def n_envs(self) -> list[int]:
+        """See Backend."""
+        return [self._n_envs]
+
+    def reset(self, agent_infos: list[DictTensor], env_infos: list[DictTensor]) -> None:
+        """See Backend."""
+        with self._named():
+            self._collector.reset(agent_infos[0], env_infos[0])
+
+    def execute(self, agent_infos: Sequence[DictTensor | None]) -> None:
+        """See Backend."""
+        try:
+            with self._named():
+                self._collected = self._collector.collect(agent_infos[0])
+        except WorkerError as error:
+            self._failure = error
+
+    def collect(self, blocking: bool, timeout: float) -> list[Part] | None:
+        """See Backend."""
+        if self._failure is not None:
+            raise self._failure
+        slab = self._collector.slab
+        if self._collected is None or slab is None:  # unreachable: RL_Batcher calls execute first
+            raise RuntimeError("rlstruct.batchers.in_process: collect before execute.")
+        return [Part(slab, self._collected, self._seed, 0)]
+
+    def update(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """See Backend."""
+        with self._named():
+            self._collector.update(weights, version)
+
+    def seconds(self) -> list[dict[str, float]]:
+        """See Backend."""
+        return [self._progress.clock.seconds()]
+
+    def n_bytes(self) -> tuple[list[int], int]:
+        """See Backend."""
+        slab = self._collector.slab
+        return [n_bytes(layout_of(slab.tensors)) if slab is not None else 0], 0
+
+    def close(self) -> None:
+        """See Backend."""
+        if hasattr(self, "_collector"):
+            self._collector.close()
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Turn whatever the user's code raises into the WorkerError that a worker process would give."""
+        try:
+            yield
+            self._progress.enter(Phase.WAIT)
+        except Exception as error:
+            failure = describe(error, self._progress)
+            raise worker_error(failure, error, 0, os.getpid(), self._seed, range(self._n_envs)) from error

@@ -1,0 +1,92 @@
+"""Memory that two processes see, without a name. Part of rlstruct.batchers.
+
+A block is an anonymous file: the parent creates it before a worker starts, the worker inherits its descriptor, and
+whoever knows the sizes first makes it as long as it must be. It has no name, so it vanishes with the last process that
+holds it, however that process ends.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import tempfile
+from collections.abc import Mapping
+from multiprocessing import reduction
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
+"""Shape and dtype of each tensor in a block, by name."""
+
+_ALIGNMENT = 64  # bytes: one cache line, so that no two tensors share one
+
+
+class SharedBlock:
+    """An anonymous piece of shared memory that holds named CPU tensors."""
+
+    def __init__(self, fd: int | None = None) -> None:
+        """Create an empty block, or open the one behind an inherited file descriptor ``fd``."""
+        self._fd = _anonymous_file() if fd is None else fd
+
+    def map(self, layout: Layout) -> dict[str, Tensor]:
+        """Return the tensors of a layout; every process that maps the same layout sees the same bytes.
+
+        Args:
+            layout: shapes and dtypes by name; the order matters.
+
+        Returns:
+            CPU tensors in the order of ``layout``. A new block holds zeros. They keep the memory alive.
+        """
+        size = sum(_padded(shape, dtype) for shape, dtype in layout.values())
+        if os.fstat(self._fd).st_size < size:
+            os.ftruncate(self._fd, size)
+        memory = mmap.mmap(self._fd, max(size, 1)) if size else None
+        tensors: dict[str, Tensor] = {}
+        offset = 0
+        for name, (shape, dtype) in layout.items():
+            count = math.prod(shape)
+            if memory is None or count == 0:
+                tensors[name] = torch.empty(shape, dtype=dtype, device="cpu")
+            else:
+                flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
+                tensors[name] = flat.view(shape)
+            offset += _padded(shape, dtype)
+        return tensors
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel to a process that is being spawned: it inherits the descriptor."""
+        return _open_inherited, (reduction.DupFd(self._fd),)
+
+    def close(self) -> None:
+        """Close the descriptor; mapped tensors stay valid. Calling it again does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
+    """Return shapes and dtypes of tensors by name."""
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+
+
+def n_bytes(layout: Layout) -> int:
+    """Return how many bytes the tensors of a layout take, without padding."""
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout.values())
+
+
+def _padded(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return -(-math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+
+
+def _open_inherited(inherited: Any) -> SharedBlock:  # noqa: ANN401 - multiprocessing's DupFd has no public type
+    return SharedBlock(inherited.detach())
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("rlstruct", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:  # no name either: it is unlinked at birth
+        return os.dup(file.fileno())

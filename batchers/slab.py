@@ -1,0 +1,150 @@
+"""Where a batch is written: one slab of steps per collector, time first. Part of rlstruct.batchers.
+
+An observation is stored once. Slot t of the stream holds what the agent saw at step t, so slots 0 to T give
+``observation/`` (0 to T-1) and ``_observation/`` (1 to T). They differ only where an auto-resetting environment
+restarted: on the CPU those true final observations are packed into ``final``, whose unused rows never become real
+memory; on another device, where looking for them would stall the device, ``reached`` holds all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rlstruct.batchers.shared_memory import Layout
+from rlstruct.core import DictTensor
+from rlstruct.errors import ShapeMismatchError
+
+Allocate = Callable[[Layout], dict[str, Tensor]]
+
+
+class Slab:
+    """The T steps of one collector's B environments, [T, B, ...] tensors in memory that ``tensors`` brings.
+
+    Attributes:
+        stream: T + 1 observations.  [T + 1, B, ...]
+        action: T outputs of the agent.  [T, B, ...]
+        running: which environments took part in a step.  [T, B] bool
+        state: the agent's state before the first step.  [B, ...]
+        final: true final observations of restarted environments, packed.  [T * B, ...], CPU only
+        final_at: (t, b) of each packed row.  [T * B, 2] int64
+        reached: true next observations.  [T, B, ...], only for auto-resetting environments off the CPU
+    """
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        """Sort the tensors of a layout (see `slab_layout`) by their prefix."""
+        self.tensors = tensors
+        self.stream = _part(tensors, "stream/")
+        self.action = _part(tensors, "action/")
+        self.state = _part(tensors, "state/")
+        self.final = _part(tensors, "final/")
+        self.reached = _part(tensors, "reached/")
+        self.running = tensors["running"]
+        self.final_at = tensors.get("final_at")
+        # One list of row views per step, made once: a step is then one call of _foreach_copy_.
+        self._stream_rows = _rows([v for k, v in self.stream.items() if k != "rng"])
+        self._stream_keys = [k for k in self.stream if k != "rng"]
+        self._action_rows = _rows([*self.action.values(), self.running])
+        self._reached_rows = _rows(list(self.reached.values()))
+
+    def write_observation(self, t: int, observation: DictTensor) -> None:
+        """Write slot t of the stream; ``rng`` is written for all steps at once by `write_rng`."""
+        torch._foreach_copy_(self._stream_rows[t], [observation[k] for k in self._stream_keys])
+
+    def write_rng(self, keys: Tensor) -> None:
+        """Write the random keys of all slots.  [T + 1, B] int64"""
+        self.stream["rng"].copy_(keys)
+
+    def write_action(self, t: int, action: DictTensor, running: Tensor) -> None:
+        """Write what the agent returned at step t, and who ran."""
+        torch._foreach_copy_(self._action_rows[t], [*(action[k] for k in self.action), running])
+
+    def write_state(self, state: DictTensor) -> None:
+        """Write the agent's state before the first step."""
+        for key, tensor in self.state.items():
+            tensor.copy_(state[key])
+
+    def write_restarts(self, t: int, reached: DictTensor, n_final: int) -> int:
+        """Keep the true final observations of the environments that restarted after step t.
+
+        Args:
+            t: the step.
+            reached: the true next observation of all environments.
+            n_final: how many rows of ``final`` this batch has used.
+
+        Returns:
+            How many it has used now; always ``n_final`` off the CPU, where every row is kept.
+        """
+        if self.reached:
+            torch._foreach_copy_(self._reached_rows[t], [reached[k] for k in self.reached])
+            return n_final
+        ended = reached["done"].nonzero().squeeze(1)  # sync: CPU only, and only in steps with a restart
+        stop = n_final + ended.shape[0]
+        for key, packed in self.final.items():
+            packed[n_final:stop] = reached[key][ended]
+        if self.final_at is not None:
+            self.final_at[n_final:stop, 0] = t
+            self.final_at[n_final:stop, 1] = ended
+        return stop
+
+    def check_action(self, action: DictTensor) -> None:
+        """Raise unless the agent's output has the keys, shapes and dtypes that the slab was made for.
+
+        Raises:
+            ShapeMismatchError: it names the key, what was found, and what the first batch had.
+        """
+        expected = {k: (tuple(v.shape[1:]), v.dtype) for k, v in self.action.items()}
+        found = {k: (tuple(v.shape), v.dtype) for k, v in action.items()}
+        if expected != found:
+            odd = next(k for k in sorted(expected.keys() | found.keys()) if expected.get(k) != found.get(k))
+            raise ShapeMismatchError(
+                f"RL_Batcher: output {odd!r} of the agent is {_spell(found.get(odd))}, expected "
+                f"{_spell(expected.get(odd))} as at the first step. Return the same keys, shapes and dtypes at every step."
+            )
+
+
+def slab_layout(observation: DictTensor, action: DictTensor, state: DictTensor, T: int, packed: bool, full: bool) -> Layout:
+    """Describe the tensors of a Slab.
+
+    Args:
+        observation: a first observation, ``rng`` included.  [B]
+        action: a first output of the agent.  [B]
+        state: a first state of the agent.  [B] or empty
+        T: the number of steps.
+        packed: whether final observations are packed (auto-reset on the CPU).
+        full: whether every reached observation is kept (auto-reset elsewhere).
+
+    Returns:
+        The layout, with the names that `Slab` reads.
+    """
+    B = observation.n_elems()
+    layout: Layout = {}
+    for key, value in observation.items():
+        layout[f"stream/{key}"] = ((T + 1, *value.shape), value.dtype)
+    for key, value in action.items():
+        layout[f"action/{key}"] = ((T, *value.shape), value.dtype)
+    for key, value in state.items():
+        layout[f"state/{key}"] = (tuple(value.shape), value.dtype)
+    layout["running"] = ((T, B), torch.bool)
+    keys = [key for key in observation.keys() if key != "rng"]
+    for key in keys if full else []:
+        layout[f"reached/{key}"] = ((T, *observation[key].shape), observation[key].dtype)
+    for key in keys if packed else []:
+        layout[f"final/{key}"] = ((T * B, *observation[key].shape[1:]), observation[key].dtype)
+    if packed:
+        layout["final_at"] = ((T * B, 2), torch.int64)
+    return layout
+
+
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+
+
+def _rows(tensors: list[Tensor]) -> list[list[Tensor]]:
+    return [list(rows) for rows in zip(*(tensor.unbind(0) for tensor in tensors), strict=False)]
+
+
+def _spell(spec: tuple[tuple[int, ...], torch.dtype] | None) -> str:
+    return "missing" if spec is None else f"{list(spec[0])} {spec[1]}"

@@ -1,0 +1,44 @@
+"""The categorical distribution as functions of logits. Layer 1: no validation of values, so no host sync.
+
+`rlstruct.functional.random.categorical` draws from it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def log_probability(logits: Tensor, action: Tensor) -> Tensor:
+    """Logarithm of the probability of one action for each row of logits.
+
+    Args:
+        logits: unnormalised log-probabilities, -inf for impossible actions.  [..., A] float
+        action: the action taken, 0 to A - 1.  [...] int64, same device
+
+    Returns:
+        log softmax(logits)[action].  [...], dtype of logits
+
+    >>> log_probability(torch.zeros(1, 2), torch.tensor([1]))
+    tensor([-0.6931])
+    """
+    return logits.log_softmax(dim=-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Entropy in nats of each row of logits.
+
+    Args:
+        logits: unnormalised log-probabilities, -inf for impossible actions.  [..., A] float
+
+    Returns:
+        H = -sum_a p(a) log p(a), with 0 log 0 = 0, in [0, log A].  [...], dtype of logits
+
+    >>> entropy(torch.tensor([[0.0, 0.0, -torch.inf]]))
+    tensor([0.6931])
+    """
+    log_probabilities = logits.log_softmax(dim=-1)
+    probabilities = log_probabilities.exp()
+    # 0 * -inf is nan, in the gradient too: put a finite number where the probability is 0 before multiplying.
+    finite = log_probabilities.clamp(min=torch.finfo(logits.dtype).min)
+    return -(probabilities * finite).sum(dim=-1)

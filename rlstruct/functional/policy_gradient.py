@@ -1,0 +1,88 @@
+"""Losses of policy-gradient methods over padded batches. Layer 1: pure functions, no device argument, no host sync."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rlstruct.errors import ShapeMismatchError
+from rlstruct.functional.statistics import masked_mean
+
+
+def policy_gradient_loss(log_probability: Tensor, advantage: Tensor, mask: Tensor) -> Tensor:
+    """Loss whose gradient is the policy gradient.
+
+    Williams, "Simple statistical gradient-following algorithms for connectionist reinforcement learning" (1992),
+    equation 6; with a learned baseline in the advantage, Sutton and Barto (2018), section 13.4.
+
+    Args:
+        log_probability: log pi(a_t | s_t) of the action taken.         [B, T] float, carries the gradient
+        advantage: return minus baseline, G_t - v(s_t); a constant.     [B, T] float, same device
+        mask: 1 on real steps, 0 on padding.                            [B, T] float or bool
+
+    Returns:
+        -mean over real steps of log pi(a_t | s_t) * advantage_t.  []
+
+    Raises:
+        ShapeMismatchError: the shapes differ.
+
+    >>> import torch
+    >>> policy_gradient_loss(torch.tensor([[-1.0, -2.0]]), torch.tensor([[3.0, 1.0]]), torch.ones(1, 2))
+    tensor(2.5000)
+    """
+    _same_shape("policy_gradient_loss", log_probability=log_probability, advantage=advantage, mask=mask)
+    return -masked_mean(log_probability * advantage.detach(), mask)
+
+
+def value_loss(value: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+    """Half the mean squared error of a learned baseline.
+
+    Sutton and Barto (2018), equation 9.1, and the baseline's update of section 13.4, whose gradient this is.
+
+    Args:
+        value: v(s_t), carries the gradient.               [B, T] float
+        target: the return that it should predict; a constant.  [B, T] float, same device
+        mask: 1 on real steps, 0 on padding.               [B, T] float or bool
+
+    Returns:
+        mean over real steps of (value - target)^2 / 2.  []
+
+    Raises:
+        ShapeMismatchError: the shapes differ.
+
+    >>> import torch
+    >>> value_loss(torch.tensor([[1.0, 5.0]]), torch.tensor([[3.0, 0.0]]), torch.tensor([[1.0, 0.0]]))
+    tensor(2.)
+    """
+    _same_shape("value_loss", value=value, target=target, mask=mask)
+    return masked_mean((value - target.detach()).square(), mask) / 2
+
+
+def entropy_loss(entropy: Tensor, mask: Tensor) -> Tensor:
+    """Loss that falls as the policy becomes more random.
+
+    Williams and Peng, "Function optimization using connectionist reinforcement learning algorithms" (1991); Mnih et
+    al., "Asynchronous methods for deep reinforcement learning" (ICML 2016), section 4.
+
+    Args:
+        entropy: entropy of the policy at each step, in nats.  [B, T] float, carries the gradient
+        mask: 1 on real steps, 0 on padding.                   [B, T] float or bool, same device
+
+    Returns:
+        -mean over real steps of entropy.  []
+
+    Raises:
+        ShapeMismatchError: the shapes differ.
+    """
+    _same_shape("entropy_loss", entropy=entropy, mask=mask)
+    return -masked_mean(entropy, mask)
+
+
+def _same_shape(where: str, **tensors: Tensor) -> None:
+    """Refuse what would broadcast in silence, such as a value of [B, T, 1] beside a return of [B, T]."""
+    first, expected = next(iter(tensors.items()))
+    for name, tensor in tensors.items():
+        if tensor.shape != expected.shape:
+            raise ShapeMismatchError(
+                f"{where}: {name} is {list(tensor.shape)}, but {first} is {list(expected.shape)}. "
+                "Squeeze or expand one: broadcasting would average over wrong pairs."
+            )

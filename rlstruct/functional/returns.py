@@ -1,0 +1,106 @@
+"""Discounted returns over padded batches. Layer 1: pure functions, no device argument, no host sync."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlstruct.errors import ShapeMismatchError
+from rlstruct.functional.scan import backward_recurrence
+
+
+def reward_to_go(reward: Tensor, mask: Tensor, discount: float) -> Tensor:
+    """Sum the discounted future rewards at every real step of rows that hold one episode each.
+
+    The Monte-Carlo return, Sutton and Barto, "Reinforcement Learning" (2018), equation 3.8.
+
+    Args:
+        reward: reward received after acting at t.  [B, T] float
+        mask: 1 on real steps, 0 on padding.        [B, T] float or bool, same device
+        discount: per-step factor in [0, 1].
+
+    Returns:
+        G[b, t] = mask[b, t] * (r[b, t] + discount * G[b, t + 1]).  [B, T], dtype and device of reward
+
+    Raises:
+        ShapeMismatchError: the shapes differ.
+        ValueError: discount is outside [0, 1].
+
+    >>> reward_to_go(torch.ones(1, 3), torch.tensor([[1.0, 1.0, 0.0]]), 0.5)
+    tensor([[1.5000, 1.0000, 0.0000]])
+    """
+    _check("reward_to_go", discount, reward=reward, mask=mask)
+    real = mask.bool()
+    factor = torch.where(real, discount, 0.0).to(reward.dtype)
+    return backward_recurrence(reward.masked_fill(~real, 0.0), factor)
+
+
+def episode_ends(done: Tensor, mask: Tensor) -> Tensor:
+    """Mark the steps behind which a row does not go on: an episode's last, and the last real one of the row.
+
+    Args:
+        done: the observation after step t ended its episode.  [B, T] bool
+        mask: 1 on real steps, 0 on padding, which is at the end of a row.  [B, T] float or bool, same device
+
+    Returns:
+        [B, T] bool; False on padding.
+
+    Raises:
+        ShapeMismatchError: the shapes differ.
+
+    >>> episode_ends(torch.tensor([[True, False, False]]), torch.tensor([[True, True, False]]))
+    tensor([[ True,  True, False]])
+    """
+    _check("episode_ends", 1.0, done=done, mask=mask)
+    real = mask.bool()
+    follows = torch.nn.functional.pad(real[:, 1:], (0, 1))  # False behind the last column
+    return real & (done.bool() | ~follows)
+
+
+def bootstrapped_return(
+    reward: Tensor, terminated: Tensor, done: Tensor, mask: Tensor, *, next_value: Tensor, discount: float
+) -> Tensor:
+    """Sum the discounted future rewards, and estimate what lies beyond each place where the data stops.
+
+    Rows may hold several episodes, whole or not. Where an episode terminated nothing follows; where it was truncated,
+    or the row stops in the middle of it, the value of the true next observation stands for the rest (Pardo et al.,
+    "Time limits in reinforcement learning", ICML 2018, equation 6).
+
+    Args:
+        reward: reward received after acting at t.               [B, T] float
+        terminated: the observation after t is a terminal one.   [B, T] bool, same device
+        done: the observation after t ended its episode, by termination or truncation.  [B, T] bool
+        mask: 1 on real steps, 0 on padding.                     [B, T] float or bool
+        next_value: value of the true observation after t, before any restart; read only where the data stops without
+            termination, and taken as a constant.                [B, T] float
+        discount: per-step factor in [0, 1].
+
+    Returns:
+        G[b, t] = r[b, t] + discount * N, where N is 0 if terminated, next_value[b, t] if truncated or at the row's last
+        real step, else G[b, t + 1]; 0 on padding.  [B, T], dtype and device of reward
+
+    Raises:
+        ShapeMismatchError: the shapes differ.
+        ValueError: discount is outside [0, 1].
+    """
+    where = "bootstrapped_return"
+    _check(where, discount, reward=reward, terminated=terminated, done=done, mask=mask, next_value=next_value)
+    real = mask.bool()
+    end = episode_ends(done, mask)
+    bootstrap = torch.where(end & ~terminated.bool(), next_value.detach().to(reward.dtype), 0.0)
+    addend = torch.where(real, reward + discount * bootstrap, 0.0)
+    factor = torch.where(real & ~end, discount, 0.0).to(reward.dtype)
+    return backward_recurrence(addend, factor)
+
+
+def _check(where: str, discount: float, **tensors: Tensor) -> None:
+    """Compare shapes with the first tensor's; reads no values."""
+    first, expected = next(iter(tensors.items()))
+    for name, tensor in tensors.items():
+        if tensor.shape != expected.shape or tensor.dim() != 2:
+            raise ShapeMismatchError(
+                f"{where}: {name} is {list(tensor.shape)}, expected [B, T], the same for all; "
+                f"{first} is {list(expected.shape)}. Flatten or expand it first."
+            )
+    if not 0.0 <= discount <= 1.0:
+        raise ValueError(f"{where}: discount is {discount}, expected 0 to 1.")

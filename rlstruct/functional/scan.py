@@ -1,0 +1,34 @@
+"""Linear recurrences over time without a Python loop over the steps. Layer 1: pure functions, no host sync."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+
+def backward_recurrence(addend: Tensor, factor: Tensor) -> Tensor:
+    """Solve ``x[b, t] = addend[b, t] + factor[b, t] * x[b, t + 1]`` with x = 0 behind the last step.
+
+    Steps are joined by doubling (Hillis and Steele, "Data parallel algorithms", CACM 1986): log2(T) operations on the
+    whole batch in place of T small ones, which is what a GPU wants and faster on a CPU too. Sums are associated
+    differently from a loop, so the results agree to rounding.
+
+    Args:
+        addend: what each step adds.  [B, T] float
+        factor: how much of the next step's value flows back; 0 cuts.  [B, T], same dtype and device
+
+    Returns:
+        x.  [B, T], dtype and device of addend
+
+    >>> backward_recurrence(torch.ones(1, 3), torch.full((1, 3), 0.5))
+    tensor([[1.7500, 1.5000, 1.0000]])
+    """
+    n_steps = addend.shape[1]
+    reach = 1
+    while reach < n_steps:
+        # Invariant: x[t] = addend[t] + factor[t] * x[t + reach], with zeros behind the end.
+        addend = torch.addcmul(addend, factor, pad(addend[:, reach:], (0, reach)))
+        factor = factor * pad(factor[:, reach:], (0, reach))
+        reach *= 2
+    return addend

@@ -1,0 +1,45 @@
+"""Means and scales over the real steps of padded batches. Layer 1: pure functions, no host sync."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Average over the real steps; whatever stands on padding, also nan, does not count.
+
+    Args:
+        values: any shape, float.
+        mask: 1 on real steps, 0 on padding.  Shape of values, float or bool, same device
+
+    Returns:
+        sum(mask * values) / max(sum(mask), 1).  [] of the dtype of values
+
+    >>> masked_mean(torch.tensor([1.0, 3.0, float("nan")]), torch.tensor([1.0, 1.0, 0.0]))
+    tensor(2.)
+    """
+    real = mask.bool()
+    return torch.where(real, values, 0.0).sum() / real.sum().clamp(min=1).to(values.dtype)
+
+
+def whiten(values: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
+    """Shift and scale the real steps to mean 0 and variance 1.
+
+    Not part of the policy-gradient theorem: it makes one step size fit rewards of any scale (Andrychowicz et al.,
+    "What matters in on-policy reinforcement learning?", 2020, section 3.4, finds it harmless).
+
+    Args:
+        values: any shape, float.
+        mask: 1 on real steps, 0 on padding.  Shape of values, float or bool, same device
+        epsilon: added to the standard deviation, so that equal values become 0.
+
+    Returns:
+        (values - mean) / (std + epsilon) on real steps, 0 on padding, mean and (biased) std over the real steps.
+
+    >>> whiten(torch.tensor([1.0, 3.0, 9.0]), torch.tensor([1.0, 1.0, 0.0]))
+    tensor([-1.,  1.,  0.])
+    """
+    centred = torch.where(mask.bool(), values - masked_mean(values, mask), 0.0)
+    deviation = masked_mean(centred.square(), mask).sqrt()
+    return centred / (deviation + epsilon)
