@@ -1,0 +1,289 @@
+"""The tensor of the simulated accelerator, and the rules of what it may meet. Layer 3: torch, rlstruct.errors.
+
+A SimTensor wraps a CPU tensor. Every operation arrives at ``__torch_dispatch__``: the devices of its arguments are
+checked against CUDA's rules, the operation runs on the CPU tensors inside, and its results are wrapped. A view wraps a
+view of the same memory, so writes through views arrive where they do on any device.
+"""
+
+# ruff: noqa: ANN401  (torch hands over whatever an operator takes and returns)
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from rlstruct.errors import DeviceMismatchError
+from rlstruct.testing._sim_rnn import DECOMPOSED
+
+DEVICE_COUNT: Final = 4
+
+# Operations that CUDA lets cross devices.
+_CROSSING = frozenset({"copy_", "_to_copy", "_copy_from", "_foreach_copy_"})
+# Operations beside the element-wise ones that take a CPU tensor without dimensions as a number.
+_TAKES_NUMBERS = frozenset({"masked_fill", "masked_fill_", "index_fill", "index_fill_"})
+_INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"})
+# Arguments and results that are on the CPU by contract.
+_HOST_ARGUMENTS = frozenset({("_pack_padded_sequence", "lengths"), ("_pack_padded_sequence_backward", "batch_sizes")})
+_HOST_RESULTS = {"_pack_padded_sequence": 1}
+
+
+class SimDeviceMismatchError(DeviceMismatchError, RuntimeError):
+    """Tensors of two devices met in one operation. A RuntimeError too, because that is what CUDA raises."""
+
+    __module__ = "rlstruct.testing.sim_device"  # where users import it
+
+
+class SimTensor(torch.Tensor):
+    """A tensor on ``sim:i``. Never made by name: use ``device="sim:1"`` or ``.to("sim:1")`` as on any device."""
+
+    __module__ = "rlstruct.testing.sim_device"
+    _inner: Tensor  # the CPU tensor that holds the values; views of a SimTensor hold views of it
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls: type[SimTensor], inner: Tensor, device: torch.device) -> SimTensor:
+        """Wrap a CPU tensor without copying it."""
+        wrapper: SimTensor = torch.Tensor._make_wrapper_subclass(
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device=device,
+        )
+        wrapper._inner = inner
+        return wrapper
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Check the devices, run the operation on the CPU tensors inside, wrap what comes out."""
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        if name in DECOMPOSED:
+            return DECOMPOSED[name](*args, **kwargs)
+        if name == "_fused_sdp_choice":
+            return 0  # plain mathematics: the fused attention kernels are looked up by device
+        met: list[Tensor] = []
+        inner_args = unwrap(args, met)
+        inner_kwargs = {key: unwrap(value, met) for key, value in kwargs.items()}
+        device = _result_device(func, name, met, args, kwargs)
+        if inner_kwargs.get("device") is not None:
+            inner_kwargs["device"] = "cpu"
+        result = func(*inner_args, **inner_kwargs)
+        if func._schema.is_mutable:
+            _follow_shape(met)
+        return _Wrapper(func, name, met, device).wrap_result(result)
+
+    # torch answers these in C++ for torch.Tensor itself, and refuses or answers wrongly for subclasses.
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        """Show the values, the device, and the gradient's state, as for a CUDA tensor."""
+        text = repr(self._inner)[:-1] + f", device='{self.device}'"
+        if self.grad_fn is not None:
+            return f"{text}, grad_fn=<{type(self.grad_fn).__name__}>)"
+        return text + (", requires_grad=True)" if self.requires_grad else ")")
+
+    def __format__(self, spec: str) -> str:
+        """Format one number as a number."""
+        return format(self.tolist(), spec) if self.dim() == 0 else object.__format__(self, spec)
+
+    def tolist(self) -> Any:
+        """Return the values as nested lists."""
+        return self._inner.tolist()  # sync: what the caller asked for
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Raise as a CUDA tensor does, unless ``force`` is set."""
+        if force:
+            return self.detach().cpu().numpy()  # sync: what the caller asked for
+        raise TypeError(
+            f"can't convert {self.device} device type tensor to numpy. "
+            "Use Tensor.cpu() to copy the tensor to host memory first."
+        )
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise as a CUDA tensor does."""
+        return self.numpy()  # sync: raises
+
+    def new_tensor(self, data: Any, **options: Any) -> Tensor:  # type: ignore[override]
+        """Make a tensor from host data on this tensor's device."""
+        device, dtype = options.pop("device", None) or self.device, options.pop("dtype", None) or self.dtype
+        return torch.tensor(data, device=device, dtype=dtype, **options)
+
+    def data_ptr(self) -> int:
+        """Return the address of the values, so that shared memory can be recognised."""
+        return self._inner.data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Return the storage of the values; it calls itself a CPU storage."""
+        return self._inner.untyped_storage()
+
+    def share_memory_(self) -> SimTensor:
+        """Do nothing, as for a CUDA tensor."""
+        return self
+
+    @property
+    def data(self) -> Tensor:
+        """The same memory without the graph; assigning replaces the memory."""
+        return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined, no-any-return]
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+        self._inner = value._inner  # type: ignore[attr-defined]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle as values and device; unpickling imports this module, and so registers the devices."""
+        is_parameter = isinstance(self, torch.nn.Parameter)
+        return rebuild, (self._inner, str(self.device), self.requires_grad, is_parameter)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SimTensor:
+        """Copy the memory of a leaf."""
+        if not self.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user support the deepcopy protocol; use clone()."
+            )
+        if id(self) not in memo:
+            _, (inner, *rest) = self.__reduce_ex__(2)
+            memo[id(self)] = rebuild(inner.clone(), *rest)
+            if self.grad is not None:
+                memo[id(self)].grad = copy.deepcopy(self.grad, memo)
+        return memo[id(self)]  # type: ignore[no-any-return]
+
+    # Being flattenable makes Module.to swap a parameter's contents, so that optimisers and tied weights keep it.
+
+    def __tensor_flatten__(self) -> tuple[list[str], torch.device]:
+        """Name the tensor inside."""
+        return ["_inner"], self.device
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, Tensor], device: torch.device, size: Any, stride: Any) -> SimTensor:
+        """Wrap the tensor inside again."""
+        return SimTensor(inner["_inner"], device)
+
+
+def rebuild(inner: Tensor, device: str, requires_grad: bool, is_parameter: bool) -> Tensor:
+    tensor = SimTensor(inner, torch.device(device))
+    return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)
+
+
+def unwrap(value: Any, met: list[Tensor]) -> Any:
+    """Replace SimTensors by the CPU tensors inside; note every tensor that is met."""
+    if isinstance(value, Tensor):
+        met.append(value)
+        return value._inner if isinstance(value, SimTensor) else value
+    if isinstance(value, (list, tuple)):
+        return type(value)([unwrap(item, met) for item in value])
+    return value
+
+
+def _places(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, str, Tensor]]:
+    """Give every tensor argument of the call: its entry in the schema, its name for a message, the tensor."""
+    for position, argument in enumerate(func._schema.arguments):
+        value = args[position] if position < len(args) else kwargs.get(argument.name)
+        if isinstance(value, Tensor):
+            yield argument, repr(argument.name), value
+        elif isinstance(value, (list, tuple)):
+            for i, item in enumerate(value):
+                if isinstance(item, Tensor):
+                    yield argument, repr(f"{argument.name}[{i}]"), item
+
+
+def _result_device(func: Any, name: str, met: list[Tensor], args: Any, kwargs: Any) -> torch.device:
+    """Return the device of the results; raise if the arguments' devices do not fit."""
+    device = next(tensor.device for tensor in met if isinstance(tensor, SimTensor))
+    if name not in _CROSSING and any(tensor.device != device for tensor in met):
+        _check_arguments(func, name, device, args, kwargs)
+    if kwargs.get("generator") is not None:
+        refuse_generator(name, device)
+    wanted = kwargs.get("device")
+    return device if wanted is None else indexed(torch.device(wanted))
+
+
+def _check_arguments(func: Any, name: str, device: torch.device, args: Any, kwargs: Any) -> None:
+    takes_numbers = (
+        torch.Tag.pointwise in func.tags or name in _TAKES_NUMBERS | _INDEXING or name.startswith("_foreach")
+    )
+    for argument, _, tensor in _places(func, args, kwargs):
+        if tensor.device == device:
+            continue
+        written = argument.alias_info is not None and argument.alias_info.is_write
+        is_number = tensor.dim() == 0 and takes_numbers and not written
+        is_index = name in _INDEXING and argument.name == "indices"
+        may_be_host = is_number or is_index or (name, argument.name) in _HOST_ARGUMENTS
+        if not (tensor.device.type == "cpu" and may_be_host):
+            _refuse_mixture(func, name, device, args, kwargs)
+
+
+def _refuse_mixture(func: Any, name: str, device: torch.device, args: Any, kwargs: Any) -> None:
+    names: dict[str, list[str]] = {}
+    for _, label, tensor in _places(func, args, kwargs):
+        names.setdefault(str(tensor.device), []).append(label)
+    where = "; ".join(f"on {place}: {', '.join(labels)}" for place, labels in names.items())
+    raise SimDeviceMismatchError(
+        f"torch.{name}: its tensors are on {len(names)} devices ({where}), expected one. Create the misplaced tensor "
+        f"with device={str(device)!r} (or zeros_like, new_zeros, ...), or move it with .to({str(device)!r})."
+    )
+
+
+def refuse_generator(name: str, device: torch.device) -> None:
+    raise SimDeviceMismatchError(
+        f"torch.{name}: the generator is on cpu, the tensor on {device}. Draw on the CPU and move the result with "
+        f".to({str(device)!r}), or use counter-based numbers from rlstruct.functional.random."
+    )
+
+
+def indexed(device: torch.device) -> torch.device:
+    if device.type != "sim":
+        return device
+    index = device.index or 0
+    if index >= DEVICE_COUNT:
+        raise RuntimeError(
+            f"invalid device ordinal: {device} does not exist; there are sim:0 to sim:{DEVICE_COUNT - 1}."
+        )
+    return torch.device("sim", index)
+
+
+def _follow_shape(met: list[Tensor]) -> None:
+    """Give wrappers the shape of their tensors again after unsqueeze_, t_, resized outputs and the like."""
+    for tensor in met:
+        if isinstance(tensor, SimTensor):
+            inner = tensor._inner
+            if tensor.shape != inner.shape or tensor.stride() != inner.stride():
+                torch.Tensor.data.__set__(tensor, SimTensor(inner, tensor.device))  # type: ignore[attr-defined]
+
+
+class _Wrapper:
+    """Wraps the results of one operation: arguments come back as themselves, views as views."""
+
+    def __init__(self, func: Any, name: str, met: list[Tensor], device: torch.device) -> None:
+        self.owners = {id(t._inner if isinstance(t, SimTensor) else t): t for t in met}
+        self.name = name
+        self.device = device
+        # A view of an ordinary tensor stays one in inference mode, where new tensors are inference tensors.
+        self.ordinary = func.is_view and torch.is_inference_mode_enabled() and not met[0].is_inference()
+
+    def wrap_result(self, result: Any) -> Any:
+        if isinstance(result, tuple) and self.name in _HOST_RESULTS:
+            host = _HOST_RESULTS[self.name]
+            return tuple(item if i == host else self.wrap(item) for i, item in enumerate(result))
+        if self.ordinary:
+            with torch.inference_mode(False):
+                return self.wrap(result)
+        return self.wrap(result)
+
+    def wrap(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            owner = self.owners.get(id(value))
+            if owner is not None:
+                return owner
+            return SimTensor(value, self.device) if self.device.type == "sim" else value
+        if isinstance(value, (list, tuple)):
+            return type(value)([self.wrap(item) for item in value])
+        return value
