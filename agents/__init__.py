@@ -1,1 +1,8 @@
 """Concrete agents and their networks. Layer 3."""
+
+from rlstruct.agents.actor_critic import ActorCriticAgent
+from rlstruct.agents.networks import MLP, ActorCritic, RecurrentActorCritic
+from rlstruct.agents.random_agent import RandomAgent
+from rlstruct.agents.recurrent import RecurrentAgent
+
+__all__ = ["MLP", "ActorCritic", "ActorCriticAgent", "RandomAgent", "RecurrentActorCritic", "RecurrentAgent"]

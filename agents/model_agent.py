@@ -1,0 +1,69 @@
+"""What agents around one torch module share: whose copy it is, where it lives, how it takes new weights. Layer 3."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.errors import DeviceMismatchError
+from rlstruct.rl_agent import RL_Agent
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+class ModelAgent(RL_Agent, Generic[Model]):
+    """Base of agents that own one torch module.
+
+    Args:
+        model: the network.
+        device: where the agent lives; by default where the model is.
+        stochastic: draw actions; False takes the most probable one, for evaluation. It is fixed at birth, so that no
+            step depends on a value that the device would have to wait for: build two agents, or two batchers.
+        copy_model: keep a copy, so that training goes on while this agent acts with its own weights; False shares the
+            module, which is what the learner wants: gradients then reach ``model`` itself.
+
+    Raises:
+        DeviceMismatchError: the model is to be shared and is not on ``device``.
+
+    Attributes:
+        model: the agent's own module, or the shared one.
+        device: where state, observations and actions are.
+        stochastic: whether actions are drawn.
+    """
+
+    def __init__(
+        self, model: Model, *, device: DeviceLike | None = None, stochastic: bool = True, copy_model: bool = True
+    ) -> None:
+        """Copy the model to ``device``, or share it."""
+        found = module_device(model)
+        self.device = found if device is None else resolve_device(device)
+        if not copy_model and found != self.device:
+            raise DeviceMismatchError(
+                f"{type(self).__name__}: the model is on {found}, expected {self.device}, and it is to be shared. "
+                f"Move it with .to({str(self.device)!r}) first, or let the agent copy it: copy_model=True."
+            )
+        self.model: Model = copy.deepcopy(model).to(self.device) if copy_model else model
+        self.stochastic = stochastic
+
+    def update(self, info: Mapping[str, Tensor]) -> None:
+        """Take over new weights; see `RL_Agent.update`.
+
+        Args:
+            info: a state_dict of the model, on any device.
+        """
+        self.model.load_state_dict(info)
+
+
+def module_device(model: nn.Module) -> torch.device:
+    """Return the device of a module's first parameter, the CPU if it has none.
+
+    Args:
+        model: any module.
+    """
+    first = next(model.parameters(), None)
+    return resolve_device("cpu" if first is None else first.device)

@@ -1,0 +1,103 @@
+"""An agent that acts at random in any action space. Layer 3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rlstruct.core import DictTensor, TemporalDictTensor
+from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.functional import random
+from rlstruct.rl_agent import RL_Agent
+
+
+class RandomAgent(RL_Agent):
+    """Draws every part of an action space at random, from ``observation["rng"]``.
+
+    As gymnasium's own ``sample``: discrete spaces uniformly; boxes uniformly between finite bounds, exponentially from
+    the one finite bound, normally where there is none.
+
+    Args:
+        action_space: Box, Discrete, MultiDiscrete or MultiBinary, or Dict and Tuple of them, nested at will.
+        device: where observations and actions are.
+
+    Raises:
+        TypeError: some part of the space has no fixed shape; the message names its key.
+    """
+
+    def __init__(self, action_space: spaces.Space[Any], *, device: DeviceLike = "cpu") -> None:
+        """Find the parts of the space, and put their bounds on ``device`` once."""
+        self.action_space = action_space
+        self.device = resolve_device(device)
+        self._draws = {name: _draw(space, self.device) for name, space in _leaves("action", action_space)}
+
+    def __call__(
+        self,
+        state: DictTensor,
+        observation: DictTensor,
+        agent_info: DictTensor,
+        history: TemporalDictTensor | None = None,
+    ) -> tuple[DictTensor, DictTensor]:
+        """Return ``action``, or ``action/<key>`` for nested spaces, in the dtypes of the space: [B, ...]."""
+        keys = random.split(observation["rng"], len(self._draws)).unbind(1)
+        return DictTensor({name: draw(key) for (name, draw), key in zip(self._draws.items(), keys, strict=True)}), state
+
+    def update(self, info: Mapping[str, Tensor]) -> None:
+        """Do nothing: there are no weights."""
+
+
+def _leaves(name: str, space: spaces.Space[Any]) -> Iterator[tuple[str, spaces.Space[Any]]]:
+    if isinstance(space, spaces.Dict):
+        for key, part in space.spaces.items():
+            yield from _leaves(f"{name}/{key}", part)
+    elif isinstance(space, spaces.Tuple):
+        for index, part in enumerate(space.spaces):
+            yield from _leaves(f"{name}/{index}", part)
+    elif isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        yield name, space
+    else:
+        raise TypeError(
+            f"RandomAgent: {name!r} is a {type(space).__name__} space, expected Box, Discrete, MultiDiscrete, "
+            "MultiBinary, Dict or Tuple. Wrap the environment so that its actions have a fixed shape."
+        )
+
+
+def _draw(space: spaces.Space[Any], device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Return the function from keys [B] int64 to elements [B, *space.shape] of a plain space, in its dtype."""
+    dtype = torch.from_numpy(np.zeros(0, space.dtype)).dtype
+    if isinstance(space, spaces.Box):
+        low = torch.as_tensor(space.low, dtype=torch.float64, device=device)
+        high = torch.as_tensor(space.high, dtype=torch.float64, device=device)
+        if not dtype.is_floating_point:
+            return partial(_draw_integers, low, high - low + 1, dtype)
+        return partial(_draw_box, low, high, dtype)
+    if isinstance(space, spaces.MultiDiscrete):
+        start = torch.as_tensor(space.start, dtype=torch.float64, device=device)
+        return partial(_draw_integers, start, torch.as_tensor(space.nvec, dtype=torch.float64, device=device), dtype)
+    if isinstance(space, spaces.MultiBinary):
+        return lambda key: random.randint(key, 2, space.shape).to(dtype)
+    if isinstance(space, spaces.Discrete):
+        return lambda key: (random.randint(key, int(space.n)) + int(space.start)).to(dtype)
+    raise TypeError(f"RandomAgent: {type(space).__name__} is no plain space.")
+
+
+def _draw_integers(start: Tensor, count: Tensor, dtype: torch.dtype, key: Tensor) -> Tensor:
+    # float64 holds the product of 24 random bits and a count exactly: floor stays below the count.
+    return (start + (random.uniform(key, tuple(start.shape)) * count).floor()).to(dtype)
+
+
+def _draw_box(low: Tensor, high: Tensor, dtype: torch.dtype, key: Tensor) -> Tensor:
+    shape = tuple(low.shape)
+    u = random.uniform(key, shape).to(torch.float64)
+    tail = -torch.log1p(-u)  # exponential, mean 1
+    free = random.normal(key, shape, stream=low.numel()).to(torch.float64)
+    below, above = low.isfinite(), high.isfinite()
+    # Infinite bounds give inf or nan in the branches that are not taken.
+    half = torch.where(below, low + tail, torch.where(above, high - tail, free))
+    return torch.where(below & above, low + u * (high - low), half).to(dtype)
