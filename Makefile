@@ -7,7 +7,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check install --quiet --constraint co
 TORCH_FLAGS ?=
 # Passed on to the command: make test ARGS="-k masks", make demo ARGS="--help".
 ARGS ?=
-CODE := rlstruct agents batchers algos tests tutorials benchmarks .ci
+CODE := $(wildcard rlstruct agents batchers algos tests tutorials benchmarks .ci)
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
