@@ -1,1 +1,6 @@
-"""Environments as VecEnv: lists of gymnasium environments and gymnasium vector environments. Layer 3."""
+"""Gymnasium environments as VecEnvs: `GymEnv`, `GymEnvInf`, `GymVectorEnv`. Layer 3."""
+
+from rlstruct.envs.gym_env import GymEnv, GymEnvInf
+from rlstruct.envs.gym_vector_env import GymVectorEnv
+
+__all__ = ["GymEnv", "GymEnvInf", "GymVectorEnv"]

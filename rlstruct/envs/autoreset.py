@@ -1,0 +1,281 @@
+"""How a gymnasium vector environment restarts, brought to one form for all three autoreset modes. Layer 3."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from rlstruct.envs.options import Options, merge, same
+from rlstruct.envs.rows import Mask
+from rlstruct.envs.spaces import Arrays, SpaceCodec
+from rlstruct.errors import ShapeMismatchError
+
+Vector = VectorEnv[Any, Any, Any]
+
+
+@dataclass(slots=True)
+class VectorStep:
+    """One step of a vector environment.
+
+    Attributes:
+        frames: true next observations of the rows that took the action.               [B, ...]
+        reward: their rewards.                                                         [B]
+        terminated: whether their episode ended by its own rules.                      [B] bool
+        truncated: whether their episode was cut.                                      [B] bool
+        restarted: rows whose next action is the first of a new episode; None: no row. [B] bool
+        first: first observations of those episodes, in the rows of ``restarted``.     [B, ...]
+    """
+
+    frames: Arrays
+    reward: np.ndarray[Any, Any]
+    terminated: Mask
+    truncated: Mask
+    restarted: Mask | None = None
+    first: Arrays | None = None
+
+
+class Restarter(ABC):
+    """Steps a vector environment and says exactly which rows ended and which began.
+
+    Args:
+        vector: the environment, wrappers included.
+        frames: codec of one environment's observation space.
+    """
+
+    seeded_at_reset = True
+
+    def __init__(self, vector: Vector, frames: SpaceCodec) -> None:
+        """Keep the environment."""
+        self.vector = vector
+        self.frames = frames
+        self.n = int(vector.num_envs)
+        self.options: Options | None = None
+
+    def reset(self, seed: int | None, options: Options | None) -> Arrays:
+        """Start a new episode in every row."""
+        self.options = options
+        observation, _ = self.vector.reset(seed=seed, options=merge(options))
+        return self.frames.batched(observation, self.n)
+
+    @abstractmethod
+    def step(self, action: Any) -> VectorStep:
+        """Take one step."""
+
+    def _step(self, action: Any) -> tuple[VectorStep, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.vector.step(action)
+        frames = self.frames.batched(observation, self.n)
+        return VectorStep(frames, reward, np.array(terminated, np.bool_), np.array(truncated, np.bool_)), info
+
+
+class MaskedReset(Restarter):
+    """Restarts ended rows at once through ``reset(options={"reset_mask": mask})``: exact, and no step is lost."""
+
+    def step(self, action: Any) -> VectorStep:
+        """Take one step, and reset the rows that ended."""
+        result, _ = self._step(action)
+        ended = np.logical_or(result.terminated, result.truncated)
+        if ended.any():
+            result.restarted = ended
+            result.first = self._reset_rows(ended)
+        return result
+
+    def _reset_rows(self, mask: Mask) -> Arrays:
+        options = {**(merge(self.options) or {}), "reset_mask": mask.copy()}
+        observation, _ = self.vector.reset(options=options)
+        return self.frames.batched(observation, self.n)
+
+
+class RowOptions(MaskedReset):
+    """`MaskedReset` of Sync- and AsyncVectorEnv, where each row gets its own options.
+
+    Both hand one dict to every environment that they reset; rows with different options are reset one group at a time.
+    """
+
+    def reset(self, seed: int | None, options: Options | None) -> Arrays:
+        """Start a new episode in every row."""
+        self.options = options
+        first = None if options is None else dict(options[0])
+        observation, _ = self.vector.reset(seed=seed, options=first)
+        for mask, group in self._groups(np.ones(self.n, np.bool_))[1:]:
+            # the seed again: these rows were reset with the first group's options just now
+            observation, _ = self.vector.reset(seed=seed, options={**group, "reset_mask": mask})
+        return self.frames.batched(observation, self.n)
+
+    def _reset_rows(self, mask: Mask) -> Arrays:
+        for group_mask, group in self._groups(mask):
+            observation, _ = self.vector.reset(options={**group, "reset_mask": group_mask})
+        return self.frames.batched(observation, self.n)
+
+    def _groups(self, mask: Mask) -> list[tuple[Mask, dict[str, Any]]]:
+        if self.options is None:
+            return [(mask.copy(), {})]
+        groups: list[tuple[Mask, dict[str, Any]]] = []
+        for row in np.flatnonzero(mask):
+            options = self.options[row]
+            group_mask = next((known for known, group in groups if same(group, options)), None)
+            if group_mask is None:
+                group_mask = np.zeros(self.n, np.bool_)
+                groups.append((group_mask, options))
+            group_mask[row] = True
+        return groups
+
+
+class EnvPoolReset(MaskedReset):
+    """`MaskedReset` of EnvPool, whose partial reset takes row numbers and answers with these rows only."""
+
+    seeded_at_reset = False
+
+    def reset(self, seed: int | None, options: Options | None) -> Arrays:
+        """Start a new episode in every row."""
+        if options is not None:
+            raise ValueError(
+                f"GymVectorEnv.reset: EnvPool takes no reset options, got env_info with {sorted(options[0])}. "
+                f"Set them in envpool.make(...)."
+            )
+        observation, _ = self.vector.reset()
+        return self.frames.batched(observation, self.n)
+
+    def _reset_rows(self, mask: Mask) -> Arrays:
+        rows = np.flatnonzero(mask).astype(np.int32)
+        observation, info = self.vector.reset(rows)  # type: ignore[misc]  # EnvPool's own signature
+        first = self.frames.zeros(self.n)
+        for array, part in zip(first, self.frames.batched(observation, len(rows)), strict=True):
+            array[info["env_id"]] = part
+        return first
+
+
+class SameStep(Restarter):
+    """Reads the final observations of a vector environment that has restarted already (`AutoresetMode.SAME_STEP`)."""
+
+    def step(self, action: Any) -> VectorStep:
+        """Take one step.
+
+        Raises:
+            ShapeMismatchError: ``info["final_obs"]`` is missing though an episode ended.
+        """
+        result, info = self._step(action)
+        ended = np.logical_or(result.terminated, result.truncated)
+        if not ended.any():
+            return result
+        final = info.get("final_obs")
+        if final is None:
+            raise ShapeMismatchError(
+                f"GymVectorEnv.step: an episode ended, but {type(self.vector.unwrapped).__name__} gave no "
+                f"info['final_obs'], only {sorted(info)}. Its mode is not SAME_STEP: pass autoreset_mode=, or mend it."
+            )
+        result.restarted, result.first = ended, result.frames
+        result.frames = [array.copy() for array in result.frames]
+        self._write_final(result.frames, final, ended)
+        return result
+
+    def _write_final(self, frames: Arrays, final: Any, ended: Mask) -> None:
+        if isinstance(final, np.ndarray) and final.dtype == object:  # one element of the space per row, or None
+            write = self.frames.writer(frames)
+            for row in np.flatnonzero(ended):
+                write(row, final[row])
+            return
+        for array, part in zip(frames, self.frames.batched(final, self.n), strict=True):
+            array[ended] = part[ended]
+
+
+class NextStep(Restarter):
+    """Steps in lock-step: an ended row spends the next step on its reset (`AutoresetMode.NEXT_STEP`)."""
+
+    def __init__(self, vector: Vector, frames: SpaceCodec) -> None:
+        """Keep the environment."""
+        super().__init__(vector, frames)
+        self._pending = np.zeros(self.n, np.bool_)
+
+    def reset(self, seed: int | None, options: Options | None) -> Arrays:
+        """Start a new episode in every row."""
+        self._pending = np.zeros(self.n, np.bool_)
+        return super().reset(seed, options)
+
+    def step(self, action: Any) -> VectorStep:
+        """Take one step; the rows that ended in the step before do not act but restart in it."""
+        result, _ = self._step(action)
+        if self._pending.any():
+            result.restarted = self._pending
+            result.first = [array.copy() for array in result.frames]
+        self._pending = np.logical_or(result.terminated, result.truncated)
+        return result
+
+
+def autoreset_mode(vector: Vector, stated: AutoresetMode | str | None) -> AutoresetMode:
+    """Find the autoreset mode of a vector environment.
+
+    Args:
+        vector: the environment.
+        stated: what the user says; needed only where the environment says nothing.
+
+    Raises:
+        ValueError: nobody says, the two contradict each other, or the word is no mode.
+    """
+    base = vector.unwrapped
+    declared = getattr(base, "autoreset_mode", None)
+    # An environment without metadata of its own shares gymnasium's dict, into which ale-py writes the mode of its last one.
+    if declared is None and base.metadata is not VectorEnv.metadata:
+        declared = base.metadata.get("autoreset_mode")
+    choices = ", ".join(f"AutoresetMode.{mode.name}" for mode in AutoresetMode)
+    name = type(base).__name__
+    if declared is None and stated is None:
+        raise ValueError(
+            f"GymVectorEnv: {name} does not say how it restarts: metadata['autoreset_mode'] is missing. Pass "
+            f"autoreset_mode=, one of {choices} (of gymnasium.vector)."
+        )
+    try:
+        modes = [AutoresetMode(mode) for mode in (stated, declared) if mode is not None]
+    except ValueError as error:
+        raise ValueError(f"GymVectorEnv: {error}. The modes are {choices} (of gymnasium.vector).") from error
+    if modes[0] is not modes[-1]:
+        raise ValueError(
+            f"GymVectorEnv: autoreset_mode={modes[0]}, but {name} declares {modes[-1]}. Leave autoreset_mode out."
+        )
+    return modes[0]
+
+
+def make_restarter(vector: Vector, frames: SpaceCodec, mode: AutoresetMode, reset_mask: bool | None) -> Restarter:
+    """Choose the exact way to restart rows of this environment that loses the fewest steps.
+
+    Args:
+        vector: the environment.
+        frames: codec of one environment's observation space.
+        mode: its autoreset mode.
+        reset_mask: whether its ``reset`` obeys ``options["reset_mask"]``; None to know it from its class.
+    """
+    base = vector.unwrapped
+    if reset_mask is None or reset_mask:
+        if isinstance(base, SyncVectorEnv):
+            if mode is AutoresetMode.SAME_STEP:
+                # Its final_obs is the environment's own array: the reset overwrites it where a buffer is reused.
+                base.autoreset_mode = AutoresetMode.DISABLED
+            return RowOptions(vector, frames)
+        if isinstance(base, AsyncVectorEnv) and base.worker is None:
+            # SAME_STEP: as above, inside the worker. Without shared memory a masked reset does not end NEXT_STEP's
+            # pending restart (gymnasium 1.4).
+            if mode is AutoresetMode.SAME_STEP or (mode is AutoresetMode.NEXT_STEP and not base.shared_memory):
+                _start_again_without_autoreset(base)
+            return RowOptions(vector, frames)
+        if hasattr(base, "all_env_ids") and hasattr(base, "async_reset"):
+            return EnvPoolReset(vector, frames)
+    obeys = type(base).__module__.startswith("ale_py.") if reset_mask is None else reset_mask
+    if mode is AutoresetMode.SAME_STEP:
+        return SameStep(vector, frames)
+    if mode is AutoresetMode.DISABLED or obeys:
+        return MaskedReset(vector, frames)
+    return NextStep(vector, frames)
+
+
+def _start_again_without_autoreset(base: AsyncVectorEnv[Any, Any]) -> None:
+    """Restart the workers, before their first reset, in the mode that leaves restarting to us."""
+    kept = set(inspect.signature(AsyncVectorEnv.__init__).parameters) - {"self", "env_fns", "worker", "autoreset_mode"}
+    settings = {name: getattr(base, name) for name in kept if hasattr(base, name)}
+    base.close()
+    base.closed = False
+    # On the same object, so that wrappers around it stay.
+    AsyncVectorEnv.__init__(base, base.env_fns, autoreset_mode=AutoresetMode.DISABLED, **settings)

@@ -1,0 +1,220 @@
+"""GymEnv and GymEnvInf: a list of gymnasium environments as one VecEnv. Layer 3, on the CPU."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+
+from rlstruct.core import DictTensor
+from rlstruct.envs.options import Options, options_of
+from rlstruct.envs.rows import Rows, last_action_keys
+from rlstruct.envs.spaces import Arrays, SpaceCodec
+from rlstruct.errors import tag_environment
+from rlstruct.vec_env import Observed, VecEnv
+
+_logger = logging.getLogger(__name__)
+
+
+class GymEnv(VecEnv):
+    """B gymnasium environments, stepped one after the other; an environment whose episode ended idles until `reset`.
+
+    The final observation of an episode is always the true one, also when an environment reuses one buffer for all its
+    observations: every observation is copied before the environment is touched again. An exception inside environment
+    j comes out as it is, with ``environment_index = j`` on it.
+
+    Args:
+        envs: at least one environment, all with the same spaces; this object closes them.
+        seed: environment j and its action space are seeded with ``seed + j`` at its first reset; later resets carry on
+            with the environment's own random stream. None leaves them unseeded.
+
+    Raises:
+        TypeError: ``envs`` is no sequence of gymnasium environments, or a space cannot become a tensor.
+        ValueError: ``envs`` is empty, has the same object twice, or environments with different spaces.
+    """
+
+    auto_reset = False
+
+    def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], seed: int | None = None) -> None:
+        """Take over ``envs``."""
+        self.envs = _checked(envs, type(self).__name__)
+        self.observation_space = self.envs[0].observation_space
+        self.action_space = self.envs[0].action_space
+        self._where = type(self).__name__
+        self._frames = SpaceCodec(self.observation_space, "frame", where=f"{self._where}: observation")
+        self._actions = SpaceCodec(self.action_space, "action", where=f"{self._where}.step")
+        self._last_action_keys = last_action_keys(self._actions)
+        self._seeds: list[int | None] = [None if seed is None else seed + j for j in range(len(self.envs))]
+        if seed is not None:
+            for j, env in enumerate(self.envs):
+                env.action_space.seed(seed + j)
+        self._options: Options | None = None
+        self._rows: Rows | None = None
+        self._running = np.ones(len(self.envs), np.bool_)
+        self._idle = False  # whether some environment waits for reset
+        self._ended: list[int] = []  # rows whose episode ended in the last step
+        self._closed = False
+
+    @property
+    def device(self) -> torch.device:
+        """The CPU."""
+        return torch.device("cpu")
+
+    def n_envs(self) -> int:
+        """Return B, the number of environments."""
+        return len(self.envs)
+
+    def reset(self, env_info: DictTensor | None = None) -> Observed:
+        """Start a new episode in every environment; see `VecEnv.reset`.
+
+        Args:
+            env_info: reaches environment j as ``reset(options={key: value of row j})``, here and whenever it restarts by
+                itself: Python numbers for 0-dimensional rows, numpy arrays otherwise. Empty or None: ``options=None``.
+
+        Returns:
+            ``(observation, running)``, [B] each.
+
+        Raises:
+            ShapeMismatchError: ``env_info`` has not B rows, or an environment does not return what its space declares.
+            DeviceMismatchError: ``env_info`` is not on the CPU.
+        """
+        self._options = options_of(env_info, len(self.envs), f"{self._where}.reset")
+        rows = Rows.start(self._frames.empty(len(self.envs)), self._actions.zeros(len(self.envs)))
+        write = self._frames.writer(rows.frames)
+        for j in range(len(self.envs)):
+            frame = self._reset_one(j)
+            self._frames.check(frame, index=j)
+            write(j, frame)
+        self._rows = rows
+        self._running = np.ones(len(self.envs), np.bool_)
+        self._idle = False
+        return self._observe(rows), torch.from_numpy(self._running.copy())
+
+    def step(self, action: DictTensor) -> tuple[Observed, Observed]:
+        """Take one step in every environment that runs; see `VecEnv.step`.
+
+        Raises:
+            ShapeMismatchError: the action lacks a key or has another shape or dtype than the action space.
+            RuntimeError: called before `reset`.
+        """
+        previous = self._rows
+        if previous is None:
+            raise RuntimeError(f"{self._where}.step: there is nothing to step. Call reset() first.")
+        columns = self._actions.columns(action, len(self.envs))
+        reached = self._step_envs(self._actions.elements(columns), columns)
+        running = self._running
+        if self._idle:
+            reached.keep(previous, ~running)
+        current = reached
+        if self._ended:
+            if self.auto_reset:
+                current = self._restart(reached)
+            else:
+                self._running = running & ~reached.done
+                self._idle = True
+        self._rows = current
+        stepped = torch.from_numpy(running.copy())
+        still = stepped if self._running is running else torch.from_numpy(self._running.copy())
+        seen = self._observe(reached)
+        return (seen, stepped), (seen if current is reached else self._observe(current), still)
+
+    def render(self) -> list[Any]:
+        """Return what `render` of each environment gives."""
+        return [env.render() for env in self.envs]
+
+    def close(self) -> None:
+        """Close every environment, also when one of them raises; the first exception comes out at the end."""
+        if self._closed:
+            return
+        self._closed = True
+        self._rows = None
+        failure: Exception | None = None
+        for j, env in enumerate(self.envs):
+            try:
+                env.close()
+            except Exception as error:  # the others hold windows and processes too: close them all first
+                _logger.warning("%s.close: environment %d raised %r", self._where, j, error)
+                if failure is None:
+                    tag_environment(error, j)
+                    failure = error
+        if failure is not None:
+            raise failure
+
+    def _step_envs(self, actions: Sequence[Any], columns: Arrays) -> Rows:
+        n = len(self.envs)
+        frames = self._frames.empty(n)
+        write = self._frames.writer(frames)
+        reward: list[Any] = [0.0] * n
+        ended: list[tuple[int, bool, bool]] = []
+        envs, j = self.envs, 0
+        try:
+            for j in np.flatnonzero(self._running).tolist() if self._idle else range(n):
+                frame, reward[j], terminated, truncated, _ = envs[j].step(actions[j])
+                write(j, frame)  # a copy, at once: the environment may reuse its buffer
+                if terminated or truncated:
+                    ended.append((j, terminated, truncated))
+        except Exception as error:
+            tag_environment(error, j)
+            raise
+        flags = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
+        for j, terminated, truncated in ended:
+            flags[0][j], flags[1][j] = terminated, truncated
+        self._ended = [j for j, _, _ in ended]
+        return Rows.after(frames, reward, *flags, columns)
+
+    def _restart(self, reached: Rows) -> Rows:
+        current = reached.restarted(self._ended)
+        write = self._frames.writer(current.frames)
+        for j in self._ended:
+            write(j, self._reset_one(j))
+        return current
+
+    def _reset_one(self, j: int) -> Any:
+        options = None if self._options is None else dict(self._options[j])
+        seed, self._seeds[j] = self._seeds[j], None
+        try:
+            return self.envs[j].reset(seed=seed, options=options)[0]
+        except Exception as error:
+            tag_environment(error, j)
+            raise
+
+    def _observe(self, rows: Rows) -> DictTensor:
+        return rows.observation(self._frames.keys, self._last_action_keys)
+
+
+class GymEnvInf(GymEnv):
+    """B gymnasium environments that restart by themselves, in the same step in which their episode ends.
+
+    ``reached`` holds the true final observation of an ended episode, with ``done`` and the last reward; ``current``
+    holds the first observation of the next one. Everything else is as in `GymEnv`.
+    """
+
+    auto_reset = True
+
+
+def _checked(envs: Sequence[gymnasium.Env[Any, Any]], where: str) -> list[gymnasium.Env[Any, Any]]:
+    if isinstance(envs, gymnasium.Env):
+        raise TypeError(f"{where}: got one environment, expected a list of them. Write {where}([env]).")
+    envs = list(envs)
+    if not envs:
+        raise ValueError(f"{where}: the list of environments is empty. Give at least one.")
+    for j, env in enumerate(envs):
+        if not isinstance(env, gymnasium.Env):
+            raise TypeError(
+                f"{where}: entry {j} is a {type(env).__name__}, expected a gymnasium.Env. "
+                f"Build it first, for example with gymnasium.make(...)."
+            )
+        if any(env is other for other in envs[:j]):
+            raise ValueError(f"{where}: entry {j} is the same object as an earlier one. Build every environment anew.")
+        for name in ("observation_space", "action_space"):
+            first, space = getattr(envs[0], name), getattr(env, name)
+            if space != first:
+                raise ValueError(
+                    f"{where}: environment {j} has {name} {space}, environment 0 has {first}. "
+                    f"Put environments with different spaces into different VecEnvs."
+                )
+    return envs

@@ -1,0 +1,201 @@
+"""GymVectorEnv: any gymnasium vector environment as a VecEnv. Layer 3, on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from rlstruct.core import DictTensor
+from rlstruct.envs.autoreset import autoreset_mode as find_mode
+from rlstruct.envs.autoreset import make_restarter
+from rlstruct.envs.options import options_of
+from rlstruct.envs.rows import Rows, last_action_keys
+from rlstruct.envs.spaces import SpaceCodec
+from rlstruct.errors import tag_environment
+from rlstruct.vec_env import Observed, VecEnv
+
+
+class GymVectorEnv(VecEnv):
+    """A `gymnasium.vector.VectorEnv` of any autoreset mode, with the restarts of `VecEnv`.
+
+    Ended rows restart in the same step, and their true final observation is in ``reached``, for gymnasium's Sync- and
+    AsyncVectorEnv in all modes, for EnvPool, for ale-py, and for environments in mode DISABLED or SAME_STEP. Other
+    NEXT_STEP environments, such as gymnasium's CartPoleVectorEnv, must spend one step of the row on its restart: then
+    ``still_running`` is False for that row after the end, and ``running`` False in the step that restarts it, which
+    is no transition; the row's ``current`` after that step is the first observation of the next episode.
+
+    A SyncVectorEnv in mode SAME_STEP is set to DISABLED, and an AsyncVectorEnv in that mode starts its workers again in
+    DISABLED, because gymnasium 1.4 loses the final observation of an environment that reuses its observation buffer.
+
+    Args:
+        vec: the environment; this object closes it.
+        seed: passed to the first reset, which seeds row j with ``seed + j``; later resets carry on. EnvPool is seeded by
+            ``envpool.make(..., seed=)`` only.
+        autoreset_mode: the mode of ``vec``, for one that does not declare it in its metadata.
+        episodic: ended rows idle until `reset`, as in `GymEnv`. The environment below goes on stepping them, unseen.
+        reset_mask: whether ``vec.reset`` obeys ``options["reset_mask"]``, for vector environments of your own in mode
+            NEXT_STEP: True spares the lost step.
+
+    Raises:
+        TypeError: ``vec`` is no vector environment, or a space cannot become a tensor.
+        ValueError: the autoreset mode is unknown, ``vec`` answers in parts (``batch_size < num_envs``), or EnvPool was
+            made with another seed.
+    """
+
+    def __init__(
+        self,
+        vec: VectorEnv[Any, Any, Any],
+        seed: int | None = None,
+        *,
+        autoreset_mode: AutoresetMode | str | None = None,
+        episodic: bool = False,
+        reset_mask: bool | None = None,
+    ) -> None:
+        """Take over ``vec``."""
+        _check_vector(vec)
+        self.vec = vec
+        self.auto_reset = not episodic
+        self.observation_space = vec.single_observation_space
+        self.action_space = vec.single_action_space
+        self._frames = SpaceCodec(self.observation_space, "frame", where="GymVectorEnv: observation")
+        self._actions = SpaceCodec(self.action_space, "action", where="GymVectorEnv.step")
+        self._last_action_keys = last_action_keys(self._actions)
+        self._restarter = make_restarter(vec, self._frames, find_mode(vec, autoreset_mode), reset_mask)
+        self._seed = seed
+        if seed is not None:
+            self._take_seed(seed)
+        self._n = int(vec.num_envs)
+        self._rows: Rows | None = None
+        self._running = np.ones(self._n, np.bool_)
+        self._closed = False
+
+    @property
+    def device(self) -> torch.device:
+        """The CPU."""
+        return torch.device("cpu")
+
+    def n_envs(self) -> int:
+        """Return B, the number of environments."""
+        return self._n
+
+    def reset(self, env_info: DictTensor | None = None) -> Observed:
+        """Start a new episode in every environment; see `VecEnv.reset`.
+
+        Args:
+            env_info: becomes ``reset(options=...)``, also of later restarts where these go through reset. With Sync- and
+                AsyncVectorEnv row j gets ``{key: value of row j}``, as in `GymEnv`. Other vector environments take one
+                dict for all rows: a value that is the same in all rows is given once, others as an array of B rows.
+
+        Returns:
+            ``(observation, running)``, [B] each.
+
+        Raises:
+            ShapeMismatchError: ``env_info`` has not B rows, or ``vec`` does not return what its space declares.
+            DeviceMismatchError: ``env_info`` is not on the CPU.
+            ValueError: EnvPool got options, which it does not take.
+        """
+        options = options_of(env_info, self._n, "GymVectorEnv.reset")
+        seed, self._seed = self._seed, None
+        try:
+            frames = self._restarter.reset(seed, options)
+        except Exception as error:
+            _tag(error, self.vec)
+            raise
+        self._rows = Rows.start(frames, self._actions.zeros(self._n))
+        self._running = np.ones(self._n, np.bool_)
+        return self._observe(self._rows), torch.from_numpy(self._running.copy())
+
+    def step(self, action: DictTensor) -> tuple[Observed, Observed]:
+        """Take one step in every environment that runs; see `VecEnv.step`.
+
+        Raises:
+            ShapeMismatchError: the action lacks a key or has another shape or dtype than the action space.
+            RuntimeError: called before `reset`.
+        """
+        previous = self._rows
+        if previous is None:
+            raise RuntimeError("GymVectorEnv.step: there is nothing to step. Call reset() first.")
+        columns = self._actions.columns(action, self._n)
+        try:
+            result = self._restarter.step(self._actions.batch_element(columns))
+        except Exception as error:
+            _tag(error, self.vec)
+            raise
+        reached = Rows.after(result.frames, result.reward, result.terminated, result.truncated, columns)
+        running = self._running
+        if not running.all():
+            reached.keep(previous, ~running)
+        current = reached
+        if self.auto_reset:
+            still = ~reached.done
+            if result.restarted is not None and result.first is not None:
+                current = reached.restarted(result.restarted)
+                for array, first in zip(current.frames, result.first, strict=True):
+                    array[result.restarted] = first[result.restarted]
+                still |= result.restarted
+        else:
+            still = running & ~reached.done
+        self._rows, self._running = current, still
+        seen = self._observe(reached)
+        now = seen if current is reached else self._observe(current)
+        return (seen, torch.from_numpy(running.copy())), (now, torch.from_numpy(still.copy()))
+
+    def render(self) -> Any:
+        """Return what `vec.render` gives."""
+        return self.vec.render()
+
+    def close(self) -> None:
+        """Close the vector environment. Calling it again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._rows = None
+        self.vec.close()
+
+    def _observe(self, rows: Rows) -> DictTensor:
+        return rows.observation(self._frames.keys, self._last_action_keys)
+
+    def _take_seed(self, seed: int) -> None:
+        self.vec.action_space.seed(seed)
+        if self._restarter.seeded_at_reset:
+            return
+        made_with = getattr(self.vec.unwrapped, "config", {}).get("seed")
+        if made_with != seed:
+            raise ValueError(
+                f"GymVectorEnv: seed={seed}, but EnvPool was made with seed {made_with} and cannot be seeded later. "
+                f"Write envpool.make(..., seed={seed})."
+            )
+
+
+def _check_vector(vec: Any) -> None:
+    if not isinstance(vec, VectorEnv):
+        raise TypeError(
+            f"GymVectorEnv: got a {type(vec).__name__}, expected a gymnasium.vector.VectorEnv. For a list of "
+            f"environments use GymEnv or GymEnvInf; EnvPool needs env_type='gymnasium' and version 1.2 or later."
+        )
+    base: Any = vec.unwrapped
+    batch_size = getattr(base, "config", {}).get("batch_size") or getattr(base, "batch_size", None) or vec.num_envs
+    if batch_size != vec.num_envs:
+        raise ValueError(
+            f"GymVectorEnv: {type(base).__name__} answers {batch_size} of its {vec.num_envs} environments at a time. "
+            f"Make it with batch_size equal to num_envs: here all of them step together."
+        )
+
+
+def _tag(error: Exception, vec: VectorEnv[Any, Any, Any]) -> None:
+    """Note which environment raised, where gymnasium lets us know."""
+    base = vec.unwrapped
+    if isinstance(base, AsyncVectorEnv):  # the pipe of a failed worker is taken out
+        dead = [j for j, pipe in enumerate(base.parent_pipes) if pipe is None]
+        if dead:
+            tag_environment(error, dead[-1])
+    elif isinstance(base, SyncVectorEnv):  # the row is a local variable of the frame that called the environment
+        trace = error.__traceback__
+        while trace is not None:
+            row = trace.tb_frame.f_locals.get("i")
+            if trace.tb_frame.f_locals.get("self") is base and isinstance(row, int):
+                tag_environment(error, row)
+            trace = trace.tb_next

@@ -1,0 +1,256 @@
+"""Gymnasium spaces as tensors, and back. Layer 3: CPU only, one numpy array [B, ...] per leaf of the space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rlstruct.core import DictTensor
+from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
+
+Arrays = list[np.ndarray[Any, Any]]
+"""One array [B, ...] per leaf of a space, in the order of `SpaceCodec.leaves`."""
+
+Write = Callable[[int, Any], None]
+
+_LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+_RANK = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One array of a space.
+
+    Attributes:
+        key: name of its tensor, such as ``frame/inventory/count``.
+        path: how to reach it inside an element of the space; empty when the space is this leaf.
+        shape: shape of one element, without the batch axis.
+        dtype: numpy dtype of the space.
+        torch_dtype: the same for torch.
+    """
+
+    key: str
+    path: tuple[Any, ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    torch_dtype: torch.dtype
+
+    def get(self, element: Any) -> Any:
+        """Take this leaf's part out of an element (or a batch of elements) of the space.
+
+        Raises:
+            ShapeMismatchError: the element lacks the entry.
+        """
+        value = element
+        for part in self.path:
+            try:
+                value = value[part]
+            except (KeyError, IndexError, TypeError) as error:
+                raise ShapeMismatchError(
+                    f"{self.key}: the environment gave a {type(value).__name__} without the entry {part!r} that its "
+                    f"space declares. Return every entry, or leave it out of the space."
+                ) from error
+        return value
+
+
+class SpaceCodec:
+    """Turns elements of a gymnasium space into named tensors [B, ...] in the space's own dtypes, and back.
+
+    Args:
+        space: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them, nested as deep as you like.
+        prefix: name of the tensor of a plain space, and first part of the names of a nested one: ``frame``,
+            ``frame/<key>``, ``frame/<key>/<key>``, and ``frame/0`` in tuples.
+        where: start of the error messages.
+
+    Raises:
+        TypeError: some part of the space has no fixed shape, or a dtype that torch lacks; the message names its key.
+        ValueError: two parts get the same key.
+    """
+
+    def __init__(self, space: spaces.Space[Any], prefix: str, *, where: str) -> None:
+        """Find the leaves of ``space``."""
+        self.space = space
+        self.where = where
+        self.leaves = tuple(_leaves(space, prefix, (), where))
+        self.keys = tuple(leaf.key for leaf in self.leaves)
+        for key in self.keys:
+            if self.keys.count(key) > 1:
+                raise ValueError(
+                    f"{where}: two parts of the space are both called {key!r}. Rename one: '/' separates the levels."
+                )
+        self._plain = not self.leaves[0].path
+
+    def empty(self, n: int) -> Arrays:
+        """Return one unwritten array [n, ...] per leaf."""
+        return [np.empty((n, *leaf.shape), leaf.dtype) for leaf in self.leaves]
+
+    def zeros(self, n: int) -> Arrays:
+        """Return one array [n, ...] of zeros per leaf."""
+        return [np.zeros((n, *leaf.shape), leaf.dtype) for leaf in self.leaves]
+
+    def writer(self, arrays: Arrays) -> Write:
+        """Return the function ``write(row, element)`` that copies an element of the space into its row of ``arrays``."""
+        if self._plain:
+            return arrays[0].__setitem__
+        pairs = list(zip(self.leaves, arrays, strict=True))
+
+        def write(row: int, element: Any) -> None:
+            for leaf, array in pairs:
+                array[row] = leaf.get(element)
+
+        return write
+
+    def batched(self, value: Any, n: int) -> Arrays:
+        """Copy a batch of elements, as a `gymnasium.vector.VectorEnv` gives it, into arrays of our own.
+
+        Raises:
+            ShapeMismatchError: a part is not ``[n, *shape]``.
+        """
+        arrays = [np.array(leaf.get(value), leaf.dtype) for leaf in self.leaves]
+        for leaf, array in zip(self.leaves, arrays, strict=True):
+            if array.shape != (n, *leaf.shape):
+                raise ShapeMismatchError(
+                    f"{self.where}: {leaf.key!r} came as {array.shape}, expected {(n, *leaf.shape)}. "
+                    f"Make the environment return what its space declares."
+                )
+        return arrays
+
+    def check(self, element: Any, *, index: int) -> None:
+        """Check one element against shapes and kinds of dtype, once per reset and not per step.
+
+        Raises:
+            ShapeMismatchError: it is not what the space declares; the message names environment and key.
+        """
+        for leaf in self.leaves:
+            got = np.asarray(leaf.get(element))
+            kind = _RANK.get(got.dtype.kind, 9) <= _RANK.get(leaf.dtype.kind, -1)
+            if got.shape != leaf.shape or not kind:
+                raise ShapeMismatchError(
+                    f"{self.where}: environment {index} gave {leaf.key!r} as {got.dtype} {got.shape}, its space declares "
+                    f"{leaf.dtype} {leaf.shape}. Correct the space or what reset() and step() return."
+                )
+
+    def columns(self, action: DictTensor, n: int) -> Arrays:
+        """Copy the actions out of what an agent returned.
+
+        Args:
+            action: a tensor [n, ...] under each key of `keys`; other keys are ignored.
+            n: number of environments.
+
+        Returns:
+            One array [n, ...] per leaf, in the space's dtype; the caller's tensors are never kept.
+
+        Raises:
+            ShapeMismatchError: a key is missing, or has another shape or kind of dtype.
+            DeviceMismatchError: a tensor is not on the CPU.
+        """
+        columns = []
+        names = action.keys()
+        for leaf in self.leaves:
+            if leaf.key not in names:
+                raise ShapeMismatchError(
+                    f"{self.where}: the action has no key {leaf.key!r}, only {sorted(action.keys())}. Return the "
+                    f"agent's choice under {leaf.key!r}, {leaf.torch_dtype} {(n, *leaf.shape)}."
+                )
+            tensor = action[leaf.key]
+            if tensor.dtype is not leaf.torch_dtype or tensor.shape != (n, *leaf.shape) or not tensor.is_cpu:
+                self._check_action(tensor, leaf, n)
+            if tensor.requires_grad:
+                tensor = tensor.detach()
+            columns.append(tensor.numpy().astype(leaf.dtype))  # sync: environments live on the CPU, once per step
+        return columns
+
+    def elements(self, columns: Arrays) -> Sequence[Any]:
+        """Turn columns [B, ...] into B elements of the space: numpy scalars, arrays, dicts and tuples.
+
+        The arrays in them are copies, so that an environment may keep or change the action it gets.
+        """
+        return _elements(self.space, iter(columns))
+
+    def batch_element(self, columns: Arrays) -> Any:
+        """Turn columns [B, ...] into one batched action, as `gymnasium.vector.VectorEnv.step` takes it."""
+        return _batch_element(self.space, iter(columns))
+
+    def tensors(self, arrays: Arrays) -> dict[str, Tensor]:
+        """Name the arrays; the tensors share their memory."""
+        return dict(zip(self.keys, map(torch.from_numpy, arrays), strict=True))
+
+    def _check_action(self, tensor: Tensor, leaf: Leaf, n: int) -> None:
+        if not tensor.is_cpu:
+            raise DeviceMismatchError(
+                f"{self.where}: tensor {leaf.key!r} of the action is on {tensor.device}, expected cpu. "
+                f"Wrap the environment in DeviceEnv(env, {str(tensor.device)!r})."
+            )
+        if tensor.shape != (n, *leaf.shape):
+            raise ShapeMismatchError(
+                f"{self.where}: tensor {leaf.key!r} of the action is {tuple(tensor.shape)}, expected "
+                f"{(n, *leaf.shape)}: one row per environment, each an element of {self.space}."
+            )
+        floats = tensor.is_floating_point() and leaf.torch_dtype.is_floating_point
+        if not floats and not (_exact(tensor.dtype, leaf.torch_dtype)):
+            raise ShapeMismatchError(
+                f"{self.where}: tensor {leaf.key!r} of the action is {tensor.dtype}, expected {leaf.torch_dtype}. "
+                f"Convert it with .to({leaf.torch_dtype}) where the agent makes it."
+            )
+
+
+def _exact(got: torch.dtype, want: torch.dtype) -> bool:
+    """Whether each integer of ``got`` is one of ``want``."""
+    if got is want:
+        return True
+    if got.is_floating_point or want.is_floating_point or torch.bool in (got, want):
+        return False
+    return torch.iinfo(want).min <= torch.iinfo(got).min and torch.iinfo(got).max <= torch.iinfo(want).max
+
+
+def _leaves(space: Any, key: str, path: tuple[Any, ...], where: str) -> Iterator[Leaf]:
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        if not space.spaces:
+            raise TypeError(f"{where}: space {key!r} is {space}, which holds nothing. Leave it out.")
+        for part, inner in parts:
+            yield from _leaves(inner, f"{key}/{part}", (*path, part), where)
+        return
+    if not isinstance(space, _LEAVES):
+        raise TypeError(
+            f"{where}: space {key!r} is {space}, which has no fixed shape. Only Box, Discrete, MultiDiscrete, "
+            f"MultiBinary, and Dict and Tuple of them become tensors: convert or leave out this part, for example with "
+            f"gymnasium.wrappers.TransformObservation."
+        )
+    dtype = np.dtype(space.dtype)
+    try:
+        torch_dtype = torch.from_numpy(np.empty(0, dtype)).dtype
+    except TypeError as error:
+        raise TypeError(
+            f"{where}: space {key!r} has dtype {dtype}, which torch lacks. Declare the space with another dtype."
+        ) from error
+    yield Leaf(key, path, tuple(space.shape or ()), dtype, torch_dtype)
+
+
+def _elements(space: Any, columns: Iterator[np.ndarray[Any, Any]]) -> Sequence[Any]:
+    if isinstance(space, spaces.Dict):
+        inner = [_elements(part, columns) for part in space.spaces.values()]
+        names = tuple(space.spaces)
+        return [dict(zip(names, row, strict=True)) for row in zip(*inner, strict=True)]
+    if isinstance(space, spaces.Tuple):
+        return list(zip(*[_elements(part, columns) for part in space.spaces], strict=True))
+    column = next(columns)
+    if isinstance(space, spaces.Discrete):
+        return list(column)
+    if not space.shape:
+        return [np.array(value) for value in column]
+    return list(column.copy())
+
+
+def _batch_element(space: Any, columns: Iterator[np.ndarray[Any, Any]]) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {name: _batch_element(part, columns) for name, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_batch_element(part, columns) for part in space.spaces)
+    return next(columns).copy()
