@@ -30,7 +30,7 @@ class Backend(Protocol):
         """Begin a batch."""
 
     def collect(self, blocking: bool, timeout: float) -> list[Part] | None:
-        """Return the batch; not blocking, None if it is not ready; blocking, raise WorkerTimeout after ``timeout`` s."""
+        """Return the batch; if it is not ready, None when not blocking, else WorkerTimeout after ``timeout`` s."""
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Give weights to the agents; the batch in flight, if any, keeps the old ones."""

@@ -7,6 +7,7 @@ import secrets
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from types import TracebackType
 from typing import Any
 
@@ -78,8 +79,8 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
 
     The life cycle is ``reset``, then ``execute`` and ``get`` in turn. With ``n_processes=0`` this process collects;
     with k >= 1, k spawned processes do, each with its own agent and environments. Episodic environments give whole
-    episodes: rows are padded, ``lengths`` and ``mask()`` say how far they go, and a later ``execute`` goes on with those
-    that have not ended. Auto-resetting environments give B rows of T steps, always.
+    episodes: rows are padded, ``lengths`` and ``mask()`` say how far they go, and a later ``execute`` goes on with
+    those that have not ended. Auto-resetting environments give B rows of T steps, always.
 
     Args:
         n_timesteps: T, the longest piece that one ``execute`` collects.
@@ -133,8 +134,8 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         _check_count("agent_seeds", agent_seeds, n_collectors)
         if self.device.type == "cuda" and n_processes > 1:
             warnings.warn(
-                f"RL_Batcher: {n_processes} processes on {self.device} open {n_processes} CUDA contexts, 300 to 700 MB of "
-                "GPU memory each, and share the GPU in turns. One process with more environments is usually faster.",
+                f"RL_Batcher: {n_processes} processes on {self.device} open {n_processes} CUDA contexts, 300 to 700 MB "
+                "of GPU memory each, and share the GPU in turns. One process with more environments is usually faster.",
                 stacklevel=2,
             )
         factories = Factories(create_agent, dict(agent_args or {}), create_env, dict(env_args or {}))
@@ -224,9 +225,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             self._backend.execute(infos)
         self._state = "executing"
 
-    def get(
-        self, blocking: bool = True, timeout: float | None = None
-    ) -> tuple[Trajectories, int] | tuple[None, None]:
+    def get(self, blocking: bool = True, timeout: float | None = None) -> tuple[Trajectories, int] | tuple[None, None]:
         """Hand over the batch that `execute` began.
 
         Args:
@@ -291,9 +290,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
     def stats(self) -> BatcherStats:
         """Return where the time went."""
         seconds = self._clock.seconds()
-        return BatcherStats(
-            tuple(self._backend.seconds()), seconds["wait"], seconds["hand_over"], self._n_batches
-        )
+        return BatcherStats(tuple(self._backend.seconds()), seconds["wait"], seconds["hand_over"], self._n_batches)
 
     def memory_report(self) -> MemoryReport:
         """Return how many bytes the batcher holds on to.
@@ -303,7 +300,9 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         """
         slabs, weights = self._backend.n_bytes()
         if not all(slabs):
-            raise BatcherStateError("RL_Batcher.memory_report: sizes are known after the first batch. Call get() first.")
+            raise BatcherStateError(
+                "RL_Batcher.memory_report: sizes are known after the first batch. Call get() first."
+            )
         return MemoryReport(tuple(slabs), weights)
 
     def close(self) -> None:
@@ -357,10 +356,10 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             return
         self._seeds_may_overlap = False
         spans = sorted(zip(self.seeds, n_envs, strict=True))
-        if any(low + n > high for (low, n), (high, _) in zip(spans, spans[1:], strict=False)):
+        if any(low + n > high for (low, n), (high, _) in pairwise(spans)):
             warnings.warn(
-                f"RL_Batcher: seeds={list(self.seeds)} with {n_envs[0]} environments per process overlap: environment j of "
-                f"a process seeds with its seed + j, so some environments are copies of others. "
+                f"RL_Batcher: seeds={list(self.seeds)} with {n_envs[0]} environments per process overlap: environment j "
+                f"of a process seeds with its seed + j, so some environments are copies of others. "
                 f"Pass seed={self.seeds[0]} instead, or space the seeds by {n_envs[0]}.",
                 stacklevel=4,
             )

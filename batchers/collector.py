@@ -144,7 +144,8 @@ class Collector:
         if env.device != device:
             raise DeviceMismatchError(
                 f"RL_Batcher: {type(env).__name__} is on {env.device}, expected {device}, the batcher's device. "
-                f"Return DeviceEnv(env, {str(device)!r}) from create_env, or give the batcher device={str(env.device)!r}."
+                f"Return DeviceEnv(env, {str(device)!r}) from create_env, "
+                f"or give the batcher device={str(env.device)!r}."
             )
         self.env = env
         self.agent = agent
@@ -256,7 +257,7 @@ class Collector:
         return self.slab
 
     def _history_until(self, t: int, n_final: int) -> TemporalDictTensor:
-        """The steps of this batch before t, as views wherever no environment restarted.  [B, t]"""
+        """The steps of this batch before t, as views wherever no environment restarted, [B, t]."""
         slab, B = self.slab, self._observation.n_elems()
         if slab is None or t == 0:
             empty = {f"observation/{k}": v.new_empty((B, 0, *v.shape[1:])) for k, v in self._observation.items()}
@@ -286,7 +287,7 @@ class Collector:
 
 
 def next_observations(slab: Slab, t: int, n_final: int) -> dict[str, Tensor]:
-    """Return what the environments answered in the first t steps, before any restart.  [B, t, ...]
+    """Return what the environments answered in the first t steps, before any restart, [B, t, ...].
 
     Views of the stream, except where an environment restarted.
     """
@@ -305,5 +306,6 @@ def _check_device(where: str, role: str, tensors: DictTensor, device: torch.devi
         key = next(iter(tensors.keys()))
         raise DeviceMismatchError(
             f"{where}: {role} {key!r} is on {tensors.device}, expected {device}, the batcher's device. "
-            f"Create it with device={str(device)!r}; RL_Agent_CheckDevice(agent, {str(device)!r}) finds every such place."
+            f"Create it with device={str(device)!r}; "
+            f"RL_Agent_CheckDevice(agent, {str(device)!r}) finds every such place."
         )

@@ -55,7 +55,9 @@ def hand_over(
     running = _cat([_cut(part.slab.running, part.collected.n_steps, T) for part in parts], device)  # [B, T]
     lengths = running.sum(1)
     if auto_reset:
-        return Trajectories(info, _without_gaps(_stream(parts, T, device) | _actions(parts, T, device), running, lengths))
+        return Trajectories(
+            info, _without_gaps(_stream(parts, T, device) | _actions(parts, T, device), running, lengths)
+        )
     rows = lengths.nonzero().squeeze(1)  # sync: once per batch of episodes
     steps = _stream(parts, T, device, lengths) | _actions(parts, T, device, lengths)
     if rows.shape[0] < lengths.shape[0]:
@@ -65,7 +67,7 @@ def hand_over(
 
 
 def _identity(parts: Sequence[Part], device: torch.device) -> DictTensor:
-    """Who collected what, with which weights and from which agent state.  [B]"""
+    """Who collected what, with which weights and from which agent state, [B]."""
     rows: dict[str, list[Tensor]] = {key: [] for key in ("environment", "env_seed", "step", "policy_version")}
     for part in parts:
         B = part.slab.running.shape[1]
@@ -75,15 +77,14 @@ def _identity(parts: Sequence[Part], device: torch.device) -> DictTensor:
         rows["step"].append(torch.full_like(index, part.collected.first_step))
         rows["policy_version"].append(torch.full_like(index, part.collected.version))
     states = {
-        f"agent_state/{key}": torch.cat([part.slab.state[key].to(device) for part in parts]) for key in parts[0].slab.state
+        f"agent_state/{key}": torch.cat([part.slab.state[key].to(device) for part in parts])
+        for key in parts[0].slab.state
     }
     return DictTensor({key: torch.cat(value) for key, value in rows.items()} | states)
 
 
-def _stream(
-    parts: Sequence[Part], T: int, device: torch.device, lengths: Tensor | None = None
-) -> dict[str, Tensor]:
-    """Both observation keys, from one copy of the frames wherever no environment restarted.  [B, T, ...]"""
+def _stream(parts: Sequence[Part], T: int, device: torch.device, lengths: Tensor | None = None) -> dict[str, Tensor]:
+    """Both observation keys, from one copy of the frames wherever no environment restarted, [B, T, ...]."""
     steps: dict[str, Tensor] = {}
     slots = None if lengths is None else lengths + 1  # slot `lengths` holds the last reached observation
     for key in parts[0].slab.stream:
@@ -108,9 +109,7 @@ def _stream(
     return steps
 
 
-def _actions(
-    parts: Sequence[Part], T: int, device: torch.device, lengths: Tensor | None = None
-) -> dict[str, Tensor]:
+def _actions(parts: Sequence[Part], T: int, device: torch.device, lengths: Tensor | None = None) -> dict[str, Tensor]:
     steps = {}
     for key in parts[0].slab.action:
         value = _cat([_cut(part.slab.action[key], part.collected.n_steps, T) for part in parts], device)
@@ -138,14 +137,14 @@ def _cat(parts: list[Tensor], device: torch.device) -> Tensor:
 
 
 def _cut(tensor: Tensor, n_steps: int, T: int) -> Tensor:
-    """The first n_steps of a slab, padded with zeros to T: beyond them it holds an older batch.  [T, B, ...]"""
+    """The first n_steps of a slab, padded with zeros to T: beyond them it holds an older batch, [T, B, ...]."""
     if n_steps == T:
         return tensor[:T]
     return torch.cat([tensor[:n_steps], tensor.new_zeros((T - n_steps, *tensor.shape[1:]))])
 
 
 def _zero_after(tensor: Tensor, lengths: Tensor) -> Tensor:
-    """Zero the padding.  [B, T, ...], in place"""
+    """Zero the padding of [B, T, ...] in place."""
     times = torch.arange(tensor.shape[1], device=tensor.device, dtype=torch.int64)
     padding = times.unsqueeze(0) >= lengths.unsqueeze(1)  # [B, T]
     return tensor.masked_fill_(padding.view(*padding.shape, *[1] * (tensor.dim() - 2)), 0)

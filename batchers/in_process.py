@@ -21,7 +21,9 @@ from rlstruct.errors import WorkerError
 class InProcess:
     """Collects in the process of the caller, in `execute`; `collect` only hands over, or raises what happened."""
 
-    def __init__(self, factories: Factories, n_timesteps: int, device: torch.device, seed: int, agent_seed: int) -> None:
+    def __init__(
+        self, factories: Factories, n_timesteps: int, device: torch.device, seed: int, agent_seed: int
+    ) -> None:
         """Create agent and environment."""
         self._progress = Progress(torch.zeros(3, dtype=torch.int64, device="cpu"))
         self.in_cpu_memory = device.type == "cpu"

@@ -54,7 +54,7 @@ class Slab:
         torch._foreach_copy_(self._stream_rows[t], [observation[k] for k in self._stream_keys])
 
     def write_rng(self, keys: Tensor) -> None:
-        """Write the random keys of all slots.  [T + 1, B] int64"""
+        """Write the random keys of all slots, [T + 1, B] int64."""
         self.stream["rng"].copy_(keys)
 
     def write_action(self, t: int, action: DictTensor, running: Tensor) -> None:
@@ -101,11 +101,13 @@ class Slab:
             odd = next(k for k in sorted(expected.keys() | found.keys()) if expected.get(k) != found.get(k))
             raise ShapeMismatchError(
                 f"RL_Batcher: output {odd!r} of the agent is {_spell(found.get(odd))}, expected "
-                f"{_spell(expected.get(odd))} as at the first step. Return the same keys, shapes and dtypes at every step."
+                f"{_spell(expected.get(odd))} as at the first step. Return the same keys, shapes and dtypes always."
             )
 
 
-def slab_layout(observation: DictTensor, action: DictTensor, state: DictTensor, T: int, packed: bool, full: bool) -> Layout:
+def slab_layout(
+    observation: DictTensor, action: DictTensor, state: DictTensor, T: int, packed: bool, full: bool
+) -> Layout:
     """Describe the tensors of a Slab.
 
     Args:

@@ -161,7 +161,7 @@ class _Worker:
             allocate=self._allocate if device.type == "cpu" else self._allocate_on_device,
             progress=self._progress,
         )
-        return Created(env.n_envs(), env.auto_reset, device.type != "cuda" and torch.cuda.is_initialized())
+        return Created(env.n_envs(), env.auto_reset, device.type != "cuda" and torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
     def _execute(self, agent_info: DictTensor | None) -> Batch:
         collected = self._ready.collect(agent_info)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from typing import Any
+from typing import Any, TypeVar
 
 import cloudpickle
 import torch
@@ -28,13 +28,17 @@ from rlstruct.core import DictTensor
 from rlstruct.device import registered_backends
 from rlstruct.errors import WorkerError, WorkerTimeout
 
+AnyWorkerError = TypeVar("AnyWorkerError", bound=WorkerError)
+
 _CLOSING_SECONDS = 0.8  # how long a worker may take to close its environments before it is killed
 
 
 class Worker:
     """The parent's end of one worker process."""
 
-    def __init__(self, index: int, process: SpawnProcess, connection: Connection, block: SharedBlock, seed: int) -> None:
+    def __init__(
+        self, index: int, process: SpawnProcess, connection: Connection, block: SharedBlock, seed: int
+    ) -> None:
         """Remember where the worker is."""
         self.index = index
         self.process = process
@@ -102,7 +106,9 @@ class WorkerPool:
                 self._workers.append(self._spawn(index, payload, n_workers, n_timesteps, seeds))
         for worker in self._workers:
             if len(seeds) > worker.index or n_envs is not None:
-                worker.seed = seeds[worker.index] if len(seeds) > worker.index else seeds[0] + worker.index * (n_envs or 0)
+                worker.seed = (
+                    seeds[worker.index] if len(seeds) > worker.index else seeds[0] + worker.index * (n_envs or 0)
+                )
                 self._order_creation(worker)
         self._created = False
 
@@ -172,9 +178,7 @@ class WorkerPool:
         for block in (self._status_block, self._weights_block, *(worker.block for worker in self._workers)):
             block.close()
 
-    def _spawn(
-        self, index: int, payload: bytes, n_workers: int, n_timesteps: int, seeds: Sequence[int]
-    ) -> Worker:
+    def _spawn(self, index: int, payload: bytes, n_workers: int, n_timesteps: int, seeds: Sequence[int]) -> Worker:
         context = get_context("spawn")
         ours, theirs = context.Pipe()
         block = SharedBlock()
@@ -294,7 +298,11 @@ class WorkerPool:
     def _death(self, worker: Worker) -> WorkerError:
         worker.process.join(1.0)
         code = worker.process.exitcode
-        how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exited with code {code}"
+        how = (
+            f"was killed by {signal.Signals(-code).name}"
+            if code is not None and code < 0
+            else f"exited with code {code}"
+        )
         hint = ""
         if worker.created is None:
             hint = (
@@ -312,7 +320,7 @@ class WorkerPool:
         )
         return self._about(WorkerTimeout, worker, text)
 
-    def _about(self, kind: type[Any], worker: Worker, text: str) -> Any:  # noqa: ANN401 - WorkerError or WorkerTimeout
+    def _about(self, kind: type[AnyWorkerError], worker: Worker, text: str) -> AnyWorkerError:
         status, ids = self._status[worker.index], worker.environments
         return kind(
             f"worker {worker.index} (pid {worker.process.pid}, {spell(ids)}, seed {worker.seed}) {text}",

@@ -73,7 +73,7 @@ def device_count(device_type: str) -> int:
     if device_type in ("cpu", "meta"):
         return 1
     backend = getattr(torch, device_type, None)
-    return int(backend.device_count()) if hasattr(backend, "device_count") else 0
+    return 0 if backend is None or not hasattr(backend, "device_count") else int(backend.device_count())
 
 
 def _listing() -> str:

@@ -57,7 +57,7 @@ def replay_agent_stateless(agent: RL_Agent, trajectories: Trajectories) -> Tempo
             agent_info = agent_info.to(CPU)
         agent_info = agent_info.map(lambda v: v.repeat_interleave(T, dim=0))  # [B * T]
     output, _ = agent(DictTensor(), observation, agent_info, None)
-    return TemporalDictTensor({k: v.unflatten(0, (B, T)) for k, v in output.items()}, steps.lengths)
+    return TemporalDictTensor({k: v.view(B, T, *v.shape[1:]) for k, v in output.items()}, steps.lengths)
 
 
 def _one_call_is_enough(agent: RL_Agent, trajectories: Trajectories) -> bool:

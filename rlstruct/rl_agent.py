@@ -88,7 +88,9 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
         """Return whether `__call__` wants the ``history`` of the batch."""
         return False
 
-    def call_replay(self, trajectories: Trajectories, t: int, state: DictTensor | None) -> tuple[DictTensor, DictTensor]:
+    def call_replay(
+        self, trajectories: Trajectories, t: int, state: DictTensor | None
+    ) -> tuple[DictTensor, DictTensor]:
         """Act again at step t of stored trajectories; the learner differentiates through this.
 
         Args:
@@ -184,7 +186,9 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         self._check("initial_state", "result initial state", state, self.device)
         return state
 
-    def call_replay(self, trajectories: Trajectories, t: int, state: DictTensor | None) -> tuple[DictTensor, DictTensor]:
+    def call_replay(
+        self, trajectories: Trajectories, t: int, state: DictTensor | None
+    ) -> tuple[DictTensor, DictTensor]:
         """Check trajectories, state and results; see `RL_Agent.call_replay`.
 
         Raises:

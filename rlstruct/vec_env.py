@@ -105,8 +105,8 @@ class DeviceEnv(VecEnv):
         self._device = resolve_device(to_device)
         if from_device is not None and resolve_device(from_device) != env.device:
             raise DeviceMismatchError(
-                f"DeviceEnv: from_device is {resolve_device(from_device)}, but {type(env).__name__} is on {env.device}. "
-                f"Leave from_device out, or pass from_device={str(env.device)!r}."
+                f"DeviceEnv: from_device is {resolve_device(from_device)}, but {type(env).__name__} is on "
+                f"{env.device}. Leave from_device out, or pass from_device={str(env.device)!r}."
             )
         self.action_space = env.action_space
         self.observation_space = env.observation_space
@@ -135,7 +135,7 @@ class DeviceEnv(VecEnv):
             key = next(iter(action.keys()), "action")
             raise DeviceMismatchError(
                 f"DeviceEnv.step: tensor {key!r} of the action is on {action.device}, expected {self._device}. "
-                f"Create it with device={str(self._device)!r}, or move the agent's model with .to({str(self._device)!r})."
+                f"Create it with device={str(self._device)!r}, or move the agent's model there."
             )
         reached, current = self.env.step(action.to(self.env.device))
         moved = self._out(reached)
