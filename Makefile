@@ -45,9 +45,9 @@ clean: ## remove what the commands above made, the environment too
 
 # torch goes first, on a line of its own: it is the only package whose wheel depends on the machine.
 $(INSTALLED): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
-	  echo "rlstruct needs Python 3.10 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || echo missing)." \
-	       "Name another one: make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+	  echo "rlstruct needs Python 3.10 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo not there)." \
+	       "Name another one: make PYTHON=python3.11 ..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
 	  echo "'$(PYTHON)' cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	@echo "Installing into $(VENV): the first time takes a few minutes, torch is large."
