@@ -191,17 +191,15 @@ def craft_complaints(source: str) -> list[str]:
 
 
 def size_complaints(source: str) -> list[str]:
-    """Modules and functions that a screen does not hold. A docstring does not count: shapes need room."""
+    """Modules and bodies of functions that a screen does not hold. Signature and docstring do not count: they inform."""
     complaints = []
     if (length := len(source.splitlines())) > MAX_MODULE_LINES:
         complaints.append(f"{length} lines in one module, at most {MAX_MODULE_LINES}")
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        length = (node.end_lineno or node.lineno) - node.lineno + 1
-        if ast.get_docstring(node) is not None:
-            docstring = node.body[0]
-            length -= (docstring.end_lineno or docstring.lineno) - docstring.lineno + 1
+        body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+        length = (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
         if length > MAX_FUNCTION_LINES:
             complaints.append(f"{node.lineno}: {node.name} has {length} lines, at most {MAX_FUNCTION_LINES}")
     return complaints

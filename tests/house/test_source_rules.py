@@ -138,10 +138,15 @@ def test_craft_checker_catches(source: str) -> None:
     assert len(craft_complaints(source)) == 1
 
 
-def test_size_checker_catches_long_modules_and_functions_and_leaves_docstrings_out() -> None:
+def test_size_checker_catches_long_modules() -> None:
     assert size_complaints("x = 1\n" * MAX_MODULE_LINES) == []
     assert len(size_complaints("x = 1\n" * (MAX_MODULE_LINES + 1))) == 1
-    body = "    x = 1\n" * (MAX_FUNCTION_LINES - 1)
-    assert size_complaints("def f():\n" + body) == []
-    assert size_complaints('def f():\n    """One\n\n    two.\n    """\n' + body) == []
-    assert len(size_complaints("def f():\n" + body + "    x = 2\n")) == 1
+
+
+@pytest.mark.parametrize(
+    "head", ["def f():\n", "def f(\n    a,\n    b,\n):\n", 'def f():\n    """One\n\n    two."""\n']
+)
+def test_size_checker_catches_long_bodies(head: str) -> None:
+    assert size_complaints(head + "    x = 1\n" * MAX_FUNCTION_LINES) == []
+    assert len(size_complaints(head + "    x = 1\n" * (MAX_FUNCTION_LINES + 1))) == 1
+    assert size_complaints('def f():\n    """Only a docstring."""\n') == []
