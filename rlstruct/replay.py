@@ -22,12 +22,11 @@ def replay_agent(agent: RL_Agent, trajectories: Trajectories) -> TemporalDictTen
 
     Raises:
         ValueError: the trajectories hold no step.
+        DeviceMismatchError: the agent is an RL_Agent_CheckDevice, and the trajectories are not on its device.
     """
     if _one_call_is_enough(agent, trajectories):
         return replay_agent_stateless(agent, trajectories)
-    n_steps = trajectories.trajectories.n_steps()
-    if n_steps == 0:
-        raise ValueError("replay_agent: trajectories hold 0 steps, expected at least 1.")
+    n_steps = _checked_n_steps(agent, trajectories)
     outputs: list[DictTensor] = []
     state: DictTensor | None = None
     for t in range(n_steps):
@@ -45,9 +44,13 @@ def replay_agent_stateless(agent: RL_Agent, trajectories: Trajectories) -> Tempo
 
     Returns:
         As `replay_agent`.  [B, T, ...]
+
+    Raises:
+        ValueError: the trajectories hold no step.
+        DeviceMismatchError: the agent is an RL_Agent_CheckDevice, and the trajectories are not on its device.
     """
     steps = trajectories.trajectories
-    B, T = steps.n_elems(), steps.n_steps()
+    B, T = steps.n_elems(), _checked_n_steps(agent, trajectories)
     observation = DictTensor(
         {k.removeprefix("observation/"): v.flatten(0, 1) for k, v in steps.items() if k.startswith("observation/")}
     )  # [B * T]
@@ -64,3 +67,14 @@ def _one_call_is_enough(agent: RL_Agent, trajectories: Trajectories) -> bool:
     inner = agent.agent if isinstance(agent, RL_Agent_CheckDevice) else agent
     keeps_state = any(key.startswith("agent_state/") for key in trajectories.info.keys())
     return not keeps_state and not agent.require_history() and type(inner).call_replay is RL_Agent.call_replay
+
+
+def _checked_n_steps(agent: RL_Agent, trajectories: Trajectories) -> int:
+    if isinstance(agent, RL_Agent_CheckDevice):
+        agent.check_trajectories(trajectories)
+    n_steps = trajectories.trajectories.n_steps()
+    if n_steps == 0:
+        raise ValueError(
+            "replay_agent: trajectories hold 0 steps, expected at least 1. Collect with n_timesteps of 1 or more."
+        )
+    return n_steps

@@ -15,6 +15,8 @@ from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import DeviceMismatchError
 
 CPU = torch.device("cpu")
+# The attributes of RL_Agent_CheckDevice itself; all others are those of the agent inside.
+_OWN_ATTRIBUTES = frozenset({"agent", "device", "agent_info_on_device", "_guard", "_name", "_info_device"})
 
 
 class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
@@ -194,8 +196,9 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         Raises:
             DeviceMismatchError: a tensor is on the wrong device.
         """
-        self._check("call_replay", "argument trajectories.info", trajectories.info, self.device)
-        self._check("call_replay", "argument trajectories", trajectories.trajectories, self.device)
+        self.check_trajectories(trajectories)
+        if type(self.agent).call_replay is RL_Agent.call_replay:
+            return super().call_replay(trajectories, t, state)  # goes through __call__, which checks all the rest
         if state is not None:
             self._check("call_replay", "argument state", state, self.device)
         with self._guarded():
@@ -204,13 +207,14 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         self._check("call_replay", "result new_state", new_state, self.device)
         return action, new_state
 
-    def check_env_info(self, env_info: DictTensor) -> None:
-        """Raise unless ``env_info`` is on the CPU, where every VecEnv expects it.
+    def check_trajectories(self, trajectories: Trajectories) -> None:
+        """Raise unless ``trajectories`` can be replayed here, with their agent_info, env_info and first state.
 
         Raises:
-            DeviceMismatchError: it is elsewhere.
+            DeviceMismatchError: they are elsewhere.
         """
-        self._check("reset", "argument env_info", env_info, CPU)
+        self._check("call_replay", "argument trajectories.info", trajectories.info, self.device)
+        self._check("call_replay", "argument trajectories", trajectories.trajectories, self.device)
 
     def update(self, info: Mapping[str, Tensor]) -> None:
         """Forward to the agent."""
@@ -230,9 +234,18 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the agent has
         """Forward every other attribute to the agent."""
-        if name == "agent":  # not set yet: unpickling or copying asks before __init__ has run
-            raise AttributeError(name)
+        # Protocols such as __deepcopy__ are the wrapper's own business; "agent" is missing only before __init__ has
+        # run, when unpickling asks.
+        if name == "agent" or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.agent, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401 - whatever the agent takes
+        """Set attributes on the agent, all but the wrapper's own."""
+        if name in _OWN_ATTRIBUTES:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.agent, name, value)
 
     def _guarded(self) -> AbstractContextManager[Any]:
         guard: AbstractContextManager[Any] = nullcontext() if self._guard is None else self._guard()
@@ -242,16 +255,22 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         found = tensors.device
         if found is None or found == expected:
             return
-        key = next(iter(tensors.keys()))
-        mend = (
-            f"Create it with device={str(expected)!r}, or move the agent's model with .to({str(expected)!r})."
-            if role.startswith("result")
-            else "It belongs on the CPU: leave it there, or set agent_info_on_device = True on the agent."
-            if role.endswith("agent_info")
-            else "Settings of environments stay on the CPU."
-            if role.endswith("env_info")
-            else f"Move it with .to({str(expected)!r}), or wrap the environment in DeviceEnv(env, {str(expected)!r})."
-        )
         raise DeviceMismatchError(
-            f"{self._name}.{method}: {role}: tensor {key!r} is on {found}, expected {expected}. {mend}"
+            f"{self._name}.{method}: {role}: tensor {next(iter(tensors.keys()))!r} is on {found}, expected {expected}. "
+            f"{_mend(role, expected, self.agent_info_on_device)}"
         )
+
+
+def _mend(role: str, expected: torch.device, agent_info_on_device: bool) -> str:
+    to = f".to({str(expected)!r})"
+    if role.startswith("result"):
+        return f"Create it with device={str(expected)!r}, or move the agent's model with {to}."
+    if role == "argument agent_info" and agent_info_on_device:
+        return f"The agent has agent_info_on_device = True: move it with {to}."
+    if role == "argument agent_info":
+        return "Keep it on the CPU, or set agent_info_on_device = True on the agent."
+    if role.startswith("argument trajectories"):
+        return f"Move them with trajectories{to}, or move the agent's model to where they are."
+    if role == "argument state":
+        return f"Pass what initial_state or the last call returned, or move it with {to}."
+    return f"Move it with {to}, or wrap the environment in DeviceEnv(env, {str(expected)!r})."

@@ -122,7 +122,16 @@ class DeviceEnv(VecEnv):
         return self.env.n_envs()
 
     def reset(self, env_info: DictTensor | None = None) -> Observed:
-        """Reset the wrapped environment; see `VecEnv.reset`. ``env_info`` stays on the CPU."""
+        """Reset the wrapped environment; see `VecEnv.reset`. ``env_info`` stays on the CPU.
+
+        Raises:
+            DeviceMismatchError: ``env_info`` is not on the CPU.
+        """
+        if env_info is not None and env_info.device not in (None, torch.device("cpu")):
+            raise DeviceMismatchError(
+                f"DeviceEnv.reset: tensor {next(iter(env_info.keys()))!r} of env_info is on {env_info.device}, "
+                "expected cpu. Settings of environments stay on the CPU: create it there."
+            )
         return self._out(self.env.reset(env_info))
 
     def step(self, action: DictTensor) -> tuple[Observed, Observed]:

@@ -1,0 +1,278 @@
+"""check_agent: does an agent keep every promise of the RL_Agent contract? Layer 3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.functional.random import step_keys
+from rlstruct.replay import replay_agent
+from rlstruct.rl_agent import RL_Agent, RL_Agent_CheckDevice
+from rlstruct.testing.conformance import check_in_space, check_keys, check_same, check_tensor, fail, on_cpu, same
+from rlstruct.testing.fake_envs import RandomEnv
+from rlstruct.testing.host_sync import forbid_host_sync
+from rlstruct.testing.spaces import Space, leaves
+from rlstruct.vec_env import DeviceEnv, VecEnv
+
+_N_ENVS = 5
+_RNG = (
+    "Draw random numbers from observation['rng'] (rlstruct.functional.random), keep what must last in the state, "
+    "and put the model in eval mode; or call check_agent(..., draws_from_rng=False) for an agent that uses torch's "
+    "generator."
+)
+_ROWS = "Row b of the answer may depend on row b of the arguments only: look for means over the batch or BatchNorm."
+_STATE = "Return the keys, dtypes and shapes of initial_state."
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Arguments and answer of one call of the agent."""
+
+    state: DictTensor
+    observation: DictTensor
+    history: TemporalDictTensor | None
+    action: DictTensor
+    reached: DictTensor
+
+
+def check_agent(
+    agent: RL_Agent,
+    env: VecEnv | None = None,
+    *,
+    observation_space: Space | None = None,
+    action_space: Space | None = None,
+    device: DeviceLike = "cpu",
+    agent_info: DictTensor | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+    n_steps: int = 8,
+    seed: int = 0,
+    tolerance: float = 1e-5,
+    draws_from_rng: bool = True,
+    host_syncs: bool = False,
+) -> None:
+    """Let an agent act for a few steps and compare all that it does with the contract of `RL_Agent`.
+
+    Looks at: where tensors are (with `RL_Agent_CheckDevice`); the initial state for 1 and for B environments; keys,
+    dtypes, shapes and values of actions against the action space; constant keys of actions and states; that arguments
+    are not written to; that equal arguments give equal answers; that no row depends on another; that a replay of the
+    collected trajectories gives the stored outputs again; that `update` copies the weights it is given.
+
+    Args:
+        agent: the agent to check, on ``device``. Its weights are the same afterwards if they can be found.
+        env: where it acts; moved to ``device`` if it lives elsewhere, not closed.
+        observation_space: without ``env``: frames are samples of this space.
+        action_space: without ``env``: what the actions must lie in.
+        device: where the agent lives; ``"sim:1"`` finds device mistakes on a machine without a GPU.
+        agent_info: settings of the environments' policies, on the CPU.  [B] or empty; B = 5 without ``env``
+        weights: what `update` takes; by default the state_dict of the agent's model, if it has an nn.Module.
+        n_steps: how many steps to act.
+        seed: of the random keys, the sampled frames, and `RL_Agent.seed`.
+        tolerance: allowed difference of floating-point outputs between two batch sizes, and in the replay.
+        draws_from_rng: False for an agent that draws from torch's generator: rows and replay are then not compared.
+        host_syncs: whether the agent is watched for host syncs too, with `forbid_host_sync`.
+
+    Raises:
+        ConformanceError: naming the call, the key, what was found, what was expected, and the mend.
+        DeviceMismatchError: a tensor is on the wrong device.
+        ValueError: neither ``env`` nor both spaces are given.
+    """
+    if env is None:
+        if observation_space is None or action_space is None:
+            raise ValueError("check_agent: got neither env nor both spaces. Give one of them.")
+        env = RandomEnv(observation_space, action_space, _N_ENVS, seed, device=device)
+    env = env if env.device == resolve_device(device) else DeviceEnv(env, device)
+    guard = forbid_host_sync if host_syncs else None
+    kit = _Kit(RL_Agent_CheckDevice(agent, device, host_syncs=guard), env, agent_info, seed, tolerance)
+    agent.seed(seed)
+    kit.check_initial_state()
+    with torch.no_grad():
+        steps = kit.act(n_steps)
+        for t, step in enumerate(steps):
+            kit.check_repeated(f"{kit.name}.__call__ (step {t})", step)
+            if draws_from_rng:
+                kit.check_rows(f"{kit.name}.__call__ (step {t})", step)
+    if draws_from_rng:
+        kit.check_replay(steps)
+    kit.check_update(steps[-1], weights)
+
+
+class _Kit:
+    """The agent under watch, in its environment."""
+
+    def __init__(
+        self, agent: RL_Agent_CheckDevice, env: VecEnv, agent_info: DictTensor | None, seed: int, tolerance: float
+    ) -> None:
+        self.agent, self.env = agent, env
+        self.name = type(agent.agent).__name__
+        self.seed, self.tolerance = seed, tolerance
+        info = DictTensor() if agent_info is None else agent_info
+        wants_device = agent.agent_info_on_device and not info.empty()
+        self.agent_info = info.to(env.device) if wants_device else info
+        self.B = env.n_envs()
+
+    def check_initial_state(self) -> None:
+        """The initial state has B rows, and the same columns for every B."""
+        states = {}
+        for B in (1, self.B):
+            where = f"{self.name}.initial_state(agent_info, {B})"
+            agent_info = self.agent_info if B == self.B or self.agent_info.empty() else self.agent_info.slice(0)
+            states[B] = state = self.agent.initial_state(agent_info, B)
+            if not state.empty() and state.n_elems() != B:
+                mend = "Make one row for each of the B environments, whatever B is."
+                fail(where, next(iter(state.keys())), f"{state.n_elems()} rows", B, mend)
+        where = f"{self.name}.initial_state(agent_info, {self.B})"
+        mend = "The state has the same keys, dtypes and shapes for every B."
+        check_specs(where, states[self.B], states[1], mend, self.B)
+
+    def act(self, n_steps: int) -> list[_Step]:
+        """Let the agent act, checking each answer by itself."""
+        observation, _ = self.env.reset(None)
+        state = self.agent.initial_state(self.agent_info, self.B)
+        seeds = torch.arange(self.seed, self.seed + self.B, device=self.env.device)
+        keys = step_keys(seeds, 0, torch.arange(n_steps, device=self.env.device))  # [T, B]
+        steps: list[_Step] = []
+        for t in range(n_steps):
+            seen = observation + DictTensor({"rng": keys[t]})
+            history = self._history(steps, seen) if self.agent.require_history() else None
+            where = f"{self.name}.__call__ (step {t})"
+            arguments = (state.map(on_cpu), seen.map(on_cpu))
+            action, new_state = self._call(state, seen, self.agent_info, history)
+            mend = "Do not write to the arguments: the batcher stores them."
+            check_same(f"{where}, argument state", state.map(on_cpu), arguments[0], mend)
+            check_same(f"{where}, argument observation", seen.map(on_cpu), arguments[1], mend)
+            self._check_action(where, action, steps[-1].action if steps else action)
+            check_specs(f"{where}, new_state", new_state, state, _STATE, self.B)
+            (reached, _), (observation, _) = self.env.step(action)
+            steps.append(_Step(state, seen, history, action, reached))
+            state = new_state
+        return steps
+
+    def check_repeated(self, where: str, step: _Step) -> None:
+        """Equal arguments give equal answers."""
+        answers = []
+        for _ in range(2):
+            torch.manual_seed(self.seed)
+            answers.append(_joined(*self._call(step.state, step.observation, self.agent_info, step.history)))
+        check_same(f"{where}, called twice with the same arguments", answers[1], answers[0], _RNG)
+
+    def check_rows(self, where: str, step: _Step) -> None:
+        """No row depends on another: neither on its position, nor on what else is there."""
+        expected = _joined(*self._call(step.state, step.observation, self.agent_info, step.history))
+        backwards = list(range(self.B))[::-1]
+        for rows in (backwards, [0], [self.B - 1]):
+            state, info = (d if d.empty() else d.index(rows) for d in (step.state, self.agent_info))
+            history = None if step.history is None else step.history.index(rows)
+            got = _joined(*self._call(state, step.observation.index(rows), info, history))
+            check_same(f"{where}, rows {rows} only", got, expected.index(rows), _ROWS, tolerance=self.tolerance)
+
+    def check_replay(self, steps: list[_Step]) -> None:
+        """A replay over the collected trajectories gives the stored outputs."""
+        trajectories = self._trajectories(steps)
+        replayed = replay_agent(self.agent, trajectories)
+        mend = (
+            "Replay must act as collection did: restart the state where observation['initial_state'] is True, use "
+            "nothing but the arguments, and check call_replay if the agent has its own."
+        )
+        for t, step in enumerate(steps):
+            got = replayed.temporal_index(t).map(on_cpu)
+            expected = step.action.map(on_cpu)
+            check_same(f"replay_agent({self.name}), step {t}", got, expected, mend, tolerance=self.tolerance)
+
+    def check_update(self, step: _Step, weights: Mapping[str, Tensor] | None) -> None:
+        """`update` takes the weights over, all of them, as a copy. Skipped where there are no weights to be found."""
+        module = _model(self.agent.agent)
+        given = weights if weights is not None else None if module is None else module.state_dict()
+        if given is None:
+            return
+        where = f"{self.name}.update"
+        original = {key: on_cpu(value) for key, value in given.items()}
+        other = {k: v * 0.5 + 0.25 if v.is_floating_point() else v.clone() for k, v in original.items()}
+        self.agent.update({k: v.clone() for k, v in original.items()})
+        before = self._answer(step)
+        lent = {k: v.clone() for k, v in other.items()}
+        self.agent.update(lent)
+        if module is not None and weights is None:
+            self._check_taken(where, module, other)
+        changed = self._answer(step)
+        for value in lent.values():
+            value.fill_(1)  # what a batcher does when it publishes the next version
+        mend = "Copy the weights, as load_state_dict does: the batcher writes to these tensors again."
+        check_same(f"{where}, after its argument changed", self._answer(step), changed, mend)
+        self.agent.update({k: v.clone() for k, v in original.items()})
+        mend = "The same weights must give the same answers: update all that the answers depend on."
+        check_same(f"{where}, back to the first weights", self._answer(step), before, mend)
+
+    def _check_taken(self, where: str, module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        for key, value in module.state_dict().items():
+            if not bool(same(on_cpu(value).unsqueeze(0), weights[key].unsqueeze(0)).all()):  # sync: once per weight
+                mend = "Define update(self, info), usually self.model.load_state_dict(info)."
+                fail(where, key, "the old weights", "those that were given", mend)
+
+    def _answer(self, step: _Step) -> DictTensor:
+        torch.manual_seed(self.seed)
+        with torch.no_grad():
+            return _joined(*self._call(step.state, step.observation, self.agent_info, step.history))
+
+    def _call(
+        self, state: DictTensor, observation: DictTensor, info: DictTensor, history: TemporalDictTensor | None
+    ) -> tuple[DictTensor, DictTensor]:
+        answer = self.agent(state, observation, info, history)
+        return answer
+
+    def _check_action(self, where: str, action: DictTensor, before: DictTensor) -> None:
+        expected = leaves(self.env.action_space, "action")
+        got = set(action.keys())
+        check_keys(where, got & set(expected), set(expected), "Return what the action space asks for.")
+        for key, leaf in expected.items():
+            check_in_space(where, key, on_cpu(action[key]), leaf, self.B)
+        for key, value in action.items():
+            check_tensor(where, key, value, (self.B, *value.shape[1:]), None, "Return one row for each environment.")
+        check_specs(f"{where}, action", action, before, "Return the same keys, dtypes and shapes in each call.", self.B)
+
+    def _history(self, steps: list[_Step], observation: DictTensor) -> TemporalDictTensor:
+        if steps:
+            return self._trajectories(steps).trajectories
+        shapes = observation.prepend_key("observation/")
+        return TemporalDictTensor({k: v.new_empty((self.B, 0, *v.shape[1:])) for k, v in shapes.items()})
+
+    def _trajectories(self, steps: list[_Step]) -> Trajectories:
+        columns = [
+            step.observation.prepend_key("observation/")
+            + step.action.prepend_key("action/")
+            + step.reached.prepend_key("_observation/")
+            for step in steps
+        ]
+        info = self.agent_info if self.agent_info.empty() else self.agent_info.to(self.env.device)
+        named = info.prepend_key("agent_info/") + steps[0].state.prepend_key("agent_state/")
+        return Trajectories(named, DictTensor.stack(columns))
+
+
+def check_specs(where: str, got: DictTensor, expected: DictTensor, mend: str, n_rows: int) -> None:
+    """Compare keys, dtypes and trailing shapes.
+
+    Raises:
+        ConformanceError: naming the first key that differs.
+    """
+    check_keys(where, set(got.keys()), set(expected.keys()), mend)
+    for key, value in expected.items():
+        check_tensor(where, key, got[key], (n_rows, *value.shape[1:]), value.dtype, mend)
+
+
+def _joined(action: DictTensor, new_state: DictTensor) -> DictTensor:
+    """All that a call returned, on the CPU."""
+    return (action.prepend_key("action/") + new_state.prepend_key("new_state/")).map(on_cpu)
+
+
+def _model(agent: RL_Agent) -> nn.Module | None:
+    """The agent's network: the agent itself, or its attribute ``model``, or its only nn.Module."""
+    if isinstance(agent, nn.Module):
+        return agent
+    modules = {name: value for name, value in vars(agent).items() if isinstance(value, nn.Module)}
+    if "model" in modules:
+        return modules["model"]
+    return next(iter(modules.values())) if len(modules) == 1 else None

@@ -1,0 +1,164 @@
+"""What the conformance kits share: the error, and comparisons that name the culprit. Layer 3.
+
+The kits are tools, not part of any step: they copy to the CPU and look at values freely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from rlstruct.core import DictTensor
+from rlstruct.testing.spaces import Space, leaf_dtype, leaf_shape, outside
+
+
+class ConformanceError(AssertionError):
+    """A class does not do what its contract says.
+
+    Attributes:
+        where: the call at which it showed, such as ``"MyEnv.step (call 3)"``.
+        key: the tensor that is wrong, None when it is none.
+        got: what was found.
+        expected: what the contract says.
+        mend: what to do about it.
+    """
+
+    where: str = ""
+    key: str | None = None
+    got: str = ""
+    expected: str = ""
+    mend: str = ""
+
+
+def fail(where: str, key: str | None, got: object, expected: object, mend: str) -> NoReturn:
+    """Raise a ConformanceError of these parts.
+
+    Raises:
+        ConformanceError: always.
+    """
+    named = "" if key is None else f" tensor {key!r}:"
+    error = ConformanceError(f"{where}:{named} got {got}, expected {expected}. {mend}")
+    error.where, error.key, error.got, error.expected, error.mend = where, key, str(got), str(expected), mend
+    raise error
+
+
+def holds(mask: Tensor) -> bool:
+    """Tell whether a mask is True everywhere, wherever it lives."""
+    return bool(mask.all())  # sync: the kit checks values, several times a step
+
+
+def on_cpu(tensor: Tensor) -> Tensor:
+    """Return a copy on the CPU that nobody else writes to."""
+    return tensor.detach().to("cpu", copy=True)
+
+
+def same(got: Tensor, expected: Tensor, tolerance: float = 0.0) -> Tensor:
+    """Compare values, where not-a-number equals itself.
+
+    Args:
+        got: [B, ...].
+        expected: [B, ...], same shape, dtype and device.
+        tolerance: allowed difference of floating-point numbers, relative for those above 1; integers must be equal.
+
+    Returns:
+        Which rows agree.  [B] bool
+    """
+    equal = got == expected
+    if got.is_floating_point() or got.is_complex():
+        close = (got - expected).abs() <= tolerance * (1 + expected.abs())
+        equal = equal | close | (got.isnan() & expected.isnan())
+    return equal.flatten(1).all(dim=1) if equal.dim() > 1 else equal  # [B]
+
+
+def check_same(
+    where: str, got: DictTensor, expected: DictTensor, mends: str | Mapping[str, str], *, tolerance: float = 0.0
+) -> None:
+    """Compare two structures, key by key and row by row.
+
+    Args:
+        where: for the message.
+        got: [B], on the CPU.
+        expected: [B], on the CPU.
+        mends: what to do, or what to do for each key (or the part of it before the first ``/``; ``""`` for the rest).
+        tolerance: see `same`.
+
+    Raises:
+        ConformanceError: naming the first key that differs, and its first row.
+    """
+    table = {"": mends} if isinstance(mends, str) else mends
+    check_keys(where, set(got.keys()), set(expected.keys()), table[""])
+    for key in expected.keys():
+        mend = table.get(key.partition("/")[0], table[""])
+        check_tensor(where, key, got[key], tuple(expected[key].shape), expected[key].dtype, mend)
+        rows = same(got[key], expected[key], tolerance)
+        if not holds(rows):
+            b = first_false(rows)
+            fail(f"{where}, row {b}", key, short(got[key][b]), short(expected[key][b]), mend)
+
+
+def check_keys(where: str, got: set[str], expected: set[str], mend: str) -> None:
+    """Compare two sets of keys.
+
+    Raises:
+        ConformanceError: naming a key that is missing or should not be there.
+    """
+    for key in sorted(expected - got):
+        fail(where, key, f"no such key among {sorted(got)}", "it to be there", mend)
+    for key in sorted(got - expected):
+        fail(where, key, "this key", f"only {sorted(expected)}", mend)
+
+
+def check_tensor(
+    where: str, key: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None, mend: str
+) -> None:
+    """Compare shape and dtype.
+
+    Raises:
+        ConformanceError: naming the key.
+    """
+    if tuple(tensor.shape) != shape:
+        fail(where, key, f"shape {list(tensor.shape)}", f"{list(shape)}", mend)
+    if dtype is not None and tensor.dtype != dtype:
+        fail(where, key, tensor.dtype, dtype, mend)
+
+
+def check_in_space(where: str, key: str, tensor: Tensor, leaf: Space, n_rows: int, *, values: bool = True) -> None:
+    """Compare shape, dtype and, if asked, values with a plain space.
+
+    Args:
+        where: for the message.
+        key: for the message.
+        tensor: [n_rows, ...], on the CPU.
+        leaf: what the space says about one row.
+        n_rows: how many rows there must be.
+        values: whether every value must lie within the bounds.
+
+    Raises:
+        ConformanceError: naming the key.
+    """
+    mend = f"Return it in the shape and dtype of {leaf}, one row for each environment, or correct the space."
+    check_tensor(where, key, tensor, (n_rows, *leaf_shape(leaf)), leaf_dtype(leaf), mend)
+    if not values:
+        return
+    beyond = outside(leaf, tensor)
+    if not holds(~beyond):
+        rows = ~beyond.flatten(1).any(dim=1) if beyond.dim() > 1 else ~beyond
+        mend = "Keep the values inside the space, or widen the space."
+        fail(f"{where}, row {first_false(rows)}", key, short(tensor[beyond][:3]), f"values inside {leaf}", mend)
+
+
+def first_false(rows: Tensor) -> int:
+    """Return the index of the first False of a mask [B] that is not True everywhere."""
+    return int((~rows).to(torch.int8).argmax())  # sync: once, for an error message
+
+
+def short(tensor: Tensor) -> str:
+    """Show a few values of a tensor."""
+    values: list[Any] = tensor.flatten()[:6].tolist()  # sync: once, for an error message
+    shown = ", ".join(f"{value:.6g}" if isinstance(value, float) else str(value) for value in values)
+    if tensor.dim() == 0:
+        return shown
+    return f"[{shown}{', …' if tensor.numel() > 6 else ''}]"

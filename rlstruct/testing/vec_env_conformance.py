@@ -1,0 +1,270 @@
+"""check_vec_env: does an environment keep every promise of the VecEnv contract? Layer 3."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlstruct.core import DictTensor
+from rlstruct.device import resolve_device
+from rlstruct.functional.masks import masked_dicttensor
+from rlstruct.testing.conformance import (
+    check_in_space,
+    check_keys,
+    check_same,
+    check_tensor,
+    fail,
+    holds,
+    on_cpu,
+    short,
+)
+from rlstruct.testing.spaces import leaves, sample_rows
+from rlstruct.vec_env import VecEnv
+
+_COLUMNS = {
+    "reward": torch.float32,
+    "terminated": torch.bool,
+    "truncated": torch.bool,
+    "done": torch.bool,
+    "initial_state": torch.bool,
+}
+_FRESH = "This is the first observation of an episode: reward 0, nothing done, initial_state True, last_action 0."
+_REACHED = {
+    "done": "Compute it as terminated | truncated.",
+    "initial_state": "A step never reaches an initial state: a restart belongs into `current` only.",
+    "last_action": "Return a copy of the action that was taken in this step.",
+    "": "An environment that has finished repeats its last observation with reward 0 until the next reset.",
+}
+_CURRENT = {
+    "frame": "Without a restart, current shows what was reached; after one, the new episode's first observation.",
+    "": f"Where an auto-resetting environment restarted: {_FRESH} Everywhere else current equals reached.",
+}
+# How many calls back a returned tensor is compared with its first value; the first one of all is always kept.
+_REMEMBERED_CALLS = 4
+_STEPS_OF_SECOND_RUN = 40
+
+
+def check_vec_env(
+    env: VecEnv | Callable[..., VecEnv],
+    *,
+    env_args: Mapping[str, Any] | None = None,
+    n_steps: int = 200,
+    seed: int = 0,
+    check_bounds: bool = True,
+) -> None:
+    """Step a VecEnv with random actions and compare all that it does with the contract of `VecEnv`.
+
+    Looks at: B, devices, keys, dtypes, shapes, bounds of the observation space; the values after a reset; the masks;
+    reached and current; restarts; idle rows; that no returned tensor changes later and no action is written to; that
+    ``env_info`` may be missing or empty; that equal seeds show equal things; that `close` may be called twice.
+
+    Args:
+        env: an environment, or better what makes one: then seeds are checked too. Closed afterwards.
+        env_args: with a factory, its arguments beside ``seed``.
+        n_steps: how many steps to take; take enough for episodes to end.
+        seed: passed to the factory; seeds the random actions.
+        check_bounds: whether frames must lie within the observation space, to rounding.
+
+    Raises:
+        ConformanceError: naming the call, the key, what was found, what was expected, and the mend.
+    """
+    factory = None if isinstance(env, VecEnv) else env
+    made = env if isinstance(env, VecEnv) else env(**(env_args or {}), seed=seed)
+    try:
+        _Walk(made, seed, check_bounds).run(n_steps)
+        if factory is not None:
+            _check_seeds(lambda: factory(**(env_args or {}), seed=seed), seed, min(n_steps, _STEPS_OF_SECOND_RUN))
+    finally:
+        made.close()
+    try:
+        made.close()
+    except Exception as error:
+        where = f"{type(made).__name__}.close (second call)"
+        fail(where, None, repr(error), "nothing to happen", "Remember in close() that it ran before.")
+
+
+def _check_seeds(create: Callable[[], VecEnv], seed: int, n_steps: int) -> None:
+    envs = [create(), create()]
+    try:
+        first, second = (_Walk(env, seed, check_bounds=False) for env in envs)
+        for walk in (first, second):
+            walk.reset(None)
+        for t in range(n_steps + 1):
+            where = f"{first.name} made twice with seed={seed}, {'after reset' if t == 0 else f'step {t}'}"
+            mend = "Draw everything from generators seeded with the factory's seed."
+            check_same(where, second.current, first.current, mend)
+            for walk in (first, second):
+                walk.step()
+    finally:
+        for env in envs:
+            env.close()
+
+
+class _Walk:
+    """One environment under watch: every call is checked against the state that the last one left."""
+
+    def __init__(self, env: VecEnv, seed: int, check_bounds: bool) -> None:
+        self.env = env
+        self.name = type(env).__name__
+        self.current = DictTensor()  # on the CPU, as all that is kept here
+        self.running = torch.zeros(0, dtype=torch.bool, device="cpu")
+        self._calls = 0
+        self._bounds = check_bounds
+        self._keys: set[str] = set()
+        self._first: list[tuple[str, DictTensor, DictTensor]] = []
+        self._latest: deque[tuple[str, DictTensor, DictTensor]] = deque(maxlen=2 * _REMEMBERED_CALLS)
+        self._check_attributes()
+        self._B = env.n_envs()
+        self._actions = deepcopy(env.action_space)
+        self._actions.seed(seed)
+        self._frames = leaves(env.observation_space, "frame")
+        self._last_actions = leaves(env.action_space, "last_action")
+
+    def run(self, n_steps: int) -> None:
+        """Reset in every way, then take steps; reset once in mid-episode, and whenever all have idled for two steps."""
+        self.reset(None)
+        self.reset(DictTensor())
+        idle = 0
+        for t in range(n_steps):
+            self.step()
+            idle = idle + 1 if not self.running.any() else 0
+            if idle == 3 or t == n_steps // 2:
+                self.reset(None)
+                idle = 0
+
+    def reset(self, env_info: DictTensor | None) -> None:
+        """Reset, and check what comes back."""
+        self._calls += 1
+        shown = "None" if env_info is None else "an empty env_info"
+        where = f"{self.name}.reset({shown}) (call {self._calls})"
+        self.current, self.running = self._observed(where, self.env.reset(env_info))
+        check_same(where, self.current, self._fresh(self.current), _FRESH)
+        self._check_mask(where, "running", self.running, torch.ones_like(self.running), "After a reset all run.")
+        self._check_memory(where)
+
+    def step(self) -> None:
+        """Step with random actions, and check what comes back."""
+        self._calls += 1
+        where = f"{self.name}.step (call {self._calls})"
+        action = DictTensor(sample_rows(self._actions, "action", self._B, self.env.device))
+        action.set("unrelated", torch.arange(self._B, device=self.env.device))
+        sent = action.map(on_cpu)
+        answer = self._pair(where, "((reached, running), (current, still_running))", self.env.step(action))
+        reached, ran = self._observed(f"{where}, reached", answer[0])
+        current, running = self._observed(f"{where}, current", answer[1])
+        check_same(f"{where}, action", action.map(on_cpu), sent, "Do not write to the action: copy it first.")
+        self._check_mask(
+            f"{where}, reached", "running", ran, self.running, "It marks who was stepped: who ran after the last call."
+        )
+        self._check_reached(f"{where}, reached", reached, ran, sent)
+        self._check_current(f"{where}, current", current, running, reached, ran)
+        self.current, self.running = current, running
+        self._check_memory(where)
+
+    def _check_attributes(self) -> None:
+        env, where = self.env, self.name
+        n_envs = env.n_envs()
+        if not isinstance(n_envs, int) or n_envs < 1:
+            fail(f"{where}.n_envs", None, repr(n_envs), "an int, at least 1", "Return B, the number of environments.")
+        if not isinstance(env.device, torch.device) or env.device != resolve_device(env.device):
+            mend = "Keep what rlstruct.resolve_device(...) returns."
+            fail(f"{where}.device", None, repr(env.device), "a torch.device with its index", mend)
+        for attribute in ("auto_reset", "action_space", "observation_space"):
+            if not hasattr(env, attribute):
+                fail(f"{where}.{attribute}", None, "nothing", "an attribute", f"Set self.{attribute} in __init__.")
+        if not isinstance(env.auto_reset, bool):
+            fail(f"{where}.auto_reset", None, repr(env.auto_reset), "True or False", "Set it in __init__.")
+
+    def _pair(self, where: str, shape: str, value: object) -> tuple[Any, Any]:
+        if not isinstance(value, tuple) or len(value) != 2:
+            fail(where, None, type(value).__name__, f"the pair {shape}", "Return a tuple of two.")
+        return value
+
+    def _observed(self, where: str, value: object) -> tuple[DictTensor, Tensor]:
+        """Check one (observation, mask) by itself, remember it, and return it on the CPU."""
+        observation, mask = self._pair(where, "(observation, mask)", value)
+        if not isinstance(observation, DictTensor) or not isinstance(mask, Tensor):
+            got = f"({type(observation).__name__}, {type(mask).__name__})"
+            fail(where, None, got, "(DictTensor, Tensor)", "Build the observation with DictTensor({...}).")
+        device = self.env.device
+        for key, found in (("observation", observation.device), ("mask", mask.device)):
+            if found is not None and found != device:
+                mend = f"Create it with device={str(device)!r}, or wrap the environment in DeviceEnv."
+                fail(where, key, found, device, mend)
+        if self.env.n_envs() != self._B:
+            fail(where, None, f"n_envs() = {self.env.n_envs()}", self._B, "B never changes: let finished rows idle.")
+        copy = observation.map(on_cpu)
+        self._remember(where, observation, copy)
+        check_tensor(where, "mask", mask, (self._B,), torch.bool, "The mask is [B] bool.")
+        masks = DictTensor({"mask": mask})
+        self._remember(where, masks, masks.map(on_cpu))
+        self._check_columns(where, copy)
+        return copy, on_cpu(mask)
+
+    def _check_columns(self, where: str, observation: DictTensor) -> None:
+        expected = {*self._frames, *_COLUMNS, *self._last_actions}
+        got = set(observation.keys())
+        check_keys(where, got & expected, expected, "Every observation carries all keys of the VecEnv contract.")
+        check_keys(where, got, self._keys or got, "Return the same keys in every call.")
+        self._keys = got
+        if "rng" in got:
+            fail(where, "rng", "this key", "it to be free", "The batcher writes rng: give yours another name.")
+        for key, dtype in _COLUMNS.items():
+            check_tensor(where, key, observation[key], (self._B,), dtype, "Return one value for each environment.")
+        for key, leaf in self._frames.items():
+            check_in_space(where, key, observation[key], leaf, self._B, values=self._bounds)
+        for key, leaf in self._last_actions.items():  # 0 after a reset, which a space need not hold
+            check_in_space(where, key, observation[key], leaf, self._B, values=False)
+        reward = observation["reward"]
+        if not holds(reward.isfinite()):
+            fail(where, "reward", short(reward), "finite numbers", "Look for a division by zero in the environment.")
+
+    def _fresh(self, observation: DictTensor) -> DictTensor:
+        """The observation as it must be at the start of an episode."""
+        columns = dict(observation.items())
+        for key in ("reward", "terminated", "truncated", "done", *self._last_actions):
+            columns[key] = torch.zeros_like(columns[key])
+        columns["initial_state"] = torch.ones_like(columns["initial_state"])
+        return DictTensor(columns)
+
+    def _check_reached(self, where: str, reached: DictTensor, ran: Tensor, sent: DictTensor) -> None:
+        stepped = dict(reached.items())
+        stepped["done"] = reached["terminated"] | reached["truncated"]
+        stepped["initial_state"] = torch.zeros_like(ran)
+        for key in self._last_actions:
+            stepped[key] = sent[key.removeprefix("last_")]
+        idle = dict(self.current.items())
+        idle["reward"] = torch.zeros_like(idle["reward"])
+        expected = masked_dicttensor(DictTensor(idle), DictTensor(stepped), ran)
+        check_same(where, reached, expected, _REACHED)
+
+    def _check_current(
+        self, where: str, current: DictTensor, running: Tensor, reached: DictTensor, ran: Tensor
+    ) -> None:
+        if self.env.auto_reset:
+            expected = masked_dicttensor(reached, self._fresh(current), reached["done"])
+            check_same(where, current, expected, _CURRENT)
+            mend = "An auto-resetting environment always runs."
+            self._check_mask(where, "still_running", running, torch.ones_like(running), mend)
+        else:
+            check_same(where, current, reached, "An episodic environment does not restart: return reached itself.")
+            mend = "An episodic environment runs until it is done, and then not before the next reset."
+            self._check_mask(where, "still_running", running, ran & ~reached["done"], mend)
+
+    def _check_mask(self, where: str, key: str, got: Tensor, expected: Tensor, mend: str) -> None:
+        check_same(where, DictTensor({key: got}), DictTensor({key: expected}), mend)
+
+    def _remember(self, where: str, observation: DictTensor, copy: DictTensor) -> None:
+        if not self._first:
+            self._first.append((where, observation, copy))
+        self._latest.append((where, observation, copy))
+
+    def _check_memory(self, where: str) -> None:
+        mend = "Return fresh tensors: clone whatever a later call writes to."
+        for origin, observation, copy in [*self._first, *self._latest]:
+            check_same(f"{where} changed the result of {origin}", observation.map(on_cpu), copy, mend)
