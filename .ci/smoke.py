@@ -1,4 +1,4 @@
-"""Use an installed rlstruct from outside the repository: every module imports, and structures work.
+"""Use an installed rlstruct from outside the repository: import every module, collect with an agent of one's own.
 
 Usage: python smoke.py REPOSITORY, where nothing may be imported from.
 """
@@ -10,9 +10,14 @@ import pathlib
 import pkgutil
 import sys
 
+import gymnasium
 import torch
 
 import rlstruct
+from rlstruct import DictTensor, RL_Agent
+from rlstruct.batchers import RL_Batcher
+from rlstruct.envs import GymEnv
+from rlstruct.functional import random
 
 EXPECTED = {"rlstruct.core", "rlstruct.functional", "rlstruct.agents", "rlstruct.batchers", "rlstruct.algos"}
 
@@ -29,19 +34,40 @@ def import_everything(repository: pathlib.Path) -> list[str]:
     return names
 
 
-def use_structures() -> None:
-    """Build a structure, join it with itself and read a row back."""
-    frames = rlstruct.DictTensor({"frame": torch.arange(6.0).reshape(3, 2)})
-    both = rlstruct.DictTensor.cat([frames, frames])
-    if both.n_elems() != 6 or not torch.equal(both.slice(4)["frame"], torch.tensor([[2.0, 3.0]])):
-        raise SystemExit(f"DictTensor gave a wrong answer: {both}")
+class CoinAgent(RL_Agent):
+    """Tosses a coin for each environment."""
+
+    def __call__(
+        self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: object = None
+    ) -> tuple[DictTensor, DictTensor]:
+        coin = random.uniform(observation["rng"]) < 0.5
+        return DictTensor({"action": coin.to(torch.int64)}), state
+
+
+def create_env(seed: int) -> GymEnv:
+    return GymEnv([gymnasium.make("CartPole-v1") for _ in range(2)], seed)
+
+
+def collect(n_processes: int) -> torch.Tensor:
+    """Return the rewards of two whole episodes.  [2, T]"""
+    with RL_Batcher(500, CoinAgent, create_env, n_processes=n_processes, seed=0) as batcher:
+        batcher.reset()
+        batcher.execute()
+        trajectories, n_still_running = batcher.get()
+    if trajectories is None or n_still_running:
+        raise SystemExit(f"expected two whole episodes, {n_still_running} go on")
+    steps = trajectories.trajectories
+    return steps["_observation/reward"] * steps.mask()
 
 
 def main() -> None:
     repository = pathlib.Path(sys.argv[1]).resolve()
     names = import_everything(repository)
-    use_structures()
     print(f"{len(names)} modules imported from {pathlib.Path(rlstruct.__file__).parent}")
+    here, spawned = collect(0), collect(1)
+    if not torch.equal(here, spawned):
+        raise SystemExit("the same seed gave other episodes in a worker process")
+    print(f"two episodes of CartPole-v1, here and in a worker: returns {spawned.sum(1).tolist()}")
 
 
 if __name__ == "__main__":

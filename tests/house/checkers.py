@@ -191,7 +191,7 @@ def craft_complaints(source: str) -> list[str]:
 
 
 def size_complaints(source: str) -> list[str]:
-    """Modules and bodies of functions that a screen does not hold. Signature and docstring do not count: they inform."""
+    """Modules and bodies of functions that a screen does not hold; signatures and docstrings do not count."""
     complaints = []
     if (length := len(source.splitlines())) > MAX_MODULE_LINES:
         complaints.append(f"{length} lines in one module, at most {MAX_MODULE_LINES}")
