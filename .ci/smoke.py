@@ -49,7 +49,7 @@ def create_env(seed: int) -> GymEnv:
 
 
 def collect(n_processes: int) -> torch.Tensor:
-    """Return the rewards of two whole episodes.  [2, T]"""
+    """Return the rewards of two whole episodes, [2, T]."""
     with RL_Batcher(500, CoinAgent, create_env, n_processes=n_processes, seed=0) as batcher:
         batcher.reset()
         batcher.execute()
