@@ -83,7 +83,7 @@ class Slab:
         ended = reached["done"].nonzero().squeeze(1)  # sync: CPU only, and only in steps with a restart
         stop = n_final + ended.shape[0]
         for key, packed in self.final.items():
-            packed[n_final:stop] = reached[key][ended]
+            torch.index_select(reached[key], 0, ended, out=packed[n_final:stop])
         if self.final_at is not None:
             self.final_at[n_final:stop, 0] = t
             self.final_at[n_final:stop, 1] = ended

@@ -1,11 +1,11 @@
 """Counter-based random numbers. Layer 1: pure functions of a key, equal on every device, no state, no host sync.
 
-A key is an int64 that stands for one environment at one step; the batcher puts one per environment into
-``observation["rng"]``. What is drawn depends on the key alone, never on the batch it stands in, so that results do not
+A key is an int64 that stands for one environment at one step, random in all of its bits, as `step_keys` and `split` make
+them; the batcher puts one per environment into ``observation["rng"]``. What is drawn depends on the key alone, never on the batch it stands in, so that results do not
 change with the number of processes, and a replay over stored keys draws the same numbers again.
 
 The generator is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014):
-stream n of a key is ``mix(key + (n + 1) * gamma)``. Uniform and categorical draws use integer arithmetic only before
+number n > 0 of a key is ``mix(key + n * gamma)``, number 0 the key itself. Uniform and categorical draws use integer arithmetic only before
 one exact division, so their bits agree on CPU and GPU; `normal` goes through log and cos and agrees to rounding.
 """
 
@@ -36,9 +36,10 @@ def _mix_full(x: Tensor) -> Tensor:
 def _bits(key: Tensor, shape: tuple[int, ...], stream: int) -> Tensor:
     """64 random bits, the upper 33 of full quality: [B, *shape] int64."""
     if not shape:
-        return _mix(key + _wrap((stream + 1) * _GAMMA))
-    count = math.prod(shape)
-    lanes = torch.arange(stream + 1, stream + 1 + count, device=key.device, dtype=torch.int64).mul_(_GAMMA)
+        # The commonest draw, one number per key, costs nothing: the batcher has mixed a whole batch of keys at once.
+        return key if stream == 0 else _mix(key + _wrap(stream * _GAMMA))
+    first = stream + 1  # an array never holds number 0, which may have been drawn beside it
+    lanes = torch.arange(first, first + math.prod(shape), device=key.device, dtype=torch.int64).mul_(_GAMMA)
     return _mix(key.unsqueeze(-1) + lanes).view(*key.shape, *shape)
 
 
