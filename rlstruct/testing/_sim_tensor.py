@@ -83,7 +83,7 @@ class SimTensor(torch.Tensor):
 
     # torch answers these in C++ for torch.Tensor itself, and refuses or answers wrongly for subclasses.
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Show the values, the device, and the gradient's state, as for a CUDA tensor."""
         text = repr(self._inner)[:-1] + f", device='{self.device}'"
         if self.grad_fn is not None:

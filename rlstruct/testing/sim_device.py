@@ -3,7 +3,7 @@
 Importing this module adds four strict devices ``sim:0`` ... ``sim:3`` to torch. Their tensors compute on the CPU, with
 the CPU's numbers and the CPU's random generator, and refuse to meet a tensor of any other device, as CUDA tensors do:
 
->>> import rlstruct.testing.sim_device
+>>> import torch, rlstruct.testing.sim_device
 >>> x = torch.ones(2, device="sim:1")
 >>> x + 1
 tensor([2., 2.], device='sim:1')

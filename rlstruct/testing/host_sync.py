@@ -1,0 +1,296 @@
+"""Find the calls that make the host wait for the device, with no GPU at hand. Layer 3: torch alone.
+
+``x.item()``, ``if x > 0:``, ``x[mask]`` and their like stop the program until the device has caught up. On a laptop
+nothing shows it; on a GPU it is most of the time. Inside ``forbid_host_sync()`` each such call raises, on any device:
+
+>>> import torch
+>>> from rlstruct.testing import forbid_host_sync
+>>> x = torch.arange(4)
+>>> with forbid_host_sync():
+...     y = torch.where(x > 1, x, 0)
+>>> with forbid_host_sync():
+...     y = x[x > 1]
+Traceback (most recent call last):
+    ...
+rlstruct.testing.host_sync.HostSyncError: ...: indexing by a boolean mask makes the host wait for the device. ...
+
+It watches torch's Python calls (``item tolist numpy cpu``), the operators below them (``nonzero``, mask indexing,
+copies between devices, ...), and on CUDA torch's own alarm, ``torch.cuda.set_sync_debug_mode``. ``x.to("cpu")`` is a copy only
+where ``x`` is elsewhere: on CUDA, or on the simulated accelerator (``rlstruct.testing.sim_device``). An intended wait
+goes into ``allow_host_sync()``; ``count_host_syncs()`` counts instead of raising.
+"""
+
+# ruff: noqa: ANN401  (torch hands over whatever a call takes and returns)
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_PUT = "Put intended ones into allow_host_sync(); otherwise keep the value on the device: "
+_MASK = _PUT + "torch.where(mask, a, b), or masked sums."
+_NUMBER = _PUT + "return the tensor, and read it once every k steps."
+_SHAPE = _PUT + "its result has a shape that depends on data; use torch.where with fixed shapes."
+_DRAW = _PUT + "draw with rlstruct.functional.random."
+_CROSS = _PUT + "move data once, or copy with non_blocking=True from pinned memory."
+
+# Python calls by the name of the method, and how to do without.
+_FUNCTIONS: Final = {
+    **dict.fromkeys(("item", "tolist", "numpy", "__array__", "cpu", "__repr__"), _NUMBER),
+    **dict.fromkeys(("__bool__", "__int__", "__float__", "__index__", "__complex__", "is_nonzero"), _NUMBER),
+    **dict.fromkeys(("equal", "allclose", "__contains__"), _NUMBER),
+    **dict.fromkeys(("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive"), _SHAPE),
+}
+# Operators whose CUDA kernels wait, by overload packet.
+_OPERATORS: Final = {
+    **dict.fromkeys(("equal", "is_nonzero"), _NUMBER),
+    **dict.fromkeys(("nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive"), _SHAPE),
+    **dict.fromkeys(("bincount",), _SHAPE),
+    **dict.fromkeys(("multinomial",), _DRAW),  # checks its probabilities on the host
+}
+_INDEXING: Final = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
+_CUDA_ALARM: Final = "called a synchronizing CUDA operation"
+_TORCH_FOLDER: Final = os.path.dirname(torch.__file__)
+_SIM_FILES: Final = os.path.join(os.path.dirname(__file__), "_sim_")  # the simulated accelerator stands in for torch
+
+_local = threading.local()
+
+
+class HostSyncError(RuntimeError):
+    """A call made the host wait for the device where that is forbidden; the message names the call and its line."""
+
+
+@dataclass
+class HostSyncCount:
+    """What ``count_host_syncs`` saw.
+
+    Attributes:
+        calls: one line of text per wait: file, line and call, in order.
+    """
+
+    calls: list[str] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """How many waits there were."""
+        return len(self.calls)
+
+
+@contextlib.contextmanager
+def forbid_host_sync() -> Iterator[None]:
+    """Raise at every call inside that makes the host wait for the device; also on a CPU, where it would cost nothing.
+
+    Raises:
+        HostSyncError: with the call, the file and line that made it, and what to do instead.
+    """
+    with _watching(_raise), _cuda_alarm("error"):
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, HostSyncError) or _CUDA_ALARM not in str(error):
+                raise
+            raise HostSyncError(f"{_place(error.__traceback__)}: {_CUDA_ALARM}. {_NUMBER}") from error
+
+
+@contextlib.contextmanager
+def count_host_syncs() -> Iterator[HostSyncCount]:
+    """Count the calls inside that make the host wait, and let them happen.
+
+    Yields:
+        The count, with the list of calls; still readable afterwards.
+    """
+    found = HostSyncCount()
+    with _watching(lambda place, call, mend: found.calls.append(f"{place}: {call}")):
+        yield found
+
+
+@contextlib.contextmanager
+def allow_host_sync() -> Iterator[None]:
+    """Let intended waits pass inside ``forbid_host_sync`` and ``count_host_syncs``; elsewhere it does nothing."""
+    watches: list[_Watch] = list(getattr(_local, "watches", ()))
+    with contextlib.ExitStack() as stack:
+        for watch in watches:
+            stack.enter_context(watch.pause())
+        if watches:
+            stack.enter_context(_cuda_alarm("default"))
+        yield
+
+
+def _raise(place: str, call: str, mend: str) -> None:
+    raise HostSyncError(f"{place}: {call} makes the host wait for the device. {mend}")
+
+
+class _Watch:
+    """What the two modes share: whom to tell, and whether to look away."""
+
+    def __init__(self, report: Callable[[str, str, str], None]) -> None:
+        self.report = report
+        self.paused = 0
+        self.writes_number = False
+
+    def found(self, call: str, mend: str) -> None:
+        self.report(_place(), call, mend)
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        self.paused += 1
+        try:
+            yield
+        finally:
+            self.paused -= 1
+
+
+@contextlib.contextmanager
+def _watching(report: Callable[[str, str, str], None]) -> Iterator[None]:
+    watch = _Watch(report)
+    watches = _local.watches = [*getattr(_local, "watches", ()), watch]
+    try:
+        with _Functions(watch), _Operators(watch):
+            yield
+    finally:
+        _local.watches = [other for other in watches if other is not watch]
+
+
+@contextlib.contextmanager
+def _cuda_alarm(mode: str) -> Iterator[None]:
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        yield  # nothing can wait for CUDA yet, and a look must not start it
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode(mode)
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+class _Functions(TorchFunctionMode):
+    """Sees torch's Python calls, by the name the user wrote."""
+
+    def __init__(self, watch: _Watch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if self.watch.paused:
+            return func(*args, **kwargs)
+        call, mend = self._judge(name, args, kwargs)
+        if call:
+            self.watch.found(call, mend)
+            with self.watch.pause():  # the same wait is not counted again below
+                return func(*args, **kwargs)
+        # CUDA writes a number through a mask without waiting: x[mask] = 0.0.
+        self.watch.writes_number = name == "__setitem__" and isinstance(args[2], (bool, int, float))
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.watch.writes_number = False
+
+    def _judge(self, name: str, args: Any, kwargs: Any) -> tuple[str, str]:
+        if name in _FUNCTIONS:
+            return f"{name}()", _FUNCTIONS[name]
+        if name in ("__getitem__", "__setitem__") and _is_accelerator(args[0].device):
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            if any(isinstance(part, list) for part in index):
+                return f"indexing a tensor on {args[0].device} by a list", _CROSS
+        if name in ("tensor", "as_tensor", "asarray") and _is_accelerator(kwargs.get("device")):
+            data = args[0] if args else kwargs.get("data")
+            if not (isinstance(data, Tensor) and _is_accelerator(data.device)):
+                return f"torch.{name}() of host data on {kwargs['device']}", _CROSS
+        return "", ""
+
+
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees the operators below the Python calls."""
+
+    def __init__(self, watch: _Watch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.watch = watch
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not self.watch.paused:
+            call, mend = self._judge(func, args, kwargs)
+            if call:
+                self.watch.found(call, mend)
+        return func(*args, **kwargs)
+
+    def _judge(self, func: Any, args: Any, kwargs: Any) -> tuple[str, str]:
+        name = func.overloadpacket.__name__
+        if name == "_local_scalar_dense":
+            return "reading a number, item() or bool(),", _NUMBER
+        if name in _OPERATORS:
+            return name, _OPERATORS[name]
+        if name in _INDEXING:
+            return _judge_index(name, args[0], args[1], self.watch.writes_number)
+        if name == "normal" and isinstance(args[-1], Tensor):
+            return "torch.normal with a tensor of deviations", _DRAW  # checks them on the host
+        if name == "repeat_interleave" and isinstance(args[0], Tensor) and kwargs.get("output_size") is None:
+            return "repeat_interleave without output_size", _SHAPE
+        if name in ("copy_", "_to_copy"):
+            return _judge_copy(name, args, kwargs)
+        return "", ""
+
+
+def _judge_index(name: str, tensor: Tensor, indices: Any, writes_number: bool) -> tuple[str, str]:
+    if any(_is_mask(index) for index in indices) and not (name == "index_put_" and writes_number):
+        return "indexing by a boolean mask", _MASK
+    if _is_accelerator(tensor.device) and any(i is not None and not _is_accelerator(i.device) for i in indices):
+        return f"indexing a tensor on {tensor.device} by indices on cpu", _CROSS
+    return "", ""
+
+
+def _judge_copy(name: str, args: Any, kwargs: Any) -> tuple[str, str]:
+    if name == "copy_":
+        target, source = args[0].device, args[1].device
+        non_blocking = kwargs.get("non_blocking", len(args) > 2 and args[2])
+    else:
+        source = args[0].device
+        target = torch.device(kwargs.get("device") or source)
+        non_blocking = kwargs.get("non_blocking", False)
+    crosses = _is_accelerator(source) != _is_accelerator(target)
+    if crosses and (not non_blocking or _is_accelerator(source)):
+        return f"copying from {source} to {target}", _CROSS
+    return "", ""
+
+
+def _is_accelerator(device: Any) -> bool:
+    return device is not None and torch.device(device).type not in ("cpu", "meta")
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+def _place(traceback: Any = None) -> str:
+    """Name the innermost line of code that belongs neither to torch nor to this file."""
+    frame: FrameType | None = sys._getframe()
+    line = 0
+    if traceback is not None:
+        while traceback is not None:
+            if not _is_ours(traceback.tb_frame):
+                frame, line = traceback.tb_frame, traceback.tb_lineno
+            traceback = traceback.tb_next
+    while frame is not None and _is_ours(frame):
+        frame = frame.f_back
+    if frame is None:
+        return "in autograd's thread"
+    return f"{frame.f_code.co_filename}:{line or frame.f_lineno}"
+
+
+def _is_ours(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    return name in (__file__, contextlib.__file__) or name.startswith((_TORCH_FOLDER, _SIM_FILES))
