@@ -78,9 +78,10 @@ class NamedTensors:
         Raises:
             KeyError: there is no such name; the message lists the names and suggests the nearest.
         """
-        if key not in self._tensors:
-            raise self._missing(key)
-        return self._tensors[key]
+        try:
+            return self._tensors[key]
+        except KeyError:
+            raise self._missing(key) from None
 
     def get(self, keys: Iterable[str]) -> Self:
         """Select some keys, in the order given. The tensors are shared, not copied.
@@ -287,10 +288,11 @@ class NamedTensors:
         if not isinstance(other, NamedTensors) or type(other)._leading != self._leading:
             return NotImplemented
         mine, theirs = self._tensors, other._tensors
+        both = {**mine, **theirs}
         if not mine:
-            return other._like(dict(theirs))
+            return other._like(both)
         if theirs:
-            if not mine.keys().isdisjoint(theirs):
+            if len(both) < len(mine) + len(theirs):
                 twice = next(key for key in theirs if key in mine)
                 raise KeyError(
                     f"{type(self).__name__}.__add__: key {twice!r} is in both structures. "
@@ -301,43 +303,50 @@ class NamedTensors:
                     check_pair(type(self), key, added, first, value)
                     break
                 break
-        return self._like({**mine, **theirs})
+        return self._like(both)
 
 
 def validate(cls: type[NamedTensors], tensors: Mapping[str, Tensor]) -> None:
-    """Raise unless the tensors make a structure of class ``cls``: see the class for the errors."""
-    first_key: str | None = None
-    lead: tuple[int, ...] = ()
-    device: torch.device | None = None
-    n = cls._leading
+    """Raise unless the tensors make a structure of class ``cls``: see the class for the errors.
+
+    Every structure passes here once, so the loop asks each tensor for its shape and its device, and nothing more.
+    """
+    temporal = cls._leading == 2
+    first: str | None = None
+    n_rows, n_steps, device = -1, -1, None
     for key, tensor in tensors.items():
-        if not isinstance(key, str):
-            raise TypeError(f"{cls.__name__}: key {key!r} is a {type(key).__name__}, expected a str.")
-        if not isinstance(tensor, Tensor):
-            raise TypeError(
-                f"{cls.__name__}: key {key!r} holds a {type(tensor).__name__}, expected a torch.Tensor. "
-                "Convert it with torch.as_tensor(value, device=...)."
-            )
-        if first_key is None:
-            first_key, lead, device = key, tensor.shape[:n], tensor.device
-            if len(lead) == n:
+        if not isinstance(key, str) or not isinstance(tensor, Tensor):
+            raise _not_named(cls, key, tensor)
+        shape = tensor.shape
+        try:
+            if shape[0] == n_rows and tensor.device == device and (not temporal or shape[1] == n_steps):
                 continue
-        if tensor.shape[:n] != lead or len(lead) != n:
-            raise wrong_shape(cls, key, tensor, first_key, lead)
-        if tensor.device != device:
-            raise wrong_device(cls.__name__, key, tensor.device, device, f"the device of {first_key!r}")
+            if first is not None:
+                check_pair(cls, key, tensor, first, tensors[first])
+            first, n_rows, n_steps, device = key, shape[0], shape[cls._leading - 1], tensor.device
+        except IndexError:  # an axis is missing
+            raise wrong_shape(cls, key, tensor, first, ()) from None
+
+
+def _not_named(cls: type[NamedTensors], key: object, tensor: object) -> TypeError:
+    if not isinstance(key, str):
+        return TypeError(f"{cls.__name__}: key {key!r} is a {type(key).__name__}, expected a str.")
+    return TypeError(
+        f"{cls.__name__}: key {key!r} holds a {type(tensor).__name__}, expected a torch.Tensor. "
+        "Convert it with torch.as_tensor(value, device=...)."
+    )
 
 
 def check_pair(cls: type[NamedTensors], key: str, tensor: Tensor, first_key: str, first: Tensor) -> None:
     """Raise unless ``tensor`` has the leading axes and the device of ``first``."""
-    if tensor.shape[: cls._leading] != first.shape[: cls._leading]:
+    if tensor.dim() < cls._leading or tensor.shape[: cls._leading] != first.shape[: cls._leading]:
         raise wrong_shape(cls, key, tensor, first_key, first.shape[: cls._leading])
     if tensor.device != first.device:
         raise wrong_device(cls.__name__, key, tensor.device, first.device, f"the device of {first_key!r}")
 
 
 def wrong_shape(
-    cls: type[NamedTensors], key: str, tensor: Tensor, first_key: str, lead: tuple[int, ...]
+    cls: type[NamedTensors], key: str, tensor: Tensor, first_key: str | None, lead: tuple[int, ...]
 ) -> ShapeMismatchError:
     """Name the key, its shape, and what was expected."""
     got = f"{cls.__name__}: tensor {key!r} has shape {list(tensor.shape)}"
@@ -346,9 +355,10 @@ def wrong_shape(
             f"{got}, expected at least {cls._leading} dimensions {cls._axes}. "
             "Add what is missing with .unsqueeze(0), or .expand(B, ...) one value to all rows."
         )
+    sizes = ", ".join(f"{axis} = {size}" for axis, size in zip("BT"[: cls._leading], lead, strict=False))
     return ShapeMismatchError(
-        f"{got}, expected {cls._axes} with {', '.join(f'{a} = {n}' for a, n in zip('BT', lead, strict=False))} "
-        f"(as in {first_key!r}). All tensors of one structure have the same rows."
+        f"{got}, expected {cls._axes} with {sizes} (as in {first_key!r}). "
+        "All tensors of one structure have the same rows."
     )
 
 
@@ -362,48 +372,12 @@ def wrong_device(
     )
 
 
-def same_columns(where: str, parts: Sequence[NamedTensors], first_axis: int) -> dict[str, list[Tensor]]:
-    """Collect each key's tensors from all parts, and raise unless they can be joined without changing any.
-
-    Args:
-        where: the caller, for the message.
-        parts: at least one structure.
-        first_axis: shapes must agree from this axis on.
-
-    Returns:
-        Key to its tensors, one for each part.
-    """
-    first = parts[0]._tensors
-    for i, part in enumerate(parts):
-        if part._tensors.keys() != first.keys():
-            ours, theirs = list(first), list(part._tensors)
-            odd = [k for k in theirs if k not in first] or [k for k in ours if k not in part._tensors]
-            raise KeyError(f"{where}: part {i} has the keys {theirs}, expected {ours} as part 0 (see {odd[0]!r}).")
-    columns: dict[str, list[Tensor]] = {}
-    for key, model in first.items():
-        column = [part._tensors[key] for part in parts]
-        shape, dtype, device = model.shape[first_axis:], model.dtype, model.device
-        for i, tensor in enumerate(column):
-            if tensor.dtype is not dtype:
-                raise ShapeMismatchError(
-                    f"{where}: key {key!r} of part {i} is {tensor.dtype}, expected {dtype} as in part 0. "
-                    f"Convert it with .to({dtype})."
-                )
-            if tensor.shape[first_axis:] != shape:
-                raise ShapeMismatchError(
-                    f"{where}: key {key!r} of part {i} has shape {list(tensor.shape)}, expected {list(model.shape)} "
-                    f"from axis {first_axis} on, as in part 0."
-                )
-            if tensor.device != device:
-                raise wrong_device(f"{where}: part {i}", key, tensor.device, device, "the device of part 0")
-        columns[key] = column
-    return columns
-
-
 def as_dict(cls: type[NamedTensors], tensors: Mapping[str, Tensor] | None) -> dict[str, Any]:
     """Copy the caller's mapping, which stays the caller's."""
     if tensors is None:
         return {}
+    if type(tensors) is dict:  # nearly always, and much faster than asking for a Mapping
+        return tensors.copy()
     if not isinstance(tensors, (Mapping, NamedTensors)):
         raise TypeError(
             f"{cls.__name__}: got a {type(tensors).__name__}, expected a mapping of names to tensors, "

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
-from rlstruct.core._named import NamedTensors, as_dict, check_pair, same_columns, validate
+from rlstruct.core._join import join
+from rlstruct.core._named import NamedTensors, as_dict, check_pair, validate
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -38,6 +39,7 @@ class DictTensor(NamedTensors):
     __slots__ = ()
     _leading = 1
     _axes = "[B, ...]"
+    _temporal: ClassVar[type[TemporalDictTensor]]  # set by rlstruct.core.temporal, which builds on this module
 
     def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Copy and validate the mapping."""
@@ -109,8 +111,7 @@ class DictTensor(NamedTensors):
         """
         if not parts:
             return cls._trusted({})
-        columns = same_columns("DictTensor.cat", parts, 1)
-        return cls._trusted({key: torch.cat(column) for key, column in columns.items()})
+        return cls._trusted(join("DictTensor.cat", parts, torch.cat, 1))
 
     @staticmethod
     def stack(parts: Sequence[DictTensor], lengths: Tensor | None = None) -> TemporalDictTensor:
@@ -128,12 +129,8 @@ class DictTensor(NamedTensors):
             ShapeMismatchError: dtypes or shapes differ, or lengths do not fit.
             DeviceMismatchError: the devices differ.
         """
-        from rlstruct.core.temporal import TemporalDictTensor  # it builds on this module
-
-        if not parts:
-            return TemporalDictTensor({}, lengths)
-        columns = same_columns("DictTensor.stack", parts, 0)
-        return TemporalDictTensor({k: torch.stack(column, dim=1) for k, column in columns.items()}, lengths)
+        tensors = join("DictTensor.stack", parts, _stack_steps, 0) if parts else {}
+        return DictTensor._temporal._with_lengths(tensors, lengths)
 
     def to_tensordict(self) -> TensorDict:
         """Turn it into a tensordict with batch size [B] that shares the tensors; keys stay flat.
@@ -167,3 +164,7 @@ class DictTensor(NamedTensors):
         from rlstruct.core.interop import from_tensordict
 
         return cls(from_tensordict(tensordict))
+
+
+def _stack_steps(steps: tuple[Tensor, ...]) -> Tensor:
+    return torch.stack(steps, 1)  # [B, T, ...]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlstruct.core._named import NamedTensors, as_dict, check_pair, same_columns, validate
+from rlstruct.core._join import join
+from rlstruct.core._named import NamedTensors, as_dict, check_pair, validate
 from rlstruct.core.dict_tensor import DictTensor
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 
@@ -45,7 +46,7 @@ class TemporalDictTensor(NamedTensors):
         """Copy and validate the mapping and the lengths."""
         self._tensors = as_dict(type(self), tensors)
         validate(type(self), self._tensors)
-        self.lengths = self._full_lengths() if lengths is None else self._check_lengths(lengths)
+        self.lengths = self._full_lengths() if lengths is None else self._fitting(lengths)
 
     @classmethod
     def _trusted(cls, tensors: dict[str, Tensor], lengths: Tensor) -> Self:
@@ -53,6 +54,14 @@ class TemporalDictTensor(NamedTensors):
         made = cls.__new__(cls)
         made._tensors = tensors
         made.lengths = lengths
+        return made
+
+    @classmethod
+    def _with_lengths(cls, tensors: dict[str, Tensor], lengths: Tensor | None) -> Self:
+        """Wrap valid tensors and check the lengths only."""
+        made = cls.__new__(cls)
+        made._tensors = tensors
+        made.lengths = made._full_lengths() if lengths is None else made._fitting(lengths)
         return made
 
     def _like(self, tensors: dict[str, Tensor]) -> Self:
@@ -73,7 +82,7 @@ class TemporalDictTensor(NamedTensors):
             return torch.full((n_rows,), n_steps, dtype=torch.int64, device=tensor.device)
         return torch.zeros(0, dtype=torch.int64, device="cpu")
 
-    def _check_lengths(self, lengths: Tensor) -> Tensor:
+    def _fitting(self, lengths: Tensor) -> Tensor:
         where = type(self).__name__
         if not isinstance(lengths, Tensor):
             raise TypeError(f"{where}: lengths is a {type(lengths).__name__}, expected a tensor [B] of torch.int64.")
@@ -247,9 +256,8 @@ class TemporalDictTensor(NamedTensors):
         """
         if not parts:
             return cls()
-        columns = same_columns("TemporalDictTensor.cat", parts, 2)
         n_steps = max(part.n_steps() for part in parts)
-        tensors = {key: torch.cat([_pad(v, n_steps) for v in column]) for key, column in columns.items()}
+        tensors = join("TemporalDictTensor.cat", parts, lambda column: torch.cat([_pad(v, n_steps) for v in column]), 2)
         return cls._trusted(tensors, torch.cat([part.lengths for part in parts]))
 
     def _until(self, n_steps: int) -> Self:
@@ -261,3 +269,6 @@ def _pad(tensor: Tensor, n_steps: int) -> Tensor:
     if missing == 0:
         return tensor
     return torch.cat([tensor, tensor.new_zeros(tensor.shape[0], missing, *tensor.shape[2:])], dim=1)
+
+
+DictTensor._temporal = TemporalDictTensor

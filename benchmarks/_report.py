@@ -1,0 +1,136 @@
+"""What all benchmarks share: the machine in words, interleaved timing, results as JSON. Layer 5.
+
+A benchmark adds its own folder to nothing: run it as ``python benchmarks/<name>.py`` and ``import _report`` works.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def machine() -> dict[str, Any]:
+    """Describe this machine.
+
+    Returns:
+        Words and numbers: device, cpu, cores, threads, python, torch, commit.
+    """
+    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+    return {
+        "device": gpu or "cpu",
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "commit": commit(),
+    }
+
+
+def commit() -> str:
+    """Return the short commit of the checkout, with ``-dirty`` if library files differ from it; else "unknown"."""
+    try:
+        head = _git("rev-parse", "--short", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", "rlstruct", "agents", "batchers", "algos")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return f"{head}-dirty" if changed else head
+
+
+def interleaved(calls: Mapping[str, Callable[[], object]], repeats: int = 7, seconds: float = 0.05) -> dict[str, float]:
+    """Time several callables in turn, so that a slow moment of the machine hits all of them.
+
+    Args:
+        calls: name to callable. On a GPU the callable must synchronise itself.
+        repeats: how many rounds, at least 5.
+        seconds: how long one callable runs in one round.
+
+    Returns:
+        Name to the median over the rounds of the seconds per call.
+    """
+    return {name: statistics.median(rounds) for name, rounds in interleaved_rounds(calls, repeats, seconds).items()}
+
+
+def interleaved_rounds(
+    calls: Mapping[str, Callable[[], object]], repeats: int = 7, seconds: float = 0.05
+) -> dict[str, list[float]]:
+    """As `interleaved`, with the seconds per call of every round.
+
+    Args:
+        calls: name to callable.
+        repeats: how many rounds, at least 5.
+        seconds: how long one callable runs in one round.
+
+    Returns:
+        Name to one number for each round; numbers at the same place were taken side by side.
+
+    Raises:
+        ValueError: fewer than 5 rounds.
+    """
+    if repeats < 5:
+        raise ValueError(
+            f"interleaved: got repeats = {repeats}, expected at least 5, so that the median says something."
+        )
+    counts = {name: _calls_in(call, seconds) for name, call in calls.items()}
+    rounds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(repeats):
+        for name, call in calls.items():
+            rounds[name].append(_time(call, counts[name]) / counts[name])
+    return rounds
+
+
+def write(name: str, rows: list[dict[str, Any]]) -> Path:
+    """Write results as JSON, named by benchmark, device and commit.
+
+    Args:
+        name: of the benchmark, such as ``"structures"``.
+        rows: one dict of plain values for each measurement.
+
+    Returns:
+        The file, ``benchmarks/results/<name>-<device>-<commit>.json``.
+    """
+    here = machine()
+    device = str(here["device"]).lower().replace(" ", "-")
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}-{device}-{here['commit']}.json"
+    path.write_text(json.dumps({"benchmark": name, "machine": here, "rows": rows}, indent=1) + "\n")
+    return path
+
+
+def _calls_in(call: Callable[[], object], seconds: float) -> int:
+    """How many calls fill the time; also warms up."""
+    count = 1
+    while (taken := _time(call, count)) < seconds / 4:
+        count *= 2
+    return max(1, round(count * seconds / taken))
+
+
+def _time(call: Callable[[], object], count: int) -> float:
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    return time.perf_counter() - start
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent.parent), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
