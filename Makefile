@@ -16,8 +16,8 @@ INSTALLED := $(VENV)/.installed
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(INSTALLED) ## train REINFORCE on CartPole-v1, about two minutes on two cores
-	$(RUN) -m rlstruct.algos.demo $(ARGS)
+demo: $(INSTALLED) ## train REINFORCE on CartPole-v1, about half a minute on two cores
+	$(RUN) tutorials/train_cartpole.py $(ARGS)
 
 test: $(INSTALLED) ## run the tests
 	$(VENV)/bin/pytest $(ARGS)

@@ -1,0 +1,150 @@
+"""Evaluation beside learning: a batcher of its own, which plays whole episodes while the learner goes on. Layer 4."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlstruct.batchers import RL_Batcher
+from rlstruct.core import Trajectories
+from rlstruct.errors import BatcherStateError
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The outcome of one evaluation.
+
+    Attributes:
+        env_steps: environment steps that the learner had collected when it handed over these weights.
+        policy_version: updates of the weights until then.
+        returns: undiscounted sum of the rewards of each episode.
+        lengths: steps of each episode.
+        seconds: from start to result; learning went on meanwhile.
+    """
+
+    env_steps: int
+    policy_version: int
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+    seconds: float
+
+    @property
+    def mean_return(self) -> float:
+        """Mean over the episodes."""
+        return sum(self.returns) / len(self.returns)
+
+    @property
+    def std_return(self) -> float:
+        """Standard deviation over the episodes."""
+        mean = self.mean_return
+        return float((sum((value - mean) ** 2 for value in self.returns) / len(self.returns)) ** 0.5)
+
+    @property
+    def mean_length(self) -> float:
+        """Mean steps of an episode."""
+        return sum(self.lengths) / len(self.lengths)
+
+
+class Evaluator:
+    """Plays one whole episode in each environment of a batcher, and can be asked now and then whether it is done.
+
+    Every evaluation plays fresh episodes: the environments go on with their own random streams. Environments that
+    restart by themselves count with their first episode.
+
+    Args:
+        batcher: used by nobody else. Whoever made it closes it.
+    """
+
+    def __init__(self, batcher: RL_Batcher) -> None:
+        """Use ``batcher``."""
+        self.batcher = batcher
+        self._started: tuple[int, int, float] | None = None
+        self._returns = torch.zeros(0, device="cpu")
+        self._lengths = torch.zeros(0, device="cpu")
+        self._unfinished = torch.zeros(0, device="cpu")
+
+    @property
+    def busy(self) -> bool:
+        """Whether an evaluation has begun and its result has not been fetched."""
+        return self._started is not None
+
+    def start(self, weights: Mapping[str, Tensor], *, env_steps: int, policy_version: int) -> None:
+        """Begin an evaluation; with worker processes this returns at once.
+
+        Args:
+            weights: the model's state_dict, on any device; read before this returns.
+            env_steps: environment steps collected until now.
+            policy_version: updates of the weights until now.
+
+        Raises:
+            BatcherStateError: another evaluation is under way.
+        """
+        if self._started is not None:
+            raise BatcherStateError("Evaluator.start: an evaluation is under way. Call wait() first.")
+        n_envs = self.batcher.n_envs()
+        self._returns = torch.zeros(n_envs, dtype=torch.float64, device="cpu")
+        self._lengths = torch.zeros(n_envs, dtype=torch.int64, device="cpu")
+        self._unfinished = torch.ones(n_envs, dtype=torch.bool, device="cpu")
+        self._started = (env_steps, policy_version, time.perf_counter())
+        self.batcher.update(weights)
+        self.batcher.reset()
+        self.batcher.execute()
+
+    def poll(self) -> Evaluation | None:
+        """Return the result if it is there; never waits for worker processes.
+
+        Raises:
+            WorkerError: a worker raised or died.
+        """
+        return self._advance(blocking=False) if self.busy else None
+
+    def wait(self) -> Evaluation:
+        """Wait for the result.
+
+        Raises:
+            BatcherStateError: no evaluation is under way.
+            WorkerError: a worker raised or died.
+        """
+        if not self.busy:
+            raise BatcherStateError("Evaluator.wait: no evaluation is under way. Call start() first.")
+        while True:
+            result = self._advance(blocking=True)
+            if result is not None:
+                return result
+
+    def _advance(self, blocking: bool) -> Evaluation | None:
+        trajectories, _ = self.batcher.get(blocking=blocking)
+        if trajectories is None:
+            return None
+        self._count(trajectories)
+        if bool(self._unfinished.any()):  # sync: on the CPU, once per batch of the evaluation
+            self.batcher.execute()
+            return None
+        if self._started is None:
+            raise BatcherStateError("Evaluator.poll: no evaluation is under way. Call start() first.")
+        env_steps, policy_version, start = self._started
+        self._started = None
+        return Evaluation(
+            env_steps,
+            policy_version,
+            tuple(self._returns.tolist()),  # sync: on the CPU, once per evaluation
+            tuple(self._lengths.tolist()),  # sync: on the CPU, once per evaluation
+            time.perf_counter() - start,
+        )
+
+    def _count(self, trajectories: Trajectories) -> None:
+        """Add the steps of a batch to the first episode of each environment."""
+        steps = trajectories.trajectories
+        environment = trajectories.info["environment"].cpu()  # sync: once per batch of the evaluation
+        reward = steps["_observation/reward"].cpu()  # sync: once per batch of the evaluation
+        done = steps["_observation/done"].cpu()  # sync: once per batch of the evaluation
+        mask = steps.mask().cpu()  # sync: once per batch of the evaluation
+        ended_before = (done & mask).cumsum(dim=1) - (done & mask).to(torch.int64)  # [B, T]
+        counts = mask & (ended_before == 0) & self._unfinished[environment].unsqueeze(1)
+        self._returns[environment] += torch.where(counts, reward, 0.0).sum(dim=1, dtype=torch.float64)
+        self._lengths[environment] += counts.sum(dim=1)
+        self._unfinished[environment] &= ~(done & counts).any(dim=1)
