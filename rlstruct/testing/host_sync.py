@@ -1,4 +1,4 @@
-"""Find the calls that make the host wait for the device, with no GPU at hand. Layer 3: torch alone.
+"""Find the calls that make the host wait for the device, with no GPU at hand. Layer 3: torch.
 
 ``x.item()``, ``if x > 0:``, ``x[mask]`` and their like stop the program until the device has caught up. On a laptop
 nothing shows it; on a GPU it is most of the time. Inside ``forbid_host_sync()`` each such call raises, on any device:
@@ -15,9 +15,9 @@ Traceback (most recent call last):
 rlstruct.testing.host_sync.HostSyncError: ...: indexing by a boolean mask makes the host wait for the device. ...
 
 It watches torch's Python calls (``item tolist numpy cpu``), the operators below them (``nonzero``, mask indexing,
-copies between devices, ...), and on CUDA torch's own alarm, ``torch.cuda.set_sync_debug_mode``. ``x.to("cpu")`` is a copy only
-where ``x`` is elsewhere: on CUDA, or on the simulated accelerator (``rlstruct.testing.sim_device``). An intended wait
-goes into ``allow_host_sync()``; ``count_host_syncs()`` counts instead of raising.
+copies between devices, ...), and on CUDA torch's own alarm, ``torch.cuda.set_sync_debug_mode``. ``x.to("cpu")`` is a
+copy only where ``x`` is elsewhere: on CUDA, or on the simulated accelerator (``rlstruct.testing.sim_device``). An
+intended wait goes into ``allow_host_sync()``; ``count_host_syncs()`` counts instead of raising.
 """
 
 # ruff: noqa: ANN401  (torch hands over whatever a call takes and returns)
@@ -37,6 +37,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from rlstruct.testing._operators import is_composite
 
 _PUT = "Put intended ones into allow_host_sync(); otherwise keep the value on the device: "
 _MASK = _PUT + "torch.where(mask, a, b), or masked sums."
@@ -226,6 +228,9 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             call, mend = self._judge(func, args, kwargs)
             if call:
                 self.watch.found(call, mend)
+            elif is_composite(func):  # in inference mode nothing above this has taken it apart
+                with self:
+                    return func.decompose(*args, **kwargs)
         return func(*args, **kwargs)
 
     def _judge(self, func: Any, args: Any, kwargs: Any) -> tuple[str, str]:

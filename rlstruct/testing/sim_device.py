@@ -21,6 +21,8 @@ What differs from a real accelerator:
 * ``backward()`` works on ``sim:0`` only: autograd starts one thread per device that the backend's C++ guard counts, and
   torch's Python backends count one. Elsewhere it raises and says so; forward passes work everywhere.
 * There is no ``torch.Generator(device="sim:0")``; a CPU generator is refused, as on CUDA. ``torch.manual_seed`` seeds.
+* ``module.to("sim:0")`` keeps the parameters' identity as on CUDA, but fails while a graph that uses them is alive;
+  ``module.to("cpu")`` makes new parameters: make the optimiser after it.
 * ``torch.load`` gives the tensor its old device back, whatever ``map_location`` says: save ``.cpu()`` tensors.
 * No streams, no pinned memory, no ``torch.compile``, no sparse or quantised tensors. Do not import this module into a
   process that also works on CUDA: torch has one accelerator per process, and takes this one (pinned memory fails then).

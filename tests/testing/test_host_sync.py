@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -76,6 +76,13 @@ def x(request: pytest.FixtureRequest) -> Tensor:
     return torch.arange(4.0, device=request.param)
 
 
+@pytest.fixture(params=[torch.enable_grad, torch.inference_mode])
+def _mode(request: pytest.FixtureRequest) -> Iterator[None]:
+    with request.param():
+        yield
+
+
+@pytest.mark.usefixtures("_mode")
 @pytest.mark.parametrize("name", SYNCING)
 def test_a_waiting_call_raises_and_names_this_file(name: str, x: Tensor) -> None:
     call = SYNCING[name]
@@ -87,6 +94,7 @@ def test_a_waiting_call_raises_and_names_this_file(name: str, x: Tensor) -> None
         call(x)
 
 
+@pytest.mark.usefixtures("_mode")
 @pytest.mark.parametrize("name", CLEAN)
 def test_clean_code_passes(name: str, x: Tensor) -> None:
     with forbid_host_sync():
@@ -120,6 +128,7 @@ CROSSING: dict[str, Callable[[Tensor, Tensor], object]] = {
 }
 
 
+@pytest.mark.usefixtures("_mode")
 @pytest.mark.parametrize("name", CROSSING)
 def test_a_copy_between_devices_raises(name: str) -> None:
     on_cpu, on_sim = torch.ones(4), torch.ones(4, device="sim:0")
