@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rlstruct.envs.options import Options, merge, same
 from rlstruct.envs.rows import Mask
-from rlstruct.envs.spaces import Arrays, SpaceCodec
+from rlstruct.envs.spaces import Arrays, Element, SpaceCodec
 from rlstruct.errors import ShapeMismatchError
 
 Vector = VectorEnv[Any, Any, Any]
@@ -63,10 +64,10 @@ class Restarter(ABC):
         return self.frames.batched(observation, self.n)
 
     @abstractmethod
-    def step(self, action: Any) -> VectorStep:
+    def step(self, action: Element) -> VectorStep:
         """Take one step."""
 
-    def _step(self, action: Any) -> tuple[VectorStep, dict[str, Any]]:
+    def _step(self, action: Element) -> tuple[VectorStep, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.vector.step(action)
         frames = self.frames.batched(observation, self.n)
         return VectorStep(frames, reward, np.array(terminated, np.bool_), np.array(truncated, np.bool_)), info
@@ -75,7 +76,7 @@ class Restarter(ABC):
 class MaskedReset(Restarter):
     """Restarts ended rows at once through ``reset(options={"reset_mask": mask})``: exact, and no step is lost."""
 
-    def step(self, action: Any) -> VectorStep:
+    def step(self, action: Element) -> VectorStep:
         """Take one step, and reset the rows that ended."""
         result, _ = self._step(action)
         ended = np.logical_or(result.terminated, result.truncated)
@@ -130,6 +131,11 @@ class EnvPoolReset(MaskedReset):
 
     seeded_at_reset = False
 
+    def __init__(self, vector: Vector, frames: SpaceCodec) -> None:
+        """Keep the environment."""
+        super().__init__(vector, frames)
+        self._reset_these: Callable[[np.ndarray[Any, Any]], tuple[Element, dict[str, Any]]] = cast("Any", vector).reset
+
     def reset(self, seed: int | None, options: Options | None) -> Arrays:
         """Start a new episode in every row."""
         if options is not None:
@@ -142,7 +148,7 @@ class EnvPoolReset(MaskedReset):
 
     def _reset_rows(self, mask: Mask) -> Arrays:
         rows = np.flatnonzero(mask).astype(np.int32)
-        observation, info = self.vector.reset(rows)  # type: ignore[misc]  # EnvPool's own signature
+        observation, info = self._reset_these(rows)
         first = self.frames.zeros(self.n)
         for array, part in zip(first, self.frames.batched(observation, len(rows)), strict=True):
             array[info["env_id"]] = part
@@ -152,7 +158,7 @@ class EnvPoolReset(MaskedReset):
 class SameStep(Restarter):
     """Reads the final observations of a vector environment that has restarted already (`AutoresetMode.SAME_STEP`)."""
 
-    def step(self, action: Any) -> VectorStep:
+    def step(self, action: Element) -> VectorStep:
         """Take one step.
 
         Raises:
@@ -173,11 +179,11 @@ class SameStep(Restarter):
         self._write_final(result.frames, final, ended)
         return result
 
-    def _write_final(self, frames: Arrays, final: Any, ended: Mask) -> None:
+    def _write_final(self, frames: Arrays, final: Element, ended: Mask) -> None:
         if isinstance(final, np.ndarray) and final.dtype == object:  # one element of the space per row, or None
             write = self.frames.writer(frames)
             for row in np.flatnonzero(ended):
-                write(row, final[row])
+                write(int(row), final[row])
             return
         for array, part in zip(frames, self.frames.batched(final, self.n), strict=True):
             array[ended] = part[ended]
@@ -196,7 +202,7 @@ class NextStep(Restarter):
         self._pending = np.zeros(self.n, np.bool_)
         return super().reset(seed, options)
 
-    def step(self, action: Any) -> VectorStep:
+    def step(self, action: Element) -> VectorStep:
         """Take one step; the rows that ended in the step before do not act but restart in it."""
         result, _ = self._step(action)
         if self._pending.any():
@@ -218,7 +224,7 @@ def autoreset_mode(vector: Vector, stated: AutoresetMode | str | None) -> Autore
     """
     base = vector.unwrapped
     declared = getattr(base, "autoreset_mode", None)
-    # An environment without metadata of its own shares gymnasium's dict, into which ale-py writes the mode of its last one.
+    # Without metadata of its own it shares gymnasium's dict, into which ale-py writes the mode of its last one.
     if declared is None and base.metadata is not VectorEnv.metadata:
         declared = base.metadata.get("autoreset_mode")
     choices = ", ".join(f"AutoresetMode.{mode.name}" for mode in AutoresetMode)

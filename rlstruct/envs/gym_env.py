@@ -13,7 +13,7 @@ import torch
 from rlstruct.core import DictTensor
 from rlstruct.envs.options import Options, options_of
 from rlstruct.envs.rows import Rows, last_action_keys
-from rlstruct.envs.spaces import Arrays, SpaceCodec
+from rlstruct.envs.spaces import Arrays, Element, SpaceCodec
 from rlstruct.errors import tag_environment
 from rlstruct.vec_env import Observed, VecEnv
 
@@ -72,8 +72,8 @@ class GymEnv(VecEnv):
         """Start a new episode in every environment; see `VecEnv.reset`.
 
         Args:
-            env_info: reaches environment j as ``reset(options={key: value of row j})``, here and whenever it restarts by
-                itself: Python numbers for 0-dimensional rows, numpy arrays otherwise. Empty or None: ``options=None``.
+            env_info: reaches environment j as ``reset(options={key: value of row j})``, here and whenever it restarts
+                by itself: Python numbers for 0-dimensional rows, numpy arrays otherwise. Empty or None: no options.
 
         Returns:
             ``(observation, running)``, [B] each.
@@ -144,7 +144,7 @@ class GymEnv(VecEnv):
         if failure is not None:
             raise failure
 
-    def _step_envs(self, actions: Sequence[Any], columns: Arrays) -> Rows:
+    def _step_envs(self, actions: Sequence[Element], columns: Arrays) -> Rows:
         n = len(self.envs)
         frames = self._frames.empty(n)
         write = self._frames.writer(frames)
@@ -173,7 +173,7 @@ class GymEnv(VecEnv):
             write(j, self._reset_one(j))
         return current
 
-    def _reset_one(self, j: int) -> Any:
+    def _reset_one(self, j: int) -> Element:
         options = None if self._options is None else dict(self._options[j])
         seed, self._seeds[j] = self._seeds[j], None
         try:

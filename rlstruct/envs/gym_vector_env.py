@@ -32,8 +32,8 @@ class GymVectorEnv(VecEnv):
 
     Args:
         vec: the environment; this object closes it.
-        seed: passed to the first reset, which seeds row j with ``seed + j``; later resets carry on. EnvPool is seeded by
-            ``envpool.make(..., seed=)`` only.
+        seed: passed to the first reset, which seeds row j with ``seed + j``; later resets carry on. EnvPool is seeded
+            by ``envpool.make(..., seed=)`` only.
         autoreset_mode: the mode of ``vec``, for one that does not declare it in its metadata.
         episodic: ended rows idle until `reset`, as in `GymEnv`. The environment below goes on stepping them, unseen.
         reset_mask: whether ``vec.reset`` obeys ``options["reset_mask"]``, for vector environments of your own in mode
@@ -85,9 +85,9 @@ class GymVectorEnv(VecEnv):
         """Start a new episode in every environment; see `VecEnv.reset`.
 
         Args:
-            env_info: becomes ``reset(options=...)``, also of later restarts where these go through reset. With Sync- and
-                AsyncVectorEnv row j gets ``{key: value of row j}``, as in `GymEnv`. Other vector environments take one
-                dict for all rows: a value that is the same in all rows is given once, others as an array of B rows.
+            env_info: becomes ``reset(options=...)``, also of later restarts where these go through reset. With Sync-
+                and AsyncVectorEnv row j gets ``{key: value of row j}``, as in `GymEnv`. Other vector environments take
+                one dict for all rows: a value that is the same in all rows once, others as an array of B rows.
 
         Returns:
             ``(observation, running)``, [B] each.
@@ -143,7 +143,7 @@ class GymVectorEnv(VecEnv):
         now = seen if current is reached else self._observe(current)
         return (seen, torch.from_numpy(running.copy())), (now, torch.from_numpy(still.copy()))
 
-    def render(self) -> Any:
+    def render(self) -> tuple[Any, ...] | None:
         """Return what `vec.render` gives."""
         return self.vec.render()
 
@@ -170,7 +170,7 @@ class GymVectorEnv(VecEnv):
             )
 
 
-def _check_vector(vec: Any) -> None:
+def _check_vector(vec: object) -> None:
     if not isinstance(vec, VectorEnv):
         raise TypeError(
             f"GymVectorEnv: got a {type(vec).__name__}, expected a gymnasium.vector.VectorEnv. For a list of "

@@ -46,7 +46,9 @@ class Rows:
         return cls(frames, np.zeros(n, np.float32), (*no, np.ones(n, np.bool_)), last_action)
 
     @classmethod
-    def after(cls, frames: Arrays, reward: Any, terminated: Mask, truncated: Mask, last_action: Arrays) -> Rows:
+    def after(
+        cls, frames: Arrays, reward: Array | list[float], terminated: Mask, truncated: Mask, last_action: Arrays
+    ) -> Rows:
         """Make the observations after a step.
 
         Raises:
@@ -63,7 +65,7 @@ class Rows:
 
     @property
     def done(self) -> Mask:
-        """Terminated or truncated.  [B] bool"""
+        """Terminated or truncated.  [B] bool."""
         return self.flags[2]
 
     def keep(self, previous: Rows, idle: Mask) -> None:
@@ -100,5 +102,5 @@ class Rows:
 
 
 def last_action_keys(actions: SpaceCodec) -> tuple[str, ...]:
-    """Return the observation's names of the last action: ``last_action``, or ``last_action/<key>`` for nested spaces."""
+    """Return the observation's names of the last action: ``last_action``, or ``last_action/<key>`` when nested."""
     return tuple(f"last_{key}" for key in actions.keys)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -14,10 +14,13 @@ from torch import Tensor
 from rlstruct.core import DictTensor
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 
-Arrays = list[np.ndarray[Any, Any]]
+Arrays: TypeAlias = list[np.ndarray[Any, Any]]
 """One array [B, ...] per leaf of a space, in the order of `SpaceCodec.leaves`."""
 
-Write = Callable[[int, Any], None]
+Element: TypeAlias = Any
+"""An element of a space, or a batch of them; only the space knows its type."""
+
+Write: TypeAlias = Callable[[int, Element], None]
 
 _LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 _RANK = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
@@ -41,7 +44,7 @@ class Leaf:
     dtype: np.dtype[Any]
     torch_dtype: torch.dtype
 
-    def get(self, element: Any) -> Any:
+    def get(self, element: Element) -> Element:
         """Take this leaf's part out of an element (or a batch of elements) of the space.
 
         Raises:
@@ -95,18 +98,18 @@ class SpaceCodec:
         return [np.zeros((n, *leaf.shape), leaf.dtype) for leaf in self.leaves]
 
     def writer(self, arrays: Arrays) -> Write:
-        """Return the function ``write(row, element)`` that copies an element of the space into its row of ``arrays``."""
+        """Return the function ``write(row, element)`` that copies an element into its row of ``arrays``."""
         if self._plain:
             return arrays[0].__setitem__
         pairs = list(zip(self.leaves, arrays, strict=True))
 
-        def write(row: int, element: Any) -> None:
+        def write(row: int, element: Element) -> None:
             for leaf, array in pairs:
                 array[row] = leaf.get(element)
 
         return write
 
-    def batched(self, value: Any, n: int) -> Arrays:
+    def batched(self, value: Element, n: int) -> Arrays:
         """Copy a batch of elements, as a `gymnasium.vector.VectorEnv` gives it, into arrays of our own.
 
         Raises:
@@ -121,7 +124,7 @@ class SpaceCodec:
                 )
         return arrays
 
-    def check(self, element: Any, *, index: int) -> None:
+    def check(self, element: Element, *, index: int) -> None:
         """Check one element against shapes and kinds of dtype, once per reset and not per step.
 
         Raises:
@@ -132,8 +135,8 @@ class SpaceCodec:
             kind = _RANK.get(got.dtype.kind, 9) <= _RANK.get(leaf.dtype.kind, -1)
             if got.shape != leaf.shape or not kind:
                 raise ShapeMismatchError(
-                    f"{self.where}: environment {index} gave {leaf.key!r} as {got.dtype} {got.shape}, its space declares "
-                    f"{leaf.dtype} {leaf.shape}. Correct the space or what reset() and step() return."
+                    f"{self.where}: environment {index} gave {leaf.key!r} as {got.dtype} {got.shape}, its space "
+                    f"declares {leaf.dtype} {leaf.shape}. Correct the space or what reset() and step() return."
                 )
 
     def columns(self, action: DictTensor, n: int) -> Arrays:
@@ -166,14 +169,14 @@ class SpaceCodec:
             columns.append(tensor.numpy().astype(leaf.dtype))  # sync: environments live on the CPU, once per step
         return columns
 
-    def elements(self, columns: Arrays) -> Sequence[Any]:
+    def elements(self, columns: Arrays) -> Sequence[Element]:
         """Turn columns [B, ...] into B elements of the space: numpy scalars, arrays, dicts and tuples.
 
         The arrays in them are copies, so that an environment may keep or change the action it gets.
         """
         return _elements(self.space, iter(columns))
 
-    def batch_element(self, columns: Arrays) -> Any:
+    def batch_element(self, columns: Arrays) -> Element:
         """Turn columns [B, ...] into one batched action, as `gymnasium.vector.VectorEnv.step` takes it."""
         return _batch_element(self.space, iter(columns))
 
@@ -209,7 +212,7 @@ def _exact(got: torch.dtype, want: torch.dtype) -> bool:
     return torch.iinfo(want).min <= torch.iinfo(got).min and torch.iinfo(got).max <= torch.iinfo(want).max
 
 
-def _leaves(space: Any, key: str, path: tuple[Any, ...], where: str) -> Iterator[Leaf]:
+def _leaves(space: spaces.Space[Any], key: str, path: tuple[Any, ...], where: str) -> Iterator[Leaf]:
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         if not space.spaces:
@@ -233,7 +236,7 @@ def _leaves(space: Any, key: str, path: tuple[Any, ...], where: str) -> Iterator
     yield Leaf(key, path, tuple(space.shape or ()), dtype, torch_dtype)
 
 
-def _elements(space: Any, columns: Iterator[np.ndarray[Any, Any]]) -> Sequence[Any]:
+def _elements(space: spaces.Space[Any], columns: Iterator[np.ndarray[Any, Any]]) -> Sequence[Element]:
     if isinstance(space, spaces.Dict):
         inner = [_elements(part, columns) for part in space.spaces.values()]
         names = tuple(space.spaces)
@@ -248,7 +251,7 @@ def _elements(space: Any, columns: Iterator[np.ndarray[Any, Any]]) -> Sequence[A
     return list(column.copy())
 
 
-def _batch_element(space: Any, columns: Iterator[np.ndarray[Any, Any]]) -> Any:
+def _batch_element(space: spaces.Space[Any], columns: Iterator[np.ndarray[Any, Any]]) -> Element:
     if isinstance(space, spaces.Dict):
         return {name: _batch_element(part, columns) for name, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):

@@ -22,7 +22,7 @@ class Counting(gymnasium.Env[Any, Any]):
             the count).
     """
 
-    metadata = {"render_modes": ["rgb_array"]}
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - as gymnasium declares it
     observation_space = spaces.Box(0, 1e6, (2,), np.float32)
     action_space = spaces.Discrete(3)
     render_mode = None
@@ -67,6 +67,29 @@ class Counting(gymnasium.Env[Any, Any]):
 
     def close(self) -> None:
         self.closed += 1
+
+
+class Breaking(Counting):
+    """Raises in the method that it is told, "step", "reset" or "close"; in none if it is ""."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__()
+        self.at = at
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if self.at == "reset":
+            raise ZeroDivisionError("mine")
+        return super().reset(seed=0, options=options)
+
+    def step(self, action: Any) -> Any:
+        if self.at == "step":
+            raise ZeroDivisionError("mine")
+        return super().step(action)
+
+    def close(self) -> None:
+        super().close()
+        if self.at == "close":
+            raise ZeroDivisionError("mine")
 
 
 class CountingVector(VectorEnv[Any, Any, Any]):

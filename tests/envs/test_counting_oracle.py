@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from counting import EPISODE, Counting, CountingVector
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from rlstruct.core import DictTensor
 from rlstruct.envs import GymEnv, GymEnvInf, GymVectorEnv
 from rlstruct.vec_env import VecEnv
-from counting import EPISODE, Counting, CountingVector
 
 B = 5
 MODES = list(AutoresetMode)

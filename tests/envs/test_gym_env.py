@@ -1,0 +1,177 @@
+"""GymEnv and GymEnvInf: seeds, options, errors, closing, and a real environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from counting import Breaking, Counting
+from gymnasium import spaces
+
+from rlstruct.core import DictTensor
+from rlstruct.envs import GymEnv, GymEnvInf
+from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
+
+
+def ones(n: int) -> DictTensor:
+    return DictTensor({"action": torch.ones(n, dtype=torch.int64)})
+
+
+def test_contract_of_the_first_observation() -> None:
+    env = GymEnv([gymnasium.make("CartPole-v1") for _ in range(2)], seed=0)
+    observation, running = env.reset()
+    specs = {key: (tensor.dtype, tuple(tensor.shape)) for key, tensor in observation.items()}
+    assert specs == {
+        "frame": (torch.float32, (2, 4)),
+        "reward": (torch.float32, (2,)),
+        "terminated": (torch.bool, (2,)),
+        "truncated": (torch.bool, (2,)),
+        "done": (torch.bool, (2,)),
+        "initial_state": (torch.bool, (2,)),
+        "last_action": (torch.int64, (2,)),
+    }
+    assert running.all()
+    assert running.dtype == torch.bool
+    assert env.device == torch.device("cpu")
+    assert env.n_envs() == 2
+    assert not env.auto_reset
+    assert GymEnvInf.auto_reset
+    env.close()
+
+
+def test_cartpole_equals_gymnasium_step_by_step_over_restarts() -> None:
+    seeds = [7, 8]
+    env = GymEnvInf([gymnasium.make("CartPole-v1") for _ in seeds], seed=7)
+    alone = [gymnasium.make("CartPole-v1") for _ in seeds]
+    frames = [one.reset(seed=seed)[0] for one, seed in zip(alone, seeds, strict=True)]
+    observation, _ = env.reset()
+    restarts = 0
+    for t in range(120):
+        np.testing.assert_array_equal(observation["frame"].numpy(), np.stack(frames))
+        action = torch.tensor([t % 2, t % 3 % 2])
+        (reached, _), (observation, _) = env.step(DictTensor({"action": action}))
+        for j, one in enumerate(alone):
+            frames[j], reward, terminated, truncated, _ = one.step(action[j].item())
+            np.testing.assert_array_equal(reached["frame"][j].numpy(), frames[j])
+            assert reached["reward"][j] == reward
+            assert reached["terminated"][j] == terminated
+            assert reached["truncated"][j] == truncated
+            if terminated or truncated:
+                frames[j] = one.reset()[0]
+                restarts += 1
+    assert restarts > 2
+    env.close()
+
+
+def test_seed_plus_j_once_and_then_the_own_stream() -> None:
+    seeds: list[list[int | None]] = [[], [], []]
+
+    class Seeded(Counting):
+        def __init__(self, j: int) -> None:
+            super().__init__()
+            self.j = j
+            self.action_space = spaces.Discrete(1000)
+
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            seeds[self.j].append(seed)
+            return super().reset(seed=seed, options=options)
+
+    envs = [Seeded(j) for j in range(3)]
+    env = GymEnvInf(envs, seed=10)
+    reference = spaces.Discrete(1000)
+    for j, one in enumerate(envs):
+        reference.seed(10 + j)
+        assert one.action_space.sample() == reference.sample()
+    env.reset()
+    for _ in range(10):
+        env.step(ones(3))
+    env.reset()
+    assert [row[0] for row in seeds] == [10, 11, 12]
+    assert all(seed is None for row in seeds for seed in row[1:])
+    assert all(len(row) > 2 for row in seeds)
+
+
+def test_env_info_reaches_every_reset_of_its_row() -> None:
+    envs = [Counting(), Counting()]
+    env = GymEnvInf(envs, seed=0)
+    env.reset()
+    assert envs[0].options == [None]
+    env.reset(DictTensor({"level": torch.tensor([3, 4]), "gravity": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}))
+    for _ in range(8):
+        env.step(ones(2))
+    for one, level, gravity in zip(envs, [3, 4], [[1.0, 2.0], [3.0, 4.0]], strict=True):
+        assert len(one.options) > 2
+        for options in one.options[1:]:
+            assert options["level"] == level
+            assert type(options["level"]) is int
+            assert isinstance(options["gravity"], np.ndarray)
+            assert options["gravity"].tolist() == gravity
+    env.reset(DictTensor({}))
+    assert envs[0].options[-1] is None
+
+
+def test_wrong_env_info_is_refused() -> None:
+    env = GymEnv([Counting(), Counting()])
+    with pytest.raises(ShapeMismatchError, match="env_info has 3 rows, expected 2"):
+        env.reset(DictTensor({"level": torch.zeros(3)}))
+    with pytest.raises(DeviceMismatchError, match="env_info is on meta, expected cpu"):
+        env.reset(DictTensor({"level": torch.zeros(2, device="meta")}))
+
+
+@pytest.mark.parametrize("at", ["reset", "step"])
+def test_an_exception_comes_out_as_it_is_and_knows_its_environment(at: str) -> None:
+    env = GymEnv([Counting(), Counting(), Breaking(at)])
+    with pytest.raises(ZeroDivisionError, match=r"^mine$") as caught:  # noqa: PT012 - reset may raise too
+        env.reset()
+        env.step(ones(3))
+    assert caught.value.environment_index == 2  # type: ignore[attr-defined]
+
+
+def test_close_closes_all_once_and_then_raises() -> None:
+    envs = [Breaking("close"), Counting(), Breaking("close"), Counting()]
+    env = GymEnv(envs)
+    with pytest.raises(ZeroDivisionError) as caught:
+        env.close()
+    assert caught.value.environment_index == 0  # type: ignore[attr-defined]
+    env.close()
+    assert [one.closed for one in envs] == [1, 1, 1, 1]
+
+
+def test_constructor_names_what_is_wrong() -> None:
+    one = Counting()
+    other = Counting()
+    other.observation_space = spaces.Box(0, 1, (3,))
+    with pytest.raises(ValueError, match="empty"):
+        GymEnv([])
+    with pytest.raises(TypeError, match=r"Write GymEnv\(\[env\]\)"):
+        GymEnv(one)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="entry 1 is a int"):
+        GymEnv([one, 3])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="entry 2 is the same object"):
+        GymEnv([one, Counting(), one])
+    with pytest.raises(ValueError, match=r"environment 1 has observation_space Box\(0.0, 1.0.*environment 0 has Box"):
+        GymEnv([one, other])
+    with pytest.raises(RuntimeError, match=r"GymEnvInf.step.*Call reset\(\) first"):
+        GymEnvInf([one]).step(ones(1))
+
+
+def test_a_reward_that_is_no_number_is_refused() -> None:
+    class Rewarding(Counting):
+        def step(self, action: Any) -> Any:
+            frame, _, *rest = super().step(action)
+            return (frame, np.ones(1), *rest)
+
+    env = GymEnv([Rewarding()])
+    env.reset()
+    with pytest.raises(ShapeMismatchError, match=r"rewards of shape \(1, 1\), expected \(1,\)"):
+        env.step(ones(1))
+
+
+def test_render_asks_every_environment() -> None:
+    env = GymEnv([gymnasium.make("FrozenLake-v1", render_mode="ansi") for _ in range(2)], seed=0)
+    env.reset()
+    assert [text.count("\n") for text in env.render()] == [5, 5]
+    env.close()

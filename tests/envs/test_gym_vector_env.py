@@ -1,0 +1,230 @@
+"""GymVectorEnv: gymnasium's own vector environments, seeds, options, errors, EnvPool and ale-py where installed."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from counting import Breaking, Counting, CountingVector
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers.vector import RecordEpisodeStatistics, TransformObservation
+
+from rlstruct.core import DictTensor
+from rlstruct.envs import GymEnvInf, GymVectorEnv
+from rlstruct.errors import ShapeMismatchError
+from rlstruct.vec_env import VecEnv
+
+
+def act(values: list[int]) -> DictTensor:
+    return DictTensor({"action": torch.tensor(values)})
+
+
+def cartpoles(n: int, **settings: Any) -> Any:
+    return gymnasium.make_vec("CartPole-v1", num_envs=n, vectorization_mode="vector_entry_point", **settings)
+
+
+def test_numpy_cartpole_equals_gymnasium_and_marks_the_lost_steps() -> None:
+    env, alone = GymVectorEnv(cartpoles(6), seed=5), cartpoles(6)
+    frames, _ = alone.reset(seed=5)
+    observation, running = env.reset()
+    ended = np.zeros(6, bool)
+    lost = 0
+    for t in range(150):
+        np.testing.assert_array_equal(observation["frame"].numpy(), frames)
+        choices = [(t + j) // 2 % 2 for j in range(6)]
+        before = frames
+        frames, reward, terminated, truncated, _ = alone.step(np.array(choices))
+        (reached, stepped), (observation, running) = env.step(act(choices))
+        # The rows that ended in the step before restart in this one: no transition, and the old final frame stays.
+        np.testing.assert_array_equal(stepped.numpy(), ~ended)
+        np.testing.assert_array_equal(reached["frame"].numpy(), np.where(ended[:, None], before, frames))
+        np.testing.assert_array_equal(reached["reward"].numpy(), reward * ~ended)
+        np.testing.assert_array_equal((reached["done"] & stepped).numpy(), terminated | truncated)
+        np.testing.assert_array_equal(observation["initial_state"].numpy(), ended)
+        lost += int(ended.sum())
+        ended = terminated | truncated
+        np.testing.assert_array_equal(running.numpy(), ~ended)
+    assert lost > 10
+    env.close()
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_sync_equals_the_list_in_every_mode(mode: AutoresetMode) -> None:
+    make = functools.partial(gymnasium.make, "CartPole-v1")
+    ours: VecEnv = GymVectorEnv(SyncVectorEnv([make] * 3, autoreset_mode=mode), seed=2)
+    theirs: VecEnv = GymEnvInf([make() for _ in range(3)], seed=2)
+    pair = ours.reset()[0], theirs.reset()[0]
+    for t in range(80):
+        for key in pair[0].keys():
+            assert torch.equal(pair[0][key], pair[1][key]), key
+        action = act([t % 2, t // 2 % 2, 0])
+        mine, other = ours.step(action), theirs.step(action)
+        for key in pair[0].keys():
+            assert torch.equal(mine[0][0][key], other[0][0][key]), key
+        pair = mine[1][0], other[1][0]
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_vector_wrappers_stay_around_a_changed_mode(mode: AutoresetMode) -> None:
+    base = SyncVectorEnv([functools.partial(Counting, True)] * 2, autoreset_mode=mode)
+    vec: Any = RecordEpisodeStatistics(base)
+    scale = 1
+    if mode is not AutoresetMode.SAME_STEP:  # which this wrapper refuses
+        vec, scale = TransformObservation(vec, lambda frame: frame * 2), 2
+    env = GymVectorEnv(vec, seed=0)
+    observation, _ = env.reset()
+    for _ in range(30):
+        (reached, _), (after, _) = env.step(act([0, 0]))
+        assert torch.equal(reached["frame"], observation["frame"] + scale)
+        observation = after
+    env.close()
+
+
+def test_each_row_of_sync_gets_its_own_options_at_every_reset() -> None:
+    vec: Any = SyncVectorEnv([Counting] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
+    env = GymVectorEnv(vec, seed=0)
+    env.reset(DictTensor({"level": torch.tensor([1, 2, 1]), "name": torch.tensor([[1, 1], [2, 2], [1, 1]])}))
+    starts = [len(one.options) for one in vec.envs]
+    for _ in range(20):
+        env.step(act([0, 0, 0]))
+    for one, start, level in zip(vec.envs, starts, [1, 2, 1], strict=True):
+        assert len(one.options) > start + 1
+        for options in one.options[start - 1 :]:
+            assert options["level"] == level
+            assert options["name"].tolist() == [level, level]
+            assert "reset_mask" not in options
+
+
+def test_options_of_other_vector_environments_are_merged() -> None:
+    vec = CountingVector(2, AutoresetMode.SAME_STEP)
+    GymVectorEnv(vec).reset(DictTensor({"same": torch.tensor([4, 4]), "mixed": torch.tensor([1, 2])}))
+    options = vec.envs[0].options[0]
+    assert options["same"] == 4
+    assert options["mixed"].tolist() == [1, 2]
+
+
+def test_seed_once_then_carry_on() -> None:
+    frames = []
+    for seed in (1, 1, 2):
+        env = GymVectorEnv(cartpoles(3), seed=seed)
+        frames.append((env.reset()[0]["frame"], env.reset()[0]["frame"]))
+    assert torch.equal(frames[0][0], frames[1][0])
+    assert torch.equal(frames[0][1], frames[1][1])
+    assert not torch.equal(frames[0][0], frames[0][1])
+    assert not torch.equal(frames[0][0], frames[2][0])
+
+
+def test_the_autoreset_mode_must_be_known() -> None:
+    vec = CountingVector(2, AutoresetMode.DISABLED, declare=False)
+    with pytest.raises(ValueError, match=r"autoreset_mode=, one of AutoresetMode.NEXT_STEP, .*SAME_STEP, .*DISABLED"):
+        GymVectorEnv(vec)
+    with pytest.raises(ValueError, match=r"'Later' is not a valid .*The modes are AutoresetMode.NEXT_STEP"):
+        GymVectorEnv(vec, autoreset_mode="Later")
+    env = GymVectorEnv(vec, autoreset_mode="Disabled", seed=0)
+    env.reset()
+    for _ in range(10):
+        env.step(act([0, 0]))
+    with pytest.raises(ValueError, match=r"autoreset_mode=AutoresetMode.DISABLED, but CartPoleVectorEnv declares"):
+        GymVectorEnv(cartpoles(1), autoreset_mode=AutoresetMode.DISABLED)
+
+
+def test_a_mode_that_ale_left_in_gymnasiums_own_dict_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    vec = CountingVector(2, AutoresetMode.DISABLED)
+    del vec.metadata
+    monkeypatch.setitem(VectorEnv.metadata, "autoreset_mode", AutoresetMode.SAME_STEP)
+    with pytest.raises(ValueError, match="does not say how it restarts"):
+        GymVectorEnv(vec)
+
+
+def test_same_step_without_final_observation_is_refused() -> None:
+    env = GymVectorEnv(CountingVector(2, AutoresetMode.DISABLED, declare=False), autoreset_mode="SameStep", seed=0)
+    env.reset()
+    with pytest.raises(ShapeMismatchError, match=r"no info\['final_obs'\]"):  # noqa: PT012 - at the first end
+        for _ in range(8):
+            env.step(act([0, 0]))
+
+
+def test_only_whole_vector_environments_are_taken() -> None:
+    with pytest.raises(TypeError, match=r"got a list, expected a gymnasium.vector.VectorEnv"):
+        GymVectorEnv([Counting()])  # type: ignore[arg-type]
+    vec: Any = CountingVector(4, AutoresetMode.NEXT_STEP)
+    vec.batch_size = 2
+    with pytest.raises(ValueError, match="answers 2 of its 4 environments at a time"):
+        GymVectorEnv(vec)
+    with pytest.raises(RuntimeError, match=r"Call reset\(\) first"):
+        GymVectorEnv(cartpoles(1)).step(act([0]))
+
+
+@pytest.mark.filterwarnings("ignore:.*ERROR")  # gymnasium's logger warns about what it raises
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_an_exception_knows_its_environment(kind: str) -> None:
+    makes = [functools.partial(Breaking, "step" if j == 1 else "") for j in range(3)]
+    vec: Any = SyncVectorEnv(makes) if kind == "sync" else AsyncVectorEnv(makes, context="spawn")
+    env = GymVectorEnv(vec, seed=0)
+    env.reset()
+    with pytest.raises(ZeroDivisionError, match="mine") as caught:
+        env.step(act([0, 0, 0]))
+    assert caught.value.environment_index == 1  # type: ignore[attr-defined]
+    env.close()
+    env.close()
+    assert vec.closed
+
+
+@pytest.mark.filterwarnings("ignore:.*precision lowered by casting")  # EnvPool's own space
+def test_envpool_loses_no_step() -> None:
+    envpool = pytest.importorskip("envpool")
+    vec = envpool.make("CartPole-v1", env_type="gymnasium", num_envs=4, seed=3)
+    with pytest.raises(ValueError, match=r"made with seed 3 .*envpool.make\(..., seed=4\)"):
+        GymVectorEnv(vec, seed=4)
+    env = GymVectorEnv(vec, seed=3)
+    observation, running = env.reset()
+    with pytest.raises(ValueError, match=r"EnvPool takes no reset options, got env_info with \['level'\]"):
+        env.reset(DictTensor({"level": torch.zeros(4)}))
+    observation, running = env.reset()
+    ends = 0
+    for t in range(60):
+        (reached, stepped), (after, running) = env.step(act([t % 2, 1, 0, t // 2 % 2]))
+        assert stepped.all()
+        assert running.all()
+        assert (reached["reward"] == 1).all()
+        # x' = x + 0.02 * velocity, the same episode's, at every end too
+        expected = observation["frame"][:, 0] + 0.02 * observation["frame"][:, 1]
+        torch.testing.assert_close(reached["frame"][:, 0], expected, atol=1e-6, rtol=1e-5)
+        restarted = after["initial_state"]
+        assert torch.equal(restarted, reached["done"])
+        assert (after["frame"][restarted].abs() <= 0.05).all()
+        ends += int(restarted.sum())
+        observation = after
+    assert ends > 8
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_ale_loses_no_step(mode: AutoresetMode) -> None:
+    pytest.importorskip("ale_py")
+    from ale_py.vector_env import AtariVectorEnv
+
+    settings = {"max_num_frames_per_episode": 40, "num_threads": 1, "noop_max": 1, "use_fire_reset": False}
+    env = GymVectorEnv(AtariVectorEnv("pong", 3, autoreset_mode=mode, **settings), seed=1)
+    alone = AtariVectorEnv("pong", 3, autoreset_mode=AutoresetMode.NEXT_STEP, **settings)
+    frames, _ = alone.reset(seed=1)
+    observation, _ = env.reset()
+    ends = 0
+    for _ in range(35):
+        np.testing.assert_array_equal(observation["frame"].numpy(), frames)
+        (reached, stepped), (observation, running) = env.step(act([2, 3, 0]))
+        assert stepped.all()
+        assert running.all()
+        frames, _, terminated, truncated, _ = alone.step(np.array([2, 3, 0]))
+        np.testing.assert_array_equal(reached["frame"].numpy(), frames)  # the final ones too
+        np.testing.assert_array_equal(reached["truncated"].numpy(), truncated)
+        if (terminated | truncated).all():  # a fixed time limit: all at once
+            frames, *_ = alone.step(np.array([0, 0, 0]))
+            ends += 1
+    assert ends >= 3
+    env.close()

@@ -1,0 +1,243 @@
+"""The space matrix: every space that has a shape, in and out, with its own dtype, in every wrapper."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+from rlstruct.core import DictTensor
+from rlstruct.envs import GymEnv, GymEnvInf, GymVectorEnv
+from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
+from rlstruct.vec_env import VecEnv
+
+B = 3
+FLOATS = (np.float16, np.float32, np.float64)
+INTEGERS = (np.uint8, np.int8, np.int16, np.int32, np.int64, np.uint16, np.uint32, np.uint64)
+NESTED = spaces.Dict(
+    {
+        "where": spaces.Box(-1, 1, (2, 3), np.float64),
+        "inventory": spaces.Dict({"count": spaces.Discrete(5, start=2), "flags": spaces.MultiBinary((2, 2))}),
+        "pair": spaces.Tuple((spaces.MultiDiscrete([3, 4]), spaces.Box(0, 255, (4,), np.uint8))),
+    }
+)
+MATRIX: dict[str, spaces.Space[Any]] = {
+    **{f"box-{np.dtype(t).name}": spaces.Box(-2, 2, (2, 3), t) for t in FLOATS},
+    **{f"box-{np.dtype(t).name}": spaces.Box(0, 100, (5,), t) for t in INTEGERS},
+    "box-bool": spaces.Box(0, 1, (3,), np.bool_),
+    "box-scalar": spaces.Box(0, 1, (), np.float32),
+    "discrete": spaces.Discrete(4),
+    "discrete-start": spaces.Discrete(4, start=-7),
+    "discrete-int32": spaces.Discrete(4, dtype=np.int32),
+    "multi-discrete": spaces.MultiDiscrete([3, 4, 5]),
+    "multi-discrete-2d": spaces.MultiDiscrete([[3, 4], [5, 6]]),
+    "multi-binary": spaces.MultiBinary(6),
+    "tuple": spaces.Tuple((spaces.Discrete(3), spaces.Tuple((spaces.MultiBinary(2),)))),
+    "nested": NESTED,
+}
+
+
+class Echo(gymnasium.Env[Any, Any]):
+    """Observes samples of a space, takes actions of the same space, and lists both."""
+
+    metadata = {}  # noqa: RUF012 - as gymnasium declares it
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        self.observation_space = space
+        self.action_space = space
+        self.seen: list[Any] = []
+        self.actions: list[Any] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self.seen.append(self.observation_space.sample())
+        return self.seen[-1], {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self.action_space.shape == ():  # SyncVectorEnv itself makes scalars of these
+            action = np.asarray(action)
+        if not self.action_space.contains(action):
+            raise ValueError(f"{action!r} is no element of {self.action_space}")
+        self.actions.append(action)
+        self.seen.append(self.observation_space.sample())
+        return self.seen[-1], 1.0, False, False, {}
+
+
+def flat(prefix: str, element: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """The oracle: names and values of an element, written as plainly as can be."""
+    if isinstance(element, dict):
+        return {name: value for key, part in element.items() for name, value in flat(f"{prefix}/{key}", part).items()}
+    if isinstance(element, tuple):
+        return {name: value for i, part in enumerate(element) for name, value in flat(f"{prefix}/{i}", part).items()}
+    return {prefix: np.asarray(element)}
+
+
+def make(kind: str, space: spaces.Space[Any]) -> tuple[VecEnv, list[Echo] | None]:
+    if kind == "async":
+        vec: Any = AsyncVectorEnv([functools.partial(Echo, space)] * B, context="spawn")
+        return GymVectorEnv(vec, seed=0), None
+    if kind == "sync":
+        vec = SyncVectorEnv([functools.partial(Echo, space)] * B, autoreset_mode=AutoresetMode.SAME_STEP)
+        return GymVectorEnv(vec, seed=0), vec.envs
+    # Copies of the space: each has its own random stream.
+    envs = [Echo(copy.deepcopy(space)) for _ in range(B)]
+    return {"list": GymEnv, "list-inf": GymEnvInf}[kind](envs, seed=0), envs
+
+
+def batch(space: spaces.Space[Any], names: str) -> tuple[DictTensor, list[Any]]:
+    space.seed(5)
+    elements = [space.sample() for _ in range(B)]
+    rows = [flat(names, element) for element in elements]
+    return DictTensor({key: torch.from_numpy(np.stack([row[key] for row in rows])) for key in rows[0]}), elements
+
+
+def assert_same(got: DictTensor, want: DictTensor) -> None:
+    for key in want.keys():
+        assert got[key].dtype == want[key].dtype, key
+        assert got[key].shape == want[key].shape, key
+        np.testing.assert_array_equal(got[key].numpy(), want[key].numpy(), err_msg=key)
+
+
+@pytest.mark.parametrize("kind", ["list", "list-inf", "sync"])
+@pytest.mark.parametrize("name", MATRIX)
+def test_values_dtypes_and_shapes_are_exact_both_ways(kind: str, name: str) -> None:
+    space = MATRIX[name]
+    env, inside = make(kind, space)
+    assert inside is not None
+    observation, _ = env.reset()
+    for time in range(2):
+        wanted = [flat("frame", one.seen[time]) for one in inside]
+        assert {key for key in observation.keys() if key.startswith("frame")} == set(wanted[0])
+        for j, row in enumerate(wanted):
+            for key, value in row.items():
+                np.testing.assert_array_equal(observation[key][j].numpy(), value)
+                assert observation[key].numpy().dtype == value.dtype
+        actions, elements = batch(space, "action")
+        (observation, _), _ = env.step(actions)
+        for one, element in zip(inside, elements, strict=True):
+            for key, value in flat("action", element).items():
+                np.testing.assert_array_equal(flat("action", one.actions[-1])[key], value)
+        assert_same(observation.truncate_key("last_"), actions)
+    env.close()
+
+
+def test_processes_give_what_the_list_gives() -> None:
+    for name in ("nested", "box-uint8", "discrete-start"):
+        far, _ = make("async", MATRIX[name])
+        near, _ = make("list", MATRIX[name])
+        ours, theirs = far.reset()[0], near.reset()[0]
+        assert list(ours.keys()) == list(theirs.keys())
+        assert_same(ours, theirs)
+        actions, _ = batch(MATRIX[name], "action")
+        assert_same(far.step(actions)[0][0], near.step(actions)[0][0])
+        far.close()
+
+
+@pytest.mark.parametrize(
+    ("space", "key"),
+    [
+        (spaces.Text(5), "frame"),
+        (spaces.Dict({"inventory": spaces.Dict({"name": spaces.Text(5)})}), "frame/inventory/name"),
+        (spaces.Tuple((spaces.Discrete(2), spaces.Graph(spaces.Discrete(2), None))), "frame/1"),
+        (spaces.Dict({"s": spaces.Sequence(spaces.Discrete(2))}), "frame/s"),
+        (spaces.OneOf((spaces.Discrete(2), spaces.Discrete(3))), "frame"),
+        (spaces.Dict({"none": spaces.Dict({})}), "frame/none"),
+        (spaces.Dict({"b": spaces.Box(0, 1, (2,), np.longdouble)}), "frame/b"),
+    ],
+)  # fmt: skip
+def test_a_space_without_a_shape_names_its_key(space: spaces.Space[Any], key: str) -> None:
+    with pytest.raises(TypeError, match=f"space '{key}' "):
+        GymEnv([Echo(space)])
+
+
+def test_two_parts_with_one_name_are_refused() -> None:
+    space = spaces.Dict({"a/b": spaces.Discrete(2), "a": spaces.Dict({"b": spaces.Discrete(2)})})
+    with pytest.raises(ValueError, match="both called 'frame/a/b'"):
+        GymEnv([Echo(space)])
+
+
+def step_with(space: spaces.Space[Any], **tensors: torch.Tensor) -> None:
+    env, _ = make("list", space)
+    env.reset()
+    env.step(DictTensor({key.replace("__", "/"): tensor for key, tensor in tensors.items()}))
+
+
+def test_wrong_actions_say_key_found_expected_and_mend() -> None:
+    discrete, box = spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float32)
+    with pytest.raises(ShapeMismatchError, match=r"no key 'action', only \['choice'\].*torch.int64 \(3,\)"):
+        step_with(discrete, choice=torch.zeros(B, dtype=torch.int64))
+    with pytest.raises(ShapeMismatchError, match=r"'action' of the action is \(3, 1\), expected \(3,\)"):
+        step_with(discrete, action=torch.zeros(B, 1, dtype=torch.int64))
+    with pytest.raises(ShapeMismatchError, match=r"is torch.float32, expected torch.int64.*\.to\(torch.int64\)"):
+        step_with(discrete, action=torch.zeros(B))
+    with pytest.raises(ShapeMismatchError, match=r"is torch.int64, expected torch.float32"):
+        step_with(box, action=torch.zeros(B, 2, dtype=torch.int64))
+    with pytest.raises(ShapeMismatchError, match=r"is torch.bool, expected torch.int64"):
+        step_with(discrete, action=torch.zeros(B, dtype=torch.bool))
+    with pytest.raises(ShapeMismatchError, match=r"no key 'action/inventory/count'"):
+        step_with(spaces.Dict({"inventory": spaces.Dict({"count": discrete})}), action=torch.zeros(B))
+    with pytest.raises(DeviceMismatchError, match=r"is on meta, expected cpu.*DeviceEnv"):
+        step_with(discrete, action=torch.zeros(B, dtype=torch.int64, device="meta"))
+
+
+def test_float_widths_and_smaller_integers_are_cast() -> None:
+    step_with(spaces.Box(-1, 1, (2,), np.float64), action=torch.full((B, 2), 0.5))
+    step_with(
+        spaces.Box(-1, 1, (2,), np.float32), action=torch.full((B, 2), 0.5, dtype=torch.float64, requires_grad=True)
+    )
+    step_with(spaces.Discrete(3), action=torch.ones(B, dtype=torch.int32))
+
+
+def test_the_environment_cannot_change_our_tensors_through_its_action() -> None:
+    class Greedy(Echo):
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            action += 1
+            return super().step(action - 1)
+
+    env = GymEnv([Greedy(spaces.Box(-1, 1, (2,), np.float32))])
+    env.reset()
+    action = DictTensor({"action": torch.zeros(1, 2)})
+    (reached, _), _ = env.step(action)
+    assert not action["action"].any()
+    assert not reached["last_action"].any()
+    action["action"].fill_(9)  # nor is the caller's tensor kept
+    assert not reached["last_action"].any()
+
+
+class Liar(Echo):
+    """Declares its space and returns something else."""
+
+    def __init__(self, answer: Any, space: spaces.Space[Any]) -> None:
+        super().__init__(space)
+        self.answer = answer
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return self.answer, {}
+
+
+@pytest.mark.parametrize(
+    ("answer", "space", "message"),
+    [
+        (np.zeros(1, np.float32), spaces.Box(0, 1, (4,)), r"environment 1 gave 'frame' as float32 \(1,\).*\(4,\)"),
+        (np.zeros(4), spaces.Box(0, 9, (4,), np.uint8), r"'frame' as float64 \(4,\).*declares uint8"),
+        (
+            {"a": 1},
+            spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Discrete(2)}),
+            r"frame/b: .*without the entry 'b'",
+        ),
+    ],
+)
+def test_an_observation_outside_its_space_is_refused_at_reset(
+    answer: Any, space: spaces.Space[Any], message: str
+) -> None:
+    honest = Liar(space.sample(), space)
+    with pytest.raises(ShapeMismatchError, match=message):
+        GymEnv([honest, Liar(answer, space)]).reset()
