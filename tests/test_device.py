@@ -1,0 +1,70 @@
+"""resolve_device: indexed devices, and an error that lists what there is instead of a silent fall-back."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+import pytest
+import torch
+
+from rlstruct.device import device_count, register_backend, registered_backends, resolve_device
+
+
+@pytest.mark.parametrize("word", ["cpu", "cpu:0", torch.device("cpu"), torch.device("cpu", 0)])
+def test_every_cpu_is_the_cpu(word: str | torch.device) -> None:
+    assert resolve_device(word) == torch.device("cpu")
+
+
+def test_meta_is_there_without_an_index() -> None:
+    assert resolve_device("meta:0") == torch.device("meta")
+
+
+@pytest.mark.parametrize("word", ["gpu", "cud:0", "", "cpu:x", None, 1.5])
+def test_nonsense_is_refused_with_the_devices_that_exist(word: object) -> None:
+    with pytest.raises(ValueError, match=r"resolve_device: .* is no device\. Devices here: cpu"):
+        resolve_device(word)  # type: ignore[arg-type]
+
+
+def test_cuda_without_cuda_raises_and_says_where_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    message = r"cuda does not exist\. Devices here: cpu.*sees no CUDA device: check the driver and torch\.version\.cuda"
+    with pytest.raises(ValueError, match=message):
+        resolve_device("cuda")
+
+
+def test_cuda_is_cuda_0_and_an_index_beyond_the_last_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert resolve_device("cuda") == torch.device("cuda", 0)
+    assert resolve_device(torch.device("cuda")) == torch.device("cuda", 0)
+    assert resolve_device("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(ValueError, match=r"cuda:2 does not exist\. Devices here: cpu, cuda:0, cuda:1[.,]"):
+        resolve_device("cuda:2")
+
+
+@pytest.mark.gpu
+def test_cuda_where_there_is_one() -> None:
+    assert resolve_device("cuda") == torch.zeros(1, device="cuda").device
+
+
+def test_count_of_a_backend_that_torch_does_not_have() -> None:
+    assert device_count("cpu") == device_count("meta") == 1
+    assert device_count("privateuseone_of_nobody") == 0
+
+
+def test_a_registered_backend_is_imported_when_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "backend_of_this_test.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("rlstruct.device._BACKENDS", {})
+    register_backend("madeup", "backend_of_this_test")
+    assert registered_backends() == {"madeup": "backend_of_this_test"}
+    with pytest.raises(ValueError, match="'madeup:0' is no device"):  # the module registers nothing with torch
+        resolve_device("madeup:0")
+    assert sys.modules.pop("backend_of_this_test", None) is not None
+
+
+def test_the_list_of_backends_is_a_copy() -> None:
+    registered_backends()["madeup"] = "nowhere"
+    assert "madeup" not in registered_backends()

@@ -1,0 +1,72 @@
+"""Errors: who inherits from whom, what a WorkerError carries, and that it survives the way out of a worker."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from rlstruct.errors import (
+    BatcherStateError,
+    DeviceMismatchError,
+    ShapeMismatchError,
+    WorkerError,
+    WorkerTimeout,
+    tag_environment,
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "base"),
+    [
+        (ShapeMismatchError, ValueError),
+        (DeviceMismatchError, ValueError),
+        (BatcherStateError, RuntimeError),
+        (WorkerError, RuntimeError),
+        (WorkerTimeout, WorkerError),
+    ],
+)
+def test_users_can_catch_the_builtin_class(error: type[Exception], base: type[Exception]) -> None:
+    assert issubclass(error, base)
+
+
+@pytest.mark.parametrize("kind", [WorkerError, WorkerTimeout])
+def test_worker_error_keeps_its_place_through_pickling(kind: type[WorkerError]) -> None:
+    place = {
+        "worker": 2,
+        "pid": 77,
+        "phase": "environment.step",
+        "environment": 5,
+        "environments": (4, 8),
+        "seed": 105,
+        "step": 3,
+        "remote_traceback": "Traceback …",
+    }
+    error = pickle.loads(pickle.dumps(kind("worker 2 failed", **place)))
+    assert type(error) is kind
+    assert str(error) == "worker 2 failed"
+    assert {name: getattr(error, name) for name in place} == place
+
+
+def test_worker_error_knows_nothing_unless_told() -> None:
+    error = WorkerError("failed")
+    assert error.worker == 0
+    assert (error.pid, error.phase, error.environment, error.environments, error.seed, error.step) == (None,) * 6
+    assert error.remote_traceback == ""
+
+
+def test_tag_environment_marks_the_exception() -> None:
+    error = KeyError("x")
+    tag_environment(error, 3)
+    assert error.environment_index == 3  # type: ignore[attr-defined]
+
+
+def test_tag_environment_leaves_an_exception_that_takes_no_attributes() -> None:
+    class Closed(Exception):
+        def __setattr__(self, name: str, value: object) -> None:
+            raise AttributeError(name)
+
+    error = Closed("as it was")
+    tag_environment(error, 3)
+    assert error.args == ("as it was",)
+    assert not hasattr(error, "environment_index")

@@ -1,0 +1,129 @@
+"""DeviceEnv: every tensor moves, nothing else changes. The meta device stands for an accelerator."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import rlstruct.testing.sim_device  # noqa: F401 - registers sim:0, sim:1, …
+from rlstruct.core import DictTensor
+from rlstruct.errors import DeviceMismatchError
+from rlstruct.testing import CountingEnv, check_vec_env
+from rlstruct.vec_env import DeviceEnv, VecEnv
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+class OnMeta(VecEnv):
+    """Two environments on the meta device, of which nothing but the place can be said."""
+
+    auto_reset = True
+    device = META
+
+    def __init__(self) -> None:
+        self.action_space = self.observation_space = None
+        self.closed = 0
+
+    def n_envs(self) -> int:
+        return 2
+
+    def reset(self, env_info=None):
+        self.env_info = env_info
+        running = torch.ones(2, dtype=torch.bool, device=META)
+        return DictTensor({"frame": torch.zeros(2, 3, device=META)}), running
+
+    def step(self, action):
+        self.action = action
+        return self.reset(), self.reset()
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_reset_moves_every_key_and_the_mask() -> None:
+    observation, running = DeviceEnv(CountingEnv(3), "meta").reset()
+    assert {value.device for value in observation.values()} == {META}
+    assert set(observation.keys()) == set(CountingEnv(3).reset()[0].keys())
+    assert (running.device, running.dtype, list(running.shape)) == (META, torch.bool, [3])
+
+
+def test_step_brings_the_action_home_and_moves_the_answer() -> None:
+    env = OnMeta()
+    moved = DeviceEnv(env, "meta")
+    moved.reset()
+    (reached, ran), (current, running) = moved.step(DictTensor({"action": torch.zeros(2, device=META)}))
+    assert env.action.device == META
+    assert {reached.device, current.device, ran.device, running.device} == {META}
+
+
+def test_current_is_reached_without_a_restart_and_only_then() -> None:
+    env = CountingEnv(2, lengths=(2,), auto_reset=True)
+    moved = DeviceEnv(env, "cpu")
+    moved.reset()
+    action = DictTensor({"action": torch.zeros(2, dtype=torch.int64)})
+    (reached, _), (current, _) = moved.step(action)
+    assert current is reached
+    (reached, _), (current, _) = moved.step(action)  # every second step ends all episodes
+    assert current is not reached
+    assert reached["done"].all()
+    assert current["initial_state"].all()
+
+
+def test_an_action_elsewhere_is_refused() -> None:
+    moved = DeviceEnv(CountingEnv(3), "meta")
+    moved.reset()
+    message = r"DeviceEnv\.step: tensor 'action' of the action is on cpu, expected meta\. Create it with device='meta'"
+    with pytest.raises(DeviceMismatchError, match=message):
+        moved.step(DictTensor({"action": torch.zeros(3, dtype=torch.int64)}))
+
+
+def test_from_device_must_be_where_the_environment_is() -> None:
+    with pytest.raises(DeviceMismatchError, match="from_device is meta, but CountingEnv is on cpu.*from_device='cpu'"):
+        DeviceEnv(CountingEnv(2), "cpu", from_device="meta")
+    assert DeviceEnv(CountingEnv(2), "meta", from_device="cpu:0").device == META
+
+
+def test_a_device_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="Devices here: cpu"):
+        DeviceEnv(CountingEnv(2), "gpu")
+
+
+def test_env_info_stays_on_the_cpu() -> None:
+    env = OnMeta()
+    moved = DeviceEnv(env, "meta")
+    env_info = DictTensor({"length": torch.ones(2, dtype=torch.int64)})
+    moved.reset(env_info)
+    assert env.env_info is env_info
+    with pytest.raises(DeviceMismatchError, match=r"DeviceEnv\.reset: tensor 'length' of env_info is on meta.*cpu"):
+        moved.reset(env_info.to("meta"))
+    for empty in (None, DictTensor()):
+        moved.reset(empty)
+
+
+def test_the_rest_is_that_of_the_wrapped_environment() -> None:
+    env = OnMeta()
+    moved = DeviceEnv(env, "meta")
+    assert (moved.n_envs(), moved.auto_reset, moved.device) == (2, True, META)
+    moved.close()
+    assert env.closed == 1
+    counting = CountingEnv(2)
+    wrapped = DeviceEnv(counting, "cpu")
+    assert (wrapped.action_space, wrapped.observation_space) == (counting.action_space, counting.observation_space)
+
+
+@pytest.mark.parametrize("auto_reset", [False, True])
+@pytest.mark.parametrize(("home", "elsewhere"), [("cpu", "sim:1"), ("sim:1", "cpu"), ("sim:1", "sim:2")])
+def test_a_moved_environment_keeps_the_contract(home: str, elsewhere: str, auto_reset: bool) -> None:
+    def create(seed: int) -> DeviceEnv:
+        return DeviceEnv(CountingEnv(3, seed, auto_reset=auto_reset, device=home), elsewhere, from_device=home)
+
+    check_vec_env(create, n_steps=20)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("home", "elsewhere"), [("cpu", "cuda"), ("cuda", "cpu")])
+def test_a_moved_environment_keeps_the_contract_on_a_gpu(home: str, elsewhere: str) -> None:
+    def create(seed: int) -> DeviceEnv:
+        return DeviceEnv(CountingEnv(3, seed, auto_reset=True, device=home), elsewhere)
+
+    check_vec_env(create, n_steps=20)
