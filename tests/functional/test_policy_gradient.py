@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlstruct.errors import ShapeMismatchError
+from rlstruct.functional.categorical import entropy, log_probability
+from rlstruct.functional.policy_gradient import entropy_loss, policy_gradient_loss, value_loss
+from rlstruct.functional.statistics import masked_mean, whiten
+from rlstruct.testing import forbid_host_sync
+
+NAN = float("nan")
+MASK = torch.tensor([[1.0, 1.0], [1.0, 0.0]])
+
+
+def test_losses_by_hand_and_without_host_syncs(device: torch.device) -> None:
+    mask = MASK.to(device)
+    log_pi = torch.tensor([[-1.0, -2.0], [-3.0, NAN]], device=device)
+    advantage = torch.tensor([[3.0, 0.5], [-1.0, NAN]], device=device)
+    with forbid_host_sync():
+        policy = policy_gradient_loss(log_pi, advantage, mask)
+        value = value_loss(
+            torch.tensor([[1.0, 2.0], [3.0, NAN]], device=device), torch.zeros(2, 2, device=device), mask
+        )
+        randomness = entropy_loss(torch.tensor([[0.5, 0.25], [0.75, NAN]], device=device), mask)
+    assert policy.item() == pytest.approx((3.0 + 1.0 - 3.0) / 3)
+    assert value.item() == pytest.approx((1.0 + 4.0 + 9.0) / 3 / 2)
+    assert randomness.item() == pytest.approx(-0.5)
+
+
+def test_the_gradient_of_the_policy_loss_is_the_policy_gradient() -> None:
+    # d log pi(a) / d logits = one_hot(a) - pi, so the gradient is -(one_hot(a) - pi) * advantage: pi = (1/2, 1/2).
+    logits = torch.zeros(1, 1, 2, requires_grad=True)
+    log_pi = log_probability(logits, torch.tensor([[1]]))
+    policy_gradient_loss(log_pi, torch.tensor([[4.0]]), torch.ones(1, 1)).backward()
+    torch.testing.assert_close(logits.grad, torch.tensor([[[2.0, -2.0]]]))
+
+
+def test_no_gradient_reaches_advantage_or_target_and_none_of_the_padding() -> None:
+    log_pi = torch.tensor([[-1.0, -2.0]], requires_grad=True)
+    value = torch.tensor([[1.0, 2.0]], requires_grad=True)
+    mask = torch.tensor([[True, False]])
+    (policy_gradient_loss(log_pi, 3.0 - value, mask) + value_loss(value, value + 1.0, mask)).backward()
+    torch.testing.assert_close(log_pi.grad, torch.tensor([[-2.0, 0.0]]))  # -(3 - 1), and nothing on padding
+    torch.testing.assert_close(value.grad, torch.tensor([[-1.0, 0.0]]))  # 1 - 2: the target is a constant
+
+
+@pytest.mark.parametrize("loss", [policy_gradient_loss, value_loss])
+def test_shapes_that_would_broadcast_are_refused(loss: object) -> None:
+    with pytest.raises(ShapeMismatchError, match=r"is \[2, 3\], but .* is \[2, 3, 1\]"):
+        loss(torch.ones(2, 3, 1), torch.ones(2, 3), torch.ones(2, 3))  # type: ignore[operator]
+
+
+@given(A=st.integers(1, 6), seed=st.integers(0, 10**6))
+def test_categorical_agrees_with_torch(A: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(4, 3, A, generator=generator, dtype=torch.float64)
+    action = torch.randint(A, (4, 3), generator=generator)
+    oracle = torch.distributions.Categorical(logits=logits)
+    torch.testing.assert_close(log_probability(logits, action), oracle.log_prob(action))
+    torch.testing.assert_close(entropy(logits), oracle.entropy())
+
+
+def test_impossible_actions_leave_entropy_and_its_gradient_finite() -> None:
+    logits = torch.tensor([[0.0, 0.0, -torch.inf]], requires_grad=True)
+    result = entropy(logits)
+    result.sum().backward()
+    assert result.item() == pytest.approx(math.log(2))
+    torch.testing.assert_close(logits.grad, torch.zeros(1, 3))
+
+
+def test_masked_mean_of_nothing_is_zero() -> None:
+    assert masked_mean(torch.tensor([NAN, NAN]), torch.zeros(2)).item() == 0.0
+
+
+def test_whitened_values_have_mean_0_and_variance_1_on_real_steps_only() -> None:
+    values = torch.tensor([[1.0, 2.0, NAN], [6.0, NAN, NAN]])
+    mask = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+    out = whiten(values, mask)
+    # mean 3, deviations -2, -1, 3: variance (4 + 1 + 9) / 3 = 14 / 3
+    std = math.sqrt(14 / 3)
+    expected = torch.tensor([[-2 / std, -1 / std, 0.0], [3 / std, 0.0, 0.0]])
+    torch.testing.assert_close(out, expected)
+
+
+def test_whitening_equal_values_gives_zero() -> None:
+    torch.testing.assert_close(whiten(torch.full((2, 2), 5.0), torch.ones(2, 2)), torch.zeros(2, 2))

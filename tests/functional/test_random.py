@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlstruct.functional import random
+from rlstruct.testing import forbid_host_sync
+
+N = 100_000
+
+
+def make_keys(n: int = N, seed: int = 0) -> Tensor:
+    """Keys as a batcher makes them: 100 steps of many environments."""
+    return random.step_keys(seed + torch.arange(n // 100), 0, torch.arange(100)).flatten()
+
+
+def chi_square(counts: Tensor, expected: Tensor) -> float:
+    """How many standard deviations the statistic lies above its mean; it has (classes - 1) degrees of freedom."""
+    statistic = ((counts - expected) ** 2 / expected).sum().item()
+    freedom = counts.numel() - 1
+    return (statistic - freedom) / math.sqrt(2 * freedom)
+
+
+DRAWS = {
+    "uniform": lambda key: random.uniform(key, (3,)),
+    "normal": lambda key: random.normal(key, (3,)),
+    "randint": lambda key: random.randint(key, 7, (3,)),
+    "categorical": lambda key: random.categorical(torch.zeros(key.shape[0], 5), key),
+    "split": lambda key: random.split(key, 4),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws_depend_on_the_key_alone_not_on_the_batch(name: str) -> None:
+    draw, keys = DRAWS[name], make_keys(1000)
+    together = draw(keys)
+    torch.testing.assert_close(draw(keys), together, rtol=0, atol=0)
+    order = torch.randperm(1000)
+    torch.testing.assert_close(draw(keys[order]), together[order], rtol=0, atol=0)
+    one_by_one = torch.cat([draw(keys[i : i + 1]) for i in range(20)])
+    # normal goes through vectorised log and cos, whose last bit depends on the place in the batch.
+    tolerance = 1e-6 if name == "normal" else 0.0
+    torch.testing.assert_close(one_by_one, together[:20], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws_leave_key_and_global_generator_alone_and_never_sync(name: str, device: torch.device) -> None:
+    keys = make_keys(100).to(device)
+    before, state = keys.clone(), torch.get_rng_state()
+    logits = torch.zeros(100, 5, device=device)
+    with forbid_host_sync():
+        random.categorical(logits, keys) if name == "categorical" else DRAWS[name](keys)
+    assert torch.equal(keys, before)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_wider_shape_begins_with_the_draws_of_a_narrower_one() -> None:
+    keys = make_keys(1000)
+    torch.testing.assert_close(random.uniform(keys, (4,))[:, :2], random.uniform(keys, (2,)), rtol=0, atol=0)
+
+
+def test_streams_are_shifted_views_of_one_sequence() -> None:
+    keys = make_keys(1000)
+    wide = random.uniform(keys, (5,))
+    torch.testing.assert_close(random.uniform(keys, (2,), stream=3), wide[:, 3:], rtol=0, atol=0)
+    torch.testing.assert_close(random.uniform(keys, stream=3), wide[:, 2], rtol=0, atol=0)
+
+
+def test_a_single_draw_and_an_array_from_one_key_are_uncorrelated() -> None:
+    keys = make_keys()
+    single, first = random.uniform(keys) - 0.5, random.uniform(keys, (1,))[:, 0] - 0.5
+    assert abs((single * first).mean().item() * 12) < 4 / math.sqrt(N)
+
+
+def test_known_numbers_hold_the_generator_in_place() -> None:
+    # SplitMix64 of seed 1234567, first output 6457827717110365317 (the reference implementation's published vector).
+    drawn = random.uniform(torch.tensor([1234567]), (1,))
+    assert drawn.item() == (6457827717110365317 >> 40) * 2.0**-24
+    # A single draw is the key itself: the batcher has mixed it already.
+    assert random.uniform(torch.tensor([1 << 62])).item() == 0.25
+
+
+def test_uniform_is_uniform_in_its_range() -> None:
+    u = random.uniform(make_keys())
+    assert u.dtype == torch.float32
+    assert u.min().item() >= 0.0
+    assert u.max().item() < 1.0
+    counts = torch.histc(u, bins=256, min=0.0, max=1.0)
+    assert abs(chi_square(counts, torch.full((256,), N / 256))) < 4
+
+
+def test_neighbouring_keys_environments_steps_and_lanes_are_uncorrelated() -> None:
+    u = random.uniform(random.step_keys(torch.arange(300), 0, torch.arange(300))) - 0.5  # [T, B]
+    lanes = random.uniform(make_keys(), (2,)) - 0.5
+    pairs = {
+        "steps": (u[1:], u[:-1]),
+        "environments": (u[:, 1:], u[:, :-1]),
+        "diagonal": (u[1:, 1:], u[:-1, :-1]),
+        "lanes": (lanes[:, 0], lanes[:, 1]),
+    }
+    for name, (x, y) in pairs.items():
+        correlation = (x * y).mean().item() * 12
+        assert abs(correlation) < 4 / math.sqrt(x.numel()), name
+
+
+def test_pairs_of_successive_steps_fill_the_square_evenly() -> None:
+    u = random.uniform(random.step_keys(torch.arange(1000), 0, torch.arange(100)))  # [T, B]
+    cell = (u[:-1] * 16).long() * 16 + (u[1:] * 16).long()
+    counts = torch.bincount(cell.flatten(), minlength=256).float()
+    assert abs(chi_square(counts, torch.full((256,), cell.numel() / 256))) < 4
+
+
+def test_keys_of_environments_steps_and_resets_all_differ() -> None:
+    keys = torch.stack([random.step_keys(torch.arange(100), episode, torch.arange(100)) for episode in range(10)])
+    assert keys.unique().numel() == 100_000
+    assert random.split(keys[0, 0], 10).unique().numel() == 1000
+
+
+def test_step_keys_do_not_depend_on_how_environments_and_steps_are_split() -> None:
+    whole = random.step_keys(torch.arange(10), 3, torch.arange(20))
+    parts = random.step_keys(torch.arange(4, 10), 3, torch.arange(5, 20))
+    assert torch.equal(whole[5:, 4:], parts)
+
+
+def test_normal_has_the_moments_of_the_normal_distribution() -> None:
+    x = random.normal(make_keys(), (2,)).double().flatten()
+    error = 4 / math.sqrt(x.numel())
+    assert abs(x.mean().item()) < error
+    assert abs(x.var().item() - 1) < error * math.sqrt(2)
+    assert abs((x**3).mean().item()) < error * math.sqrt(15)
+    assert abs((x**4).mean().item() - 3) < error * math.sqrt(96)
+    assert x.isfinite().all()
+
+
+@pytest.mark.parametrize("high", [1, 2, 3, 10])
+def test_randint_draws_every_value_equally_often(high: int) -> None:
+    counts = torch.bincount(random.randint(make_keys(), high), minlength=high).float()
+    assert counts.numel() == high
+    if high > 1:
+        assert abs(chi_square(counts, torch.full((high,), N / high))) < 4
+
+
+@pytest.mark.parametrize("high", [0, -1, 2**31 + 1])
+def test_randint_names_a_bad_range(high: int) -> None:
+    with pytest.raises(ValueError, match=f"randint: high is {high}"):
+        random.randint(make_keys(100), high)
+
+
+def test_randint_reaches_the_top_of_the_widest_range() -> None:
+    drawn = random.randint(make_keys(), 2**31)
+    assert 0 <= drawn.min().item() < 2**31 * 0.001
+    assert 2**31 * 0.999 < drawn.max().item() < 2**31
+
+
+def test_categorical_frequencies_are_the_probabilities_and_impossible_classes_never_come() -> None:
+    logits = torch.tensor([-torch.inf, 0.0, 1.0, -torch.inf, 2.0, -1.0, -torch.inf])
+    counts = torch.bincount(random.categorical(logits.expand(N, 7), make_keys()), minlength=7).float()
+    possible = logits.isfinite()
+    assert counts[~possible].sum().item() == 0
+    assert abs(chi_square(counts[possible], N * logits.softmax(0)[possible])) < 4
+
+
+@given(A=st.integers(1, 8), seed=st.integers(0, 10**6), scale=st.sampled_from([0.0, 1.0, 100.0]))
+def test_categorical_draws_only_possible_classes(A: int, seed: int, scale: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = scale * torch.randn(200, A, generator=generator)
+    logits[torch.rand(200, A, generator=generator) < 0.5] = -torch.inf
+    logits[:, seed % A] = 0.0
+    drawn = random.categorical(logits, make_keys(200, seed))
+    assert logits.gather(1, drawn.unsqueeze(1)).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_categorical_takes_any_float(dtype: torch.dtype) -> None:
+    drawn = random.categorical(torch.zeros(1000, 4, dtype=dtype), make_keys(1000))
+    assert drawn.dtype == torch.int64
+    assert drawn.unique().tolist() == [0, 1, 2, 3]
+
+
+def test_streams_make_independent_draws_from_one_key() -> None:
+    logits, keys = torch.zeros(N, 4), make_keys()
+    pair = random.categorical(logits, keys, stream=0) * 4 + random.categorical(logits, keys, stream=1)
+    assert abs(chi_square(torch.bincount(pair, minlength=16).float(), torch.full((16,), N / 16))) < 4
+
+
+def test_the_bits_are_the_same_on_every_device(device: torch.device) -> None:
+    keys = make_keys(1000)
+    logits = torch.linspace(-2, 2, 5).expand(1000, 5)
+    assert torch.equal(random.uniform(keys.to(device), (3,)).cpu(), random.uniform(keys, (3,)))
+    assert torch.equal(random.split(keys.to(device), 3).cpu(), random.split(keys, 3))
+    same = random.categorical(logits.to(device), keys.to(device)).cpu() == random.categorical(logits, keys)
+    assert same.float().mean().item() > 0.99  # softmax may round differently beside a class border
