@@ -59,10 +59,9 @@ class Progress:
     """
 
     def __init__(self, word: Tensor) -> None:
-        """Start in phase START."""
+        """Start in phase WAIT, and leave the word as it is: another process may have written it."""
         self._word = word.numpy()  # sync: a view of CPU memory, once; writing it costs 0.1 us instead of 3
         self.clock = PhaseClock([phase.name.lower() for phase in Phase])
-        self.enter(Phase.START)
 
     def enter(self, phase: Phase) -> None:
         """Begin a phase.
@@ -88,6 +87,11 @@ class Progress:
     @step.setter
     def step(self, t: int) -> None:
         self._word[1] = t
+
+    def clear(self) -> None:
+        """Forget everything, for the worker that takes the place of one that died."""
+        self._word[:] = 0
+        self._word[0] = Phase.START
 
     def stop(self) -> None:
         """Ask the collector to give up at its next phase."""
@@ -226,7 +230,7 @@ class Collector:
                 raise RuntimeError("the slab is missing")
             slab.write_action(t, action, ran)
             slab.write_observation(t + 1, current)
-            if current is not reached:
+            if slab.reached or current is not reached:
                 n_final = slab.write_restarts(t, reached, n_final)
             t += 1
             self._state, self._observation, self._running = state, current, running
