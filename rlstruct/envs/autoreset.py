@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rlstruct.envs.options import Options, merge, same
@@ -155,6 +156,18 @@ class EnvPoolReset(MaskedReset):
         return first
 
 
+class CartPoleReset(MaskedReset):
+    """`MaskedReset` of gymnasium's numpy CartPole, whose own reset knows no mask: it draws as the next step would."""
+
+    def _reset_rows(self, mask: Mask) -> Arrays:
+        cartpole: Any = self.vector
+        first = cartpole.np_random.uniform(cartpole.low, cartpole.high, (4, int(mask.sum())))
+        cartpole.state[:, mask] = first
+        cartpole.steps[mask] = 0
+        cartpole.prev_done = cartpole.prev_done & ~mask
+        return self.frames.batched(cartpole.state.T, self.n)
+
+
 class SameStep(Restarter):
     """Reads the final observations of a vector environment that has restarted already (`AutoresetMode.SAME_STEP`)."""
 
@@ -269,6 +282,8 @@ def make_restarter(vector: Vector, frames: SpaceCodec, mode: AutoresetMode, rese
             return RowOptions(vector, frames)
         if hasattr(base, "all_env_ids") and hasattr(base, "async_reset"):
             return EnvPoolReset(vector, frames)
+        if type(vector) is CartPoleVectorEnv and mode is AutoresetMode.NEXT_STEP:  # wrappers would miss the reset
+            return CartPoleReset(vector, frames)
     obeys = type(base).__module__.startswith("ale_py.") if reset_mask is None else reset_mask
     if mode is AutoresetMode.SAME_STEP:
         return SameStep(vector, frames)

@@ -55,7 +55,7 @@ class GymEnv(VecEnv):
         self._options: Options | None = None
         self._rows: Rows | None = None
         self._running = np.ones(len(self.envs), np.bool_)
-        self._idle = False  # whether some environment waits for reset
+        self._order: Sequence[int] = range(len(self.envs))  # the environments that run
         self._ended: list[int] = []  # rows whose episode ended in the last step
         self._closed = False
 
@@ -91,7 +91,7 @@ class GymEnv(VecEnv):
             write(j, frame)
         self._rows = rows
         self._running = np.ones(len(self.envs), np.bool_)
-        self._idle = False
+        self._order = range(len(self.envs))
         return self._observe(rows), torch.from_numpy(self._running.copy())
 
     def step(self, action: DictTensor) -> tuple[Observed, Observed]:
@@ -107,7 +107,7 @@ class GymEnv(VecEnv):
         columns = self._actions.columns(action, len(self.envs))
         reached = self._step_envs(self._actions.elements(columns), columns)
         running = self._running
-        if self._idle:
+        if len(self._order) < len(self.envs):
             reached.keep(previous, ~running)
         current = reached
         if self._ended:
@@ -115,7 +115,7 @@ class GymEnv(VecEnv):
                 current = self._restart(reached)
             else:
                 self._running = running & ~reached.done
-                self._idle = True
+                self._order = [j for j in self._order if not reached.done[j]]
         self._rows = current
         stepped = torch.from_numpy(running.copy())
         still = stepped if self._running is running else torch.from_numpy(self._running.copy())
@@ -152,7 +152,7 @@ class GymEnv(VecEnv):
         ended: list[tuple[int, bool, bool]] = []
         envs, j = self.envs, 0
         try:
-            for j in np.flatnonzero(self._running).tolist() if self._idle else range(n):
+            for j in self._order:
                 frame, reward[j], terminated, truncated, _ = envs[j].step(actions[j])
                 write(j, frame)  # a copy, at once: the environment may reuse its buffer
                 if terminated or truncated:

@@ -22,10 +22,10 @@ class GymVectorEnv(VecEnv):
     """A `gymnasium.vector.VectorEnv` of any autoreset mode, with the restarts of `VecEnv`.
 
     Ended rows restart in the same step, and their true final observation is in ``reached``, for gymnasium's Sync- and
-    AsyncVectorEnv in all modes, for EnvPool, for ale-py, and for environments in mode DISABLED or SAME_STEP. Other
-    NEXT_STEP environments, such as gymnasium's CartPoleVectorEnv, must spend one step of the row on its restart: then
-    ``still_running`` is False for that row after the end, and ``running`` False in the step that restarts it, which
-    is no transition; the row's ``current`` after that step is the first observation of the next episode.
+    AsyncVectorEnv in all modes and its numpy CartPole, for EnvPool, ale-py, and any environment in mode DISABLED or
+    SAME_STEP. Other NEXT_STEP environments (and CartPole inside a vector wrapper) must spend one step of the row on
+    its restart: then ``still_running`` is False for that row after the end, and ``running`` False in the step that
+    restarts it, which is no transition; ``current`` after that step is the first observation of the next episode.
 
     A SyncVectorEnv in mode SAME_STEP is set to DISABLED, and an AsyncVectorEnv in that mode starts its workers again in
     DISABLED, because gymnasium 1.4 loses the final observation of an environment that reuses its observation buffer.
@@ -37,7 +37,7 @@ class GymVectorEnv(VecEnv):
         autoreset_mode: the mode of ``vec``, for one that does not declare it in its metadata.
         episodic: ended rows idle until `reset`, as in `GymEnv`. The environment below goes on stepping them, unseen.
         reset_mask: whether ``vec.reset`` obeys ``options["reset_mask"]``, for vector environments of your own in mode
-            NEXT_STEP: True spares the lost step.
+            NEXT_STEP: True spares the lost step. False forbids all ways around it, in any vector environment.
 
     Raises:
         TypeError: ``vec`` is no vector environment, or a space cannot become a tensor.

@@ -28,7 +28,7 @@ def cartpoles(n: int, **settings: Any) -> Any:
 
 
 def test_numpy_cartpole_equals_gymnasium_and_marks_the_lost_steps() -> None:
-    env, alone = GymVectorEnv(cartpoles(6), seed=5), cartpoles(6)
+    env, alone = GymVectorEnv(cartpoles(6), seed=5, reset_mask=False), cartpoles(6)
     frames, _ = alone.reset(seed=5)
     observation, running = env.reset()
     ended = np.zeros(6, bool)
@@ -50,6 +50,52 @@ def test_numpy_cartpole_equals_gymnasium_and_marks_the_lost_steps() -> None:
         np.testing.assert_array_equal(running.numpy(), ~ended)
     assert lost > 10
     env.close()
+
+
+def follow(env: VecEnv, steps: int) -> int:
+    """Check CartPole's x' = x + 0.02 * velocity in every row of every step, ends included, and count the ends."""
+    observation, _ = env.reset()
+    ends = 0
+    for t in range(steps):
+        (reached, stepped), (after, running) = env.step(act([t % 2, 1, 0, t // 2 % 2]))
+        assert stepped.all()
+        assert running.all()
+        assert (reached["reward"] == 1).all()
+        expected = observation["frame"][:, 0] + 0.02 * observation["frame"][:, 1]
+        torch.testing.assert_close(reached["frame"][:, 0], expected, atol=1e-6, rtol=1e-5)
+        restarted = after["initial_state"]
+        assert torch.equal(restarted, reached["done"])
+        assert (after["frame"][restarted].abs() <= 0.05).all()
+        assert len(after["frame"][restarted].unique()) == 4 * int(restarted.sum())
+        assert torch.equal(after["frame"][~restarted], reached["frame"][~restarted])
+        ends += int(restarted.sum())
+        observation = after
+    return ends
+
+
+def test_numpy_cartpole_loses_no_step() -> None:
+    env = GymVectorEnv(cartpoles(4), seed=5)
+    assert follow(env, 100) > 10
+    first, alone = GymVectorEnv(cartpoles(4), seed=5), cartpoles(4)
+    frames, _ = alone.reset(seed=5)
+    observation, _ = first.reset()
+    done = np.zeros(4, bool)
+    while not done.any():  # up to the first end the two do the same
+        np.testing.assert_array_equal(observation["frame"].numpy(), frames)
+        frames, _, terminated, truncated, _ = alone.step(np.ones(4, np.int64))
+        (reached, _), (observation, _) = first.step(act([1, 1, 1, 1]))
+        done = terminated | truncated
+    np.testing.assert_array_equal(reached["frame"].numpy(), frames)
+    np.testing.assert_array_equal(reached["done"].numpy(), done)
+    frames, *_ = alone.step(np.ones(4, np.int64))  # and the restart is the one that gymnasium would have drawn
+    np.testing.assert_array_equal(observation["frame"].numpy()[done], frames[done])
+
+
+def test_numpy_cartpole_counts_time_from_each_restart() -> None:
+    env = GymVectorEnv(cartpoles(2, max_episode_steps=5), seed=0)
+    env.reset()
+    ends = [env.step(act([t % 2, t % 2]))[0][0]["truncated"].tolist() for t in range(15)]
+    assert ends == [[t % 5 == 4] * 2 for t in range(15)]
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
@@ -183,25 +229,9 @@ def test_envpool_loses_no_step() -> None:
     with pytest.raises(ValueError, match=r"made with seed 3 .*envpool.make\(..., seed=4\)"):
         GymVectorEnv(vec, seed=4)
     env = GymVectorEnv(vec, seed=3)
-    observation, running = env.reset()
     with pytest.raises(ValueError, match=r"EnvPool takes no reset options, got env_info with \['level'\]"):
         env.reset(DictTensor({"level": torch.zeros(4)}))
-    observation, running = env.reset()
-    ends = 0
-    for t in range(60):
-        (reached, stepped), (after, running) = env.step(act([t % 2, 1, 0, t // 2 % 2]))
-        assert stepped.all()
-        assert running.all()
-        assert (reached["reward"] == 1).all()
-        # x' = x + 0.02 * velocity, the same episode's, at every end too
-        expected = observation["frame"][:, 0] + 0.02 * observation["frame"][:, 1]
-        torch.testing.assert_close(reached["frame"][:, 0], expected, atol=1e-6, rtol=1e-5)
-        restarted = after["initial_state"]
-        assert torch.equal(restarted, reached["done"])
-        assert (after["frame"][restarted].abs() <= 0.05).all()
-        ends += int(restarted.sum())
-        observation = after
-    assert ends > 8
+    assert follow(env, 60) > 8
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
