@@ -32,7 +32,8 @@ def by_hand(n_updates):
     optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
     lengths = []
     # The batcher's agent has a copy of the model; update() is how it learns.
-    with RL_Batcher(500, ActorCriticAgent, create_env, agent_args={"model": model}, env_args={"n_envs": 16}, seed=0) as b:
+    agent_args, env_args = {"model": model}, {"n_envs": 16}
+    with RL_Batcher(500, ActorCriticAgent, create_env, agent_args=agent_args, env_args=env_args, seed=0) as b:
         for _ in range(n_updates):
             b.update(model.state_dict())
             b.reset()
