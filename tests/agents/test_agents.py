@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from gymnasium import spaces
+
+import rlstruct.testing.sim_device  # noqa: F401 - registers sim:0 and sim:1
+from rlstruct import DeviceMismatchError, DictTensor
+from rlstruct.agents import ActorCritic, ActorCriticAgent, RandomAgent, RecurrentActorCritic, RecurrentAgent
+from rlstruct.functional.random import step_keys
+from rlstruct.testing import check_agent
+
+FRAMES = spaces.Box(-1.0, 1.0, (4,))
+ACTIONS = spaces.Discrete(3)
+NESTED = spaces.Dict(
+    {
+        "move": spaces.Discrete(3, start=-1),
+        "rest": spaces.Tuple([spaces.Box(-2.0, 2.0, (2,)), spaces.MultiDiscrete([2, 5]), spaces.MultiBinary(3)]),
+    }
+)
+
+
+def make_agent(kind: str, **arguments: Any) -> ActorCriticAgent | RecurrentAgent:
+    if kind == "feed-forward":
+        return ActorCriticAgent(ActorCritic(4, 3), **arguments)
+    return RecurrentAgent(RecurrentActorCritic(4, 3, n_hidden=8), **arguments)
+
+
+def observe(B: int, *, initial: bool = False) -> DictTensor:
+    return DictTensor(
+        {
+            "frame": torch.randn(B, 4),
+            "initial_state": torch.full((B,), initial),
+            "rng": step_keys(torch.arange(B), 0, torch.arange(1))[0],
+        }
+    )
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:1"])
+@pytest.mark.parametrize("stochastic", [True, False])
+@pytest.mark.parametrize("kind", ["feed-forward", "recurrent"])
+def test_agents_keep_the_contract_and_never_sync(kind: str, stochastic: bool, device: str) -> None:
+    agent = make_agent(kind, device=device, stochastic=stochastic)
+    check_agent(agent, observation_space=FRAMES, action_space=ACTIONS, device=device, host_syncs=True)
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:1"])
+@pytest.mark.parametrize("space", [ACTIONS, NESTED, FRAMES], ids=["discrete", "nested", "box"])
+def test_the_random_agent_keeps_the_contract_and_never_syncs(space: spaces.Space[Any], device: str) -> None:
+    agent = RandomAgent(space, device=device)
+    check_agent(agent, observation_space=FRAMES, action_space=space, device=device, host_syncs=True)
+
+
+@pytest.mark.parametrize("kind", ["feed-forward", "recurrent"])
+def test_outputs_have_the_documented_keys_and_agree_with_each_other(kind: str) -> None:
+    agent = make_agent(kind)
+    action, _ = agent(agent.initial_state(DictTensor(), 5), observe(5), DictTensor())
+    assert set(action.keys()) == {"action", "action_logits", "log_probability", "value"}
+    assert action["action"].dtype == torch.int64
+    oracle = torch.distributions.Categorical(logits=action["action_logits"])
+    torch.testing.assert_close(action["log_probability"], oracle.log_prob(action["action"]))
+
+
+def test_a_stochastic_agent_follows_its_logits_and_a_deterministic_one_takes_the_best() -> None:
+    model = ActorCritic(4, 3)
+    with torch.no_grad():
+        last = model.actor.layers[-1]
+        last.weight.zero_()
+        last.bias.copy_(torch.tensor([0.7, 0.2, 0.1]).log())
+    observation = observe(4000)
+    drawn, _ = ActorCriticAgent(model)(DictTensor(), observation, DictTensor())
+    frequencies = torch.bincount(drawn["action"], minlength=3) / 4000
+    torch.testing.assert_close(frequencies, torch.tensor([0.7, 0.2, 0.1]), rtol=0, atol=0.03)
+    best, _ = ActorCriticAgent(model, stochastic=False)(DictTensor(), observation, DictTensor())
+    assert (best["action"] == 0).all()
+
+
+def test_a_copying_agent_shares_no_storage_and_a_sharing_one_all() -> None:
+    model = ActorCritic(4, 3)
+    copied, shared = ActorCriticAgent(model), ActorCriticAgent(model, copy_model=False)
+    for mine, theirs in zip(model.parameters(), copied.model.parameters(), strict=True):
+        assert mine.data_ptr() != theirs.data_ptr()
+        assert torch.equal(mine, theirs)
+    assert shared.model is model
+
+
+def test_gradients_reach_the_shared_model() -> None:
+    model = ActorCritic(4, 3)
+    action, _ = ActorCriticAgent(model, copy_model=False)(DictTensor(), observe(5), DictTensor())
+    (action["log_probability"].sum() + action["value"].sum()).backward()
+    assert all(weight.grad is not None for weight in model.parameters())
+
+
+def test_update_copies_the_weights() -> None:
+    agent, source = ActorCriticAgent(ActorCritic(4, 3)), ActorCritic(4, 3)
+    agent.update(source.state_dict())
+    observation = observe(5)
+    expected = source(observation["frame"])[1].detach().clone()
+    with torch.no_grad():
+        for weight in source.parameters():
+            weight.fill_(float("nan"))
+    action, _ = agent(DictTensor(), observation, DictTensor())
+    torch.testing.assert_close(action["value"], expected)
+
+
+def test_a_copy_moves_and_a_shared_model_must_be_there_already() -> None:
+    model = ActorCritic(4, 3)
+    moved = ActorCriticAgent(model, device="sim:1")
+    assert {weight.device for weight in moved.model.parameters()} == {torch.device("sim:1")}
+    assert {weight.device for weight in model.parameters()} == {torch.device("cpu")}
+    with pytest.raises(DeviceMismatchError, match=r"the model is on cpu, expected sim:1.*copy_model=True"):
+        ActorCriticAgent(model, device="sim:1", copy_model=False)
+
+
+def test_recurrent_state_starts_again_at_initial_states_only() -> None:
+    agent = make_agent("recurrent")
+    state = DictTensor({"hidden": torch.randn(2, 8)})
+    observation = observe(2)
+    observation.set("initial_state", torch.tensor([True, False]))
+    _, new_state = agent(state, observation, DictTensor())
+    fresh, _ = agent.initial_state(DictTensor(), 2), None
+    _, from_zero = agent(fresh, observation, DictTensor())
+    torch.testing.assert_close(new_state["hidden"][0], from_zero["hidden"][0])
+    assert not torch.allclose(new_state["hidden"][1], from_zero["hidden"][1])

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from rlstruct.agents import MLP, ActorCritic, RecurrentActorCritic
+
+
+def test_orthogonal_layers_keep_lengths_up_to_their_gain() -> None:
+    layers = [layer for layer in MLP(8, 8, hidden=(8,), output_gain=0.5).layers if isinstance(layer, nn.Linear)]
+    for layer, gain in zip(layers, (2.0**0.5, 0.5), strict=True):
+        product = layer.weight @ layer.weight.T
+        torch.testing.assert_close(product, gain**2 * torch.eye(8), rtol=1e-5, atol=1e-6)
+        assert layer.bias.abs().max().item() == 0.0
+
+
+def test_without_orthogonal_start_the_layers_are_as_torch_makes_them() -> None:
+    torch.manual_seed(3)
+    network = MLP(4, 2, hidden=(), orthogonal=False)
+    torch.manual_seed(3)
+    assert torch.equal(network.layers[0].weight, nn.Linear(4, 2).weight)
+
+
+def test_no_hidden_layer_is_one_linear_map() -> None:
+    assert [type(layer) for layer in MLP(4, 2, hidden=()).layers] == [nn.Linear]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool, torch.float16, torch.float64])
+def test_frames_of_any_dtype_and_rank_are_taken_as_numbers(dtype: torch.dtype) -> None:
+    model = ActorCritic(6, 3)
+    frame = torch.tensor([[[0, 1, 1], [1, 0, 1]], [[1, 0, 0], [0, 0, 1]]]).to(dtype)  # [2, 2, 3]
+    logits, value = model(frame)
+    expected_logits, expected_value = model(frame.to(torch.float32).flatten(1))
+    assert logits.shape == (2, 3)
+    assert value.shape == (2,)
+    torch.testing.assert_close(logits, expected_logits)
+    torch.testing.assert_close(value, expected_value)
+
+
+def test_scalar_frames_are_one_feature() -> None:
+    logits, value = ActorCritic(1, 2)(torch.tensor([3, 1, 2]))
+    assert (logits.shape, value.shape) == ((3, 2), (3,))
+
+
+def test_the_first_policy_is_close_to_uniform() -> None:
+    logits, _ = ActorCritic(4, 5)(torch.randn(100, 4))
+    torch.testing.assert_close(logits.softmax(-1), torch.full((100, 5), 0.2), rtol=0, atol=0.02)
+
+
+def test_actor_and_critic_share_no_weight() -> None:
+    model = ActorCritic(4, 2)
+    logits, _ = model(torch.randn(3, 4))
+    logits.sum().backward()
+    assert all(weight.grad is not None for weight in model.actor.parameters())
+    assert all(weight.grad is None for weight in model.critic.parameters())
+
+
+def test_recurrent_outputs_depend_on_the_hidden_state() -> None:
+    model = RecurrentActorCritic(4, 2, n_hidden=8)
+    frame = torch.randn(3, 4)
+    logits, value, hidden = model(frame, torch.zeros(3, 8))
+    assert (logits.shape, value.shape, hidden.shape) == ((3, 2), (3,), (3, 8))
+    assert not torch.allclose(model(frame, hidden)[1], value)

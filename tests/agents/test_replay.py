@@ -1,0 +1,96 @@
+"""An agent replayed over its own trajectories says what it said then, also across restarts inside the slot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+
+from rlstruct import RL_Agent, Trajectories, replay_agent, replay_agent_stateless
+from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
+from rlstruct.batchers import RL_Batcher
+from rlstruct.envs import GymEnv, GymEnvInf
+
+
+def make_model(kind: str) -> Any:
+    torch.manual_seed(1)
+    return ActorCritic(4, 2) if kind == "feed-forward" else RecurrentActorCritic(4, 2, n_hidden=16)
+
+
+def make_agent(kind: str, model: Any, **arguments: Any) -> RL_Agent:
+    return ActorCriticAgent(model, **arguments) if kind == "feed-forward" else RecurrentAgent(model, **arguments)
+
+
+def create_env(n_envs: int, seed: int, auto_reset: bool) -> GymEnv | GymEnvInf:
+    limit = 12 if auto_reset else 500
+    envs = [gymnasium.make("CartPole-v1", max_episode_steps=limit) for _ in range(n_envs)]
+    return (GymEnvInf if auto_reset else GymEnv)(envs, seed=seed)
+
+
+def collect(kind: str, model: Any, *, auto_reset: bool, batches: int = 1) -> Trajectories:
+    with RL_Batcher(
+        40, make_agent, create_env, agent_args={"kind": kind, "model": model},
+        env_args={"n_envs": 4, "auto_reset": auto_reset}, seed=5,
+    ) as batcher:  # fmt: skip
+        batcher.reset()
+        for _ in range(batches):
+            batcher.execute()
+            trajectories, _ = batcher.get()
+    assert trajectories is not None
+    return trajectories
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+@pytest.mark.parametrize("kind", ["feed-forward", "recurrent"])
+def test_replay_reproduces_log_probabilities_across_restarts(kind: str, batches: int) -> None:
+    model = make_model(kind)
+    trajectories = collect(kind, model, auto_reset=True, batches=batches)
+    steps = trajectories.trajectories
+    restarts = steps["observation/initial_state"][:, 1:].sum(dim=1)
+    assert (restarts >= 3).all()  # a slot of 40 steps, episodes of 12 at most
+    with torch.no_grad():
+        replayed = replay_agent(make_agent(kind, model), trajectories)
+    assert torch.equal(replayed["action"], steps["action/action"])
+    for key in ("log_probability", "value", "action_logits"):
+        torch.testing.assert_close(replayed[key], steps[f"action/{key}"], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["feed-forward", "recurrent"])
+def test_replay_reproduces_whole_episodes(kind: str) -> None:
+    model = make_model(kind)
+    trajectories = collect(kind, model, auto_reset=False)
+    mask = trajectories.mask()
+    assert not mask.all()  # CartPole's random episodes differ in length
+    with torch.no_grad():
+        replayed = replay_agent(make_agent(kind, model), trajectories)
+    stored = trajectories.trajectories["action/log_probability"]
+    torch.testing.assert_close(replayed["log_probability"][mask], stored[mask], rtol=0, atol=1e-6)
+
+
+def test_a_recurrent_agent_that_forgot_its_restarts_would_be_caught() -> None:
+    model = make_model("recurrent")
+    trajectories = collect("recurrent", model, auto_reset=True)
+    steps = trajectories.trajectories
+    steps.set("observation/initial_state", torch.zeros_like(steps["observation/initial_state"]))
+    with torch.no_grad():
+        replayed = replay_agent(make_agent("recurrent", model), trajectories)
+    difference = (replayed["log_probability"] - steps["action/log_probability"]).abs().max()
+    assert difference.item() > 1e-4
+
+
+def test_one_call_and_step_by_step_agree_with_gradients() -> None:
+    model = make_model("feed-forward")
+    trajectories = collect("feed-forward", model, auto_reset=True)
+    agent = make_agent("feed-forward", model, copy_model=False)
+    gradients = []
+    for replayed in (
+        replay_agent_stateless(agent, trajectories)["log_probability"],
+        torch.stack([agent.call_replay(trajectories, t, None)[0]["log_probability"] for t in range(40)], dim=1),
+    ):
+        model.zero_grad()
+        replayed.sum().backward()
+        gradients.append([weight.grad.clone() for weight in model.actor.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
