@@ -78,7 +78,7 @@ def test_an_action_elsewhere_is_refused() -> None:
 
 
 def test_from_device_must_be_where_the_environment_is() -> None:
-    with pytest.raises(DeviceMismatchError, match="from_device is meta, but CountingEnv is on cpu.*from_device='cpu'"):
+    with pytest.raises(DeviceMismatchError, match=r"from_device is meta, but CountingEnv is on cpu.*from_device='cpu'"):
         DeviceEnv(CountingEnv(2), "cpu", from_device="meta")
     assert DeviceEnv(CountingEnv(2), "meta", from_device="cpu:0").device == META
 

@@ -73,7 +73,8 @@ def check_agent(
         n_steps: how many steps to act.
         seed: of the random keys, the sampled frames, and `RL_Agent.seed`.
         tolerance: allowed difference of floating-point outputs between two batch sizes, and in the replay.
-        draws_from_rng: False for an agent that draws from torch's generator: rows and replay are then not compared.
+        draws_from_rng: False for an agent that draws from torch's generator, which is then seeded before each call;
+            rows and replay are not compared.
         host_syncs: whether the agent is watched for host syncs too, with `forbid_host_sync`.
 
     Raises:
@@ -87,7 +88,8 @@ def check_agent(
         env = RandomEnv(observation_space, action_space, _N_ENVS, seed, device=device)
     env = env if env.device == resolve_device(device) else DeviceEnv(env, device)
     guard = forbid_host_sync if host_syncs else None
-    kit = _Kit(RL_Agent_CheckDevice(agent, device, host_syncs=guard), env, agent_info, seed, tolerance)
+    watched = RL_Agent_CheckDevice(agent, device, host_syncs=guard)
+    kit = _Kit(watched, env, agent_info, seed=seed, tolerance=tolerance, draws_from_rng=draws_from_rng)
     agent.seed(seed)
     kit.check_initial_state()
     with torch.no_grad():
@@ -105,9 +107,17 @@ class _Kit:
     """The agent under watch, in its environment."""
 
     def __init__(
-        self, agent: RL_Agent_CheckDevice, env: VecEnv, agent_info: DictTensor | None, seed: int, tolerance: float
+        self,
+        agent: RL_Agent_CheckDevice,
+        env: VecEnv,
+        agent_info: DictTensor | None,
+        *,
+        seed: int,
+        tolerance: float,
+        draws_from_rng: bool,
     ) -> None:
         self.agent, self.env = agent, env
+        self.draws_from_rng = draws_from_rng
         self.name = type(agent.agent).__name__
         self.seed, self.tolerance = seed, tolerance
         info = DictTensor() if agent_info is None else agent_info
@@ -141,7 +151,7 @@ class _Kit:
             history = self._history(steps, seen) if self.agent.require_history() else None
             where = f"{self.name}.__call__ (step {t})"
             arguments = (state.map(on_cpu), seen.map(on_cpu))
-            action, new_state = self._call(state, seen, self.agent_info, history)
+            action, new_state = self.agent(state, seen, self.agent_info, history)
             mend = "Do not write to the arguments: the batcher stores them."
             check_same(f"{where}, argument state", state.map(on_cpu), arguments[0], mend)
             check_same(f"{where}, argument observation", seen.map(on_cpu), arguments[1], mend)
@@ -154,20 +164,17 @@ class _Kit:
 
     def check_repeated(self, where: str, step: _Step) -> None:
         """Equal arguments give equal answers."""
-        answers = []
-        for _ in range(2):
-            torch.manual_seed(self.seed)
-            answers.append(_joined(*self._call(step.state, step.observation, self.agent_info, step.history)))
-        check_same(f"{where}, called twice with the same arguments", answers[1], answers[0], _RNG)
+        first, second = self._answer(step), self._answer(step)
+        check_same(f"{where}, called twice with the same arguments", second, first, _RNG)
 
     def check_rows(self, where: str, step: _Step) -> None:
         """No row depends on another: neither on its position, nor on what else is there."""
-        expected = _joined(*self._call(step.state, step.observation, self.agent_info, step.history))
+        expected = self._answer(step)
         backwards = list(range(self.B))[::-1]
         for rows in (backwards, [0], [self.B - 1]):
             state, info = (d if d.empty() else d.index(rows) for d in (step.state, self.agent_info))
             history = None if step.history is None else step.history.index(rows)
-            got = _joined(*self._call(state, step.observation.index(rows), info, history))
+            got = _joined(*self.agent(state, step.observation.index(rows), info, history))
             check_same(f"{where}, rows {rows} only", got, expected.index(rows), _ROWS, tolerance=self.tolerance)
 
     def check_replay(self, steps: list[_Step]) -> None:
@@ -214,15 +221,11 @@ class _Kit:
                 fail(where, key, "the old weights", "those that were given", mend)
 
     def _answer(self, step: _Step) -> DictTensor:
-        torch.manual_seed(self.seed)
+        """The agent's answer to the arguments of a step, on the CPU."""
+        if not self.draws_from_rng:
+            torch.manual_seed(self.seed)
         with torch.no_grad():
-            return _joined(*self._call(step.state, step.observation, self.agent_info, step.history))
-
-    def _call(
-        self, state: DictTensor, observation: DictTensor, info: DictTensor, history: TemporalDictTensor | None
-    ) -> tuple[DictTensor, DictTensor]:
-        answer = self.agent(state, observation, info, history)
-        return answer
+            return _joined(*self.agent(step.state, step.observation, self.agent_info, step.history))
 
     def _check_action(self, where: str, action: DictTensor, before: DictTensor) -> None:
         expected = leaves(self.env.action_space, "action")

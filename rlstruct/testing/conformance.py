@@ -33,16 +33,21 @@ class ConformanceError(AssertionError):
     mend: str = ""
 
 
+def build_error(where: str, key: str | None, got: object, expected: object, mend: str) -> ConformanceError:
+    """Put a ConformanceError together from its parts."""
+    named = "" if key is None else f" tensor {key!r}:"
+    error = ConformanceError(f"{where}:{named} got {got}, expected {expected}. {mend}")
+    error.where, error.key, error.got, error.expected, error.mend = where, key, str(got), str(expected), mend
+    return error
+
+
 def fail(where: str, key: str | None, got: object, expected: object, mend: str) -> NoReturn:
     """Raise a ConformanceError of these parts.
 
     Raises:
         ConformanceError: always.
     """
-    named = "" if key is None else f" tensor {key!r}:"
-    error = ConformanceError(f"{where}:{named} got {got}, expected {expected}. {mend}")
-    error.where, error.key, error.got, error.expected, error.mend = where, key, str(got), str(expected), mend
-    raise error
+    raise build_error(where, key, got, expected, mend)
 
 
 def holds(mask: Tensor) -> bool:

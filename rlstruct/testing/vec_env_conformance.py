@@ -14,6 +14,7 @@ from rlstruct.core import DictTensor
 from rlstruct.device import resolve_device
 from rlstruct.functional.masks import masked_dicttensor
 from rlstruct.testing.conformance import (
+    build_error,
     check_in_space,
     check_keys,
     check_same,
@@ -44,7 +45,7 @@ _CURRENT = {
     "frame": "Without a restart, current shows what was reached; after one, the new episode's first observation.",
     "": f"Where an auto-resetting environment restarted: {_FRESH} Everywhere else current equals reached.",
 }
-# How many calls back a returned tensor is compared with its first value; the first one of all is always kept.
+# How many calls back a returned tensor is compared with its first value; those of the first reset always are.
 _REMEMBERED_CALLS = 4
 _STEPS_OF_SECOND_RUN = 40
 
@@ -85,7 +86,8 @@ def check_vec_env(
         made.close()
     except Exception as error:
         where = f"{type(made).__name__}.close (second call)"
-        fail(where, None, repr(error), "nothing to happen", "Remember in close() that it ran before.")
+        mend = "Remember in close() that it ran before."
+        raise build_error(where, None, repr(error), "nothing to happen", mend) from error
 
 
 def _check_seeds(create: Callable[[], VecEnv], seed: int, n_steps: int) -> None:
@@ -117,7 +119,7 @@ class _Walk:
         self._bounds = check_bounds
         self._keys: set[str] = set()
         self._first: list[tuple[str, DictTensor, DictTensor]] = []
-        self._latest: deque[tuple[str, DictTensor, DictTensor]] = deque(maxlen=2 * _REMEMBERED_CALLS)
+        self._latest: deque[tuple[str, DictTensor, DictTensor]] = deque(maxlen=4 * _REMEMBERED_CALLS)  # 4 things a step
         self._check_attributes()
         self._B = env.n_envs()
         self._actions = deepcopy(env.action_space)
@@ -142,7 +144,12 @@ class _Walk:
         self._calls += 1
         shown = "None" if env_info is None else "an empty env_info"
         where = f"{self.name}.reset({shown}) (call {self._calls})"
-        self.current, self.running = self._observed(where, self.env.reset(env_info))
+        try:
+            answer = self.env.reset(env_info)
+        except Exception as error:
+            mend = "reset works with its defaults where env_info is missing or empty."
+            raise build_error(where, None, repr(error), "an observation", mend) from error
+        self.current, self.running = self._observed(where, answer)
         check_same(where, self.current, self._fresh(self.current), _FRESH)
         self._check_mask(where, "running", self.running, torch.ones_like(self.running), "After a reset all run.")
         self._check_memory(where)
@@ -260,7 +267,7 @@ class _Walk:
         check_same(where, DictTensor({key: got}), DictTensor({key: expected}), mend)
 
     def _remember(self, where: str, observation: DictTensor, copy: DictTensor) -> None:
-        if not self._first:
+        if len(self._first) < 2:
             self._first.append((where, observation, copy))
         self._latest.append((where, observation, copy))
 
