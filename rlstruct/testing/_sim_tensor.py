@@ -95,7 +95,7 @@ class SimTensor(torch.Tensor):
 
     def __format__(self, spec: str) -> str:
         """Format one number as a number."""
-        return format(self.tolist(), spec) if self.dim() == 0 else object.__format__(self, spec)
+        return format(self._inner, spec) if self.dim() == 0 else object.__format__(self, spec)
 
     def tolist(self) -> Any:
         """Return the values as nested lists."""

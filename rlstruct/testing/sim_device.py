@@ -26,7 +26,7 @@ What differs from a real accelerator:
 * ``torch.load`` gives the tensor its old device back, whatever ``map_location`` says: save ``.cpu()`` tensors.
 * No streams, no pinned memory, no ``torch.compile``, no sparse or quantised tensors. Do not import this module into a
   process that also works on CUDA: torch has one accelerator per process, and takes this one (pinned memory fails then).
-* An operation costs about 30 microseconds more than on the CPU.
+* An operation costs about 50 microseconds more than on the CPU.
 """
 
 # ruff: noqa: ANN401  (torch hands over whatever an operator takes and returns)

@@ -7,6 +7,7 @@ import io
 import multiprocessing
 import pickle
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import hypothesis.strategies as st
 import numpy as np
@@ -179,16 +180,26 @@ WRITES: dict[str, Callable[[Tensor], object]] = {
 
 @pytest.mark.parametrize("name", WRITES)
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_writes_through_views_arrive(name: str, mode: Callable[[], object]) -> None:
+def test_writes_through_views_arrive(name: str, mode: Callable[[], AbstractContextManager[None]]) -> None:
     expected = torch.arange(6.0).view(2, 3)
     x = expected.to(SIM1)
     whole, address = x.view(6), x.data_ptr()
-    with mode():  # type: ignore[attr-defined]
+    with mode():
         WRITES[name](expected)
         WRITES[name](x)
     torch.testing.assert_close(x.cpu(), expected, rtol=0, atol=0)
     torch.testing.assert_close(whole.cpu(), expected.view(6), rtol=0, atol=0)  # the same memory, not a new tensor
     assert (x.device, x.data_ptr()) == (SIM1, address)
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+def test_writes_return_the_tensor_itself(mode: Callable[[], AbstractContextManager[None]]) -> None:
+    x, host = torch.zeros(2, device=SIM1), torch.zeros(2)
+    with mode():
+        assert x.add_(1) is x
+        assert torch.add(x, 1, out=x) is x
+        assert host.copy_(x) is host
+        assert x.to("sim:1") is x
 
 
 def test_copies_are_copies() -> None:
