@@ -8,7 +8,9 @@ TORCH_FLAGS ?=
 # Passed on to the command: make test ARGS="-k masks", make demo ARGS="--help".
 ARGS ?=
 CODE := $(wildcard rlstruct agents batchers algos tests tutorials benchmarks .ci)
-INSTALLED := $(VENV)/.installed
+# Empty files that say what .venv holds, so that a second call installs nothing.
+TRAIN := $(VENV)/.installed-train
+INSTALLED := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format types wheel bench clean
@@ -16,7 +18,7 @@ INSTALLED := $(VENV)/.installed
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(INSTALLED) ## train REINFORCE on CartPole-v1, about half a minute on two cores
+demo: $(TRAIN) ## train REINFORCE on CartPole-v1, about half a minute on two cores
 	$(RUN) tutorials/train_cartpole.py $(ARGS)
 
 test: $(INSTALLED) ## run the tests
@@ -44,7 +46,7 @@ clean: ## remove what the commands above made, the environment too
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 # torch goes first, on a line of its own: it is the only package whose wheel depends on the machine.
-$(INSTALLED): pyproject.toml constraints.txt
+$(TRAIN): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
 	  echo "rlstruct needs Python 3.10 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo not there)." \
 	       "Name another one: make PYTHON=python3.11 ..." >&2; exit 1; }
@@ -53,5 +55,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@echo "Installing into $(VENV): the first time takes a few minutes, torch is large."
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) $(TORCH_FLAGS) torch
+	@$(PIP) --editable '.[train]'
+	@touch $@
+
+$(INSTALLED): $(TRAIN)
+	@echo "Installing what the tests need."
 	@$(PIP) --editable '.[train,dev]'
 	@touch $@
