@@ -197,6 +197,7 @@ def test_writes_return_the_tensor_itself(mode: Callable[[], AbstractContextManag
     x, host = torch.zeros(2, device=SIM1), torch.zeros(2)
     with mode():
         assert x.add_(1) is x
+        assert torch.ops.aten.add_.Scalar(x, 1) is x
         assert torch.add(x, 1, out=x) is x
         assert host.copy_(x) is host
         assert x.to("sim:1") is x
