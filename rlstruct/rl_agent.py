@@ -122,13 +122,14 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
 class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rlstructures know
     """Behaves exactly like ``agent``, and raises where a tensor is on the wrong device.
 
-    The checks read where tensors are, never what they hold: no host sync, and under 2 % of a step. They are plain
+    An agent meets ``env_info`` in replays only, inside the trajectories; for environments, batcher and environment
+    check it where it comes in. The checks read where tensors are, never what they hold: no host sync, and under 2 % of a step. They are plain
     ``if`` statements, so ``python -O`` keeps them.
 
     Args:
         agent: the agent to watch.
         device: where its tensors belong.
-        host_syncs: a context manager factory that is entered around every call of the agent, usually
+        host_syncs: a context manager factory that is entered whenever the agent acts or replays, usually
             `rlstruct.testing.forbid_host_sync`, which fails on hidden copies to the CPU; None watches placement only.
 
     Raises:
