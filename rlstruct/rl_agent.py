@@ -122,9 +122,11 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
 class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rlstructures know
     """Behaves exactly like ``agent``, and raises where a tensor is on the wrong device.
 
-    An agent meets ``env_info`` in replays only, inside the trajectories; for environments, batcher and environment
-    check it where it comes in. The checks read where tensors are, never what they hold: no host sync, and under 2 % of a step. They are plain
+    The checks read where tensors are, never what they hold: no host sync, and under 2 % of a step. They are plain
     ``if`` statements, so ``python -O`` keeps them.
+
+    An agent meets ``env_info`` in replays only, inside the trajectories, where it is checked with the rest; on its way
+    to the environments the batcher, `DeviceEnv` and the environments themselves refuse it unless it is on the CPU.
 
     Args:
         agent: the agent to watch.
