@@ -2,10 +2,11 @@
 
     python benchmarks/structures.py [--device cuda] [--repeats 9]
 
-Overhead is the time of an operation minus the time of the bare torch calls on a plain dict, measured in turn (median of
-the rounds). The bare calls are the ones the structure itself makes: for us ``index_select``, and the lengths that `stack`
-creates; for tensordict ``tensor[index]``, and no lengths. A target is met where our overhead is at most a third of tensordict's. tensordict gets the cheapest idiom
-that we know for each operation; its batch size is [64], its keys are as flat as ours.
+Overhead is the time of an operation minus the time of the bare torch calls on a plain dict, measured in turn (median
+of the rounds). The bare calls are the ones the structure itself makes: for us ``index_select``, and the lengths that
+`stack` creates; for tensordict ``tensor[index]``, and no lengths. The target is met where our overhead is at most a
+third of tensordict's. tensordict gets the cheapest idiom that we know for each operation; its batch size is [64], its
+keys are as flat as ours.
 """
 
 from __future__ import annotations

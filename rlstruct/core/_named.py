@@ -309,23 +309,26 @@ class NamedTensors:
 def validate(cls: type[NamedTensors], tensors: Mapping[str, Tensor]) -> None:
     """Raise unless the tensors make a structure of class ``cls``: see the class for the errors.
 
-    Every structure passes here once, so the loop asks each tensor for its shape and its device, and nothing more.
+    Every structure passes here once: the loop asks each tensor for its shape and its device, and nothing more.
     """
-    temporal = cls._leading == 2
     first: str | None = None
-    n_rows, n_steps, device = -1, -1, None
+    n_rows, device, on_cpu = -1, None, False
     for key, tensor in tensors.items():
-        if not isinstance(key, str) or not isinstance(tensor, Tensor):
+        if isinstance(key, str) and isinstance(tensor, Tensor):
+            try:
+                # On the CPU, is_cpu answers in half the time of a comparison.
+                if tensor.shape[0] == n_rows and (tensor.is_cpu if on_cpu else tensor.device == device):
+                    continue
+                if first is not None:
+                    check_pair(cls, key, tensor, first, tensors[first])
+                first, n_rows, device, on_cpu = key, tensor.shape[0], tensor.device, tensor.is_cpu
+            except IndexError:  # no axis at all
+                raise wrong_shape(cls, key, tensor, first, ()) from None
+        else:
             raise _not_named(cls, key, tensor)
-        shape = tensor.shape
-        try:
-            if shape[0] == n_rows and tensor.device == device and (not temporal or shape[1] == n_steps):
-                continue
-            if first is not None:
-                check_pair(cls, key, tensor, first, tensors[first])
-            first, n_rows, n_steps, device = key, shape[0], shape[cls._leading - 1], tensor.device
-        except IndexError:  # an axis is missing
-            raise wrong_shape(cls, key, tensor, first, ()) from None
+    if cls._leading > 1 and first is not None:
+        for key, tensor in tensors.items():
+            check_pair(cls, key, tensor, first, tensors[first])
 
 
 def _not_named(cls: type[NamedTensors], key: object, tensor: object) -> TypeError:
@@ -376,8 +379,6 @@ def as_dict(cls: type[NamedTensors], tensors: Mapping[str, Tensor] | None) -> di
     """Copy the caller's mapping, which stays the caller's."""
     if tensors is None:
         return {}
-    if type(tensors) is dict:  # nearly always, and much faster than asking for a Mapping
-        return tensors.copy()
     if not isinstance(tensors, (Mapping, NamedTensors)):
         raise TypeError(
             f"{cls.__name__}: got a {type(tensors).__name__}, expected a mapping of names to tensors, "

@@ -43,8 +43,9 @@ class DictTensor(NamedTensors):
 
     def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Copy and validate the mapping."""
-        self._tensors = as_dict(type(self), tensors)
-        validate(type(self), self._tensors)
+        cls = type(self)
+        self._tensors = tensors.copy() if type(tensors) is dict else as_dict(cls, tensors)  # a dict, nearly always
+        validate(cls, self._tensors)
 
     @classmethod
     def _trusted(cls, tensors: dict[str, Tensor]) -> Self:
