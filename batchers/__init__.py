@@ -1,5 +1,6 @@
 """Batchers: run an agent in many environments, in this process or in many. Layer 3."""
 
-from rlstruct.batchers.batcher import BatcherStats, MemoryReport, RL_Batcher
+from rlstruct.batchers.batcher import RL_Batcher
+from rlstruct.batchers.reports import BatcherStats, LostEpisodes, MemoryReport
 
-__all__ = ["BatcherStats", "MemoryReport", "RL_Batcher"]
+__all__ = ["BatcherStats", "LostEpisodes", "MemoryReport", "RL_Batcher"]

@@ -11,6 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from rlstruct.batchers.hand_over import Part
+from rlstruct.batchers.reports import LostEpisodes
 from rlstruct.core import DictTensor
 
 
@@ -18,7 +19,7 @@ class Backend(Protocol):
     """What RL_Batcher asks of a backend. Lists have one entry per collector."""
 
     auto_reset: bool
-    in_cpu_memory: bool
+    lost: list[LostEpisodes]
 
     def n_envs(self) -> list[int]:
         """Return how many environments each collector has; waits for their creation."""

@@ -3,75 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
+from rlstruct.batchers.arguments import (
+    check_count,
+    check_numbers,
+    check_weights,
+    choose_seeds,
+    overlap_of_seeds,
+    split,
+    spread,
+)
 from rlstruct.batchers.backend import Backend
 from rlstruct.batchers.hand_over import hand_over
 from rlstruct.batchers.in_process import InProcess
+from rlstruct.batchers.reports import BatcherStats, LostEpisodes, MemoryReport
 from rlstruct.batchers.worker import CreateAgent, CreateEnv, Factories
 from rlstruct.batchers.worker_pool import WorkerPool
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.errors import BatcherStateError, DeviceMismatchError, ShapeMismatchError, WorkerError, WorkerTimeout
+from rlstruct.errors import BatcherStateError, WorkerTimeout
 from rlstruct.profile import PhaseClock
 
 _PARENT_PHASES = ("elsewhere", "wait", "hand_over")
-
-
-@dataclass(frozen=True)
-class BatcherStats:
-    """Where the wall-clock time of a batcher went, in seconds since its creation.
-
-    Attributes:
-        workers: for each worker (one when collecting in this process) the seconds spent in ``environment``, ``agent``,
-            ``copy`` (writing the batch), ``reset``, ``start`` (creating agent and environments) and ``wait`` (for
-            orders), as of its last batch.
-        wait: seconds that this process waited in `get`.
-        hand_over: seconds that this process spent on copying finished batches out.
-        batches: how many were handed over.
-    """
-
-    workers: tuple[dict[str, float], ...]
-    wait: float
-    hand_over: float
-    batches: int
-
-    def __str__(self) -> str:
-        """Spell the seconds as a table, one row per worker."""
-        names = ("environment", "agent", "copy", "reset", "start", "wait")
-        rows = ["worker  " + "  ".join(f"{name:>11}" for name in names)]
-        for index, seconds in enumerate(self.workers):
-            rows.append(f"{index:>6}  " + "  ".join(f"{seconds.get(name, 0.0):>9.3f} s" for name in names))
-        rows.append(f"this process: waited {self.wait:.3f} s, copied batches out for {self.hand_over:.3f} s")
-        return "\n".join(rows)
-
-
-@dataclass(frozen=True)
-class MemoryReport:
-    """Bytes that a batcher holds on to, environments and agents not counted.
-
-    Attributes:
-        slabs: for each worker, the room for one batch. On the CPU the room for final observations becomes real memory
-            only as far as episodes end.
-        weights: the buffer through which weights travel to worker processes.
-    """
-
-    slabs: tuple[int, ...]
-    weights: int
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return sum(self.slabs) + self.weights
 
 
 class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
@@ -97,6 +56,9 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         agent_seeds: one per process for ``agent.seed``; by default the seed of its environments.
         device: where agent and environments live and trajectories appear.
         timeout: seconds that a worker may take for one answer before `WorkerTimeout` is raised.
+        on_worker_error: ``"restart"`` starts a worker that raised or died again, with new episodes in its environments,
+            and lists what was lost in `lost_episodes`; batches stay full. ``"raise"`` raises `WorkerError`.
+        max_restarts: how often, over the batcher's life, before the next failure raises after all.
 
     Raises:
         ValueError: a number is out of range, the device does not exist, or seeds are given twice.
@@ -119,19 +81,17 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         agent_seeds: Sequence[int] | None = None,
         device: DeviceLike = "cpu",
         timeout: float = 300.0,
+        on_worker_error: Literal["raise", "restart"] = "raise",
+        max_restarts: int = 3,
     ) -> None:
         """Create agent and environments, or start the processes that do."""
         self._state = "closed"  # until everything is there: __del__ and close() may come early
-        if n_timesteps < 1 or n_processes < 0:
-            raise ValueError(
-                f"RL_Batcher: n_timesteps is {n_timesteps} and n_processes {n_processes}; "
-                "expected at least 1 step, and 0 processes (collect in this one) or more."
-            )
+        check_numbers(n_timesteps, n_processes, on_worker_error, max_restarts)
+        n_collectors = max(1, n_processes)
+        check_count("agent_seeds", agent_seeds, n_collectors)
+        self.seeds = choose_seeds(seed, seeds, n_collectors)
         self.device = resolve_device(device)
         self.timeout = timeout
-        n_collectors = max(1, n_processes)
-        self.seeds = _choose_seeds(seed, seeds, n_collectors)
-        _check_count("agent_seeds", agent_seeds, n_collectors)
         if self.device.type == "cuda" and n_processes > 1:
             warnings.warn(
                 f"RL_Batcher: {n_processes} processes on {self.device} open {n_processes} CUDA contexts, 300 to 700 MB "
@@ -150,7 +110,6 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             agent_seed = self.seeds[0] if agent_seeds is None else agent_seeds[0]
             self._backend = InProcess(factories, n_timesteps, self.device, self.seeds[0], agent_seed)
         else:
-            n_envs = factories.env_args.get("n_envs")
             self._backend = WorkerPool(
                 factories,
                 n_processes,
@@ -158,8 +117,8 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
                 self.device,
                 seeds=self.seeds,
                 agent_seeds=agent_seeds,
-                n_envs=n_envs if isinstance(n_envs, int) else None,
                 timeout=timeout,
+                max_restarts=max_restarts if on_worker_error == "restart" else 0,
             )
         self._state = "new"
         self._seeds_may_overlap = seeds is not None
@@ -167,8 +126,12 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
     def n_envs(self) -> int:
         """Return B, the environments of all processes together. Waits until they are created."""
         self._refuse_closed("n_envs")
-        n_envs = self._backend.n_envs()
-        self._warn_of_overlap(n_envs)
+        with self._failing():
+            n_envs = self._backend.n_envs()
+        if self._seeds_may_overlap:
+            self._seeds_may_overlap = False
+            if mistake := overlap_of_seeds(self.seeds, n_envs):
+                warnings.warn(mistake, stacklevel=3)
         return sum(n_envs)
 
     def reset(self, agent_info: DictTensor | None = None, env_info: DictTensor | None = None) -> None:
@@ -188,10 +151,10 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         if self._state == "executing":
             raise BatcherStateError("RL_Batcher.reset: a batch is being collected. Call get() first.")
         B = self.n_envs()
-        agent_infos = _spread("agent_info", agent_info or self._default_infos[0], B)
-        env_infos = _spread("env_info", env_info or self._default_infos[1], B)
-        with self._failing():
-            self._backend.reset(self._split(agent_infos), self._split(env_infos))
+        agent_infos = spread("agent_info", agent_info or self._default_infos[0], B)
+        env_infos = spread("env_info", env_info or self._default_infos[1], B)
+        with self._failing(ordering=True):
+            self._backend.reset(split(agent_infos, self._backend.n_envs()), split(env_infos, self._backend.n_envs()))
         self._infos = agent_infos.prepend_key("agent_info/") + env_infos.prepend_key("env_info/")
         self._n_running = B
         self._state = "ready"
@@ -217,11 +180,11 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             raise BatcherStateError("RL_Batcher.execute: every episode has ended. Call reset() to start new ones.")
         infos: Sequence[DictTensor | None] = [None] * len(self._backend.n_envs())
         if agent_info is not None:
-            agent_info = _spread("agent_info", agent_info, self.n_envs())
-            infos = self._split(agent_info)
+            agent_info = spread("agent_info", agent_info, self.n_envs())
+            infos = split(agent_info, self._backend.n_envs())
             kept = self._infos.truncate_key("env_info/").prepend_key("env_info/")
             self._infos = agent_info.prepend_key("agent_info/") + kept
-        with self._failing():
+        with self._failing(ordering=True):
             self._backend.execute(infos)
         self._state = "executing"
 
@@ -252,8 +215,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             if parts is None:
                 return None, None
             self._clock.enter(2)
-            on_cpu = self._backend.in_cpu_memory
-            trajectories = hand_over(parts, self._infos, self._backend.auto_reset, self.device, on_cpu)
+            trajectories = hand_over(parts, self._infos, self._backend.auto_reset, self.device)
         finally:
             self._clock.enter(0)
         self._n_running = sum(part.collected.n_still_running for part in parts)
@@ -272,20 +234,20 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             TypeError: a value is not a tensor.
         """
         self._refuse_closed("update")
-        for key, value in weights.items():
-            if not isinstance(value, Tensor):
-                raise TypeError(
-                    f"RL_Batcher.update: weight {key!r} is a {type(value).__name__}, expected a tensor. "
-                    "Pass model.state_dict(), without extra state."
-                )
+        check_weights(weights)
         self._version += 1
-        with self._failing():
+        with self._failing(ordering=True):
             self._backend.update(weights, self._version)
 
     @property
     def policy_version(self) -> int:
         """How many times `update` was called; trajectories carry the version that acted."""
         return self._version
+
+    @property
+    def lost_episodes(self) -> tuple[LostEpisodes, ...]:
+        """What was lost because workers failed and were started again, oldest first; see ``on_worker_error``."""
+        return tuple(self._backend.lost)
 
     def stats(self) -> BatcherStats:
         """Return where the time went."""
@@ -332,65 +294,21 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             raise BatcherStateError(f"RL_Batcher.{method}: {why}. Create a new one.")
 
     @contextlib.contextmanager
-    def _failing(self) -> Iterator[None]:
-        """After a worker has failed only close() is left; a worker that is merely late may still answer."""
+    def _failing(self, ordering: bool = False) -> Iterator[None]:
+        """After a worker has failed only close() is left; a worker that is merely late may still answer.
+
+        Args:
+            ordering: whether orders are sent. Ctrl-C may then have kept some workers from theirs; while they only are
+                waited for it does no harm.
+        """
         try:
             yield
         except WorkerTimeout:
             raise
-        except WorkerError:
+        except Exception:
             self._state = "failed"
             raise
-
-    def _split(self, info: DictTensor) -> list[DictTensor]:
-        """Cut an info into the parts of the collectors; each gets the empty one if it is empty."""
-        parts: list[DictTensor] = []
-        first = 0
-        for n in self._backend.n_envs():
-            parts.append(info if info.empty() else info.slice(first, first + n).clone())
-            first += n
-        return parts
-
-    def _warn_of_overlap(self, n_envs: list[int]) -> None:
-        if not self._seeds_may_overlap:
-            return
-        self._seeds_may_overlap = False
-        spans = sorted(zip(self.seeds, n_envs, strict=True))
-        if any(low + n > high for (low, n), (high, _) in pairwise(spans)):
-            warnings.warn(
-                f"RL_Batcher: seeds={list(self.seeds)} with {n_envs[0]} environments per process overlap: environment j "
-                f"of a process seeds with its seed + j, so some environments are copies of others. "
-                f"Pass seed={self.seeds[0]} instead, or space the seeds by {n_envs[0]}.",
-                stacklevel=4,
-            )
-
-
-def _choose_seeds(seed: int | None, seeds: Sequence[int] | None, n: int) -> tuple[int, ...]:
-    """One seed per process, or that of process 0 alone when the others follow from the number of environments."""
-    if seed is not None and seeds is not None:
-        raise ValueError("RL_Batcher: seed and seeds are both given. Pass one of them.")
-    _check_count("seeds", seeds, n)
-    if seeds is not None:
-        return tuple(seeds)
-    return (secrets.randbits(31) if seed is None else seed,)
-
-
-def _check_count(name: str, values: Sequence[int] | None, n: int) -> None:
-    if values is not None and len(values) != n:
-        raise ValueError(f"RL_Batcher: {name} has {len(values)} entries, expected {n}, one per process.")
-
-
-def _spread(name: str, info: DictTensor, B: int) -> DictTensor:
-    """Check an info at the boundary, and repeat a single row for all B environments."""
-    if info.empty():
-        return info
-    if info.device != torch.device("cpu"):
-        key = next(iter(info.keys()))
-        raise DeviceMismatchError(
-            f"RL_Batcher: {name} {key!r} is on {info.device}, expected cpu. Settings stay on the CPU: create it there."
-        )
-    if info.n_elems() not in (1, B):
-        raise ShapeMismatchError(
-            f"RL_Batcher: {name} has {info.n_elems()} rows, expected {B}, one per environment, or 1 for all alike."
-        )
-    return info.map(lambda value: value.repeat(B, *[1] * (value.dim() - 1))) if info.n_elems() < B else info.clone()
+        except BaseException:
+            if ordering:
+                self._state = "new" if isinstance(self._backend, InProcess) else "failed"
+            raise

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlstruct.batchers.slab import Allocate, Slab, slab_layout
 from rlstruct.core import DictTensor, TemporalDictTensor
-from rlstruct.errors import DeviceMismatchError
+from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional.random import step_keys
 from rlstruct.profile import PhaseClock
 from rlstruct.rl_agent import RL_Agent
@@ -173,15 +173,17 @@ class Collector:
 
         Raises:
             DeviceMismatchError: an observation or the agent's initial state is not on the batcher's device.
+            ShapeMismatchError: one of them has another number of rows than there are environments.
         """
+        self._progress.step = 0
         self._progress.enter(Phase.RESET)
         self._observation, self._running = self.env.reset(env_info)
-        _check_device("environment.reset", "observation", self._observation, self._device)
+        _check("environment.reset", "observation", self._observation, self._device, self.env.n_envs())
         self._set_agent_info(agent_info)
         self._progress.enter(Phase.AGENT)
         with torch.no_grad():
             self._state = self.agent.initial_state(self._agent_info, self.env.n_envs())
-        _check_device("agent.initial_state", "state", self._state, self._device)
+        _check("agent.initial_state", "state", self._state, self._device, self.env.n_envs())
         self._episode += 1
         self._step = 0
 
@@ -248,13 +250,15 @@ class Collector:
             self.env.close()
 
     def _first_writes(self, observation: DictTensor, action: DictTensor, keys: Tensor) -> Slab:
-        _check_device("agent", "action", action, self._device)
+        _check("agent", "action", action, self._device, self.env.n_envs())
+        if action.empty():
+            raise ShapeMismatchError("agent: the action is empty, expected 'action' [B, ...] at least.")
         if self.slab is None:
             packed = self.env.auto_reset and self._device.type == "cpu"
             full = self.env.auto_reset and not packed
             layout = slab_layout(observation, action, self._state, self._T, packed, full)
             self.slab = Slab(self._allocate(layout))
-        self.slab.check_action(action)
+        self.slab.check(observation, action, self._state)
         self.slab.write_rng(keys)
         self.slab.write_observation(0, observation)
         self.slab.write_state(self._state)
@@ -262,10 +266,9 @@ class Collector:
 
     def _history_until(self, t: int, n_final: int) -> TemporalDictTensor:
         """The steps of this batch before t, as views wherever no environment restarted, [B, t]."""
-        slab, B = self.slab, self._observation.n_elems()
-        if slab is None or t == 0:
-            empty = {f"observation/{k}": v.new_empty((B, 0, *v.shape[1:])) for k, v in self._observation.items()}
-            return TemporalDictTensor(empty)
+        slab = self.slab
+        if slab is None:
+            return _no_history(self._observation)
         steps = {f"observation/{k}": v[:t].transpose(0, 1) for k, v in slab.stream.items()}
         steps |= {f"action/{k}": v[:t].transpose(0, 1) for k, v in slab.action.items()}
         steps |= {f"_observation/{k}": v for k, v in next_observations(slab, t, n_final).items()}
@@ -290,6 +293,18 @@ class Collector:
         return DictTensor._trusted({**dict(observation.items()), "rng": keys})
 
 
+def _no_history(observation: DictTensor) -> TemporalDictTensor:
+    """A history of no step, before the first action. What an agent returns beside it is not known yet."""
+    empty = {k: v.new_empty((v.shape[0], 0, *v.shape[1:])) for k, v in observation.items()}
+    actions = {k.removeprefix("last_"): v for k, v in empty.items() if k.startswith("last_action")}
+    empty["rng"] = observation["done"].new_empty((observation.n_elems(), 0), dtype=torch.int64)
+    return TemporalDictTensor(
+        {f"observation/{k}": v for k, v in empty.items()}
+        | {f"_observation/{k}": v for k, v in empty.items()}
+        | {f"action/{k}": v for k, v in actions.items()}
+    )
+
+
 def next_observations(slab: Slab, t: int, n_final: int) -> dict[str, Tensor]:
     """Return what the environments answered in the first t steps, before any restart, [B, t, ...].
 
@@ -305,11 +320,17 @@ def next_observations(slab: Slab, t: int, n_final: int) -> dict[str, Tensor]:
     return following
 
 
-def _check_device(where: str, role: str, tensors: DictTensor, device: torch.device) -> None:
-    if tensors.device is not None and tensors.device != device:
-        key = next(iter(tensors.keys()))
+def _check(where: str, role: str, tensors: DictTensor, device: torch.device, B: int) -> None:
+    if tensors.empty():
+        return
+    key = next(iter(tensors.keys()))
+    if tensors.device != device:
         raise DeviceMismatchError(
             f"{where}: {role} {key!r} is on {tensors.device}, expected {device}, the batcher's device. "
             f"Create it with device={str(device)!r}; "
             f"RL_Agent_CheckDevice(agent, {str(device)!r}) finds every such place."
+        )
+    if tensors.n_elems() != B:
+        raise ShapeMismatchError(
+            f"{where}: {role} {key!r} has {tensors.n_elems()} rows, expected {B}, one per environment."
         )

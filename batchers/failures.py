@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from dataclasses import dataclass
+from typing import Any
 
 import cloudpickle
 
@@ -26,13 +27,8 @@ class Failure:
 
 def describe(error: BaseException, progress: Progress) -> Failure:
     """Turn an exception into something that can be sent, whatever it holds."""
-    try:
-        pickled = cloudpickle.dumps(error)
-        cloudpickle.loads(pickled)
-    except Exception:  # an exception that cannot travel is still described by its traceback
-        pickled = None
     return Failure(
-        error=pickled,
+        error=_pickled(error),
         summary="".join(traceback.format_exception_only(error)).strip(),
         traceback="".join(traceback.format_exception(error)),
         phase=progress.phase,
@@ -44,7 +40,7 @@ def describe(error: BaseException, progress: Progress) -> Failure:
 def worker_error(
     failure: Failure, cause: BaseException | None, worker: int, pid: int | None, seed: int, environments: range
 ) -> WorkerError:
-    """Build the WorkerError for a worker that raised."""
+    """Build the WorkerError for a worker that raised ``cause``."""
     index = failure.environment
     environment = None if index is None else environments.start + index
     where = spell(environments) if environment is None else f"environment {environment}"
@@ -55,7 +51,7 @@ def worker_error(
     )
     if pid != os.getpid():
         text += f"\n\nTraceback of the worker:\n{failure.traceback}"
-    return WorkerError(
+    error = WorkerError(
         text,
         worker=worker,
         pid=pid,
@@ -66,8 +62,52 @@ def worker_error(
         step=failure.step,
         remote_traceback=failure.traceback,
     )
+    error.__cause__ = cause
+    return error
 
 
 def spell(environments: range) -> str:
     """Name a range of environments."""
     return f"environments {environments.start} to {environments.stop - 1}" if environments else "no environment yet"
+
+
+def rebuild(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    """Make an exception without calling its constructor, whose arguments nobody knows any more."""
+    error = kind.__new__(kind)
+    error.args = args
+    for name, value in state.items():
+        setattr(error, name, value)
+    return error
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    """The exception as bytes that surely can be read again; without whatever of it does not survive that."""
+    whole = _survives(error)
+    if whole is not None:
+        return whole
+    args = tuple(value if _survives(value) else repr(value) for value in error.args)
+    state = {name: value for name, value in getattr(error, "__dict__", {}).items() if _survives(value)}
+    try:
+        pickled: bytes = cloudpickle.dumps((type(error), args, state))
+        rebuild(*cloudpickle.loads(pickled))
+    except Exception:  # an exception that cannot travel at all is still described by its traceback
+        return None
+    return pickled
+
+
+def _survives(value: object) -> bytes | None:
+    try:
+        pickled: bytes = cloudpickle.dumps(value)
+        cloudpickle.loads(pickled)
+    except Exception:  # user code runs here: __reduce__, __setstate__, constructors
+        return None
+    return pickled
+
+
+def unpickled(pickled: bytes | None) -> BaseException | None:
+    """Read what `describe` wrote; None if the class of the exception does not exist in this process."""
+    try:
+        found = None if pickled is None else cloudpickle.loads(pickled)
+        return rebuild(*found) if isinstance(found, tuple) else found
+    except Exception:  # its traceback still tells the story
+        return None

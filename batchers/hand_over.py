@@ -30,9 +30,7 @@ class Part:
     first_environment: int
 
 
-def hand_over(
-    parts: Sequence[Part], infos: DictTensor, auto_reset: bool, device: torch.device, on_cpu: bool
-) -> Trajectories:
+def hand_over(parts: Sequence[Part], infos: DictTensor, auto_reset: bool, device: torch.device) -> Trajectories:
     """Copy a batch out of the slabs, batch first, on the batcher's device.
 
     Args:
@@ -40,30 +38,43 @@ def hand_over(
         infos: ``agent_info/…`` and ``env_info/…`` of all environments, on the CPU.  [B]
         auto_reset: whether the environments restart by themselves.
         device: the batcher's device.
-        on_cpu: whether the slabs are in CPU memory, where looking at ``running`` stalls nothing.
 
     Returns:
-        Trajectories that share no memory with the slabs. Auto-resetting: all B rows, T steps. Episodic: the rows that
-        took part, shortened to the longest, padding zero.
+        Trajectories that share no memory with the slabs. Auto-resetting: all B rows, T steps; fewer real ones where a
+        vector environment spends steps on its restarts. Episodic: the rows that took part, shortened to the longest.
+        ``observation/`` and ``_observation/`` of a key share memory unless an environment restarted. Padding is zero,
+        except that the first padded step of ``observation/`` shows the final observation once more.
     """
-    info = infos.to(device) + _identity(parts, device)
-    if auto_reset and not (on_cpu and any(_has_gaps(part) for part in parts)):
-        T = parts[0].collected.n_steps
-        steps = _stream(parts, T, device) | _actions(parts, T, device)
-        return Trajectories(info, TemporalDictTensor(steps))
+    info = infos.to(device).clone() + _identity(parts, device)
     T = max(part.collected.n_steps for part in parts)
-    running = _cat([_cut(part.slab.running, part.collected.n_steps, T) for part in parts], device)  # [B, T]
-    lengths = running.sum(1)
     if auto_reset:
-        return Trajectories(
-            info, _without_gaps(_stream(parts, T, device) | _actions(parts, T, device), running, lengths)
-        )
-    rows = lengths.nonzero().squeeze(1)  # sync: once per batch of episodes
-    steps = _stream(parts, T, device, lengths) | _actions(parts, T, device, lengths)
-    if rows.shape[0] < lengths.shape[0]:
-        steps = {key: value.index_select(0, rows) for key, value in steps.items()}
+        steps = _stream(parts, T, device) | _actions(parts, T, device)
+        if all(bool(part.slab.running[:T].all()) for part in parts):  # sync: once per batch
+            return Trajectories(info, TemporalDictTensor(steps))
+        return Trajectories(info, _without_gaps(steps, _running(parts, T, device)))
+    lengths = _running(parts, T, device).sum(1)
+    on_cpu = lengths.cpu()  # sync: once per batch of episodes; sizes follow from it
+    T = int(on_cpu.max())  # sync: of CPU memory. Off the CPU collectors do not look after every step whether all ended
+    rows = None
+    if not bool((on_cpu > 0).all()):  # sync: of CPU memory
+        rows = on_cpu.nonzero().squeeze(1).to(device)  # sync: of CPU memory
         info, lengths = info.index(rows), lengths.index_select(0, rows)
+    padded = _Padded(lengths, rows)
+    steps = _stream(parts, T, device, padded) | _actions(parts, T, device, padded)
     return Trajectories(info, TemporalDictTensor(steps, lengths))
+
+
+@dataclass(frozen=True)
+class _Padded:
+    """Which rows of a batch of episodes are kept (None for all), and how long each of these is."""
+
+    lengths: Tensor
+    rows: Tensor | None
+
+    def cut(self, steps: Tensor, extra: int) -> Tensor:
+        """Keep the rows of [B, T, ...], and zero what follows after their length plus ``extra``, in place."""
+        kept = steps if self.rows is None else steps.index_select(0, self.rows)
+        return _zero_after(kept, self.lengths + extra)
 
 
 def _identity(parts: Sequence[Part], device: torch.device) -> DictTensor:
@@ -83,14 +94,13 @@ def _identity(parts: Sequence[Part], device: torch.device) -> DictTensor:
     return DictTensor({key: torch.cat(value) for key, value in rows.items()} | states)
 
 
-def _stream(parts: Sequence[Part], T: int, device: torch.device, lengths: Tensor | None = None) -> dict[str, Tensor]:
+def _stream(parts: Sequence[Part], T: int, device: torch.device, padded: _Padded | None = None) -> dict[str, Tensor]:
     """Both observation keys, from one copy of the frames wherever no environment restarted, [B, T, ...]."""
     steps: dict[str, Tensor] = {}
-    slots = None if lengths is None else lengths + 1  # slot `lengths` holds the last reached observation
     for key in parts[0].slab.stream:
         frames = _cat([_cut(part.slab.stream[key], part.collected.n_steps + 1, T + 1) for part in parts], device)
-        if slots is not None:
-            frames = _zero_after(frames, slots)
+        if padded is not None:
+            frames = padded.cut(frames, 1)  # slot `lengths` holds the last reached observation
         steps[f"observation/{key}"] = frames[:, :T]
         steps[f"_observation/{key}"] = frames[:, 1:]
     for key in parts[0].slab.reached:
@@ -109,16 +119,21 @@ def _stream(parts: Sequence[Part], T: int, device: torch.device, lengths: Tensor
     return steps
 
 
-def _actions(parts: Sequence[Part], T: int, device: torch.device, lengths: Tensor | None = None) -> dict[str, Tensor]:
+def _running(parts: Sequence[Part], T: int, device: torch.device) -> Tensor:
+    return _cat([_cut(part.slab.running, part.collected.n_steps, T) for part in parts], device)  # [B, T]
+
+
+def _actions(parts: Sequence[Part], T: int, device: torch.device, padded: _Padded | None = None) -> dict[str, Tensor]:
     steps = {}
     for key in parts[0].slab.action:
         value = _cat([_cut(part.slab.action[key], part.collected.n_steps, T) for part in parts], device)
-        steps[f"action/{key}"] = value if lengths is None else _zero_after(value, lengths)
+        steps[f"action/{key}"] = value if padded is None else padded.cut(value, 0)
     return steps
 
 
-def _without_gaps(steps: dict[str, Tensor], running: Tensor, lengths: Tensor) -> TemporalDictTensor:
+def _without_gaps(steps: dict[str, Tensor], running: Tensor) -> TemporalDictTensor:
     """Move the real steps of each row to its front; a vector environment that resets on its own clock leaves gaps."""
+    lengths = running.sum(1)
     order = torch.sort(running.to(torch.int8), dim=1, descending=True, stable=True).indices  # [B, T]
     rows = torch.arange(order.shape[0], device=order.device, dtype=torch.int64).unsqueeze(1)
     moved = {key: _zero_after(value[rows, order], lengths) for key, value in steps.items()}
@@ -138,7 +153,7 @@ def _cat(parts: list[Tensor], device: torch.device) -> Tensor:
 
 def _cut(tensor: Tensor, n_steps: int, T: int) -> Tensor:
     """The first n_steps of a slab, padded with zeros to T: beyond them it holds an older batch, [T, B, ...]."""
-    if n_steps == T:
+    if n_steps >= T:
         return tensor[:T]
     return torch.cat([tensor[:n_steps], tensor.new_zeros((T - n_steps, *tensor.shape[1:]))])
 
@@ -148,7 +163,3 @@ def _zero_after(tensor: Tensor, lengths: Tensor) -> Tensor:
     times = torch.arange(tensor.shape[1], device=tensor.device, dtype=torch.int64)
     padding = times.unsqueeze(0) >= lengths.unsqueeze(1)  # [B, T]
     return tensor.masked_fill_(padding.view(*padding.shape, *[1] * (tensor.dim() - 2)), 0)
-
-
-def _has_gaps(part: Part) -> bool:
-    return not bool(part.slab.running[: part.collected.n_steps].all())  # sync: CPU only, once per batch

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from rlstruct.batchers.collector import Collected, Collector, Phase, Progress
+from rlstruct.batchers.collector import Collected, Phase, Progress
 from rlstruct.batchers.failures import describe, worker_error
 from rlstruct.batchers.hand_over import Part
+from rlstruct.batchers.reports import LostEpisodes
 from rlstruct.batchers.shared_memory import Layout, layout_of, n_bytes
-from rlstruct.batchers.worker import Factories, create
+from rlstruct.batchers.worker import Factories, make_collector
 from rlstruct.core import DictTensor
 from rlstruct.errors import WorkerError
+
+_logger = logging.getLogger(__name__)
 
 
 class InProcess:
@@ -26,7 +30,7 @@ class InProcess:
     ) -> None:
         """Create agent and environment."""
         self._progress = Progress(torch.zeros(3, dtype=torch.int64, device="cpu"))
-        self.in_cpu_memory = device.type == "cpu"
+        self.lost: list[LostEpisodes] = []
         self._seed = seed
         self._collected: Collected | None = None
         self._failure: BaseException | None = None
@@ -35,19 +39,19 @@ class InProcess:
         def allocate(layout: Layout) -> dict[str, Tensor]:
             return {name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype) in layout.items()}
 
+        self._progress.enter(Phase.START)
         with self._named():
-            env, agent = create(factories, seed, agent_seed)
-            self._n_envs = env.n_envs()
-            self.auto_reset = env.auto_reset
-            self._collector = Collector(
-                env,
-                agent,
+            self._collector = make_collector(
+                factories,
+                seed,
+                agent_seed,
                 n_timesteps=n_timesteps,
                 device=device,
-                seed=seed,
                 allocate=allocate,
                 progress=self._progress,
             )
+            self._n_envs = self._collector.env.n_envs()
+            self.auto_reset = self._collector.env.auto_reset
 
     def n_envs(self) -> list[int]:
         """See Backend."""
@@ -60,6 +64,7 @@ class InProcess:
 
     def execute(self, agent_infos: Sequence[DictTensor | None]) -> None:
         """See Backend."""
+        self._collected = None
         try:
             with self._named():
                 self._collected = self._collector.collect(agent_infos[0])
@@ -91,8 +96,10 @@ class InProcess:
 
     def close(self) -> None:
         """See Backend."""
-        if hasattr(self, "_collector"):
+        try:
             self._collector.close()
+        except Exception:  # as with worker processes: closing always succeeds
+            _logger.warning("RL_Batcher.close", exc_info=True)
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:

@@ -5,32 +5,48 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
+import struct
 import threading
 from collections.abc import Iterator, Sequence
 from multiprocessing import process
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 
+WORKER_NAME = "rlstruct-worker"
+NO_MAIN_GUARD = 86
+"""Exit code of a worker whose main script starts workers while it is being imported."""
+
 
 def kill(processes: Sequence[SpawnProcess], connections: Sequence[Connection]) -> None:
-    """End every worker at once, also one that is stopped or in C code, and leave no zombie."""
+    """End every worker at once, also one that is stopped or in C code, and leave no zombie and no descriptor."""
     for child in processes:
-        if child.is_alive():
+        with contextlib.suppress(OSError, ValueError):  # it never started, or it is closed already
             child.kill()
     for child in processes:
-        child.join()
+        with contextlib.suppress(OSError, ValueError, AssertionError):
+            child.join(1.0)  # not for ever: the kernel may hold a process that waits for a broken disk or driver
+            child.close()
     for connection in connections:
         connection.close()
 
 
+def limit_sending(connection: Connection, seconds: float) -> None:
+    """Let `Connection.send` raise OSError when a worker does not read for so long, instead of blocking for ever."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        whole = int(seconds)
+        limit = struct.pack("@ll", whole, max(1, int((seconds - whole) * 1e6)))
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
 @contextlib.contextmanager
 def quiet_start() -> Iterator[None]:
-    """Let children be born with one thread each, deaf to Ctrl-C; give this process back as it was."""
-    if getattr(process.current_process(), "_inheriting", False):
-        raise RuntimeError(
-            "RL_Batcher: this script starts workers while it is being imported by one. Every worker imports the main "
-            'script, so put the code that creates the batcher under `if __name__ == "__main__":`.'
-        )
+    """Let children be born with one thread each, deaf to Ctrl-C; give this process back as it was.
+
+    Raises:
+        RuntimeError: this process is itself being born, and imports the main script that makes a batcher.
+    """
+    _refuse_while_imported()
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(dict.fromkeys(names, "1"))
@@ -46,3 +62,17 @@ def quiet_start() -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def _refuse_while_imported() -> None:
+    current = process.current_process()
+    if not getattr(current, "_inheriting", False):
+        return
+    if current.name.startswith(WORKER_NAME):
+        # One of our own workers. Its parent waits for it and gives the explanation, once, instead of one traceback
+        # of the import machinery from each of them.
+        os._exit(NO_MAIN_GUARD)
+    raise RuntimeError(
+        "RL_Batcher: this script starts workers while a process that was spawned imports it. Put the code that creates "
+        'the batcher under `if __name__ == "__main__":`.'
+    )

@@ -11,6 +11,7 @@ import math
 import mmap
 import os
 import tempfile
+import weakref
 from collections.abc import Mapping
 from multiprocessing import reduction
 from typing import Any
@@ -30,6 +31,7 @@ class SharedBlock:
     def __init__(self, fd: int | None = None) -> None:
         """Create an empty block, or open the one behind an inherited file descriptor ``fd``."""
         self._fd = _anonymous_file() if fd is None else fd
+        self._close = weakref.finalize(self, os.close, self._fd)  # also if nobody comes to call close()
 
     def map(self, layout: Layout) -> dict[str, Tensor]:
         """Return the tensors of a layout; every process that maps the same layout sees the same bytes.
@@ -62,9 +64,7 @@ class SharedBlock:
 
     def close(self) -> None:
         """Close the descriptor; mapped tensors stay valid. Calling it again does nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._close()
 
 
 def layout_of(tensors: Mapping[str, Tensor]) -> Layout:

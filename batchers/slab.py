@@ -8,7 +8,7 @@ memory; on another device, where looking for them would stall the device, ``reac
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -89,20 +89,25 @@ class Slab:
             self.final_at[n_final:stop, 1] = ended
         return stop
 
-    def check_action(self, action: DictTensor) -> None:
-        """Raise unless the agent's output has the keys, shapes and dtypes that the slab was made for.
+    def check(self, observation: DictTensor, action: DictTensor, state: DictTensor) -> None:
+        """Raise unless all three have the keys, shapes and dtypes that the slab was made for.
 
         Raises:
             ShapeMismatchError: it names the key, what was found, and what the first batch had.
         """
-        expected = {k: (tuple(v.shape[1:]), v.dtype) for k, v in self.action.items()}
-        found = {k: (tuple(v.shape), v.dtype) for k, v in action.items()}
-        if expected != found:
-            odd = next(k for k in sorted(expected.keys() | found.keys()) if expected.get(k) != found.get(k))
-            raise ShapeMismatchError(
-                f"RL_Batcher: output {odd!r} of the agent is {_spell(found.get(odd))}, expected "
-                f"{_spell(expected.get(odd))} as at the first step. Return the same keys, shapes and dtypes always."
-            )
+        made_for = {
+            "observation": (observation, {k: v[0] for k, v in self.stream.items()}),
+            "agent: action": (action, {k: v[0] for k, v in self.action.items()}),
+            "agent: state": (state, self.state),
+        }
+        for role, (tensors, slots) in made_for.items():
+            expected, found = _specs(slots), _specs(tensors)
+            if expected != found:
+                odd = next(k for k in sorted(expected.keys() | found.keys()) if expected.get(k) != found.get(k))
+                raise ShapeMismatchError(
+                    f"RL_Batcher: {role} {odd!r} is {_spell(found.get(odd))}, expected {_spell(expected.get(odd))} "
+                    "as in the first batch. Return the same keys, shapes and dtypes always."
+                )
 
 
 def slab_layout(
@@ -146,6 +151,10 @@ def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def _rows(tensors: list[Tensor]) -> list[list[Tensor]]:
     return [list(rows) for rows in zip(*(tensor.unbind(0) for tensor in tensors), strict=False)]
+
+
+def _specs(tensors: Mapping[str, Tensor] | DictTensor) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    return {k: (tuple(v.shape), v.dtype) for k, v in tensors.items()}
 
 
 def _spell(spec: tuple[tuple[int, ...], torch.dtype] | None) -> str:

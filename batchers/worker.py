@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import os
 import signal
 import threading
@@ -24,10 +25,13 @@ from torch import Tensor
 from rlstruct.batchers.collector import Collected, Collector, Interrupted, Phase, Progress
 from rlstruct.batchers.failures import describe
 from rlstruct.batchers.shared_memory import Layout, SharedBlock, layout_of
+from rlstruct.batchers.slab import Allocate
 from rlstruct.core import DictTensor
 from rlstruct.device import resolve_device
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import VecEnv
+
+_logger = logging.getLogger(__name__)
 
 CreateAgent = Callable[..., RL_Agent]
 CreateEnv = Callable[..., VecEnv]
@@ -54,7 +58,7 @@ class Created:
 
 @dataclass(frozen=True)
 class Batch:
-    """Answer to an execute order. ``layout`` comes with the first batch only."""
+    """Answer to an execute order. ``layout`` comes when the slab is new, which is with the first batch."""
 
     collected: Collected
     layout: Layout | None
@@ -63,9 +67,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class Start:
-    """Everything a worker is born with."""
+    """Everything a worker is born with, except its end of the pipe."""
 
-    connection: Connection
     factories: bytes
     n_timesteps: int
     device: str
@@ -77,12 +80,42 @@ class Start:
     weights: SharedBlock
 
 
-def create(factories: Factories, seed: int, agent_seed: int) -> tuple[VecEnv, RL_Agent]:
-    """Call both factories and seed the agent."""
-    env = factories.create_env(**{**factories.env_args, "seed": seed})
-    agent = factories.create_agent(**factories.agent_args)
-    agent.seed(agent_seed)
-    return env, agent
+def make_collector(
+    factories: Factories,
+    seed: int,
+    agent_seed: int,
+    *,
+    n_timesteps: int,
+    device: torch.device,
+    allocate: Allocate,
+    progress: Progress,
+) -> Collector:
+    """Call both factories and seed the agent; what exists is closed if the rest fails. For the arguments see Collector.
+
+    Raises:
+        TypeError: a factory returned something else than its contract says.
+    """
+    with contextlib.ExitStack() as undo:  # nobody else knows the environment, and it may hold processes or windows
+        env = factories.create_env(**{**factories.env_args, "seed": seed})
+        if not isinstance(env, VecEnv):
+            raise TypeError(
+                f"RL_Batcher: create_env returned a {type(env).__name__}, expected a VecEnv. "
+                "Wrap gymnasium environments: GymEnv([...], seed), GymEnvInf([...], seed) or GymVectorEnv(vec, seed)."
+            )
+        undo.callback(env.close)
+        agent = factories.create_agent(**factories.agent_args)
+        if not isinstance(agent, RL_Agent):
+            raise TypeError(
+                f"RL_Batcher: create_agent returned a {type(agent).__name__}, expected an RL_Agent. "
+                "Put the model into a class that inherits from RL_Agent."
+            )
+        undo.callback(agent.close)
+        agent.seed(agent_seed)
+        collector = Collector(
+            env, agent, n_timesteps=n_timesteps, device=device, seed=seed, allocate=allocate, progress=progress
+        )
+        undo.pop_all()
+    return collector
 
 
 def status_layout(n_workers: int) -> Layout:
@@ -90,56 +123,72 @@ def status_layout(n_workers: int) -> Layout:
     return {"status": ((n_workers, 8), torch.int64)}
 
 
-def main(start: Start) -> None:
+def main(start: Start, connection: Connection) -> None:
     """Run a worker until it is told to stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    progress = Progress(start.status.map(status_layout(start.n_workers))["status"][start.index])
-    worker = _Worker(start, progress)
+    worker = _Worker(start, connection)
     try:
         worker.serve()
-    except (Interrupted, EOFError, ConnectionError):
-        pass  # the batcher was closed, or its process is gone: nobody is left to answer
+    except Interrupted:
+        pass
     except BaseException as error:
-        with contextlib.suppress(OSError):
-            start.connection.send(describe(error, progress))
+        with contextlib.suppress(OSError):  # the parent is gone: nobody is left to tell
+            connection.send(describe(error, worker.progress))
     finally:
         worker.close()
 
 
 class _Worker:
-    def __init__(self, start: Start, progress: Progress) -> None:
+    def __init__(self, start: Start, connection: Connection) -> None:
         self._start = start
-        self._progress = progress
+        self._connection = connection
+        self.progress = Progress(start.status.map(status_layout(start.n_workers))["status"][start.index])
         self._collector: Collector | None = None
         self._shared: dict[str, Tensor] = {}
         self._new_layout: Layout | None = None
         self._weights: dict[str, Tensor] = {}
 
     def serve(self) -> None:
-        connection = self._start.connection
+        self.progress.enter(Phase.START)
         for module in self._start.backends.values():
             importlib.import_module(module)
         factories = cloudpickle.loads(self._start.factories)
         while True:
-            self._progress.enter(Phase.WAIT)
-            order, *arguments = connection.recv()
+            self.progress.enter(Phase.WAIT)
+            order, *arguments = self._next_order()
             if order == "create":
-                connection.send(self._create(factories, *arguments))
+                self._answer(self._create(factories, *arguments))
             elif order == "reset":
                 self._ready.reset(*arguments)
             elif order == "weights":
                 self._take_weights(*arguments)
             elif order == "execute":
-                connection.send(self._execute(*arguments))
+                self._answer(self._execute(*arguments))
             else:
                 return
 
     def close(self) -> None:
         if self._collector is not None:
-            with contextlib.suppress(Exception):  # the batcher is closing: there is nobody to tell
+            try:
                 self._collector.close()
+            except Exception:  # the batcher is closing: nobody waits for an answer
+                _logger.warning("RL_Batcher.close: worker %d", self._start.index, exc_info=True)
+            self._collector = None
+
+    def _next_order(self) -> tuple[Any, ...]:
+        try:
+            order: tuple[Any, ...] = self._connection.recv()
+        except (EOFError, OSError):  # not those that the user's code raises
+            raise Interrupted from None
+        return order
+
+    def _answer(self, answer: Created | Batch) -> None:
+        try:
+            self._connection.send(answer)
+        except OSError:
+            raise Interrupted from None
 
     @property
     def _ready(self) -> Collector:
@@ -148,30 +197,31 @@ class _Worker:
         return self._collector
 
     def _create(self, factories: Factories, seed: int, agent_seed: int) -> Created:
-        self._progress.enter(Phase.START)
+        self.progress.enter(Phase.START)
+        self.close()  # ordered again with another seed: the number of environments was not what env_args said
         torch.manual_seed(agent_seed)
-        env, agent = create(factories, seed, agent_seed)
         device = resolve_device(self._start.device)
-        self._collector = Collector(
-            env,
-            agent,
+        self._collector = make_collector(
+            factories,
+            seed,
+            agent_seed,
             n_timesteps=self._start.n_timesteps,
             device=device,
-            seed=seed,
             allocate=self._allocate if device.type == "cpu" else self._allocate_on_device,
-            progress=self._progress,
+            progress=self.progress,
         )
+        env = self._collector.env
         return Created(env.n_envs(), env.auto_reset, device.type != "cuda" and torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
     def _execute(self, agent_info: DictTensor | None) -> Batch:
         collected = self._ready.collect(agent_info)
         slab = self._ready.slab
         if slab is not None and slab.tensors is not self._shared:
-            self._progress.enter(Phase.COPY)
+            self.progress.enter(Phase.COPY)
             for name, tensor in slab.tensors.items():
                 self._shared[name].copy_(tensor)
         layout, self._new_layout = self._new_layout, None
-        return Batch(collected, layout, self._progress.clock.seconds())
+        return Batch(collected, layout, self.progress.clock.seconds())
 
     def _take_weights(self, version: int, layout: Layout | None) -> None:
         if layout is not None:

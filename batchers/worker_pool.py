@@ -3,59 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import signal
+import logging
+import os
 import time
 import warnings
-import weakref
-from collections.abc import Mapping, Sequence
-from multiprocessing import get_context
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from typing import Any, TypeVar
+from multiprocessing.util import Finalize
+from typing import Any
 
 import cloudpickle
 import torch
 from torch import Tensor
 
 from rlstruct.batchers.collector import Progress
-from rlstruct.batchers.failures import Failure, spell, worker_error
 from rlstruct.batchers.hand_over import Part
 from rlstruct.batchers.processes import kill, quiet_start
-from rlstruct.batchers.shared_memory import Layout, SharedBlock, layout_of, n_bytes
-from rlstruct.batchers.slab import Slab
-from rlstruct.batchers.worker import Batch, Created, Factories, Start, main, status_layout
+from rlstruct.batchers.reports import LostEpisodes
+from rlstruct.batchers.shared_memory import SharedBlock, layout_of, n_bytes
+from rlstruct.batchers.worker import Factories, Start, status_layout
+from rlstruct.batchers.worker_handle import Worker
 from rlstruct.core import DictTensor
 from rlstruct.device import registered_backends
 from rlstruct.errors import WorkerError, WorkerTimeout
 
-AnyWorkerError = TypeVar("AnyWorkerError", bound=WorkerError)
+_logger = logging.getLogger(__name__)
 
-_CLOSING_SECONDS = 0.8  # how long a worker may take to close its environments before it is killed
-
-
-class Worker:
-    """The parent's end of one worker process."""
-
-    def __init__(
-        self, index: int, process: SpawnProcess, connection: Connection, block: SharedBlock, seed: int
-    ) -> None:
-        """Remember where the worker is."""
-        self.index = index
-        self.process = process
-        self.connection = connection
-        self.block = block
-        self.seed = seed
-        self.first_environment = 0
-        self.created: Created | None = None
-        self.slab: Slab | None = None
-        self.batch: Batch | None = None
-        self.layout: Layout = {}
-
-    @property
-    def environments(self) -> range:
-        """Global indices of its environments."""
-        n = self.created.n_envs if self.created else 0
-        return range(self.first_environment, self.first_environment + n)
+_CLOSING_SECONDS = 1.2  # how long workers may take to close their environments before they are killed
+_SEED_STRIDE = 1_000_003  # added to the seed of a worker that is started again; more than anyone has environments
 
 
 class WorkerPool:
@@ -66,10 +43,13 @@ class WorkerPool:
         n_workers: k.
         n_timesteps: T.
         device: where they collect.
-        seeds: one per worker, or the one of worker 0 if the others follow from the number of environments.
+        seeds: one per worker, or that of worker 0 alone if the others follow from the number of environments.
         agent_seeds: one per worker, or None for its environments' seed.
-        n_envs: environments per worker, if known before they are created.
         timeout: seconds that a worker may take to answer.
+        max_restarts: how many failed workers are replaced before one raises.
+
+    Raises:
+        TypeError: a factory or an argument cannot be sent to another process.
     """
 
     def __init__(
@@ -81,36 +61,49 @@ class WorkerPool:
         *,
         seeds: Sequence[int],
         agent_seeds: Sequence[int] | None,
-        n_envs: int | None,
         timeout: float,
+        max_restarts: int,
     ) -> None:
         """Start the processes."""
         self.auto_reset = False
-        self.in_cpu_memory = True  # what workers collect elsewhere, they copy to shared memory
+        self.lost: list[LostEpisodes] = []
+        self._pid = os.getpid()
         self._timeout = timeout
-        self._device = device
+        self._max_restarts = max_restarts
+        self._n_batches = 0
         self._agent_seeds = agent_seeds
-        self._status_block = SharedBlock()
-        self._weights_block = SharedBlock()
+        self._status_block, self._weights_block = SharedBlock(), SharedBlock()
         self._weights: dict[str, Tensor] = {}
-        self._pending_weights: tuple[dict[str, Tensor], int] | None = None
+        self._version = 0  # of what is in the buffer
+        self._pending: tuple[dict[str, Tensor], int] | None = None
+        self._new_weights = self._new_layout = False
         self._in_flight = False
-        self._status = [Progress(row) for row in self._status_block.map(status_layout(n_workers))["status"]]
-        self._workers: list[Worker] = []
+        self._created = False
+        self._seeds = seeds
+        self._infos: list[tuple[DictTensor, DictTensor]] = []
+        payload = _pickled(factories)
+        status = self._status_block.map(status_layout(n_workers))["status"]
+        self._workers = []
+        for index in range(n_workers):
+            start = Start(
+                factories=payload,
+                n_timesteps=n_timesteps,
+                device=str(device),
+                backends=registered_backends(),
+                index=index,
+                status=self._status_block,
+                n_workers=n_workers,
+                steps=SharedBlock(),
+                weights=self._weights_block,
+            )
+            self._workers.append(Worker(start, Progress(status[index]), timeout))
         self._processes: list[SpawnProcess] = []
         self._connections: list[Connection] = []
-        self._finalizer = weakref.finalize(self, kill, self._processes, self._connections)
-        payload = cloudpickle.dumps(factories)
-        with quiet_start():
-            for index in range(n_workers):
-                self._workers.append(self._spawn(index, payload, n_workers, n_timesteps, seeds))
-        for worker in self._workers:
-            if len(seeds) > worker.index or n_envs is not None:
-                worker.seed = (
-                    seeds[worker.index] if len(seeds) > worker.index else seeds[0] + worker.index * (n_envs or 0)
-                )
-                self._order_creation(worker)
-        self._created = False
+        # Not weakref.finalize: this one does nothing in a forked child, and at exit it runs before multiprocessing
+        # waits for its children, of which one may be stopped.
+        self._kill = Finalize(self, kill, args=(self._processes, self._connections), exitpriority=100)
+        self._spawn(self._workers)
+        self._order_creation(factories.env_args.get("n_envs"))
 
     def n_envs(self) -> list[int]:
         """See Backend."""
@@ -120,28 +113,40 @@ class WorkerPool:
 
     def reset(self, agent_infos: list[DictTensor], env_infos: list[DictTensor]) -> None:
         """See Backend."""
-        for worker, agent_info, env_info in zip(self._workers, agent_infos, env_infos, strict=True):
-            self._send(worker, ("reset", agent_info, env_info))
+        self._infos = list(zip(agent_infos, env_infos, strict=True))
+        for worker, infos in zip(self._workers, self._infos, strict=True):
+            with self._replacing():
+                worker.order("reset", *infos)
 
     def execute(self, agent_infos: Sequence[DictTensor | None]) -> None:
         """See Backend."""
-        if self._pending_weights is not None:
-            self._publish(*self._pending_weights)
-            self._pending_weights = None
+        if self._pending is not None:
+            self._write(*self._pending)
+            self._pending = None
+        layout = layout_of(self._weights) if self._new_layout else None
         for worker, agent_info in zip(self._workers, agent_infos, strict=True):
             worker.batch = None
-            self._send(worker, ("execute", agent_info))
+            if agent_info is not None:
+                self._infos[worker.index] = (agent_info, self._infos[worker.index][1])
         self._in_flight = True
+        for worker, agent_info in zip(self._workers, agent_infos, strict=True):
+            with self._replacing():
+                if self._new_weights:
+                    worker.order("weights", self._version, layout)
+                worker.order("execute", agent_info)
+        self._new_weights = self._new_layout = False
 
     def collect(self, blocking: bool, timeout: float) -> list[Part] | None:
         """See Backend."""
         deadline = time.monotonic() + (timeout if blocking else 0.0)
         while missing := [worker for worker in self._workers if worker.batch is None]:
-            if not self._receive(missing, deadline - time.monotonic()):
-                if blocking:
-                    raise self._timeout_error(missing[0], timeout)
-                return None
+            with self._replacing():
+                if not self._receive(missing, deadline - time.monotonic()):
+                    if not blocking:
+                        return None
+                    raise missing[0].timeout_error(timeout, missing[1:])
         self._in_flight = False
+        self._n_batches += 1
         return [
             Part(worker.slab, worker.batch.collected, worker.seed, worker.first_environment)
             for worker in self._workers
@@ -149,16 +154,16 @@ class WorkerPool:
         ]
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """See Backend. The shared buffer is written only while no worker reads it: between two batches."""
-        if self._in_flight or not self._created:
-            self._pending_weights = ({key: tensor.detach().clone() for key, tensor in weights.items()}, version)
+        """See Backend. Workers read the shared buffer when a batch begins, so it is written only between batches."""
+        if self._in_flight:
+            self._pending = ({key: tensor.detach().clone() for key, tensor in weights.items()}, version)
         else:
-            self._pending_weights = None
-            self._publish(weights, version)
+            self._pending = None
+            self._write(weights, version)
 
     def seconds(self) -> list[dict[str, float]]:
         """See Backend. As of the last batch."""
-        return [worker.batch.seconds if worker.batch else {} for worker in self._workers]
+        return [worker.seconds for worker in self._workers]
 
     def n_bytes(self) -> tuple[list[int], int]:
         """See Backend."""
@@ -166,61 +171,48 @@ class WorkerPool:
 
     def close(self) -> None:
         """See Backend. Never takes more than two seconds: a worker that does not stop is killed."""
-        for worker, status in zip(self._workers, self._status, strict=False):
-            status.stop()
-            with contextlib.suppress(OSError, ValueError):
-                worker.connection.send(("close",))
-        deadline = time.monotonic() + _CLOSING_SECONDS
-        alive = [worker.process for worker in self._workers if worker.process.pid is not None]
-        for child in alive:
-            child.join(max(0.0, deadline - time.monotonic()))
-        self._finalizer()
+        if os.getpid() != self._pid:
+            return  # a forked child holds a copy of this object: the workers are not its own
+        if self._kill.still_active():
+            for worker in self._workers:
+                worker.stop()
+            deadline = time.monotonic() + _CLOSING_SECONDS
+            for child in self._processes:
+                with contextlib.suppress(ValueError):  # one that was replaced
+                    child.join(max(0.0, deadline - time.monotonic()))
+            self._kill()
         for block in (self._status_block, self._weights_block, *(worker.block for worker in self._workers)):
             block.close()
 
-    def _spawn(self, index: int, payload: bytes, n_workers: int, n_timesteps: int, seeds: Sequence[int]) -> Worker:
-        context = get_context("spawn")
-        ours, theirs = context.Pipe()
-        block = SharedBlock()
-        start = Start(
-            connection=theirs,
-            factories=payload,
-            n_timesteps=n_timesteps,
-            device=str(self._device),
-            backends=registered_backends(),
-            index=index,
-            status=self._status_block,
-            n_workers=n_workers,
-            steps=block,
-            weights=self._weights_block,
-        )
-        child = context.Process(target=main, args=(start,), name=f"rlstruct-worker-{index}", daemon=True)
-        worker = Worker(index, child, ours, block, seeds[0])
-        child.start()
-        theirs.close()
-        self._processes.append(child)
-        self._connections.append(ours)
-        return worker
+    def _spawn(self, workers: Sequence[Worker]) -> None:
+        with quiet_start():
+            for worker in workers:
+                process, connection = worker.spawn()
+                self._processes.append(process)
+                self._connections.append(connection)
 
-    def _order_creation(self, worker: Worker) -> None:
-        agent_seed = worker.seed if self._agent_seeds is None else self._agent_seeds[worker.index]
-        self._send(worker, ("create", worker.seed, agent_seed))
+    def _order_creation(self, n_envs: Any) -> None:  # noqa: ANN401 - whatever env_args["n_envs"] is, if anything
+        """Order what can be ordered now: all workers if their seeds are known, or can be guessed from ``n_envs``."""
+        for worker in self._workers:
+            if len(self._seeds) == len(self._workers):
+                worker.order_creation(self._seeds[worker.index], self._agent_seed(worker))
+            elif worker.index == 0 or isinstance(n_envs, int):
+                worker.order_creation(self._seeds[0] + worker.index * (n_envs or 0), self._agent_seed(worker))
 
     def _await_creation(self) -> None:
         deadline = time.monotonic() + self._timeout
-        ordered = [worker for worker in self._workers if worker.index == 0 or worker.seed != self._workers[0].seed]
-        while missing := [worker for worker in self._workers if worker.created is None]:
-            waiting = [worker for worker in missing if worker in ordered]
-            if not self._receive(waiting, deadline - time.monotonic()):
-                raise self._timeout_error(waiting[0], self._timeout)
-            first = self._workers[0].created
-            if first is not None and len(ordered) < len(self._workers):
-                for worker in self._workers[1:]:
-                    worker.seed = self._workers[0].seed + worker.index * first.n_envs
-                    self._order_creation(worker)
-                ordered = self._workers
-        self._created = True
+        while True:
+            waiting = [worker for worker in self._workers if worker.ordered and worker.created is None]
+            if waiting:
+                if not self._receive(waiting, deadline - time.monotonic()):
+                    raise waiting[0].timeout_error(self._timeout, waiting[1:])
+            elif wrong := [worker for worker in self._workers if worker.seed != self._right_seed(worker)]:
+                for worker in wrong:
+                    worker.order_creation(self._right_seed(worker), self._agent_seed(worker))
+            else:
+                break
         self._look_at_creation()
+        self._created = True
 
     def _look_at_creation(self) -> None:
         created = [worker.created for worker in self._workers if worker.created is not None]
@@ -237,25 +229,27 @@ class WorkerPool:
             warnings.warn(
                 "RL_Batcher: device='cpu', but a worker opened a CUDA context (300 to 700 MB of GPU memory for each "
                 "process). Keep CUDA tensors out of agent_args and env_args, or pass device='cuda:0'.",
-                stacklevel=4,
+                stacklevel=5,
             )
 
-    def _publish(self, weights: Mapping[str, Tensor], version: int) -> None:
+    def _right_seed(self, worker: Worker) -> int:
+        """The seed that a worker must have, now that the number of environments is known."""
+        if len(self._seeds) == len(self._workers):
+            return self._seeds[worker.index]
+        return self._seeds[0] + worker.index * self._workers[0].n_envs
+
+    def _agent_seed(self, worker: Worker) -> int | None:
+        return None if self._agent_seeds is None else self._agent_seeds[worker.index]
+
+    def _write(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Write the shared buffer; the workers hear of it with the next execute order, and none reads it before."""
         layout = layout_of(weights)
-        new = layout != layout_of(self._weights)
-        if new:
+        if layout != layout_of(self._weights):
             self._weights = self._weights_block.map(layout)
+            self._new_layout = True
         for key, tensor in weights.items():
             self._weights[key].copy_(tensor.detach())
-        for worker in self._workers:
-            self._send(worker, ("weights", version, layout if new else None))
-
-    def _send(self, worker: Worker, order: tuple[Any, ...]) -> None:
-        try:
-            worker.connection.send(order)
-        except (BrokenPipeError, ConnectionError):
-            self._answer(worker)  # what it said last, before its end of the pipe closed
-            raise self._death(worker) from None
+        self._version, self._new_weights = version, True
 
     def _receive(self, waiting: Sequence[Worker], timeout: float) -> bool:
         """Take in the answers that are there, or wait for one; False if none came in time."""
@@ -263,71 +257,66 @@ class WorkerPool:
         sources |= {worker.process.sentinel: worker for worker in self._workers}
         ready = wait(list(sources), max(0.0, timeout))
         for worker in {sources[source].index: sources[source] for source in ready}.values():
-            if not self._answer(worker) and not worker.process.is_alive():
-                raise self._death(worker)
+            if not worker.take_answer() and not worker.process.is_alive():
+                raise worker.death()
         return bool(ready)
 
-    def _answer(self, worker: Worker) -> bool:
-        """Read one answer of a worker, if there is one; raise what it says if it failed."""
+    @contextlib.contextmanager
+    def _replacing(self) -> Iterator[None]:
+        """Start a worker that fails again, unless that has been done often enough."""
         try:
-            if not worker.connection.poll():
-                return False
-            answer = worker.connection.recv()
-        except (EOFError, OSError):
-            raise self._death(worker) from None
-        if isinstance(answer, Failure):
-            raise self._failure(worker, answer)
-        if isinstance(answer, Created):
-            worker.created = answer
-        else:
-            worker.batch = answer
-            if answer.layout is not None:
-                worker.layout = answer.layout
-                worker.slab = Slab(worker.block.map(answer.layout))
-        return True
+            yield
+        except WorkerTimeout:
+            raise  # it may still answer
+        except WorkerError as error:
+            failure: WorkerError | None = error
+            while failure is not None:
+                if len(self.lost) >= self._max_restarts:
+                    raise failure from failure.__cause__
+                failure = self._replace(self._workers[error.worker], failure)
 
-    def _failure(self, worker: Worker, failure: Failure) -> WorkerError:
-        cause: BaseException | None = None
-        if failure.error is not None:
-            with contextlib.suppress(Exception):  # its class may not exist here: the traceback still tells
-                cause = cloudpickle.loads(failure.error)
-        error = worker_error(failure, cause, worker.index, worker.process.pid, worker.seed, worker.environments)
-        error.__cause__ = cause
-        return error
-
-    def _death(self, worker: Worker) -> WorkerError:
-        worker.process.join(1.0)
-        code = worker.process.exitcode
-        how = (
-            f"was killed by {signal.Signals(-code).name}"
-            if code is not None and code < 0
-            else f"exited with code {code}"
-        )
-        hint = ""
-        if worker.created is None:
-            hint = (
-                " It never came up: if the lines above speak of the bootstrapping phase, put the code that starts the "
-                'batcher under `if __name__ == "__main__":`, since every worker imports your script.'
+    def _replace(self, worker: Worker, error: WorkerError) -> WorkerError | None:
+        """Start a worker again and order what the old one was told; return the WorkerError of the new one, if any."""
+        ids, seed = worker.environments, worker.seed + _SEED_STRIDE
+        self.lost.append(
+            LostEpisodes(
+                worker=worker.index,
+                environments=(ids.start, ids.stop),
+                seed=worker.seed,
+                new_seed=seed,
+                batch=self._n_batches,
+                step=error.step or 0,
+                reason=str(error),
             )
-        status = self._status[worker.index]
-        return self._about(WorkerError, worker, f"{how} during {status.phase.words}, step {status.step}.{hint}")
-
-    def _timeout_error(self, worker: Worker, timeout: float) -> WorkerTimeout:
-        status = self._status[worker.index]
-        text = (
-            f"gave no answer within {timeout:g} s; it is in {status.phase.words}, step {status.step}. "
-            "If that is normal, pass a longer timeout to RL_Batcher or get(); else close() the batcher."
         )
-        return self._about(WorkerTimeout, worker, text)
+        _logger.warning("RL_Batcher starts a worker again, its episodes are lost: %s", error)
+        kill([worker.process], [worker.connection])
+        self._processes.remove(worker.process)
+        self._connections.remove(worker.connection)
+        self._spawn([worker])
+        agent_seed = self._agent_seed(worker)
+        try:
+            worker.order_creation(seed, None if agent_seed is None else agent_seed + _SEED_STRIDE)
+            if self._version:
+                worker.order("weights", self._version, layout_of(self._weights))
+            if self._infos:
+                worker.order("reset", *self._infos[worker.index])
+            if self._in_flight:
+                worker.order("execute", None)
+        except WorkerError as failure:
+            return failure
+        return None
 
-    def _about(self, kind: type[AnyWorkerError], worker: Worker, text: str) -> AnyWorkerError:
-        status, ids = self._status[worker.index], worker.environments
-        return kind(
-            f"worker {worker.index} (pid {worker.process.pid}, {spell(ids)}, seed {worker.seed}) {text}",
-            worker=worker.index,
-            pid=worker.process.pid,
-            phase=status.phase.words,
-            environments=(ids.start, ids.stop),
-            seed=worker.seed,
-            step=status.step,
-        )
+
+def _pickled(factories: Factories) -> bytes:
+    """The factories by value: lambdas, closures and classes of the main script travel too."""
+    for field in fields(factories):
+        try:
+            cloudpickle.dumps(getattr(factories, field.name))
+        except Exception as error:
+            raise TypeError(
+                f"RL_Batcher: {field.name} cannot be sent to worker processes: {error}. "
+                "Create what cannot be pickled inside create_env or create_agent, or collect with n_processes=0."
+            ) from error
+    payload: bytes = cloudpickle.dumps(factories)
+    return payload

@@ -1,0 +1,185 @@
+"""The parent's end of one worker process: orders, answers, and what to say when it fails. Part of rlstruct.batchers."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import signal
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import Any, TypeVar
+
+from rlstruct.batchers.collector import Phase, Progress
+from rlstruct.batchers.failures import Failure, spell, unpickled, worker_error
+from rlstruct.batchers.processes import NO_MAIN_GUARD, WORKER_NAME, limit_sending
+from rlstruct.batchers.shared_memory import Layout, SharedBlock
+from rlstruct.batchers.slab import Slab
+from rlstruct.batchers.worker import Batch, Created, Start, main
+from rlstruct.errors import WorkerError, WorkerTimeout
+
+AnyWorkerError = TypeVar("AnyWorkerError", bound=WorkerError)
+
+
+class Worker:
+    """One worker process.
+
+    Args:
+        start: what it is born with, its own end of the pipe excepted.
+        status: its row of the status block.
+        timeout: seconds that it may leave an order unread.
+
+    Attributes:
+        seed: seed of its first environment.
+        first_environment: global index of that environment.
+        ordered: whether it was told to create agent and environments.
+        created: its answer to that.
+        n_envs: how many environments it has, 0 as long as it has not said so.
+        batch: its last answer, None while it collects.
+        slab: where it writes.
+    """
+
+    def __init__(self, start: Start, status: Progress, timeout: float) -> None:
+        """Remember everything; `spawn` starts the process."""
+        self.index = start.index
+        self.ordered = False
+        self.seed = -1
+        self.n_envs = 0
+        self.first_environment = 0
+        self.created: Created | None = None
+        self.batch: Batch | None = None
+        self.seconds: dict[str, float] = {}
+        self.slab: Slab | None = None
+        self.layout: Layout = {}
+        self.block: SharedBlock = start.steps
+        self.status = status
+        self._start = start
+        self._timeout = timeout
+
+    def spawn(self) -> tuple[SpawnProcess, Connection]:
+        """Start a process, also in place of one that is gone, and return what must be killed and closed some day."""
+        context = get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        limit_sending(self.connection, self._timeout)
+        self.status.clear()
+        # No daemon: those may not have children of their own, as gymnasium's AsyncVectorEnv has.
+        self.process = context.Process(
+            target=main, args=(self._start, theirs), name=f"{WORKER_NAME}-{self.index}", daemon=False
+        )
+        self.process.start()
+        theirs.close()
+        self.pid = self.process.pid
+        self.batch = None
+        return self.process, self.connection
+
+    @property
+    def environments(self) -> range:
+        """Global indices of its environments."""
+        return range(self.first_environment, self.first_environment + self.n_envs)
+
+    def order_creation(self, seed: int, agent_seed: int | None) -> None:
+        """Order agent and environments; the agent is seeded as its environments unless told otherwise."""
+        self.seed, self.created, self.ordered = seed, None, True
+        self.order("create", seed, seed if agent_seed is None else agent_seed)
+
+    def order(self, *order: Any) -> None:  # noqa: ANN401 - tensors, layouts, numbers
+        """Send an order.
+
+        Raises:
+            WorkerError: the worker is dead, or reads nothing.
+        """
+        try:
+            # Not connection.send: torch would put each tensor into a file of its own and start a thread to serve it.
+            self.connection.send_bytes(pickle.dumps(order))
+        except (BrokenPipeError, ConnectionError):
+            while self.take_answer():  # what it said last, before its end of the pipe closed
+                pass
+            raise self.death() from None
+        except OSError as error:
+            text = f"has read none of its orders for {self._timeout:g} s; it is in {self._where()}"
+            raise self._about(WorkerError, text + ".") from error
+
+    def take_answer(self) -> bool:
+        """Read one answer, if there is one.
+
+        Returns:
+            Whether there was one.
+
+        Raises:
+            WorkerError: the answer is that it failed, or it is dead.
+        """
+        try:
+            if not self.connection.poll():
+                return False
+            answer = self.connection.recv()
+        except (EOFError, OSError):
+            raise self.death() from None
+        if isinstance(answer, Failure):
+            cause = unpickled(answer.error)
+            raise worker_error(answer, cause, self.index, self.pid, self.seed, self.environments)
+        if isinstance(answer, Created):
+            if self.n_envs not in (0, answer.n_envs):
+                raise self._about(WorkerError, f"has made {answer.n_envs} environments after {self.n_envs} before.")
+            self.created, self.n_envs = answer, answer.n_envs
+        else:
+            self.batch = answer
+            self.seconds = answer.seconds
+            if answer.layout is not None:
+                self.layout = answer.layout
+                self.slab = Slab(self.block.map(answer.layout))
+        return True
+
+    def stop(self) -> None:
+        """Tell it to end, at its next phase or when it reads its next order."""
+        self.status.stop()
+        with contextlib.suppress(OSError, ValueError):
+            limit_sending(self.connection, 0.0)
+            self.connection.send(("close",))
+
+    def death(self) -> WorkerError:
+        """Say how it died."""
+        self.process.join(1.0)
+        code = self.process.exitcode
+        if code is None:
+            how = "closed its connection"
+        elif code < 0:
+            names = {number.value: number.name for number in signal.Signals}
+            how = f"was killed by {names.get(-code, f'signal {-code}')}"
+        else:
+            how = f"exited with code {code}"
+        hint = ""
+        if code == NO_MAIN_GUARD:
+            hint = (
+                " Every worker imports your main script, and this one starts the batcher while it is imported. "
+                'Put the code that creates the batcher under `if __name__ == "__main__":`.'
+            )
+        elif code == -signal.SIGKILL:
+            hint = " If nobody killed it, the machine has run out of memory: its kernel log would say so."
+        return self._about(WorkerError, f"{how} in {self._where()}.{hint}")
+
+    def timeout_error(self, seconds: float, others: list[Worker]) -> WorkerTimeout:
+        """Say that it is late, and which others are."""
+        text = (
+            f"gave no answer within {seconds:g} s; it is in {self._where()}. "
+            "If that is normal, pass a longer timeout to RL_Batcher or get(); else close() the batcher."
+        )
+        if others:
+            text += f" Workers {', '.join(str(worker.index) for worker in others)} are late, too."
+        return self._about(WorkerTimeout, text)
+
+    def _where(self) -> str:
+        if self.status.phase is Phase.WAIT:
+            return "no call of yours: it waits for orders"
+        return f"{self.status.phase.words}, step {self.status.step}"
+
+    def _about(self, kind: type[AnyWorkerError], text: str) -> AnyWorkerError:
+        ids = self.environments
+        return kind(
+            f"worker {self.index} (pid {self.pid}, {spell(ids)}, seed {self.seed}) {text}",
+            worker=self.index,
+            pid=self.pid,
+            phase=self.status.phase.words,
+            environments=(ids.start, ids.stop),
+            seed=self.seed,
+            step=self.status.step,
+        )
