@@ -1,0 +1,346 @@
+"""DictTensor against plain dicts of tensors, and each of its errors."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import columns, plain, same, tensors
+from torch import Tensor
+
+from rlstruct import DeviceMismatchError, ShapeMismatchError
+from rlstruct.core import DictTensor, TensorSpec
+
+ROWS = st.lists(st.integers(0, 4), max_size=6)
+
+
+@given(plain())
+def test_reads_like_the_dict_it_was_made_of(expected: dict[str, Tensor]) -> None:
+    made = DictTensor(expected)
+    same(dict(made.items()), expected)
+    assert list(made.keys()) == list(made) == list(expected)
+    assert [id(v) for v in made.values()] == [id(v) for v in expected.values()]
+    assert made.empty() == (not expected)
+    assert made.n_elems() == (next(iter(expected.values())).shape[0] if expected else 0)
+    assert made.device == (torch.device("cpu") if expected else None)
+    assert made.specs() == {k: TensorSpec(tuple(v.shape[1:]), v.dtype) for k, v in expected.items()}
+    assert all(key in made for key in expected)
+    assert "no such key" not in made
+
+
+@given(plain(), ROWS)
+def test_index_gathers_rows(expected: dict[str, Tensor], rows: list[int]) -> None:
+    made = DictTensor(expected)
+    rows = [row for row in rows if row < made.n_elems()]
+    index = torch.tensor(rows, dtype=torch.int64)
+    same(dict(made.index(index)), {k: v[index] for k, v in expected.items()})
+    same(dict(made.index(rows)), {k: v[index] for k, v in expected.items()})
+
+
+@given(plain(), st.integers(-6, 6), st.integers(-6, 6))
+def test_slice_is_python_slicing_that_keeps_the_batch_axis(expected: dict[str, Tensor], start: int, stop: int) -> None:
+    made = DictTensor(expected)
+    same(dict(made.slice(start, stop)), {k: v[start:stop] for k, v in expected.items()})
+    if expected and -made.n_elems() <= start < made.n_elems():
+        same(dict(made.slice(start)), {k: v[start].unsqueeze(0) for k, v in expected.items()})
+
+
+@given(plain())
+def test_unfold_and_cat_are_inverse(expected: dict[str, Tensor]) -> None:
+    rows = DictTensor(expected).unfold()
+    assert len(rows) == DictTensor(expected).n_elems()
+    for i, row in enumerate(rows):
+        same(dict(row), {k: v[i : i + 1] for k, v in expected.items()})
+    if rows:
+        same(dict(DictTensor.cat(rows)), expected)
+
+
+@given(columns(), st.lists(st.integers(0, 3), max_size=4))
+def test_cat_joins_rows(spec: dict, sizes: list[int]) -> None:
+    parts = [tensors(spec, (n,), start=7 * i) for i, n in enumerate(sizes)]
+    expected = {k: torch.cat([part[k] for part in parts]) for k in spec} if parts else {}
+    reordered = [DictTensor(dict(reversed(part.items())) if i else part) for i, part in enumerate(parts)]
+    same(dict(DictTensor.cat([DictTensor(part) for part in parts])), expected)
+    same(dict(DictTensor.cat(reordered)), expected)
+
+
+@given(columns(), st.integers(0, 3), st.integers(1, 4))
+def test_stack_puts_time_second(spec: dict, n_rows: int, n_steps: int) -> None:
+    parts = [tensors(spec, (n_rows,), start=5 * t) for t in range(n_steps)]
+    made = DictTensor.stack([DictTensor(part) for part in parts])
+    same(dict(made), {k: torch.stack([part[k] for part in parts], dim=1) for k in spec})
+    assert made.lengths.tolist() == ([n_steps] * n_rows if spec else [])
+
+
+@given(plain(), st.text(alphabet="ab/", max_size=2))
+def test_keys_are_prefixed_cut_and_selected(expected: dict[str, Tensor], prefix: str) -> None:
+    made = DictTensor(expected)
+    same(dict(made.prepend_key(prefix)), {prefix + k: v for k, v in expected.items()})
+    same(dict(made.prepend_key(prefix).truncate_key(prefix)), expected)
+    cut = {k.removeprefix(prefix): v for k, v in expected.items() if k.startswith(prefix)}
+    same(dict(made.truncate_key(prefix)), cut)
+    chosen = list(reversed(expected))[:2]
+    same(dict(made.get(chosen)), {k: expected[k] for k in chosen})
+    same(dict(made.get(iter(chosen))), {k: expected[k] for k in chosen})
+
+
+@given(plain())
+def test_add_is_the_union_and_the_empty_structure_adds_to_anything(expected: dict[str, Tensor]) -> None:
+    made = DictTensor(expected)
+    other = made.prepend_key("z")
+    same(dict(made.prepend_key("y") + other), {y + k: v for y in "yz" for k, v in expected.items()})
+    same(dict(made + DictTensor()), expected)
+    same(dict(DictTensor() + made), expected)
+
+
+@given(plain())
+def test_copies_have_the_same_values(expected: dict[str, Tensor]) -> None:
+    made = DictTensor(expected)
+    for copied in (
+        made.clone(),
+        made.detach(),
+        made.to("cpu"),
+        made.to(torch.device("cpu")),
+        made.map(lambda v: v),
+        copy.copy(made),
+        copy.deepcopy(made),
+        pickle.loads(pickle.dumps(made)),
+        DictTensor(made),
+    ):
+        same(dict(copied), expected)
+        assert copied is not made
+        copied.set("new key", torch.zeros(made.n_elems()))
+        assert "new key" not in made
+
+
+@given(plain())
+def test_tensordict_round_trip(expected: dict[str, Tensor]) -> None:
+    pytest.importorskip("tensordict", reason="the optional package tensordict is not installed")
+    expected = {k: v for k, v in expected.items() if k}  # tensordict wants names
+    same(dict(DictTensor.from_tensordict(DictTensor(expected).to_tensordict())), expected)
+
+
+def test_nested_tensordict_keys_are_joined_by_a_slash() -> None:
+    tensordict = pytest.importorskip("tensordict", reason="the optional package tensordict is not installed")
+    frame = torch.zeros(2, 3)
+    nested = tensordict.TensorDict({"observation": {"frame": frame}, "done": torch.ones(2)}, [2])
+    assert set(DictTensor.from_tensordict(nested)) == {"observation/frame", "done"}
+    with pytest.raises(ShapeMismatchError, match=r"batch size is \[\], expected \[B\]"):
+        DictTensor.from_tensordict(tensordict.TensorDict({"a": frame}, []))
+    twice = tensordict.TensorDict({"a/b": frame, "a": {"b": frame}}, [2])
+    with pytest.raises(KeyError, match="two entries become the key 'a/b'"):
+        DictTensor.from_tensordict(twice)
+
+
+def test_a_missing_tensordict_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "tensordict", None)
+    with pytest.raises(ImportError, match=r'pip install "rlstruct\[tensordict\]"'):
+        DictTensor().to_tensordict()
+    with pytest.raises(ImportError, match=r'pip install "rlstruct\[tensordict\]"'):
+        DictTensor.from_tensordict(None)  # type: ignore[arg-type]
+
+
+def test_the_callers_dict_is_not_aliased() -> None:
+    mine = {"a": torch.zeros(2)}
+    made = DictTensor(mine)
+    made.set("b", torch.zeros(2))
+    assert list(mine) == ["a"]
+    mine["c"] = torch.zeros(5)
+    assert list(made) == ["a", "b"]
+    assert made["a"] is mine["a"]  # the tensors are shared, the dict is not
+
+
+def test_set_works_on_the_empty_structure_and_replaces() -> None:
+    made = DictTensor({})
+    made.set("a", torch.zeros(3))
+    made.set("a", torch.ones(2))  # the only key: B may change
+    made.set("b", torch.ones(2, 4))
+    assert made.n_elems() == 2
+    with pytest.raises(ShapeMismatchError, match=r"'a' has shape \[3\].*B = 2 \(as in 'b'\)"):
+        made.set("a", torch.zeros(3))
+    with pytest.raises(TypeError, match="key 'c' holds a float"):
+        made.set("c", 1.0)  # type: ignore[arg-type]
+    with pytest.raises(DeviceMismatchError, match="'c' is on meta"):
+        made.set("c", torch.zeros(2, device="meta"))
+    assert list(made) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "error", "message"),
+    [
+        ({"a": torch.zeros(2), "b": torch.zeros(3, 1)}, ShapeMismatchError, r"'b' has shape \[3, 1\].*B = 2.*'a'"),
+        ({"a": torch.tensor(1.0)}, ShapeMismatchError, r"'a' has shape \[\], expected at least 1 dimensions"),
+        ({"a": torch.zeros(0), "b": torch.tensor(1.0)}, ShapeMismatchError, r"'b' has shape \[\]"),
+        ({"a": [1.0]}, TypeError, "key 'a' holds a list"),
+        ({"a": torch.zeros(1), "b": None}, TypeError, "key 'b' holds a NoneType"),
+        ({3: torch.zeros(1)}, TypeError, "key 3 is a int"),
+        ([torch.zeros(1)], TypeError, "got a list, expected a mapping"),
+        (
+            {"b": torch.zeros(1), "a": torch.zeros(1, device="meta")},
+            DeviceMismatchError,
+            r"DictTensor: tensor 'a' is on meta, expected cpu \(the device of 'b'\). Move it with .to\('cpu'\)",
+        ),
+        (
+            {"b": torch.zeros(1, device="meta"), "a": torch.zeros(1)},
+            DeviceMismatchError,
+            "'a' is on cpu, expected meta",
+        ),
+    ],
+)
+def test_wrong_tensors_are_named_at_birth(tensors: dict, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        DictTensor(tensors)
+
+
+def test_a_missing_key_suggests_the_nearest() -> None:
+    made = DictTensor({"observation/frame": torch.zeros(1), "reward": torch.zeros(1)})
+    with pytest.raises(KeyError, match=r"no key 'rewad' among .*Did you mean 'reward'"):
+        made["rewad"]
+    with pytest.raises(KeyError, match="Did you mean 'observation/frame'"):
+        made.get(["reward", "observation/frames"])
+    with pytest.raises(KeyError, match=r"no key 'x' among \[\]"):
+        DictTensor()["x"]
+    with pytest.raises(TypeError, match=r"get\(\['reward'\]\)"):
+        made.get("reward")
+
+
+def test_add_names_the_conflict() -> None:
+    a = DictTensor({"a": torch.zeros(2)})
+    with pytest.raises(KeyError, match="key 'a' is in both"):
+        a + a
+    with pytest.raises(ShapeMismatchError, match=r"'b' has shape \[3\].*B = 2"):
+        a + DictTensor({"b": torch.zeros(3)})
+    with pytest.raises(DeviceMismatchError, match="'b' is on meta, expected cpu"):
+        a + DictTensor({"b": torch.zeros(2, device="meta")})
+    with pytest.raises(TypeError):
+        a + {"b": torch.zeros(2)}  # type: ignore[operator]
+    with pytest.raises(TypeError):
+        a + DictTensor.stack([a])  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("join", [DictTensor.cat, DictTensor.stack])
+@pytest.mark.parametrize(
+    ("second", "error", "message"),
+    [
+        (
+            {"a": torch.zeros(2, 3, dtype=torch.int64)},
+            ShapeMismatchError,
+            "'a' of part 1 is torch.int64, expected torch.f",
+        ),
+        ({"a": torch.zeros(2, 4)}, ShapeMismatchError, r"'a' of part 1 has shape \[2, 4\], expected \[(any|2), 3\]"),
+        ({"a": torch.zeros(2)}, ShapeMismatchError, r"'a' of part 1 has shape \[2\]"),
+        ({"a": torch.zeros(0)}, ShapeMismatchError, r"'a' of part 1 has shape \[0\]"),
+        ({"b": torch.zeros(2, 3)}, KeyError, r"part 1 has the keys \['b'\], expected \['a'\]"),
+        ({"a": torch.zeros(2, 3), "b": torch.zeros(2)}, KeyError, "see 'b'"),
+        ({}, KeyError, "see 'a'"),
+        ({"a": torch.zeros(2, 3, device="meta")}, DeviceMismatchError, "part 1: tensor 'a' is on meta, expected cpu"),
+    ],
+)
+def test_joining_names_key_and_part(join, second: dict, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        join([DictTensor({"a": torch.zeros(2, 3)}), DictTensor(second)])
+
+
+def test_cat_of_a_batch_of_none_still_checks() -> None:
+    # torch.cat drops a tensor of shape [0] whatever the others look like.
+    with pytest.raises(ShapeMismatchError, match=r"'a' of part 1 has shape \[2, 3\]"):
+        DictTensor.cat([DictTensor({"a": torch.zeros(0)}), DictTensor({"a": torch.zeros(2, 3)})])
+    assert DictTensor.cat([]).empty()
+    assert DictTensor.stack([]).empty()
+
+
+def test_stack_checks_the_lengths() -> None:
+    parts = [DictTensor({"a": torch.zeros(2)})] * 3
+    assert DictTensor.stack(parts, lengths=torch.tensor([3, 1])).lengths.tolist() == [3, 1]
+    with pytest.raises(ShapeMismatchError, match=r"lengths has shape \[3\], expected \[2\]"):
+        DictTensor.stack(parts, lengths=torch.tensor([3, 1, 1]))
+
+
+def test_index_wants_row_numbers() -> None:
+    made = DictTensor({"a": torch.arange(3)})
+    with pytest.raises(ShapeMismatchError, match=r"torch.bool \[3\], expected torch.int64 \[K\]"):
+        made.index(torch.ones(3, dtype=torch.bool))
+    with pytest.raises(ShapeMismatchError, match=r"torch.int64 \[\]"):
+        made.index(torch.tensor(1))
+    with pytest.raises(DeviceMismatchError, match="index is on meta, expected cpu"):
+        made.index(torch.zeros(1, dtype=torch.int64, device="meta"))
+    with pytest.raises(IndexError):
+        made.index([3])
+    assert DictTensor().index([]).empty()
+
+
+def test_slice_of_a_row_that_is_not_there() -> None:
+    with pytest.raises(IndexError, match="got row 3, expected -3 to 2, as B = 3"):
+        DictTensor({"a": torch.arange(3)}).slice(3)
+    with pytest.raises(IndexError, match="got row 0"):
+        DictTensor({"a": torch.zeros(0)}).slice(0)
+    assert DictTensor().slice(0).empty()
+
+
+def test_to_and_slice_share_memory_and_clone_and_index_do_not() -> None:
+    source = torch.zeros(2)
+    made = DictTensor({"a": source})
+    for shares, other in [
+        (True, made.to("cpu")),
+        (True, made.slice(0, 2)),
+        (True, made.unfold()[0]),
+        (False, made.clone()),
+        (False, made.index([0, 1])),
+        (False, DictTensor.cat([made])),
+    ]:
+        assert (other["a"].untyped_storage().data_ptr() == source.untyped_storage().data_ptr()) is shares
+
+
+def test_to_moves_everything_and_rejects_unknown_devices() -> None:
+    made = DictTensor({"a": torch.zeros(2, 3), "b": torch.zeros(2, dtype=torch.bool)})
+    moved = made.to("meta")
+    assert moved.device == torch.device("meta")
+    assert moved.specs() == made.specs()
+    with pytest.raises(ValueError, match="'nowhere' is no device"):
+        made.to("nowhere")
+
+
+def test_detach_and_clone_in_the_graph() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    made = DictTensor({"a": weight * 3})
+    assert not made.detach()["a"].requires_grad
+    made.clone()["a"].sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [3.0, 3.0]
+
+
+def test_map_validates_what_comes_back() -> None:
+    made = DictTensor({"a": torch.zeros(2, 3), "b": torch.zeros(2)})
+    assert made.map(lambda v: v.repeat_interleave(2, dim=0)).n_elems() == 4
+    with pytest.raises(ShapeMismatchError, match="'b' has shape"):
+        made.map(lambda v: v.reshape(-1))
+    with pytest.raises(TypeError, match="key 'a' holds a float"):
+        made.map(lambda v: 0.0)  # type: ignore[arg-type,return-value]
+
+
+def test_repr_shows_no_value() -> None:
+    made = DictTensor({"a": torch.full((2, 3), 7.0, device="meta")})
+    assert repr(made) == "DictTensor({'a': float32 [2, 3]}, device='meta')"
+    assert repr(DictTensor()) == "DictTensor()"
+
+
+def test_values_on_a_gpu_or_cpu(device: torch.device) -> None:
+    made = DictTensor({"a": torch.arange(3, device=device)})
+    assert made.device == device
+    assert made.index([2, 0])["a"].device == device
+    assert made.to(device.type)["a"] is made["a"]  # cuda is cuda:0
+    assert DictTensor.stack([made]).lengths.device == device
+
+
+def test_a_subclass_stays_a_subclass() -> None:
+    class Mine(DictTensor):
+        pass
+
+    made = Mine({"a": torch.zeros(2)})
+    assert all(
+        type(x) is Mine for x in (made.index([0]), made.clone(), made.get(["a"]), made.slice(0), Mine.cat([made]))
+    )

@@ -1,0 +1,125 @@
+"""Trajectories: both parts move together."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from strategies import ragged, same
+from torch import Tensor
+
+from rlstruct import DeviceMismatchError, ShapeMismatchError
+from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+
+
+def counted(lengths: list[int], n_steps: int = 3, first: int = 0) -> Trajectories:
+    """Row b has the number first + b in info and 10 * (first + b) + t in the steps."""
+    rows = torch.arange(first, first + len(lengths))
+    steps = rows.unsqueeze(1) * 10 + torch.arange(n_steps)
+    return Trajectories(
+        DictTensor({"environment": rows}),
+        TemporalDictTensor({"observation/frame": steps}, torch.tensor(lengths, dtype=torch.int64)),
+    )
+
+
+def test_reads_from_both_parts() -> None:
+    made = counted([3, 1])
+    assert made.n_elems() == 2
+    assert made.device == torch.device("cpu")
+    assert made.lengths.tolist() == [3, 1]
+    assert made.mask().tolist() == [[True, True, True], [True, False, False]]
+    assert repr(made).startswith("Trajectories(info=DictTensor({'environment'")
+
+
+def test_transitions_are_the_real_steps_with_their_info() -> None:
+    flat = counted([3, 0, 1]).transitions()
+    assert flat["observation/frame"].tolist() == [0, 1, 2, 20]
+    assert flat["environment"].tolist() == [0, 0, 0, 2]
+
+
+@given(ragged())
+def test_transitions_of_anything(given_: tuple[dict[str, Tensor], Tensor]) -> None:
+    expected, lengths = given_
+    rows = torch.arange(lengths.shape[0])
+    made = Trajectories(DictTensor({"row number": rows}), TemporalDictTensor(expected, lengths))
+    flat = made.transitions()
+    wanted = {k: torch.cat([v[b, :n] for b, n in enumerate(lengths)] or [v.flatten(0, 1)]) for k, v in expected.items()}
+    same(dict(flat.get(list(expected))), wanted)
+    assert flat["row number"].tolist() == [b for b, n in enumerate(lengths.tolist()) for _ in range(n)]
+
+
+def test_rows_move_together() -> None:
+    made = counted([3, 2, 1])
+    for got, rows in (
+        (made.index([2, 0]), [2, 0]),
+        (made.index(torch.tensor([1, 1])), [1, 1]),
+        (made.slice(1, 3), [1, 2]),
+        (made.slice(-1), [2]),
+        (Trajectories.cat([made.slice(2), made.slice(0)]), [2, 0]),
+    ):
+        assert got.info["environment"].tolist() == rows
+        assert got.trajectories["observation/frame"][:, 0].tolist() == [10 * row for row in rows]
+        assert got.lengths.tolist() == [3 - row for row in rows]
+
+
+def test_cat_pads_to_the_longest() -> None:
+    made = Trajectories.cat([counted([1], n_steps=1), counted([2], n_steps=2, first=5)])
+    assert made.trajectories["observation/frame"].tolist() == [[0, 0], [50, 51]]
+    assert made.lengths.tolist() == [1, 2]
+    assert made.info["environment"].tolist() == [0, 5]
+    assert Trajectories.cat([]).n_elems() == 0
+
+
+def test_sample_draws_without_replacement() -> None:
+    made = counted([3] * 6)
+    drawn = made.sample(6, torch.Generator().manual_seed(1)).info["environment"].tolist()
+    assert sorted(drawn) == list(range(6))
+    assert made.sample(6, torch.Generator().manual_seed(1)).info["environment"].tolist() == drawn
+    # 6 * 5 ordered pairs: each of the 6 rows comes first in about a sixth of the draws.
+    firsts = [made.sample(2).info["environment"][0].item() for _ in range(300)]
+    assert min(firsts.count(row) for row in range(6)) > 20
+    assert made.sample(0).n_elems() == 0
+    with pytest.raises(ValueError, match="got n = 7, expected 0 to 6"):
+        made.sample(7)
+    with pytest.raises(ValueError, match="got n = -1"):
+        made.sample(-1)
+
+
+def test_copies() -> None:
+    made = counted([3, 1])
+    for copied in (
+        made.clone(),
+        made.detach(),
+        made.to("cpu"),
+        copy.deepcopy(made),
+        pickle.loads(pickle.dumps(made)),
+    ):
+        same(dict(copied.trajectories), dict(made.trajectories))
+        same(dict(copied.info), dict(made.info))
+        assert copied.lengths.tolist() == [3, 1]
+    moved = made.to("meta")
+    assert moved.info.device == moved.trajectories.device == moved.lengths.device == torch.device("meta")
+
+
+def test_the_parts_must_fit() -> None:
+    made = counted([3, 1])
+    with pytest.raises(ShapeMismatchError, match="info has 1 rows, expected 2"):
+        Trajectories(made.info.slice(0), made.trajectories)
+    with pytest.raises(DeviceMismatchError, match="info is on cpu, expected meta"):
+        Trajectories(made.info, made.trajectories.to("meta"))
+    with pytest.raises(TypeError, match=r"got \(TemporalDictTensor, DictTensor\)"):
+        Trajectories(made.trajectories, made.info)  # type: ignore[arg-type]
+    bare = Trajectories(DictTensor(), made.trajectories)
+    assert bare.index([1]).lengths.tolist() == [1]
+    assert list(bare.transitions()) == ["observation/frame"]
+
+
+def test_a_key_in_both_parts_is_an_error_when_flattened() -> None:
+    made = counted([1])
+    twice = Trajectories(made.info.prepend_key("x/"), made.trajectories)
+    twice.info.set("observation/frame", torch.zeros(1))
+    with pytest.raises(KeyError, match="'observation/frame' is in both"):
+        twice.transitions()
