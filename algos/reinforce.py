@@ -23,7 +23,7 @@ from rlstruct.device import resolve_device
 from rlstruct.functional.categorical import entropy, log_probability
 from rlstruct.functional.policy_gradient import entropy_loss, policy_gradient_loss, value_loss
 from rlstruct.functional.returns import bootstrapped_return
-from rlstruct.functional.statistics import masked_mean, whiten
+from rlstruct.functional.statistics import whiten
 from rlstruct.replay import replay_agent
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import VecEnv
@@ -212,9 +212,8 @@ class Learner:
         self._descend(terms["loss"], progress)
         self.policy_version += 1
         steps = trajectories.trajectories
-        share = steps.mask().to(value.dtype)
-        terms["return"] = masked_mean((steps["_observation/reward"] * share).sum(dim=1), share[:, 0])
-        terms["length"] = masked_mean(steps.lengths.to(value.dtype), share[:, 0])
+        terms["return"] = torch.where(steps.mask(), steps["_observation/reward"], 0.0).sum(dim=1).mean()
+        terms["length"] = steps.lengths.to(value.dtype).mean()
         return {name: term.detach() for name, term in terms.items()}
 
     def _descend(self, loss: Tensor, progress: float) -> None:

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlstruct import BatcherStateError
+from rlstruct.agents import ActorCritic, ActorCriticAgent
+from rlstruct.algos.evaluation import Evaluation, Evaluator
+from rlstruct.batchers import RL_Batcher
+from rlstruct.testing import counting_length, create_counting_env, create_slow_env
+
+MODEL = ActorCritic(3, 2)
+SEED, N_ENVS = 2, 4
+
+
+def make_batcher(
+    n_timesteps: int = 10,
+    *,
+    create_env: Callable[..., Any] = create_counting_env,
+    n_processes: int = 0,
+    **settings: Any,
+) -> RL_Batcher:
+    env_args = {"n_envs": N_ENVS // max(1, n_processes), **settings}
+    return RL_Batcher(
+        n_timesteps,
+        ActorCriticAgent,
+        create_env,
+        agent_args={"model": MODEL},
+        env_args=env_args,
+        n_processes=n_processes,
+        seed=SEED,
+    )
+
+
+def expected_lengths(episode: int) -> tuple[int, ...]:
+    return tuple(counting_length(SEED + j, episode) for j in range(N_ENVS))
+
+
+def triangle(n: int) -> float:
+    """What CountingEnv pays for n steps: 1 + 2 + … + n."""
+    return n * (n + 1) / 2
+
+
+@pytest.mark.parametrize("auto_reset", [False, True])
+@pytest.mark.parametrize("n_timesteps", [1, 2, 5, 10])
+def test_every_environment_counts_with_its_first_whole_episode(n_timesteps: int, auto_reset: bool) -> None:
+    with make_batcher(n_timesteps, auto_reset=auto_reset) as batcher:
+        evaluator = Evaluator(batcher)
+        evaluator.start(MODEL.state_dict(), env_steps=70, policy_version=7)
+        result = evaluator.wait()
+    assert result.lengths == expected_lengths(0)
+    assert result.returns == tuple(triangle(n) for n in expected_lengths(0))
+    assert (result.env_steps, result.policy_version) == (70, 7)
+
+
+def test_the_next_evaluation_plays_fresh_episodes() -> None:
+    with make_batcher() as batcher:
+        evaluator = Evaluator(batcher)
+        for episode in range(3):
+            evaluator.start(MODEL.state_dict(), env_steps=0, policy_version=0)
+            assert evaluator.wait().lengths == expected_lengths(episode)
+
+
+def test_means_and_deviations_by_hand() -> None:
+    result = Evaluation(0, 0, returns=(1.0, 3.0, 8.0), lengths=(1, 2, 6), seconds=0.5)
+    assert result.mean_return == 4.0
+    assert result.std_return == pytest.approx(((9 + 1 + 16) / 3) ** 0.5)
+    assert result.mean_length == 3.0
+
+
+def test_an_evaluation_in_a_process_of_its_own_does_not_hold_up_the_caller() -> None:
+    with make_batcher(create_env=create_slow_env, n_processes=1, seconds=0.05) as batcher:
+        evaluator = Evaluator(batcher)
+        assert evaluator.poll() is None
+        evaluator.start(MODEL.state_dict(), env_steps=0, policy_version=0)
+        assert evaluator.busy
+        assert evaluator.poll() is None  # the longest episode takes 0.3 s at least
+        with pytest.raises(BatcherStateError, match=r"Evaluator.start: an evaluation is under way"):
+            evaluator.start(MODEL.state_dict(), env_steps=0, policy_version=0)
+        assert evaluator.wait().lengths == expected_lengths(0)
+        assert not evaluator.busy
+
+
+def test_waiting_for_nothing_is_an_error() -> None:
+    with make_batcher() as batcher, pytest.raises(BatcherStateError, match=r"Call start\(\) first"):
+        Evaluator(batcher).wait()

@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from itertools import pairwise
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+
+import rlstruct.testing.sim_device  # noqa: F401 - registers sim:0 and sim:1
+from rlstruct import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
+from rlstruct.algos import reinforce
+from rlstruct.algos.placement import PlacedEnv, cpu_copy
+from rlstruct.algos.reinforce import Learner, ReinforceConfig, ReinforceResult, train
+from rlstruct.envs import GymEnv
+from rlstruct.testing import CountingEnv, allow_host_sync, forbid_host_sync
+
+SMALL = ReinforceConfig(
+    n_env_steps=1500,
+    n_timesteps=25,  # shorter than an episode: the baseline stands for the rest
+    n_envs=8,
+    n_processes=0,
+    evaluation_episodes=4,
+    evaluation_processes=0,
+    evaluation_interval=500,
+    log_interval=3,
+)
+
+
+def create_env(n_envs: int, seed: int) -> GymEnv:
+    return GymEnv([gymnasium.make("CartPole-v1", max_episode_steps=60) for _ in range(n_envs)], seed=seed)
+
+
+def create_model() -> ActorCritic:
+    return ActorCritic(4, 2, hidden=(16,))
+
+
+def create_recurrent_model() -> RecurrentActorCritic:
+    return RecurrentActorCritic(4, 2, n_hidden=8)
+
+
+def train_small(**changes: Any) -> ReinforceResult:
+    return train(dataclasses.replace(SMALL, **changes), create_model, ActorCriticAgent, create_env)
+
+
+def two_steps(**changes: Any) -> Trajectories:
+    """One row of two real steps and one of padding, of an episode that terminated."""
+    steps = {
+        "observation/frame": torch.randn(1, 3, 4),
+        "observation/rng": torch.zeros(1, 3, dtype=torch.int64),
+        "action/action": torch.tensor([[0, 1, 0]]),
+        "_observation/reward": torch.tensor([[1.0, 2.0, math.nan]]),
+        "_observation/terminated": torch.tensor([[False, True, False]]),
+        "_observation/done": torch.tensor([[False, True, False]]),
+        **changes,
+    }
+    info = DictTensor({"policy_version": torch.zeros(1, dtype=torch.int64)})
+    return Trajectories(info, TemporalDictTensor(steps, torch.tensor([2])))
+
+
+def test_the_loss_by_hand() -> None:
+    config = dataclasses.replace(
+        SMALL, discount=0.5, value_coefficient=10.0, entropy_coefficient=100.0, whiten_advantages=False
+    )
+    replayed = TemporalDictTensor(
+        {"action_logits": torch.zeros(1, 3, 2), "value": torch.tensor([[1.0, 1.0, math.nan]])}
+    )
+    terms = reinforce.losses(replayed, two_steps(), torch.full((1, 3), math.nan), config)
+    # Returns 1 + 2/2 = 2 and 2; advantages 1 and 1; both log-probabilities -log 2; entropy log 2.
+    assert terms["policy_loss"].item() == pytest.approx(math.log(2))
+    assert terms["value_loss"].item() == pytest.approx(0.5)
+    assert terms["entropy_loss"].item() == pytest.approx(-math.log(2))
+    assert terms["loss"].item() == pytest.approx(math.log(2) + 10 * 0.5 - 100 * math.log(2))
+
+
+def test_a_truncated_episode_is_worth_the_value_of_its_last_observation() -> None:
+    config = dataclasses.replace(SMALL, discount=0.5, whiten_advantages=False)
+    trajectories = two_steps(**{"_observation/terminated": torch.zeros(1, 3, dtype=torch.bool)})
+    replayed = TemporalDictTensor({"action_logits": torch.zeros(1, 3, 2), "value": torch.zeros(1, 3)})
+    terms = reinforce.losses(replayed, trajectories, torch.tensor([[math.nan, 8.0, math.nan]]), config)
+    # Returns 2 + 8/2 = 6 and 1 + 6/2 = 4.
+    assert terms["value_loss"].item() == pytest.approx((36 + 16) / 2 / 2)
+
+
+def test_the_loss_judges_the_stored_action_not_the_replayed_one() -> None:
+    config = dataclasses.replace(SMALL, discount=0.0, whiten_advantages=False)
+    logits = torch.tensor([[[2.0, 0.0], [2.0, 0.0], [0.0, 0.0]]])
+    replayed = TemporalDictTensor({"action_logits": logits, "value": torch.zeros(1, 3)})
+    terms = reinforce.losses(replayed, two_steps(), torch.zeros(1, 3), config)
+    first, second = torch.log_softmax(torch.tensor([2.0, 0.0]), 0).tolist()
+    assert terms["policy_loss"].item() == pytest.approx(-(1 * first + 2 * second) / 2)
+
+
+def test_one_update_moves_the_learners_model_and_never_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = create_model()
+    learner = Learner(model, ActorCriticAgent(model, copy_model=False), SMALL)
+    # Adam counts its steps in a tensor on the CPU, wherever the weights are: reading that waits for no device.
+    monkeypatch.setattr(learner.optimizer, "step", allow_host_sync()(learner.optimizer.step))
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    trajectories = two_steps(**{f"_observation/{key}": value for key, value in two_steps_frames().items()})
+    with forbid_host_sync():
+        terms = learner.update(trajectories, progress=0.0)
+    assert all(weight.grad is not None for weight in model.parameters())
+    assert all(not torch.equal(weight, before[name]) for name, weight in model.state_dict().items() if "weight" in name)
+    assert all(not term.requires_grad and term.dim() == 0 for term in terms.values())
+    assert terms["return"].item() == 3.0
+    assert terms["length"].item() == 2.0
+
+
+def two_steps_frames() -> dict[str, torch.Tensor]:
+    return {"frame": torch.randn(1, 3, 4), "rng": torch.zeros(1, 3, dtype=torch.int64)}
+
+
+def test_the_learning_rate_falls_linearly() -> None:
+    model = create_model()
+    config = dataclasses.replace(SMALL, learning_rate=0.1, final_learning_rate=0.2)
+    learner = Learner(model, ActorCriticAgent(model, copy_model=False), config)
+    trajectories = two_steps(**{f"_observation/{key}": value for key, value in two_steps_frames().items()})
+    rates = []
+    for progress in (0.0, 0.5, 1.0, 1.3):
+        learner.update(trajectories, progress)
+        rates.append(learner.optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.1, 0.06, 0.02, 0.02])
+
+
+# Sums are associated alike on the simulated devices, which compute on the CPU; 1e-5 leaves room for a real GPU's.
+@pytest.mark.parametrize("kind", ["feed-forward", "recurrent"])
+def test_three_devices_reach_the_same_losses_as_the_cpu(kind: str) -> None:
+    create, agent = {
+        "feed-forward": (create_model, ActorCriticAgent),
+        "recurrent": (create_recurrent_model, RecurrentAgent),
+    }[kind]
+    config = SMALL if kind == "feed-forward" else dataclasses.replace(SMALL, n_env_steps=600)
+    on_cpu = train(config, create, agent, create_env)
+    placed = dataclasses.replace(config, learner_device="sim:0", batcher_device="sim:1", evaluation_device="cpu")
+    elsewhere = train(placed, create, agent, create_env)
+    assert len(on_cpu.losses["loss"]) >= 3
+    for name, numbers in on_cpu.losses.items():
+        assert elsewhere.losses[name] == pytest.approx(numbers, rel=1e-5, abs=1e-5), name
+    assert [one.returns for one in elsewhere.evaluations] == [one.returns for one in on_cpu.evaluations]
+    assert {weight.device for weight in elsewhere.model.parameters()} == {torch.device("sim:0")}
+
+
+def test_worker_processes_give_the_losses_of_this_process() -> None:
+    alone = train_small(n_env_steps=800)
+    shared = train_small(n_env_steps=800, n_envs=4, n_processes=2, evaluation_processes=1)
+    # Rows of a forward pass are rounded with their neighbours, which differ between 1 x 8 and 2 x 4 environments.
+    for name, numbers in alone.losses.items():
+        assert shared.losses[name] == pytest.approx(numbers, rel=1e-4, abs=1e-4), name
+    assert shared.before.returns == alone.before.returns
+
+
+def test_training_improves_the_policy() -> None:
+    config = ReinforceConfig(
+        n_env_steps=12_000, n_envs=16, n_processes=0, evaluation_episodes=8, evaluation_processes=0,
+        evaluation_stochastic=True,
+    )  # fmt: skip
+    result = train(config, lambda: ActorCritic(4, 2), ActorCriticAgent, create_env_500)
+    returns = result.losses["return"]
+    assert sum(returns[-3:]) > 2 * sum(returns[:3])
+    assert result.after.mean_return > 2 * result.before.mean_return
+
+
+def create_env_500(n_envs: int, seed: int) -> GymEnv:
+    return GymEnv([gymnasium.make("CartPole-v1") for _ in range(n_envs)], seed=seed)
+
+
+def test_evaluations_belong_to_the_weights_that_they_judge() -> None:
+    result = train_small()
+    assert result.evaluations[0] == result.before
+    assert result.evaluations[-1] == result.after
+    assert result.before.policy_version == 0
+    assert result.after.policy_version == len(result.losses["loss"])
+    assert result.after.env_steps == result.env_steps
+    beside = [one.env_steps for one in result.evaluations[:-1]]
+    assert all(later - sooner >= SMALL.evaluation_interval for sooner, later in pairwise(beside))
+    assert len(beside) >= 2
+
+
+def test_a_target_ends_the_training_early() -> None:
+    result = train_small(target_return=1.0)  # every episode reaches it
+    assert result.env_steps == 0
+    assert result.losses == {}
+
+
+def test_the_same_seed_gives_the_same_training_and_leaves_torchs_generator_alone() -> None:
+    state = torch.get_rng_state()
+    first, second, third = train_small(), train_small(), train_small(seed=1)
+    assert first.losses == second.losses
+    assert first.losses != third.losses
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_envs": 0}, "n_envs is 0, expected at least 1"),
+        ({"discount": 1.5}, "discount is 1.5, expected 0 to 1"),
+        (
+            {"evaluation_episodes": 10, "evaluation_processes": 3},
+            "evaluation_episodes is 10, expected a multiple of .*3",
+        ),
+    ],
+)
+def test_wrong_settings_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"ReinforceConfig: {message}"):
+        ReinforceConfig(**changes)
+
+
+def test_environments_appear_where_the_batcher_wants_them() -> None:
+    env = PlacedEnv(CountingEnv, "sim:1")(n_envs=2, seed=0)
+    assert env.device == torch.device("sim:1")
+    native = PlacedEnv(CountingEnv, "sim:1")(n_envs=2, seed=0, device="sim:1")
+    assert isinstance(native, CountingEnv)
+
+
+def test_a_cpu_copy_shares_nothing_and_is_equal() -> None:
+    for device in ("cpu", "sim:0"):
+        model = create_model().to(device)
+        copied = cpu_copy(model)
+        for mine, theirs in zip(model.parameters(), copied.parameters(), strict=True):
+            assert theirs.device == torch.device("cpu")
+            assert mine is not theirs
+            with allow_host_sync():
+                assert torch.equal(mine.detach().to("cpu"), theirs)
+        with torch.no_grad():
+            next(model.parameters()).zero_()
+        assert next(copied.parameters()).abs().max().item() > 0

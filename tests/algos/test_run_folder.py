@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import csv
+import dataclasses
+import importlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlstruct.algos.evaluation import Evaluation
+from rlstruct.algos.run_folder import RunFolder
+
+for package in ("tqdm", "tensorboard", "matplotlib"):
+    pytest.importorskip(package, reason="needs the extra: pip install 'rlstruct[train]'")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    rate: float = 0.5
+    device: str = "cpu"
+
+
+def make_folder(root: Path) -> RunFolder:
+    return RunFolder("test", Config(), n_env_steps=100, root=root, progress=False)
+
+
+def read(folder: RunFolder) -> list[dict[str, str]]:
+    with (folder.path / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_leaves_its_five_files(tmp_path: Path) -> None:
+    with make_folder(tmp_path) as folder:
+        folder.log_evaluation(Evaluation(0, 0, (1.0, 3.0), (1, 2), 0.1))
+        folder.log(50, 1, {"return": 2.0, "loss": 0.25}, at=time.perf_counter())
+        folder.log_evaluation(Evaluation(50, 1, (5.0, 7.0), (5, 6), 0.1))
+        folder.save_checkpoint({"model": torch.nn.Linear(2, 1).state_dict(), "env_steps": 50})
+    assert folder.path.parent == tmp_path
+    assert folder.path.name.startswith("test-")
+    names = {file.name.partition(".tfevents")[0] for file in folder.path.iterdir()}
+    assert names == {"config.json", "metrics.csv", "events.out", "checkpoint.pt", "learning_curve.png"}
+    assert json.loads((folder.path / "config.json").read_text()) == {"rate": 0.5, "device": "cpu"}
+    assert (folder.path / "learning_curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    first, second, third = read(folder)
+    assert (first["env_steps"], first["evaluation/mean_return"], first["train/loss"]) == ("0", "2.0", "")
+    assert (second["env_steps"], second["policy_version"], second["train/loss"]) == ("50", "1", "0.25")
+    assert (third["evaluation/mean_return"], third["evaluation/std_return"]) == ("6.0", "1.0")
+
+
+def test_metrics_are_on_disk_before_the_run_ends(tmp_path: Path) -> None:
+    with make_folder(tmp_path) as folder:
+        folder.log(10, 1, {"loss": 1.0}, at=time.perf_counter())
+        assert [row["train/loss"] for row in read(folder)] == ["1.0"]
+        folder.log(20, 2, {"loss": 2.0, "late": 3.0}, at=time.perf_counter())
+        assert [row["train/late"] for row in read(folder)] == ["", "3.0"]
+
+
+def test_the_rate_counts_the_steps_between_two_lines(tmp_path: Path) -> None:
+    with make_folder(tmp_path) as folder:
+        now = time.perf_counter()
+        folder.log(10, 1, {}, at=now + 1.0)
+        folder.log(40, 2, {}, at=now + 3.0)
+    assert float(read(folder)[1]["steps_per_second"]) == pytest.approx(15.0)
+
+
+def test_tensorboard_reads_the_log(tmp_path: Path) -> None:
+    with make_folder(tmp_path) as folder:
+        folder.log(50, 1, {"loss": 0.25}, at=time.perf_counter())
+    reader = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    events = reader.EventAccumulator(str(folder.path)).Reload().Scalars("train/loss")
+    assert [(event.step, event.value) for event in events] == [(50, 0.25)]
+
+
+def test_a_checkpoint_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with make_folder(tmp_path) as folder:
+        folder.save_checkpoint({"env_steps": 1})
+
+        def fail(state: Any, path: Path) -> None:
+            path.write_bytes(b"half a file")
+            raise OSError("the disk is full")
+
+        monkeypatch.setattr(torch, "save", fail)
+        with pytest.raises(OSError, match="full"):
+            folder.save_checkpoint({"env_steps": 2})
+        assert torch.load(folder.path / "checkpoint.pt", weights_only=True) == {"env_steps": 1}
+
+
+def test_two_runs_in_one_second_get_two_folders(tmp_path: Path) -> None:
+    folders = [make_folder(tmp_path) for _ in range(3)]
+    for folder in folders:
+        folder.close()
+        folder.close()  # closing again does nothing
+    assert len({folder.path for folder in folders}) == 3
+
+
+def test_a_run_that_fails_still_leaves_its_curve(tmp_path: Path) -> None:
+    def fail(folder: RunFolder) -> None:
+        with folder:
+            folder.log(10, 1, {"return": 1.0}, at=time.perf_counter())
+            raise KeyError("the user's own")
+
+    folder = make_folder(tmp_path)
+    with pytest.raises(KeyError, match="the user's own"):
+        fail(folder)
+    assert (folder.path / "learning_curve.png").exists()
+
+
+def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.import_module
+
+    def without_tqdm(name: str) -> Any:
+        if name == "tqdm":
+            raise ImportError("No module named 'tqdm'")
+        return real(name)
+
+    monkeypatch.setattr(importlib, "import_module", without_tqdm)
+    with pytest.raises(ImportError, match=r"RunFolder needs tqdm.*pip install 'rlstruct\[train\]'"):
+        make_folder(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_configuration_must_be_a_dataclass(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="RunFolder: config is a dict"):
+        RunFolder("test", {"rate": 0.5}, n_env_steps=1, root=tmp_path)
