@@ -79,6 +79,8 @@ class VecEnv(ABC):
             ``reached`` is the true next observation of the environments that ran (``running``), also at an episode's
             end. ``current`` is what the agent acts on next; it differs from ``reached`` only in the rows where an
             auto-resetting environment restarted, and is the same object when none did.
+            In an auto-resetting environment everybody runs always. Only a wrapped vector environment that restarts on
+            its own clock may leave a row out of one step; batchers drop that step.
         """
 
     def close(self) -> None:
