@@ -1,6 +1,6 @@
 """What all benchmarks share: the machine in words, interleaved timing, results as JSON. Layer 5.
 
-A benchmark adds its own folder to nothing: run it as ``python benchmarks/<name>.py`` and ``import _report`` works.
+Run a benchmark as ``python benchmarks/<name>.py``: then Python finds this module beside it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def machine() -> dict[str, Any]:
     """Describe this machine.
 
     Returns:
-        Words and numbers: device, cpu, cores, threads, python, torch, commit.
+        Words and numbers: device, cpu, cores, threads, python, torch, commit, and the library files that differ from
+        that commit (none in a run that counts).
     """
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
     return {
@@ -34,18 +35,9 @@ def machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "commit": commit(),
+        "commit": _git("rev-parse", "--short", "HEAD") or "unknown",
+        "changed": _git("diff", "--name-only", "HEAD", "--", "rlstruct", "agents", "batchers", "algos").split(),
     }
-
-
-def commit() -> str:
-    """Return the short commit of the checkout, with ``-dirty`` if library files differ from it; else "unknown"."""
-    try:
-        head = _git("rev-parse", "--short", "HEAD")
-        changed = _git("status", "--porcelain", "--untracked-files=no", "--", "rlstruct", "agents", "batchers", "algos")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return f"{head}-dirty" if changed else head
 
 
 def interleaved(calls: Mapping[str, Callable[[], object]], repeats: int = 7, seconds: float = 0.05) -> dict[str, float]:
@@ -124,8 +116,12 @@ def _time(call: Callable[[], object], count: int) -> float:
 
 
 def _git(*arguments: str) -> str:
+    """What git answers, "" outside a checkout."""
     command = ["git", "-C", str(Path(__file__).parent.parent), *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def _cpu_name() -> str:

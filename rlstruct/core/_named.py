@@ -366,7 +366,7 @@ def wrong_shape(
 
 
 def wrong_device(
-    where: str, key: str, got: torch.device, expected: torch.device | None, reason: str
+    where: str, key: str, got: torch.device | None, expected: torch.device | None, reason: str
 ) -> DeviceMismatchError:
     """Name the key, its device, and what was expected."""
     return DeviceMismatchError(
