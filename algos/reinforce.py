@@ -49,7 +49,7 @@ class ReinforceConfig:
         final_learning_rate: at the end, as a part of ``learning_rate``.
         value_coefficient: weight of the baseline's loss.
         entropy_coefficient: weight of the entropy, in 1 / nat.
-        max_gradient_norm: gradients are scaled down to this norm; None leaves them.
+        max_gradient_norm: gradients of all weights together are scaled down to this norm; None leaves them.
         whiten_advantages: scale the advantages of an update to mean 0 and variance 1.
         bootstrap: estimate what follows a truncated or unfinished episode by the baseline's value of its true last
             observation. Without it a time limit looks like a failure (Pardo et al., ICML 2018), and the return is the
@@ -57,9 +57,10 @@ class ReinforceConfig:
         evaluation_episodes: episodes of one evaluation; a multiple of ``max(1, evaluation_processes)``.
         evaluation_processes: worker processes that evaluate; 0 evaluates in this one, and learning waits.
         evaluation_interval: environment steps between the beginnings of two evaluations, at least.
-        evaluation_stochastic: draw actions in evaluations; otherwise the most probable one is taken.
+        evaluation_stochastic: evaluate the policy that is trained, which draws its actions; False takes the most
+            probable one, which may be good or bad by chance long before the policy is.
         target_return: training ends early when an evaluation reaches this mean return; None never does.
-        log_interval: updates between two lines of the log, and between two looks of the host at the losses.
+        log_interval: updates between two looks of the host at the losses; the log gets their lines then.
         learner_device: where losses and gradients are computed.
         batcher_device: where the agent acts during collection.
         evaluation_device: where the agent acts during evaluation.
@@ -81,7 +82,7 @@ class ReinforceConfig:
     evaluation_episodes: int = 32
     evaluation_processes: int = 1
     evaluation_interval: int = 10_000
-    evaluation_stochastic: bool = False
+    evaluation_stochastic: bool = True
     target_return: float | None = None
     log_interval: int = 5
     learner_device: str = "cpu"

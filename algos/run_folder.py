@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.learning_curve import draw_learning_curve
@@ -114,11 +115,13 @@ class RunFolder:
         """Replace ``checkpoint.pt``; whoever reads it sees the old one or the new one, never a part.
 
         Args:
-            state: tensors and plain values, nested in dicts and lists.
+            state: tensors and plain values, nested in dicts and lists. Tensors are written as on the CPU, so that the
+                file can be read on any machine.
         """
-        partial = self.path / "checkpoint.pt.partial"
-        torch.save(dict(state), partial)
-        os.replace(partial, self.path / "checkpoint.pt")
+        on_cpu = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().to("cpu"), dict(state))
+        unfinished = self.path / "checkpoint.pt.unfinished"
+        torch.save(on_cpu, unfinished)
+        os.replace(unfinished, self.path / "checkpoint.pt")
 
     def close(self) -> None:
         """Draw the learning curve and close all files. Calling it again does nothing."""

@@ -31,7 +31,7 @@ def create_model() -> ActorCritic:
 
 
 def measure(seed: int) -> dict[str, Any]:
-    config = ReinforceConfig(seed=seed, evaluation_episodes=100, evaluation_stochastic=True)
+    config = ReinforceConfig(seed=seed, evaluation_episodes=100)
     start = time.perf_counter()
     result = train(config, create_model, ActorCriticAgent, create_env)
     reached = [evaluation.env_steps for evaluation in result.evaluations if evaluation.mean_return >= TARGET]

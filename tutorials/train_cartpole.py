@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 import gymnasium
 import torch
+import tyro
 
 from rlstruct import VecEnv
 from rlstruct.agents import ActorCritic, ActorCriticAgent
@@ -24,21 +22,11 @@ def create_model() -> ActorCritic:
 
 
 def main() -> None:
-    defaults = ReinforceConfig()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--n-env-steps", type=int, default=defaults.n_env_steps, help="environment steps to train on")
-    parser.add_argument("--n-processes", type=int, default=defaults.n_processes, help="processes that collect")
-    parser.add_argument("--seed", type=int, default=defaults.seed, help="of weights and environments")
-    parser.add_argument("--learner-device", default=defaults.learner_device, help="where losses are computed")
-    parser.add_argument("--batcher-device", default=defaults.batcher_device, help="where the agent acts")
-    parser.add_argument("--evaluation-device", default=defaults.evaluation_device, help="where it is evaluated")
-    parser.add_argument("--runs", default="runs", help="folder of all runs")
-    options = parser.parse_args()
+    default = ReinforceConfig(evaluation_episodes=100)
+    config = tyro.cli(ReinforceConfig, description=__doc__, default=default)
     torch.set_num_threads(1)  # the network is small, and the other processes want the other cores
 
-    settings = {name: value for name, value in vars(options).items() if name != "runs"}
-    config = ReinforceConfig(**settings, evaluation_episodes=100)
-    with RunFolder("reinforce-cartpole", config, n_env_steps=config.n_env_steps, root=options.runs) as run:
+    with RunFolder("reinforce-cartpole", config, n_env_steps=config.n_env_steps) as run:
         result = train(config, create_model, ActorCriticAgent, create_env, run=run)
 
     for when, evaluation in (("before", result.before), ("after", result.after)):
@@ -49,7 +37,7 @@ def main() -> None:
     print(f"Trained on {result.env_steps:,} environment steps in {result.seconds:.1f} s.")
     print(f"Run folder: {run.path}")
     for file in ("checkpoint.pt", "metrics.csv", "events.out.tfevents.*", "learning_curve.png"):
-        print(f"  {next(Path(run.path).glob(file)).name}")
+        print(f"  {next(run.path.glob(file)).name}")
 
 
 if __name__ == "__main__":

@@ -156,7 +156,6 @@ def test_worker_processes_give_the_losses_of_this_process() -> None:
 def test_training_improves_the_policy() -> None:
     config = ReinforceConfig(
         n_env_steps=12_000, n_envs=16, n_processes=0, evaluation_episodes=8, evaluation_processes=0,
-        evaluation_stochastic=True,
     )  # fmt: skip
     result = train(config, lambda: ActorCritic(4, 2), ActorCriticAgent, create_env_500)
     returns = result.losses["return"]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import rlstruct.testing.sim_device  # noqa: F401 - registers sim:0
 from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.run_folder import RunFolder
 
@@ -87,6 +88,17 @@ def test_a_checkpoint_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest
         with pytest.raises(OSError, match="full"):
             folder.save_checkpoint({"env_steps": 2})
         assert torch.load(folder.path / "checkpoint.pt", weights_only=True) == {"env_steps": 1}
+
+
+def test_a_checkpoint_of_any_device_is_read_on_the_cpu(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    expected = {name: weight.clone() for name, weight in model.state_dict().items()}
+    with make_folder(tmp_path) as folder:
+        folder.save_checkpoint({"model": model.to("sim:0").state_dict(), "counters": [1, 2.5]})
+    loaded = torch.load(folder.path / "checkpoint.pt", weights_only=True)
+    assert loaded["counters"] == [1, 2.5]
+    for name, weight in expected.items():
+        torch.testing.assert_close(loaded["model"][name], weight, rtol=0, atol=0)
 
 
 def test_two_runs_in_one_second_get_two_folders(tmp_path: Path) -> None:
