@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+Clock = Callable[[], float]
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -40,22 +41,32 @@ def machine() -> dict[str, Any]:
     }
 
 
-def interleaved(calls: Mapping[str, Callable[[], object]], repeats: int = 7, seconds: float = 0.05) -> dict[str, float]:
+def interleaved(
+    calls: Mapping[str, Callable[[], object]],
+    repeats: int = 7,
+    seconds: float = 0.05,
+    clock: Clock = time.perf_counter,
+) -> dict[str, float]:
     """Time several callables in turn, so that a slow moment of the machine hits all of them.
 
     Args:
         calls: name to callable. On a GPU the callable must synchronise itself.
         repeats: how many rounds, at least 5.
         seconds: how long one callable runs in one round.
+        clock: ``time.process_time`` leaves out what other processes take, for work of one thread on the CPU.
 
     Returns:
         Name to the median over the rounds of the seconds per call.
     """
-    return {name: statistics.median(rounds) for name, rounds in interleaved_rounds(calls, repeats, seconds).items()}
+    rounds = interleaved_rounds(calls, repeats, seconds, clock)
+    return {name: statistics.median(values) for name, values in rounds.items()}
 
 
 def interleaved_rounds(
-    calls: Mapping[str, Callable[[], object]], repeats: int = 7, seconds: float = 0.05
+    calls: Mapping[str, Callable[[], object]],
+    repeats: int = 7,
+    seconds: float = 0.05,
+    clock: Clock = time.perf_counter,
 ) -> dict[str, list[float]]:
     """As `interleaved`, with the seconds per call of every round.
 
@@ -63,6 +74,7 @@ def interleaved_rounds(
         calls: name to callable.
         repeats: how many rounds, at least 5.
         seconds: how long one callable runs in one round.
+        clock: as in `interleaved`.
 
     Returns:
         Name to one number for each round; numbers at the same place were taken side by side.
@@ -74,11 +86,11 @@ def interleaved_rounds(
         raise ValueError(
             f"interleaved: got repeats = {repeats}, expected at least 5, so that the median says something."
         )
-    counts = {name: _calls_in(call, seconds) for name, call in calls.items()}
+    counts = {name: _calls_in(call, seconds, clock) for name, call in calls.items()}
     rounds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
-            rounds[name].append(_time(call, counts[name]) / counts[name])
+            rounds[name].append(_time(call, counts[name], clock) / counts[name])
     return rounds
 
 
@@ -100,19 +112,19 @@ def write(name: str, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def _calls_in(call: Callable[[], object], seconds: float) -> int:
+def _calls_in(call: Callable[[], object], seconds: float, clock: Clock) -> int:
     """How many calls fill the time; also warms up."""
     count = 1
-    while (taken := _time(call, count)) < seconds / 4:
+    while (taken := _time(call, count, clock)) < seconds / 4:
         count *= 2
     return max(1, round(count * seconds / taken))
 
 
-def _time(call: Callable[[], object], count: int) -> float:
-    start = time.perf_counter()
+def _time(call: Callable[[], object], count: int, clock: Clock) -> float:
+    start = clock()
     for _ in range(count):
         call()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def _git(*arguments: str) -> str:

@@ -11,20 +11,26 @@ from rlstruct.errors import ShapeMismatchError
 
 
 def join(
-    where: str, parts: Sequence[NamedTensors], fn: Callable[[tuple[Tensor, ...]], Tensor], first_axis: int
+    where: str,
+    parts: Sequence[NamedTensors],
+    fn: Callable[[tuple[Tensor, ...], int], Tensor],
+    axis: int,
+    *,
+    first_axis: int,
 ) -> dict[str, Tensor]:
     """Join each key's tensors, and raise unless that changes none of them.
 
     Args:
         where: the caller, for the message.
         parts: at least one structure.
-        fn: joins the tensors of one key; raises where their shapes from ``first_axis`` on differ.
+        fn: joins the tensors of one key: torch.cat, torch.stack or the like.
+        axis: its second argument.
         first_axis: shapes must agree from this axis on.
 
     Returns:
         Key to what fn gave, in the order of the first part.
     """
-    first, home, n_rows = parts[0]._tensors, parts[0]._home(), parts[0].n_elems()
+    first, home = parts[0]._tensors, parts[0]._home()
     names = list(first)
     dtypes = [tensor.dtype for tensor in first.values()]
     rows: list[Iterable[Tensor]] = [first.values()]
@@ -37,12 +43,12 @@ def join(
             raise wrong_device(f"{where}: part {i}", key, part._home(), home, "the device of part 0")
         rows.append(tensors.values())
         # torch.cat would convert dtypes, and skips a tensor of shape [0], without a word.
-        may_skip = first_axis == 1 and (n_rows == 0 or part.n_elems() == 0)
+        may_skip = first_axis == 1 and 0 in (parts[0].n_elems(), part.n_elems())
         if may_skip or [tensor.dtype for tensor in tensors.values()] != dtypes:
             for key, tensor in tensors.items():
                 _check_column(where, key, first[key], {i: tensor}, first_axis)
     try:
-        return {key: fn(column) for key, column in zip(names, zip(*rows, strict=True), strict=True)}
+        return {key: fn(column, axis) for key, column in zip(names, zip(*rows, strict=True), strict=True)}
     except RuntimeError:  # torch names sizes; say which key and part they belong to
         for key, *column in zip(names, *rows, strict=True):
             _check_column(where, key, column[0], dict(enumerate(column)), first_axis)

@@ -112,7 +112,7 @@ class DictTensor(NamedTensors):
         """
         if not parts:
             return cls._trusted({})
-        return cls._trusted(join("DictTensor.cat", parts, torch.cat, 1))
+        return cls._trusted(join("DictTensor.cat", parts, torch.cat, 0, first_axis=1))
 
     @staticmethod
     def stack(parts: Sequence[DictTensor], lengths: Tensor | None = None) -> TemporalDictTensor:
@@ -130,7 +130,7 @@ class DictTensor(NamedTensors):
             ShapeMismatchError: dtypes or shapes differ, or lengths do not fit.
             DeviceMismatchError: the devices differ.
         """
-        tensors = join("DictTensor.stack", parts, _stack_steps, 0) if parts else {}
+        tensors = join("DictTensor.stack", parts, torch.stack, 1, first_axis=0) if parts else {}  # [B, T, ...]
         return DictTensor._temporal._with_lengths(tensors, lengths)
 
     def to_tensordict(self) -> TensorDict:
@@ -165,7 +165,3 @@ class DictTensor(NamedTensors):
         from rlstruct.core.interop import from_tensordict
 
         return cls(from_tensordict(tensordict))
-
-
-def _stack_steps(steps: tuple[Tensor, ...]) -> Tensor:
-    return torch.stack(steps, 1)  # [B, T, ...]

@@ -78,8 +78,8 @@ class TemporalDictTensor(NamedTensors):
 
     def _full_lengths(self) -> Tensor:
         for tensor in self._tensors.values():
-            n_rows, n_steps = tensor.shape[:2]
-            return torch.full((n_rows,), n_steps, dtype=torch.int64, device=tensor.device)
+            shape = tensor.shape
+            return torch.full((shape[0],), shape[1], dtype=torch.int64, device=tensor.device)
         return torch.zeros(0, dtype=torch.int64, device="cpu")
 
     def _fitting(self, lengths: Tensor) -> Tensor:
@@ -257,7 +257,11 @@ class TemporalDictTensor(NamedTensors):
         if not parts:
             return cls()
         n_steps = max(part.n_steps() for part in parts)
-        tensors = join("TemporalDictTensor.cat", parts, lambda column: torch.cat([_pad(v, n_steps) for v in column]), 2)
+
+        def cat_padded(column: tuple[Tensor, ...], axis: int) -> Tensor:
+            return torch.cat([_pad(v, n_steps) for v in column], axis)
+
+        tensors = join("TemporalDictTensor.cat", parts, cat_padded, 0, first_axis=2)
         return cls._trusted(tensors, torch.cat([part.lengths for part in parts]))
 
     def _until(self, n_steps: int) -> Self:
