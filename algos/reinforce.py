@@ -32,7 +32,9 @@ CreateModel = Callable[[], nn.Module]
 CreateAgent = Callable[..., RL_Agent]
 CreateEnv = Callable[..., VecEnv]
 
-_EVALUATION_SEED = 1_000_003  # far from the training's environments, which seed with seed + their index
+# Seeds of environments: so many for each run, the second half for its evaluation, so that no two runs and no two
+# batchers play the same episodes.
+_SEEDS_PER_RUN = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class ReinforceConfig:
         n_processes: worker processes that collect; 0 collects in this one.
         discount: per-step factor of the return, in [0, 1].
         learning_rate: of Adam at the beginning; falls linearly with the collected steps.
-        final_learning_rate: at the end, as a part of ``learning_rate``.
+        final_learning_rate_fraction: what is left of ``learning_rate`` at the end.
         value_coefficient: weight of the baseline's loss.
         entropy_coefficient: weight of the entropy, in 1 / nat.
         max_gradient_norm: gradients of all weights together are scaled down to this norm; None leaves them.
@@ -67,13 +69,13 @@ class ReinforceConfig:
         seed: of the weights and of the environments; the evaluation's follow from it.
     """
 
-    n_env_steps: int = 150_000
+    n_env_steps: int = 200_000
     n_timesteps: int = 500
     n_envs: int = 8
     n_processes: int = 2
     discount: float = 0.99
     learning_rate: float = 0.01
-    final_learning_rate: float = 0.05
+    final_learning_rate_fraction: float = 0.05
     value_coefficient: float = 1.0
     entropy_coefficient: float = 0.01
     max_gradient_norm: float | None = None
@@ -219,7 +221,7 @@ class Learner:
 
     def _descend(self, loss: Tensor, progress: float) -> None:
         config = self.config
-        rate = config.learning_rate * (1.0 + (config.final_learning_rate - 1.0) * min(progress, 1.0))
+        rate = config.learning_rate * (1.0 + (config.final_learning_rate_fraction - 1.0) * min(progress, 1.0))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
@@ -289,10 +291,11 @@ def train(
         )
 
     n_evaluation = config.evaluation_episodes // max(1, config.evaluation_processes)
-    drawn, fresh_seed = config.evaluation_stochastic, config.seed + _EVALUATION_SEED
+    drawn, seed = config.evaluation_stochastic, config.seed * _SEEDS_PER_RUN
+    fresh = seed + _SEEDS_PER_RUN // 2
     with (
-        place(config.batcher_device, config.n_processes, config.n_envs, True, config.seed) as batcher,
-        place(config.evaluation_device, config.evaluation_processes, n_evaluation, drawn, fresh_seed) as evaluation,
+        place(config.batcher_device, config.n_processes, config.n_envs, True, seed) as batcher,
+        place(config.evaluation_device, config.evaluation_processes, n_evaluation, drawn, fresh) as evaluation,
     ):
         return _Training(config, learner, batcher, Evaluator(evaluation), run).run()
 

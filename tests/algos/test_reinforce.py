@@ -116,7 +116,7 @@ def two_steps_frames() -> dict[str, torch.Tensor]:
 
 def test_the_learning_rate_falls_linearly() -> None:
     model = create_model()
-    config = dataclasses.replace(SMALL, learning_rate=0.1, final_learning_rate=0.2)
+    config = dataclasses.replace(SMALL, learning_rate=0.1, final_learning_rate_fraction=0.2)
     learner = Learner(model, ActorCriticAgent(model, copy_model=False), config)
     trajectories = two_steps(**{f"_observation/{key}": value for key, value in two_steps_frames().items()})
     rates = []
