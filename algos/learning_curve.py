@@ -27,7 +27,7 @@ def draw_learning_curve(rows: Sequence[Mapping[str, float]], path: Path, *, titl
     training = sorted((row["env_steps"], row["train/return"]) for row in rows if "train/return" in row)
     if training:
         steps, returns = zip(*training, strict=True)
-        axes.plot(steps, returns, color=_TRAINING, linewidth=1.2, label="training, actions drawn")
+        axes.plot(steps, returns, color=_TRAINING, linewidth=1.2, label="training, mean of an update")
     evaluations = sorted(
         (row["env_steps"], row["evaluation/mean_return"], row["evaluation/std_return"])
         for row in rows
@@ -37,8 +37,18 @@ def draw_learning_curve(rows: Sequence[Mapping[str, float]], path: Path, *, titl
         steps, means, deviations = zip(*evaluations, strict=True)
         low = [mean - deviation for mean, deviation in zip(means, deviations, strict=True)]
         high = [mean + deviation for mean, deviation in zip(means, deviations, strict=True)]
-        axes.fill_between(steps, low, high, color=_EVALUATION, alpha=0.15, linewidth=0, label="± 1 standard deviation")
-        axes.plot(steps, means, color=_EVALUATION, linewidth=2, marker="o", markersize=4, label="evaluation, mean")
+        axes.fill_between(
+            steps, low, high, color=_EVALUATION, alpha=0.15, linewidth=0, label="evaluation, ± 1 standard deviation"
+        )
+        axes.plot(
+            steps,
+            means,
+            color=_EVALUATION,
+            linewidth=2,
+            marker="o",
+            markersize=4,
+            label="evaluation, mean of its episodes",
+        )
     axes.set_title(title, loc="left", fontsize=11)
     axes.set_xlabel("environment steps collected")
     axes.set_ylabel("return (sum of rewards of an episode)")
