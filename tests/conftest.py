@@ -25,8 +25,10 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 
 @pytest.fixture(autouse=True)
-def _fixed_seed() -> None:
+def _torch_as_new() -> None:
+    """Undo what an earlier test left in torch: its seed, and the validation that torch.compile turns off for good."""
     torch.manual_seed(0)
+    torch.distributions.Distribution.set_default_validate_args(True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
