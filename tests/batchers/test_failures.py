@@ -1,0 +1,292 @@
+"""What the user reads when a worker raises, dies or hangs, and what is left to do then."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from functools import partial
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from batcher_fakes import create_version_agent
+
+from rlstruct import BatcherStateError, DictTensor, WorkerError, WorkerTimeout
+from rlstruct.batchers import RL_Batcher
+from rlstruct.batchers.collector import Progress
+from rlstruct.batchers.failures import describe, unpickled
+from rlstruct.batchers.processes import limit_sending
+from rlstruct.testing.fake_agents import RngAgent
+from rlstruct.testing.fake_envs import create_counting_env, create_failing_env, create_slow_env
+
+
+class ArgumentsNeededError(RuntimeError):
+    """Cannot be unpickled: pickle calls its class with the message alone."""
+
+    def __init__(self, code: int, where: str) -> None:
+        super().__init__(f"code {code} in {where}")
+        self.code = code
+        self.lock = threading.Lock()  # cannot even be pickled
+
+
+class FailingAgent(RngAgent):
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+        self.fail("create")
+
+    def fail(self, where: str) -> None:
+        if self.where == where:
+            raise ValueError(f"agent fails in {where}")
+
+    def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
+        self.fail("initial_state")
+        return DictTensor()
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.fail("call")
+        return super().__call__(*arguments)
+
+    def update(self, info: Any) -> None:
+        self.fail("update")
+
+
+def create_env_that_cannot_be(seed: int) -> Any:
+    raise ArgumentsNeededError(3, "create_env")
+
+
+def create_env_that_cannot_reset(seed: int) -> Any:
+    env = create_counting_env(2, seed)
+    env.reset = partial(fail_at_reset)  # type: ignore[method-assign]
+    return env
+
+
+def fail_at_reset(env_info: Any) -> None:
+    raise OSError("no disk")
+
+
+def fail_with_arguments() -> None:
+    raise ArgumentsNeededError(7, "step")
+
+
+def failing(failure: Any, *, step: int = 1, n_processes: int = 2, **settings: Any) -> RL_Batcher:
+    env_args = {"n_envs": 3, "auto_reset": True, "failure": failure, "step": step, "failing_seed": 14}
+    return RL_Batcher(4, RngAgent, create_failing_env, env_args=env_args, n_processes=n_processes, seed=10, **settings)
+
+
+def run(batcher: RL_Batcher, n: int = 1) -> None:
+    batcher.reset()
+    for _ in range(n):
+        batcher.execute()
+        batcher.get()
+
+
+def close_leaves_nothing(batcher: RL_Batcher) -> None:
+    start = time.monotonic()
+    batcher.close()
+    assert time.monotonic() - start < 2.0
+    children = [child.cmdline() for child in psutil.Process().children()]
+    assert not [words for words in children if "resource_tracker" not in " ".join(words)], children
+    with pytest.raises(BatcherStateError, match="closed"):
+        batcher.reset()
+
+
+@pytest.mark.parametrize("n_processes", [0, 2])
+def test_an_exception_of_an_environment_names_everything(n_processes: int) -> None:
+    # Environments 10 to 15; number 14 is row 4 of the batch, and fails in its 6th step: step 1 of the second batch.
+    batcher = failing(ValueError("no road"), step=5, n_processes=n_processes)
+    if not n_processes:
+        batcher.close()
+        env_args = {"n_envs": 6, "auto_reset": True, "failure": ValueError("no road"), "step": 5, "failing_seed": 14}
+        batcher = RL_Batcher(4, RngAgent, create_failing_env, env_args=env_args, seed=10)
+    with pytest.raises(WorkerError, match="no road") as caught:
+        run(batcher, 2)
+    error = caught.value
+    assert isinstance(error.__cause__, ValueError)
+    assert (error.environment, error.seed, error.step, error.phase) == (4, 14, 1, "environment.step")
+    assert error.environments == ((3, 6) if n_processes else (0, 6))
+    assert error.worker == (1 if n_processes else 0)
+    assert "fake_envs.py" in error.remote_traceback
+    assert ("fake_envs.py" in str(error)) == bool(n_processes)  # here Python itself prints the cause
+    assert "environment 4, seed 14, step 1: ValueError: no road" in str(error)
+    for method in ("reset", "execute", "get", "n_envs"):
+        with pytest.raises(BatcherStateError, match=r"collection has failed; close\(\) this batcher"):
+            getattr(batcher, method)()
+    close_leaves_nothing(batcher)
+
+
+def test_exceptions_that_cannot_travel_keep_class_and_text() -> None:
+    batcher = failing(fail_with_arguments)
+    with pytest.raises(WorkerError, match="ArgumentsNeededError: code 7 in step") as caught:
+        run(batcher)
+    cause = caught.value.__cause__
+    assert isinstance(cause, ArgumentsNeededError)
+    assert (cause.code, str(cause)) == (7, "code 7 in step")
+    close_leaves_nothing(batcher)
+
+
+def test_exceptions_in_factories() -> None:
+    batcher = RL_Batcher(2, RngAgent, create_env_that_cannot_be, n_processes=2, seed=0)
+    with pytest.raises(WorkerError, match="create_env / create_agent, .* code 3 in create_env") as caught:
+        batcher.reset()
+    assert isinstance(caught.value.__cause__, ArgumentsNeededError)
+    close_leaves_nothing(batcher)
+
+
+@pytest.mark.parametrize("where", ["create", "initial_state", "call", "update"])
+def test_exceptions_of_the_agent_in_this_process(where: str) -> None:
+    with pytest.raises(WorkerError, match=f"agent fails in {where}") as caught:
+        batcher = RL_Batcher(
+            2, FailingAgent, create_counting_env, agent_args={"where": where}, env_args={"n_envs": 2}, seed=0
+        )
+        batcher.update({"w": torch.zeros(1)})
+        run(batcher)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert caught.value.phase == ("create_env / create_agent" if where == "create" else "agent")
+
+
+def test_exceptions_at_reset_and_in_update_come_with_the_batch() -> None:
+    batcher = RL_Batcher(2, RngAgent, create_env_that_cannot_reset, n_processes=1, seed=0)
+    with pytest.raises(WorkerError, match=r"environment.reset, .*OSError: no disk") as caught:
+        run(batcher)
+    assert isinstance(caught.value.__cause__, OSError)
+    close_leaves_nothing(batcher)
+    batcher = RL_Batcher(2, create_version_agent, create_counting_env, env_args={"n_envs": 1}, n_processes=1, seed=0)
+    batcher.update({"w": torch.arange(2.0)})
+    with pytest.raises(WorkerError, match=r"agent, .*torn weights"):
+        run(batcher)
+    close_leaves_nothing(batcher)
+
+
+def test_an_environments_own_eof_error_is_told() -> None:
+    batcher = failing(EOFError("simulator hung up"))
+    with pytest.raises(WorkerError, match="EOFError: simulator hung up"):
+        run(batcher)
+    batcher.close()
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"), [(partial(os._exit, 3), "exited with code 3"), (SystemExit(4), "SystemExit: 4")]
+)
+def test_workers_that_leave(failure: Any, words: str) -> None:
+    batcher = failing(failure)
+    with pytest.raises(WorkerError, match=words) as caught:
+        run(batcher)
+    assert caught.value.worker == 1
+    close_leaves_nothing(batcher)
+
+
+def kill_worker(batcher: RL_Batcher, index: int, number: int) -> int:
+    pid = batcher._backend._workers[index].pid
+    os.kill(pid, number)
+    return pid
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_killed_worker_is_noticed_at_once(number: signal.Signals) -> None:
+    env_args = {"n_envs": 2, "auto_reset": True, "seconds": 0.05}
+    batcher = RL_Batcher(400, RngAgent, create_slow_env, env_args=env_args, n_processes=2, seed=0)
+    batcher.reset()
+    batcher.execute()
+    time.sleep(0.3)
+    pid = kill_worker(batcher, 1, number)
+    start = time.monotonic()
+    with pytest.raises(WorkerError, match=f"was killed by {number.name} in ") as caught:
+        batcher.get()
+    assert time.monotonic() - start < 1.0
+    error = caught.value
+    assert (error.worker, error.pid, error.environments, error.seed) == (1, pid, (2, 4), 2)
+    assert error.step is not None
+    close_leaves_nothing(batcher)
+
+
+def test_a_worker_killed_at_start_or_between_batches() -> None:
+    batcher = RL_Batcher(2, RngAgent, create_counting_env, env_args={"n_envs": 1}, n_processes=2, seed=0)
+    kill_worker(batcher, 0, signal.SIGKILL)
+    with pytest.raises(WorkerError, match="killed by SIGKILL"):
+        batcher.reset()
+    close_leaves_nothing(batcher)
+    env_args = {"n_envs": 1, "auto_reset": True}
+    batcher = RL_Batcher(2, RngAgent, create_counting_env, env_args=env_args, n_processes=2, seed=0)
+    run(batcher)
+    kill_worker(batcher, 1, signal.SIGKILL)
+    start = time.monotonic()
+    with pytest.raises(WorkerError, match="killed by SIGKILL"):
+        run(batcher)
+    assert time.monotonic() - start < 1.0
+    close_leaves_nothing(batcher)
+
+
+def test_a_stopped_worker_times_out_and_may_come_back() -> None:
+    env_args = {"n_envs": 2, "auto_reset": True, "seconds": 0.02}
+    batcher = RL_Batcher(50, RngAgent, create_slow_env, env_args=env_args, n_processes=2, seed=0)
+    run(batcher)
+    batcher.execute()
+    time.sleep(0.1)
+    kill_worker(batcher, 1, signal.SIGSTOP)
+    start = time.monotonic()
+    with pytest.raises(WorkerTimeout, match=r"worker 1 .* no answer within 2 s; it is in \w+.*, step \d+") as caught:
+        batcher.get(timeout=2)
+    assert 2.0 <= time.monotonic() - start < 3.0
+    assert caught.value.worker == 1
+    assert batcher.get(blocking=False) == (None, None)
+    kill_worker(batcher, 1, signal.SIGCONT)
+    assert batcher.get()[1] == 4
+    batcher.execute()
+    kill_worker(batcher, 0, signal.SIGSTOP)
+    close_leaves_nothing(batcher)
+
+
+def test_a_stopped_worker_does_not_block_orders() -> None:
+    # 2 MB of settings do not fit into the pipe: without a limit the send would wait for ever.
+    env_args = {"n_envs": 1, "auto_reset": True}
+    batcher = RL_Batcher(2, RngAgent, create_counting_env, env_args=env_args, n_processes=1, seed=0, timeout=60.0)
+    run(batcher)
+    batcher._backend._workers[0]._timeout = 1.0
+    limit_sending(batcher._backend._workers[0].connection, 1.0)
+    kill_worker(batcher, 0, signal.SIGSTOP)
+    with pytest.raises(WorkerError, match="read none of its orders for 1 s; it is in no call of yours"):
+        batcher.reset(agent_info=DictTensor({"e": torch.zeros(1, 500_000)}))
+    close_leaves_nothing(batcher)
+
+
+def test_restarted_workers_keep_batches_full_and_list_what_was_lost() -> None:
+    batcher = failing(partial(os._exit, 5), step=5, on_worker_error="restart", max_restarts=1)
+    batcher.reset()
+    batcher.execute()
+    first = batcher.get()[0]
+    assert first.info["env_seed"].tolist() == [10, 11, 12, 13, 14, 15]
+    batcher.execute()  # environment 14 takes its worker along at step 1 of this batch
+    second, n_running = batcher.get()
+    assert (second.n_elems(), n_running) == (6, 6)
+    lost = batcher.lost_episodes
+    assert [(one.worker, one.environments, one.seed, one.batch, one.step) for one in lost] == [(1, (3, 6), 13, 1, 1)]
+    assert "exited with code 5" in lost[0].reason
+    assert second.info["env_seed"].tolist() == [10, 11, 12, *range(lost[0].new_seed, lost[0].new_seed + 3)]
+    assert second.info["step"].tolist() == [4, 4, 4, 0, 0, 0]
+    assert second.trajectories["observation/initial_state"][3:, 0].all()
+    assert second.trajectories["observation/frame"][3:, 0, 2].tolist() == [0, 0, 0]
+    kill_worker(batcher, 0, signal.SIGKILL)
+    with pytest.raises(WorkerError, match="killed by SIGKILL"):  # one restart was allowed
+        batcher.execute()
+        batcher.get()
+    close_leaves_nothing(batcher)
+
+
+def test_describe_never_fails() -> None:
+    class Local(Exception):
+        def __reduce__(self) -> Any:
+            raise RuntimeError("I do not travel")
+
+    progress = Progress(torch.zeros(3, dtype=torch.int64))
+    failure = describe(Local("hello", threading.Lock()), progress)
+    assert "hello" in failure.summary
+    back = unpickled(failure.error)
+    assert type(back).__name__ == "Local"
+    assert back is not None
+    assert back.args[0] == "hello"
+    assert unpickled(b"rubbish") is None
+    assert unpickled(None) is None

@@ -1,0 +1,67 @@
+"""The same seed gives the same trajectories, however the environments are split over processes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from batcher_fakes import create_cartpole, create_policy
+
+from rlstruct import Trajectories
+from rlstruct.batchers import RL_Batcher
+
+B, T = 8, 40
+
+
+def collect(n_processes: int, recurrent: bool, auto_reset: bool) -> list[Trajectories]:
+    batches = []
+    with RL_Batcher(
+        T,
+        create_policy,
+        create_cartpole,
+        agent_args={"recurrent": recurrent},
+        env_args={"n_envs": B // max(1, n_processes), "auto_reset": auto_reset},
+        n_processes=n_processes,
+        seed=11,
+    ) as batcher:
+        batcher.reset()
+        for _ in range(3):
+            batcher.execute()
+            batch, n_running = batcher.get()
+            batches.append(batch)
+            if not n_running:
+                batcher.reset()
+    return batches
+
+
+# Starting workers takes most of the time, so not every combination is tried with every number of processes.
+@pytest.mark.parametrize(
+    ("n_processes", "recurrent", "auto_reset"),
+    [(1, True, False), (2, True, True), (2, False, False), (4, True, True)],
+)
+def test_layouts_agree(n_processes: int, recurrent: bool, auto_reset: bool) -> None:
+    here, there = collect(0, recurrent, auto_reset), collect(n_processes, recurrent, auto_reset)
+    for mine, theirs in zip(here, there, strict=True):
+        assert list(mine.info.keys()) == list(theirs.info.keys())
+        for key in ("environment", "env_seed", "step", "policy_version"):
+            assert torch.equal(mine.info[key], theirs.info[key]), key
+        assert torch.equal(mine.lengths, theirs.lengths)
+        assert list(mine.trajectories.keys()) == list(theirs.trajectories.keys())
+        for key, value in mine.trajectories.items():
+            if value.is_floating_point() and key.startswith("action/"):
+                # Matrix products of 8 rows and of 4 rows may round differently; actions do not.
+                torch.testing.assert_close(value, theirs.trajectories[key], atol=1e-5, rtol=1e-5)
+            else:
+                assert torch.equal(value, theirs.trajectories[key]), key
+
+
+def test_different_seeds_differ() -> None:
+    frames = []
+    for seed in (1, 2):
+        with RL_Batcher(
+            T, create_policy, create_cartpole, agent_args={"recurrent": False}, env_args={"n_envs": 2}, seed=seed
+        ) as batcher:
+            batcher.reset()
+            batcher.execute()
+            frames.append(batcher.get()[0].trajectories["observation/frame"])
+    assert not torch.equal(*frames)
+    assert not torch.equal(frames[0][0], frames[0][1])  # the environments of one batch differ, too

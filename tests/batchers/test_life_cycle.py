@@ -1,0 +1,160 @@
+"""Wrong call orders, wrong arguments, and what the messages say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from batcher_fakes import create_cartpole
+
+import rlstruct.batchers.batcher as batcher_module
+from rlstruct import BatcherStateError, DeviceMismatchError, DictTensor, ShapeMismatchError
+from rlstruct.batchers import RL_Batcher
+from rlstruct.testing.fake_agents import HistoryAgent, RngAgent
+from rlstruct.testing.fake_envs import create_counting_env, create_slow_env
+
+
+def make(n_processes: int = 0, *, T: int = 3, n_envs: int = 2, auto_reset: bool = True, **settings: Any) -> RL_Batcher:
+    env_args = {"n_envs": n_envs, "auto_reset": auto_reset}
+    settings = {"seed": 0, **settings}
+    return RL_Batcher(T, RngAgent, create_counting_env, env_args=env_args, n_processes=n_processes, **settings)
+
+
+@pytest.fixture(scope="module")
+def two_workers() -> Iterator[RL_Batcher]:
+    with make(2) as batcher:
+        yield batcher
+
+
+@pytest.mark.parametrize("n_processes", [0, 2])
+def test_wrong_orders_name_the_missing_call(n_processes: int, request: pytest.FixtureRequest) -> None:
+    batcher: RL_Batcher = request.getfixturevalue("two_workers") if n_processes else make()
+    with pytest.raises(BatcherStateError, match=r"execute: reset\(\) has not been called. Call reset\(\) first"):
+        batcher.execute()
+    with pytest.raises(BatcherStateError, match=r"get: no batch .* Call execute\(\) first"):
+        batcher.get()
+    with pytest.raises(BatcherStateError, match=r"memory_report: .* Call get\(\) first"):
+        batcher.memory_report()
+    batcher.reset()
+    batcher.execute()
+    with pytest.raises(BatcherStateError, match=r"execute: get\(\) has not been called"):
+        batcher.execute()
+    with pytest.raises(BatcherStateError, match=r"reset: a batch is being collected. Call get\(\) first"):
+        batcher.reset()
+    batch, n_running = batcher.get()
+    B = 2 * max(1, n_processes)
+    assert (batch.n_elems(), n_running, batcher.n_envs()) == (B, B, B)
+    # stream [T + 1], running and the final observations [T]: what is reported is what was allocated.
+    assert batcher.memory_report().total == sum(batcher.memory_report().slabs)
+
+
+def test_all_episodes_ended() -> None:
+    with make(T=9, auto_reset=False) as batcher:
+        batcher.reset()
+        batcher.execute()
+        assert batcher.get()[1] == 0
+        with pytest.raises(BatcherStateError, match=r"every episode has ended. Call reset\(\)"):
+            batcher.execute()
+        batcher.reset()
+        batcher.execute()
+        assert batcher.get()[0].trajectories["observation/frame"][:, 0, 1].tolist() == [1, 1]  # the second episodes
+
+
+@pytest.mark.parametrize("method", ["reset", "execute", "get", "n_envs", "update"])
+def test_closed_is_closed(method: str) -> None:
+    batcher = make()
+    batcher.close()
+    batcher.close()
+    with pytest.raises(BatcherStateError, match=rf"{method}: the batcher is closed. Create a new one"):
+        getattr(batcher, method)(*[{}] * (method == "update"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"T": 0}, "n_timesteps is 0"),
+        ({"n_processes": -1}, "n_processes -1"),
+        ({"device": "cuda:99"}, "cuda:99"),
+        ({"device": "gpu"}, "'gpu' is no device"),
+        ({"seeds": [1]}, "seed and seeds are both given"),
+        ({"seed": None, "seeds": [1, 2]}, "seeds has 2 entries, expected 1"),
+        ({"agent_seeds": [1, 2]}, "agent_seeds has 2 entries, expected 1"),
+        ({"on_worker_error": "ignore"}, "expected 'raise' or 'restart'"),
+        ({"on_worker_error": "restart"}, "no worker to start again"),
+    ],
+)
+def test_arguments_out_of_range(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make(**arguments)
+
+
+def test_infos_are_checked_at_the_boundary() -> None:
+    with make() as batcher:
+        with pytest.raises(ShapeMismatchError, match="agent_info has 3 rows, expected 2, .* or 1 for all"):
+            batcher.reset(agent_info=DictTensor({"e": torch.zeros(3)}))
+        with pytest.raises(DeviceMismatchError, match="env_info 'e' is on meta, expected cpu"):
+            batcher.reset(env_info=DictTensor({"e": torch.zeros(2, device="meta")}))
+        with pytest.raises(TypeError, match="weight 'w' is a float, expected a tensor"):
+            batcher.update({"w": 1.0})  # type: ignore[dict-item]
+        batcher.reset()  # none of these harmed it
+
+
+def test_overlapping_seeds_are_named() -> None:
+    with make(2, seed=None, seeds=[4, 5]) as batcher, pytest.warns(UserWarning, match="space the seeds by 2"):
+        batcher.reset()
+        batcher.execute()
+        assert batcher.get()[0].info["env_seed"].tolist() == [4, 5, 5, 6]  # created once, with the seeds as given
+
+
+def test_n_envs_in_env_args_may_mean_something_else() -> None:
+    with RL_Batcher(2, RngAgent, create_twice_as_many, env_args={"n_envs": 1}, n_processes=2, seed=5) as batcher:
+        batcher.reset()
+        batcher.execute()
+        batch = batcher.get()[0]
+        assert batch.info["env_seed"].tolist() == [5, 6, 7, 8]
+        assert batch.trajectories["observation/frame"][:, 0, 0].tolist() == [5, 6, 7, 8]
+
+
+def create_twice_as_many(n_envs: int, seed: int) -> Any:
+    return create_counting_env(2 * n_envs, seed)
+
+
+def test_get_without_blocking() -> None:
+    env_args = {"n_envs": 1, "auto_reset": True, "seconds": 0.1}
+    with RL_Batcher(3, RngAgent, create_slow_env, env_args=env_args, n_processes=1, seed=0) as batcher:
+        batcher.reset()
+        batcher.execute()
+        assert batcher.get(blocking=False) == (None, None)
+        batch = None
+        while batch is None:
+            batch, _ = batcher.get(blocking=False)
+        assert batch.trajectories["observation/frame"][0, :, 2].tolist() == [0, 1, 2]
+
+
+def test_more_than_one_cuda_process_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batcher_module, "resolve_device", lambda device: torch.device("cuda:0"))
+    monkeypatch.setattr(batcher_module, "WorkerPool", lambda *args, **kwargs: None)
+    with pytest.warns(UserWarning, match="2 processes on cuda:0 open 2 CUDA contexts, 300 to 700 MB"):
+        batcher = make(2, device="cuda:0")
+    batcher._state = "closed"
+
+
+def test_statistics_add_up() -> None:
+    with RL_Batcher(200, HistoryAgent, create_cartpole, env_args={"n_envs": 2}, seed=0) as batcher:
+        batcher.reset()
+        batcher.execute()
+        batcher.get()
+        stats = batcher.stats()
+    assert stats.batches == 1
+    assert set(stats.workers[0]) == {"environment", "agent", "copy", "reset", "start", "wait"}
+    assert stats.workers[0]["agent"] > 0.0
+    assert "environment" in str(stats)
+
+
+def test_factories_must_return_what_they_promise() -> None:
+    with pytest.raises(RuntimeError, match="create_env returned a int, expected a VecEnv"):
+        RL_Batcher(1, RngAgent, lambda seed: 3, seed=0)  # type: ignore[arg-type, return-value]
+    with pytest.raises(RuntimeError, match="create_agent returned a str, expected an RL_Agent"):
+        RL_Batcher(1, lambda: "agent", create_counting_env, env_args={"n_envs": 1})  # type: ignore[arg-type, return-value]

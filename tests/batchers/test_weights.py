@@ -1,0 +1,111 @@
+"""Weights travel through one buffer: never stale, never torn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from batcher_fakes import create_cartpole, create_policy, create_version_agent
+
+from rlstruct import Trajectories
+from rlstruct.agents import ActorCritic
+from rlstruct.batchers import RL_Batcher
+from rlstruct.testing.fake_envs import create_counting_env
+
+MILLION = 1_000_000
+
+
+@pytest.fixture(scope="module", params=[0, 2])
+def batcher(request: pytest.FixtureRequest) -> Iterator[RL_Batcher]:
+    n = request.param
+    with RL_Batcher(
+        3, create_version_agent, create_counting_env, env_args={"n_envs": 2, "auto_reset": True}, n_processes=n, seed=0
+    ) as batcher:
+        batcher.update(weights(1, 10))  # before the first reset
+        batcher.reset()
+        yield batcher
+
+
+def weights(value: float, size: int) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((size,), value, dtype=torch.float32)}
+
+
+def act(batcher: RL_Batcher) -> Trajectories:
+    batcher.execute()
+    return batcher.get()[0]
+
+
+def check(batch: Trajectories, value: float, size: int, version: int) -> None:
+    steps = batch.trajectories
+    for key, expected in (("lowest", value), ("highest", value), ("size", size)):
+        assert (steps[f"action/{key}"] == expected).all(), key
+    assert (batch.info["policy_version"] == version).all()
+
+
+def test_the_next_execute_acts_with_the_last_update(batcher: RL_Batcher) -> None:
+    version = batcher.policy_version
+    check(act(batcher), 1, 10, version)
+    batcher.update(weights(2, 10))
+    batcher.update(weights(3, 10))  # twice: the last one counts
+    check(act(batcher), 3, 10, version + 2)
+    batcher.execute()
+    batcher.update(weights(4, 10))  # during a batch: for the next one
+    check(batcher.get()[0], 3, 10, version + 2)
+    check(act(batcher), 4, 10, version + 3)
+    batcher.update(weights(5, 20))  # other shapes, larger and smaller
+    check(act(batcher), 5, 20, version + 4)
+    batcher.update(weights(6, 5))
+    check(act(batcher), 6, 5, version + 5)
+    check(act(batcher), 6, 5, version + 5)  # and they stay
+    batcher.update(weights(1, 10))
+    act(batcher)
+
+
+def test_weights_are_read_before_update_returns(batcher: RL_Batcher) -> None:
+    sent = weights(8, 1000)
+    batcher.update(sent)
+    sent["w"].fill_(-1)
+    check(act(batcher), 8, 1000, batcher.policy_version)
+    batcher.execute()
+    sent["w"].fill_(9)
+    batcher.update(sent)
+    sent["w"].fill_(-1)
+    batcher.get()
+    check(act(batcher), 9, 1000, batcher.policy_version)
+
+
+def test_a_million_weights_are_never_torn(batcher: RL_Batcher) -> None:
+    seconds = []
+    for i in range(30):
+        new = weights(float(i), MILLION)
+        start = time.perf_counter()
+        batcher.update(new)
+        seconds.append(time.perf_counter() - start)
+        if i % 3 == 0:
+            batcher.update(weights(i + 0.5, MILLION))
+        batcher.execute()
+        if i % 2:
+            batcher.update(weights(-1.0, MILLION))
+        check(batcher.get()[0], i if i % 3 else i + 0.5, MILLION, batcher.policy_version - i % 2)
+    print(f"update with 1M parameters: median {sorted(seconds)[15] * 1e3:.2f} ms, longest {max(seconds) * 1e3:.2f} ms")
+    assert sorted(seconds)[15] < 0.02
+
+
+def test_zeroed_weights_reach_the_network_of_a_worker() -> None:
+    with RL_Batcher(
+        5,
+        create_policy,
+        create_cartpole,
+        agent_args={"recurrent": False},
+        env_args={"n_envs": 2},
+        n_processes=1,
+        seed=0,
+    ) as batcher:
+        state = ActorCritic(4, 2).state_dict()
+        batcher.update({key: torch.zeros_like(value).requires_grad_() for key, value in state.items()})
+        batcher.reset()
+        batch = act(batcher)
+        assert not batch.trajectories["action/value"].any()
+        torch.testing.assert_close(batch.trajectories["action/log_probability"], torch.full((2, 5), 0.5).log())
