@@ -228,3 +228,37 @@ def test_a_cpu_copy_shares_nothing_and_is_equal() -> None:
         with torch.no_grad():
             next(model.parameters()).zero_()
         assert next(copied.parameters()).abs().max().item() > 0
+
+
+def test_gradients_are_scaled_down_to_the_given_norm() -> None:
+    model = create_model()
+    config = dataclasses.replace(SMALL, max_gradient_norm=1e-3)
+    learner = Learner(model, ActorCriticAgent(model, copy_model=False), config)
+    trajectories = two_steps(**{f"_observation/{key}": value for key, value in two_steps_frames().items()})
+    learner.update(trajectories, progress=0.0)
+    norm = torch.stack([weight.grad.norm() for weight in model.parameters() if weight.grad is not None]).norm()
+    assert norm.item() == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_without_bootstrap_the_baseline_is_not_asked_about_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("next_values was called")
+
+    monkeypatch.setattr(reinforce, "next_values", refuse)
+    assert train_small(n_env_steps=200, bootstrap=False).env_steps >= 200
+    with pytest.raises(AssertionError, match="was called"):
+        train_small(n_env_steps=200)
+
+
+def test_no_two_runs_and_no_two_batchers_share_an_environment() -> None:
+    seen: list[int] = []
+
+    def recording_env(n_envs: int, seed: int) -> GymEnv:
+        seen.extend(range(seed, seed + n_envs))
+        return create_env(n_envs, seed)
+
+    for seed in (0, 1):
+        config = dataclasses.replace(SMALL, n_env_steps=1, seed=seed)
+        train(config, create_model, ActorCriticAgent, recording_env)
+    assert len(seen) == 2 * (SMALL.n_envs + SMALL.evaluation_episodes)
+    assert len(set(seen)) == len(seen)
