@@ -1,0 +1,217 @@
+"""Advantages and targets over pieces of experience: GAE, n-step returns, V-trace. Layer 1: pure, no host sync.
+
+Rows may hold several episodes, whole or not. Everywhere here *what follows* step t is
+
+- nothing, if the observation after t is terminal;
+- the value of the true observation after t, if the episode was truncated there or the row stops
+  (Pardo et al., "Time limits in reinforcement learning", ICML 2018);
+- step t + 1 of the row, otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlstruct.errors import ShapeMismatchError
+from rlstruct.functional.returns import episode_ends
+from rlstruct.functional.scan import backward_recurrence
+
+
+class VTrace(NamedTuple):
+    """What `vtrace` returns.
+
+    Attributes:
+        value_target: v_t, what the critic should predict.      [B, T]
+        advantage: what weighs the gradient of log pi(a_t | s_t).  [B, T]
+    """
+
+    value_target: Tensor
+    advantage: Tensor
+
+
+def generalized_advantage(
+    reward: Tensor,
+    terminated: Tensor,
+    done: Tensor,
+    mask: Tensor,
+    *,
+    value: Tensor,
+    next_value: Tensor,
+    discount: float,
+    trace_decay: float,
+) -> Tensor:
+    """Estimate advantages by GAE(lambda).
+
+    Schulman et al., "High-dimensional continuous control using generalized advantage estimation" (ICLR 2016),
+    equations 11 to 16; with lambda = 1 the return minus the value, with lambda = 0 the one-step error.
+
+    Args:
+        reward: reward received after acting at t.               [B, T] float
+        terminated: the observation after t is a terminal one.   [B, T] bool, same device
+        done: the observation after t ended its episode, by termination or truncation.  [B, T] bool
+        mask: 1 on real steps, 0 on padding.                     [B, T] float or bool
+        value: v(s_t), taken as a constant.                      [B, T] float
+        next_value: v of the true observation after t, before any restart; a constant.  [B, T] float
+        discount: gamma, in [0, 1].
+        trace_decay: lambda, in [0, 1].
+
+    Returns:
+        A[b, t] = delta[b, t] + discount * trace_decay * A[b, t + 1], without the second term where the episode or the
+        row ends, with delta[b, t] = r[b, t] + discount * next_value[b, t] - value[b, t], where next_value counts as 0
+        if terminated; 0 on padding. The target of the critic is A + value.  [B, T], dtype and device of reward
+
+    Raises:
+        ShapeMismatchError: the shapes differ.
+        ValueError: discount or trace_decay is outside [0, 1].
+    """
+    where = "generalized_advantage"
+    _check_numbers(where, discount=discount, trace_decay=trace_decay)
+    _check_shapes(where, reward, terminated=terminated, done=done, mask=mask, value=value, next_value=next_value)
+    delta = _one_step_target(reward, terminated, mask, next_value, discount) - _real(value, mask, reward)
+    return backward_recurrence(delta, _flow(done, mask, discount * trace_decay, reward))
+
+
+def n_step_return(
+    reward: Tensor, terminated: Tensor, done: Tensor, mask: Tensor, *, next_value: Tensor, discount: float, n: int
+) -> Tensor:
+    """Sum the next n discounted rewards, and add the value of what follows them.
+
+    Sutton and Barto, "Reinforcement Learning" (2018), equation 7.1; Mnih et al., "Asynchronous methods for deep
+    reinforcement learning" (ICML 2016), section 4. Fewer rewards are summed where the episode or the row ends before.
+
+    Args:
+        reward: reward received after acting at t.               [B, T] float
+        terminated: the observation after t is a terminal one.   [B, T] bool, same device
+        done: the observation after t ended its episode, by termination or truncation.  [B, T] bool
+        mask: 1 on real steps, 0 on padding.                     [B, T] float or bool
+        next_value: v of the true observation after t, before any restart; a constant.  [B, T] float
+        discount: gamma, in [0, 1].
+        n: how many rewards, at least 1.
+
+    Returns:
+        G1[b, t] = r[b, t] + discount * next_value[b, t], where next_value counts as 0 if terminated;
+        Gn[b, t] = G1[b, t] where the episode or the row ends, else r[b, t] + discount * G(n-1)[b, t + 1];
+        0 on padding.  [B, T], dtype and device of reward
+
+    Raises:
+        ShapeMismatchError: the shapes differ.
+        ValueError: discount is outside [0, 1], or n below 1.
+    """
+    where = "n_step_return"
+    _check_numbers(where, discount=discount)
+    _check_shapes(where, reward, terminated=terminated, done=done, mask=mask, next_value=next_value)
+    if n < 1:
+        raise ValueError(f"{where}: n is {n}, expected at least 1.")
+    one_step = _one_step_target(reward, terminated, mask, next_value, discount)
+    flow = _flow(done, mask, discount, reward)
+    stays = torch.where(flow > 0, _real(reward, mask, reward), one_step)
+    target = one_step
+    for _ in range(min(n, reward.shape[1]) - 1):
+        target = torch.addcmul(stays, flow, _following(target))
+    return target
+
+
+def vtrace(
+    reward: Tensor,
+    terminated: Tensor,
+    done: Tensor,
+    mask: Tensor,
+    *,
+    value: Tensor,
+    next_value: Tensor,
+    log_ratio: Tensor,
+    discount: float,
+    trace_decay: float = 1.0,
+    rho_clip: float = 1.0,
+    c_clip: float = 1.0,
+) -> VTrace:
+    """Correct targets and advantages for steps that an older policy took.
+
+    Espeholt et al., "IMPALA: scalable distributed deep-RL with importance weighted actor-learner architectures"
+    (ICML 2018), equation 1 and section 4.2, with the lambda of its remark 2 in targets and advantages alike: where both
+    policies are equal and the clips at least 1, the advantage is GAE(lambda) and the target that plus the value.
+
+    Args:
+        reward: reward received after acting at t.               [B, T] float
+        terminated: the observation after t is a terminal one.   [B, T] bool, same device
+        done: the observation after t ended its episode, by termination or truncation.  [B, T] bool
+        mask: 1 on real steps, 0 on padding.                     [B, T] float or bool
+        value: V(s_t) of the learner, taken as a constant.       [B, T] float
+        next_value: V of the true observation after t, before any restart; a constant.  [B, T] float
+        log_ratio: log pi(a_t | s_t) - log mu(a_t | s_t), pi the learner's policy and mu the one that acted; a constant.
+            [B, T] float
+        discount: gamma, in [0, 1].
+        trace_decay: lambda, in [0, 1].
+        rho_clip: bound of the weight rho_t = min(rho_clip, pi / mu) of step t itself; it decides which policy's value
+            is found: mu's at 0, pi's without a bound.
+        c_clip: bound of the weight c_t = lambda * min(c_clip, pi / mu) of what flows back over step t; it decides how
+            fast.
+
+    Returns:
+        With delta_t = r_t + discount * next_value_t - value_t, where next_value counts as 0 if terminated:
+        value_target v_t = value_t + rho_t * delta_t + discount * c_t * (v_{t+1} - value_{t+1}) and
+        advantage = rho_t * (delta_t + discount * lambda * (v_{t+1} - value_{t+1})), both without the last term where
+        the episode or the row ends; target and advantage are 0 on padding.  [B, T], dtype and device of reward
+
+    Raises:
+        ShapeMismatchError: the shapes differ.
+        ValueError: discount or trace_decay is outside [0, 1], or a clip is negative.
+    """
+    where = "vtrace"
+    _check_numbers(where, discount=discount, trace_decay=trace_decay)
+    for name, clip in (("rho_clip", rho_clip), ("c_clip", c_clip)):
+        if not clip >= 0.0:
+            raise ValueError(f"{where}: {name} is {clip}, expected at least 0.")
+    _check_shapes(
+        where, reward, terminated=terminated, done=done, mask=mask, value=value, next_value=next_value,
+        log_ratio=log_ratio,
+    )  # fmt: skip
+    ratio = _real(log_ratio, mask, reward).exp()  # 1 on padding
+    rho, c = ratio.clamp(max=rho_clip), trace_decay * ratio.clamp(max=c_clip)
+    baseline = _real(value, mask, reward)
+    one_step = _one_step_target(reward, terminated, mask, next_value, discount)
+    flow = _flow(done, mask, discount, reward)
+    correction = backward_recurrence(rho * (one_step - baseline), flow * c)  # v - V
+    target = baseline + correction
+    looked_ahead = torch.addcmul(one_step, flow * trace_decay, _following(correction))
+    return VTrace(target, rho * (looked_ahead - baseline))
+
+
+def _real(values: Tensor, mask: Tensor, like: Tensor) -> Tensor:
+    """Constants in the dtype of ``like``, 0 on padding, whatever stands there."""
+    return torch.where(mask.bool(), values.detach().to(like.dtype), 0.0)
+
+
+def _one_step_target(reward: Tensor, terminated: Tensor, mask: Tensor, next_value: Tensor, discount: float) -> Tensor:
+    """Reward + discount * v(s'), with v = 0 behind a terminal observation; 0 on padding."""
+    following = torch.where(terminated.bool(), 0.0, next_value.detach().to(reward.dtype))
+    return torch.where(mask.bool(), reward + discount * following, 0.0)
+
+
+def _flow(done: Tensor, mask: Tensor, factor: float, like: Tensor) -> Tensor:
+    """``factor`` at the real steps that step t + 1 of the same episode follows in the row, else 0."""
+    goes_on = mask.bool() & ~episode_ends(done, mask)
+    return torch.where(goes_on, factor, 0.0).to(like.dtype)
+
+
+def _following(values: Tensor) -> Tensor:
+    """Shift by one step: values[b, t + 1], 0 behind the last column."""
+    return torch.nn.functional.pad(values[:, 1:], (0, 1))
+
+
+def _check_shapes(where: str, reward: Tensor, **tensors: Tensor) -> None:
+    for name, tensor in {"reward": reward, **tensors}.items():
+        if tensor.dim() != 2 or tensor.shape != reward.shape:
+            raise ShapeMismatchError(
+                f"{where}: {name} is {list(tensor.shape)}, expected [B, T], the same for all; "
+                f"reward is {list(reward.shape)}. Flatten or squeeze it first."
+            )
+
+
+def _check_numbers(where: str, **numbers: float) -> None:
+    for name, number in numbers.items():
+        if not 0.0 <= number <= 1.0:
+            raise ValueError(f"{where}: {name} is {number}, expected 0 to 1.")
