@@ -1,0 +1,343 @@
+"""A replay buffer that keeps each observation once and still knows the true next one of every step. Layer 4.
+
+Each environment has a ring of slots. An episode of n steps takes n + 1 of them, in a row: what the agent saw at each
+step, and behind it the final observation, from which nobody acted. So the observation that a step led to always stands
+in the next slot, at truncation and termination too, and n steps further stands the n-step one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
+from rlstruct.functional import random
+from rlstruct.functional.q_learning import n_step_return
+
+_POSITIVE = 2**63 - 1
+_FROM_STEPS = ("_observation/reward", "_observation/terminated")
+# Whether an agent's step stands in a slot; how many do before it, in its environment; which slot the step with this
+# number has; how many steps of its episode stand before it.
+_OF_SLOTS = {"ready": torch.bool, "number": torch.int64, "slot_of": torch.int64, "age": torch.int64}
+
+
+@dataclass(frozen=True)
+class ReplayMemory:
+    """What a replay buffer holds on to.
+
+    Attributes:
+        observation_bytes: of the observations.
+        other_bytes: of actions, rewards, and what finds a step.
+        n_transitions: steps that can be sampled now.
+    """
+
+    observation_bytes: int
+    other_bytes: int
+    n_transitions: int
+
+
+class ReplayBuffer:
+    """Keeps the latest steps of B environments and samples from them uniformly, with replacement.
+
+    All memory is allocated at the first `extend`, when dtypes and shapes are known. Nothing here waits for the device,
+    except `n_transitions` and `memory_report`.
+
+    Args:
+        capacity: observations to keep, over all environments: one for each step, and one more for each episode.
+        device: where they are kept: the trajectories' and, usually, the learner's.
+        n_step: steps of the return, cut at the end of an episode and at the latest step.
+        discount: per-step factor of the n-step return.
+        n_stack: the frames are stacks of so many [n_stack, ...], the newest last: only the newest is kept, and the
+            stack is put together again from the steps before.
+        stack_padding: how the environment fills the stack of an episode's first steps: with its first frame
+            (``"reset"``, as gymnasium's FrameStackObservation does by default) or with zeros.
+        pin_memory: keep everything, and return batches, in pinned CPU memory, from where
+            ``.to(gpu, non_blocking=True)`` does not wait.
+        seed: of the sampling; equal on all devices.
+
+    Raises:
+        ValueError: a number is out of range, or the device does not exist.
+
+    Attributes:
+        device: where everything is.
+        columns: name to tensor, one row for each slot; for tests and the curious.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        device: DeviceLike = "cpu",
+        n_step: int = 1,
+        discount: float = 0.99,
+        n_stack: int = 1,
+        stack_padding: Literal["reset", "zero"] = "reset",
+        pin_memory: bool = False,
+        seed: int = 0,
+    ) -> None:
+        """Remember the settings; memory follows at the first `extend`."""
+        for name, number in (("capacity", capacity), ("n_step", n_step), ("n_stack", n_stack)):
+            if number < 1:
+                raise ValueError(f"{type(self).__name__}: {name} is {number}, expected at least 1.")
+        self.device = resolve_device(device)
+        self.capacity, self.n_step, self.discount, self.n_stack = capacity, n_step, discount, n_stack
+        self.stack_padding, self.pin_memory = stack_padding, pin_memory
+        self.columns: dict[str, Tensor] = {}
+        self._state: dict[str, Tensor] = {}  # one number for each environment
+        self._ring, self._width = 0, 0
+        self._bases = torch.zeros(0, dtype=torch.int64, device=self.device)
+        self._seed = torch.full((1,), seed, dtype=torch.int64, device=self.device)
+        self._n_draws = 0
+
+    def extend(self, trajectories: Trajectories) -> None:
+        """Add steps; the oldest make room.
+
+        Where a row does not continue the row of the call before, because the environments were reset or a batch was
+        left out, the episode before counts as unfinished.
+
+        Args:
+            trajectories: the next piece of every environment, from an auto-resetting batcher.  [B, T] on ``device``
+
+        Raises:
+            DeviceMismatchError: they are on another device.
+            ShapeMismatchError: they have another number of rows than before, or T steps do not fit.
+            KeyError: they lack a key.
+        """
+        steps = trajectories.trajectories
+        if steps.n_steps() == 0:
+            return
+        self._check(steps)
+        if not self.columns:
+            self._allocate(steps)
+        real = steps.mask()
+        done = real & steps["_observation/done"]
+        initial = real & steps["observation/initial_state"]
+        place, age, ready = self._place(real, done, initial, trajectories.info["step"])  # [B, T]
+        number = self._state["count"].unsqueeze(1) + ready.cumsum(1) - ready.to(torch.int64)
+        slot, following = self._slot(place, real), self._slot(place + 1, real)
+        for name, column in self.columns.items():
+            if name.startswith("observation/"):
+                # What a step led to is what the next one starts from, or the last of its episode: the same slot.
+                self._write(column, following, self._newest(steps[f"_{name}"]))
+                self._write(column, slot, self._newest(steps[name]))
+            elif name in steps:
+                self._write(column, slot, steps[name])
+        # Nobody acts from a final observation, nor from the latest one until its step is known.
+        for name, here, behind in (
+            ("ready", ready, torch.zeros_like(ready)),
+            ("number", number, number + ready),
+            ("age", age, age + 1),
+        ):
+            self._write(self.columns[name], following, behind)
+            self._write(self.columns[name], slot, here)
+        self._write(self.columns["slot_of"], self._slot(number, ready), slot)
+        self._state["count"] = self._state["count"] + ready.sum(1)
+        self._find_range()
+        self._stored(slot, following, ready)
+
+    def sample(self, batch_size: int) -> DictTensor:
+        """Draw steps.
+
+        Args:
+            batch_size: K.
+
+        Returns:
+            What the agent saw (``observation/…``), what it did (``action/…``), and what came of it after m steps: m is
+            ``n_step``, or fewer where the episode or the data ends.  [K]
+
+            ===================== ========================================================================
+            key                   meaning
+            ===================== ========================================================================
+            reward                sum over i < m of discount^i * reward i.  float32
+            discount              discount^m.  float32
+            terminated            the episode terminated with these m steps.  bool
+            ``_observation/…``    the true observation after m steps, also at an episode's end
+            index                 where the step is kept.  int64
+            weight                its importance in the loss, 1 for uniform draws.  float32
+            ===================== ========================================================================
+
+        Raises:
+            ValueError: there is nothing to sample.
+        """
+        if not self.columns:
+            raise ValueError(f"{type(self).__name__}.sample: the buffer is empty. Call extend() first.")
+        # One key for each draw, from a counter: nothing to wait for, and equal on all devices.
+        lanes = torch.arange(batch_size, device=self.device, dtype=torch.int64)
+        key = random.step_keys(self._seed, self._n_draws, lanes).squeeze(1)  # [K]
+        self._n_draws += 1
+        index, weight = self._draw(key)
+        batch = self._read(index) | {"index": index, "weight": weight}
+        if self.pin_memory:
+            batch = {name: value.pin_memory() for name, value in batch.items()}
+        return DictTensor(batch)
+
+    def n_transitions(self) -> int:
+        """Return how many steps can be sampled. Waits for the device."""
+        return int(self._state["ends"][-1]) if self.columns else 0  # sync: the answer is a Python int, once per call
+
+    def memory_report(self) -> ReplayMemory:
+        """Return how many bytes are held, and what for. Waits for the device."""
+        sizes = {name: column.numel() * column.element_size() for name, column in self.columns.items()}
+        observations = sum(size for name, size in sizes.items() if name.startswith("observation/"))
+        return ReplayMemory(observations, sum(sizes.values()) - observations, self.n_transitions())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint needs; the tensors are the buffer's own."""
+        return {"columns": dict(self.columns), "state": dict(self._state), "n_draws": self._n_draws}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called, in a buffer with the same settings.
+
+        Args:
+            state: its tensors may be on any device; they are copied.
+        """
+        columns: dict[str, Tensor] = state["columns"]
+        self.columns = {name: self._zeros(tuple(v.shape), v.dtype).copy_(v) for name, v in columns.items()}
+        self._state = {name: value.to(self.device, copy=True) for name, value in state["state"].items()}
+        self._n_draws = state["n_draws"]
+        if self._state:
+            self._lay_out(len(self._state["head"]))
+
+    def _draw(self, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose steps by random keys [K]: their slots [K] int64 and importance [K] float32."""
+        ends, first = self._state["ends"], self._state["first"]
+        drawn = (key & _POSITIVE) % ends[-1].clamp(min=1)  # 63 random bits: the bias is beyond notice
+        row = torch.searchsorted(ends, drawn, right=True)
+        number = drawn + first.index_select(0, row)
+        index = row * self._width + number % self._ring
+        return self.columns["slot_of"].index_select(0, index), torch.ones_like(drawn, dtype=torch.float32)
+
+    def _stored(self, slot: Tensor, following: Tensor, ready: Tensor) -> None:
+        """Hear which slots were written: those of steps, those behind them, and which steps can be sampled; [B, T]."""
+
+    def _read(self, index: Tensor) -> dict[str, Tensor]:
+        columns = self.columns
+        window = self._move(index.unsqueeze(1), torch.arange(self.n_step, device=self.device))  # [K, n]
+        reward, length = n_step_return(columns["_observation/reward"][window], columns["ready"][window], self.discount)
+        reached = self._move(index, length)
+        batch = {name: columns[name].index_select(0, index) for name in columns if name.startswith("action/")}
+        for name in columns:
+            if name.startswith("observation/"):
+                batch[name] = self._frames(name, index)
+                batch[f"_{name}"] = self._frames(name, reached)
+        return batch | {
+            "reward": reward,
+            "discount": self.discount ** length.to(reward.dtype),
+            "terminated": columns["_observation/terminated"].index_select(0, self._move(reached, -1)),
+        }
+
+    def _frames(self, name: str, index: Tensor) -> Tensor:
+        """Observations [K, ...], or stacks [K, n_stack, ...] from the slots before, as far as the episode goes back."""
+        if self.n_stack == 1:
+            return self.columns[name].index_select(0, index)
+        back = torch.arange(self.n_stack - 1, -1, -1, device=self.device)
+        age = self.columns["age"].index_select(0, index).unsqueeze(1)  # [K, 1]
+        stack = self.columns[name][self._move(index.unsqueeze(1), -torch.minimum(back, age))]  # [K, n_stack, ...]
+        if self.stack_padding == "zero":
+            before = (back > age).view(*stack.shape[:2], *[1] * (stack.dim() - 2))
+            stack = stack.masked_fill(before, 0)
+        return stack
+
+    def _newest(self, frames: Tensor) -> Tensor:
+        return frames if self.n_stack == 1 else frames[:, :, -1]
+
+    def _move(self, index: Tensor, by: Tensor) -> Tensor:
+        """Go forward or backward from slots, around the ring of their environment."""
+        position = index % self._width
+        return index - position + (position + by) % self._ring
+
+    def _slot(self, place: Tensor, real: Tensor) -> Tensor:
+        """Turn places [B, T], counted from an environment's first, into slots; what is not real gets the spare one."""
+        return self._bases.unsqueeze(1) + torch.where(real, place % self._ring, self._ring)
+
+    @staticmethod
+    def _write(column: Tensor, slot: Tensor, value: Tensor) -> None:
+        column[slot] = value.to(column.dtype)
+
+    def _place(self, real: Tensor, done: Tensor, initial: Tensor, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Find the places of new steps, and move each environment's head behind them.
+
+        Returns:
+            ``(place, age, ready)``: where each step goes, counted from the environment's first; how many steps of its
+            episode are known before it; whether it can be sampled.  [B, T] each
+        """
+        state, T = self._state, real.shape[1]
+        broken = (step != state["next_step"]) | initial[:, 0]
+        # Unless its episode ended, the last observation of a broken row stays where it is: some step led there.
+        head = state["head"] + (broken & ~state["ended"])
+        times = torch.arange(T, device=self.device)
+        age_before = torch.where(broken, 0, state["age"]).unsqueeze(1)
+        age = times - torch.where(initial, times, -age_before).cummax(dim=1).values
+        # A row that sets in within an episode lacks the first stacks.
+        whole = (state["whole"] & ~broken).unsqueeze(1) | (initial.cumsum(1) > 0)
+        ready = real & (whole | (age >= self.n_stack - 1))
+        taken = real.to(torch.int64) + done  # a final observation takes a slot of its own
+        place = head.unsqueeze(1) + taken.cumsum(1) - taken
+
+        n_real = real.sum(1)
+        last = (n_real - 1).clamp(min=0).unsqueeze(1)
+        some = n_real > 0
+        state["head"] = head + taken.sum(1)
+        state["next_step"] = step + T
+        state["ended"] = torch.where(some, done.gather(1, last).squeeze(1), state["ended"] | broken)
+        state["age"] = torch.where(some, age.gather(1, last).squeeze(1) + 1, age_before.squeeze(1))
+        state["whole"] = torch.where(some, whole.gather(1, last).squeeze(1), state["whole"] & ~broken)
+        return place, age, ready
+
+    def _find_range(self) -> None:
+        """Find, for each environment, the oldest step that is still whole, and count the steps from there."""
+        state = self._state
+        oldest = (state["head"] - self._ring + self.n_stack).clamp(min=0)  # a stack wants the slots before
+        number = self.columns["number"].index_select(0, self._bases + oldest % self._ring)
+        kept = state["count"] - number
+        state["ends"] = kept.cumsum(0)
+        state["first"] = number - (state["ends"] - kept)
+
+    def _allocate(self, steps: TemporalDictTensor) -> None:
+        B = steps.n_elems()
+        self._lay_out(B)
+        n_slots = B * self._width
+        for key in steps.keys():
+            if key.startswith(("observation/frame", "action/action")) or key in _FROM_STEPS:
+                skipped = 3 if key.startswith("observation/") and self.n_stack > 1 else 2
+                self.columns[key] = self._zeros((n_slots, *steps[key].shape[skipped:]), steps[key].dtype)
+        for name, dtype in _OF_SLOTS.items():
+            self.columns[name] = self._zeros((n_slots,), dtype)
+        zero = torch.zeros(B, dtype=torch.int64, device=self.device)
+        no = torch.zeros(B, dtype=torch.bool, device=self.device)
+        self._state = {"head": zero, "count": zero, "age": zero, "next_step": zero - 1, "ended": ~no, "whole": no}
+
+    def _lay_out(self, n_envs: int) -> None:
+        """Share the slots out to the environments, with a spare one each for writes that shall have no effect."""
+        self._ring = self.capacity // n_envs
+        self._width = self._ring + 1
+        self._bases = torch.arange(n_envs, device=self.device) * self._width
+
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self.device, pin_memory=self.pin_memory)
+
+    def _check(self, steps: TemporalDictTensor) -> None:
+        where = f"{type(self).__name__}.extend"
+        B, T = steps.n_elems(), steps.n_steps()
+        if steps.device != self.device:
+            raise DeviceMismatchError(
+                f"{where}: the trajectories are on {steps.device}, expected {self.device}. "
+                f"Move them with .to({str(self.device)!r}), or make the buffer with device={str(steps.device)!r}."
+            )
+        if self.columns and len(self._bases) != B:
+            raise ShapeMismatchError(
+                f"{where}: the trajectories have {B} rows, expected {len(self._bases)} as before: one for each "
+                "environment. Collect with environments that restart by themselves."
+            )
+        needed = 2 * T + self.n_stack  # every step may end an episode
+        if self.capacity // B < needed:
+            raise ShapeMismatchError(
+                f"{where}: {T} steps of {B} environments may take {B * needed} slots, and the capacity is "
+                f"{self.capacity}. Make it larger, or the pieces shorter."
+            )

@@ -1,0 +1,176 @@
+"""Targets and losses of Q-learning over batches of transitions. Layer 1: pure functions, no device, no host sync."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlstruct.errors import ShapeMismatchError
+
+
+def n_step_return(reward: Tensor, real: Tensor, discount: float) -> tuple[Tensor, Tensor]:
+    """Sum the discounted rewards of the steps that follow each other, as far as they go.
+
+    The first part of the n-step return, Sutton and Barto, "Reinforcement Learning" (2018), equation 7.1; what comes
+    behind the last of the m steps is ``discount^m`` times the value of the state reached there.
+
+    Args:
+        reward: rewards of n steps in a row; those behind the first step that is not real are not read.  [B, n] float
+        real: whether the step belongs to the same episode as the first one; the first always does.      [B, n] bool
+        discount: per-step factor in [0, 1].
+
+    Returns:
+        ``(partial, m)``: m[b] is the number of leading True of real[b], partial[b] = sum over i < m of discount^i *
+        reward[b, i].  [B] dtype of reward, [B] int64
+
+    Raises:
+        ShapeMismatchError: the shapes differ.
+
+    >>> n_step_return(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[True, True, False]]), 0.5)
+    (tensor([2.]), tensor([2]))
+    """
+    _same_shape("n_step_return", reward=reward, real=real)
+    leading = real.to(torch.int64).cumprod(dim=1).bool()  # [B, n]
+    power = torch.arange(reward.shape[1], device=reward.device, dtype=reward.dtype)
+    partial = torch.where(leading, reward * discount**power, 0.0).sum(dim=1)
+    return partial, leading.sum(dim=1)
+
+
+def greedy_value(action_values: Tensor) -> Tensor:
+    """Value of the best action.
+
+    Watkins and Dayan, "Q-learning" (1992), equation 1.
+
+    Args:
+        action_values: Q(s, a).  [B, A] float
+
+    Returns:
+        max_a Q(s, a).  [B]
+
+    >>> greedy_value(torch.tensor([[1.0, 3.0]]))
+    tensor([3.])
+    """
+    return action_values.amax(dim=-1)
+
+
+def double_q_value(online_values: Tensor, target_values: Tensor) -> Tensor:
+    """Value, by one network, of the action that the other one finds best.
+
+    van Hasselt, Guez and Silver, "Deep reinforcement learning with double Q-learning" (AAAI 2016), equation 4: choosing
+    and judging by the same numbers would take noise for value.
+
+    Args:
+        online_values: Q(s, a) of the network that learns; it chooses.  [B, A] float
+        target_values: Q'(s, a) of the target network; it judges.       [B, A] float, same device
+
+    Returns:
+        Q'(s, argmax_a Q(s, a)).  [B]
+
+    Raises:
+        ShapeMismatchError: the shapes differ.
+
+    >>> double_q_value(torch.tensor([[1.0, 3.0]]), torch.tensor([[7.0, 5.0]]))
+    tensor([5.])
+    """
+    _same_shape("double_q_value", online_values=online_values, target_values=target_values)
+    return target_values.gather(-1, online_values.argmax(dim=-1, keepdim=True)).squeeze(-1)
+
+
+def td_target(reward: Tensor, discount: Tensor, terminated: Tensor, next_value: Tensor) -> Tensor:
+    """What an action value should be: what came, and what the state that was reached is worth.
+
+    Mnih et al., "Human-level control through deep reinforcement learning" (Nature, 2015), algorithm 1; nothing follows
+    a termination, and a truncated episode is worth the value of its true last observation (Pardo et al., "Time limits
+    in reinforcement learning", ICML 2018).
+
+    Args:
+        reward: of one step, or the discounted sum over m steps, see `n_step_return`.  [B] float
+        discount: of the state that was reached, discount^m.                           [B] float, same device
+        terminated: the state that was reached is a terminal one.                      [B] bool
+        next_value: its value, see `greedy_value` and `double_q_value`; not read where terminated.  [B] float
+
+    Returns:
+        reward + discount * (1 - terminated) * next_value, without gradient.  [B]
+
+    Raises:
+        ShapeMismatchError: the shapes differ.
+
+    >>> td_target(torch.ones(2), torch.full((2,), 0.5), torch.tensor([True, False]), torch.full((2,), 8.0))
+    tensor([1., 5.])
+    """
+    _same_shape("td_target", reward=reward, discount=discount, terminated=terminated, next_value=next_value)
+    return (reward + torch.where(terminated.bool(), 0.0, discount * next_value)).detach()
+
+
+def huber(error: Tensor, delta: float = 1.0) -> Tensor:
+    """Squared error near zero and absolute error far from it.
+
+    Huber, "Robust estimation of a location parameter" (1964); its gradient is the error clipped to [-delta, delta], as
+    in Mnih et al. (Nature, 2015), methods.
+
+    Args:
+        error: any shape, float.
+        delta: where the two meet, above 0.
+
+    Returns:
+        error^2 / 2 where abs(error) <= delta, else delta * (abs(error) - delta / 2).  Shape of error
+
+    >>> huber(torch.tensor([0.5, -3.0]))
+    tensor([0.1250, 2.5000])
+    """
+    distance = error.abs()
+    return torch.where(distance <= delta, error.square() / 2, delta * (distance - delta / 2))
+
+
+def q_loss(value: Tensor, target: Tensor, weight: Tensor, delta: float = 1.0) -> Tensor:
+    """Weighted mean Huber loss of action values.
+
+    Schaul, Quan, Antonoglou and Silver, "Prioritized experience replay" (ICLR 2016), algorithm 1: the weights undo the
+    bias of a replay that prefers some transitions.
+
+    Args:
+        value: Q(s, a) of the action taken, carries the gradient.  [B] float
+        target: what it should be, see `td_target`; a constant.    [B] float, same device
+        weight: importance of each transition; ones for uniform replay.  [B] float
+        delta: see `huber`.
+
+    Returns:
+        mean of weight * huber(value - target).  []
+
+    Raises:
+        ShapeMismatchError: the shapes differ.
+
+    >>> q_loss(torch.tensor([1.0, 4.0]), torch.tensor([1.5, 1.0]), torch.tensor([2.0, 0.5]))
+    tensor(0.7500)
+    """
+    _same_shape("q_loss", value=value, target=target, weight=weight)
+    return (weight * huber(value - target.detach(), delta)).mean()
+
+
+def duelling_values(value: Tensor, advantage: Tensor) -> Tensor:
+    """Put action values together from the value of the state and the advantage of each action.
+
+    Wang et al., "Dueling network architectures for deep reinforcement learning" (ICML 2016), equation 9.
+
+    Args:
+        value: V(s).                              [B, 1] float
+        advantage: A(s, a), up to a constant.     [B, A] float, same device
+
+    Returns:
+        V(s) + A(s, a) - mean over a' of A(s, a').  [B, A]
+
+    >>> duelling_values(torch.tensor([[5.0]]), torch.tensor([[1.0, 3.0]]))
+    tensor([[4., 6.]])
+    """
+    return value + advantage - advantage.mean(dim=-1, keepdim=True)
+
+
+def _same_shape(where: str, **tensors: Tensor) -> None:
+    """Refuse what would broadcast in silence, such as a value of [B, 1] beside a target of [B]."""
+    first, expected = next(iter(tensors.items()))
+    for name, tensor in tensors.items():
+        if tensor.shape != expected.shape:
+            raise ShapeMismatchError(
+                f"{where}: {name} is {list(tensor.shape)}, but {first} is {list(expected.shape)}. "
+                "Squeeze or expand one: broadcasting would average over wrong pairs."
+            )

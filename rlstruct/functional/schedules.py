@@ -1,0 +1,41 @@
+"""Numbers that change while a training goes on. Layer 1: pure functions of Python numbers."""
+
+from __future__ import annotations
+
+
+def linear_schedule(progress: float, start: float, end: float, fraction: float = 1.0) -> float:
+    """Go from one number to another in a straight line, and stay there.
+
+    Args:
+        progress: how much of the training is over, from 0.
+        start: at progress 0.
+        end: from progress ``fraction`` on.
+        fraction: where the line ends, above 0.
+
+    Returns:
+        start + (end - start) * min(progress / fraction, 1).
+
+    >>> [linear_schedule(progress, 1.0, 0.5, fraction=0.5) for progress in (0.0, 0.25, 0.5, 1.0)]
+    [1.0, 0.75, 0.5, 0.5]
+    """
+    return start + (end - start) * min(progress / fraction, 1.0)
+
+
+def epsilon_ladder(epsilon: float, n_envs: int, exponent: float) -> list[float]:
+    """Give each environment its own share of random actions, from ``epsilon`` down.
+
+    Horgan et al., "Distributed prioritized experience replay" (ICLR 2018), section 4.1: some environments explore while
+    others see what the policy is worth.
+
+    Args:
+        epsilon: of the first environment, in [0, 1].
+        n_envs: N.
+        exponent: how steep; 0 gives all the same, the paper takes 7.
+
+    Returns:
+        epsilon^(1 + exponent * i / (N - 1)) for i = 0 .. N - 1.
+
+    >>> epsilon_ladder(0.5, 3, 2.0)
+    [0.5, 0.25, 0.125]
+    """
+    return [epsilon ** (1.0 + exponent * i / max(1, n_envs - 1)) for i in range(n_envs)]

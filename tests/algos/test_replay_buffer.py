@@ -1,0 +1,377 @@
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.wrappers import FrameStackObservation
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import rlstruct.testing.sim_device  # noqa: F401 - registers sim:0 and sim:1
+from rlstruct import DeviceMismatchError, DictTensor, ShapeMismatchError, Trajectories
+from rlstruct.algos.prioritised import PrioritisedReplayBuffer, SumTree
+from rlstruct.algos.replay_buffer import ReplayBuffer
+from rlstruct.batchers import RL_Batcher
+from rlstruct.envs import GymEnvInf
+from rlstruct.testing import RngAgent, allow_host_sync, counting_length, create_counting_env, forbid_host_sync
+
+LENGTHS = (3, 1, 4, 2, 6)
+
+
+def create_batcher(n_envs: int, n_timesteps: int, device: str = "cpu", seed: int = 0) -> RL_Batcher:
+    env_args = {"n_envs": n_envs, "auto_reset": True, "device": device}
+    return RL_Batcher(n_timesteps, RngAgent, create_counting_env, env_args=env_args, seed=seed, device=device)
+
+
+def collect(batcher: RL_Batcher) -> Trajectories:
+    batcher.execute()
+    trajectories, _ = batcher.get()
+    assert trajectories is not None
+    return trajectories
+
+
+def check_counting_batch(batch: DictTensor, n_step: int, discount: float, newest: dict[int, tuple[int, int]]) -> None:
+    """Compare a batch of CountingEnv with arithmetic. ``newest``: environment to (episode, step) of its head."""
+    batch = batch.to("cpu")
+    number, episode, step = batch["observation/frame"].unbind(1)  # [K] each
+    length = torch.tensor(LENGTHS)[(number + episode) % len(LENGTHS)]
+    head_episode = torch.tensor([newest[n][0] for n in number.tolist()])
+    head_step = torch.tensor([newest[n][1] for n in number.tolist()])
+    known = torch.where(episode == head_episode, head_step, length)  # steps of that episode that were taken
+    m = torch.minimum(torch.full_like(step, n_step), known - step)
+    assert m.min().item() >= 1
+    following = torch.stack([number, episode, step + m], dim=1)
+    assert torch.equal(batch["_observation/frame"], following)
+    assert batch["_observation/frame"].dtype == torch.int64
+    ended = (step + m == length) & ((number + episode) % 2 == 0)
+    assert torch.equal(batch["terminated"], ended)
+    # Step k is rewarded with k: step + 1, step + 2, … for m of them.
+    reward = sum(torch.where(i < m, (step + 1 + i) * discount**i, 0.0) for i in range(n_step))
+    torch.testing.assert_close(batch["reward"], torch.as_tensor(reward).float(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(batch["discount"], (discount ** m.double()).float(), rtol=1e-6, atol=1e-6)
+
+
+def heads(trajectories: Trajectories) -> dict[int, tuple[int, int]]:
+    last = trajectories.to("cpu").trajectories["_observation/frame"][:, -1]
+    return {number: (episode, step) for number, episode, step in last.tolist()}
+
+
+@pytest.mark.parametrize("prioritised", [False, True])
+def test_next_observations_of_100_000_rows_are_exact_around_the_ring_and_at_every_end(prioritised: bool) -> None:
+    kind = PrioritisedReplayBuffer if prioritised else ReplayBuffer
+    n_step, discount = 3, 0.9
+    buffer = kind(500, n_step=n_step, discount=discount)
+    with create_batcher(n_envs=5, n_timesteps=7) as batcher:
+        batcher.reset()
+        for _ in range(50):  # 350 steps of each environment, in rings of 100 slots
+            trajectories = collect(batcher)
+            buffer.extend(trajectories)
+            with forbid_host_sync():
+                batch = buffer.sample(2000)
+            check_counting_batch(batch, n_step, discount, heads(trajectories))
+
+
+@settings(max_examples=40)
+@given(
+    n_envs=st.integers(1, 4),
+    T=st.integers(1, 6),
+    n_step=st.integers(1, 5),
+    slack=st.integers(0, 20),
+    n_pieces=st.integers(1, 12),
+    prioritised=st.booleans(),
+)
+def test_exact_for_all_sizes(n_envs: int, T: int, n_step: int, slack: int, n_pieces: int, prioritised: bool) -> None:
+    kind = PrioritisedReplayBuffer if prioritised else ReplayBuffer
+    buffer = kind(n_envs * (2 * T + 1 + slack), n_step=n_step, discount=0.5)
+    with create_batcher(n_envs, T, seed=3) as batcher:
+        batcher.reset()
+        for _ in range(n_pieces):
+            buffer.extend(trajectories := collect(batcher))
+        check_counting_batch(buffer.sample(300), n_step, 0.5, heads(trajectories))
+
+
+def expected_steps(n_taken: int, seed: int, ring: int) -> set[tuple[int, int]]:
+    """The (episode, step) that a ring of slots keeps of an environment that took so many steps: the slow way."""
+    slots: list[tuple[int, int] | None] = []
+    taken = 0
+    for episode in itertools.count():
+        length = counting_length(seed, episode)
+        for step in range(length):
+            slots.append((episode, step))
+            taken += 1
+            if taken == n_taken:
+                slots.append(None)  # where it stands now
+                if step == length - 1:
+                    slots.append(None)  # the head is one slot further, and empty
+                return {slot for slot in slots[-ring:] if slot is not None}
+        slots.append(None)  # the final observation
+    raise AssertionError
+
+
+@pytest.mark.parametrize("n_pieces", [1, 3, 4, 20])
+def test_exactly_the_latest_steps_are_drawn_and_each_as_often(n_pieces: int) -> None:
+    n_envs, T, ring = 3, 5, 21
+    buffer = ReplayBuffer(n_envs * ring)
+    with create_batcher(n_envs, T) as batcher:
+        batcher.reset()
+        for _ in range(n_pieces):
+            buffer.extend(collect(batcher))
+    expected = {(b, *step) for b in range(n_envs) for step in expected_steps(n_pieces * T, b, ring)}
+    assert buffer.n_transitions() == len(expected)
+    n_drawn = 400 * len(expected)
+    found, counts = buffer.sample(n_drawn)["observation/frame"].unique(dim=0, return_counts=True)
+    assert {tuple(row) for row in found.tolist()} == expected
+    assert chi_square(counts, torch.full((len(expected),), 400.0)) < 2 * len(expected) + 10
+
+
+def chi_square(counts: Tensor, expected: Tensor) -> float:
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def test_a_reset_or_a_batch_left_out_cuts_the_episode() -> None:
+    buffer = ReplayBuffer(1000, n_step=4, discount=1.0)
+    with create_batcher(2, 5) as batcher:
+        batcher.reset()
+        collect(batcher)  # never seen by the buffer, which sets in within an episode
+        buffer.extend(collect(batcher))
+        collect(batcher)
+        buffer.extend(collect(batcher))
+        batcher.reset()
+        buffer.extend(collect(batcher))
+    batch = buffer.sample(2000)
+    before, after = batch["observation/frame"], batch["_observation/frame"]
+    assert torch.equal(before[:, :2], after[:, :2])
+    m = after[:, 2] - before[:, 2]
+    # With discount 1 the reward is the sum of step + 1 … step + m.
+    torch.testing.assert_close(batch["reward"], (m * before[:, 2] + m * (m + 1) // 2).float())
+    assert buffer.n_transitions() == 2 * 15
+
+
+def test_observations_are_kept_once_in_their_own_dtype() -> None:
+    n_envs, ring = 4, 300
+    buffer = ReplayBuffer(n_envs * ring)
+    with create_batcher(n_envs, 20) as batcher:
+        batcher.reset()
+        for _ in range(30):
+            buffer.extend(collect(batcher))
+    report = buffer.memory_report()
+    frame = 3 * 8  # three int64
+    ends = sum(1 for b in range(n_envs) for _, step in expected_steps(600, b, ring) if step == 0)
+    assert report.observation_bytes <= 1.05 * (report.n_transitions + ends) * frame
+    assert report.observation_bytes == n_envs * (ring + 1) * frame
+    assert report.other_bytes == n_envs * (ring + 1) * (8 + 4 + 1 + 1 + 8 + 8 + 8)
+    assert report.n_transitions == buffer.n_transitions()
+
+
+class PixelEnv(gymnasium.Env[Any, Any]):
+    """Shows a picture that was never shown before, for episodes of 1 to 9 steps."""
+
+    observation_space = spaces.Box(0, 255, (2, 3), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, number: int) -> None:
+        self.number, self.shown = number, 0
+
+    def _picture(self) -> Any:
+        self.shown += 1
+        return np.full((2, 3), [self.shown % 256, self.shown // 256, self.number], np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(1, 10))
+        return self._picture(), {}
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        return self._picture(), 1.0, self.left == 0 and self.shown % 2 == 0, self.left == 0, {}
+
+
+def create_stacked_env(n_envs: int, seed: int, padding: str) -> GymEnvInf:
+    return GymEnvInf([FrameStackObservation(PixelEnv(b), 4, padding_type=padding) for b in range(n_envs)], seed=seed)
+
+
+@pytest.mark.parametrize("skip_first", [False, True])
+@pytest.mark.parametrize("prioritised", [False, True])
+@pytest.mark.parametrize("padding", ["reset", "zero"])
+def test_stacks_are_rebuilt_as_the_environment_makes_them(padding: Any, prioritised: bool, skip_first: bool) -> None:
+    kind = PrioritisedReplayBuffer if prioritised else ReplayBuffer
+    buffer = kind(2 * 60, n_stack=4, stack_padding=padding)
+    truth: dict[bytes, tuple[Tensor, Tensor]] = {}
+    env_args = {"n_envs": 2, "padding": padding}
+    with RL_Batcher(5, RngAgent, create_stacked_env, env_args=env_args, seed=0) as batcher:
+        batcher.reset()
+        if skip_first:
+            collect(batcher)
+        for _ in range(20):
+            trajectories = collect(batcher)
+            steps = trajectories.transitions()
+            pairs = zip(steps["observation/frame"], steps["_observation/frame"], strict=True)
+            truth |= {bytes(before[-1].flatten().tolist()): (before, after) for before, after in pairs}
+            buffer.extend(trajectories)
+            batch = buffer.sample(50)
+            assert batch["observation/frame"].dtype == torch.uint8
+            for before, after in zip(batch["observation/frame"], batch["_observation/frame"], strict=True):
+                expected = truth[bytes(before[-1].flatten().tolist())]
+                assert torch.equal(before, expected[0])
+                assert torch.equal(after, expected[1])
+    assert buffer.columns["observation/frame"].shape == (2 * 61, 2, 3)
+
+
+@pytest.mark.parametrize("prioritised", [False, True])
+def test_the_same_steps_on_a_device_of_its_own_without_a_wait(prioritised: bool) -> None:
+    kind = PrioritisedReplayBuffer if prioritised else ReplayBuffer
+    batches = []
+    for device in ("cpu", "sim:0"):
+        buffer = kind(120, device=device, n_step=2, seed=5)
+        with create_batcher(3, 4) as batcher:
+            batcher.reset()
+            for _ in range(8):
+                trajectories = collect(batcher).to(device)
+                with forbid_host_sync():
+                    buffer.extend(trajectories)
+                    batch = buffer.sample(64)
+                    if isinstance(buffer, PrioritisedReplayBuffer):
+                        buffer.update_priorities(batch["index"], batch["reward"])
+        assert batch.device == torch.device(device)
+        batches.append(batch.to("cpu"))
+    for key in batches[0].keys():
+        assert torch.equal(batches[0][key], batches[1][key]), key
+
+
+def test_another_seed_draws_other_steps_and_every_call_its_own() -> None:
+    drawn = []
+    for seed in (0, 0, 1):
+        buffer = ReplayBuffer(400, seed=seed)
+        with create_batcher(4, 10) as batcher:
+            batcher.reset()
+            buffer.extend(collect(batcher))
+        drawn.append((buffer.sample(30)["index"], buffer.sample(30)["index"]))
+    assert torch.equal(drawn[0][0], drawn[1][0])
+    assert not torch.equal(drawn[0][0], drawn[2][0])
+    assert not torch.equal(drawn[0][0], drawn[0][1])
+
+
+@pytest.mark.parametrize("prioritised", [False, True])
+def test_a_restored_buffer_goes_on_as_if_nothing_had_happened(prioritised: bool) -> None:
+    kind = PrioritisedReplayBuffer if prioritised else ReplayBuffer
+    buffer, restored = kind(90), kind(90)
+    with create_batcher(3, 4) as batcher:
+        batcher.reset()
+        for _ in range(9):
+            buffer.extend(collect(batcher))
+        buffer.sample(10)
+        state = buffer.state_dict()
+        restored.load_state_dict(state)
+        trajectories = collect(batcher)
+        for one in (buffer, restored):
+            one.extend(trajectories)
+    first, second = buffer.sample(50), restored.sample(50)
+    assert all(torch.equal(first[key], second[key]) for key in first.keys())
+    assert buffer.columns["ready"].data_ptr() != restored.columns["ready"].data_ptr()
+
+
+def test_pinned_memory_needs_an_accelerator_to_be_pinned_for(device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("no CUDA device to pin memory for")
+    buffer = ReplayBuffer(100, pin_memory=True)
+    with create_batcher(2, 4) as batcher:
+        batcher.reset()
+        buffer.extend(collect(batcher))
+    assert all(column.is_pinned() for column in buffer.columns.values())
+    assert all(value.is_pinned() for value in dict(buffer.sample(8).items()).values())
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(ValueError, match="ReplayBuffer: n_step is 0, expected at least 1"):
+        ReplayBuffer(10, n_step=0)
+    buffer = ReplayBuffer(30)
+    with pytest.raises(ValueError, match=r"ReplayBuffer.sample: the buffer is empty. Call extend\(\) first"):
+        buffer.sample(1)
+    assert buffer.n_transitions() == 0
+    with create_batcher(2, 4) as batcher:
+        batcher.reset()
+        trajectories = collect(batcher)
+    with pytest.raises(ShapeMismatchError, match="may take 18 slots, and the capacity is 10"):
+        ReplayBuffer(10).extend(trajectories)
+    with pytest.raises(DeviceMismatchError, match=r"are on cpu, expected sim:0. Move them with .to\('sim:0'\)"):
+        ReplayBuffer(30, device="sim:0").extend(trajectories)
+    buffer.extend(trajectories)
+    with pytest.raises(ShapeMismatchError, match="have 1 rows, expected 2 as before"):
+        buffer.extend(trajectories.slice(0))
+    with pytest.raises(ValueError, match="exponent is -1"):
+        PrioritisedReplayBuffer(10, exponent=-1.0)
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 5000), st.integers(0, 2**31))
+def test_the_tree_finds_what_a_cumulative_sum_finds(n_leaves: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    oracle = torch.zeros(n_leaves, dtype=torch.float64)
+    tree = SumTree(n_leaves, torch.device("cpu"))
+    for _ in range(3):
+        index = torch.randint(n_leaves, (200,), generator=generator)
+        value = torch.randint(0, 4, (n_leaves,), generator=generator).double()[index]  # equal for equal indices
+        tree.set(index, value)
+        oracle[index] = value
+    assert tree.total().item() == oracle.sum().item()
+    assert torch.equal(tree.leaves(torch.arange(n_leaves)), oracle)
+    if oracle.sum() > 0:
+        mass = torch.rand(300, generator=generator, dtype=torch.float64) * oracle.sum()
+        expected = [next(i for i, c in enumerate(oracle.cumsum(0).tolist()) if c > m) for m in mass.tolist()]
+        assert tree.find(mass).tolist() == expected
+
+
+def test_a_leaf_of_zero_is_never_found_whatever_is_rounded() -> None:
+    tree = SumTree(10_000, torch.device("cpu"))
+    values = torch.rand(5000, dtype=torch.float64) * 10.0 ** torch.randint(-9, 9, (5000,))
+    tree.set(torch.arange(5000) * 2, values)
+    total = tree.total()
+    edges = torch.cat([torch.rand(50_000, dtype=torch.float64) * total, total.repeat(3), torch.zeros(1)])
+    assert (tree.leaves(tree.find(edges)) > 0).all()
+
+
+def test_steps_are_drawn_in_proportion_to_their_priority() -> None:
+    buffer = PrioritisedReplayBuffer(400, exponent=0.5, correction=1.0, epsilon=1e-9)
+    with create_batcher(4, 20) as batcher:
+        batcher.reset()
+        buffer.extend(collect(batcher))
+    index = buffer.columns["ready"].nonzero().squeeze(1)
+    error = torch.rand(len(index)) * 5 + 0.1
+    buffer.update_priorities(index, -error)
+    counts = torch.zeros(len(buffer.columns["ready"]))
+    n_drawn = 0
+    for _ in range(50):
+        drawn = buffer.sample(1000)
+        counts += torch.bincount(drawn["index"], minlength=len(counts))
+        n_drawn += 1000
+    probability = error.sqrt() / error.sqrt().sum()
+    assert counts.sum().item() == counts[index].sum().item() == n_drawn
+    # 79 degrees of freedom: above 138 once in 10,000 times.
+    assert chi_square(counts[index], probability * n_drawn) < 138
+    at = torch.searchsorted(index, drawn["index"])
+    weight = 1.0 / (len(index) * probability[at])
+    torch.testing.assert_close(drawn["weight"], weight / weight.max(), rtol=1e-5, atol=1e-6)
+
+
+def test_new_steps_come_first_and_overwritten_ones_keep_their_place_empty() -> None:
+    buffer = PrioritisedReplayBuffer(2 * 12)
+    with create_batcher(2, 4) as batcher:
+        batcher.reset()
+        buffer.extend(collect(batcher))
+        old = buffer.sample(32)["index"]
+        buffer.update_priorities(old, torch.full((32,), 7.0))
+        for _ in range(3):
+            buffer.extend(collect(batcher))
+        ready = buffer.tree.leaves(torch.arange(26)) > 0
+        assert int(ready.sum()) == buffer.n_transitions()
+        torch.testing.assert_close(buffer.tree.leaves(torch.arange(26))[ready].max().item(), 7.000001**0.6)
+        buffer.update_priorities(torch.arange(26), torch.ones(26))
+    assert torch.equal(buffer.tree.leaves(torch.arange(26)) > 0, ready)
+    with allow_host_sync():
+        assert not (buffer.sample(500)["index"] % 13 == 12).any()  # the spare slots
