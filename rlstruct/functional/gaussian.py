@@ -1,0 +1,64 @@
+"""The diagonal normal distribution as functions of mean and logarithm of the standard deviation. Layer 1: no host sync.
+
+`rlstruct.functional.random.normal` draws the standard normal numbers that `sample` shifts and scales.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from rlstruct.functional import random
+
+_HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+
+
+def sample(mean: Tensor, log_std: Tensor, key: Tensor) -> Tensor:
+    """Draw one vector for each row.
+
+    Args:
+        mean: mu.                                      [B, D] float
+        log_std: log sigma.                            [B, D] or [D], same device
+        key: see `rlstruct.functional.random`.         [B] int64
+
+    Returns:
+        mu + sigma * e, with e standard normal.  [B, D], dtype of mean
+    """
+    noise = random.normal(key, (mean.shape[-1],)).to(mean.dtype)
+    return mean + log_std.exp() * noise
+
+
+def log_probability(mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
+    """Logarithm of the density at one action for each row.
+
+    Args:
+        mean: mu.                                  [..., D] float
+        log_std: log sigma.                        [..., D] or [D], same device
+        action: where to read the density.         [..., D]
+
+    Returns:
+        sum_d -((a - mu) / sigma)^2 / 2 - log sigma - log(2 pi) / 2.  [...], dtype of mean
+
+    >>> import torch
+    >>> log_probability(torch.zeros(1, 2), torch.zeros(1, 2), torch.zeros(1, 2))
+    tensor([-1.8379])
+    """
+    deviation = (action.to(mean.dtype) - mean) * (-log_std).exp()
+    return -(0.5 * deviation.square() + log_std + _HALF_LOG_TWO_PI).sum(dim=-1)
+
+
+def entropy(log_std: Tensor) -> Tensor:
+    """Differential entropy in nats of each row; negative for narrow distributions.
+
+    Args:
+        log_std: log sigma.  [..., D] float
+
+    Returns:
+        H = sum_d log sigma + (1 + log(2 pi)) / 2.  [...], dtype of log_std
+
+    >>> import torch
+    >>> entropy(torch.zeros(1, 2))
+    tensor([2.8379])
+    """
+    return (log_std + 0.5 + _HALF_LOG_TWO_PI).sum(dim=-1)
