@@ -1,6 +1,7 @@
 """Batchers: run an agent in many environments, in this process or in many. Layer 3."""
 
 from rlstruct.batchers.batcher import RL_Batcher
+from rlstruct.batchers.episodes import EpisodeStatistics, collect_episodes
 from rlstruct.batchers.reports import BatcherStats, LostEpisodes, MemoryReport
 
-__all__ = ["BatcherStats", "LostEpisodes", "MemoryReport", "RL_Batcher"]
+__all__ = ["BatcherStats", "EpisodeStatistics", "LostEpisodes", "MemoryReport", "RL_Batcher", "collect_episodes"]

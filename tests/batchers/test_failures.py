@@ -130,7 +130,7 @@ def test_exceptions_that_cannot_travel_keep_class_and_text() -> None:
 
 def test_exceptions_in_factories() -> None:
     batcher = RL_Batcher(2, RngAgent, create_env_that_cannot_be, n_processes=2, seed=0)
-    with pytest.raises(WorkerError, match="create_env / create_agent, .* code 3 in create_env") as caught:
+    with pytest.raises(WorkerError, match=r"create_env / create_agent, .* code 3 in create_env") as caught:
         batcher.reset()
     assert isinstance(caught.value.__cause__, ArgumentsNeededError)
     close_leaves_nothing(batcher)
@@ -138,12 +138,14 @@ def test_exceptions_in_factories() -> None:
 
 @pytest.mark.parametrize("where", ["create", "initial_state", "call", "update"])
 def test_exceptions_of_the_agent_in_this_process(where: str) -> None:
-    with pytest.raises(WorkerError, match=f"agent fails in {where}") as caught:
-        batcher = RL_Batcher(
-            2, FailingAgent, create_counting_env, agent_args={"where": where}, env_args={"n_envs": 2}, seed=0
-        )
+    def live() -> None:
+        agent_args, env_args = {"where": where}, {"n_envs": 2}
+        batcher = RL_Batcher(2, FailingAgent, create_counting_env, agent_args=agent_args, env_args=env_args, seed=0)
         batcher.update({"w": torch.zeros(1)})
         run(batcher)
+
+    with pytest.raises(WorkerError, match=f"agent fails in {where}") as caught:
+        live()
     assert isinstance(caught.value.__cause__, ValueError)
     assert caught.value.phase == ("create_env / create_agent" if where == "create" else "agent")
 
@@ -271,8 +273,7 @@ def test_restarted_workers_keep_batches_full_and_list_what_was_lost() -> None:
     assert second.trajectories["observation/frame"][3:, 0, 2].tolist() == [0, 0, 0]
     kill_worker(batcher, 0, signal.SIGKILL)
     with pytest.raises(WorkerError, match="killed by SIGKILL"):  # one restart was allowed
-        batcher.execute()
-        batcher.get()
+        run(batcher)
     close_leaves_nothing(batcher)
 
 

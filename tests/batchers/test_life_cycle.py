@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -92,7 +93,7 @@ def test_arguments_out_of_range(arguments: dict[str, Any], words: str) -> None:
 
 def test_infos_are_checked_at_the_boundary() -> None:
     with make() as batcher:
-        with pytest.raises(ShapeMismatchError, match="agent_info has 3 rows, expected 2, .* or 1 for all"):
+        with pytest.raises(ShapeMismatchError, match=r"agent_info has 3 rows, expected 2, .* or 1 for all"):
             batcher.reset(agent_info=DictTensor({"e": torch.zeros(3)}))
         with pytest.raises(DeviceMismatchError, match="env_info 'e' is on meta, expected cpu"):
             batcher.reset(env_info=DictTensor({"e": torch.zeros(2, device="meta")}))
@@ -102,8 +103,9 @@ def test_infos_are_checked_at_the_boundary() -> None:
 
 
 def test_overlapping_seeds_are_named() -> None:
-    with make(2, seed=None, seeds=[4, 5]) as batcher, pytest.warns(UserWarning, match="space the seeds by 2"):
-        batcher.reset()
+    with make(2, seed=None, seeds=[4, 5]) as batcher:
+        with pytest.warns(UserWarning, match="space the seeds by 2"):
+            batcher.reset()
         batcher.execute()
         assert batcher.get()[0].info["env_seed"].tolist() == [4, 5, 5, 6]  # created once, with the seeds as given
 
@@ -141,13 +143,23 @@ def test_more_than_one_cuda_process_warns(monkeypatch: pytest.MonkeyPatch) -> No
     batcher._state = "closed"
 
 
-def test_statistics_add_up() -> None:
-    with RL_Batcher(200, HistoryAgent, create_cartpole, env_args={"n_envs": 2}, seed=0) as batcher:
+@pytest.mark.parametrize("n_processes", [0, 1])
+def test_statistics_add_up(n_processes: int) -> None:
+    with RL_Batcher(
+        200, HistoryAgent, create_cartpole, env_args={"n_envs": 2}, n_processes=n_processes, seed=0
+    ) as batcher:
         batcher.reset()
-        batcher.execute()
-        batcher.get()
-        stats = batcher.stats()
-    assert stats.batches == 1
+        ends, totals = [], []
+        for _ in range(2):
+            batcher.execute()
+            batcher.get()
+            ends.append(time.perf_counter())
+            stats = batcher.stats()
+            totals.append(sum(stats.workers[0].values()))
+            time.sleep(0.3)
+    # Every second of a worker belongs to exactly one phase, so the sums grow as the clock does.
+    assert totals[1] - totals[0] == pytest.approx(ends[1] - ends[0], rel=0.05, abs=0.02)
+    assert stats.batches == 2
     assert set(stats.workers[0]) == {"environment", "agent", "copy", "reset", "start", "wait"}
     assert stats.workers[0]["agent"] > 0.0
     assert "environment" in str(stats)

@@ -74,6 +74,8 @@ class Program:
 
 def gone(processes: list[psutil.Process], seconds: float) -> None:
     _, alive = psutil.wait_procs(processes, timeout=seconds)
+    # Where the init process of a container reaps no orphans they stay as zombies; no batcher can help that.
+    alive = [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
     assert not alive, alive
 
 
@@ -103,7 +105,7 @@ def test_ctrl_c_gives_one_traceback(tmp_path: Path) -> None:
         ("sys.exit(7)", 7, 0),
         ("raise ValueError('mine')", 1, 1),
         ("del batcher", 0, 0),
-        ("os.kill(workers[0], 19)", 0, 0),
+        ("os.kill(workers[0], signal.SIGSTOP)", 0, 0),
     ],
 )
 def test_programs_that_forget_to_close(tmp_path: Path, ending: str, code: int, tracebacks: int) -> None:
@@ -157,6 +159,8 @@ def test_everything_may_be_defined_in_the_main_script(tmp_path: Path) -> None:
     program = Program(
         tmp_path,
         """
+        import multiprocessing
+        before = multiprocessing.get_start_method(allow_none=True)
         class Mine(Exception):
             pass
         class Agent(RngAgent):
@@ -174,13 +178,12 @@ def test_everything_may_be_defined_in_the_main_script(tmp_path: Path) -> None:
                     print(collect(batcher).n_elems(), flush=True)
                 except Exception as error:
                     print(type(error.__cause__) is Mine, flush=True)
-        import multiprocessing
-        print(multiprocessing.get_start_method(allow_none=True))
+        print(multiprocessing.get_start_method(allow_none=True) == before)
         """,
     )
     code, out, err = program.end()
     assert (code, err) == (0, "")
-    assert out.split() == ["2", "2", "True", "None"]
+    assert out.split() == ["2", "2", "True", "True"]
 
 
 def test_a_forked_child_harms_nobody(tmp_path: Path) -> None:
@@ -195,7 +198,7 @@ def test_a_forked_child_harms_nobody(tmp_path: Path) -> None:
         if pid == 0:
             batcher.close()
             del batcher
-            sys.exit(0)
+            os._exit(0)
         os.waitpid(pid, 0)
         print(collect(batcher).n_elems())
         batcher.close()

@@ -1,0 +1,161 @@
+"""Whole episodes out of batches: exactly N of them without bias, and what each was worth. Part of rlstruct.batchers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from rlstruct.batchers.batcher import RL_Batcher
+from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+
+
+def collect_episodes(
+    batcher: RL_Batcher, n: int, *, agent_info: DictTensor | None = None, env_info: DictTensor | None = None
+) -> Trajectories:
+    """Reset the batcher and play exactly ``n`` whole episodes, short and long ones in their true proportion.
+
+    How many episodes each environment plays is fixed beforehand: its first ``n // B``, and one more in the first
+    ``n % B`` environments. Taking the first n that end, as they come, would prefer the short ones. What environments
+    play beyond their share is thrown away, so the last environment to finish decides how long this takes.
+
+    Args:
+        batcher: no batch may be in flight. Environments of either kind, episodic or auto-resetting.
+        n: the number of episodes.
+        agent_info: see `RL_Batcher.reset`.
+        env_info: likewise.
+
+    Returns:
+        One row per episode, by environment and then in order; shortened to the longest. ``info`` is that of the batch
+        in which the episode began, with ``step`` and ``episode``, both counted from the last reset of its environment;
+        ``agent_state`` is left out: an episode starts with ``initial_state``.  [n, T, ...]
+
+    Raises:
+        ValueError: n is less than 1.
+        BatcherStateError: a batch is being collected, or the batcher is closed.
+    """
+    if n < 1:
+        raise ValueError(f"collect_episodes: n is {n}, expected at least 1 episode.")
+    B = batcher.n_envs()
+    missing = {b: n // B + (b < n % B) for b in range(B)}
+    begun: dict[int, list[TemporalDictTensor]] = {b: [] for b in range(B)}
+    first: dict[int, DictTensor] = {}
+    found: list[tuple[int, int, DictTensor, TemporalDictTensor]] = []
+    n_running = 0
+    while any(missing.values()):
+        if n_running == 0:
+            batcher.reset(agent_info, env_info)
+        batcher.execute()
+        batch, n_running = batcher.get()
+        if batch is None or n_running is None:  # unreachable: get() blocks; narrows the types
+            raise RuntimeError("collect_episodes: there is no batch.")
+        for b, info, piece, ended in _pieces(batch):
+            if not missing[b]:
+                continue
+            if not begun[b]:
+                first[b] = info
+            begun[b].append(piece)
+            if ended:
+                episode = n // B + (b < n % B) - missing[b]
+                found.append((b, episode, first[b], _join(begun[b])))
+                begun[b], missing[b] = [], missing[b] - 1
+    found.sort(key=lambda one: one[:2])
+    device = batcher.device
+    numbers = torch.tensor([episode for _, episode, _, _ in found], dtype=torch.int64, device=device)
+    info = DictTensor.cat([info for _, _, info, _ in found]) + DictTensor({"episode": numbers})
+    return Trajectories(info, TemporalDictTensor.cat([steps for _, _, _, steps in found]))
+
+
+def _pieces(batch: Trajectories) -> Iterator[tuple[int, DictTensor, TemporalDictTensor, bool]]:
+    """Cut a batch where episodes end: environment, info, steps [1, t], and whether the episode ends with them."""
+    environments = batch.info["environment"].tolist()  # sync: once per batch, cutting needs numbers
+    lengths = batch.lengths.tolist()  # sync: once per batch
+    ends = (
+        (batch.trajectories["_observation/done"] & batch.trajectories.mask()).nonzero().tolist()
+    )  # sync: once per batch
+    stops: list[list[int]] = [[] for _ in environments]
+    for row, t in ends:
+        stops[row].append(t + 1)
+    kept = [key for key in batch.info.keys() if not key.startswith("agent_state/")]
+    info = batch.info.get(kept)
+    for row, b in enumerate(environments):
+        start = 0
+        steps, row_info = batch.trajectories.slice(row, row + 1), info.slice(row, row + 1)
+        for stop in stops[row]:
+            yield b, _at(row_info, start), steps.temporal_slice(start, stop), True
+            start = stop
+        if start < lengths[row]:
+            yield b, _at(row_info, start), steps.temporal_slice(start, lengths[row]), False
+
+
+def _at(info: DictTensor, start: int) -> DictTensor:
+    moved = info + DictTensor()
+    moved.set("step", info["step"] + start)
+    return moved
+
+
+def _join(pieces: list[TemporalDictTensor]) -> TemporalDictTensor:
+    joined = {key: torch.cat([piece[key] for piece in pieces], dim=1) for key in pieces[0].keys()}
+    return TemporalDictTensor(joined)
+
+
+class EpisodeStatistics:
+    """Adds up rewards and steps over batches and tells what each episode was worth when it ends.
+
+    It reads ``_observation/reward`` and ``_observation/done``, whatever the environment's own ``info`` says, and
+    starts again from zero wherever the batcher was reset. Nothing in it waits for the device, except that the number
+    of ended episodes is a shape.
+
+    Args:
+        n_envs: B of the batcher.
+        device: where its trajectories are.
+    """
+
+    def __init__(self, n_envs: int, device: torch.device | str = "cpu") -> None:
+        """Start with no episode begun."""
+        self._reward = torch.zeros(n_envs, dtype=torch.float64, device=device)
+        self._steps = torch.zeros(n_envs, dtype=torch.int64, device=device)
+
+    def add(self, batch: Trajectories) -> DictTensor:
+        """Take in the next batch.
+
+        Args:
+            batch: as `RL_Batcher.get` returned it; none may be left out between two resets.
+
+        Returns:
+            One row for each episode that ended in it: ``environment`` int64, ``return`` float64 (undiscounted),
+            ``length`` int64, ``terminated`` bool (else truncated).  [E]
+        """
+        steps, environment = batch.trajectories, batch.info["environment"]
+        mask, fresh = steps.mask(), batch.info["step"] == 0
+        carried_reward = torch.where(fresh, 0.0, self._reward[environment])  # [B]
+        carried_steps = torch.where(fresh, 0, self._steps[environment])  # [B]
+        reward = torch.where(mask, steps["_observation/reward"].to(torch.float64), 0.0)
+        done = steps["_observation/done"] & mask
+        total = carried_reward.unsqueeze(1) + reward.cumsum(1)  # [B, T]
+        count = carried_steps.unsqueeze(1) + mask.cumsum(1)  # [B, T]
+        row, t = done.nonzero().unbind(1)  # sync: once per batch, the number of ended episodes is a shape
+        previous = row.new_tensor([-1]).expand_as(row[:1]) if row.numel() else row
+        same = torch.cat([previous, row[:-1]]) == row  # an earlier episode of the same row ended in this batch
+        before_reward = torch.where(same, total[row, t].roll(1), 0.0)
+        before_count = torch.where(same, count[row, t].roll(1), 0)
+        ended = DictTensor(
+            {
+                "environment": environment[row],
+                "return": total[row, t] - before_reward,
+                "length": count[row, t] - before_count,
+                "terminated": steps["_observation/terminated"][row, t],
+            }
+        )
+        self._reward[environment] = _since_last_end(total, done)
+        self._steps[environment] = _since_last_end(count, done)
+        return ended
+
+
+def _since_last_end(total: Tensor, done: Tensor) -> Tensor:
+    """What was added to the running totals [B, T] after the last end of each row, [B]."""
+    times = torch.arange(1, done.shape[1] + 1, device=done.device, dtype=torch.int64)
+    last = (done * times).amax(1)  # [B], 0 where nothing ended
+    at_end = total.gather(1, (last - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
+    return total[:, -1] - torch.where(last > 0, at_end, torch.zeros_like(at_end))

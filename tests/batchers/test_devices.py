@@ -1,0 +1,112 @@
+"""Misplaced tensors are named where a batch begins. What devices collect: tests/test_collection_on_devices.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import rlstruct.testing.sim_device  # noqa: F401 - makes sim:0 known
+from rlstruct import DeviceEnv, DeviceMismatchError, DictTensor, ShapeMismatchError, WorkerError
+from rlstruct.batchers import RL_Batcher, collect_episodes
+from rlstruct.testing.fake_agents import RngAgent, StatefulAgent
+from rlstruct.testing.fake_envs import create_counting_env
+
+
+class ElsewhereAgent(RngAgent):
+    """Returns its action on another device."""
+
+    def __init__(self, elsewhere: str) -> None:
+        super().__init__()
+        self.elsewhere = elsewhere
+
+    def __call__(self, *arguments: Any) -> Any:
+        action, state = super().__call__(*arguments)
+        return action.to(self.elsewhere), state
+
+
+class HalfAgent(RngAgent):
+    """Forgets half of the environments."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        action, state = super().__call__(*arguments)
+        return action.slice(0, 1), state
+
+
+class FickleAgent(RngAgent):
+    """Changes a dtype from the second batch on."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        action, state = super().__call__(*arguments)
+        self.n_calls = getattr(self, "n_calls", 0) + 1
+        if self.n_calls > 3:
+            action.set("drawn", action["drawn"].double())
+        return action, state
+
+
+def create_moved_env(n_envs: int, seed: int, device: str) -> DeviceEnv:
+    return DeviceEnv(create_counting_env(n_envs, seed, auto_reset=True), device)
+
+
+def collect(create_agent: Any, device: str, env_device: str, **agent_args: Any) -> None:
+    env_args = {"n_envs": 2, "device": env_device}
+    with RL_Batcher(
+        3, create_agent, create_moved_env, agent_args=agent_args, env_args=env_args, seed=0, device=device
+    ) as batcher:
+        batcher.reset()
+        for _ in range(2):
+            batcher.execute()
+            batcher.get()
+
+
+@pytest.mark.parametrize(
+    ("create_agent", "device", "env_device", "agent_args", "words"),
+    [
+        (RngAgent, "sim:1", "cpu", {}, r"DeviceEnv is on cpu, expected sim:1.* Return DeviceEnv\(env, 'sim:1'\)"),
+        (StatefulAgent, "sim:1", "sim:1", {}, r"agent.initial_state: state 'steps' is on cpu, expected sim:1"),
+        (ElsewhereAgent, "cpu", "cpu", {"elsewhere": "sim:1"}, r"agent: action 'action' is on sim:1, expected cpu"),
+    ],
+)
+def test_misplaced_tensors(
+    create_agent: Any, device: str, env_device: str, agent_args: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(WorkerError, match=words) as caught:
+        collect(create_agent, device, env_device, **agent_args)
+    assert isinstance(caught.value.__cause__, DeviceMismatchError)
+
+
+def test_misshapen_tensors() -> None:
+    with pytest.raises(WorkerError, match="agent: action 'action' has 1 rows, expected 2") as caught:
+        collect(HalfAgent, "cpu", "cpu")
+    assert isinstance(caught.value.__cause__, ShapeMismatchError)
+    words = r"agent: action 'drawn' is \[2\] torch.float64, expected \[2\] torch.float32 as in the first batch"
+    with pytest.raises(WorkerError, match=words):
+        collect(FickleAgent, "cpu", "cpu")
+
+
+@pytest.mark.parametrize("n_processes", [0, 1])
+def test_everything_appears_on_the_batchers_device(n_processes: int) -> None:
+    env_args = {"n_envs": 2, "device": "sim:1"}
+    agent_args = {"device": "sim:1"}
+    with RL_Batcher(
+        5,
+        StatefulAgent,
+        create_moved_env,
+        agent_args=agent_args,
+        env_args=env_args,
+        n_processes=n_processes,
+        seed=0,
+        device="sim:1",
+    ) as batcher:
+        batcher.reset(agent_info=DictTensor({"start": torch.tensor([4])}))
+        batcher.execute()
+        batch = batcher.get()[0]
+        assert batch.device == torch.device("sim:1")
+        assert batch.info["agent_info/start"].cpu().tolist() == [4, 4]
+        assert batch.info["agent_state/steps"].cpu().tolist() == [4, 4]
+        # Environment 0 lives 3 steps, then 1, then 4; every episode starts from 4.
+        assert batch.trajectories["action/steps"].cpu()[0].tolist() == [4, 5, 6, 4, 4]
+        if not n_processes:
+            # After 5 steps and a reset: episodes 3 and 4 of environment 0, episode 3 of environment 1.
+            assert collect_episodes(batcher, 3).lengths.cpu().tolist() == [2, 6, 6]

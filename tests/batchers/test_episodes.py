@@ -1,0 +1,115 @@
+"""Exactly N whole episodes, without bias to short ones, and what each of them was worth."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from batcher_fakes import create_cartpole, steps_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlstruct import DictTensor
+from rlstruct.agents import RandomAgent
+from rlstruct.batchers import EpisodeStatistics, RL_Batcher, collect_episodes
+from rlstruct.testing.fake_agents import RngAgent
+from rlstruct.testing.fake_envs import counting_length, create_counting_env
+
+lengths = st.lists(st.integers(1, 7), min_size=1, max_size=4)
+
+
+@given(n=st.integers(1, 9), B=st.integers(1, 4), T=st.integers(1, 9), lengths=lengths, auto_reset=st.booleans())
+@settings(max_examples=40)
+def test_exactly_n_episodes_each_as_long_as_it_is(n: int, B: int, T: int, lengths: list[int], auto_reset: bool) -> None:
+    env_args = {"n_envs": B, "auto_reset": auto_reset, "lengths": lengths}
+    with RL_Batcher(T, RngAgent, create_counting_env, env_args=env_args, seed=3) as batcher:
+        found = collect_episodes(batcher, n)
+    expected = [(b, e) for b in range(B) for e in range(n // B + (b < n % B))]
+    assert found.n_elems() == n
+    assert list(zip(found.info["environment"].tolist(), found.info["episode"].tolist(), strict=True)) == expected
+    steps = found.trajectories
+    for row, (b, e) in enumerate(expected):
+        long = counting_length(3 + b, e, lengths)
+        assert found.lengths[row] == long
+        assert steps["observation/frame"][row, :long].tolist() == [[3 + b, e, k] for k in range(long)]
+        assert steps["_observation/frame"][row, :long, 2].tolist() == list(range(1, long + 1))
+        assert steps["_observation/done"][row, :long].tolist() == [False] * (long - 1) + [True]
+        assert not steps["_observation/frame"][row, long:].any()
+        first_step = sum(counting_length(3 + b, i, lengths) for i in range(e)) if auto_reset else 0
+        assert found.info["step"][row] == first_step
+    assert steps.n_steps() == int(found.lengths.max())
+
+
+@pytest.mark.parametrize("auto_reset", [False, True])
+def test_long_episodes_are_found_in_their_true_proportion(auto_reset: bool) -> None:
+    # Half of all episodes take 100 steps, half one: the first 200 to end would be nearly all short.
+    env_args = {"n_envs": 32, "auto_reset": auto_reset, "lengths": [1, 100]}
+    with RL_Batcher(50, RngAgent, create_counting_env, env_args=env_args, seed=0) as batcher:
+        found = collect_episodes(batcher, 200)
+    long = (found.lengths == 100).double().mean().item()
+    assert abs(long - 0.5) < 3 * (0.25 / 200) ** 0.5
+
+
+def test_no_episode_is_no_number() -> None:
+    batcher = RL_Batcher(2, RngAgent, create_counting_env, env_args={"n_envs": 1})
+    with pytest.raises(ValueError, match="n is 0, expected at least 1 episode"):
+        collect_episodes(batcher, 0)
+
+
+@given(B=st.integers(1, 4), T=st.integers(1, 9), n=st.integers(1, 5), lengths=lengths)
+@settings(max_examples=40)
+def test_statistics_equal_a_count_in_the_environment(B: int, T: int, n: int, lengths: list[int]) -> None:
+    env_args = {"n_envs": B, "auto_reset": True, "lengths": lengths}
+    found: list[list[tuple[float, int]]] = [[] for _ in range(B)]
+    statistics = EpisodeStatistics(B)
+    with RL_Batcher(T, RngAgent, create_counting_env, env_args=env_args, seed=2) as batcher:
+        batcher.reset()
+        for _ in range(n):
+            batcher.execute()
+            ended = statistics.add(batcher.get()[0])
+            for b, value, length in zip(
+                ended["environment"].tolist(), ended["return"].tolist(), ended["length"].tolist(), strict=True
+            ):
+                found[b].append((value, length))
+    for b in range(B):
+        # Step k of an episode is rewarded with k.
+        ends = [after[2] for _, after, done in steps_of(2 + b, n * T, lengths) if done]
+        assert found[b] == [(k * (k + 1) / 2, k) for k in ends]
+
+
+def test_statistics_of_a_thousand_episodes_of_cartpole() -> None:
+    with RL_Batcher(
+        100,
+        RandomAgent,
+        create_cartpole,
+        agent_args={"action_space": create_cartpole(1, 0).action_space},
+        env_args={"n_envs": 16, "longest": 30},
+        seed=0,
+    ) as batcher:
+        batcher.reset()
+        statistics, ended, seen = EpisodeStatistics(16), [], []
+        while sum(part.n_elems() for part in ended) < 1000:
+            batcher.execute()
+            batch = batcher.get()[0]
+            ended.append(statistics.add(batch))
+            seen.append(batch.trajectories)
+    episodes = DictTensor.cat(ended)
+    assert torch.equal(episodes["return"].long(), episodes["length"])  # one point per step
+    assert int(episodes["length"].max()) <= 30
+    assert torch.equal(episodes["length"][~episodes["terminated"]].unique(), torch.tensor([30]))
+    done = torch.cat([steps["_observation/done"] for steps in seen], dim=1)
+    for b in range(16):
+        ends = done[b].nonzero().squeeze(1)
+        truth = torch.diff(ends, prepend=torch.tensor([-1]))
+        assert torch.equal(episodes["length"][episodes["environment"] == b], truth)
+
+
+def test_a_reset_begins_the_count_anew() -> None:
+    statistics = EpisodeStatistics(1)
+    with RL_Batcher(3, RngAgent, create_counting_env, env_args={"n_envs": 1, "lengths": [5]}, seed=0) as batcher:
+        for n in (1, 2):
+            batcher.reset()
+            ended = []
+            for _ in range(n):
+                batcher.execute()
+                ended.append(statistics.add(batcher.get()[0])["length"].tolist())
+        assert ended == [[], [5]]
