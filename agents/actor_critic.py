@@ -30,8 +30,18 @@ class ActorCriticAgent(ModelAgent[nn.Module]):
         history: TemporalDictTensor | None = None,
     ) -> tuple[DictTensor, DictTensor]:
         """Act on ``observation["frame"]``, drawing from ``observation["rng"]``; see `RL_Agent.__call__`."""
-        logits, value = self.model(observation["frame"])
-        return discrete_output(logits, value, observation, self.stochastic), state
+        policy, value = self.model(observation["frame"])
+        return self.choose(policy, value, observation), state
+
+    def choose(self, policy: Tensor, value: Tensor, observation: DictTensor) -> DictTensor:
+        """Turn what the network says into actions; see `discrete_output`. Agents for other action spaces override it.
+
+        Args:
+            policy: the network's first output, here logits.  [B, A]
+            value: the baseline.                              [B]
+            observation: its ``rng`` is drawn from.           [B]
+        """
+        return discrete_output(policy, value, observation, self.stochastic)
 
 
 def discrete_output(logits: Tensor, value: Tensor, observation: DictTensor, stochastic: bool) -> DictTensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from rlstruct.agents.actor_critic import discrete_output
 from rlstruct.agents.model_agent import ModelAgent
@@ -37,5 +38,9 @@ class RecurrentAgent(ModelAgent[RecurrentActorCritic]):
         """Act on ``observation["frame"]`` and the state; returns what `ActorCriticAgent` returns."""
         fresh = self.initial_state(agent_info, state.n_elems())
         state = masked_dicttensor(state, fresh, observation["initial_state"])
-        logits, value, hidden = self.model(observation["frame"], state["hidden"])
-        return discrete_output(logits, value, observation, self.stochastic), DictTensor({"hidden": hidden})
+        policy, value, hidden = self.model(observation["frame"], state["hidden"])
+        return self.choose(policy, value, observation), DictTensor({"hidden": hidden})
+
+    def choose(self, policy: Tensor, value: Tensor, observation: DictTensor) -> DictTensor:
+        """Turn what the network says into actions; see `ActorCriticAgent.choose`."""
+        return discrete_output(policy, value, observation, self.stochastic)

@@ -1,0 +1,147 @@
+"""Networks for images: frames of pixels in, logits and values out. Layer 3."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rlstruct.agents.networks import MLP
+
+Layer = tuple[int, int, int]
+"""Filters, kernel size and stride of a convolution."""
+
+MNIH_2015: tuple[Layer, ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+"""Mnih et al., "Human-level control through deep reinforcement learning" (Nature, 2015), for frames of 84 x 84."""
+
+MINATAR: tuple[Layer, ...] = ((16, 3, 1),)
+"""Young and Tian, "MinAtar" (2019), for frames of 10 x 10."""
+
+_SMALLEST_MNIH_FRAME = 36  # its three convolutions need 36 pixels each way
+
+
+class ConvolutionalTrunk(nn.Module):
+    """Convolutions with rectifiers between them and one dense layer: features of an image.
+
+    Bytes are scaled from 0..255 to 0..1 where they are, so that a frame crosses devices as one byte per pixel; other
+    dtypes are taken as numbers. Weights start orthogonal with gain sqrt(2), biases at zero.
+
+    Args:
+        frame_shape: [C, H, W], or [H, W, C] with ``channels_last``, or [H, W] for one channel.
+        n_features: D, width of the dense layer.
+        layers: filters, kernel and stride of each convolution; by default `MNIH_2015` for frames of 36 x 36 pixels or
+            more, else `MINATAR`.
+        channels_last: the channels are the frame's last axis, as MinAtar has them; Atari frames stacked by gymnasium
+            have them first.
+
+    Raises:
+        ValueError: the shape has no two or three axes, or the convolutions do not fit into the frame.
+    """
+
+    def __init__(
+        self,
+        frame_shape: Sequence[int],
+        *,
+        n_features: int = 512,
+        layers: Sequence[Layer] | None = None,
+        channels_last: bool = False,
+    ) -> None:
+        """Build the layers on torch's default device; move them with ``.to``."""
+        super().__init__()
+        self.frame_shape = tuple(frame_shape)
+        self.channels_last = channels_last
+        self.n_features = n_features
+        channels, height, width = _channels_first(self.frame_shape, channels_last)
+        if layers is None:
+            layers = MNIH_2015 if min(height, width) >= _SMALLEST_MNIH_FRAME else MINATAR
+        modules: list[nn.Module] = []
+        size = (height, width)
+        for filters, kernel, stride in layers:
+            if min(size) < kernel:
+                raise ValueError(
+                    f"ConvolutionalTrunk: a kernel of {kernel} does not fit into {size[0]} x {size[1]} pixels, which "
+                    f"are left of a frame of shape {list(self.frame_shape)}. Give other layers=, or say channels_last=."
+                )
+            modules += [_initialise(nn.Conv2d(channels, filters, kernel, stride)), nn.ReLU()]
+            size = ((size[0] - kernel) // stride + 1, (size[1] - kernel) // stride + 1)
+            channels = filters
+        self.convolutions = nn.Sequential(*modules)
+        self.dense = _initialise(nn.Linear(channels * size[0] * size[1], n_features))
+
+    def forward(self, frame: Tensor) -> Tensor:
+        """See features in frames.
+
+        Args:
+            frame: [B, *frame_shape] uint8, bool or float.
+
+        Returns:
+            [B, D], 0 or more, in the dtype of the weights.
+        """
+        pixels = frame.to(self.dense.weight.dtype)
+        if frame.dtype is torch.uint8:
+            pixels = pixels * (1.0 / 255.0)
+        if len(self.frame_shape) == 2:
+            pixels = pixels.unsqueeze(1)  # [B, 1, H, W]
+        elif self.channels_last:
+            pixels = pixels.permute(0, 3, 1, 2)  # [B, C, H, W]
+        return torch.relu(self.dense(self.convolutions(pixels).flatten(1)))  # [B, D]
+
+
+class ConvolutionalActorCritic(nn.Module):
+    """A policy over A actions and a learned baseline on one trunk (Mnih et al., ICML 2016, section 5.1).
+
+    `rlstruct.agents.ActorCriticAgent` acts with it.
+
+    Args:
+        frame_shape: see `ConvolutionalTrunk`, as are ``n_features``, ``layers`` and ``channels_last``.
+        n_actions: A.
+        n_features: width of the layer that policy and baseline share.
+        layers: the convolutions.
+        channels_last: the channels are the frame's last axis.
+    """
+
+    def __init__(
+        self,
+        frame_shape: Sequence[int],
+        n_actions: int,
+        *,
+        n_features: int = 512,
+        layers: Sequence[Layer] | None = None,
+        channels_last: bool = False,
+    ) -> None:
+        """Build the trunk and the two heads."""
+        super().__init__()
+        self.trunk = ConvolutionalTrunk(frame_shape, n_features=n_features, layers=layers, channels_last=channels_last)
+        self.actor = MLP(n_features, n_actions, hidden=(), output_gain=0.01)
+        self.critic = MLP(n_features, 1, hidden=())
+
+    def forward(self, frame: Tensor) -> tuple[Tensor, Tensor]:
+        """Judge frames.
+
+        Args:
+            frame: [B, *frame_shape] uint8, bool or float.
+
+        Returns:
+            ``(logits, value)``: logits [B, A], value [B].
+        """
+        features = self.trunk(frame)
+        return self.actor(features), self.critic(features).squeeze(-1)
+
+
+def _channels_first(shape: tuple[int, ...], channels_last: bool) -> tuple[int, int, int]:
+    if len(shape) == 2:
+        return 1, shape[0], shape[1]
+    if len(shape) != 3:
+        raise ValueError(
+            f"ConvolutionalTrunk: frame_shape is {list(shape)}, expected [C, H, W], [H, W, C] or [H, W], without the "
+            "batch. Merge a stack of frames into its channels first."
+        )
+    return (shape[2], shape[0], shape[1]) if channels_last else (shape[0], shape[1], shape[2])
+
+
+def _initialise(layer: nn.Conv2d | nn.Linear) -> nn.Conv2d | nn.Linear:
+    nn.init.orthogonal_(layer.weight, 2.0**0.5)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
