@@ -49,9 +49,7 @@ def test_the_axis_of_the_channels_is_read_as_said() -> None:
 
 
 def test_layers_that_do_not_fit_and_odd_shapes_are_named() -> None:
-    with pytest.raises(
-        ValueError, match=r"a kernel of 8 does not fit into 4 x 84 pixels.*channels_last"
-    ):
+    with pytest.raises(ValueError, match=r"a kernel of 8 does not fit into 4 x 84 pixels.*channels_last"):
         ConvolutionalTrunk((84, 4, 84), layers=((32, 8, 4),))
     with pytest.raises(ValueError, match=r"frame_shape is \[4, 84, 84, 1\], expected \[C, H, W\]"):
         ConvolutionalTrunk((4, 84, 84, 1))
