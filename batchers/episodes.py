@@ -71,11 +71,9 @@ def _pieces(batch: Trajectories) -> Iterator[tuple[int, DictTensor, TemporalDict
     """Cut a batch where episodes end: environment, info, steps [1, t], and whether the episode ends with them."""
     environments = batch.info["environment"].tolist()  # sync: once per batch, cutting needs numbers
     lengths = batch.lengths.tolist()  # sync: once per batch
-    ends = (
-        (batch.trajectories["_observation/done"] & batch.trajectories.mask()).nonzero().tolist()
-    )  # sync: once per batch
+    done = batch.trajectories["_observation/done"] & batch.trajectories.mask()
     stops: list[list[int]] = [[] for _ in environments]
-    for row, t in ends:
+    for row, t in done.nonzero().tolist():  # sync: once per batch
         stops[row].append(t + 1)
     kept = [key for key in batch.info.keys() if not key.startswith("agent_state/")]
     info = batch.info.get(kept)
