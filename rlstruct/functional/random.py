@@ -80,6 +80,26 @@ def split(key: Tensor, n: int) -> Tensor:
     return _mix_full(key.unsqueeze(-1) + lanes)
 
 
+def child_key(key: Tensor, n: Tensor | int) -> Tensor:
+    """Make fresh key number n of each key: column n of `split`, where n may differ from row to row.
+
+    Keys made so form a tree: a seed's children are episodes, an episode's children steps, whoever holds them.
+
+    Args:
+        key: [B] int64.
+        n: which child, from 0.  one number or [B] int64
+
+    Returns:
+        [B] int64.
+
+    >>> key = torch.tensor([1, 2])
+    >>> torch.equal(child_key(key, 3), split(key, 4)[:, 3])
+    True
+    """
+    lane = _wrap((n + 1) * _MIX_2) if isinstance(n, int) else (n + 1) * _MIX_2
+    return _mix_full(key + lane)
+
+
 def uniform(key: Tensor, shape: tuple[int, ...] = (), stream: int = 0) -> Tensor:
     """Draw uniformly from [0, 1).
 

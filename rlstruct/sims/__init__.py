@@ -1,0 +1,25 @@
+"""Simulators whose whole state is tensors, on any torch device, and the base to write your own. Layer 3."""
+
+from rlstruct.sims._state import columns
+from rlstruct.sims.acrobot import Acrobot, AcrobotState
+from rlstruct.sims.cart_pole import CartPole, CartPoleState
+from rlstruct.sims.mountain_car import MountainCar, MountainCarContinuous, MountainCarState
+from rlstruct.sims.pendulum import Pendulum, PendulumState
+from rlstruct.sims.registry import make, names
+from rlstruct.sims.tensor_env import TensorEnv
+
+__all__ = [
+    "Acrobot",
+    "AcrobotState",
+    "CartPole",
+    "CartPoleState",
+    "MountainCar",
+    "MountainCarContinuous",
+    "MountainCarState",
+    "Pendulum",
+    "PendulumState",
+    "TensorEnv",
+    "columns",
+    "make",
+    "names",
+]

@@ -1,0 +1,63 @@
+"""One call for many operations: a pure function of tensors, compiled by TorchInductor. Part of rlstruct.sims.
+
+The step of a simulator is a few dozen operations on small tensors, so what it costs is calls. `torch.compile` turns
+them into one kernel, but looks at all its arguments again in each call (guards), which costs more than the kernel. Here
+the shapes are known for life, so the function is traced once and Inductor's code is called directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+Pure = Callable[..., tuple[Tensors, ...]]
+
+
+class Compiled:
+    """A pure function of dicts of tensors that returns dicts of tensors, compiled in its first call.
+
+    Args:
+        fn: the function; no Python control flow on values, every later call with the same keys, shapes and dtypes.
+    """
+
+    def __init__(self, fn: Pure) -> None:
+        """Remember ``fn``; nothing is compiled yet."""
+        self._fn = fn
+        self._run: Callable[..., list[Tensor]] | None = None
+        self._keys: list[list[str]] = []
+        self._strides: list[tuple[int, ...]] = []
+        self._out_keys: list[list[str]] = []
+
+    def __call__(self, *dicts: Tensors) -> list[Tensors]:
+        """Return what ``fn(*dicts)`` does."""
+        if self._run is None:
+            self._compile(dicts)
+        inputs = [d[key] for d, keys in zip(dicts, self._keys, strict=True) for key in keys]
+        for i, strides in enumerate(self._strides):
+            if inputs[i].stride() != strides:  # the code reads its inputs with the strides of the first call
+                inputs[i] = torch.empty_strided(
+                    inputs[i].shape, strides, dtype=inputs[i].dtype, device=inputs[i].device
+                ).copy_(inputs[i])
+        outputs = iter(self._run(*inputs))  # type: ignore[misc]  # _compile sets it
+        return [{key: next(outputs) for key in keys} for keys in self._out_keys]
+
+    def _compile(self, dicts: tuple[Tensors, ...]) -> None:
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        self._keys = [list(d) for d in dicts]
+
+        def flat(*inputs: Tensor) -> list[Tensor]:
+            rest = iter(inputs)
+            results = self._fn(*({key: next(rest) for key in keys} for keys in self._keys))
+            self._out_keys = [list(result) for result in results]
+            return [tensor for result in results for tensor in result.values()]
+
+        inputs: list[Any] = [tensor for d in dicts for tensor in d.values()]
+        self._strides = [tensor.stride() for tensor in inputs]
+        with torch.no_grad():
+            graph = make_fx(flat)(*inputs)
+            self._run = torch._inductor.compile(graph, inputs)

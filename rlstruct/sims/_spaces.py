@@ -1,0 +1,43 @@
+"""Gymnasium spaces as shapes and dtypes of tensors. Part of rlstruct.sims."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+Space = gymnasium.Space[Any]
+_LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+def layout(space: Space, key: str) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Return shape and dtype of one row for every key of a space, nested ones joined by ``/``.
+
+    Raises:
+        TypeError: a space has no fixed shape.
+
+    >>> layout(spaces.Dict(board=spaces.MultiBinary(3), turn=spaces.Discrete(2)), "frame")
+    {'frame/board': ((3,), torch.int8), 'frame/turn': ((), torch.int64)}
+    """
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        children = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        return {k: row for name, child in children for k, row in layout(child, f"{key}/{name}").items()}
+    if not isinstance(space, _LEAVES):
+        raise TypeError(f"{key}: {type(space).__name__} has no fixed shape: use Box, Discrete, MultiDiscrete, ….")
+    return {key: (tuple(space.shape or ()), torch.from_numpy(np.empty(0, space.dtype)).dtype)}
+
+
+def zeros(space: Space, key: str, n: int, device: torch.device) -> dict[str, Tensor]:
+    """Make n rows of zeros for every key of a space."""
+    rows = layout(space, key).items()
+    return {name: torch.zeros((n, *shape), dtype=dtype, device=device) for name, (shape, dtype) in rows}
+
+
+def box(low: Any, high: Any, dtype: torch.dtype) -> spaces.Box:  # noqa: ANN401 - whatever Box takes
+    """Make a Box of floating-point numbers in the dtype of a simulator."""
+    kind = np.float64 if dtype == torch.float64 else np.float32
+    return spaces.Box(np.asarray(low, kind), np.asarray(high, kind), dtype=kind)

@@ -1,0 +1,139 @@
+"""Acrobot on any device. Part of rlstruct.sims.
+
+Sutton, "Generalization in reinforcement learning: successful examples using sparse coarse coding", NeurIPS 1996, with
+the equations of Sutton and Barto's book, as gymnasium's Acrobot-v1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rlstruct.device import DeviceLike
+from rlstruct.functional.random import uniform
+from rlstruct.sims._spaces import box
+from rlstruct.sims._state import columns
+from rlstruct.sims.tensor_env import Backend, TensorEnv
+
+STEP, GRAVITY = 0.2, 9.8  # s, m/s^2
+LENGTH, CENTRE, MASS, INERTIA = 1.0, 0.5, 1.0, 1.0  # of both links: m, m, kg, kg m^2
+MAX_SPEED_1, MAX_SPEED_2 = 4 * math.pi, 9 * math.pi  # rad/s
+
+_Angles = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class AcrobotState:
+    """Where the two links are.
+
+    Attributes:
+        theta1: angle of the first link from hanging down, rad, in [-pi, pi].  [B] float
+        theta2: angle of the second link to the first, rad, in [-pi, pi].      [B] float
+        theta1_dot: velocity of theta1, rad/s.                                 [B] float
+        theta2_dot: velocity of theta2, rad/s.                                 [B] float
+    """
+
+    theta1: Tensor
+    theta2: Tensor
+    theta1_dot: Tensor
+    theta2_dot: Tensor
+
+
+class Acrobot(TensorEnv[AcrobotState]):
+    """Swing two links up with a torque of -1, 0 or 1 N m at the joint between them; reward -1 per step until then.
+
+    Args:
+        n_envs: B.
+        seed: environment j draws from ``seed + j``.
+        device: where everything lives.
+        dtype: of the state and the frames.
+        auto_reset: see `TensorEnv`.
+        time_limit: see `TensorEnv`.
+        backend: see `TensorEnv`.
+    """
+
+    action_space = spaces.Discrete(3)
+    shortest_episode: ClassVar[int] = 16  # from hanging nearly still to upright takes some 60 steps of best play
+    stochastic: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        n_envs: int,
+        seed: int = 0,
+        *,
+        device: DeviceLike = "cpu",
+        dtype: torch.dtype = torch.float32,
+        auto_reset: bool = True,
+        time_limit: int | None = 500,
+        backend: Backend = "torch",
+    ) -> None:
+        """Make the environments."""
+        high = [1.0, 1.0, 1.0, 1.0, MAX_SPEED_1, MAX_SPEED_2]
+        self.observation_space = box([-v for v in high], high, dtype)
+        self.dtype = dtype
+        super().__init__(n_envs, seed, device=device, auto_reset=auto_reset, time_limit=time_limit, backend=backend)
+
+    def initial(self, key: Tensor) -> AcrobotState:
+        """Draw all four numbers from [-0.1, 0.1)."""
+        drawn = uniform(key, (4,)).t().contiguous().to(self.dtype).sub_(0.5).mul_(0.2)  # [4, n]
+        return AcrobotState(*drawn.unbind(0))
+
+    def transition(self, state: AcrobotState, action: Tensor, key: Tensor) -> tuple[AcrobotState, Tensor, Tensor]:
+        """Swing for one step of Runge and Kutta's method of fourth order; terminated where the tip is high enough."""
+        y0 = (state.theta1, state.theta2, state.theta1_dot, state.theta2_dot)
+        torque = (action - 1).to(self.dtype)
+        k1 = _derivative(y0, torque)
+        k2 = _derivative(_ahead(y0, k1, STEP / 2), torque)
+        k3 = _derivative(_ahead(y0, k2, STEP / 2), torque)
+        k4 = _derivative(_ahead(y0, k3, STEP), torque)
+        slopes = [a + 2 * b + 2 * c + d for a, b, c, d in zip(k1, k2, k3, k4, strict=True)]
+        theta1, theta2, theta1_dot, theta2_dot = (y + STEP / 6 * k for y, k in zip(y0, slopes, strict=True))
+        moved = AcrobotState(
+            _wrap(theta1),
+            _wrap(theta2),
+            theta1_dot.clamp(-MAX_SPEED_1, MAX_SPEED_1),
+            theta2_dot.clamp(-MAX_SPEED_2, MAX_SPEED_2),
+        )
+        terminated = -torch.cos(moved.theta1) - torch.cos(moved.theta2 + moved.theta1) > 1.0
+        return moved, terminated.to(self.dtype) - 1, terminated
+
+    def observe(self, state: AcrobotState) -> Tensor:
+        """Show cosine and sine of both angles, and the velocities, [B, 6]."""
+        angles = (f(angle) for angle in (state.theta1, state.theta2) for f in (torch.cos, torch.sin))
+        return columns(*angles, state.theta1_dot, state.theta2_dot)
+
+
+def _derivative(y: _Angles, torque: Tensor) -> _Angles:
+    theta1, theta2, theta1_dot, theta2_dot = y
+    cos2, sin2 = torch.cos(theta2), torch.sin(theta2)
+    d1 = MASS * (CENTRE**2 + LENGTH**2 + CENTRE**2) + 2 * INERTIA + (2 * MASS * LENGTH * CENTRE) * cos2
+    d2 = MASS * CENTRE**2 + INERTIA + (MASS * LENGTH * CENTRE) * cos2
+    # cos(a - pi / 2) of the book is sin(a)
+    phi2 = (MASS * CENTRE * GRAVITY) * torch.sin(theta1 + theta2)
+    phi1 = (
+        (-MASS * LENGTH * CENTRE) * theta2_dot * (theta2_dot + 2 * theta1_dot) * sin2
+        + ((MASS * CENTRE + MASS * LENGTH) * GRAVITY) * torch.sin(theta1)
+        + phi2
+    )
+    pull = torque + d2 / d1 * phi1 - (MASS * LENGTH * CENTRE) * theta1_dot.square() * sin2 - phi2
+    theta2_acc = pull / (MASS * CENTRE**2 + INERTIA - d2.square() / d1)
+    theta1_acc = -(d2 * theta2_acc + phi1) / d1
+    return theta1_dot, theta2_dot, theta1_acc, theta2_acc
+
+
+def _ahead(y: _Angles, slope: _Angles, time: float) -> _Angles:
+    theta1, theta2, theta1_dot, theta2_dot = (torch.add(a, b, alpha=time) for a, b in zip(y, slope, strict=True))
+    return theta1, theta2, theta1_dot, theta2_dot
+
+
+def _wrap(angle: Tensor) -> Tensor:
+    """Bring angles into [-pi, pi]. Speeds are bounded, so one step leaves it by two turns at most."""
+    turned = angle
+    for _ in range(2):
+        turned = turned - (2 * math.pi) * ((turned > math.pi).to(angle.dtype) - (turned < -math.pi).to(angle.dtype))
+    return turned

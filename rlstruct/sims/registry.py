@@ -1,0 +1,56 @@
+"""Simulators by name: `make("CartPole-v1", n_envs=4096, device="cuda:0")`. Part of rlstruct.sims."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import Any
+
+from rlstruct.sims.tensor_env import TensorEnv
+
+# Imported when asked for: gymnasium's names for the classics, and the module and class of each.
+_SIMULATORS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "CartPole-v0": ("cart_pole", "CartPole", {"time_limit": 200}),
+    "CartPole-v1": ("cart_pole", "CartPole", {}),
+    "Pendulum-v1": ("pendulum", "Pendulum", {}),
+    "Acrobot-v1": ("acrobot", "Acrobot", {}),
+    "MountainCar-v0": ("mountain_car", "MountainCar", {}),
+    "MountainCarContinuous-v0": ("mountain_car", "MountainCarContinuous", {}),
+}
+
+
+def names() -> list[str]:
+    """Return the names that `make` knows.
+
+    >>> "CartPole-v1" in names()
+    True
+    """
+    return list(_SIMULATORS)
+
+
+def make(name: str, n_envs: int, seed: int = 0, **settings: Any) -> TensorEnv[Any]:  # noqa: ANN401 - passed on
+    """Make a simulator by its name.
+
+    Args:
+        name: see `names`.
+        n_envs: B.
+        seed: environment j draws from ``seed + j``.
+        settings: keyword arguments of the simulator, such as ``device``, ``backend``, ``time_limit``.
+
+    Returns:
+        A VecEnv.
+
+    Raises:
+        ValueError: no simulator has this name; the message suggests the nearest.
+
+    >>> make("CartPole-v1", n_envs=3).n_envs()
+    3
+    """
+    if name not in _SIMULATORS:
+        near = difflib.get_close_matches(name, _SIMULATORS, 1, 0.4)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"rlstruct.sims.make: no simulator {name!r}. There are {', '.join(_SIMULATORS)}.{hint}")
+    module, cls, preset = _SIMULATORS[name]
+    simulator = getattr(importlib.import_module(f"rlstruct.sims.{module}"), cls)
+    made: TensorEnv[Any] = simulator(n_envs, seed, **{**preset, **settings})
+    return made

@@ -1,0 +1,121 @@
+"""What every simulator of the registry must do: the contract, no host sync, one trajectory whatever the set-up."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import rlstruct.testing.sim_device  # noqa: F401 - makes sim:1 exist
+from rlstruct.core import DictTensor, TemporalDictTensor
+from rlstruct.functional.random import randint, step_keys, uniform
+from rlstruct.sims import TensorEnv, make, names
+from rlstruct.testing import check_vec_env, forbid_host_sync
+
+NAMES = names()
+
+
+def actions(env: TensorEnv, n_steps: int, first: int = 0) -> TemporalDictTensor:
+    """The same actions for environment ``first + b`` in every batch, [B, T]."""
+    seeds = torch.arange(first, first + env.n_envs(), device=env.device)
+    keys = step_keys(seeds, 9, torch.arange(n_steps, device=env.device)).t().contiguous()  # [B, T]
+    space, flat = env.action_space, keys.flatten()
+    if space.shape:
+        low, high = float(space.low[0]), float(space.high[0])
+        drawn = uniform(flat).mul(high - low).add(low).view(*keys.shape, *space.shape)
+    else:
+        drawn = randint(flat, int(space.n)).view(keys.shape)
+    return TemporalDictTensor({"action": drawn})
+
+
+def run(env: TensorEnv, plan: TemporalDictTensor) -> list[tuple[DictTensor, torch.Tensor]]:
+    """Everything that the environment shows, step by step."""
+    seen = [env.reset()]
+    for t in range(plan.n_steps()):
+        reached, current = env.step(plan.temporal_index(t))
+        seen += [reached, current]
+    return seen
+
+
+def assert_same(got, expected, rows: slice = slice(None), **tolerance: float) -> None:
+    for (a, ran), (b, also) in zip(got, expected, strict=True):
+        assert torch.equal(ran, also[rows])
+        assert a.keys() == b.keys()
+        for key in a.keys():
+            if tolerance and a[key].is_floating_point():
+                torch.testing.assert_close(a[key], b[key][rows], **tolerance)
+            else:
+                assert torch.equal(a[key], b[key][rows]), key
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("settings", [{}, {"auto_reset": False}, {"time_limit": 7}], ids=["auto", "episodic", "limit"])
+def test_keeps_the_contract(name: str, settings: dict) -> None:
+    check_vec_env(lambda seed, **more: make(name, 5, seed, **more), env_args=settings, n_steps=80)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keeps_the_contract_on_a_strict_device(name: str) -> None:
+    check_vec_env(lambda seed: make(name, 3, seed, device="sim:1", time_limit=6), n_steps=15)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("auto_reset", [True, False])
+def test_never_waits_for_the_device(name: str, auto_reset: bool) -> None:
+    for device in ("cpu", "sim:1"):
+        env = make(name, 3, device=device, auto_reset=auto_reset, time_limit=4)
+        env.reset()
+        plan = actions(env, 6)
+        single = [plan.temporal_index(t) for t in range(6)]
+        with forbid_host_sync():
+            for action in single:
+                env.step(action)
+            env.rollout(plan)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_environment_does_the_same_in_any_batch_and_on_any_device(name: str) -> None:
+    whole = make(name, 12, seed=5, time_limit=50)
+    plan = actions(whole, 60)
+    expected = run(whole, plan)
+    for first, n in ((0, 12), (0, 4), (4, 8)):
+        some = make(name, n, seed=5 + first, time_limit=50)
+        # Vectorised sine and cosine may round the last few rows of a batch differently from the others.
+        assert_same(run(some, actions(some, 60, first)), expected, slice(first, first + n), rtol=1e-3, atol=1e-3)
+    away = make(name, 12, seed=5, time_limit=50, device="sim:1")
+    seen = [(a.to("cpu"), mask.to("cpu")) for a, mask in run(away, plan.to("sim:1"))]
+    assert_same(seen, expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("auto_reset", [True, False])
+def test_rollout_equals_single_steps(name: str, auto_reset: bool) -> None:
+    n_steps = 24
+    one, many = (make(name, 4, seed=1, auto_reset=auto_reset, time_limit=11) for _ in range(2))
+    plan = actions(one, n_steps)
+    expected = run(one, plan)[1:]
+    many.reset()
+    start = 0
+    for k in (1, 5, 8, 10):  # launches of several sizes, which begin anywhere in an episode
+        reached, current = many.rollout(plan.temporal_slice(start, start + k))
+        assert (current[0] is reached[0]) is not auto_reset
+        for t in range(k):
+            got = [(seen.temporal_index(t), mask[:, t]) for seen, mask in (reached, current)]
+            assert_same(got, expected[2 * (start + t) : 2 * (start + t) + 2])
+        start += k
+    assert all(torch.equal(many.carry()[key], value) for key, value in one.carry().items() if "start" not in key)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_episode_is_shorter_than_the_simulator_says(name: str) -> None:
+    env = make(name, 512, seed=2)
+    space = env.action_space
+    env.reset()
+    n_actions = int(getattr(space, "n", 2))
+    # Half of the environments act at random, the others hold one action down, which ends most games soonest.
+    held = torch.arange(256) % n_actions
+    for t in range(1, type(env).shortest_episode):
+        action = actions(env, 1, first=1000 * t).temporal_index(0)["action"]
+        if not space.shape:
+            action[:256] = held
+        (reached, _), _ = env.step(DictTensor({"action": action}))
+        assert not reached["terminated"].any(), f"step {t}"

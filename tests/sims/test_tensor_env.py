@@ -1,0 +1,278 @@
+"""TensorEnv itself, with simulators of a few lines: restarts, limits, states from outside, keys, errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from gymnasium import spaces
+
+from rlstruct.core import DictTensor
+from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
+from rlstruct.functional.random import child_key, randint, uniform
+from rlstruct.sims import CartPole, TensorEnv, make
+from rlstruct.testing import check_vec_env
+
+
+@dataclass(frozen=True)
+class Count:
+    value: torch.Tensor
+
+
+class Counter(TensorEnv[Count]):
+    """Begins at 10 e for a random e from 0 to 99, adds the action, ends beyond 4 steps from there."""
+
+    action_space = spaces.Discrete(4)
+    observation_space = spaces.Box(0, 10**6, (), "int64")
+    stochastic = False
+
+    def initial(self, key):
+        return Count(10 * randint(key, 100))
+
+    def transition(self, state, action, key):
+        value = state.value + action
+        return Count(value), action.to(torch.float32), value % 10 >= 4
+
+    def observe(self, state):
+        return state.value
+
+
+class Dice(TensorEnv[DictTensor]):
+    """Throws a die per step, nested spaces, a state without a class of its own; six ends."""
+
+    action_space = spaces.Dict(left=spaces.Discrete(2), right=spaces.Box(-1, 1, (2,)))
+    observation_space = spaces.Dict(die=spaces.Discrete(7), pushed=spaces.Box(-1, 1, (2,)))
+
+    def initial(self, key):
+        return DictTensor({"die": torch.zeros_like(key), "pushed": torch.zeros(*key.shape, 2, device=key.device)})
+
+    def transition(self, state, action, key):
+        die = 1 + randint(key, 6)
+        return DictTensor({"die": die, "pushed": action["right"]}), die.to(torch.float64), die == 6
+
+    def observe(self, state):
+        return {"die": state["die"], "pushed": state["pushed"]}
+
+
+def act(*values: int) -> DictTensor:
+    return DictTensor({"action": torch.tensor(values)})
+
+
+def started(env: TensorEnv) -> TensorEnv:
+    env.reset()
+    return env
+
+
+@pytest.mark.parametrize("auto_reset", [True, False])
+def test_keeps_the_contract_with_plain_and_nested_spaces(auto_reset: bool) -> None:
+    check_vec_env(lambda seed: Counter(5, seed, auto_reset=auto_reset), n_steps=60)
+    check_vec_env(lambda seed: Dice(5, seed, auto_reset=auto_reset, time_limit=4), n_steps=60)
+
+
+def test_a_step_shows_the_final_state_and_restarts() -> None:
+    env = Counter(2)
+    env.reset(DictTensor({"state/value": torch.tensor([20, 33]), "weather": torch.zeros(2)}))
+    (reached, ran), (current, running) = env.step(act(3, 1))
+    assert reached["frame"].tolist() == [23, 34]
+    assert reached["reward"].tolist() == [3.0, 1.0]
+    assert reached["terminated"].tolist() == reached["done"].tolist() == [False, True]
+    assert current["initial_state"].tolist() == [False, True]
+    assert current["frame"][0] == 23
+    assert current["frame"][1] % 10 == 0
+    assert current["reward"].tolist() == [3.0, 0.0]
+    assert current["last_action"].tolist() == [3, 0]
+    assert ran.all()
+    assert running.all()
+
+
+def test_an_idle_environment_shows_its_end_until_reset() -> None:
+    env = Counter(2, auto_reset=False, time_limit=2)
+    env.reset(DictTensor({"state/value": torch.tensor([20, 33])}))
+    (_, ran), (current, running) = env.step(act(0, 1))
+    assert (ran.tolist(), running.tolist()) == ([True, True], [True, False])
+    (_, ran), (current, running) = env.step(act(0, 2))
+    assert (ran.tolist(), running.tolist()) == ([True, False], [False, False])
+    assert current["frame"].tolist() == [20, 34]
+    assert current["truncated"].tolist() == [True, False]
+    assert current["terminated"].tolist() == [False, True]
+    assert current["last_action"].tolist() == [0, 1]
+    assert env.reset()[1].all()
+
+
+def test_time_limit_counts_the_steps_of_each_episode() -> None:
+    env = Counter(1, time_limit=3)
+    env.reset(DictTensor({"state/value": torch.tensor([33])}))
+    ends = []
+    for action in (1, 0, 0, 0, 0, 0, 0):  # terminated at once, then truncated after three steps each
+        (reached, _), _ = env.step(act(action))
+        ends.append((bool(reached["terminated"]), bool(reached["truncated"])))
+    cut, on = (False, True), (False, False)
+    assert ends == [(True, False), on, on, cut, on, on, cut]
+
+
+def test_both_ends_may_come_together() -> None:
+    env = Counter(1, time_limit=1)
+    env.reset(DictTensor({"state/value": torch.tensor([33])}))
+    (reached, _), _ = env.step(act(1))
+    assert reached["terminated"]
+    assert reached["truncated"]
+
+
+def test_states_go_out_and_come_back() -> None:
+    env = started(Counter(4, seed=3))
+    env.step(act(1, 1, 1, 1))
+    state = env.get_state([2, 0])
+    frames = env.step(act(0, 0, 0, 0))[0][0]["frame"]
+    assert state.value.tolist() == [frames[2], frames[0]]
+    current, running = env.set_state([1, 3], state)
+    assert current["frame"].tolist() == [frames[0], frames[2], frames[2], frames[0]]
+    assert current["initial_state"].tolist() == [False, True, False, True]
+    assert running.all()
+    state.value.fill_(-7)  # what was handed out or in is nobody else's
+    assert env.get_state().value.tolist() == current["frame"].tolist()
+
+
+def test_set_state_wakes_an_idle_environment_and_restarts_its_clock() -> None:
+    env = Counter(2, auto_reset=False, time_limit=2)
+    env.reset(DictTensor({"state/value": torch.tensor([33, 33])}))
+    env.step(act(1, 0))
+    current, running = env.set_state([0], Count(torch.tensor([50])))
+    assert current["frame"].tolist() == [50, 33]
+    assert current["done"].tolist() == [False, False]
+    assert running.all()
+    (reached, _), _ = env.step(act(0, 0))
+    assert reached["truncated"].tolist() == [False, True]
+
+
+def test_states_recorded_on_the_cpu_start_a_simulation_elsewhere() -> None:
+    import rlstruct.testing.sim_device  # noqa: F401
+
+    there = started(CartPole(3, device="sim:1"))
+    current, _ = there.set_state([2, 0], started(CartPole(2, seed=9)).get_state())
+    recorded = started(CartPole(2, seed=9)).reset()[0]
+    assert current.device == torch.device("sim:1")
+    here = CartPole(2, seed=9).reset()[0]["frame"]
+    assert torch.equal(current["frame"].to("cpu")[[2, 0]], here)
+    assert not torch.equal(recorded["frame"], here)  # a second reset is another episode
+
+
+def test_start_states_come_from_the_cache() -> None:
+    env = Counter(300)
+    env.set_start_states(Count(torch.tensor([100, 203, 300])))
+    first, _ = env.reset()
+    assert set(first["frame"].tolist()) == {100, 203, 300}
+    counts = torch.zeros(3)
+    for _ in range(30):
+        _, (current, _) = env.step(DictTensor({"action": torch.full((300,), 1)}))
+        fresh = current["frame"][current["initial_state"]]
+        counts += torch.stack([(fresh == value).sum() for value in (100, 203, 300)])
+        assert set(fresh.tolist()) <= {100, 203, 300}
+    # Three equal chances: chi-squared with 2 degrees of freedom is below 13.8 in 999 of 1,000 cases.
+    expected = counts.sum() / 3
+    assert ((counts - expected) ** 2 / expected).sum() < 13.8
+    assert counts.sum() > 2500
+    env.set_start_states(None)
+    assert len(set(env.reset()[0]["frame"].tolist())) > 50
+
+
+def test_a_simulation_goes_on_from_its_carry_bit_by_bit() -> None:
+    one, other = started(Dice(8, seed=1)), Dice(8, seed=77)
+    action = DictTensor({"action/left": torch.zeros(8, dtype=torch.int64), "action/right": torch.zeros(8, 2)})
+    one.step(action)
+    other.reset()
+    other.set_carry(one.carry())
+    for _ in range(20):
+        (a, _), (b, _) = one.step(action), other.step(action)
+        assert torch.equal(a[0]["frame/die"], b[0]["frame/die"])
+
+
+def test_nobody_can_write_into_the_simulation() -> None:
+    env = Counter(1)
+    first, _ = env.reset(DictTensor({"state/value": torch.tensor([20])}))
+    first["frame"].fill_(999)
+    _, (current, _) = env.step(act(1))
+    assert current["frame"].tolist() == [21]
+    current["frame"].fill_(999)
+    assert env.step(act(1))[0][0]["frame"].tolist() == [22]
+
+
+def test_episodes_are_children_of_the_seed_and_steps_are_children_of_episodes() -> None:
+    env = started(Dice(2, seed=40))
+    action = DictTensor({"action/left": torch.zeros(2, dtype=torch.int64), "action/right": torch.zeros(2, 2)})
+    key = child_key(child_key(torch.tensor([40, 41]), 0x51D), 0)
+    alive = torch.ones(2, dtype=torch.bool)
+    for t in range(3):
+        (reached, _), (current, _) = env.step(action)
+        thrown = 1 + randint(child_key(key, t), 6)
+        assert torch.equal(reached["frame/die"][alive], thrown[alive])
+        alive &= ~current["initial_state"]
+
+
+def test_keys_are_uniform_and_independent() -> None:
+    environments, episodes, steps = torch.meshgrid(torch.arange(64), torch.arange(16), torch.arange(64), indexing="ij")
+    seeds = child_key(environments.flatten(), 0x51D)
+    keys = child_key(child_key(seeds, episodes.flatten()), steps.flatten())
+    assert len(keys.unique()) == len(keys)
+    u = uniform(keys).double()
+    # 65,536 numbers in 256 cells: chi-squared has mean 255 and deviation 22.6; 6 deviations are one case in 10^9.
+    counts = torch.histc(u, 256, 0, 1)
+    assert abs(((counts - 256) ** 2 / 256).sum() - 255) < 6 * 22.6
+    cube = u.view(64, 16, 64)
+    for axis in range(3):  # neighbours in environment, episode and step know nothing of each other
+        a, b = cube.narrow(axis, 0, cube.shape[axis] - 1), cube.narrow(axis, 1, cube.shape[axis] - 1)
+        correlation = 12 * ((a - 0.5) * (b - 0.5)).mean()
+        assert abs(correlation) < 5 / a.numel() ** 0.5
+    bits = (keys.unsqueeze(1) >> torch.arange(64)) & 1
+    assert (bits.double().mean(0) - 0.5).abs().max() < 5 * 0.5 / 65_536**0.5
+
+
+def test_drawing_without_saying_so_fails() -> None:
+    class Sneaky(Counter):
+        def transition(self, state, action, key):
+            return Count(state.value + randint(key, 3)), action.to(torch.float32), action > 9
+
+    with pytest.raises(RuntimeError, match="size"):
+        started(Sneaky(2)).step(act(0, 0))
+
+
+def test_errors_name_the_place_and_the_mend() -> None:
+    with pytest.raises(ValueError, match="n_envs=0"):
+        Counter(0)
+    with pytest.raises(ValueError, match="backend='fast'"):
+        CartPole(1, backend="fast")
+    with pytest.raises(RuntimeError, match="Call reset first"):
+        Counter(1).step(act(0))
+    env = started(Counter(2))
+    with pytest.raises(ShapeMismatchError, match=r"\[2, 1\].*expected \[2\]"):
+        env.step(DictTensor({"action": torch.zeros(2, 1, dtype=torch.int64)}))
+    with pytest.raises(ShapeMismatchError, match=r"torch.int32, expected"):
+        env.step(DictTensor({"action": torch.zeros(2, dtype=torch.int32)}))
+    with pytest.raises(DeviceMismatchError, match="is on meta, expected cpu"):
+        env.step(DictTensor({"action": torch.zeros(2, dtype=torch.int64, device="meta")}))
+    with pytest.raises(KeyError, match="action"):
+        env.step(DictTensor({"move": torch.zeros(2, dtype=torch.int64)}))
+    with pytest.raises(ValueError, match="n_steps >= 1"):
+        env.rollout(act(0, 0))
+    with pytest.raises(ShapeMismatchError, match=r"field 'value'.*expected \[1\]"):
+        env.set_state([0], Count(torch.tensor([1, 2])))
+    with pytest.raises(KeyError, match="got the fields"):
+        env.reset(DictTensor({"state/wings": torch.zeros(2)}))
+    with pytest.raises(TypeError, match="expected a frozen dataclass"):
+        env.set_state([0], torch.zeros(1))
+    with pytest.raises(ValueError, match="Did you mean 'CartPole-v1'"):
+        make("Cartpole-v1", 1)
+
+
+def test_a_frame_unlike_the_space_is_found_at_the_first_reset() -> None:
+    class Wrong(Counter):
+        observation_space = spaces.Box(0, 1, (3,))
+
+    with pytest.raises(ShapeMismatchError, match=r"observe: 'frame'.*expected \[1, 3\]"):
+        Wrong(1).reset()
+
+
+def test_spaces_are_not_shared_between_environments() -> None:
+    one, other = Counter(1), Counter(1)
+    assert one.action_space is not other.action_space
+    assert Counter.action_space is not one.action_space
