@@ -69,7 +69,7 @@ class ReinforceConfig:
         seed: of the weights and of the environments; the evaluation's follow from it.
     """
 
-    n_env_steps: int = 200_000
+    n_env_steps: int = 250_000
     n_timesteps: int = 500
     n_envs: int = 8
     n_processes: int = 2
