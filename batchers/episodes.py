@@ -42,9 +42,9 @@ def collect_episodes(
     begun: dict[int, list[TemporalDictTensor]] = {b: [] for b in range(B)}
     first: dict[int, DictTensor] = {}
     found: list[tuple[int, int, DictTensor, TemporalDictTensor]] = []
-    n_running = 0
+    n_running: int | None = 0
     while any(missing.values()):
-        if n_running == 0:
+        if not n_running:
             batcher.reset(agent_info, env_info)
         batcher.execute()
         batch, n_running = batcher.get()

@@ -49,14 +49,14 @@ def quiet_start() -> Iterator[None]:
     _refuse_while_imported()
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     before = {name: os.environ.get(name) for name in names}
-    start_method = get_start_method(allow_none=True)
+    chosen = bool(get_start_method(allow_none=True))
     os.environ.update(dict.fromkeys(names, "1"))
     in_main = threading.current_thread() is threading.main_thread()
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None
     try:
         yield
     finally:
-        if start_method is None:  # Python has fixed it while it spawned: give the user's choice back
+        if not chosen:  # Python has fixed it while it spawned: give the user's choice back
             set_start_method(None, force=True)
         if in_main and handler is not None:
             signal.signal(signal.SIGINT, handler)
