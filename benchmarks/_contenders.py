@@ -1,0 +1,208 @@
+"""Long-lived contenders of a benchmark, each in a process of its own, that run in turns. Layer 5.
+
+Everybody is started and warmed up before the first round, and every round gives each of them one turn, so that a slow
+moment of the machine hits all of them and start-up is not counted. See ``peers/_serve.py`` for the other side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PEERS = HERE / "peers"
+START_SECONDS = 180.0
+TURN_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a table.
+
+    Attributes:
+        name: as the table says it.
+        script: file in ``peers``.
+        task: ``n_envs``, ``n_processes``, ``n_timesteps``, and ``environment`` unless it is CartPole.
+        arguments: further words of its command line.
+        python: interpreter; the one that runs this by default.
+        variables: of its environment.
+        requires: a module that the interpreter must find, or it is not installed.
+    """
+
+    name: str
+    script: str
+    task: dict[str, Any]
+    arguments: tuple[str, ...] = ()
+    python: str = sys.executable
+    variables: dict[str, str] = field(default_factory=dict)
+    requires: str = ""
+
+
+@dataclass
+class Result:
+    """What an entry did.
+
+    Attributes:
+        name: of the entry.
+        rate: median over the rounds of environment steps per second; None if it did not run.
+        rates: of every round.
+        why: the reason, if it did not run.
+        versions: of its packages.
+        reports: what it says about itself after each round, with the ``seconds`` of the round.
+    """
+
+    name: str
+    rate: float | None = None
+    rates: list[float] = field(default_factory=list)
+    why: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    reports: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Failure(Exception):
+    """A contender did not answer."""
+
+
+class Player:
+    """A running contender."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the player
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **entry.variables}
+        self.process = subprocess.Popen(
+            [entry.python, str(PEERS / entry.script), json.dumps(entry.task), *entry.arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+            env=variables,
+        )
+        self._lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+        self.batches = 1
+        try:
+            self.versions: dict[str, str] = self._answer(START_SECONDS)["ready"]
+        except Failure:
+            self.process.kill()
+            raise
+
+    def _read(self) -> None:
+        for line in self.process.stdout or ():
+            self._lines.put(line)
+        self._lines.put("")
+
+    def _answer(self, seconds: float) -> dict[str, Any]:
+        try:
+            line = self._lines.get(timeout=seconds)
+        except queue.Empty:
+            raise Failure(f"no answer in {seconds:.0f} s") from None
+        if not line:
+            self.errors.seek(0)
+            said = self.errors.read().strip().splitlines() or ["without a word"]
+            raise Failure(f"ended: {said[-1][:200]}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def turn(self) -> dict[str, Any]:
+        """Collect, and return seconds, steps and the contender's report."""
+        if self.process.stdin is None or self.process.poll() is not None:
+            raise Failure("ended")
+        print(json.dumps({"batches": self.batches}), file=self.process.stdin, flush=True)
+        return self._answer(TURN_SECONDS)
+
+    def warm_up(self, seconds: float) -> None:
+        """Run until nothing is new, and choose how many batches fill a turn."""
+        self.turn()
+        taken = self.turn()["seconds"]
+        self.batches = max(1, round(seconds / taken))
+
+    def close(self) -> None:
+        """Let it end by itself, and end it if it does not."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.errors.close()
+
+
+def compete(entries: Sequence[Entry], rounds: int, seconds: float) -> list[Result]:
+    """Run all entries in interleaved rounds.
+
+    Args:
+        entries: in the order of the table.
+        rounds: at least 5.
+        seconds: about how long a turn takes; one batch at least.
+
+    Returns:
+        One result for each entry; one that is not installed, or fails, says so.
+
+    Raises:
+        ValueError: fewer than 5 rounds.
+    """
+    if rounds < 5:
+        raise ValueError(f"compete: got rounds = {rounds}, expected at least 5, so that the median says something.")
+    results = [Result(entry.name) for entry in entries]
+    players: dict[int, Player] = {}
+    try:
+        for index, entry in enumerate(entries):
+            if why := missing(entry):
+                results[index].why = why
+                continue
+            with _noting(results[index], players, index):
+                players[index] = Player(entry)
+                results[index].versions = players[index].versions
+                players[index].warm_up(seconds)
+        for number in range(rounds):
+            print(f"round {number + 1} of {rounds}", file=sys.stderr)
+            for index in list(players):
+                with _noting(results[index], players, index):
+                    answer = players[index].turn()
+                    results[index].rates.append(answer["steps"] / answer["seconds"])
+                    if "report" in answer:
+                        results[index].reports.append({**answer["report"], "seconds": answer["seconds"]})
+    finally:
+        for player in players.values():
+            player.close()
+    for result in results:
+        if result.rates and not result.why:
+            result.rate = statistics.median(result.rates)
+    return results
+
+
+def missing(entry: Entry) -> str:
+    """Return why an entry cannot run here, "" if it can."""
+    if not Path(entry.python).exists():
+        return "not installed (make peers)"
+    if "RLSTRUCTURES" in entry.variables and not Path(entry.variables["RLSTRUCTURES"], "rlstructures").is_dir():
+        return "not installed (--rlstructures PATH)"
+    if entry.requires:
+        check = f"import importlib.util as u, sys; sys.exit(u.find_spec({entry.requires!r}) is None)"
+        if subprocess.run([entry.python, "-c", check], check=False).returncode:
+            return "not installed (make peers)"
+    return ""
+
+
+@contextlib.contextmanager
+def _noting(result: Result, players: dict[int, Player], index: int) -> Iterator[None]:
+    """Write a failure into the result, and end the player."""
+    try:
+        yield
+    except Failure as failure:
+        result.why = f"failed: {failure}"
+        if player := players.pop(index, None):
+            player.process.kill()
+            player.close()

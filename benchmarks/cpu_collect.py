@@ -1,0 +1,180 @@
+"""How fast trajectories are collected on the CPU, side by side with other libraries and with a bare loop.
+
+Run: ``make peers`` once, then ``python benchmarks/cpu_collect.py --rlstructures PATH``, where PATH is a checkout of
+facebookresearch/rlstructures at v0.2. ``--part`` takes some of the parts:
+
+* ``throughput``: CartPole-v1, a 4-64-64-2 policy that draws its actions, T = 128, at 64 and at 8 environments;
+* ``scaling``: one process and two, each with 32 environments, ours and the bare loop;
+* ``slow``: environments of 1 ms per step, one step in ten 10 ms, 8 workers;
+* ``weights``: a million parameters to 4 workers;  ``startup``: 2 workers to the first batch;
+* ``frames``: ALE Pong, uint8 84x84x4, 16 environments: bytes moved and kept per step (extra ``atari``).
+
+Contenders run in turns, each a warm process of its own with one torch thread per process; medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import _cpu_parts
+import _report
+from _contenders import Entry, Result, compete
+
+ROOT = Path(__file__).parent.parent
+T = 128
+OURS = "rlstruct RL_Batcher"
+# What the issue asks of ours / peer, by number of environments.
+TARGETS = {
+    64: {
+        "rlstructures v0.2": 5.0,
+        "TorchRL MultiSyncCollector": 12.0,
+        "SB3 collect_rollouts, SubprocVecEnv": 10.0,
+        "SB3 collect_rollouts, DummyVecEnv": 2.0,
+        "gymnasium SyncVectorEnv": 1.4,
+    },
+    8: {"rlstructures v0.2": 5.0, "TorchRL MultiSyncCollector": 5.0},
+}
+LIMIT = 0.85
+
+
+def entries(n_envs: int, n_processes: int, peers: str, rlstructures: str) -> list[Entry]:
+    """Everybody who takes part, with as many environments in as many processes."""
+    task = {"n_envs": n_envs, "n_processes": n_processes, "n_timesteps": T}
+    half = {**task, "n_envs": n_envs // n_processes, "n_processes": 1}
+    old = {"RLSTRUCTURES": rlstructures}
+    return [
+        Entry(OURS, "rlstruct_batcher.py", task),
+        Entry(f"bare loop, 1 process of {half['n_envs']}", "bare_loop.py", half),
+        Entry(f"bare loop, {n_processes} processes", "bare_loop.py", task),
+        Entry("rlstructures v0.2", "rlstructures_v02.py", task, python=peers, variables=old),
+        Entry("TorchRL MultiSyncCollector", "torchrl_multisync.py", task, python=peers, requires="torchrl"),
+        Entry(
+            "SB3 collect_rollouts, SubprocVecEnv",
+            "sb3_rollouts.py",
+            task,
+            ("subproc",),
+            python=peers,
+            requires="stable_baselines3",
+        ),
+        Entry("SB3 collect_rollouts, DummyVecEnv", "sb3_rollouts.py", task, python=peers, requires="stable_baselines3"),
+        Entry("gymnasium SyncVectorEnv", "gymnasium_vector.py", task, python=peers, requires="gymnasium"),
+        Entry("EnvPool (C++ environments)", "envpool_sync.py", task, python=peers, requires="envpool"),
+    ]
+
+
+def throughput(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Lines 1 and 2 of the table of targets."""
+    rows = []
+    for n_envs in options.envs:
+        results = compete(entries(n_envs, 2, options.peers, options.rlstructures), options.rounds, options.seconds)
+        rates = {result.name: result.rate for result in results}
+        ours, bare = rates[OURS], rates[f"bare loop, 1 process of {n_envs // 2}"]
+        print(f"\n## {n_envs} environments, 2 processes, T = {T}, {options.rounds} rounds\n")
+        print("| | environment steps/s | slowest - fastest round | ours / it | target |\n|---|---:|---:|---:|---:|")
+        for result in results:
+            rows.append(row(result, ours, n_envs))
+            print(line(rows[-1]))
+        if ours and bare:
+            share = ours / (2 * bare)
+            print(f"\nShare of the limit (2 x bare loop of one process): {share:.1%}, target {LIMIT:.0%}")
+            rows.append({"name": "share of the limit", "n_envs": n_envs, "ratio": share, "target": LIMIT})
+        if reports := results[0].reports:
+            print_phases(reports)
+    return rows
+
+
+def print_phases(reports: list[dict[str, Any]]) -> None:
+    """Say where our time goes."""
+    print("\nShare of the clock, mean over the workers, median round (hand_over is the parent's):")
+    for phase in reports[0]["phases"]:
+        share = statistics.median(report["phases"][phase] / report["seconds"] for report in reports)
+        print(f"  {phase:12} {share:6.1%}")
+    print(f"batcher.stats() since the start:\n{reports[-1]['text']}")
+
+
+def row(result: Result, ours: float | None, n_envs: int) -> dict[str, Any]:
+    ratio = ours / result.rate if ours and result.rate and result.name != OURS else None
+    return {
+        "name": result.name,
+        "n_envs": n_envs,
+        "rate": result.rate,
+        "rates": result.rates,
+        "ratio": ratio,
+        "target": TARGETS.get(n_envs, {}).get(result.name),
+        "why": result.why,
+        "versions": result.versions,
+        "reports": result.reports,
+    }
+
+
+def line(row: dict[str, Any]) -> str:
+    if row["rate"] is None:
+        return f"| {row['name']} | {row['why']} | | | |"
+    spread = f"{min(row['rates']):,.0f} - {max(row['rates']):,.0f}"
+    ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
+    target = (
+        "" if row["target"] is None else f"{row['target']:.1f} {'met' if row['ratio'] >= row['target'] else 'MISSED'}"
+    )
+    return f"| {row['name']} | {row['rate']:,.0f} | {spread} | {ratio} | {target} |"
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draw the throughput as bars, one panel for each number of environments."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    counts = sorted({row["n_envs"] for row in rows}, reverse=True)
+    figure, panels = pyplot.subplots(1, len(counts), figsize=(6.5 * len(counts), 4.2), squeeze=False, sharey=True)
+    for panel, n_envs in zip(panels[0], counts, strict=True):
+        shown = [row for row in rows if row["n_envs"] == n_envs and "rate" in row][::-1]
+        rates = [(row["rate"] or 0.0) / 1000 for row in shown]
+        colours = ["tab:blue" if row["name"] == OURS else "0.65" for row in shown]
+        bars = panel.barh([row["name"] for row in shown], rates, color=colours)
+        labels = [f"{row['rate'] / 1000:.1f}" if row["rate"] else row["why"].split(" (")[0] for row in shown]
+        panel.bar_label(bars, labels, padding=3, fontsize=8)
+        panel.set_title(f"{n_envs} environments, 2 processes", fontsize=10)
+        panel.set_xlabel("thousand environment steps per second")
+        panel.margins(x=0.15)
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(f"CartPole-v1, 4-64-64-2 policy, T = {T}, {_report.machine()['cores']} cores", fontsize=11)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    print(f"Drawn: {path}")
+
+
+PARTS = {
+    "throughput": throughput,
+    "scaling": _cpu_parts.scaling,
+    "slow": _cpu_parts.slow,
+    "weights": _cpu_parts.weights,
+    "startup": _cpu_parts.startup,
+    "frames": _cpu_parts.frames,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", nargs="+", choices=[*PARTS, "all"], default=["all"])
+    parser.add_argument("--envs", type=int, nargs="+", default=[64, 8], help="environments of the part throughput")
+    parser.add_argument("--peers", default=str(ROOT / ".venv-peers/bin/python"), help="the peers' interpreter")
+    parser.add_argument("--rlstructures", default="", help="path of a checkout of rlstructures v0.2")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=2.0, help="about how long a turn takes")
+    options = parser.parse_args()
+    print(f"Machine: {_report.machine()}", file=sys.stderr)
+    for name in PARTS if "all" in options.part else options.part:
+        rows = PARTS[name](options)
+        path = _report.write(f"cpu_collect_{name}", rows)
+        print(f"Written: {path}")
+        if name == "throughput":
+            draw(rows, path.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()

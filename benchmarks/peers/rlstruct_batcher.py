@@ -1,0 +1,74 @@
+"""Ours: RL_Batcher with worker processes, an agent that draws from the batcher's random keys and keeps its logits."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from _serve import Task, make_env, make_policy, serve
+from torch import nn
+
+from rlstruct import DictTensor, RL_Agent, TemporalDictTensor, VecEnv
+from rlstruct.batchers import RL_Batcher
+from rlstruct.envs import GymEnvInf
+from rlstruct.functional.random import categorical
+
+
+class Agent(RL_Agent):
+    def __init__(self, policy: nn.Module) -> None:
+        self.policy = policy
+
+    def __call__(
+        self,
+        state: DictTensor,
+        observation: DictTensor,
+        agent_info: DictTensor,
+        history: TemporalDictTensor | None = None,
+    ) -> tuple[DictTensor, DictTensor]:
+        logits = self.policy(observation["frame"])
+        return DictTensor({"action": categorical(logits, observation["rng"]), "logits": logits}), state
+
+    def update(self, info: Any) -> None:  # noqa: ANN401
+        self.policy.load_state_dict(info)
+
+
+def create_env(n_envs: int, environment: str, seed: int) -> VecEnv:
+    return GymEnvInf([make_env(environment) for _ in range(n_envs)], seed=seed)
+
+
+class Ours:
+    def __init__(self, task: Task) -> None:
+        self.batcher = RL_Batcher(
+            task.n_timesteps,
+            Agent,
+            create_env,
+            agent_args={"policy": make_policy()},
+            env_args={"n_envs": task.n_envs // task.n_processes, "environment": task.environment},
+            n_processes=task.n_processes,
+            seed=0,
+        )
+        self.batcher.reset()
+        self.before: dict[str, float] = {}
+
+    def collect(self) -> int:
+        self.batcher.execute()
+        trajectories, _ = self.batcher.get()
+        if trajectories is None:  # get() waits: it never is
+            raise RuntimeError("no batch")
+        return int(trajectories.lengths.sum())
+
+    def report(self) -> dict[str, Any]:
+        """The seconds of each phase since the last report, a mean over the workers, and the batcher's own words."""
+        stats = self.batcher.stats()
+        now = {phase: statistics.mean(worker[phase] for worker in stats.workers) for phase in stats.workers[0]}
+        now["hand_over"] = stats.hand_over
+        phases = {phase: seconds - self.before.get(phase, 0.0) for phase, seconds in now.items()}
+        self.before = now
+        return {"phases": phases, "text": str(stats)}
+
+    def close(self) -> None:
+        self.batcher.close()
+
+
+if __name__ == "__main__":
+    serve(Ours, ["gymnasium", "torch"])
