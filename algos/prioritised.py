@@ -42,11 +42,11 @@ class SumTree:
             self.levels.insert(0, torch.zeros(n_blocks, _WIDTH, dtype=torch.float64, device=device))
 
     def leaves(self, index: Tensor) -> Tensor:
-        """Return the numbers at index [K] int64.  [K] float64"""
+        """Return the numbers at index [K] int64.  [K] float64."""
         return self.levels[-1].view(-1).index_select(0, index)
 
     def total(self) -> Tensor:
-        """Return the sum of all numbers.  [] float64"""
+        """Return the sum of all numbers.  [] float64."""
         return self.levels[0].sum()
 
     def set(self, index: Tensor, value: Tensor) -> None:

@@ -1,0 +1,359 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+import rlstruct.testing.sim_device  # noqa: F401 - registers sim:0 and sim:1
+from rlstruct import DictTensor, RL_Agent, RL_Agent_CheckDevice, TemporalDictTensor
+from rlstruct.agents.q_agent import QAgent
+from rlstruct.agents.q_networks import QNetwork
+from rlstruct.algos import dqn
+from rlstruct.algos.dqn import DQNResult, Learner, train
+from rlstruct.algos.dqn_config import DQNConfig
+from rlstruct.algos.episode_returns import EpisodeReturns
+from rlstruct.algos.prioritised import PrioritisedReplayBuffer
+from rlstruct.algos.run_folder import RunFolder
+from rlstruct.batchers import RL_Batcher
+from rlstruct.envs import GymEnvInf, GymVectorEnv
+from rlstruct.testing import allow_host_sync, create_counting_env, forbid_host_sync
+
+SMALL = DQNConfig(
+    n_env_steps=600,
+    n_timesteps=5,
+    n_envs=4,
+    batch_size=16,
+    n_updates=2,
+    learning_starts=100,
+    replay_capacity=800,
+    evaluation_episodes=4,
+    evaluation_processes=0,
+    evaluation_interval=200,
+    log_interval=7,
+)
+
+
+def create_env(n_envs: int, seed: int) -> GymVectorEnv:
+    vec = gymnasium.make_vec("CartPole-v1", n_envs, vectorization_mode="vector_entry_point", max_episode_steps=40)
+    return GymVectorEnv(vec, seed=seed)
+
+
+def create_model() -> QNetwork:
+    return QNetwork(4, 2, hidden=(16,), duelling=True)
+
+
+def create_checked_agent(model: nn.Module, *, device: str, **settings: Any) -> RL_Agent:
+    """An agent that raises wherever a tensor is misplaced or the device is waited for."""
+    return RL_Agent_CheckDevice(QAgent(model, device=device, **settings), device, host_syncs=forbid_host_sync)
+
+
+def train_small(create_agent: Any = QAgent, **changes: Any) -> DQNResult:
+    return train(dataclasses.replace(SMALL, **changes), create_model, create_agent, create_env)
+
+
+def test_the_loss_by_hand() -> None:
+    online = torch.tensor([[1.0, 2.0], [1.0, 2.0]], requires_grad=True)
+    judged = torch.tensor([[4.0, 8.0], [4.0, 8.0]])
+    batch = DictTensor(
+        {
+            "observation/frame": torch.zeros(2, 4),
+            "_observation/frame": torch.ones(2, 4),
+            "action/action": torch.tensor([0, 1]),
+            "reward": torch.tensor([1.0, 3.0]),
+            "discount": torch.tensor([0.25, 0.25]),
+            "terminated": torch.tensor([False, True]),
+            "weight": torch.tensor([1.0, 0.5]),
+        }
+    )
+
+    def agent(values: Tensor, after: Tensor) -> Any:
+        return lambda state, observation, info: (
+            DictTensor({"action_values": torch.where(observation["frame"][:, :1] == 1.0, after, values)}),
+            state,
+        )
+
+    reached = torch.tensor([[9.0, 0.0], [9.0, 0.0]])  # the network that learns prefers action 0
+    for double, follows in ((True, 4.0), (False, 8.0)):
+        config = dataclasses.replace(SMALL, double=double)
+        terms = dqn.losses(agent(online, reached), agent(judged, judged), batch, config)
+        # Targets 1 + follows / 4 and 3; values 1 and 2; the errors -follows / 4 and -1.
+        assert terms["error"].tolist() == [-follows / 4, -1.0]
+        assert terms["value"].tolist() == [1.0, 2.0]
+        first = follows / 4 - 0.5 if follows > 4 else 0.5
+        assert terms["loss"].item() == pytest.approx((first + 0.5 * 0.5) / 2)
+        assert terms["loss"].requires_grad
+
+
+@pytest.fixture
+def filled() -> Iterator[Any]:
+    """A function that makes a learner whose buffer holds some steps."""
+
+    def make(**changes: Any) -> Learner:
+        config = dataclasses.replace(SMALL, **changes)
+        learner = Learner(create_model().to(config.learner_device), QAgent, config)
+        agent_args = {"model": create_model()}
+        with RL_Batcher(20, QAgent, create_env, agent_args=agent_args, env_args={"n_envs": 4}, seed=0) as batcher:
+            batcher.reset(DictTensor({"epsilon": torch.ones(4)}))
+            batcher.execute()
+            trajectories, _ = batcher.get()
+        assert trajectories is not None
+        learner.buffer.extend(trajectories.to(learner.buffer.device))
+        return learner
+
+    yield make
+
+
+@pytest.mark.parametrize("learner_device", ["cpu", "sim:0"])
+@pytest.mark.parametrize("prioritised", [True, False])
+def test_one_update_moves_the_model_and_never_syncs(
+    filled: Any, prioritised: bool, learner_device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = filled(prioritised=prioritised, learner_device=learner_device)
+    # Adam counts its steps in a tensor on the CPU, wherever the weights are: reading that waits for no device.
+    monkeypatch.setattr(learner.optimizer, "step", allow_host_sync()(learner.optimizer.step))
+    before = [weight.detach().clone() for weight in learner.weights]
+    with forbid_host_sync():
+        terms = learner.update(0.5)
+    assert set(terms) == {"loss", "value", "error"}
+    assert all(not term.requires_grad and term.dim() == 0 for term in terms.values())
+    assert all((old != new).any() for old, new in zip(before, learner.weights, strict=True))
+    assert all(weight.grad is None for weight in learner.target_weights)
+    if prioritised:
+        assert isinstance(learner.buffer, PrioritisedReplayBuffer)
+        assert learner.buffer.correction == pytest.approx(0.7)
+        leaves = learner.buffer.tree.levels[-1].to("cpu").flatten()
+        assert len(leaves[leaves > 0].unique()) > 5  # they were all 1
+
+
+def test_hard_target_updates_copy_and_soft_ones_follow(filled: Any) -> None:
+    learner = filled(target_update_interval=3, target_update_rate=1.0)
+    first = [weight.clone() for weight in learner.target_weights]
+    for n in range(1, 7):
+        learner.update(0.0)
+        equal = [torch.equal(a, b) for a, b in zip(learner.weights, learner.target_weights, strict=True)]
+        assert all(equal) if n % 3 == 0 else not any(equal)
+        if n < 3:
+            assert all(torch.equal(a, b) for a, b in zip(first, learner.target_weights, strict=True))
+    learner = filled(target_update_interval=1, target_update_rate=0.25)
+    before = [weight.clone() for weight in learner.target_weights]
+    learner.update(0.0)
+    for old, source, target in zip(before, learner.weights, learner.target_weights, strict=True):
+        torch.testing.assert_close(target, 0.75 * old + 0.25 * source.detach())
+
+
+def test_the_learning_rate_falls_linearly(filled: Any) -> None:
+    learner = filled(learning_rate=0.1, final_learning_rate=0.2)
+    rates = []
+    for progress in (0.0, 0.5, 1.0, 1.3):
+        learner.update(progress)
+        rates.append(learner.optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.1, 0.06, 0.02, 0.02])
+
+
+# Sums are associated alike on the simulated devices, which compute on the CPU, but Adam has one kernel there only.
+@pytest.mark.parametrize("prioritised", [True, False])
+@pytest.mark.parametrize("replay_device", [None, "cpu"])
+def test_three_devices_reach_the_same_losses_as_the_cpu(prioritised: bool, replay_device: str | None) -> None:
+    on_cpu = train_small(n_env_steps=300, prioritised=prioritised)
+    elsewhere = train_small(
+        create_checked_agent,
+        n_env_steps=300,
+        prioritised=prioritised,
+        learner_device="sim:0",
+        replay_device=replay_device,
+        batcher_device="sim:1",
+        evaluation_device="cpu",
+    )
+    assert len(on_cpu.losses["loss"]) == (300 - 100) // 20
+    for name, numbers in on_cpu.losses.items():
+        assert elsewhere.losses[name] == pytest.approx(numbers, rel=1e-3, abs=1e-4), name
+    assert [one.returns for one in elsewhere.evaluations] == [one.returns for one in on_cpu.evaluations]
+    assert {weight.device for weight in elsewhere.model.parameters()} == {torch.device("sim:0")}
+
+
+def test_worker_processes_give_the_losses_of_this_process() -> None:
+    alone = train_small(n_env_steps=300)
+    shared = train_small(n_env_steps=300, n_envs=2, n_processes=2, evaluation_processes=1)
+    # Rows of a forward pass are rounded with their neighbours, which differ between 1 x 4 and 2 x 2 environments, and
+    # every process of numpy's CartPole draws its own numbers: only sizes agree.
+    assert {name: len(numbers) for name, numbers in shared.losses.items()} == {
+        name: len(numbers) for name, numbers in alone.losses.items()
+    }
+    assert shared.env_steps == alone.env_steps == 300
+
+
+class Corridor(gymnasium.Env[Any, Any]):
+    """Twenty steps, each rewarded with 1. Shows which step it is, unless it is only cut off, which nobody can see."""
+
+    observation_space = spaces.Box(0.0, 1.0, (21,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, terminates: bool) -> None:
+        self.terminates, self.taken = terminates, 0
+
+    def _show(self) -> Any:
+        return np.eye(21, dtype=np.float32)[self.taken if self.terminates else 0]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.taken = 0
+        return self._show(), {}
+
+    def step(self, action: Any) -> Any:
+        self.taken += 1
+        end = self.taken == 20
+        return self._show(), 1.0, end and self.terminates, end and not self.terminates, {}
+
+
+def create_corridor(n_envs: int, seed: int, terminates: bool) -> GymEnvInf:
+    return GymEnvInf([Corridor(terminates) for _ in range(n_envs)], seed=seed)
+
+
+class TableOfValues(nn.Module):
+    """One number for each step and action."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Linear(21, 2, bias=False)
+
+    def forward(self, frame: Tensor) -> Tensor:
+        values: Tensor = self.table(frame)
+        return values
+
+
+@pytest.mark.parametrize("prioritised", [True, False])
+@pytest.mark.parametrize("terminates", [True, False])
+def test_truncated_episodes_are_worth_100_and_terminated_ones_what_is_left(terminates: bool, prioritised: bool) -> None:
+    config = DQNConfig(
+        n_env_steps=2000,
+        n_timesteps=10,
+        n_envs=4,
+        n_step=10,
+        prioritised=prioritised,
+        learning_rate=5.0,
+        final_learning_rate=0.01,
+        max_gradient_norm=None,
+        huber_delta=100.0,
+        batch_size=64,
+        n_updates=10,
+        target_update_rate=0.5,
+        learning_starts=200,
+        final_epsilon=1.0,
+        replay_capacity=2000,
+        evaluation_episodes=1,
+        evaluation_processes=0,
+        evaluation_interval=10**6,
+    )
+    result = train(config, TableOfValues, QAgent, create_corridor, env_args={"terminates": terminates})
+    with torch.no_grad():
+        values = result.model(torch.eye(21))[: 20 if terminates else 1]  # [20, 2] or [1, 2]
+    # Truncated: 1 + 0.99 + 0.99^2 + … = 1 / 0.01.  Terminated: as many terms as steps are left.
+    left = torch.arange(20, 0, -1)
+    expected = (1 - 0.99**left) / 0.01 if terminates else torch.full((1,), 100.0)
+    torch.testing.assert_close(values, expected.unsqueeze(1).expand(-1, 2), rtol=0, atol=0.2 if terminates else 1.0)
+
+
+def test_training_improves_the_policy() -> None:
+    config = DQNConfig(
+        n_env_steps=6000, evaluation_episodes=8, evaluation_processes=0, evaluation_interval=1500, batch_size=64
+    )
+    result = train(config, create_wide_model, QAgent, create_env_500)
+    assert max(one.mean_return for one in result.evaluations) > 4 * result.before.mean_return
+
+
+def create_wide_model() -> QNetwork:
+    return QNetwork(4, 2, hidden=(64, 64), duelling=True)
+
+
+def create_env_500(n_envs: int, seed: int) -> GymVectorEnv:
+    vec = gymnasium.make_vec("CartPole-v1", n_envs, vectorization_mode="vector_entry_point")
+    return GymVectorEnv(vec, seed=seed)
+
+
+def test_the_same_seed_gives_the_same_training_and_leaves_torchs_generator_alone() -> None:
+    state = torch.get_rng_state()
+    first, second, other = train_small(), train_small(), train_small(seed=1)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert first.losses == second.losses
+    assert first.losses != other.losses
+    assert [one.returns for one in first.evaluations] == [one.returns for one in second.evaluations]
+
+
+def test_a_target_ends_the_training_early() -> None:
+    result = train_small(target_return=1.0)  # every episode reaches it
+    assert result.env_steps == 0
+    assert result.losses == {}
+
+
+def test_a_run_folder_gets_losses_returns_and_a_checkpoint(tmp_path: Any) -> None:
+    with RunFolder("dqn", SMALL, n_env_steps=SMALL.n_env_steps, root=tmp_path, progress=False) as run:
+        result = train(SMALL, create_model, QAgent, create_env, run=run)
+    lines = (run.path / "metrics.csv").read_text().splitlines()
+    assert {"train/loss", "train/value", "train/error", "train/return"} <= set(lines[0].split(","))
+    checkpoint = torch.load(run.path / "checkpoint.pt", weights_only=True)
+    assert checkpoint["env_steps"] == result.env_steps == SMALL.n_env_steps
+    for name, weight in result.model.state_dict().items():
+        assert torch.equal(checkpoint["model"][name], weight)
+
+
+def test_returns_of_episodes_that_span_pieces() -> None:
+    returns = EpisodeReturns()
+    assert returns.read() is None
+
+    def piece(reward: list[list[float]], done: list[list[int]], lengths: list[int]) -> TemporalDictTensor:
+        steps = {"_observation/reward": torch.tensor(reward), "_observation/done": torch.tensor(done).bool()}
+        return TemporalDictTensor(steps, torch.tensor(lengths))
+
+    returns.add(piece([[1.0, 2.0, 4.0], [1.0, 1.0, math.nan]], [[0, 0, 0], [0, 0, 1]], [3, 2]))
+    assert returns.read() is None
+    returns.add(piece([[8.0, 16.0, 32.0], [1.0, 1.0, 1.0]], [[1, 1, 0], [0, 0, 0]], [3, 3]))
+    # Row 0 ends 1 + 2 + 4 + 8 = 15 and 16; 32 stays open. Row 1 has 5 open.
+    assert returns.read() == pytest.approx((15 + 16) / 2)
+    assert returns.read() is None
+    returns.add(piece([[1.0], [1.0]], [[1], [1]], [1, 1]))
+    assert returns.read() == pytest.approx((33 + 6) / 2)
+
+
+def test_returns_agree_with_the_counting_environment() -> None:
+    returns = EpisodeReturns()
+    env_args = {"n_envs": 3, "auto_reset": True}
+    episodes: list[float] = []
+    agent_args = {"model": QNetwork(3, 2)}
+    with RL_Batcher(4, QAgent, create_counting_env, agent_args=agent_args, env_args=env_args, seed=0) as batcher:
+        batcher.reset()
+        for _ in range(10):
+            batcher.execute()
+            trajectories, _ = batcher.get()
+            assert trajectories is not None
+            steps = trajectories.trajectories
+            ended = steps["_observation/frame"][..., 2][steps["_observation/done"]].tolist()
+            episodes += [n * (n + 1) / 2 for n in ended]  # 1 + 2 + … + n
+            with forbid_host_sync():
+                returns.add(steps)
+    assert returns.read() == pytest.approx(sum(episodes) / len(episodes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_updates": 0}, "n_updates is 0, expected at least 1"),
+        ({"discount": 1.5}, "discount is 1.5, expected 0 to 1"),
+        ({"final_epsilon": -0.1}, "final_epsilon is -0.1, expected 0 to 1"),
+        ({"epsilon_fraction": 0.0}, "epsilon_fraction is 0, expected more"),
+        (
+            {"evaluation_episodes": 10, "evaluation_processes": 3},
+            "evaluation_episodes is 10, expected a multiple of .*3",
+        ),
+    ],
+)
+def test_wrong_settings_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"DQNConfig: {message}"):
+        DQNConfig(**changes)

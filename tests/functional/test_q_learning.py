@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlstruct.errors import ShapeMismatchError
+from rlstruct.functional.q_learning import (
+    double_q_value,
+    duelling_values,
+    greedy_value,
+    huber,
+    n_step_return,
+    q_loss,
+    td_target,
+)
+from rlstruct.functional.schedules import epsilon_ladder, linear_schedule
+from rlstruct.testing import forbid_host_sync
+
+NAN = float("nan")
+
+
+def test_the_n_step_return_stops_at_the_first_step_that_is_not_real(device: torch.device) -> None:
+    reward = torch.tensor([[1.0, 2.0, 4.0], [1.0, 2.0, NAN], [3.0, NAN, 8.0]], device=device)
+    real = torch.tensor([[True, True, True], [True, True, False], [True, False, True]], device=device)
+    with forbid_host_sync():
+        partial, m = n_step_return(reward, real, 0.5)
+    # 1 + 2/2 + 4/4 = 3;  1 + 2/2 = 2;  3, although a later step is real again.
+    torch.testing.assert_close(partial, torch.tensor([3.0, 2.0, 3.0], device=device))
+    assert m.tolist() == [3, 2, 1]
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.floats(0.0, 1.0), st.integers(0, 2**31))
+def test_the_n_step_return_is_the_slow_loop(B: int, n: int, discount: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    reward = torch.randn(B, n, generator=generator, dtype=torch.float64)
+    real = torch.rand(B, n, generator=generator) < 0.7
+    real[:, 0] = True
+    partial, m = n_step_return(reward, real, discount)
+    for b in range(B):
+        total, factor, steps = 0.0, 1.0, 0
+        for i in range(n):
+            if not real[b, i]:
+                break
+            total, factor, steps = total + factor * reward[b, i].item(), factor * discount, steps + 1
+        assert partial[b].item() == pytest.approx(total, abs=1e-6)
+        assert m[b].item() == steps
+
+
+def test_one_network_chooses_and_the_other_judges() -> None:
+    online = torch.tensor([[1.0, 3.0, 2.0], [5.0, 4.0, 0.0]])
+    target = torch.tensor([[9.0, 7.0, 8.0], [1.0, 2.0, 3.0]])
+    # The first chooses actions 1 and 0, worth 7 and 1; the second alone would say 9 and 3.
+    assert double_q_value(online, target).tolist() == [7.0, 1.0]
+    assert greedy_value(target).tolist() == [9.0, 3.0]
+    assert torch.equal(double_q_value(target, target), greedy_value(target))
+
+
+def test_nothing_follows_a_termination_not_even_nan(device: torch.device) -> None:
+    reward = torch.tensor([1.0, 1.0, 1.0], device=device)
+    discount = torch.tensor([0.5, 0.5, 0.25], device=device)
+    terminated = torch.tensor([True, False, False], device=device)
+    next_value = torch.tensor([NAN, 8.0, 8.0], device=device).requires_grad_()
+    with forbid_host_sync():
+        target = td_target(reward, discount, terminated, next_value)
+    # 1;  1 + 8/2 = 5;  two steps: 1 + 8/4 = 3.
+    torch.testing.assert_close(target, torch.tensor([1.0, 5.0, 3.0], device=device))
+    assert not target.requires_grad
+
+
+@given(st.integers(1, 8), st.integers(2, 5), st.integers(0, 2**31))
+def test_targets_are_the_slow_loop(B: int, A: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    reward, discount = torch.randn(2, B, generator=generator, dtype=torch.float64)
+    online, judged = torch.randn(2, B, A, generator=generator, dtype=torch.float64)
+    terminated = torch.rand(B, generator=generator) < 0.5
+    double = td_target(reward, discount, terminated, double_q_value(online, judged))
+    single = td_target(reward, discount, terminated, greedy_value(judged))
+    for b in range(B):
+        values = judged[b].tolist()
+        best = max(range(A), key=lambda a, row=online[b].tolist(): row[a])  # type: ignore[misc]
+        follows = 0.0 if terminated[b] else discount[b].item()
+        assert double[b].item() == pytest.approx(reward[b].item() + follows * values[best], abs=1e-6)
+        assert single[b].item() == pytest.approx(reward[b].item() + follows * max(values), abs=1e-6)
+
+
+def test_huber_is_a_parabola_and_then_a_line_with_the_clipped_error_as_gradient() -> None:
+    error = torch.tensor([0.0, 0.5, -1.0, 2.0, -5.0], requires_grad=True)
+    loss = huber(error, delta=2.0)
+    # 0; 1/8; 1/2; 4/2; 2 * (5 - 1) = 8.
+    torch.testing.assert_close(loss, torch.tensor([0.0, 0.125, 0.5, 2.0, 8.0]))
+    loss.sum().backward()
+    torch.testing.assert_close(error.grad, torch.tensor([0.0, 0.5, -1.0, 2.0, -2.0]))
+    torch.testing.assert_close(huber(error), torch.nn.functional.huber_loss(error, torch.zeros(5), reduction="none"))
+
+
+def test_the_loss_weighs_each_step_and_leaves_the_target_alone() -> None:
+    value = torch.tensor([1.0, 4.0, 0.0], requires_grad=True)
+    target = torch.tensor([1.5, 1.0, 9.0], requires_grad=True)
+    loss = q_loss(value, target, torch.tensor([2.0, 0.5, 0.0]))
+    # (2 * 0.5^2 / 2 + 0.5 * (3 - 1/2) + 0) / 3 = (0.25 + 1.25) / 3 = 0.5
+    assert loss.item() == pytest.approx(0.5)
+    loss.backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(value.grad, torch.tensor([2 * -0.5, 0.5 * 1.0, 0.0]) / 3)
+    assert target.grad is None
+
+
+def test_duelling_values_average_to_the_state_value_whatever_is_added_to_the_advantages() -> None:
+    value, advantage = torch.tensor([[5.0], [1.0]]), torch.tensor([[1.0, 3.0, 2.0], [0.0, 0.0, 6.0]])
+    values = duelling_values(value, advantage)
+    # Means of the advantages: 2 and 2.
+    assert values.tolist() == [[4.0, 6.0, 5.0], [-1.0, -1.0, 5.0]]
+    torch.testing.assert_close(duelling_values(value, advantage + 100.0), values)
+
+
+def test_shapes_that_would_broadcast_are_refused() -> None:
+    column, row = torch.zeros(3, 1), torch.zeros(3)
+    with pytest.raises(ShapeMismatchError, match=r"q_loss: target is \[3, 1\], but value is \[3\]"):
+        q_loss(row, column, row)
+    with pytest.raises(ShapeMismatchError, match=r"td_target: next_value is \[3, 1\]"):
+        td_target(row, row, row.bool(), column)
+    with pytest.raises(ShapeMismatchError, match="double_q_value"):
+        double_q_value(torch.zeros(3, 2), torch.zeros(3, 4))
+    with pytest.raises(ShapeMismatchError, match="n_step_return"):
+        n_step_return(torch.zeros(3, 2), torch.ones(3, 1, dtype=torch.bool), 0.5)
+
+
+def test_schedules_by_hand() -> None:
+    progress = (0.0, 0.1, 0.2, 0.9, 1.5)
+    assert [linear_schedule(p, 1.0, 0.1, 0.2) for p in progress] == pytest.approx([1.0, 0.55, 0.1, 0.1, 0.1])
+    assert epsilon_ladder(0.3, 4, 0.0) == [0.3] * 4
+    assert epsilon_ladder(0.4, 8, 7.0) == pytest.approx([0.4 ** (1 + i) for i in range(8)])
+    assert epsilon_ladder(0.4, 1, 7.0) == [0.4]
