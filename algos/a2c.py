@@ -1,0 +1,200 @@
+"""A2C: pieces of n steps in, one gradient step out; GAE or V-trace, with or without memory. Layer 4.
+
+Mnih et al., "Asynchronous methods for deep reinforcement learning" (ICML 2016), section 4.3, in its synchronous form;
+Schulman et al., "High-dimensional continuous control using generalized advantage estimation" (ICLR 2016); Espeholt et
+al., "IMPALA" (ICML 2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.learner import GradientLearner
+from rlstruct.algos.policy import judge_actions
+from rlstruct.algos.replay_values import replay_with_next_values
+from rlstruct.algos.run_folder import RunFolder
+from rlstruct.algos.training import Collection, CreateAgent, CreateEnv, CreateModel, TrainingResult, run_training
+from rlstruct.core import TemporalDictTensor, Trajectories
+from rlstruct.functional.advantages import VTrace, generalized_advantage, vtrace
+from rlstruct.functional.policy_gradient import entropy_loss, policy_gradient_loss, value_loss
+from rlstruct.functional.statistics import whiten
+from rlstruct.rl_agent import RL_Agent
+
+
+@dataclass(frozen=True, kw_only=True)
+class A2CConfig(TrainingConfig):
+    """Settings of a training, beside those of `TrainingConfig`; the defaults are for CartPole-v1.
+
+    Attributes:
+        trace_decay: lambda of GAE and of V-trace, in [0, 1]: 0 trusts the critic, 1 the rewards.
+        value_coefficient: weight of the critic's loss.
+        entropy_coefficient: weight of the entropy, in 1 / nat.
+        whiten_advantages: scale the advantages of an update to mean 0 and variance 1.
+        overlap: collect the next piece while learning from this one, with weights that are one update older. It pays
+            with worker processes, where neither has to wait for the other.
+        vtrace: correct for actions that older weights chose, as ``overlap`` brings them.
+        rho_clip: bound of V-trace's weight of a step, see `rlstruct.functional.advantages.vtrace`.
+        c_clip: bound of V-trace's weight of what flows back.
+    """
+
+    n_env_steps: int = 250_000
+    n_timesteps: int = 32
+    n_envs: int = 16
+    n_processes: int = 0
+    learning_rate: float = 0.003
+    max_gradient_norm: float | None = 0.5
+    evaluation_timesteps: int | None = 100
+    log_interval: int = 20
+    trace_decay: float = 0.95
+    value_coefficient: float = 0.5
+    entropy_coefficient: float = 0.01
+    whiten_advantages: bool = True
+    overlap: bool = False
+    vtrace: bool = False
+    rho_clip: float = 1.0
+    c_clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse what would fail late or in silence.
+
+        Raises:
+            ValueError: a setting is out of range.
+        """
+        super().__post_init__()
+        self._refuse("trace_decay", 0.0 <= self.trace_decay <= 1.0, "0 to 1")
+        self._refuse("rho_clip", self.rho_clip >= 0.0, "at least 0")
+        self._refuse("c_clip", self.c_clip >= 0.0, "at least 0")
+
+
+def losses(
+    replayed: TemporalDictTensor, trajectories: Trajectories, next_value: Tensor, config: A2CConfig
+) -> dict[str, Tensor]:
+    """Compute the terms of the loss.
+
+    Args:
+        replayed: what the learner's agent returns, with gradients: ``value`` [B, T] and its policy, see
+            `rlstruct.algos.policy.judge_actions`.
+        trajectories: what was collected, same device.  [B, T]
+        next_value: the critic's judgement of the true next observations.  [B, T]
+        config: its discount, its coefficients, and how to correct.
+
+    Returns:
+        ``loss`` and its terms ``policy_loss``, ``value_loss`` and ``entropy_loss`` (minus the mean entropy).  [] each
+    """
+    steps = trajectories.trajectories
+    mask = steps.mask()  # [B, T]
+    log_probability, entropy = judge_actions(replayed, steps)
+    target, advantage = _targets(replayed["value"], log_probability, steps, next_value, config)
+    if config.whiten_advantages:
+        advantage = whiten(advantage, mask)
+    terms = {
+        "policy_loss": policy_gradient_loss(log_probability, advantage, mask),
+        "value_loss": value_loss(replayed["value"], target, mask),
+        "entropy_loss": entropy_loss(entropy, mask),
+    }
+    weighted = config.value_coefficient * terms["value_loss"] + config.entropy_coefficient * terms["entropy_loss"]
+    return {"loss": terms["policy_loss"] + weighted, **terms}
+
+
+def _targets(
+    value: Tensor, log_probability: Tensor, steps: TemporalDictTensor, next_value: Tensor, config: A2CConfig
+) -> VTrace:
+    """What the critic should say, and what weighs the policy's gradient: constants [B, T]."""
+    reward, mask = steps["_observation/reward"], steps.mask()
+    ends = (steps["_observation/terminated"], steps["_observation/done"])
+    value, discount, decay = value.detach(), config.discount, config.trace_decay
+    if not config.vtrace:
+        advantage = generalized_advantage(
+            reward, *ends, mask, value=value, next_value=next_value, discount=discount, trace_decay=decay
+        )
+        return VTrace(advantage + value, advantage)
+    return vtrace(
+        reward,
+        *ends,
+        mask,
+        value=value,
+        next_value=next_value,
+        log_ratio=log_probability.detach() - steps["action/log_probability"],
+        discount=discount,
+        trace_decay=decay,
+        rho_clip=config.rho_clip,
+        c_clip=config.c_clip,
+    )
+
+
+class Learner(GradientLearner):
+    """The network that learns, on a device of its own.
+
+    Args:
+        model: on the learner's device.
+        agent: acts with this very model, so that gradients reach it.
+        config: see `A2CConfig`.
+    """
+
+    def __init__(self, model: nn.Module, agent: RL_Agent, config: A2CConfig) -> None:
+        """Create the optimiser."""
+        super().__init__(model, agent, config)
+        self.config = config
+
+    def update(self, trajectories: Trajectories, progress: float) -> dict[str, Tensor]:
+        """Take one gradient step.
+
+        Args:
+            trajectories: pieces of a stream, on any device.  [B, T]
+            progress: how much of the training is over, in [0, 1]; the learning rate falls with it.
+
+        Returns:
+            Detached numbers on the learner's device: the terms of `losses`, and the ``gradient_norm``.  [] each
+        """
+        trajectories = trajectories.to(self.device)
+        replayed, next_value = replay_with_next_values(self.agent, trajectories)
+        terms = losses(replayed, trajectories, next_value, self.config)
+        terms |= self.descend(terms["loss"], progress)
+        return {name: term.detach() for name, term in terms.items()}
+
+
+def train(
+    config: A2CConfig,
+    create_model: CreateModel,
+    create_agent: CreateAgent,
+    create_env: CreateEnv,
+    *,
+    env_args: Mapping[str, object] | None = None,
+    run: RunFolder | None = None,
+) -> TrainingResult:
+    """Train a policy.
+
+    The factories travel to worker processes.
+
+    Args:
+        config: all numbers.
+        create_model: makes the network, on the CPU; torch's generator is seeded around the call.
+        create_agent: called as ``create_agent(model, device=…, stochastic=…, copy_model=…)``; the agent returns
+            ``action``, ``log_probability``, ``value``, and ``action_logits`` or ``action_mean`` and ``action_log_std``.
+            `rlstruct.agents` has such factories: `ActorCriticAgent`, `RecurrentAgent`, `GaussianAgent`,
+            `RecurrentGaussianAgent`.
+        create_env: called as ``create_env(n_envs=…, seed=…, **env_args)``; where it computes is its own affair, a
+            `DeviceEnv` moves it to the batcher's device. Its environments restart by themselves.
+        env_args: further arguments of ``create_env``.
+        run: where to log; None logs nothing.
+
+    Returns:
+        The trained network and its history.
+
+    Raises:
+        WorkerError: a worker process raised or died.
+        ValueError: a device of the configuration does not exist, or an environment does not restart by itself.
+    """
+
+    def create_learner(model: nn.Module) -> Learner:
+        agent = create_agent(model, device=config.learner_device, stochastic=True, copy_model=False)
+        return Learner(model, agent, config)
+
+    collection = Collection(whole_episodes=False, overlap=config.overlap)
+    return run_training(
+        config, collection, create_learner, create_model, create_agent, create_env, env_args=env_args, run=run
+    )

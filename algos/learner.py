@@ -1,0 +1,110 @@
+"""What learns: the contract that the training loop knows, and what learners with one network share. Layer 4."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rlstruct.algos.config import TrainingConfig
+from rlstruct.core import DictTensor, Trajectories
+from rlstruct.device import resolve_device
+from rlstruct.rl_agent import RL_Agent
+
+
+class Learner(Protocol):
+    """Turns what was collected into better weights.
+
+    Attributes:
+        model: whose weights are published to the batchers.
+        policy_version: how often the weights have changed.
+    """
+
+    model: nn.Module
+    policy_version: int
+
+    def update(self, trajectories: Trajectories, progress: float) -> dict[str, Tensor]:
+        """Learn from one batch.
+
+        Args:
+            trajectories: on any device.  [B, T]
+            progress: how much of the training is over, in [0, 1].
+
+        Returns:
+            Detached numbers on one device, always the same names; empty if nothing was learnt.  [] each
+        """
+
+    def agent_info(self, progress: float, n_envs: int) -> DictTensor:
+        """Return the settings with which the agent shall collect the next batch: [B] on the CPU, or empty."""
+
+    def state_dict(self) -> dict[str, object]:
+        """Return what a checkpoint needs."""
+
+
+class GradientLearner(ABC):
+    """One network, one optimiser, one gradient step for each batch.
+
+    Args:
+        model: on the learner's device.
+        agent: acts with this very model, so that gradients reach it.
+        config: its learning rate, gradient norm and device.
+
+    Attributes:
+        model: as given.
+        agent: as given.
+        device: where the losses are computed.
+        optimizer: Adam (Kingma and Ba, ICLR 2015).
+        policy_version: how many steps it took.
+    """
+
+    def __init__(self, model: nn.Module, agent: RL_Agent, config: TrainingConfig) -> None:
+        """Create the optimiser."""
+        self.model = model
+        self.agent = agent
+        self.device = resolve_device(config.learner_device)
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
+        self.policy_version = 0
+        self._settings = config
+
+    @abstractmethod
+    def update(self, trajectories: Trajectories, progress: float) -> dict[str, Tensor]:
+        """Take one gradient step; see `Learner.update`."""
+
+    def agent_info(self, progress: float, n_envs: int) -> DictTensor:
+        """Return nothing: these agents have no settings."""
+        return DictTensor()
+
+    def descend(self, loss: Tensor, progress: float) -> dict[str, Tensor]:
+        """Take a gradient step.
+
+        Args:
+            loss: what to make smaller.  []
+            progress: how much of the training is over, in [0, 1]; the learning rate falls with it.
+
+        Returns:
+            ``gradient_norm`` before it was scaled down, if there is a bound.  []
+        """
+        config = self._settings
+        rate = config.learning_rate * (1.0 + (config.final_learning_rate_fraction - 1.0) * min(progress, 1.0))
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norms = {}
+        if config.max_gradient_norm is not None:
+            norms["gradient_norm"] = nn.utils.clip_grad_norm_(self.model.parameters(), config.max_gradient_norm)
+        self.optimizer.step()
+        self.policy_version += 1
+        return norms
+
+    def state_dict(self) -> dict[str, object]:
+        """Return what a checkpoint needs: model, optimiser, configuration, number of updates."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "config": asdict(self._settings),
+            "policy_version": self.policy_version,
+        }

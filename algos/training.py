@@ -1,0 +1,291 @@
+"""The loop of all algorithms: collect, learn, publish, evaluate beside, log. Layer 4."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.episode_returns import EpisodeReturns
+from rlstruct.algos.evaluation import Evaluation, Evaluator
+from rlstruct.algos.learner import Learner
+from rlstruct.algos.placement import PlacedEnv, cpu_copy
+from rlstruct.algos.run_folder import RunFolder
+from rlstruct.batchers import RL_Batcher
+from rlstruct.core import Trajectories
+from rlstruct.device import resolve_device
+from rlstruct.rl_agent import RL_Agent
+from rlstruct.vec_env import VecEnv
+
+CreateModel = Callable[[], nn.Module]
+CreateAgent = Callable[..., RL_Agent]
+CreateEnv = Callable[..., VecEnv]
+CreateLearner = Callable[[nn.Module], Learner]
+
+# Seeds of environments: so many for each run, the second half for its evaluation, so that no two runs and no two
+# batchers play the same episodes.
+_SEEDS_PER_RUN = 1_000_000
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What a training leaves behind.
+
+    Attributes:
+        model: the trained network, on the learner's device.
+        before: evaluation of the untrained network.
+        after: evaluation of the trained one, on episodes that nothing was selected by.
+        evaluations: all of them, in the order of their weights; the first is ``before``, the last ``after``.
+        losses: name to one number for each update: the learner's terms, and ``policy_lag``, the changes of the weights
+            between those that collected the batch and those that learnt from it.
+        env_steps: environment steps collected.
+        seconds: wall-clock time of the learning, without start-up and the first and last evaluation.
+    """
+
+    model: nn.Module
+    before: Evaluation
+    after: Evaluation
+    evaluations: tuple[Evaluation, ...]
+    losses: dict[str, list[float]]
+    env_steps: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collection:
+    """How batches follow each other.
+
+    Attributes:
+        whole_episodes: every batch starts new episodes; otherwise each goes on where the last one stopped, in
+            environments that restart by themselves.
+        overlap: begin to collect the next batch before learning from this one. Worker processes then collect while the
+            learner learns, with weights that are one update older than they could be.
+    """
+
+    whole_episodes: bool
+    overlap: bool = False
+
+
+def run_training(
+    config: TrainingConfig,
+    collection: Collection,
+    create_learner: CreateLearner,
+    create_model: CreateModel,
+    create_agent: CreateAgent,
+    create_env: CreateEnv,
+    *,
+    env_args: Mapping[str, object] | None = None,
+    run: RunFolder | None = None,
+) -> TrainingResult:
+    """Build learner, batcher and evaluation, each on its device, and train.
+
+    The factories travel to worker processes.
+
+    Args:
+        config: all numbers.
+        collection: how batches follow each other.
+        create_learner: called with the model, on the learner's device.
+        create_model: makes the network, on the CPU; torch's generator is seeded around the call.
+        create_agent: called as ``create_agent(model, device=…, stochastic=…, copy_model=…)``.
+        create_env: called as ``create_env(n_envs=…, seed=…, **env_args)``; where it computes is its own affair, a
+            `DeviceEnv` moves it to the batcher's device.
+        env_args: further arguments of ``create_env``.
+        run: where to log; None logs nothing.
+
+    Returns:
+        The trained network and its history.
+
+    Raises:
+        WorkerError: a worker process raised or died.
+        ValueError: a device of the configuration does not exist, or the environments do not restart by themselves and
+            should.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        model = create_model()
+    learner = create_learner(model.to(resolve_device(config.learner_device)))
+    weights = cpu_copy(model)  # travels to every process
+
+    def place(T: int, device: str, n_processes: int, n_envs: int, stochastic: bool, seed: int) -> RL_Batcher:
+        return RL_Batcher(
+            T,
+            create_agent,
+            PlacedEnv(create_env, device),
+            agent_args={"model": weights, "device": device, "stochastic": stochastic, "copy_model": True},
+            env_args={**(env_args or {}), "n_envs": n_envs},
+            n_processes=n_processes,
+            seed=seed,
+            device=device,
+        )
+
+    here, beside, n = config.batcher_device, config.evaluation_device, config.evaluation_processes
+    T, stochastic = config.evaluation_timesteps or config.n_timesteps, config.evaluation_stochastic
+    seed = config.seed * _SEEDS_PER_RUN
+    with ExitStack() as open_batchers:
+        batcher = open_batchers.enter_context(
+            place(config.n_timesteps, here, config.n_processes, config.n_envs, True, seed)
+        )
+        evaluation = open_batchers.enter_context(
+            place(T, beside, n, config.evaluation_episodes // max(1, n), stochastic, seed + _SEEDS_PER_RUN // 2)
+        )
+        return Training(config, collection, learner, batcher, Evaluator(evaluation), run).run()
+
+
+class _Update(NamedTuple):
+    """One update, with numbers that are still on the learner's device."""
+
+    env_steps: int
+    policy_version: int
+    policy_lag: int
+    at: float
+    terms: dict[str, Tensor]
+
+
+class Training:
+    """The loop, with what it has to remember.
+
+    Args:
+        config: all numbers.
+        collection: how batches follow each other.
+        learner: learns from every batch.
+        batcher: collects.
+        evaluator: evaluates beside.
+        run: where to log; None logs nothing.
+    """
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        collection: Collection,
+        learner: Learner,
+        batcher: RL_Batcher,
+        evaluator: Evaluator,
+        run: RunFolder | None,
+    ) -> None:
+        """Begin with nothing collected."""
+        self.config = config
+        self.collection = collection
+        self.learner = learner
+        self.batcher = batcher
+        self.evaluator = evaluator
+        self.folder = run
+        self.env_steps = 0
+        self.returns = EpisodeReturns()
+        self.evaluations: list[Evaluation] = []
+        self.losses: dict[str, list[float]] = {}
+        self._ordered: int | None = None  # version of the weights that collect the batch under way
+        self._published: int | None = None
+        self._unread: list[_Update] = []
+
+    def run(self) -> TrainingResult:
+        """Train until the steps are used up or the target is reached."""
+        before = self._evaluate_now()
+        start = time.perf_counter()
+        while self.env_steps < self.config.n_env_steps and not self._target_reached():
+            trajectories, version = self._collect()
+            lag = self.learner.policy_version - version
+            terms = self.learner.update(trajectories, self._progress())
+            if terms:
+                self._unread.append(
+                    _Update(self.env_steps, self.learner.policy_version, lag, time.perf_counter(), terms)
+                )
+            self._evaluate_beside()
+            if len(self._unread) == self.config.log_interval:
+                self._read_losses()
+        seconds = time.perf_counter() - start
+        self._read_losses()
+        if self.evaluator.busy:
+            self._record(self.evaluator.wait())
+        after = self._evaluate_now()
+        return TrainingResult(
+            self.learner.model, before, after, tuple(self.evaluations), self.losses, self.env_steps, seconds
+        )
+
+    def _progress(self) -> float:
+        return self.env_steps / self.config.n_env_steps
+
+    def _collect(self) -> tuple[Trajectories, int]:
+        """Return the next batch, and the version of the weights that collected it."""
+        if self._ordered is None:
+            self._order()
+        trajectories, n_running = self.batcher.get()
+        version, self._ordered = self._ordered, None
+        if trajectories is None or n_running is None or version is None:
+            raise RuntimeError("run_training: a blocking get() returned nothing.")
+        self.env_steps += int(trajectories.lengths.sum())  # sync: once per batch
+        if not self.collection.whole_episodes:
+            self._refuse_episodic(n_running)
+            self.returns.add(trajectories.trajectories)
+        if self.collection.overlap and self.env_steps < self.config.n_env_steps:
+            self._order()
+        return trajectories, version
+
+    def _order(self) -> None:
+        """Begin to collect a batch with the present weights."""
+        if self._published != self.learner.policy_version:
+            self.batcher.update(self.learner.model.state_dict())
+        first = self._published is None
+        self._published = self._ordered = self.learner.policy_version
+        info = self.learner.agent_info(self._progress(), self.batcher.n_envs())
+        settings = None if info.empty() else info
+        if first or self.collection.whole_episodes:
+            self.batcher.reset(settings)
+        self.batcher.execute(settings)
+
+    def _refuse_episodic(self, n_running: int) -> None:
+        n_envs = self.batcher.n_envs()
+        if n_running < n_envs:
+            raise ValueError(
+                f"run_training: {n_envs - n_running} of {n_envs} environments ended their "
+                "episode and stand still, expected environments that restart by themselves. "
+                "Let create_env return GymEnvInf in place of GymEnv, or a VecEnv with auto_reset = True."
+            )
+
+    def _evaluate_beside(self) -> None:
+        if (result := self.evaluator.poll()) is not None:
+            self._record(result)
+        due = self.evaluations[-1].env_steps + self.config.evaluation_interval
+        if not self.evaluator.busy and self.env_steps >= due and not self._target_reached():
+            self._start_evaluation()
+
+    def _evaluate_now(self) -> Evaluation:
+        self._start_evaluation()
+        return self._record(self.evaluator.wait())
+
+    def _start_evaluation(self) -> None:
+        weights, version = self.learner.model.state_dict(), self.learner.policy_version
+        self.evaluator.start(weights, env_steps=self.env_steps, policy_version=version)
+
+    def _record(self, result: Evaluation) -> Evaluation:
+        self.evaluations.append(result)
+        if self.folder is not None:
+            self.folder.log_evaluation(result)
+            self.folder.save_checkpoint({**self.learner.state_dict(), "env_steps": self.env_steps})
+        return result
+
+    def _target_reached(self) -> bool:
+        target = self.config.target_return
+        return target is not None and self.evaluations[-1].mean_return >= target
+
+    def _read_losses(self) -> None:
+        """Turn what the device computed into numbers, for several updates at once."""
+        if not self._unread:
+            return
+        columns = torch.stack([torch.stack(list(update.terms.values())) for update in self._unread])
+        rows = columns.tolist()  # sync: once per log_interval updates
+        mean_return = self.returns.read()
+        for update, row in zip(self._unread, rows, strict=True):
+            numbers = {**dict(zip(update.terms, row, strict=True)), "policy_lag": float(update.policy_lag)}
+            for name, number in numbers.items():
+                self.losses.setdefault(name, []).append(number)
+            if mean_return is not None and update is self._unread[-1]:
+                numbers["return"] = mean_return
+            if self.folder is not None:
+                self.folder.log(update.env_steps, update.policy_version, numbers, at=update.at)
+        self._unread.clear()

@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+import rlstruct.testing.sim_device  # noqa: F401 - registers sim:0 and sim:1
+from rlstruct import DictTensor, RL_Agent, RL_Agent_CheckDevice, TemporalDictTensor, Trajectories
+from rlstruct.agents import (
+    ActorCritic,
+    ActorCriticAgent,
+    GaussianActorCritic,
+    GaussianAgent,
+    RecurrentActorCritic,
+    RecurrentAgent,
+    RecurrentGaussianActorCritic,
+    RecurrentGaussianAgent,
+)
+from rlstruct.algos import a2c
+from rlstruct.algos.a2c import A2CConfig, Learner, train
+from rlstruct.algos.training import TrainingResult
+from rlstruct.envs import GymEnv, GymEnvInf
+from rlstruct.testing import allow_host_sync, forbid_host_sync
+
+SMALL = A2CConfig(
+    n_env_steps=600,
+    n_timesteps=10,
+    n_envs=6,
+    evaluation_episodes=4,
+    evaluation_processes=0,
+    evaluation_interval=300,
+    log_interval=3,
+)
+
+
+def create_env(n_envs: int, seed: int) -> GymEnvInf:
+    return GymEnvInf([gymnasium.make("CartPole-v1", max_episode_steps=25) for _ in range(n_envs)], seed=seed)
+
+
+def create_pendulum(n_envs: int, seed: int) -> GymEnvInf:
+    return GymEnvInf([gymnasium.make("Pendulum-v1", max_episode_steps=25) for _ in range(n_envs)], seed=seed)
+
+
+def create_model() -> ActorCritic:
+    return ActorCritic(4, 2, hidden=(16,))
+
+
+def create_recurrent_model() -> RecurrentActorCritic:
+    return RecurrentActorCritic(4, 2, n_hidden=8)
+
+
+def create_gaussian_model() -> GaussianActorCritic:
+    return GaussianActorCritic(3, 1, hidden=(16,))
+
+
+def create_recurrent_gaussian_model() -> RecurrentGaussianActorCritic:
+    return RecurrentGaussianActorCritic(3, 1, n_hidden=8)
+
+
+KINDS: dict[str, tuple[Any, Any, Any]] = {
+    "feed-forward": (create_model, ActorCriticAgent, create_env),
+    "recurrent": (create_recurrent_model, RecurrentAgent, create_env),
+    "gaussian": (create_gaussian_model, GaussianAgent, create_pendulum),
+    "recurrent gaussian": (create_recurrent_gaussian_model, RecurrentGaussianAgent, create_pendulum),
+}
+
+
+def train_small(kind: str = "feed-forward", **changes: Any) -> TrainingResult:
+    return train(dataclasses.replace(SMALL, **changes), *KINDS[kind])
+
+
+def two_steps(**changes: Any) -> Trajectories:
+    """One row of two real steps, of which the second ended its episode by truncation, and one of padding."""
+    frames = torch.randn(1, 4, 4)
+    steps = {
+        "observation/frame": frames[:, :3],
+        "observation/rng": torch.zeros(1, 3, dtype=torch.int64),
+        "action/action": torch.tensor([[0, 1, 0]]),
+        "action/log_probability": torch.tensor([[0.5, 0.5, 1.0]]).log(),
+        "_observation/frame": frames[:, 1:],
+        "_observation/rng": torch.zeros(1, 3, dtype=torch.int64),
+        "_observation/reward": torch.tensor([[1.0, 2.0, math.nan]]),
+        "_observation/terminated": torch.tensor([[False, False, False]]),
+        "_observation/done": torch.tensor([[False, True, False]]),
+        **changes,
+    }
+    info = DictTensor({"policy_version": torch.zeros(1, dtype=torch.int64)})
+    return Trajectories(info, TemporalDictTensor(steps, torch.tensor([2])))
+
+
+def by_hand(value: list[float], **changes: Any) -> tuple[TemporalDictTensor, A2CConfig]:
+    config = dataclasses.replace(
+        SMALL, discount=0.5, trace_decay=0.5, value_coefficient=10.0, entropy_coefficient=100.0,
+        whiten_advantages=False, **changes,
+    )  # fmt: skip
+    return TemporalDictTensor({"action_logits": torch.zeros(1, 3, 2), "value": torch.tensor([value])}), config
+
+
+def test_the_loss_by_hand() -> None:
+    replayed, config = by_hand([1.0, 4.0, math.nan])
+    terms = a2c.losses(replayed, two_steps(), torch.tensor([[4.0, 8.0, math.nan]]), config)
+    # Errors: 1 + 4/2 - 1 = 2; 2 + 8/2 - 4 = 2 (truncated: its value counts). GAE: 2; 2 + 2/4 = 2.5.
+    assert terms["policy_loss"].item() == pytest.approx((2.5 + 2.0) / 2 * math.log(2))
+    assert terms["value_loss"].item() == pytest.approx((2.5**2 + 2.0**2) / 2 / 2)
+    assert terms["entropy_loss"].item() == pytest.approx(-math.log(2))
+    expected = 2.25 * math.log(2) + 10 * 2.5625 - 100 * math.log(2)
+    assert terms["loss"].item() == pytest.approx(expected)
+
+
+def test_a_termination_is_worth_nothing_beyond() -> None:
+    replayed, config = by_hand([1.0, 4.0, math.nan])
+    ended = two_steps(**{"_observation/terminated": torch.tensor([[False, True, False]])})
+    terms = a2c.losses(replayed, ended, torch.tensor([[4.0, 8.0, math.nan]]), config)
+    # Errors: 2; 2 - 4 = -2. GAE: -2; 2 - 2/4 = 1.5.
+    assert terms["value_loss"].item() == pytest.approx((1.5**2 + 2.0**2) / 2 / 2)
+
+
+def test_vtrace_by_hand_weighs_what_older_weights_chose() -> None:
+    replayed, config = by_hand([1.0, 4.0, math.nan], vtrace=True)
+    older = torch.tensor([[0.25, 1.0, 1.0]]).log()  # now both are 1/2: ratios 2 (clipped to 1) and 1/2
+    collected = two_steps(**{"action/log_probability": older})
+    terms = a2c.losses(replayed, collected, torch.tensor([[4.0, 8.0, math.nan]]), config)
+    # Errors 2 and 2, as above. v - V: 2/2 = 1; 2 + 1/2 * 1/2 * 1 = 2.25. Advantages: 2/2 = 1; 2 + 1/4 * 1 = 2.25.
+    assert terms["value_loss"].item() == pytest.approx((1.0 + 2.25**2) / 2 / 2)
+    assert terms["policy_loss"].item() == pytest.approx((2.25 + 1.0) / 2 * math.log(2))
+
+
+def test_the_gaussian_loss_judges_the_stored_action() -> None:
+    replayed, config = by_hand([0.0, 0.0, 0.0])
+    mean, log_std = torch.zeros(1, 3, 1), torch.zeros(1, 3, 1)
+    replayed = TemporalDictTensor({"action_mean": mean, "action_log_std": log_std, "value": replayed["value"]})
+    collected = two_steps(**{"action/action": torch.tensor([[[2.0], [0.0], [math.nan]]])})
+    terms = a2c.losses(replayed, collected, torch.zeros(1, 3), config)
+    # GAE: 2; 1 + 2/4 = 1.5. Log densities: -2 and 0, less log(2 pi) / 2. Entropy: (1 + log(2 pi)) / 2.
+    constant = math.log(2 * math.pi) / 2
+    assert terms["policy_loss"].item() == pytest.approx((1.5 * (2 + constant) + 2 * constant) / 2)
+    assert terms["entropy_loss"].item() == pytest.approx(-(0.5 + constant))
+
+
+def test_an_agent_without_a_policy_is_named() -> None:
+    _, config = by_hand([0.0, 0.0, 0.0])
+    with pytest.raises(KeyError, match=r"judge_actions: the agent returns \['value'\], expected 'action_logits'"):
+        a2c.losses(TemporalDictTensor({"value": torch.zeros(1, 3)}), two_steps(), torch.zeros(1, 3), config)
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+def test_one_update_moves_the_learners_model_and_never_syncs(corrected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = create_model()
+    config = dataclasses.replace(SMALL, vtrace=corrected)
+    learner = Learner(model, ActorCriticAgent(model, copy_model=False), config)
+    # Adam counts its steps in a tensor on the CPU, wherever the weights are: reading that waits for no device.
+    monkeypatch.setattr(learner.optimizer, "step", allow_host_sync()(learner.optimizer.step))
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    with forbid_host_sync():
+        terms = learner.update(two_steps(), progress=0.0)
+    assert all(weight.grad is not None for weight in model.parameters())
+    assert all(not torch.equal(weight, before[name]) for name, weight in model.state_dict().items() if "weight" in name)
+    assert all(not term.requires_grad and term.dim() == 0 for term in terms.values())
+    assert set(terms) == {"loss", "policy_loss", "value_loss", "entropy_loss", "gradient_norm"}
+    assert learner.policy_version == 1
+
+
+def test_gradients_are_scaled_down_to_their_bound() -> None:
+    model = create_model()
+    config = dataclasses.replace(SMALL, max_gradient_norm=0.01)
+    terms = Learner(model, ActorCriticAgent(model, copy_model=False), config).update(two_steps(), progress=0.0)
+    squares = sum(weight.grad.square().sum().item() for weight in model.parameters() if weight.grad is not None)
+    assert terms["gradient_norm"].item() > 0.01
+    assert math.sqrt(squares) == pytest.approx(0.01, rel=1e-3)
+
+
+# Sums are associated alike on the simulated devices, which compute on the CPU; 1e-5 leaves room for a real GPU's.
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_three_devices_reach_the_same_losses_as_the_cpu_and_misplace_nothing(kind: str) -> None:
+    changes: dict[str, Any] = {"n_env_steps": 300, "vtrace": "gaussian" in kind, "overlap": "gaussian" in kind}
+    on_cpu = train_small(kind, **changes)
+    config = dataclasses.replace(
+        SMALL, **changes, learner_device="sim:0", batcher_device="sim:1", evaluation_device="cpu"
+    )
+    create, create_agent, make_env = KINDS[kind]
+
+    def create_checked(model: nn.Module, **arguments: Any) -> RL_Agent:
+        agent = create_agent(model, **arguments)
+        return RL_Agent_CheckDevice(agent, arguments["device"], host_syncs=forbid_host_sync)
+
+    elsewhere = train(config, create, create_checked, make_env)
+    assert len(on_cpu.losses["loss"]) == 5
+    for name, numbers in on_cpu.losses.items():
+        assert elsewhere.losses[name] == pytest.approx(numbers, rel=1e-5, abs=1e-5), name
+    assert [one.returns for one in elsewhere.evaluations] == [one.returns for one in on_cpu.evaluations]
+    assert {weight.device for weight in elsewhere.model.parameters()} == {torch.device("sim:0")}
+
+
+def test_worker_processes_give_the_losses_of_this_process() -> None:
+    alone = train_small(overlap=True, n_env_steps=300)
+    shared = train_small(overlap=True, n_env_steps=300, n_envs=3, n_processes=2)
+    # Rows of a forward pass are rounded with their neighbours, which differ between 1 x 6 and 2 x 3 environments.
+    for name, numbers in alone.losses.items():
+        assert shared.losses[name] == pytest.approx(numbers, rel=1e-4, abs=1e-4), name
+
+
+def test_overlap_lags_by_one_version_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[int]] = []
+    update = Learner.update
+
+    def watched(self: Learner, trajectories: Trajectories, progress: float) -> dict[str, Tensor]:
+        seen.append(trajectories.info["policy_version"].unique().tolist())
+        return update(self, trajectories, progress)
+
+    monkeypatch.setattr(Learner, "update", watched)
+    in_turn = train_small(n_env_steps=300)
+    assert in_turn.losses["policy_lag"] == [0.0] * 5
+    assert seen == [[1], [2], [3], [4], [5]]  # the batcher counts its weights from 1, the untrained ones
+    seen.clear()
+    overlapped = train_small(n_env_steps=300, overlap=True)
+    assert overlapped.losses["policy_lag"] == [0.0, 1.0, 1.0, 1.0, 1.0]
+    assert seen == [[1], [1], [2], [3], [4]]
+
+
+def test_without_lag_vtrace_is_gae() -> None:
+    plain, corrected = train_small(n_env_steps=300), train_small(n_env_steps=300, vtrace=True)
+    for name, numbers in plain.losses.items():
+        assert corrected.losses[name] == pytest.approx(numbers, rel=1e-4, abs=1e-5), name
+
+
+def test_environments_that_do_not_restart_are_refused() -> None:
+    def create_episodic(n_envs: int, seed: int) -> GymEnv:
+        return GymEnv([gymnasium.make("CartPole-v1") for _ in range(n_envs)], seed=seed)
+
+    with pytest.raises(ValueError, match=r"environments ended their episode and stand still.*GymEnvInf"):
+        train(SMALL, create_model, ActorCriticAgent, create_episodic)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_envs": 0}, "n_envs is 0, expected at least 1"),
+        ({"discount": 1.5}, "discount is 1.5, expected 0 to 1"),
+        ({"trace_decay": -0.5}, "trace_decay is -0.5, expected 0 to 1"),
+        ({"rho_clip": -1.0}, "rho_clip is -1.0, expected at least 0"),
+        ({"evaluation_episodes": 10, "evaluation_processes": 3}, "evaluation_episodes is 10, expected a multiple"),
+    ],
+)
+def test_wrong_settings_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"A2CConfig: {message}"):
+        A2CConfig(**changes)
+
+
+class Clock(gymnasium.Env[Any, Any]):
+    """Rewards 1 for every step and shows the time modulo 20, one-hot; ends after 20 steps, in one way or the other."""
+
+    observation_space = spaces.Box(0.0, 1.0, (20,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, terminates: bool) -> None:
+        self.terminates = terminates
+        self.time = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.time = 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.time += 1
+        ended = self.time == 20
+        return self.observe(), 1.0, ended and self.terminates, ended and not self.terminates, {}
+
+    def observe(self) -> np.ndarray[Any, Any]:
+        return np.eye(20, dtype=np.float32)[self.time % 20]
+
+
+def create_clocks(n_envs: int, seed: int, terminates: bool) -> GymEnvInf:
+    return GymEnvInf([Clock(terminates) for _ in range(n_envs)], seed=seed)
+
+
+@pytest.mark.parametrize("terminates", [False, True])
+def test_the_critic_finds_the_value_of_the_clock(terminates: bool) -> None:
+    config = A2CConfig(
+        n_env_steps=33 * 150, n_timesteps=33, n_envs=1, learning_rate=2.0, final_learning_rate_fraction=0.0,
+        max_gradient_norm=None, evaluation_episodes=1, evaluation_processes=0, evaluation_interval=10**6,
+        log_interval=50,
+    )  # fmt: skip
+
+    def create_table() -> ActorCritic:
+        return ActorCritic(20, 2, hidden=())  # a linear critic of one-hot frames is a table
+
+    result = train(config, create_table, ActorCriticAgent, create_clocks, env_args={"terminates": terminates})
+    with torch.no_grad():
+        _, values = result.model(torch.eye(20))
+    # Truncated, the clock goes on for ever: 1 / (1 - 0.99). Terminated, 20 - t rewards are left at time t.
+    left = torch.arange(20, 0, -1)
+    expected = (1.0 - 0.99**left) / 0.01 if terminates else torch.full((20,), 100.0)
+    assert (values - expected).abs().max().item() < 1.0
