@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from multiprocessing import get_start_method, process, set_start_method
@@ -37,6 +39,23 @@ def limit_sending(connection: Connection, seconds: float) -> None:
         whole = int(seconds)
         limit = struct.pack("@ll", whole, max(1, int((seconds - whole) * 1e6)))
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
+def mortal_parent() -> int | None:
+    """Return this process's id if a child may ask Linux to be killed together with it.
+
+    Linux watches the thread that starts the child; only the main thread lives as long as its process.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    return os.getpid() if in_main and sys.platform == "linux" else None
+
+
+def die_with(parent: int) -> None:
+    """Let Linux kill this process when its parent dies, even if it is stopped or busy in C code."""
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG of linux/prctl.h
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from rlstruct.batchers.collector import Collected, Collector, Interrupted, Phase, Progress
 from rlstruct.batchers.failures import describe
+from rlstruct.batchers.processes import die_with
 from rlstruct.batchers.shared_memory import Layout, SharedBlock, layout_of
 from rlstruct.batchers.slab import Allocate
 from rlstruct.core import DictTensor
@@ -123,8 +124,16 @@ def status_layout(n_workers: int) -> Layout:
     return {"status": ((n_workers, 8), torch.int64)}
 
 
-def main(start: Start, connection: Connection) -> None:
-    """Run a worker until it is told to stop."""
+def main(start: Start, connection: Connection, parent: int | None) -> None:
+    """Run a worker until it is told to stop.
+
+    Args:
+        start: see there.
+        connection: where orders come from and answers go.
+        parent: process whose death the kernel shall not let this one survive, None if it cannot know of it.
+    """
+    if parent is not None:
+        die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)

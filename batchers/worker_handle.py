@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from rlstruct.batchers.collector import Phase, Progress
 from rlstruct.batchers.failures import Failure, spell, unpickled, worker_error
-from rlstruct.batchers.processes import NO_MAIN_GUARD, WORKER_NAME, limit_sending
+from rlstruct.batchers.processes import NO_MAIN_GUARD, WORKER_NAME, limit_sending, mortal_parent
 from rlstruct.batchers.shared_memory import Layout, SharedBlock
 from rlstruct.batchers.slab import Slab
 from rlstruct.batchers.worker import Batch, Created, Start, main
@@ -64,7 +64,7 @@ class Worker:
         self.status.clear()
         # No daemon: those may not have children of their own, as gymnasium's AsyncVectorEnv has.
         self.process = context.Process(
-            target=main, args=(self._start, theirs), name=f"{WORKER_NAME}-{self.index}", daemon=False
+            target=main, args=(self._start, theirs, mortal_parent()), name=f"{WORKER_NAME}-{self.index}", daemon=False
         )
         self.process.start()
         theirs.close()

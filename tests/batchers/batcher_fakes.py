@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,12 @@ from rlstruct import DictTensor, RL_Agent, TemporalDictTensor, VecEnv
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
 from rlstruct.envs import GymEnv, GymEnvInf, GymVectorEnv
 from rlstruct.testing.fake_envs import LENGTHS
+
+
+def limit(seconds: float) -> float:
+    """The seconds that a criterion allows, stretched where the machine has more to do than it has cores."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
 
 Step = tuple[tuple[int, int, int], tuple[int, int, int], bool]
 

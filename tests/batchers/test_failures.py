@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from batcher_fakes import create_version_agent
+from batcher_fakes import create_version_agent, limit
 
 from rlstruct import BatcherStateError, DictTensor, WorkerError, WorkerTimeout
 from rlstruct.batchers import RL_Batcher
@@ -87,7 +87,7 @@ def run(batcher: RL_Batcher, n: int = 1) -> None:
 def close_leaves_nothing(batcher: RL_Batcher) -> None:
     start = time.monotonic()
     batcher.close()
-    assert time.monotonic() - start < 2.0
+    assert time.monotonic() - start < limit(2.0)
     children = [child.cmdline() for child in psutil.Process().children()]
     assert not [words for words in children if "resource_tracker" not in " ".join(words)], children
     with pytest.raises(BatcherStateError, match="closed"):
@@ -198,7 +198,7 @@ def test_a_killed_worker_is_noticed_at_once(number: signal.Signals) -> None:
     start = time.monotonic()
     with pytest.raises(WorkerError, match=f"was killed by {number.name} in ") as caught:
         batcher.get()
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < limit(1.0)
     error = caught.value
     assert (error.worker, error.pid, error.environments, error.seed) == (1, pid, (2, 4), 2)
     assert error.step is not None
@@ -218,7 +218,7 @@ def test_a_worker_killed_at_start_or_between_batches() -> None:
     start = time.monotonic()
     with pytest.raises(WorkerError, match="killed by SIGKILL"):
         run(batcher)
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < limit(1.0)
     close_leaves_nothing(batcher)
 
 
@@ -232,7 +232,7 @@ def test_a_stopped_worker_times_out_and_may_come_back() -> None:
     start = time.monotonic()
     with pytest.raises(WorkerTimeout, match=r"worker 1 .* no answer within 2 s; it is in \w+.*, step \d+") as caught:
         batcher.get(timeout=2)
-    assert 2.0 <= time.monotonic() - start < 3.0
+    assert 2.0 <= time.monotonic() - start < limit(3.0)
     assert caught.value.worker == 1
     assert batcher.get(blocking=False) == (None, None)
     kill_worker(batcher, 1, signal.SIGCONT)

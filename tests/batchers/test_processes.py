@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from batcher_fakes import limit
 
 from rlstruct.batchers import RL_Batcher
 from rlstruct.testing.fake_agents import RngAgent
@@ -73,7 +74,7 @@ class Program:
 
 
 def gone(processes: list[psutil.Process], seconds: float) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=seconds)
+    _, alive = psutil.wait_procs(processes, timeout=limit(seconds))
     # Where the init process of a container reaps no orphans they stay as zombies; no batcher can help that.
     alive = [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
     assert not alive, alive
@@ -93,7 +94,7 @@ def test_ctrl_c_gives_one_traceback(tmp_path: Path) -> None:
     start = time.monotonic()
     os.killpg(program.process.pid, signal.SIGINT)  # as a terminal does it: to the whole group
     code, _, err = program.end()
-    assert time.monotonic() - start < 3.0
+    assert time.monotonic() - start < limit(3.0)
     gone(workers, 1.0)
     assert code in (-signal.SIGINT, 130)
     assert err.count("Traceback") == 1
@@ -125,7 +126,7 @@ def test_programs_that_forget_to_close(tmp_path: Path, ending: str, code: int, t
     workers = program.workers()
     start = time.monotonic()
     found, _, err = program.end()
-    assert time.monotonic() - start < 3.0
+    assert time.monotonic() - start < limit(3.0)
     gone(workers, 1.0)
     assert found == code
     assert err.count("Traceback") == tracebacks, err
@@ -139,6 +140,7 @@ def test_killed_programs_leave_nothing(tmp_path: Path, whole_group: bool) -> Non
         tmp_path, "batcher = make(seconds=5.0)\nbatcher.update({})\nbatcher.execute()\ntell(batcher)\ntime.sleep(60)"
     )
     workers = program.workers()
+    workers[0].suspend()  # a stopped worker cannot notice anything by itself
     if whole_group:
         os.killpg(program.process.pid, signal.SIGKILL)
     else:
@@ -288,4 +290,4 @@ def test_a_closed_batcher_ends_slow_environments(tmp_path: Path) -> None:
     )
     code, out, err = program.end()
     assert (code, err) == (0, "")
-    assert float(out) < 2.0
+    assert float(out) < limit(2.0)
