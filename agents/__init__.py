@@ -9,6 +9,8 @@ from rlstruct.agents.gaussian import (
     RecurrentGaussianAgent,
 )
 from rlstruct.agents.networks import MLP, ActorCritic, RecurrentActorCritic
+from rlstruct.agents.q_agent import QAgent
+from rlstruct.agents.q_networks import DuellingHead, QNetwork
 from rlstruct.agents.random_agent import RandomAgent
 from rlstruct.agents.recurrent import RecurrentAgent
 
@@ -18,8 +20,11 @@ __all__ = [
     "ActorCriticAgent",
     "ConvolutionalActorCritic",
     "ConvolutionalTrunk",
+    "DuellingHead",
     "GaussianActorCritic",
     "GaussianAgent",
+    "QAgent",
+    "QNetwork",
     "RandomAgent",
     "RecurrentActorCritic",
     "RecurrentAgent",

@@ -1,4 +1,4 @@
-"""DQN: epsilon-greedy collection, a replay buffer, gradient steps while the next piece is collected. Layer 4.
+"""DQN: pieces of n steps into a replay buffer, batches out of it, a target network behind. Layer 4.
 
 Mnih et al., "Human-level control through deep reinforcement learning" (Nature, 2015), with the parts of Hessel et al.,
 "Rainbow" (AAAI 2018), that are switched on in the configuration.
@@ -7,56 +7,96 @@ Mnih et al., "Human-level control through deep reinforcement learning" (Nature, 
 from __future__ import annotations
 
 import copy
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from rlstruct.algos.dqn_config import DQNConfig
-from rlstruct.algos.episode_returns import EpisodeReturns
-from rlstruct.algos.evaluation import Evaluation, Evaluator
-from rlstruct.algos.placement import PlacedEnv, cpu_copy
+from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.learner import GradientLearner
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer
 from rlstruct.algos.replay_buffer import ReplayBuffer
 from rlstruct.algos.run_folder import RunFolder
-from rlstruct.batchers import RL_Batcher
-from rlstruct.core import DictTensor
-from rlstruct.device import resolve_device
+from rlstruct.algos.training import Collection, CreateAgent, CreateEnv, CreateModel, TrainingResult, run_training
+from rlstruct.core import DictTensor, Trajectories
 from rlstruct.functional.q_learning import double_q_value, greedy_value, q_loss, td_target
 from rlstruct.functional.schedules import epsilon_ladder, linear_schedule
 from rlstruct.rl_agent import RL_Agent
-from rlstruct.vec_env import VecEnv
 
-CreateModel = Callable[[], nn.Module]
-CreateAgent = Callable[..., RL_Agent]
-CreateEnv = Callable[..., VecEnv]
-
-_EVALUATION_SEED = 1_000_003  # far from the training's environments, which seed with seed + their index
+_COUNTS = ("n_step", "batch_size", "n_updates", "target_update_interval", "replay_capacity", "n_stack")
+_SHARES = ("target_update_rate", "initial_epsilon", "final_epsilon", "initial_correction")
 
 
-@dataclass(frozen=True)
-class DQNResult:
-    """What a training leaves behind.
+@dataclass(frozen=True, kw_only=True)
+class DQNConfig(TrainingConfig):
+    """Settings of a training, beside those of `TrainingConfig`; the defaults are for CartPole-v1.
 
     Attributes:
-        model: the trained network, on the learner's device.
-        before: evaluation of the untrained network.
-        after: evaluation of the trained one, on episodes that nothing was selected by.
-        evaluations: all of them, in the order of their weights; the first is ``before``, the last ``after``.
-        losses: name to one number for each round of gradient steps.
-        env_steps: environment steps collected.
-        seconds: wall-clock time of the learning, without start-up and the first and last evaluation.
+        n_step: steps of the return before the network's value stands for the rest (Sutton and Barto, 2018, 7.1).
+        double: let the network that learns choose the action that the target network judges (van Hasselt et al.,
+            AAAI 2016).
+        batch_size: steps of one gradient step.
+        n_updates: gradient steps for each piece that is collected.
+        huber_delta: errors above this size count linearly.
+        target_update_interval: gradient steps between two updates of the target network.
+        target_update_rate: 1 copies the network that learns (hard, Mnih et al., 2015); less moves the target network
+            by this part towards it, usually with an interval of 1 (soft, Lillicrap et al., ICLR 2016).
+        replay_capacity: observations that the buffer keeps, see `ReplayBuffer`.
+        replay_device: where it keeps them; None for the learner's device.
+        learning_starts: environment steps before the first gradient step.
+        n_stack: the frames are stacks of so many, see `ReplayBuffer`.
+        prioritised: draw steps with large errors more often, see `PrioritisedReplayBuffer`.
+        priority_exponent: 0 draws uniformly, 1 in proportion to the error.
+        initial_correction: how much of the bias of these draws is undone at the beginning; rises linearly to 1.
+        initial_epsilon: share of random actions at the beginning.
+        final_epsilon: share of random actions when they have become fewest.
+        epsilon_fraction: part of the training in which epsilon falls linearly.
+        epsilon_exponent: spreads epsilon over the environments, see `epsilon_ladder`; 0 gives all the same.
+        overlap: collect the next piece while learning. It pays with worker processes.
     """
 
-    model: nn.Module
-    before: Evaluation
-    after: Evaluation
-    evaluations: tuple[Evaluation, ...]
-    losses: dict[str, list[float]]
-    env_steps: int
-    seconds: float
+    n_env_steps: int = 100_000
+    n_timesteps: int = 8
+    n_processes: int = 0
+    learning_rate: float = 0.001
+    max_gradient_norm: float | None = 10.0
+    evaluation_timesteps: int | None = 100
+    evaluation_stochastic: bool = False
+    log_interval: int = 50
+    n_step: int = 3
+    double: bool = True
+    batch_size: int = 128
+    n_updates: int = 16
+    huber_delta: float = 1.0
+    target_update_interval: int = 1
+    target_update_rate: float = 0.01
+    replay_capacity: int = 100_000
+    replay_device: str | None = None
+    learning_starts: int = 1000
+    n_stack: int = 1
+    prioritised: bool = False
+    priority_exponent: float = 0.6
+    initial_correction: float = 0.4
+    initial_epsilon: float = 1.0
+    final_epsilon: float = 0.05
+    epsilon_fraction: float = 0.2
+    epsilon_exponent: float = 0.0
+    overlap: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what would fail late or in silence.
+
+        Raises:
+            ValueError: a setting is out of range.
+        """
+        super().__post_init__()
+        for name in _COUNTS:
+            self._refuse(name, getattr(self, name) >= 1, "at least 1")
+        for name in _SHARES:
+            self._refuse(name, 0.0 <= getattr(self, name) <= 1.0, "0 to 1")
+        self._refuse("epsilon_fraction", self.epsilon_fraction > 0.0, "more than 0")
+        self._refuse("huber_delta", self.huber_delta > 0.0, "more than 0")
 
 
 def losses(agent: RL_Agent, target_agent: RL_Agent, batch: DictTensor, config: DQNConfig) -> dict[str, Tensor]:
@@ -91,7 +131,7 @@ def action_values(agent: RL_Agent, observation: DictTensor) -> Tensor:
     return output["action_values"]
 
 
-class Learner:
+class Learner(GradientLearner):
     """The network that learns, its slow copy and its memory.
 
     Args:
@@ -101,85 +141,85 @@ class Learner:
 
     Attributes:
         buffer: what was collected, on a device of its own.
+        target_model: judges what a step led to.
+        target_agent: acts with it.
     """
 
     def __init__(self, model: nn.Module, create_agent: CreateAgent, config: DQNConfig) -> None:
         """Create target network, optimiser and replay buffer."""
-        self.model = model
         self.config = config
-        self.device = resolve_device(config.learner_device)
         self.target_model = copy.deepcopy(model).requires_grad_(False)
-        share = {"device": config.learner_device, "stochastic": False, "copy_model": False}
-        self.agent = create_agent(model, **share)
-        self.target_agent = create_agent(self.target_model, **share)
-        self.weights, self.target_weights = list(model.parameters()), list(self.target_model.parameters())
-        fused = self.device.type in ("cpu", "cuda")  # one kernel for all weights, where torch has one
-        self.optimizer = torch.optim.Adam(self.weights, lr=config.learning_rate, fused=fused)
+        agent, self.target_agent = (
+            create_agent(network, device=config.learner_device, stochastic=False, copy_model=False)
+            for network in (model, self.target_model)
+        )
+        super().__init__(model, agent, config)
         self.buffer = _create_buffer(config)
-        self.policy_version = 0
 
-    def update(self, progress: float) -> dict[str, Tensor]:
-        """Take one gradient step.
+    def update(self, trajectories: Trajectories, progress: float) -> dict[str, Tensor]:
+        """Remember a piece, and take ``n_updates`` gradient steps.
 
         Args:
+            trajectories: pieces of a stream, on any device.  [B, T]
             progress: how much of the training is over, in [0, 1]; the learning rate falls with it.
 
         Returns:
-            Detached numbers on the learner's device: ``loss``, mean ``value`` of the actions taken, mean absolute
-            ``error``.  [] each
+            Detached means over the gradient steps, on the learner's device: ``loss``, ``value`` of the actions taken,
+            absolute ``error``, ``gradient_norm``; nothing while the buffer fills.  [] each
         """
+        self.buffer.extend(trajectories.to(self.buffer.device))
+        if progress * self.config.n_env_steps < self.config.learning_starts:
+            return {}
+        steps = [self.learn(progress) for _ in range(self.config.n_updates)]
+        return {name: torch.stack([terms[name] for terms in steps]).mean() for name in steps[0]}
+
+    def learn(self, progress: float) -> dict[str, Tensor]:
+        """Take one gradient step on a batch from the buffer; see `update`."""
         config, buffer = self.config, self.buffer
         if isinstance(buffer, PrioritisedReplayBuffer):
             buffer.correction = linear_schedule(progress, config.initial_correction, 1.0)
         batch = buffer.sample(config.batch_size).to(self.device, non_blocking=True)
         terms = losses(self.agent, self.target_agent, batch, config)
-        self._descend(terms["loss"], progress)
+        norms = self.descend(terms["loss"], progress)
         if isinstance(buffer, PrioritisedReplayBuffer):
             buffer.update_priorities(batch["index"].to(buffer.device), terms["error"].to(buffer.device))
-        self.policy_version += 1
         if self.policy_version % config.target_update_interval == 0:
             self._follow(config.target_update_rate)
-        return {
-            "loss": terms["loss"].detach(),
-            "value": terms["value"].mean(),
-            "error": terms["error"].abs().mean(),
-        }
+        means = {"value": terms["value"].mean(), "error": terms["error"].abs().mean()}
+        return {"loss": terms["loss"].detach(), **means, **norms}
 
-    def _descend(self, loss: Tensor, progress: float) -> None:
+    def agent_info(self, progress: float, n_envs: int) -> DictTensor:
+        """Return the ``epsilon`` of each environment.  [B] float32 on the CPU."""
         config = self.config
-        for group in self.optimizer.param_groups:
-            group["lr"] = config.learning_rate * linear_schedule(progress, 1.0, config.final_learning_rate)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        if config.max_gradient_norm is not None:
-            nn.utils.clip_grad_norm_(self.weights, config.max_gradient_norm)
-        self.optimizer.step()
+        epsilon = linear_schedule(progress, config.initial_epsilon, config.final_epsilon, config.epsilon_fraction)
+        ladder = epsilon_ladder(epsilon, n_envs, config.epsilon_exponent)
+        return DictTensor({"epsilon": torch.tensor(ladder, dtype=torch.float32, device="cpu")})
 
     @torch.no_grad()
     def _follow(self, rate: float) -> None:
         """Move the target network towards the one that learns."""
-        torch._foreach_lerp_(self.target_weights, self.weights, rate)
+        targets: list[Tensor] = list(self.target_model.parameters())
+        torch._foreach_lerp_(targets, [weight.detach() for weight in self.model.parameters()], rate)
         for target, source in zip(self.target_model.buffers(), self.model.buffers(), strict=True):
             target.copy_(source)
 
     def state_dict(self) -> dict[str, object]:
         """Return what a checkpoint needs, without the replay buffer, which has a state_dict of its own."""
-        return {
-            "model": self.model.state_dict(),
-            "target_model": self.target_model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "config": asdict(self.config),
-            "policy_version": self.policy_version,
-        }
+        return {**super().state_dict(), "target_model": self.target_model.state_dict()}
 
 
 def _create_buffer(config: DQNConfig) -> ReplayBuffer:
-    device = config.replay_device or config.learner_device
-    settings = {"n_step": config.n_step, "discount": config.discount, "n_stack": config.n_stack, "seed": config.seed}
-    if config.prioritised:
-        exponent = config.priority_exponent
-        return PrioritisedReplayBuffer(config.replay_capacity, exponent=exponent, device=device, **settings)
-    return ReplayBuffer(config.replay_capacity, device=device, **settings)
+    kind = PrioritisedReplayBuffer if config.prioritised else ReplayBuffer
+    settings = {"exponent": config.priority_exponent} if config.prioritised else {}
+    return kind(
+        config.replay_capacity,
+        device=config.replay_device or config.learner_device,
+        n_step=config.n_step,
+        discount=config.discount,
+        n_stack=config.n_stack,
+        seed=config.seed,
+        **settings,
+    )
 
 
 def train(
@@ -190,7 +230,7 @@ def train(
     *,
     env_args: Mapping[str, object] | None = None,
     run: RunFolder | None = None,
-) -> DQNResult:
+) -> TrainingResult:
     """Train a network of action values.
 
     The factories travel to worker processes.
@@ -211,149 +251,13 @@ def train(
 
     Raises:
         WorkerError: a worker process raised or died.
-        ValueError: a device of the configuration does not exist.
+        ValueError: a device of the configuration does not exist, or an environment does not restart by itself.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        model = create_model()
-    learner = Learner(model.to(resolve_device(config.learner_device)), create_agent, config)
-    weights = cpu_copy(model)  # travels to every process
 
-    def place(device: str, n_processes: int, n_envs: int, n_timesteps: int, stochastic: bool, seed: int) -> RL_Batcher:
-        return RL_Batcher(
-            n_timesteps,
-            create_agent,
-            PlacedEnv(create_env, device),
-            agent_args={"model": weights, "device": device, "stochastic": stochastic, "copy_model": True},
-            env_args={**(env_args or {}), "n_envs": n_envs},
-            n_processes=n_processes,
-            seed=seed,
-            device=device,
-        )
+    def create_learner(model: nn.Module) -> Learner:
+        return Learner(model, create_agent, config)
 
-    n_evaluation = config.evaluation_episodes // max(1, config.evaluation_processes)
-    n_steps, fresh_seed = config.evaluation_timesteps, config.seed + _EVALUATION_SEED
-    with (
-        place(
-            config.batcher_device, config.n_processes, config.n_envs, config.n_timesteps, True, config.seed
-        ) as batcher,
-        place(
-            config.evaluation_device, config.evaluation_processes, n_evaluation, n_steps, False, fresh_seed
-        ) as evaluation,
-    ):
-        return _Training(config, learner, batcher, Evaluator(evaluation), run).run()
-
-
-class _Training:
-    """The loop, with what it has to remember."""
-
-    def __init__(
-        self,
-        config: DQNConfig,
-        learner: Learner,
-        batcher: RL_Batcher,
-        evaluator: Evaluator,
-        run: RunFolder | None,
-    ) -> None:
-        self.config = config
-        self.learner = learner
-        self.batcher = batcher
-        self.evaluator = evaluator
-        self.folder = run
-        self.env_steps = 0
-        self.returns = EpisodeReturns()
-        self.evaluations: list[Evaluation] = []
-        self.losses: dict[str, list[float]] = {}
-        self.unread: list[tuple[int, float, dict[str, Tensor]]] = []
-
-    def run(self) -> DQNResult:
-        before = self.evaluate_now()
-        start = time.perf_counter()
-        self.batcher.reset(self.exploration())
-        while self.env_steps < self.config.n_env_steps and not self.target_reached():
-            self.batcher.update(self.learner.model.state_dict())
-            self.batcher.execute(self.exploration())
-            self.learn()  # from what was collected before, while worker processes collect
-            self.remember()
-            self.evaluate_beside()
-            if len(self.unread) == self.config.log_interval:
-                self.read_losses()
-        seconds = time.perf_counter() - start
-        self.read_losses()
-        if self.evaluator.busy:
-            self.record(self.evaluator.wait())
-        after = self.evaluate_now()
-        return DQNResult(
-            self.learner.model, before, after, tuple(self.evaluations), self.losses, self.env_steps, seconds
-        )
-
-    def exploration(self) -> DictTensor:
-        """Return the epsilon of each environment, on the CPU as all settings of agents.  [B]."""
-        config = self.config
-        epsilon = linear_schedule(
-            self.progress(), config.initial_epsilon, config.final_epsilon, config.epsilon_fraction
-        )
-        ladder = epsilon_ladder(epsilon, self.batcher.n_envs(), config.epsilon_exponent)
-        return DictTensor({"epsilon": torch.tensor(ladder, dtype=torch.float32, device="cpu")})
-
-    def progress(self) -> float:
-        return self.env_steps / self.config.n_env_steps
-
-    def learn(self) -> None:
-        if self.env_steps < self.config.learning_starts:
-            return
-        rounds = [self.learner.update(self.progress()) for _ in range(self.config.n_updates)]
-        means = {name: torch.stack([terms[name] for terms in rounds]).mean() for name in rounds[0]}
-        self.unread.append((self.env_steps, time.perf_counter(), means))
-
-    def remember(self) -> None:
-        trajectories, _ = self.batcher.get()
-        if trajectories is None:
-            raise RuntimeError("dqn.train: a blocking get() returned nothing.")
-        self.learner.buffer.extend(trajectories.to(self.learner.buffer.device))
-        self.returns.add(trajectories.trajectories)
-        self.env_steps += trajectories.n_elems() * trajectories.trajectories.n_steps()
-
-    def evaluate_beside(self) -> None:
-        if (result := self.evaluator.poll()) is not None:
-            self.record(result)
-        due = self.evaluations[-1].env_steps + self.config.evaluation_interval
-        if not self.evaluator.busy and self.env_steps >= due and not self.target_reached():
-            self.start_evaluation()
-
-    def evaluate_now(self) -> Evaluation:
-        self.start_evaluation()
-        return self.record(self.evaluator.wait())
-
-    def start_evaluation(self) -> None:
-        weights, version = self.learner.model.state_dict(), self.learner.policy_version
-        self.evaluator.start(weights, env_steps=self.env_steps, policy_version=version)
-
-    def record(self, result: Evaluation) -> Evaluation:
-        self.evaluations.append(result)
-        if self.folder is not None:
-            self.folder.log_evaluation(result)
-            self.folder.save_checkpoint({**self.learner.state_dict(), "env_steps": self.env_steps})
-        return result
-
-    def target_reached(self) -> bool:
-        target = self.config.target_return
-        return target is not None and self.evaluations[-1].mean_return >= target
-
-    def read_losses(self) -> None:
-        """Turn what the device computed into numbers, for several rounds at once."""
-        if not self.unread:
-            return
-        names = list(self.unread[0][2])
-        columns = torch.stack([torch.stack(list(terms.values())) for _, _, terms in self.unread])
-        rows = columns.tolist()  # sync: once per log_interval rounds
-        for row in rows:
-            for name, number in zip(names, row, strict=True):
-                self.losses.setdefault(name, []).append(number)
-        mean_return = self.returns.read()
-        if self.folder is not None:
-            env_steps, at, _ = self.unread[-1]
-            numbers = {name: sum(row[i] for row in rows) / len(rows) for i, name in enumerate(names)}
-            numbers |= {} if mean_return is None else {"return": mean_return}
-            self.folder.log(env_steps, self.learner.policy_version, numbers, at=at)
-        self.unread.clear()
+    collection = Collection(whole_episodes=False, overlap=config.overlap)
+    return run_training(
+        config, collection, create_learner, create_model, create_agent, create_env, env_args=env_args, run=run
+    )

@@ -229,7 +229,7 @@ class ReplayBuffer:
         return batch | {
             "reward": reward,
             "discount": self.discount ** length.to(reward.dtype),
-            "terminated": columns["_observation/terminated"].index_select(0, self._move(reached, -1)),
+            "terminated": columns["_observation/terminated"].index_select(0, self._move(index, length - 1)),
         }
 
     def _frames(self, name: str, index: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """DQN on CartPole-v1 for ten seeds: environment steps to a mean evaluation return of 475, and the final return.
 
-Run: ``python benchmarks/dqn_cartpole.py``; ``--seeds 0 1`` for some of them. Nothing is selected: the network after the
-last step is the one that is evaluated, on 100 fresh episodes.
+Run: ``python benchmarks/dqn_cartpole.py``; ``--seeds 0 1`` for some of them. A training ends when an evaluation over
+100 greedy episodes has a mean return of 475, or after 100,000 steps; the network of that moment is then evaluated once
+more, on 100 fresh episodes, which gives the final return. ``--to-the-end`` trains on.
 """
 
 from __future__ import annotations
@@ -15,10 +16,8 @@ import gymnasium
 import torch
 
 from rlstruct import VecEnv
-from rlstruct.agents.q_agent import QAgent
-from rlstruct.agents.q_networks import QNetwork
-from rlstruct.algos.dqn import train
-from rlstruct.algos.dqn_config import DQNConfig
+from rlstruct.agents import QAgent, QNetwork
+from rlstruct.algos.dqn import DQNConfig, train
 from rlstruct.envs import GymVectorEnv
 
 TARGET = 475.0
@@ -32,8 +31,14 @@ def create_model() -> QNetwork:
     return QNetwork(n_inputs=4, n_actions=2, duelling=True)
 
 
-def measure(seed: int) -> dict[str, Any]:
-    config = DQNConfig(seed=seed, evaluation_episodes=100)
+def measure(seed: int, target_return: float | None) -> dict[str, Any]:
+    config = DQNConfig(
+        seed=seed,
+        evaluation_episodes=100,
+        evaluation_processes=0,
+        evaluation_interval=5000,
+        target_return=target_return,
+    )
     start = time.perf_counter()
     result = train(config, create_model, QAgent, create_env)
     reached = [evaluation.env_steps for evaluation in result.evaluations if evaluation.mean_return >= TARGET]
@@ -51,13 +56,14 @@ def measure(seed: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(10)))
+    parser.add_argument("--to-the-end", action="store_true", help="train for 100,000 steps, whatever was reached")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print("| seed | environment steps to 475 | final return (100 episodes) | environment steps | seconds |")
     print("|---:|---:|---:|---:|---:|")
     rows = []
     for seed in options.seeds:
-        rows.append(row := measure(seed))
+        rows.append(row := measure(seed, None if options.to_the_end else TARGET))
         reached = "never" if row["steps_to_475"] is None else f"{row['steps_to_475']:,}"
         final = f"{row['final_return']:.1f} ± {row['final_std']:.1f}"
         print(f"| {seed} | {reached} | {final} | {row['env_steps']:,} | {row['seconds']:.1f} |", flush=True)

@@ -6,8 +6,7 @@ from gymnasium import spaces
 
 import rlstruct.testing.sim_device  # noqa: F401 - registers sim:0 and sim:1
 from rlstruct import DictTensor, RL_Agent, Trajectories, replay_agent
-from rlstruct.agents.q_agent import QAgent
-from rlstruct.agents.q_networks import DuellingHead, QNetwork
+from rlstruct.agents import DuellingHead, QAgent, QNetwork
 from rlstruct.batchers import RL_Batcher
 from rlstruct.functional.random import step_keys
 from rlstruct.testing import check_agent, create_counting_env

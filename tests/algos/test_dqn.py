@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
@@ -14,14 +13,13 @@ from torch import Tensor, nn
 
 import rlstruct.testing.sim_device  # noqa: F401 - registers sim:0 and sim:1
 from rlstruct import DictTensor, RL_Agent, RL_Agent_CheckDevice, TemporalDictTensor
-from rlstruct.agents.q_agent import QAgent
-from rlstruct.agents.q_networks import QNetwork
+from rlstruct.agents import QAgent, QNetwork
 from rlstruct.algos import dqn
-from rlstruct.algos.dqn import DQNResult, Learner, train
-from rlstruct.algos.dqn_config import DQNConfig
+from rlstruct.algos.dqn import DQNConfig, Learner, train
 from rlstruct.algos.episode_returns import EpisodeReturns
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer
 from rlstruct.algos.run_folder import RunFolder
+from rlstruct.algos.training import TrainingResult
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf, GymVectorEnv
 from rlstruct.testing import allow_host_sync, create_counting_env, forbid_host_sync
@@ -55,7 +53,7 @@ def create_checked_agent(model: nn.Module, *, device: str, **settings: Any) -> R
     return RL_Agent_CheckDevice(QAgent(model, device=device, **settings), device, host_syncs=forbid_host_sync)
 
 
-def train_small(create_agent: Any = QAgent, **changes: Any) -> DQNResult:
+def train_small(create_agent: Any = QAgent, **changes: Any) -> TrainingResult:
     return train(dataclasses.replace(SMALL, **changes), create_model, create_agent, create_env)
 
 
@@ -93,7 +91,7 @@ def test_the_loss_by_hand() -> None:
 
 
 @pytest.fixture
-def filled() -> Iterator[Any]:
+def filled() -> Any:
     """A function that makes a learner whose buffer holds some steps."""
 
     def make(**changes: Any) -> Learner:
@@ -108,7 +106,15 @@ def filled() -> Iterator[Any]:
         learner.buffer.extend(trajectories.to(learner.buffer.device))
         return learner
 
-    yield make
+    return make
+
+
+def weights(learner: Learner) -> list[nn.Parameter]:
+    return list(learner.model.parameters())
+
+
+def target_weights(learner: Learner) -> list[nn.Parameter]:
+    return list(learner.target_model.parameters())
 
 
 @pytest.mark.parametrize("learner_device", ["cpu", "sim:0"])
@@ -119,13 +125,13 @@ def test_one_update_moves_the_model_and_never_syncs(
     learner = filled(prioritised=prioritised, learner_device=learner_device)
     # Adam counts its steps in a tensor on the CPU, wherever the weights are: reading that waits for no device.
     monkeypatch.setattr(learner.optimizer, "step", allow_host_sync()(learner.optimizer.step))
-    before = [weight.detach().clone() for weight in learner.weights]
+    before = [weight.detach().clone() for weight in weights(learner)]
     with forbid_host_sync():
-        terms = learner.update(0.5)
-    assert set(terms) == {"loss", "value", "error"}
+        terms = learner.learn(0.5)
+    assert set(terms) == {"loss", "value", "error", "gradient_norm"}
     assert all(not term.requires_grad and term.dim() == 0 for term in terms.values())
-    assert all((old != new).any() for old, new in zip(before, learner.weights, strict=True))
-    assert all(weight.grad is None for weight in learner.target_weights)
+    assert all((old != new).any() for old, new in zip(before, weights(learner), strict=True))
+    assert all(weight.grad is None for weight in target_weights(learner))
     if prioritised:
         assert isinstance(learner.buffer, PrioritisedReplayBuffer)
         assert learner.buffer.correction == pytest.approx(0.7)
@@ -135,25 +141,25 @@ def test_one_update_moves_the_model_and_never_syncs(
 
 def test_hard_target_updates_copy_and_soft_ones_follow(filled: Any) -> None:
     learner = filled(target_update_interval=3, target_update_rate=1.0)
-    first = [weight.clone() for weight in learner.target_weights]
+    first = [weight.clone() for weight in target_weights(learner)]
     for n in range(1, 7):
-        learner.update(0.0)
-        equal = [torch.equal(a, b) for a, b in zip(learner.weights, learner.target_weights, strict=True)]
+        learner.learn(0.0)
+        equal = [torch.equal(a, b) for a, b in zip(weights(learner), target_weights(learner), strict=True)]
         assert all(equal) if n % 3 == 0 else not any(equal)
         if n < 3:
-            assert all(torch.equal(a, b) for a, b in zip(first, learner.target_weights, strict=True))
+            assert all(torch.equal(a, b) for a, b in zip(first, target_weights(learner), strict=True))
     learner = filled(target_update_interval=1, target_update_rate=0.25)
-    before = [weight.clone() for weight in learner.target_weights]
-    learner.update(0.0)
-    for old, source, target in zip(before, learner.weights, learner.target_weights, strict=True):
+    before = [weight.clone() for weight in target_weights(learner)]
+    learner.learn(0.0)
+    for old, source, target in zip(before, weights(learner), target_weights(learner), strict=True):
         torch.testing.assert_close(target, 0.75 * old + 0.25 * source.detach())
 
 
 def test_the_learning_rate_falls_linearly(filled: Any) -> None:
-    learner = filled(learning_rate=0.1, final_learning_rate=0.2)
+    learner = filled(learning_rate=0.1, final_learning_rate_fraction=0.2)
     rates = []
     for progress in (0.0, 0.5, 1.0, 1.3):
-        learner.update(progress)
+        learner.learn(progress)
         rates.append(learner.optimizer.param_groups[0]["lr"])
     assert rates == pytest.approx([0.1, 0.06, 0.02, 0.02])
 
@@ -172,7 +178,7 @@ def test_three_devices_reach_the_same_losses_as_the_cpu(prioritised: bool, repla
         batcher_device="sim:1",
         evaluation_device="cpu",
     )
-    assert len(on_cpu.losses["loss"]) == (300 - 100) // 20
+    assert len(on_cpu.losses["loss"]) == (300 - 100) // 20 + 1
     for name, numbers in on_cpu.losses.items():
         assert elsewhere.losses[name] == pytest.approx(numbers, rel=1e-3, abs=1e-4), name
     assert [one.returns for one in elsewhere.evaluations] == [one.returns for one in on_cpu.evaluations]
@@ -239,7 +245,7 @@ def test_truncated_episodes_are_worth_100_and_terminated_ones_what_is_left(termi
         n_step=10,
         prioritised=prioritised,
         learning_rate=5.0,
-        final_learning_rate=0.01,
+        final_learning_rate_fraction=0.01,
         max_gradient_norm=None,
         huber_delta=100.0,
         batch_size=64,
@@ -347,7 +353,7 @@ def test_returns_agree_with_the_counting_environment() -> None:
         ({"n_updates": 0}, "n_updates is 0, expected at least 1"),
         ({"discount": 1.5}, "discount is 1.5, expected 0 to 1"),
         ({"final_epsilon": -0.1}, "final_epsilon is -0.1, expected 0 to 1"),
-        ({"epsilon_fraction": 0.0}, "epsilon_fraction is 0, expected more"),
+        ({"epsilon_fraction": 0.0}, "epsilon_fraction is 0.0, expected more than 0"),
         (
             {"evaluation_episodes": 10, "evaluation_processes": 3},
             "evaluation_episodes is 10, expected a multiple of .*3",

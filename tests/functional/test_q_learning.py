@@ -79,7 +79,7 @@ def test_targets_are_the_slow_loop(B: int, A: int, seed: int) -> None:
     single = td_target(reward, discount, terminated, greedy_value(judged))
     for b in range(B):
         values = judged[b].tolist()
-        best = max(range(A), key=lambda a, row=online[b].tolist(): row[a])  # type: ignore[misc]
+        best = max(range(A), key=online[b].tolist().__getitem__)
         follows = 0.0 if terminated[b] else discount[b].item()
         assert double[b].item() == pytest.approx(reward[b].item() + follows * values[best], abs=1e-6)
         assert single[b].item() == pytest.approx(reward[b].item() + follows * max(values), abs=1e-6)

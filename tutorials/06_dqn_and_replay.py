@@ -1,0 +1,77 @@
+"""Tutorial 06: a replay buffer that keeps every observation once, DQN by hand on top of it, then from the library.
+
+An off-policy algorithm remembers: pieces of episodes go in, random steps come out, each with what it truly led to.
+"""
+
+import copy
+
+import gymnasium
+import torch
+
+from rlstruct import DictTensor
+from rlstruct.agents import QAgent, QNetwork
+from rlstruct.algos.dqn import DQNConfig, train
+from rlstruct.algos.replay_buffer import ReplayBuffer
+from rlstruct.batchers import RL_Batcher
+from rlstruct.envs import GymVectorEnv
+from rlstruct.functional.q_learning import double_q_value, q_loss, td_target
+
+
+def create_env(n_envs, seed):
+    # Environments that restart by themselves: every piece has n_envs rows of T steps, whatever ends in between.
+    return GymVectorEnv(gymnasium.make_vec("CartPole-v1", n_envs, vectorization_mode="vector_entry_point"), seed)
+
+
+def create_model():
+    return QNetwork(n_inputs=4, n_actions=2, hidden=(64, 64), duelling=True)
+
+
+def by_hand(n_pieces):
+    """Train for a few pieces and return the buffer and the mean loss of each piece."""
+    torch.manual_seed(0)
+    model = create_model()
+    target_model = copy.deepcopy(model)
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.001)
+    # A step of the return that is cut by the end of an episode, or by the end of the data, is shorter than n_step:
+    # batch["discount"] says by how much, batch["terminated"] whether anything follows.
+    buffer = ReplayBuffer(capacity=10_000, n_step=3, discount=0.99)
+    agent_args, env_args, losses = {"model": model}, {"n_envs": 8}, []
+    with RL_Batcher(16, QAgent, create_env, agent_args=agent_args, env_args=env_args, seed=0) as batcher:
+        # Each environment has an epsilon of its own: it travels in agent_info.
+        epsilon = DictTensor({"epsilon": torch.linspace(0.05, 0.4, 8)})
+        batcher.reset(epsilon)
+        for _ in range(n_pieces):
+            batcher.update(model.state_dict())
+            batcher.execute(epsilon)
+            piece, _ = batcher.get()  # [8, 16], going on where the last one stopped
+            buffer.extend(piece)
+            for _ in range(8):
+                batch = buffer.sample(64)
+                value = model(batch["observation/frame"]).gather(1, batch["action/action"].unsqueeze(1)).squeeze(1)
+                with torch.no_grad():
+                    reached = batch["_observation/frame"]  # also where the episode was cut off, or ended
+                    following = double_q_value(model(reached), target_model(reached))
+                    target = td_target(batch["reward"], batch["discount"], batch["terminated"], following)
+                loss = q_loss(value, target, batch["weight"])
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
+            target_model.load_state_dict(model.state_dict())
+            losses.append(float(loss.detach()))
+    return buffer, losses
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    buffer, losses = by_hand(30)
+    report = buffer.memory_report()
+    print(f"{report.n_transitions} steps in the buffer, {report.observation_bytes} bytes of observations")
+    print("loss:", [round(loss, 3) for loss in losses[::6]])
+    assert report.n_transitions == 30 * 16 * 8
+
+    # The library's version adds devices, prioritised replay, schedules, worker processes, an evaluation that runs
+    # beside learning, and a run folder. This is a full training, cut short; benchmarks/dqn_cartpole.py has the rest.
+    config = DQNConfig(n_env_steps=5_000, batch_size=64, prioritised=True, evaluation_processes=0)
+    result = train(config, create_model, QAgent, create_env)
+    print(f"evaluation before {result.before.mean_return:.0f}, after {result.after.mean_return:.0f}")
+    assert result.after.mean_return > result.before.mean_return
