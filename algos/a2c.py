@@ -42,14 +42,13 @@ class A2CConfig(TrainingConfig):
     """
 
     n_env_steps: int = 250_000
-    n_timesteps: int = 32
+    n_timesteps: int = 64
     n_envs: int = 16
     n_processes: int = 0
-    learning_rate: float = 0.003
-    max_gradient_norm: float | None = 0.5
+    learning_rate: float = 0.007
     evaluation_timesteps: int | None = 100
     log_interval: int = 20
-    trace_decay: float = 0.95
+    trace_decay: float = 0.98
     value_coefficient: float = 0.5
     entropy_coefficient: float = 0.01
     whiten_advantages: bool = True
