@@ -2,22 +2,37 @@
 
 from rlstruct.sims._state import columns
 from rlstruct.sims.acrobot import Acrobot, AcrobotState
+from rlstruct.sims.asterix import Asterix, AsterixState
+from rlstruct.sims.breakout import Breakout, BreakoutState
 from rlstruct.sims.cart_pole import CartPole, CartPoleState
+from rlstruct.sims.freeway import Freeway, FreewayState
 from rlstruct.sims.mountain_car import MountainCar, MountainCarContinuous, MountainCarState
 from rlstruct.sims.pendulum import Pendulum, PendulumState
 from rlstruct.sims.registry import make, names
+from rlstruct.sims.seaquest import Seaquest, SeaquestState
+from rlstruct.sims.space_invaders import SpaceInvaders, SpaceInvadersState
 from rlstruct.sims.tensor_env import TensorEnv
 
 __all__ = [
     "Acrobot",
     "AcrobotState",
+    "Asterix",
+    "AsterixState",
+    "Breakout",
+    "BreakoutState",
     "CartPole",
     "CartPoleState",
+    "Freeway",
+    "FreewayState",
     "MountainCar",
     "MountainCarContinuous",
     "MountainCarState",
     "Pendulum",
     "PendulumState",
+    "Seaquest",
+    "SeaquestState",
+    "SpaceInvaders",
+    "SpaceInvadersState",
     "TensorEnv",
     "columns",
     "make",

@@ -16,6 +16,11 @@ _SIMULATORS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Acrobot-v1": ("acrobot", "Acrobot", {}),
     "MountainCar-v0": ("mountain_car", "MountainCar", {}),
     "MountainCarContinuous-v0": ("mountain_car", "MountainCarContinuous", {}),
+    "Breakout-MinAtar": ("breakout", "Breakout", {}),
+    "Asterix-MinAtar": ("asterix", "Asterix", {}),
+    "Freeway-MinAtar": ("freeway", "Freeway", {}),
+    "Seaquest-MinAtar": ("seaquest", "Seaquest", {}),
+    "SpaceInvaders-MinAtar": ("space_invaders", "SpaceInvaders", {}),
 }
 
 

@@ -50,12 +50,12 @@ def assert_same(got, expected, rows: slice = slice(None), **tolerance: float) ->
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("settings", [{}, {"auto_reset": False}, {"time_limit": 7}], ids=["auto", "episodic", "limit"])
 def test_keeps_the_contract(name: str, settings: dict) -> None:
-    check_vec_env(lambda seed, **more: make(name, 5, seed, **more), env_args=settings, n_steps=80)
+    check_vec_env(lambda seed, **more: make(name, 4, seed, **more), env_args=settings, n_steps=40)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_keeps_the_contract_on_a_strict_device(name: str) -> None:
-    check_vec_env(lambda seed: make(name, 3, seed, device="sim:1", time_limit=6), n_steps=15)
+    check_vec_env(lambda seed: make(name, 3, seed, device="sim:1", time_limit=6), n_steps=10)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,131 @@
+"""What the five MinAtar games share: sticky actions, action sets, painting of frames. Part of rlstruct.sims.
+
+Young and Tian, "MinAtar: an Atari-inspired testbed for thorough and reproducible reinforcement learning experiments",
+2019. The games equal version 1.0.15 of the package `minatar`, but for one thing: an episode begins with "nothing" as
+the action that may stick, instead of the last action of the episode before.
+
+Frames are [10, 10, channels] bool: row from above, column, channel. Actions count through nothing, left, up, right,
+down, fire; with the minimal set, through those of them that do something in the game.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rlstruct.device import DeviceLike
+from rlstruct.functional.random import uniform
+from rlstruct.sims.tensor_env import Backend, TensorEnv
+
+NOTHING, LEFT, UP, RIGHT, DOWN, FIRE = range(6)
+SIZE, CELLS = 10, 100
+
+State = TypeVar("State")
+
+_STICKY_STREAM = 90  # of the step's key; the games draw from the streams below
+
+
+class MinAtarGame(TensorEnv[State]):
+    """A game on ten by ten cells. Its state must have a field ``last_action``, [B] int64.
+
+    Attributes:
+        channels: what each channel of a frame shows.
+        useful_actions: the actions that do something.
+
+    Args:
+        n_envs: B.
+        seed: environment j draws from ``seed + j``.
+        device: where everything lives.
+        auto_reset: see `TensorEnv`.
+        time_limit: see `TensorEnv`; the games have none of their own, but for Freeway.
+        backend: see `TensorEnv`.
+        sticky_probability: with this probability the last action is taken again.
+        ramping: whether the game gets harder with time.
+        minimal_actions: whether only the useful actions can be chosen, or all six.
+    """
+
+    channels: ClassVar[tuple[str, ...]]
+    useful_actions: ClassVar[tuple[int, ...]]
+
+    def __init__(
+        self,
+        n_envs: int,
+        seed: int = 0,
+        *,
+        device: DeviceLike = "cpu",
+        auto_reset: bool = True,
+        time_limit: int | None = None,
+        backend: Backend = "torch",
+        sticky_probability: float = 0.1,
+        ramping: bool = True,
+        minimal_actions: bool = True,
+    ) -> None:
+        """Make the environments."""
+        actions = self.useful_actions if minimal_actions else tuple(range(6))
+        self.action_space = spaces.Discrete(len(actions))
+        self.observation_space = spaces.Box(0, 1, (SIZE, SIZE, len(self.channels)), np.bool_)
+        self.sticky_probability = sticky_probability
+        self.ramping = ramping
+        super().__init__(n_envs, seed, device=device, auto_reset=auto_reset, time_limit=time_limit, backend=backend)
+        self._table = torch.tensor(actions, dtype=torch.int64, device=self.device)
+        self._cells = torch.arange(CELLS, dtype=torch.int64, device=self.device)
+
+    def transition(self, state: State, action: Tensor, key: Tensor) -> tuple[State, Tensor, Tensor]:
+        """Take the action, or the last one again."""
+        chosen = self._table.index_select(0, action)
+        sticks = uniform(key, (), _STICKY_STREAM) < self.sticky_probability
+        last: Any = state
+        return self.play(state, torch.where(sticks, last.last_action, chosen), key)
+
+    def play(self, state: State, action: Tensor, key: Tensor) -> tuple[State, Tensor, Tensor]:
+        """Take one step of the game.
+
+        Args:
+            state: where the games are.  [B, ...]
+            action: of all six.  [B] int64
+            key: a fresh key for each environment.  [B] int64
+
+        Returns:
+            As `TensorEnv.transition`.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.play")
+
+    def frame(self, *channels: Tensor) -> Tensor:
+        """Stack channels, each [B, 10, 10] or [B, 100] bool, to frames, [B, 10, 10, channels]."""
+        flat = [channel.flatten(1) for channel in channels]
+        return torch.stack(flat, dim=2).view(-1, SIZE, SIZE, len(channels))
+
+    def dot(self, row: Tensor, column: Tensor) -> Tensor:
+        """Paint one cell of each game, [B, 100] bool."""
+        return (row * SIZE + column).unsqueeze(1) == self._cells
+
+
+def paint(row: Tensor, column: Tensor, on: Tensor) -> Tensor:
+    """Paint the cells of N things, where they are on the board.
+
+    Args:
+        row: [B, N] int64.
+        column: [B, N] int64.
+        on: whether the thing is there at all.  [B, N] bool
+
+    Returns:
+        [B, 100] bool.
+    """
+    shown = on & (column >= 0) & (column < SIZE)
+    cell = torch.where(shown, row * SIZE + column, CELLS)  # the last cell is cut off below
+    board = torch.zeros(row.shape[0], CELLS + 1, dtype=torch.bool, device=row.device)
+    return board.scatter(1, cell, True)[:, :CELLS]
+
+
+def step_of(facing_right: Tensor) -> Tensor:
+    """Turn a direction into +1 (right) or -1, int64."""
+    return facing_right.to(torch.int64) * 2 - 1
+
+
+def walk(column: Tensor, action: Tensor) -> Tensor:
+    """Move a player left or right, inside the board."""
+    return (column + (action == RIGHT).to(torch.int64) - (action == LEFT).to(torch.int64)).clamp(0, SIZE - 1)

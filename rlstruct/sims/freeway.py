@@ -1,0 +1,104 @@
+"""MinAtar's Freeway on any device. Part of rlstruct.sims; see `rlstruct.sims._minatar`.
+
+A chicken crosses eight lanes, one step up or down in three; a point on the other side. A car sends it back. Cars move
+once in one to five steps; their speeds are drawn again after each crossing. The game takes 2,500 steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rlstruct.functional.random import randint, uniform
+from rlstruct.sims._minatar import DOWN, NOTHING, SIZE, UP, MinAtarGame, paint
+
+LANES, CHICKEN_X = 8, 4
+PLAYER_SPEED, TIME_LIMIT = 3, 2500
+
+
+@dataclass(frozen=True)
+class FreewayState:
+    """Where chicken and cars are. All [B] int64 unless said; car i is in row i + 1.
+
+    Attributes:
+        pos: row of the chicken.
+        move_timer: steps until it can move.
+        terminate_timer: steps until the end.
+        x: columns of the cars.                                    [B, 8] int64
+        timer: steps until they move.                              [B, 8] int64
+        speed: steps between two moves, negative to the left.      [B, 8] int64
+        last_action: of all six.
+    """
+
+    pos: Tensor
+    move_timer: Tensor
+    terminate_timer: Tensor
+    x: Tensor
+    timer: Tensor
+    speed: Tensor
+    last_action: Tensor
+
+
+class Freeway(MinAtarGame[FreewayState]):
+    """MinAtar's Freeway: nothing (0), up (1), down (2). Arguments as `MinAtarGame`; the game never ramps."""
+
+    channels = ("chicken", "car", "speed1", "speed2", "speed3", "speed4", "speed5")
+    useful_actions = (NOTHING, UP, DOWN)
+    shortest_episode: ClassVar[int] = 64  # of the 2,501 that every episode takes
+
+    def initial(self, key: Tensor) -> FreewayState:
+        """Put the chicken at the bottom and all cars at the left."""
+        zero, speed = torch.zeros_like(key), draw_speeds(key)
+        return FreewayState(
+            zero + 9, zero + PLAYER_SPEED, zero + TIME_LIMIT, torch.zeros_like(speed), speed.abs(), speed, zero
+        )
+
+    def play(self, state: FreewayState, action: Tensor, key: Tensor) -> tuple[FreewayState, Tensor, Tensor]:
+        """Move the chicken, then the cars, then count the timers down."""
+        step = (action == DOWN).to(torch.int64) - (action == UP).to(torch.int64)
+        walks = (step != 0) & (state.move_timer == 0)
+        pos = (state.pos + torch.where(walks, step, 0)).clamp(0, SIZE - 1)
+        move_timer = torch.where(walks, PLAYER_SPEED, state.move_timer)
+
+        crossed = pos == 0
+        pos = torch.where(crossed, SIZE - 1, pos)
+        fresh, again = draw_speeds(key), crossed.unsqueeze(1)
+        speed = torch.where(again, fresh, state.speed)
+        timer = torch.where(again, fresh.abs(), state.timer)
+
+        moves = timer == 0
+        x = torch.where(moves, (state.x + speed.sign()) % SIZE, state.x)
+        timer = torch.where(moves, speed.abs(), timer - 1)
+        # Only the car in the chicken's own row can hit it: before it moves, or after.
+        row = self._cells[1 : LANES + 1]
+        hit = ((row == pos.unsqueeze(1)) & ((state.x == CHICKEN_X) | (x == CHICKEN_X))).any(1)
+        pos = torch.where(hit, SIZE - 1, pos)
+
+        left = state.terminate_timer - 1
+        moved = FreewayState(pos, (move_timer - 1).clamp_min(0), left, x, timer, speed, action)
+        return moved, crossed.to(torch.float32), left < 0
+
+    def observe(self, state: FreewayState) -> Tensor:
+        """Paint chicken and cars, and where they came from in the channel of their speed."""
+        row = self._cells[1 : LANES + 1].expand_as(state.x)
+        every = torch.ones_like(state.x, dtype=torch.bool)
+        behind, pace = (state.x - state.speed.sign()) % SIZE, state.speed.abs()
+        chicken = self.dot(state.pos, torch.full_like(state.pos, CHICKEN_X))
+        trails = [paint(row, behind, pace == speed) for speed in range(1, 6)]
+        return self.frame(chicken, paint(row, state.x, every), *trails)
+
+
+def draw_speeds(key: Tensor) -> Tensor:
+    """Draw the speeds of the cars: 1 to 5, to the right or the left.
+
+    Args:
+        key: [B] int64.
+
+    Returns:
+        [B, 8] int64.
+    """
+    to_right = uniform(key, (LANES,), LANES) >= 0.5
+    return (1 + randint(key, 5, (LANES,))) * torch.where(to_right, 1, -1)

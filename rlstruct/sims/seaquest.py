@@ -1,0 +1,352 @@
+"""MinAtar's Seaquest on any device. Part of rlstruct.sims; see `rlstruct.sims._minatar`.
+
+A submarine shoots fish and enemy submarines, a point each, takes divers on board, and must surface for oxygen with at
+least one of them; with six, the oxygen left is paid out. It gets harder each time that it surfaces.
+
+The package keeps lists that grow and shrink; here each list is a row of slots. Where the order of a list decides (which
+of two things in one cell is hit), the number of a thing's birth tells it: ``born`` counts up, 0 is an empty slot. Enemy
+bullets are one board for each direction, as neither their order nor their number in a cell matters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rlstruct.functional.random import uniform
+from rlstruct.sims._minatar import DOWN, FIRE, LEFT, NOTHING, RIGHT, SIZE, UP, MinAtarGame, paint, step_of, walk
+
+CELLS_ABOVE_GAUGES = 90
+# Never more at a time: an enemy crosses in 30 steps when one comes each step; a diver in 60, one each 30; a bullet in
+# 9, one each 5.
+ENEMIES, DIVERS, BULLETS = 32, 4, 3
+MAX_OXYGEN, MAX_DIVERS = 200, 6
+SPAWN_SPEED, DIVER_SPAWN_SPEED = 20, 30
+MOVE_INTERVAL, DIVER_MOVE_INTERVAL, SHOT_COOL_DOWN, ENEMY_SHOT_INTERVAL = 5, 5, 5, 10
+
+
+@dataclass(frozen=True)
+class SeaquestState:
+    """Where everything is. [B] int64 unless said.
+
+    Attributes:
+        x: column of the submarine.
+        y: row of the submarine.
+        to_right: where it looks.  [B] bool
+        oxygen: steps that its oxygen lasts.
+        diver_count: divers on board.
+        at_surface: whether it has surfaced already.  [B] bool
+        shot_timer: steps until it can shoot.
+        spawn_speed: steps between two enemies.
+        spawn_timer: steps until the next.
+        diver_timer: steps until the next diver.
+        move_speed: steps between two moves of an enemy.
+        ramp_index: how often it got harder.
+        births: how many things were born.
+        bullets: the player's: born, x, y, to_right.  [B, 4, 3] int64
+        divers: born, x, y, to_right, move timer.     [B, 5, 4] int64
+        enemies: born, x, y, to_right, move timer, is a submarine, shot timer.  [B, 7, 32] int64
+        enemy_bullets: those to the left, those to the right.  [B, 2, 10, 10] bool
+        last_action: of all six.
+    """
+
+    x: Tensor
+    y: Tensor
+    to_right: Tensor
+    oxygen: Tensor
+    diver_count: Tensor
+    at_surface: Tensor
+    shot_timer: Tensor
+    spawn_speed: Tensor
+    spawn_timer: Tensor
+    diver_timer: Tensor
+    move_speed: Tensor
+    ramp_index: Tensor
+    births: Tensor
+    bullets: Tensor
+    divers: Tensor
+    enemies: Tensor
+    enemy_bullets: Tensor
+    last_action: Tensor
+
+
+class Seaquest(MinAtarGame[SeaquestState]):
+    """MinAtar's Seaquest: nothing (0), left (1), up (2), right (3), down (4), fire (5). Arguments as `MinAtarGame`."""
+
+    channels = (
+        "sub_front",
+        "sub_back",
+        "friendly_bullet",
+        "trail",
+        "enemy_bullet",
+        "enemy_fish",
+        "enemy_sub",
+        "oxygen_guage",
+        "diver_guage",
+        "diver",
+    )
+    useful_actions = (NOTHING, LEFT, UP, RIGHT, DOWN, FIRE)
+    shortest_episode: ClassVar[int] = 2  # down and up again, without a diver
+
+    def initial(self, key: Tensor) -> SeaquestState:
+        """Put the submarine at the surface of an empty sea."""
+        zero = torch.zeros_like(key)
+        slots = torch.zeros(*key.shape, 7, ENEMIES, dtype=torch.int64, device=key.device)
+        return SeaquestState(
+            x=zero + 5,
+            y=zero,
+            to_right=zero > 0,
+            oxygen=zero + MAX_OXYGEN,
+            diver_count=zero,
+            at_surface=zero == 0,
+            shot_timer=zero,
+            spawn_speed=zero + SPAWN_SPEED,
+            spawn_timer=zero + SPAWN_SPEED,
+            diver_timer=zero + DIVER_SPAWN_SPEED,
+            move_speed=zero + MOVE_INTERVAL,
+            ramp_index=zero,
+            births=zero,
+            bullets=slots[:, :4, :BULLETS].clone(),
+            divers=slots[:, :5, :DIVERS].clone(),
+            enemies=slots,
+            enemy_bullets=torch.zeros(*key.shape, 2, SIZE, SIZE, dtype=torch.bool, device=key.device),
+            last_action=zero,
+        )
+
+    def play(self, state: SeaquestState, action: Tensor, key: Tensor) -> tuple[SeaquestState, Tensor, Tensor]:
+        """Let things appear, move the submarine, then its bullets, divers, enemies and their bullets; then surface."""
+        state = self._spawn(state, uniform(key, (5,)))
+        state = self._steer(state, action)
+        state, hits = _shoot(state)
+        state = _rescue(state)
+        seen = state.enemies
+        state, more_hits, rammed = _move_enemies(state, subs=True)
+        state, shot = _move_enemy_bullets(state, seen)
+        state, last_hits, bitten = _move_enemies(state, subs=False)
+        state = replace(
+            state,
+            spawn_timer=(state.spawn_timer - 1).clamp_min(0),
+            diver_timer=(state.diver_timer - 1).clamp_min(0),
+            shot_timer=(state.shot_timer - 1).clamp_min(0),
+        )
+        state, paid, drowned = self._breathe(state)
+        reward = hits + more_hits + last_hits + paid
+        return state, reward.to(torch.float32), rammed | shot | bitten | drowned
+
+    def _spawn(self, state: SeaquestState, drawn: Tensor) -> SeaquestState:
+        """Let an enemy and a diver come from the sides; five numbers are drawn.  [B, 5]."""
+        enters, dives = state.spawn_timer == 0, state.diver_timer == 0
+        from_left, row = drawn[:, 0] < 1 / 2, 1 + (drawn[:, 2] * 8).to(torch.int64)
+        is_sub = (drawn[:, 1] < 1 / 3).to(torch.int64)
+        born, _, y, facing = state.enemies[:, :4].unbind(1)
+        opposed = (born > 0) & (y == row.unsqueeze(1)) & (facing != from_left.to(torch.int64).unsqueeze(1))
+        new = torch.stack(
+            [
+                state.births + 1,
+                torch.where(from_left, 0, SIZE - 1),
+                row,
+                from_left.to(torch.int64),
+                state.move_speed,
+                is_sub,
+                torch.full_like(row, ENEMY_SHOT_INTERVAL),
+            ],
+            dim=1,
+        )
+        enemies = _append(state.enemies, new, enters & ~opposed.any(1))
+        from_left, row = drawn[:, 3] < 1 / 2, 1 + (drawn[:, 4] * 8).to(torch.int64)
+        side = torch.where(from_left, 0, SIZE - 1)
+        timer = torch.full_like(row, DIVER_MOVE_INTERVAL)
+        diver = torch.stack([state.births + 1, side, row, from_left.to(torch.int64), timer], dim=1)
+        return replace(
+            state,
+            enemies=enemies,
+            divers=_append(state.divers, diver, dives),
+            spawn_timer=torch.where(enters, state.spawn_speed, state.spawn_timer),
+            diver_timer=torch.where(dives, DIVER_SPAWN_SPEED, state.diver_timer),
+            births=state.births + 1,
+        )
+
+    def _steer(self, state: SeaquestState, action: Tensor) -> SeaquestState:
+        """Fire, or move by one cell."""
+        fires = (action == FIRE) & (state.shot_timer == 0)
+        bullet = torch.stack([state.births, state.x, state.y, state.to_right.to(torch.int64)], dim=1)
+        y = state.y + (action == DOWN).to(torch.int64) - (action == UP).to(torch.int64)
+        return replace(
+            state,
+            bullets=_append(state.bullets, bullet, fires),
+            shot_timer=torch.where(fires, SHOT_COOL_DOWN, state.shot_timer),
+            x=walk(state.x, action),
+            y=y.clamp(0, 8),
+            to_right=(state.to_right & (action != LEFT)) | (action == RIGHT),
+            last_action=action,
+        )
+
+    def _breathe(self, state: SeaquestState) -> tuple[SeaquestState, Tensor, Tensor]:
+        """Use oxygen, or surface for more: the new state, the reward, whether it is the end."""
+        below = state.y > 0
+        arrives = ~below & ~state.at_surface
+        empty = arrives & (state.diver_count == 0)
+        surfaces = arrives & ~empty
+        full = surfaces & (state.diver_count == MAX_DIVERS)
+        paid = torch.where(full, state.oxygen * 10 // MAX_OXYGEN, 0)
+        ramps = surfaces & ((state.spawn_speed > 1) | (state.move_speed > 2))
+        if not self.ramping:
+            ramps = torch.zeros_like(ramps)
+        move_faster = ramps & (state.move_speed > 2) & (state.ramp_index % 2 == 1)
+        done = (state.oxygen <= 0) | empty
+        # With six divers all leave and then one more, so -1 are left, as in the package.
+        count = torch.where(full, 0, state.diver_count) - surfaces.to(torch.int64)
+        state = replace(
+            state,
+            oxygen=torch.where(surfaces, MAX_OXYGEN, state.oxygen - below.to(torch.int64)),
+            diver_count=count,
+            at_surface=~below & (state.at_surface | surfaces),
+            spawn_speed=state.spawn_speed - (ramps & (state.spawn_speed > 1)).to(torch.int64),
+            move_speed=state.move_speed - move_faster.to(torch.int64),
+            ramp_index=state.ramp_index + ramps.to(torch.int64),
+        )
+        return state, paid, done
+
+    def observe(self, state: SeaquestState) -> Tensor:
+        """Paint the ten channels."""
+        bullet, diver = state.bullets, state.divers
+        born, x, y, facing, _, is_sub, _ = state.enemies.unbind(1)
+        back = state.x - step_of(state.to_right)
+        column, bottom = self._cells % SIZE, self._cells >= CELLS_ABOVE_GAUGES
+        gauge = bottom & (column < (state.oxygen.clamp_min(0) * 10 // MAX_OXYGEN).unsqueeze(1))
+        divers = bottom & (column >= (9 - state.diver_count).unsqueeze(1)) & (column < 9)
+        trail = paint(y, x - step_of(facing == 1), born > 0)
+        trail = trail | paint(diver[:, 2], diver[:, 1] - step_of(diver[:, 3] == 1), diver[:, 0] > 0)
+        return self.frame(
+            self.dot(state.y, state.x),
+            self.dot(state.y, back),
+            paint(bullet[:, 2], bullet[:, 1], bullet[:, 0] > 0),
+            trail,
+            state.enemy_bullets.any(1),
+            paint(y, x, (born > 0) & (is_sub == 0)),
+            paint(y, x, (born > 0) & (is_sub == 1)),
+            gauge,
+            divers,
+            paint(diver[:, 2], diver[:, 1], diver[:, 0] > 0),
+        )
+
+
+def _append(slots: Tensor, new: Tensor, when: Tensor) -> Tensor:
+    """Put ``new`` [B, F] into the first empty slot of ``slots`` [B, F, N], where ``when`` [B]."""
+    empty = slots[:, 0] == 0
+    first = empty & (empty.cumsum(1) == 1) & when.unsqueeze(1)  # [B, N]
+    return torch.where(first.unsqueeze(1), new.unsqueeze(2), slots)
+
+
+def _move(slots: Tensor, moves: Tensor) -> Tensor:
+    """Move things by one cell where ``moves`` [B, N]; those that leave the board are no more.  [B, F, N]."""
+    there, x = slots[:, 0] > 0, slots[:, 1]
+    x = torch.where(moves & there, x + step_of(slots[:, 3] == 1), x)
+    born = torch.where((x >= 0) & (x < SIZE), slots[:, 0], 0)
+    return torch.cat([born.unsqueeze(1), x.unsqueeze(1), slots[:, 2:]], dim=1)
+
+
+def _remove(slots: Tensor, gone: Tensor) -> Tensor:
+    return torch.cat([slots[:, :1].masked_fill(gone.unsqueeze(1), 0), slots[:, 1:]], dim=1)
+
+
+def _together(one: Tensor, other: Tensor) -> Tensor:
+    """Whether thing i of one list shares its cell with thing j of the other.  [B, N, M]."""
+    a, b = one.unsqueeze(3), other.unsqueeze(2)
+    return (a[:, 0] > 0) & (b[:, 0] > 0) & (a[:, 1] == b[:, 1]) & (a[:, 2] == b[:, 2])
+
+
+def _rank(slots: Tensor, counts: Tensor, oldest_first: bool) -> Tensor:
+    """How many of the things that count, in the same cell, come before this one.  [B, N]."""
+    born = slots[:, 0]
+    before = born.unsqueeze(1) < born.unsqueeze(2) if oldest_first else born.unsqueeze(1) > born.unsqueeze(2)
+    return (_together(slots, slots) & before & counts.unsqueeze(1)).sum(2)
+
+
+def _shoot(state: SeaquestState) -> tuple[SeaquestState, Tensor]:
+    """Move the player's bullets; each takes the oldest fish of its cell, or else the oldest submarine.
+
+    Returns:
+        The new state, and how many enemies were hit.  [B]
+    """
+    bullets = _move(state.bullets, torch.ones_like(state.bullets[:, 0], dtype=torch.bool))
+    enemies = state.enemies
+    met = _together(enemies, bullets)  # [B, 32, 3]
+    is_sub = enemies[:, 5] == 1
+    fish = ~is_sub
+    n_bullets = met.sum(2)  # in the cell of each enemy
+    n_fish = (_together(enemies, enemies) & fish.unsqueeze(1)).sum(2)
+    rank = torch.where(is_sub, n_fish + _rank(enemies, is_sub, True), _rank(enemies, fish, True))
+    dead = rank < n_bullets
+    every = torch.ones_like(bullets[:, 0], dtype=torch.bool)
+    spent = _rank(bullets, every, False) < met.sum(1)
+    state = replace(state, bullets=_remove(bullets, spent), enemies=_remove(enemies, dead))
+    return state, dead.sum(1)
+
+
+def _rescue(state: SeaquestState) -> SeaquestState:
+    """Move divers; those that meet the submarine come on board, the youngest first, while there is room."""
+    divers = state.divers
+    moves = divers[:, 4] == 0
+    ahead = _move(divers, moves)
+    x, y = state.x.unsqueeze(1), state.y.unsqueeze(1)
+    meets = (divers[:, 0] > 0) & (divers[:, 2] == y) & ((divers[:, 1] == x) | (ahead[:, 1] == x))
+    born = divers[:, 0]
+    before = ((born.unsqueeze(1) > born.unsqueeze(2)) & meets.unsqueeze(1)).sum(2)
+    taken = meets & (state.diver_count.unsqueeze(1) + before < MAX_DIVERS)
+    timer = torch.where(moves, DIVER_MOVE_INTERVAL, divers[:, 4] - 1)
+    ahead = torch.cat([ahead[:, :4], timer.unsqueeze(1)], dim=1)
+    return replace(state, divers=_remove(ahead, taken), diver_count=state.diver_count + taken.sum(1))
+
+
+def _move_enemies(state: SeaquestState, subs: bool) -> tuple[SeaquestState, Tensor, Tensor]:
+    """Move the fish, or the submarines; one that moves into a bullet dies of it, the youngest first.
+
+    Returns:
+        The new state, how many were hit, [B], and whether one met the player, [B] bool.
+    """
+    enemies = state.enemies
+    ours = (enemies[:, 0] > 0) & ((enemies[:, 5] == 1) == subs)
+    x, y = state.x.unsqueeze(1), state.y.unsqueeze(1)
+    moves = ours & (enemies[:, 4] == 0)
+    ahead = _move(enemies, moves)
+    meets = ours & (enemies[:, 2] == y) & ((enemies[:, 1] == x) | (ahead[:, 1] == x))
+    # What meets the player after its move looks at no bullets.
+    exposed = moves & ~((ahead[:, 2] == y) & (ahead[:, 1] == x))
+    met = _together(ahead, state.bullets) & exposed.unsqueeze(2)
+    dead = exposed & (_rank(ahead, exposed, False) < met.sum(2))
+    every = torch.ones_like(state.bullets[:, 0], dtype=torch.bool)
+    spent = _rank(state.bullets, every, True) < met.sum(1)
+    timer = torch.where(moves, state.move_speed.unsqueeze(1), enemies[:, 4] - ours.to(torch.int64))
+    ahead = torch.cat([ahead[:, :4], timer.unsqueeze(1), ahead[:, 5:]], dim=1)
+    state = replace(state, enemies=_remove(ahead, dead), bullets=_remove(state.bullets, spent))
+    return state, dead.sum(1), meets.any(1)
+
+
+def _move_enemy_bullets(state: SeaquestState, before: Tensor) -> tuple[SeaquestState, Tensor]:
+    """Let submarines shoot, also those that were hit in this step, then move all enemy bullets.
+
+    Args:
+        state: after the submarines have moved.
+        before: the enemies before they did.  [B, 7, 32]
+
+    Returns:
+        The new state, and whether the player was hit.  [B] bool
+    """
+    subs = (before[:, 0] > 0) & (before[:, 5] == 1)
+    shoots = subs & (before[:, 6] == 0)
+    x, y, facing = state.enemies[:, 1], state.enemies[:, 2], state.enemies[:, 3]
+    fired = [paint(y, x, shoots & (facing == side)).view(-1, 1, SIZE, SIZE) for side in (0, 1)]
+    boards = state.enemy_bullets | torch.cat(fired, dim=1)
+    cell = torch.arange(SIZE, device=x.device)
+    player = (cell == state.y.unsqueeze(1)).unsqueeze(2) & (cell == state.x.unsqueeze(1)).unsqueeze(1)  # [B, 10, 10]
+    none = torch.zeros_like(boards[:, 0, :, :1])
+    left, right = boards.unbind(1)
+    moved = torch.stack([torch.cat([left[:, :, 1:], none], 2), torch.cat([none, right[:, :, :-1]], 2)], dim=1)
+    hit = ((boards | moved) & player.unsqueeze(1)).flatten(1).any(1)
+    timer = torch.where(shoots, ENEMY_SHOT_INTERVAL, state.enemies[:, 6] - subs.to(torch.int64))
+    enemies = torch.cat([state.enemies[:, :6], timer.unsqueeze(1)], dim=1)
+    return replace(state, enemies=enemies, enemy_bullets=moved), hit
