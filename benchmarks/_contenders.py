@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 HERE = Path(__file__).parent
 PEERS = HERE / "peers"
 START_SECONDS = 180.0
@@ -57,6 +59,7 @@ class Result:
         name: of the entry.
         rate: median over the rounds of environment steps per second; None if it did not run.
         rates: of every round.
+        cpu: median over the rounds of the CPU seconds, of all its processes together, per environment step.
         why: the reason, if it did not run.
         versions: of its packages.
         reports: what it says about itself after each round, with the ``seconds`` of the round.
@@ -65,6 +68,8 @@ class Result:
     name: str
     rate: float | None = None
     rates: list[float] = field(default_factory=list)
+    cpu: float | None = None
+    cpus: list[float] = field(default_factory=list)
     why: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     reports: list[dict[str, Any]] = field(default_factory=list)
@@ -115,11 +120,22 @@ class Player:
         return answer
 
     def turn(self) -> dict[str, Any]:
-        """Collect, and return seconds, steps and the contender's report."""
+        """Collect, and return seconds, CPU seconds of all processes, steps, and the contender's report."""
         if self.process.stdin is None or self.process.poll() is not None:
             raise Failure("ended")
+        before = self._cpu_seconds()
         print(json.dumps({"batches": self.batches}), file=self.process.stdin, flush=True)
-        return self._answer(TURN_SECONDS)
+        answer = self._answer(TURN_SECONDS)
+        return {**answer, "cpu": self._cpu_seconds() - before}
+
+    def _cpu_seconds(self) -> float:
+        process = psutil.Process(self.process.pid)
+        seconds = 0.0
+        for one in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = one.cpu_times()
+                seconds += times.user + times.system
+        return seconds
 
     def warm_up(self, seconds: float) -> None:
         """Run until nothing is new, and choose how many batches fill a turn."""
@@ -172,6 +188,7 @@ def compete(entries: Sequence[Entry], rounds: int, seconds: float) -> list[Resul
                 with _noting(results[index], players, index):
                     answer = players[index].turn()
                     results[index].rates.append(answer["steps"] / answer["seconds"])
+                    results[index].cpus.append(answer["cpu"] / answer["steps"])
                     if "report" in answer:
                         results[index].reports.append({**answer["report"], "seconds": answer["seconds"]})
     finally:
@@ -180,6 +197,7 @@ def compete(entries: Sequence[Entry], rounds: int, seconds: float) -> list[Resul
     for result in results:
         if result.rates and not result.why:
             result.rate = statistics.median(result.rates)
+            result.cpu = statistics.median(result.cpus)
     return results
 
 

@@ -84,7 +84,7 @@ def slow(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def slow_share(reports: list[dict[str, Any]]) -> float:
     """Environment seconds of the mean worker over those of the clock, the median round."""
-    share: float = statistics.median(report["phases"]["environment"] / report["seconds"] for report in reports)
+    return float(statistics.median(report["phases"]["environment"] / report["seconds"] for report in reports))
 
 
 class WeightsAgent(RL_Agent):

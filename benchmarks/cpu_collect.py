@@ -74,7 +74,8 @@ def throughput(options: argparse.Namespace) -> list[dict[str, Any]]:
         rates = {result.name: result.rate for result in results}
         ours, bare = rates[OURS], rates[f"bare loop, 1 process of {n_envs // 2}"]
         print(f"\n## {n_envs} environments, 2 processes, T = {T}, {options.rounds} rounds\n")
-        print("| | environment steps/s | slowest - fastest round | ours / it | target |\n|---|---:|---:|---:|---:|")
+        print("| | environment steps/s | slowest - fastest round | CPU µs per step | ours / it | target |")
+        print("|---|---:|---:|---:|---:|---:|")
         for result in results:
             rows.append(row(result, ours, n_envs))
             print(line(rows[-1]))
@@ -103,6 +104,7 @@ def row(result: Result, ours: float | None, n_envs: int) -> dict[str, Any]:
         "n_envs": n_envs,
         "rate": result.rate,
         "rates": result.rates,
+        "cpu_us": None if result.cpu is None else result.cpu * 1e6,
         "ratio": ratio,
         "target": TARGETS.get(n_envs, {}).get(result.name),
         "why": result.why,
@@ -113,13 +115,13 @@ def row(result: Result, ours: float | None, n_envs: int) -> dict[str, Any]:
 
 def line(row: dict[str, Any]) -> str:
     if row["rate"] is None:
-        return f"| {row['name']} | {row['why']} | | | |"
+        return f"| {row['name']} | {row['why']} | | | | |"
     spread = f"{min(row['rates']):,.0f} - {max(row['rates']):,.0f}"
     ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
     target = (
         "" if row["target"] is None else f"{row['target']:.1f} {'met' if row['ratio'] >= row['target'] else 'MISSED'}"
     )
-    return f"| {row['name']} | {row['rate']:,.0f} | {spread} | {ratio} | {target} |"
+    return f"| {row['name']} | {row['rate']:,.0f} | {spread} | {row['cpu_us']:.1f} | {ratio} | {target} |"
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
