@@ -5,6 +5,7 @@ from rlstruct.sims.acrobot import Acrobot, AcrobotState
 from rlstruct.sims.asterix import Asterix, AsterixState
 from rlstruct.sims.breakout import Breakout, BreakoutState
 from rlstruct.sims.cart_pole import CartPole, CartPoleState
+from rlstruct.sims.connect_four import ConnectFour, ConnectFourState
 from rlstruct.sims.freeway import Freeway, FreewayState
 from rlstruct.sims.mountain_car import MountainCar, MountainCarContinuous, MountainCarState
 from rlstruct.sims.pendulum import Pendulum, PendulumState
@@ -22,6 +23,8 @@ __all__ = [
     "BreakoutState",
     "CartPole",
     "CartPoleState",
+    "ConnectFour",
+    "ConnectFourState",
     "Freeway",
     "FreewayState",
     "MountainCar",

@@ -21,6 +21,7 @@ _SIMULATORS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Freeway-MinAtar": ("freeway", "Freeway", {}),
     "Seaquest-MinAtar": ("seaquest", "Seaquest", {}),
     "SpaceInvaders-MinAtar": ("space_invaders", "SpaceInvaders", {}),
+    "ConnectFour-v0": ("connect_four", "ConnectFour", {}),
 }
 
 

@@ -1,0 +1,105 @@
+"""Connect Four on any device, for self-play. Part of rlstruct.sims.
+
+Stones are bits of one number per player, as in Tromp's and Pons's solvers: bit 7 c + h is column c, height h, and the
+seventh bit of every column stays empty, so that no line runs from one column into the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rlstruct.sims.tensor_env import TensorEnv
+
+ROWS, COLUMNS = 6, 7
+FULL = sum(((1 << ROWS) - 1) << (7 * c) for c in range(COLUMNS))
+
+
+@dataclass(frozen=True)
+class ConnectFourState:
+    """Where stones are.
+
+    Attributes:
+        mine: stones of the player to move.      [B] int64, one bit each
+        theirs: stones of the one who has moved.  [B] int64
+    """
+
+    mine: Tensor
+    theirs: Tensor
+
+
+class ConnectFour(TensorEnv[ConnectFourState]):
+    """Two players drop stones into seven columns; four in a line win. Each step is one move, of both players in turn.
+
+    The frame shows the game to whoever moves next: ``frame/board`` [2, 6, 7] bool, own and other stones, row 0 on top;
+    ``frame/legal`` [7] bool, the columns that are not full. The reward is that of the player who has just moved: 1 for
+    four in a line, -1 for a stone into a full column, which ends the game too; a full board ends it with 0.
+
+    Args:
+        n_envs: B.
+        seed: of no effect, as nothing is drawn.
+        settings: keyword arguments of `TensorEnv`.
+    """
+
+    action_space = spaces.Discrete(COLUMNS)
+    observation_space = spaces.Dict(
+        board=spaces.Box(0, 1, (2, ROWS, COLUMNS), np.bool_), legal=spaces.Box(0, 1, (COLUMNS,), np.bool_)
+    )
+    shortest_episode: ClassVar[int] = 7  # the first player's fourth stone, or a seventh one in a column
+    stochastic: ClassVar[bool] = False
+
+    def __init__(self, n_envs: int, seed: int = 0, **settings: Any) -> None:  # noqa: ANN401 - passed on
+        """Make the environments."""
+        super().__init__(n_envs, seed, **settings)
+        columns = torch.arange(COLUMNS, dtype=torch.int64, device=self.device)
+        height = torch.arange(ROWS - 1, -1, -1, dtype=torch.int64, device=self.device)
+        self._bits = 7 * columns + height.unsqueeze(1)  # [6, 7]
+        self._top = 7 * columns + ROWS - 1
+
+    def initial(self, key: Tensor) -> ConnectFourState:
+        """Empty the board."""
+        return ConnectFourState(torch.zeros_like(key), torch.zeros_like(key))
+
+    def transition(
+        self, state: ConnectFourState, action: Tensor, key: Tensor
+    ) -> tuple[ConnectFourState, Tensor, Tensor]:
+        """Drop a stone, and give the turn to the other player."""
+        stones = state.mine | state.theirs
+        legal = ((stones >> (7 * action + ROWS - 1)) & 1) == 0
+        # Adding one at the bottom of a column carries up to its first empty bit.
+        bottom = torch.ones_like(action) << (7 * action)
+        after = torch.where(legal, stones | (stones + bottom), stones)
+        mine = state.mine | (after ^ stones)
+        won = legal & four_in_line(mine)
+        reward = won.to(torch.float32) - (~legal).to(torch.float32)
+        return ConnectFourState(state.theirs, mine), reward, won | ~legal | (after == FULL)
+
+    def observe(self, state: ConnectFourState) -> dict[str, Tensor]:
+        """Show both players' stones and the columns that are not full."""
+        both = torch.stack([state.mine, state.theirs], dim=1).view(-1, 2, 1, 1)
+        stones = (state.mine | state.theirs).unsqueeze(1)
+        return {"board": ((both >> self._bits) & 1) == 1, "legal": ((stones >> self._top) & 1) == 0}
+
+
+def four_in_line(stones: Tensor) -> Tensor:
+    """Tell whether a player has four stones in a line.
+
+    Args:
+        stones: [B] int64, one bit each.
+
+    Returns:
+        [B] bool.
+
+    >>> four_in_line(torch.tensor([0b1111, 0b10111, 1 | 1 << 7 | 1 << 14 | 1 << 21]))
+    tensor([ True, False,  True])
+    """
+    lines = torch.zeros_like(stones)
+    for direction in (1, 7, 6, 8):  # up, aside, and both diagonals
+        pairs = stones & (stones >> direction)
+        lines = lines | (pairs & (pairs >> 2 * direction))
+    return lines != 0

@@ -1,0 +1,98 @@
+"""Connect Four against lists of lists, and against counts that are known."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from rlstruct.core import DictTensor
+from rlstruct.functional.random import child_key, randint, uniform
+from rlstruct.sims import ConnectFour, make
+
+
+class Board:
+    """The game as one would write it down: six rows from above, ' ' or the player's number."""
+
+    def __init__(self) -> None:
+        self.cells = [[" "] * 7 for _ in range(6)]
+        self.player = 0
+
+    def legal(self) -> list[bool]:
+        return [cell == " " for cell in self.cells[0]]
+
+    def play(self, column: int) -> tuple[float, bool]:
+        if not self.legal()[column]:
+            self.player = 1 - self.player
+            return -1.0, True
+        row = max(r for r in range(6) if self.cells[r][column] == " ")
+        self.cells[row][column] = str(self.player)
+        won = self.line(str(self.player))
+        self.player = 1 - self.player
+        return float(won), won or not any(self.legal())
+
+    def line(self, stone: str) -> bool:
+        for r, c, (dr, dc) in itertools.product(range(6), range(7), [(0, 1), (1, 0), (1, 1), (1, -1)]):
+            ends = r + 3 * dr, c + 3 * dc
+            if ends[0] < 6 and 0 <= ends[1] < 7 and all(self.cells[r + i * dr][c + i * dc] == stone for i in range(4)):
+                return True
+        return False
+
+    def planes(self) -> list:
+        own, other = str(self.player), str(1 - self.player)
+        return [[[cell == stone for cell in row] for row in self.cells] for stone in (own, other)]
+
+
+@pytest.mark.parametrize("n_steps", [60, pytest.param(250, marks=pytest.mark.slow)])
+def test_equals_the_board_on_paper(n_steps: int) -> None:
+    B = 400
+    env = ConnectFour(B)
+    current, _ = env.reset()
+    boards = [Board() for _ in range(B)]
+    seen = {"won": 0, "illegal": 0, "full": 0}
+    for t in range(n_steps):  # at most 100,000 moves
+        key = child_key(torch.arange(B), t)
+        anything = randint(child_key(key, 1), 7)
+        legal = (uniform(child_key(key, 2), (7,)) * current["frame/legal"]).argmax(1)
+        action = torch.where(uniform(child_key(key, 3)) < 0.1, anything, legal)
+        (reached, _), (current, _) = env.step(DictTensor({"action": action}))
+        for b, board in enumerate(boards):
+            reward, ended = board.play(int(action[b]))
+            assert (float(reached["reward"][b]), bool(reached["terminated"][b])) == (reward, ended)
+            assert reached["frame/board"][b].tolist() == board.planes()
+            assert reached["frame/legal"][b].tolist() == board.legal()
+            if ended:
+                seen[{1.0: "won", -1.0: "illegal", 0.0: "full"}[reward]] += 1
+                boards[b] = Board()
+    assert min(seen["won"], seen["illegal"]) > 10
+
+
+def test_a_full_board_is_a_draw() -> None:
+    # Columns in pairs, so filled that no four stand in a line.
+    moves = [0, 1] * 3 + [1, 0] * 3 + [2, 3] * 3 + [3, 2] * 3 + [4, 5] * 3 + [5, 4] * 3 + [6] * 6
+    env, board = ConnectFour(1), Board()
+    env.reset()
+    for i, move in enumerate(moves):
+        (reached, _), _ = env.step(DictTensor({"action": torch.tensor([move])}))
+        assert (float(reached["reward"]), bool(reached["terminated"])) == board.play(move)
+        assert bool(reached["terminated"]) == (i == 41)
+
+
+def test_known_numbers_of_positions() -> None:
+    # All 7^6 openings of six moves: the numbers of distinct positions are those of OEIS A212693.
+    expected = [7, 49, 238, 1120, 4263, 16422]
+    plays = torch.tensor(list(itertools.product(range(7), repeat=6)))
+    env = make("ConnectFour-v0", len(plays), auto_reset=False)
+    env.reset()
+    for t in range(6):
+        env.step(DictTensor({"action": plays[:, t].contiguous()}))
+        state = env.get_state()
+        assert len(torch.stack([state.mine, state.theirs], 1).unique(dim=0)) == expected[t]
+    assert env.carry()["running"].all()
+    # The seventh move: 7 of the 823,543 sequences drop a seventh stone into one column.
+    state = env.get_state()
+    for column in range(7):
+        env.set_state(None, state)
+        (reached, _), _ = env.step(DictTensor({"action": torch.full((len(plays),), column)}))
+        assert int((reached["reward"] == -1).sum()) == 1
