@@ -34,6 +34,7 @@ SMALL = A2CConfig(
     n_timesteps=10,
     n_envs=6,
     max_gradient_norm=0.5,
+    reward_scale=1.0,
     evaluation_episodes=4,
     evaluation_processes=0,
     evaluation_interval=300,
@@ -131,6 +132,13 @@ def test_vtrace_by_hand_weighs_what_older_weights_chose() -> None:
     # Errors 2 and 2, as above. v - V: 2/2 = 1; 2 + 1/2 * 1/2 * 1 = 2.25. Advantages: 2/2 = 1; 2 + 1/4 * 1 = 2.25.
     assert terms["value_loss"].item() == pytest.approx((1.0 + 2.25**2) / 2 / 2)
     assert terms["policy_loss"].item() == pytest.approx((2.25 + 1.0) / 2 * math.log(2))
+
+
+def test_the_learner_sees_scaled_rewards() -> None:
+    replayed, config = by_hand([1.0, 4.0, math.nan], reward_scale=2.0)
+    terms = a2c.losses(replayed, two_steps(), torch.tensor([[4.0, 8.0, math.nan]]), config)
+    # Errors: 2 + 4/2 - 1 = 3; 4 + 8/2 - 4 = 4. GAE: 4; 3 + 4/4 = 4.
+    assert terms["value_loss"].item() == pytest.approx(4.0**2 / 2)
 
 
 def test_the_gaussian_loss_judges_the_stored_action() -> None:
@@ -286,7 +294,7 @@ def create_clocks(n_envs: int, seed: int, terminates: bool) -> GymEnvInf:
 def test_the_critic_finds_the_value_of_the_clock(terminates: bool) -> None:
     config = A2CConfig(
         n_env_steps=33 * 150, n_timesteps=33, n_envs=1, trace_decay=0.95, learning_rate=2.0,
-        final_learning_rate_fraction=0.0, evaluation_episodes=1, evaluation_processes=0, evaluation_interval=10**6,
+        final_learning_rate_fraction=0.0, reward_scale=1.0, evaluation_episodes=1, evaluation_processes=0, evaluation_interval=10**6,
         log_interval=50,
     )  # fmt: skip
 

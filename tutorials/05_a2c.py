@@ -1,0 +1,88 @@
+"""Tutorial 05: A2C. Pieces of a stream instead of whole episodes, what follows their ends, and GAE.
+
+REINFORCE waits for whole episodes. A2C cuts a stream into pieces of n steps and lets a critic stand for what follows.
+What follows depends on how a piece or an episode ends, and getting that wrong is the most frequent silent bug of
+reinforcement learning: this tutorial looks at it before it trains.
+"""
+
+import gymnasium
+import torch
+
+from rlstruct.agents import ActorCritic, ActorCriticAgent
+from rlstruct.algos.a2c import A2CConfig, train
+from rlstruct.batchers import RL_Batcher
+from rlstruct.envs import GymEnvInf, GymVectorEnv
+from rlstruct.functional.advantages import generalized_advantage
+
+
+def create_short_env(n_envs, seed):
+    """CartPole that is cut after 12 steps, and restarts by itself: GymEnvInf."""
+    return GymEnvInf([gymnasium.make("CartPole-v1", max_episode_steps=12) for _ in range(n_envs)], seed)
+
+
+def create_env(n_envs, seed):
+    """All environments in one call: gymnasium's own numpy CartPole."""
+    return GymVectorEnv(gymnasium.make_vec("CartPole-v1", n_envs, vectorization_mode="vector_entry_point"), seed)
+
+
+def create_model():
+    return ActorCritic(n_inputs=4, n_actions=2)
+
+
+def look_at_a_piece():
+    """Collect one piece and see what lies at the end of an episode inside it."""
+    agent_args, env_args = {"model": create_model()}, {"n_envs": 3}
+    with RL_Batcher(
+        20, ActorCriticAgent, create_short_env, agent_args=agent_args, env_args=env_args, seed=0
+    ) as batcher:
+        batcher.reset()  # once: every execute goes on where the last piece stopped
+        batcher.execute()
+        trajectories, _ = batcher.get()
+    steps = trajectories.trajectories
+    print("a piece is full, always:", trajectories.lengths.tolist())
+    row, t = (int(i[0]) for i in steps["_observation/done"].nonzero(as_tuple=True))
+    reached, seen_next = steps["_observation/frame"][row, t], steps["observation/frame"][row, t + 1]
+    print(
+        f"environment {row} ended its episode in step {t}, truncated: {bool(steps['_observation/truncated'][row, t])}"
+    )
+    print("  it reached         ", [round(x, 2) for x in reached.tolist()], "<- the critic judges this one")
+    print("  its next episode is", [round(x, 2) for x in seen_next.tolist()])
+    assert not torch.equal(reached, seen_next)
+    assert steps["observation/initial_state"][row, t + 1]
+
+
+def advantages_by_hand():
+    """GAE over a row in which one episode is truncated, and the next one is still going on at the end."""
+    reward = torch.ones(1, 4)
+    terminated = torch.tensor([[False, False, False, False]])
+    done = torch.tensor([[False, True, False, False]])  # truncated after step 1
+    value, next_value = torch.full((1, 4), 10.0), torch.full((1, 4), 10.0)
+    options = {"value": value, "next_value": next_value, "discount": 0.9, "trace_decay": 0.5}
+    cut = generalized_advantage(reward, terminated, done, torch.ones(1, 4), **options)
+    # Where a time limit cut the episode, the value of the true last observation stands for the rest: every error is
+    # 1 + 0.9 * 10 - 10 = 0. The critic, which says 10 everywhere, is right: 1 / (1 - 0.9) = 10.
+    torch.testing.assert_close(cut, torch.zeros(1, 4))
+    ended = generalized_advantage(reward, done, done, torch.ones(1, 4), **options)
+    # Had it terminated there, nothing would follow: 1 - 10 = -9, and half of that, discounted, for the step before.
+    torch.testing.assert_close(ended, torch.tensor([[-4.05, -9.0, 0.0, 0.0]]))
+    print("advantages if truncated: ", [round(a, 2) for a in cut[0].tolist()])
+    print("advantages if terminated:", [round(a, 2) for a in ended[0].tolist()])
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    look_at_a_piece()
+    advantages_by_hand()
+
+    # The library's A2C: the same train() as REINFORCE's, and the same settings beside its own.
+    config = A2CConfig(n_env_steps=40_000, evaluation_processes=0, evaluation_episodes=20)
+    result = train(config, create_model, ActorCriticAgent, create_env)
+    print(f"evaluation before {result.before.mean_return:.0f}, after {result.after.mean_return:.0f}")
+    assert result.after.mean_return > 3 * result.before.mean_return
+
+    # overlap=True begins to collect the next piece before learning from this one. With worker processes neither waits
+    # for the other; the price is that the weights that act are one update old. The log says so; V-trace corrects it.
+    config = A2CConfig(n_env_steps=8_000, evaluation_processes=0, evaluation_episodes=8, overlap=True, vtrace=True)
+    result = train(config, create_model, ActorCriticAgent, create_env)
+    print("policy lag of each update:", [int(lag) for lag in result.losses["policy_lag"]])
+    assert set(result.losses["policy_lag"][1:]) == {1.0}
