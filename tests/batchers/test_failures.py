@@ -16,7 +16,7 @@ from batcher_fakes import create_version_agent, limit
 
 from rlstruct import BatcherStateError, DictTensor, WorkerError, WorkerTimeout
 from rlstruct.batchers import RL_Batcher
-from rlstruct.batchers.collector import Progress
+from rlstruct.batchers.collector import Phase, Progress
 from rlstruct.batchers.failures import describe, unpickled
 from rlstruct.batchers.processes import limit_sending
 from rlstruct.testing.fake_agents import RngAgent
@@ -249,6 +249,8 @@ def test_a_stopped_worker_does_not_block_orders() -> None:
     run(batcher)
     batcher._backend._workers[0]._timeout = 1.0
     limit_sending(batcher._backend._workers[0].connection, 1.0)
+    while batcher._backend._workers[0].status.phase is not Phase.WAIT:  # its answer is out a little earlier
+        time.sleep(0.01)
     kill_worker(batcher, 0, signal.SIGSTOP)
     with pytest.raises(WorkerError, match="read none of its orders for 1 s; it is in no call of yours"):
         batcher.reset(agent_info=DictTensor({"e": torch.zeros(1, 500_000)}))
