@@ -78,6 +78,7 @@ class Rows:
 
     def restarted(self, rows: Index) -> Rows:
         """Copy, and turn ``rows`` into starts of episodes; their frames are the caller's to write."""
+        rows = np.asarray(rows)  # once, instead of in each of the assignments below
         terminated, truncated, done, initial_state = (flag.copy() for flag in self.flags)
         last_action = [array.copy() for array in self.last_action]
         reward = self.reward.copy()
