@@ -7,8 +7,9 @@ Mnih et al., "Human-level control through deep reinforcement learning" (Nature, 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -209,8 +210,9 @@ class Learner(GradientLearner):
 
 
 def _create_buffer(config: DQNConfig) -> ReplayBuffer:
-    kind = PrioritisedReplayBuffer if config.prioritised else ReplayBuffer
-    settings = {"exponent": config.priority_exponent} if config.prioritised else {}
+    kind: Callable[..., ReplayBuffer] = ReplayBuffer
+    if config.prioritised:
+        kind = partial(PrioritisedReplayBuffer, exponent=config.priority_exponent)
     return kind(
         config.replay_capacity,
         device=config.replay_device or config.learner_device,
@@ -218,7 +220,6 @@ def _create_buffer(config: DQNConfig) -> ReplayBuffer:
         discount=config.discount,
         n_stack=config.n_stack,
         seed=config.seed,
-        **settings,
     )
 
 

@@ -164,6 +164,14 @@ def test_the_learning_rate_falls_linearly(filled: Any) -> None:
     assert rates == pytest.approx([0.1, 0.06, 0.02, 0.02])
 
 
+def test_every_environment_gets_its_epsilon_on_the_cpu(filled: Any) -> None:
+    learner = filled(initial_epsilon=1.0, final_epsilon=0.25, epsilon_fraction=0.5, epsilon_exponent=1.0)
+    for progress, epsilon in ((0.0, 1.0), (0.25, 0.625), (0.5, 0.25), (1.0, 0.25)):
+        info = learner.agent_info(progress, 3)
+        assert info.device == torch.device("cpu")
+        assert info["epsilon"].tolist() == pytest.approx([epsilon, epsilon**1.5, epsilon**2])
+
+
 # Sums are associated alike on the simulated devices, which compute on the CPU, but Adam has one kernel there only.
 @pytest.mark.parametrize("prioritised", [True, False])
 @pytest.mark.parametrize("replay_device", [None, "cpu"])
