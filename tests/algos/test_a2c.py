@@ -294,8 +294,8 @@ def create_clocks(n_envs: int, seed: int, terminates: bool) -> GymEnvInf:
 def test_the_critic_finds_the_value_of_the_clock(terminates: bool) -> None:
     config = A2CConfig(
         n_env_steps=33 * 150, n_timesteps=33, n_envs=1, trace_decay=0.95, learning_rate=2.0,
-        final_learning_rate_fraction=0.0, reward_scale=1.0, evaluation_episodes=1, evaluation_processes=0, evaluation_interval=10**6,
-        log_interval=50,
+        final_learning_rate_fraction=0.0, reward_scale=1.0, evaluation_episodes=1, evaluation_processes=0,
+        evaluation_interval=10**6, log_interval=50,
     )  # fmt: skip
 
     def create_table() -> ActorCritic:
