@@ -30,8 +30,8 @@ class A2CConfig(TrainingConfig):
     """Settings of a training, beside those of `TrainingConfig`; the defaults are for CartPole-v1.
 
     Attributes:
-        reward_scale: factor of every reward that the learner sees. Values around 1 to 10 are learnt fastest; the critic's
-            are in this unit, returns and evaluations are not.
+        reward_scale: factor of every reward that the learner sees. Values around 1 to 10 are learnt fastest; what the
+            critic says is in this unit, returns and evaluations are not.
         trace_decay: lambda of GAE and of V-trace, in [0, 1]: 0 trusts the critic, 1 the rewards.
         value_coefficient: weight of the critic's loss.
         entropy_coefficient: weight of the entropy, in 1 / nat.
