@@ -13,7 +13,7 @@ TRAIN := $(VENV)/.installed-train
 INSTALLED := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format types wheel bench clean
+.PHONY: help demo test lint format types wheel bench peers clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,8 +42,13 @@ wheel: $(INSTALLED) ## build the wheel into dist/
 bench: $(INSTALLED) ## run the quick benchmarks
 	$(RUN) benchmarks/import_time.py
 
+peers: ## make .venv-peers with the libraries that the benchmarks compare with
+	@$(PYTHON) -m venv .venv-peers
+	@.venv-peers/bin/python -m pip --disable-pip-version-check install --quiet --constraint benchmarks/peers/constraints.txt $(TORCH_FLAGS) torch
+	@.venv-peers/bin/python -m pip --disable-pip-version-check install --quiet --constraint benchmarks/peers/constraints.txt --requirement benchmarks/peers/requirements.txt
+
 clean: ## remove what the commands above made, the environment too
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .venv-peers build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 # torch goes first, on a line of its own: it is the only package whose wheel depends on the machine.
 $(TRAIN): pyproject.toml constraints.txt
