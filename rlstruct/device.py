@@ -48,7 +48,10 @@ def resolve_device(device: DeviceLike) -> torch.device:
     try:
         resolved = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ValueError(f"resolve_device: {device!r} is no device. Devices here: {_listing()}.") from error
+        hint = ""
+        if str(device).startswith("sim"):
+            hint = " The simulated accelerator exists once rlstruct.testing.sim_device has been imported."
+        raise ValueError(f"resolve_device: {device!r} is no device. Devices here: {_listing()}.{hint}") from error
     if resolved.type in ("cpu", "meta"):
         return torch.device(resolved.type)
     count = device_count(resolved.type)

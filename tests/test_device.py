@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import subprocess
 import sys
 
 import pytest
@@ -24,6 +25,13 @@ def test_meta_is_there_without_an_index() -> None:
 def test_nonsense_is_refused_with_the_devices_that_exist(word: object) -> None:
     with pytest.raises(ValueError, match=r"resolve_device: .* is no device\. Devices here: cpu"):
         resolve_device(word)  # type: ignore[arg-type]
+
+
+def test_the_simulated_accelerator_says_what_to_import(tmp_path: pathlib.Path) -> None:
+    code = "from rlstruct import resolve_device; resolve_device('sim:1')"
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "'sim:1' is no device" in run.stderr
+    assert "exists once rlstruct.testing.sim_device has been imported." in run.stderr
 
 
 def test_cuda_without_cuda_raises_and_says_where_to_look(monkeypatch: pytest.MonkeyPatch) -> None:

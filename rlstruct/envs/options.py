@@ -32,7 +32,8 @@ def options_of(env_info: DictTensor | None, n: int, where: str) -> Options | Non
         return None
     if env_info.device is not None and env_info.device.type != "cpu":
         raise DeviceMismatchError(
-            f"{where}: env_info is on {env_info.device}, expected cpu. Leave it where it was made, or use .to('cpu')."
+            f"{where}: tensor {next(iter(env_info.keys()))!r} of env_info is on {env_info.device}, expected cpu. "
+            "Settings of environments stay on the CPU: create it there."
         )
     if env_info.n_elems() != n:
         raise ShapeMismatchError(
@@ -40,7 +41,6 @@ def options_of(env_info: DictTensor | None, n: int, where: str) -> Options | Non
         )
     options: Options = [{} for _ in range(n)]
     for key, tensor in env_info.items():
-        # sync: env_info is on the CPU, once per reset
         values = tensor.tolist() if tensor.dim() == 1 else list(tensor.numpy().copy())  # sync: on the CPU, per reset
         for row, value in zip(options, values, strict=True):
             row[key] = value

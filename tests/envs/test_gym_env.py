@@ -117,7 +117,7 @@ def test_wrong_env_info_is_refused() -> None:
     env = GymEnv([Counting(), Counting()])
     with pytest.raises(ShapeMismatchError, match="env_info has 3 rows, expected 2"):
         env.reset(DictTensor({"level": torch.zeros(3)}))
-    with pytest.raises(DeviceMismatchError, match="env_info is on meta, expected cpu"):
+    with pytest.raises(DeviceMismatchError, match="tensor 'level' of env_info is on meta, expected cpu"):
         env.reset(DictTensor({"level": torch.zeros(2, device="meta")}))
 
 
