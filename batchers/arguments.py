@@ -11,6 +11,8 @@ from torch import Tensor
 
 from rlstruct.core import DictTensor
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
+from rlstruct.rl_agent import RL_Agent
+from rlstruct.vec_env import VecEnv
 
 
 def check_numbers(n_timesteps: int, n_processes: int, on_worker_error: str, max_restarts: int) -> None:
@@ -30,6 +32,17 @@ def check_numbers(n_timesteps: int, n_processes: int, on_worker_error: str, max_
             "RL_Batcher: on_worker_error='restart' with n_processes=0; there is no worker to start again. "
             "Pass n_processes=1, or on_worker_error='raise'."
         )
+
+
+def check_factories(create_agent: object, create_env: object) -> None:
+    """Raise TypeError for an agent or environment where what makes one belongs."""
+    for name, factory, made in (("create_agent", create_agent, RL_Agent), ("create_env", create_env, VecEnv)):
+        if isinstance(factory, made) or not callable(factory):
+            raise TypeError(
+                f"RL_Batcher: {name} is a {type(factory).__name__}, expected a function or a class. "
+                f"Every process makes its own {made.__name__}: pass what makes one, with its arguments in "
+                f"{name.removeprefix('create_')}_args."
+            )
 
 
 def choose_seeds(seed: int | None, seeds: Sequence[int] | None, n: int) -> tuple[int, ...]:

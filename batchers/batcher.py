@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlstruct.batchers.arguments import (
     check_count,
+    check_factories,
     check_numbers,
     check_weights,
     choose_seeds,
@@ -62,6 +63,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
 
     Raises:
         ValueError: a number is out of range, the device does not exist, or seeds are given twice.
+        TypeError: ``create_agent`` is an agent or ``create_env`` an environment, not what makes one.
         WorkerError: agent or environments cannot be created; with worker processes the first call says so.
     """
 
@@ -87,6 +89,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         """Create agent and environments, or start the processes that do."""
         self._state = "closed"  # until everything is there: __del__ and close() may come early
         check_numbers(n_timesteps, n_processes, on_worker_error, max_restarts)
+        check_factories(create_agent, create_env)
         n_collectors = max(1, n_processes)
         check_count("agent_seeds", agent_seeds, n_collectors)
         self.seeds = choose_seeds(seed, seeds, n_collectors)

@@ -17,9 +17,10 @@ from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional.random import step_keys
 from rlstruct.profile import PhaseClock
-from rlstruct.rl_agent import RL_Agent
+from rlstruct.rl_agent import RL_Agent, check_answer
 from rlstruct.vec_env import VecEnv
 
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 # Off the CPU, asking whether every episode has ended stalls the device: ask once in so many steps.
 _STEPS_BETWEEN_LOOKS = 16
 
@@ -206,6 +207,7 @@ class Collector:
         Raises:
             DeviceMismatchError: an action is not on the batcher's device.
             ShapeMismatchError: the agent's output has other keys, shapes or dtypes than before.
+            TypeError: the agent returned something else than a pair of DictTensors.
             Interrupted: the batcher was closed.
         """
         if agent_info is not None:
@@ -221,7 +223,8 @@ class Collector:
             progress.step = t
             progress.enter(Phase.AGENT)
             history = self._history_until(t, n_final) if self._history else None
-            action, state = self.agent(self._state, observation, self._agent_info, history)
+            answer = self.agent(self._state, observation, self._agent_info, history)
+            action, state = check_answer(type(self.agent).__name__, answer) if t == 0 else answer
             if t == 0:
                 progress.enter(Phase.COPY)
                 slab = self._first_writes(observation, action, keys)
@@ -316,8 +319,14 @@ def next_observations(slab: Slab, t: int, n_final: int) -> dict[str, Tensor]:
         step, row = slab.final_at[:n_final].unbind(1)
         for key, packed in slab.final.items():
             following[key] = following[key].clone()
-            following[key][row, step] = packed[:n_final]
+            as_signed(following[key])[row, step] = as_signed(packed[:n_final])
     return following
+
+
+def as_signed(tensor: Tensor) -> Tensor:
+    """The same memory in a dtype that torch can write by index or by mask: it has no such kernels for wide unsigned."""
+    signed = _SIGNED.get(tensor.dtype)
+    return tensor if signed is None else tensor.view(signed)
 
 
 def _check(where: str, role: str, tensors: DictTensor, device: torch.device, B: int) -> None:

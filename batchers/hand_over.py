@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlstruct.batchers.collector import Collected
+from rlstruct.batchers.collector import Collected, as_signed
 from rlstruct.batchers.slab import Slab
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 
@@ -114,7 +114,7 @@ def _stream(parts: Sequence[Part], T: int, device: torch.device, padded: _Padded
                 name = f"_observation/{key}"
                 if steps[name]._base is steps[f"observation/{key}"]._base:
                     steps[name] = steps[name].clone()
-                steps[name][b + first, t] = packed[:n].to(device)
+                as_signed(steps[name])[b + first, t] = as_signed(packed[:n].to(device))
         first += part.slab.running.shape[1]
     return steps
 
@@ -162,4 +162,5 @@ def _zero_after(tensor: Tensor, lengths: Tensor) -> Tensor:
     """Zero the padding of [B, T, ...] in place."""
     times = torch.arange(tensor.shape[1], device=tensor.device, dtype=torch.int64)
     padding = times.unsqueeze(0) >= lengths.unsqueeze(1)  # [B, T]
-    return tensor.masked_fill_(padding.view(*padding.shape, *[1] * (tensor.dim() - 2)), 0)
+    as_signed(tensor).masked_fill_(padding.view(*padding.shape, *[1] * (tensor.dim() - 2)), 0)
+    return tensor

@@ -16,7 +16,7 @@ from rlstruct.errors import DeviceMismatchError
 
 CPU = torch.device("cpu")
 # The attributes of RL_Agent_CheckDevice itself; all others are those of the agent inside.
-_OWN_ATTRIBUTES = frozenset({"agent", "device", "agent_info_on_device", "_guard", "_name", "_info_device"})
+_OWN_ATTRIBUTES = frozenset({"agent", "device", "_guard", "_name"})
 
 
 class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
@@ -149,9 +149,12 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         self.agent = agent
         self.device = resolve_device(device)
         self._guard = host_syncs
-        self.agent_info_on_device = agent.agent_info_on_device
         self._name = type(agent).__name__
-        self._info_device = self.device if agent.agent_info_on_device else CPU
+
+    @property
+    def agent_info_on_device(self) -> bool:  # type: ignore[override]
+        """What the agent says."""
+        return self.agent.agent_info_on_device
 
     def __call__(
         self,
@@ -166,16 +169,17 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
             DeviceMismatchError: a tensor is on the wrong device.
         """
         device = self.device
-        self._check("__call__", "argument agent_info", agent_info, self._info_device)
+        self._check("__call__", "argument agent_info", agent_info, self._info_device())
         self._check("__call__", "argument state", state, device)
         self._check("__call__", "argument observation", observation, device)
         if history is not None:
             self._check("__call__", "argument history", history, device)
         if self._guard is None:
-            action, new_state = self.agent(state, observation, agent_info, history)
+            answer = self.agent(state, observation, agent_info, history)
         else:
             with self._guarded():
-                action, new_state = self.agent(state, observation, agent_info, history)
+                answer = self.agent(state, observation, agent_info, history)
+        action, new_state = check_answer(self._name, answer)
         self._check("__call__", "result action", action, device)
         self._check("__call__", "result new_state", new_state, device)
         return action, new_state
@@ -186,7 +190,7 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         Raises:
             DeviceMismatchError: a tensor is on the wrong device.
         """
-        self._check("initial_state", "argument agent_info", agent_info, self._info_device)
+        self._check("initial_state", "argument agent_info", agent_info, self._info_device())
         state = self.agent.initial_state(agent_info, B)
         self._check("initial_state", "result initial state", state, self.device)
         return state
@@ -250,6 +254,9 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         else:
             setattr(self.agent, name, value)
 
+    def _info_device(self) -> torch.device:
+        return self.device if self.agent.agent_info_on_device else CPU
+
     def _guarded(self) -> AbstractContextManager[Any]:
         guard: AbstractContextManager[Any] = nullcontext() if self._guard is None else self._guard()
         return guard
@@ -262,6 +269,29 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
             f"{self._name}.{method}: {role}: tensor {next(iter(tensors.keys()))!r} is on {found}, expected {expected}. "
             f"{_mend(role, expected, self.agent_info_on_device)}"
         )
+
+
+def check_answer(where: str, answer: object) -> tuple[DictTensor, DictTensor]:
+    """Return what an agent's `__call__` returned, if it has the form of ``(action, new_state)``.
+
+    Args:
+        where: start of the message, such as the agent's name.
+        answer: what the agent returned.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if isinstance(answer, tuple) and len(answer) == 2:
+        action, new_state = answer
+        if isinstance(action, DictTensor) and isinstance(new_state, DictTensor):
+            return action, new_state
+        got = f"({type(action).__name__}, {type(new_state).__name__})"
+    else:
+        got = f"a {type(answer).__name__}"
+    raise TypeError(
+        f"{where}.__call__: returned {got}, expected the pair (DictTensor, DictTensor). "
+        "Return DictTensor({'action': ...}), state: an agent that keeps no state hands back the one it was given."
+    )
 
 
 def _mend(role: str, expected: torch.device, agent_info_on_device: bool) -> str:

@@ -351,6 +351,44 @@ def test_checks_survive_python_without_asserts(tmp_path: pathlib.Path) -> None:
     ]
 
 
+class Answering(Placed):
+    """Returns what it was made with."""
+
+    def __init__(self, answer: object) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def __call__(self, state, observation, agent_info, history=None):
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "got"),
+    [
+        (one("action"), "a DictTensor"),
+        ({"action": torch.zeros(B)}, "a dict"),
+        (({"action": torch.zeros(B)}, EMPTY), r"\(dict, DictTensor\)"),
+        ((one("action"), None), r"\(DictTensor, NoneType\)"),
+        ((one("action"), EMPTY, EMPTY), "a tuple"),
+    ],
+)
+def test_an_answer_that_is_no_pair_of_structures_is_named(answer: object, got: str) -> None:
+    with pytest.raises(
+        TypeError, match=rf"Answering\.__call__: returned {got}, expected the pair .* Return DictTensor"
+    ):
+        watch(Answering(answer))(EMPTY, one("frame"), EMPTY)
+
+
+def test_an_agent_may_decide_later_where_it_wants_agent_info() -> None:
+    inner = Placed()
+    agent = watch(inner, "sim:1")
+    inner.agent_info_on_device = True
+    assert agent.agent_info_on_device
+    agent.initial_state(one("epsilon", "sim:1"), B)
+    with pytest.raises(DeviceMismatchError, match=r"'epsilon' is on cpu, expected sim:1.*agent_info_on_device = True"):
+        agent.initial_state(one("epsilon"), B)
+
+
 def test_defaults_of_the_contract() -> None:
     class Least(RL_Agent):
         def __call__(self, state, observation, agent_info, history=None):

@@ -1,0 +1,115 @@
+"""What agents and environments may hand to a batcher: every dtype; and the first mistakes that one makes, named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from batcher_fakes import GlobalRandomAgent, create_cartpole
+from gymnasium import spaces
+
+from rlstruct import DictTensor, RL_Agent, WorkerError
+from rlstruct.batchers import RL_Batcher
+from rlstruct.envs import GymEnv, GymEnvInf
+
+UNSIGNED = (np.uint8, np.uint16, np.uint32, np.uint64)
+
+
+class CountingDown(gymnasium.Env[Any, Any]):
+    """Frames begin at the largest number of their dtype and fall by one; the episode ends after ``length`` steps."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, dtype: Any, length: int) -> None:
+        self.top = int(np.iinfo(dtype).max)
+        self.observation_space = spaces.Box(0, self.top, (1,), dtype)
+        self.length = length
+
+    def frame(self) -> np.ndarray[Any, Any]:
+        return np.array([self.top - self.steps], self.observation_space.dtype)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.steps = 0
+        return self.frame(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self.frame(), 0.0, self.steps == self.length, False, {}
+
+
+class WithHistory(GlobalRandomAgent):
+    def require_history(self) -> bool:
+        return True
+
+
+def fallen(frames: torch.Tensor, top: int) -> list[list[int]]:
+    """How far the frames are below ``top``, exactly."""
+    return [[top - int(value) for value in row] for row in frames.squeeze(-1).numpy()]
+
+
+@pytest.mark.parametrize("dtype", UNSIGNED)
+@pytest.mark.parametrize("create_agent", [GlobalRandomAgent, WithHistory])
+def test_wide_unsigned_frames_stay_what_they_are_where_episodes_restart(dtype: Any, create_agent: Any) -> None:
+    def create_env(seed: int) -> GymEnvInf:
+        return GymEnvInf([CountingDown(dtype, 2), CountingDown(dtype, 3)], seed)
+
+    with RL_Batcher(4, create_agent, create_env) as batcher:
+        batcher.reset()
+        batcher.execute()
+        steps = batcher.get()[0].trajectories
+    top = int(np.iinfo(dtype).max)
+    assert fallen(steps["observation/frame"], top) == [[0, 1, 0, 1], [0, 1, 2, 0]]
+    assert fallen(steps["_observation/frame"], top) == [[1, 2, 1, 2], [1, 2, 3, 1]]
+
+
+@pytest.mark.parametrize("dtype", UNSIGNED)
+def test_wide_unsigned_frames_are_padded_with_zeros(dtype: Any) -> None:
+    def create_env(seed: int) -> GymEnv:
+        return GymEnv([CountingDown(dtype, 1), CountingDown(dtype, 3)], seed)
+
+    with RL_Batcher(4, GlobalRandomAgent, create_env) as batcher:
+        batcher.reset()
+        batcher.execute()
+        steps = batcher.get()[0].trajectories
+    top = int(np.iinfo(dtype).max)
+    # A padded 0 lies as far below the top as can be. After the last step `observation` shows what was reached.
+    assert fallen(steps["_observation/frame"], top) == [[1, top, top], [1, 2, 3]]
+
+
+class Answering(RL_Agent):
+    """Acts, and lets a test change the form of its answer."""
+
+    def __init__(self, form: Any) -> None:
+        self.form = form
+
+    def __call__(self, state: Any, observation: Any, agent_info: Any, history: Any = None) -> Any:
+        return self.form({"action": torch.zeros_like(observation["last_action"])}, state)
+
+
+@pytest.mark.parametrize(
+    ("form", "got"),
+    [
+        (lambda action, state: DictTensor(action), "a DictTensor"),
+        (lambda action, state: DictTensor({**action, "other": action["action"]}), "a DictTensor"),
+        (lambda action, state: (action, state), r"\(dict, DictTensor\)"),
+        (lambda action, state: (DictTensor(action), None), r"\(DictTensor, NoneType\)"),
+    ],
+)
+def test_an_answer_of_another_form_is_named_at_the_first_step(form: Any, got: str) -> None:
+    with RL_Batcher(4, Answering, create_cartpole, agent_args={"form": form}, env_args={"n_envs": 2}) as batcher:
+        batcher.reset()
+        batcher.execute()
+        with pytest.raises(WorkerError, match=rf"in agent, .* Answering\.__call__: returned {got}, expected the pair"):
+            batcher.get()
+
+
+@pytest.mark.parametrize("n_processes", [0, 1])
+def test_an_agent_or_environment_where_a_factory_belongs_is_refused(n_processes: int) -> None:
+    with pytest.raises(TypeError, match=r"create_agent is a GlobalRandomAgent, .* pass what makes one.* in agent_args"):
+        RL_Batcher(4, GlobalRandomAgent(), create_cartpole, n_processes=n_processes)  # type: ignore[arg-type]
+    env = create_cartpole(n_envs=1, seed=0)
+    with pytest.raises(TypeError, match=r"create_env is a GymEnvInf, .* pass what makes one.* in env_args"):
+        RL_Batcher(4, GlobalRandomAgent, env, n_processes=n_processes)  # type: ignore[arg-type]
