@@ -46,7 +46,7 @@ def check_agent(
     *,
     observation_space: Space | None = None,
     action_space: Space | None = None,
-    device: DeviceLike = "cpu",
+    device: DeviceLike | None = None,
     agent_info: DictTensor | None = None,
     weights: Mapping[str, Tensor] | None = None,
     n_steps: int = 8,
@@ -67,7 +67,8 @@ def check_agent(
         env: where it acts; moved to ``device`` if it lives elsewhere, not closed.
         observation_space: without ``env``: frames are samples of this space.
         action_space: without ``env``: what the actions must lie in.
-        device: where the agent lives; ``"sim:1"`` finds device mistakes on a machine without a GPU.
+        device: where the agent lives, by default where ``env`` does, or the CPU; ``"sim:1"`` finds device mistakes on
+            a machine without a GPU.
         agent_info: settings of the environments' policies, on the CPU.  [B] or empty; B = 5 without ``env``
         weights: what `update` takes; by default the state_dict of the agent's model, if it has an nn.Module.
         n_steps: how many steps to act.
@@ -80,8 +81,11 @@ def check_agent(
     Raises:
         ConformanceError: naming the call, the key, what was found, what was expected, and the mend.
         DeviceMismatchError: a tensor is on the wrong device.
+        TypeError: the agent returned something else than a pair of DictTensors.
         ValueError: neither ``env`` nor both spaces are given.
     """
+    if device is None:
+        device = "cpu" if env is None else env.device
     if env is None:
         if observation_space is None or action_space is None:
             raise ValueError("check_agent: got neither env nor both spaces. Give one of them.")

@@ -64,6 +64,9 @@ def check_vec_env(
     reached and current; restarts; idle rows; that no returned tensor changes later and no action is written to; that
     ``env_info`` may be missing or empty; that equal seeds show equal things; that `close` may be called twice.
 
+    A wrapped vector environment that restarts on its own clock, one step after an episode's end (see `VecEnv.step`), is
+    none that this function can check.
+
     Args:
         env: an environment, or better what makes one: then seeds are checked too. Closed afterwards.
         env_args: with a factory, its arguments beside ``seed``.

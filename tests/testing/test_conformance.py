@@ -543,6 +543,10 @@ def test_misplaced_tensors_are_found_on_a_simulated_device() -> None:
         check_agent(Misplaced("sim:1"), env_for_agents("sim:1"), device="sim:1")
 
 
+def test_an_agent_is_expected_where_its_environment_lives() -> None:
+    check_agent(StatefulAgent(device="sim:1"), CountingEnv(B, 0, device="sim:1"))
+
+
 def test_host_syncs_are_found_if_asked() -> None:
     check_agent(Peeking(), env_for_agents())
     with pytest.raises(HostSyncError, match="item"):
