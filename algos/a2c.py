@@ -35,7 +35,8 @@ class A2CConfig(TrainingConfig):
         trace_decay: lambda of GAE and of V-trace, in [0, 1]: 0 trusts the critic, 1 the rewards.
         value_coefficient: weight of the critic's loss.
         entropy_coefficient: weight of the entropy, in 1 / nat.
-        whiten_advantages: scale the advantages of an update to mean 0 and variance 1.
+        whiten_advantages: scale the advantages of an update to mean 0 and variance 1. Where a good policy leaves
+            nothing but noise in them, this makes the noise large: it may forget what it knew.
         overlap: collect the next piece while learning from this one, with weights that are one update older. It pays
             with worker processes, where neither has to wait for the other.
         vtrace: correct for actions that older weights chose, as ``overlap`` brings them.
@@ -53,8 +54,8 @@ class A2CConfig(TrainingConfig):
     reward_scale: float = 0.1
     trace_decay: float = 0.98
     value_coefficient: float = 0.5
-    entropy_coefficient: float = 0.01
-    whiten_advantages: bool = True
+    entropy_coefficient: float = 0.001
+    whiten_advantages: bool = False
     overlap: bool = False
     vtrace: bool = False
     rho_clip: float = 1.0

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import csv
 import dataclasses
 import math
+import pathlib
 from typing import Any
 
 import gymnasium
@@ -25,6 +27,7 @@ from rlstruct.agents import (
 )
 from rlstruct.algos import a2c
 from rlstruct.algos.a2c import A2CConfig, Learner, train
+from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import TrainingResult
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.testing import allow_host_sync, forbid_host_sync
@@ -308,3 +311,19 @@ def test_the_critic_finds_the_value_of_the_clock(terminates: bool) -> None:
     left = torch.arange(20, 0, -1)
     expected = (1.0 - 0.99**left) / 0.01 if terminates else torch.full((20,), 100.0)
     assert (values - expected).abs().max().item() < 1.0
+
+
+def test_the_run_folder_gets_the_losses_the_lag_and_the_returns_of_episodes(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("tensorboard")
+    with RunFolder("a2c", SMALL, n_env_steps=SMALL.n_env_steps, root=tmp_path, progress=False) as run:
+        result = train(SMALL, *KINDS["feed-forward"], run=run)
+    rows = list(csv.DictReader((run.path / "metrics.csv").read_text().splitlines()))
+    losses = [float(row["train/loss"]) for row in rows if row["train/loss"]]
+    assert losses == pytest.approx(result.losses["loss"])
+    assert {row["train/policy_lag"] for row in rows if row["train/loss"]} == {"0.0"}
+    returns = [float(row["train/return"]) for row in rows if row["train/return"]]
+    assert len(returns) == len(losses) // SMALL.log_interval + (len(losses) % SMALL.log_interval > 0)
+    assert all(8.0 <= number <= 25.0 for number in returns)  # CartPole lasts 8 steps at least, these 25 at most
+    checkpoint = torch.load(run.path / "checkpoint.pt", weights_only=True)
+    assert checkpoint["policy_version"] == len(losses)
+    assert checkpoint["config"] == dataclasses.asdict(SMALL)
