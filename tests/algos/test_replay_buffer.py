@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import rlstruct.testing.sim_device  # noqa: F401 - registers sim:0 and sim:1
-from rlstruct import DeviceMismatchError, DictTensor, ShapeMismatchError, Trajectories
+from rlstruct import DeviceMismatchError, DictTensor, ShapeMismatchError, TemporalDictTensor, Trajectories
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer, SumTree
 from rlstruct.algos.replay_buffer import ReplayBuffer
 from rlstruct.batchers import RL_Batcher
@@ -94,6 +94,30 @@ def test_exact_for_all_sizes(n_envs: int, T: int, n_step: int, slack: int, n_pie
         for _ in range(n_pieces):
             buffer.extend(trajectories := collect(batcher))
         check_counting_batch(buffer.sample(300), n_step, 0.5, heads(trajectories))
+
+
+@pytest.mark.parametrize("prioritised", [False, True])
+def test_rows_of_different_lengths_go_on_where_they_stopped(prioritised: bool) -> None:
+    n_envs, T = 3, 4
+    with create_batcher(n_envs, 200) as batcher:
+        batcher.reset()
+        whole = collect(batcher)
+    buffer = (PrioritisedReplayBuffer if prioritised else ReplayBuffer)(n_envs * 25, n_step=2, discount=0.5)
+    start = torch.zeros(n_envs, dtype=torch.int64)
+    for piece in range(40):
+        lengths = torch.randint(0, T + 1, (n_envs,))
+        at = start.unsqueeze(1) + torch.arange(T)  # behind its length a row holds steps that have not happened yet
+        steps = {k: v[torch.arange(n_envs).unsqueeze(1), at] for k, v in whole.trajectories.items()}
+        info = DictTensor({"step": torch.full((n_envs,), piece * T)})
+        buffer.extend(Trajectories(info, TemporalDictTensor(steps, lengths)))
+        start += lengths
+        if (start == 0).any():
+            continue
+        last = whole.trajectories["_observation/frame"][torch.arange(n_envs), start - 1]
+        newest = {number: (episode, step) for number, episode, step in last.tolist()}
+        check_counting_batch(buffer.sample(200), 2, 0.5, newest)
+    expected = sum(len(expected_steps(int(start[b]), b, 25)) for b in range(n_envs))
+    assert buffer.n_transitions() == expected
 
 
 def expected_steps(n_taken: int, seed: int, ring: int) -> set[tuple[int, int]]:
