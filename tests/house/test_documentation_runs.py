@@ -69,6 +69,22 @@ def test_page_block_marked_to_run_does(block: str, tmp_path: pathlib.Path) -> No
     assert "Warning" not in run.stderr
 
 
+@pytest.mark.slow
+def test_the_device_mistake_of_the_readme_is_found_with_the_message_that_it_shows(tmp_path: pathlib.Path) -> None:
+    readme = (ROOT / "README.md").read_text()
+    agent, check = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    message = re.search(r"```\n(SimDeviceMismatchError.*?)```", readme, re.DOTALL)
+    assert message is not None
+    classes = agent.partition("if __name__")[0]
+    (tmp_path / "wrong.py").write_text(classes + check)
+    run = run_python(["wrong.py"], tmp_path)
+    assert " ".join(message.group(1).split()) in run.stderr
+    moved = classes.replace("torch.nn.Linear(4, 2)", 'torch.nn.Linear(4, 2).to("sim:1")')
+    (tmp_path / "right.py").write_text("import rlstruct.testing.sim_device\n" + moved + check)
+    run = run_python(["right.py"], tmp_path)
+    assert run.returncode == 0, run.stderr
+
+
 def test_import_rlstruct_brings_in_nothing_heavy(tmp_path: pathlib.Path) -> None:
     # torch itself may look for an optional package: only what rlstruct adds counts.
     code = (
