@@ -195,10 +195,14 @@ class _Kit:
             check_same(f"replay_agent({self.name}), step {t}", got, expected, mend, tolerance=self.tolerance)
 
     def check_update(self, step: _Step, weights: Mapping[str, Tensor] | None) -> None:
-        """`update` takes the weights over, all of them, as a copy. Skipped where there are no weights to be found."""
+        """`update` takes the weights over, all of them, as a copy.
+
+        Skipped where there are no weights to be found, and for an agent that defines no `update`.
+        """
         module = _model(self.agent.agent)
         given = weights if weights is not None else None if module is None else module.state_dict()
-        if given is None:
+        takes_none = weights is None and type(self.agent.agent).update is RL_Agent.update
+        if given is None or takes_none:
             return
         where = f"{self.name}.update"
         original = {key: on_cpu(value) for key, value in given.items()}

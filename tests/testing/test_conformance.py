@@ -587,6 +587,15 @@ def test_given_weights_are_used() -> None:
         check_agent(Twofold(), env_for_agents(), weights={"weight": torch.ones(2)})
 
 
+def test_an_agent_with_a_network_need_not_take_weights() -> None:
+    class Frozen(LinearAgent):
+        update = RL_Agent.update
+
+    check_agent(Frozen(3, 2), env_for_agents())
+    with pytest.raises(NotImplementedError, match="this agent takes no weights"):
+        check_agent(Frozen(3, 2), env_for_agents(), weights={"weight": torch.zeros(2, 3)})
+
+
 def test_weights_are_the_same_afterwards() -> None:
     agent = LinearAgent(3)
     before = {key: value.clone() for key, value in agent.model.state_dict().items()}
