@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -43,6 +44,22 @@ def check_factories(create_agent: object, create_env: object) -> None:
                 f"Every process makes its own {made.__name__}: pass what makes one, with its arguments in "
                 f"{name.removeprefix('create_')}_args."
             )
+
+
+def check_call(name: str, factory: Callable[..., object], arguments: Mapping[str, object]) -> None:
+    """Raise TypeError unless a factory can be called with its arguments; every process would fail otherwise."""
+    try:
+        signature = inspect.signature(factory)
+    except ValueError:  # some callables written in C have none: calling them will tell
+        return
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        call = ", ".join(f"{key}=…" for key in arguments)
+        raise TypeError(
+            f"RL_Batcher: {name} is called as {name}({call}), but {error}. "
+            f"Its parameters are {signature}; arguments beside seed come from {name.removeprefix('create_')}_args."
+        ) from None
 
 
 def choose_seeds(seed: int | None, seeds: Sequence[int] | None, n: int) -> tuple[int, ...]:

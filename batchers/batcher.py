@@ -11,6 +11,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from rlstruct.batchers.arguments import (
+    check_call,
     check_count,
     check_factories,
     check_numbers,
@@ -90,6 +91,8 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         self._state = "closed"  # until everything is there: __del__ and close() may come early
         check_numbers(n_timesteps, n_processes, on_worker_error, max_restarts)
         check_factories(create_agent, create_env)
+        check_call("create_agent", create_agent, {**(agent_args or {})})
+        check_call("create_env", create_env, {**(env_args or {}), "seed": seed})
         n_collectors = max(1, n_processes)
         check_count("agent_seeds", agent_seeds, n_collectors)
         self.seeds = choose_seeds(seed, seeds, n_collectors)
@@ -278,6 +281,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
 
     def __enter__(self) -> RL_Batcher:
         """Return the batcher; leaving the block closes it."""
+        self._refuse_closed("__enter__")
         return self
 
     def __exit__(

@@ -164,7 +164,7 @@ class Worker:
             "If that is normal, pass a longer timeout to RL_Batcher or get(); else close() the batcher."
         )
         if others:
-            text += f" Workers {', '.join(str(worker.index) for worker in others)} are late, too."
+            text += f" Late as well: worker {', '.join(str(worker.index) for worker in others)}."
         return self._about(WorkerTimeout, text)
 
     def _where(self) -> str:

@@ -170,3 +170,18 @@ def test_factories_must_return_what_they_promise() -> None:
         RL_Batcher(1, RngAgent, lambda seed: 3, seed=0)  # type: ignore[arg-type, return-value]
     with pytest.raises(RuntimeError, match="create_agent returned a str, expected an RL_Agent"):
         RL_Batcher(1, lambda: "agent", create_counting_env, env_args={"n_envs": 1})  # type: ignore[arg-type, return-value]
+
+
+def test_a_factory_that_cannot_be_called_with_its_arguments_says_how_it_is_called() -> None:
+    def create_env_without_seed(n_envs: int) -> VecEnv:
+        raise AssertionError("never called")
+
+    with pytest.raises(TypeError, match=r"create_env\(n_envs=…, seed=…\), but got an unexpected keyword .*'seed'"):
+        RL_Batcher(4, RngAgent, create_env_without_seed, env_args={"n_envs": 2})
+
+
+def test_a_closed_batcher_is_not_entered() -> None:
+    batcher = RL_Batcher(4, RngAgent, create_counting_env, env_args={"n_envs": 2})
+    batcher.close()
+    with pytest.raises(BatcherStateError, match="closed"), batcher:
+        pass
