@@ -227,7 +227,7 @@ class Collector:
             action, state = check_answer(type(self.agent).__name__, answer) if t == 0 else answer
             if t == 0:
                 progress.enter(Phase.COPY)
-                slab = self._first_writes(observation, action, keys)
+                slab = self._first_writes(observation, action, state, keys)
             progress.enter(Phase.ENVIRONMENT)
             (reached, ran), (current, running) = self.env.step(action)
             progress.enter(Phase.COPY)
@@ -252,7 +252,7 @@ class Collector:
         finally:
             self.env.close()
 
-    def _first_writes(self, observation: DictTensor, action: DictTensor, keys: Tensor) -> Slab:
+    def _first_writes(self, observation: DictTensor, action: DictTensor, new_state: DictTensor, keys: Tensor) -> Slab:
         _check("agent", "action", action, self._device, self.env.n_envs())
         if action.empty():
             raise ShapeMismatchError("agent: the action is empty, expected 'action' [B, ...] at least.")
@@ -261,7 +261,8 @@ class Collector:
             full = self.env.auto_reset and not packed
             layout = slab_layout(observation, action, self._state, self._T, packed, full)
             self.slab = Slab(self._allocate(layout))
-        self.slab.check(observation, action, self._state)
+        for state in (self._state, new_state):
+            self.slab.check(observation, action, state)
         self.slab.write_rng(keys)
         self.slab.write_observation(0, observation)
         self.slab.write_state(self._state)

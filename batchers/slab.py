@@ -113,7 +113,7 @@ class Slab:
                 odd = next(k for k in sorted(expected.keys() | found.keys()) if expected.get(k) != found.get(k))
                 raise ShapeMismatchError(
                     f"RL_Batcher: {role} {odd!r} is {_spell(found.get(odd))}, expected {_spell(expected.get(odd))} "
-                    "as in the first batch. Return the same keys, shapes and dtypes always."
+                    "as at the beginning. Return the same keys, shapes and dtypes always."
                 )
 
 

@@ -80,7 +80,7 @@ def test_misshapen_tensors() -> None:
     with pytest.raises(WorkerError, match="agent: action 'action' has 1 rows, expected 2") as caught:
         collect(HalfAgent, "cpu", "cpu")
     assert isinstance(caught.value.__cause__, ShapeMismatchError)
-    words = r"agent: action 'drawn' is \[2\] torch.float64, expected \[2\] torch.float32 as in the first batch"
+    words = r"agent: action 'drawn' is \[2\] torch.float64, expected \[2\] torch.float32 as at the beginning"
     with pytest.raises(WorkerError, match=words):
         collect(FickleAgent, "cpu", "cpu")
 

@@ -11,9 +11,9 @@ import torch
 from batcher_fakes import create_cartpole
 
 import rlstruct.batchers.batcher as batcher_module
-from rlstruct import BatcherStateError, DeviceMismatchError, DictTensor, ShapeMismatchError
+from rlstruct import BatcherStateError, DeviceMismatchError, DictTensor, ShapeMismatchError, VecEnv, WorkerError
 from rlstruct.batchers import RL_Batcher
-from rlstruct.testing.fake_agents import HistoryAgent, RngAgent
+from rlstruct.testing.fake_agents import HistoryAgent, RngAgent, StatefulAgent
 from rlstruct.testing.fake_envs import create_counting_env, create_slow_env
 
 
@@ -185,3 +185,20 @@ def test_a_closed_batcher_is_not_entered() -> None:
     batcher.close()
     with pytest.raises(BatcherStateError, match="closed"), batcher:
         pass
+
+
+class ForgetfulAgent(StatefulAgent):
+    """Returns a state with another key than it began with."""
+
+    def __call__(self, *arguments: Any) -> tuple[DictTensor, DictTensor]:
+        action, state = super().__call__(*arguments)
+        return action, state.prepend_key("new/")
+
+
+def test_a_state_that_changes_its_keys_is_named_in_the_first_batch() -> None:
+    with RL_Batcher(4, ForgetfulAgent, create_counting_env, env_args={"n_envs": 2}) as batcher:
+        batcher.reset()
+        batcher.execute()
+        with pytest.raises(WorkerError, match=r"agent: state 'new/.*expected missing") as raised:
+            batcher.get()
+    assert isinstance(raised.value.__cause__, ShapeMismatchError)
