@@ -90,11 +90,17 @@ def throughput(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def print_phases(reports: list[dict[str, Any]]) -> None:
     """Say where our time goes."""
-    print("\nShare of the clock, mean over the workers, median round (hand_over is the parent's):")
-    for phase in reports[0]["phases"]:
-        share = statistics.median(report["phases"][phase] / report["seconds"] for report in reports)
+    print("\nShare of the clock during our turns, mean over the workers, median round:")
+    shares = {
+        phase: statistics.median(report["phases"][phase] / report["seconds"] for report in reports)
+        for phase in reports[0]["phases"]
+        if phase != "wait"  # it covers the turns of the others too
+    }
+    copied_out = shares.pop("hand_over")
+    for phase, share in shares.items():
         print(f"  {phase:12} {share:6.1%}")
-    print(f"batcher.stats() since the start:\n{reports[-1]['text']}")
+    print(f"  {'wait':12} {1.0 - sum(shares.values()):6.1%}, of which the parent copies batches out {copied_out:.1%}")
+    print(f"batcher.stats() since the start, the turns of the others included:\n{reports[-1]['text']}")
 
 
 def row(result: Result, ours: float | None, n_envs: int) -> dict[str, Any]:
