@@ -27,6 +27,7 @@ from _contenders import Entry, Result, compete
 ROOT = Path(__file__).parent.parent
 T = 128
 OURS = "rlstruct RL_Batcher"
+BARE = "bare loop, 1 process, half of them"
 # What the issue asks of ours / peer, by number of environments.
 TARGETS = {
     64: {
@@ -48,7 +49,7 @@ def entries(n_envs: int, n_processes: int, peers: str, rlstructures: str) -> lis
     old = {"RLSTRUCTURES": rlstructures}
     return [
         Entry(OURS, "rlstruct_batcher.py", task),
-        Entry(f"bare loop, 1 process of {half['n_envs']}", "bare_loop.py", half),
+        Entry(BARE, "bare_loop.py", half),
         Entry(f"bare loop, {n_processes} processes", "bare_loop.py", task),
         Entry("rlstructures v0.2", "rlstructures_v02.py", task, python=peers, variables=old),
         Entry("TorchRL MultiSyncCollector", "torchrl_multisync.py", task, python=peers, requires="torchrl"),
@@ -72,7 +73,7 @@ def throughput(options: argparse.Namespace) -> list[dict[str, Any]]:
     for n_envs in options.envs:
         results = compete(entries(n_envs, 2, options.peers, options.rlstructures), options.rounds, options.seconds)
         rates = {result.name: result.rate for result in results}
-        ours, bare = rates[OURS], rates[f"bare loop, 1 process of {n_envs // 2}"]
+        ours, bare = rates[OURS], rates[BARE]
         print(f"\n## {n_envs} environments, 2 processes, T = {T}, {options.rounds} rounds\n")
         print("| | environment steps/s | slowest - fastest round | CPU µs per step | ours / it | target |")
         print("|---|---:|---:|---:|---:|---:|")
@@ -138,7 +139,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     counts = sorted({row["n_envs"] for row in rows}, reverse=True)
-    figure, panels = pyplot.subplots(1, len(counts), figsize=(6.5 * len(counts), 4.2), squeeze=False, sharey=True)
+    figure, panels = pyplot.subplots(1, len(counts), figsize=(6.5 * len(counts), 4.2), squeeze=False)
     for panel, n_envs in zip(panels[0], counts, strict=True):
         shown = [row for row in rows if row["n_envs"] == n_envs and "rate" in row][::-1]
         rates = [(row["rate"] or 0.0) / 1000 for row in shown]

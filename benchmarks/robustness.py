@@ -236,7 +236,8 @@ def document(outcomes: dict[tuple[str, str], Outcome]) -> str:
         f"{PATIENCE:.0f} s.",
         "",
         f"{datetime.date.today().isoformat()}, Linux, Python {_report.machine()['python']}, "
-        f"{', '.join(sorted(set(named)))}, rlstruct at commit {commit}. One run; run it yourself:",
+        f"{', '.join(sorted(set(named)))}, rlstruct at commit {commit}, "
+        f"{_report.machine()['cores']} cores, load {os.getloadavg()[0]:.0f}. One run; run it yourself:",
         "",
         "```",
         "make peers",
