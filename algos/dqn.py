@@ -62,7 +62,7 @@ class DQNConfig(TrainingConfig):
     n_processes: int = 0
     learning_rate: float = 0.001
     max_gradient_norm: float | None = 10.0
-    evaluation_timesteps: int | None = 100
+    evaluation_timesteps: int | None = 500
     evaluation_stochastic: bool = False
     log_interval: int = 50
     n_step: int = 3

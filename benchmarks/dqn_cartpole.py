@@ -36,7 +36,7 @@ def measure(seed: int, target_return: float | None) -> dict[str, Any]:
         seed=seed,
         evaluation_episodes=100,
         evaluation_processes=0,
-        evaluation_interval=5000,
+        evaluation_interval=2500,
         target_return=target_return,
     )
     start = time.perf_counter()

@@ -35,6 +35,7 @@ SMALL = DQNConfig(
     evaluation_episodes=4,
     evaluation_processes=0,
     evaluation_interval=200,
+    evaluation_timesteps=40,
     log_interval=7,
 )
 
@@ -265,6 +266,7 @@ def test_truncated_episodes_are_worth_100_and_terminated_ones_what_is_left(termi
         evaluation_episodes=1,
         evaluation_processes=0,
         evaluation_interval=10**6,
+        evaluation_timesteps=20,
     )
     result = train(config, TableOfValues, QAgent, create_corridor, env_args={"terminates": terminates})
     with torch.no_grad():
