@@ -270,7 +270,7 @@ def test_nothing_leaks_over_a_few_cycles() -> None:
     cycle(6)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(1800)
 def test_nothing_leaks_over_two_hundred_cycles() -> None:
     cycle(200)

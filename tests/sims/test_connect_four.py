@@ -44,7 +44,7 @@ class Board:
         return [[[cell == stone for cell in row] for row in self.cells] for stone in (own, other)]
 
 
-@pytest.mark.parametrize("n_steps", [60, pytest.param(250, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_steps", [60, pytest.param(250, marks=pytest.mark.exhaustive)])
 def test_equals_the_board_on_paper(n_steps: int) -> None:
     B = 400
     env = ConnectFour(B)
