@@ -31,7 +31,7 @@ def reward_to_go(reward: Tensor, mask: Tensor, discount: float) -> Tensor:
     """
     _check("reward_to_go", discount, reward=reward, mask=mask)
     real = mask.bool()
-    factor = torch.where(real, discount, 0.0).to(reward.dtype)
+    factor = real.to(reward.dtype) * discount
     return backward_recurrence(reward.masked_fill(~real, 0.0), factor)
 
 
@@ -89,7 +89,7 @@ def bootstrapped_return(
     end = episode_ends(done, mask)
     bootstrap = torch.where(end & ~terminated.bool(), next_value.detach().to(reward.dtype), 0.0)
     addend = torch.where(real, reward + discount * bootstrap, 0.0)
-    factor = torch.where(real & ~end, discount, 0.0).to(reward.dtype)
+    factor = (real & ~end).to(reward.dtype) * discount
     return backward_recurrence(addend, factor)
 
 
