@@ -194,7 +194,7 @@ def _one_step_target(reward: Tensor, terminated: Tensor, mask: Tensor, next_valu
 def _flow(done: Tensor, mask: Tensor, factor: float, like: Tensor) -> Tensor:
     """``factor`` at the real steps that step t + 1 of the same episode follows in the row, else 0."""
     goes_on = mask.bool() & ~episode_ends(done, mask)
-    return torch.where(goes_on, factor, 0.0).to(like.dtype)
+    return goes_on.to(like.dtype) * factor
 
 
 def _following(values: Tensor) -> Tensor:
