@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.functional.random import child_key, randint
+from rlstruct.sims._compiled import MASK_DTYPE
 from rlstruct.sims._state import Tensors, fields_of, make_state, stack_steps, where_done
 
 
@@ -96,29 +97,17 @@ class Motion:
             action: [B, ...]
 
         Returns:
-            What changes in the carry, and what differs from constants in `reached` and `current`.
+            What changes in the carry; frames, reward and both ends of `reached`; frames of `current`. What follows from
+            these and the action is added outside of compiled code, see `answer`.
         """
         state, reward, terminated = self._transition(carry, action)
         elapsed = carry["elapsed"] + 1
         truncated = self._truncated(elapsed, terminated)
         done = terminated | truncated
-        reached = {
-            **self.frames(state),
-            "reward": reward,
-            "terminated": terminated,
-            "truncated": truncated,
-            "done": done,
-        }
+        reached = {**self.frames(state), "reward": reward, "terminated": terminated, "truncated": truncated}
         fields = self._fields(state)
         started = {name: where_done(done, carry["start/" + name], new) for name, new in fields.items()}
-        current = {
-            **self.frames(self.state(started), started),
-            "reward": reward.masked_fill(done, 0),
-            "initial_state": done,
-        }
-        for key, value in action.items():
-            reached["last_" + key] = value.clone()
-            current["last_" + key] = _zero_where(done, value)
+        current = self.frames(self.state(started), started)
         changed = {"state/" + name: value for name, value in started.items()}
         if self._simulator.stochastic:
             changed["state_key"] = torch.where(done, carry["start_key"], carry["state_key"])
@@ -134,20 +123,21 @@ class Motion:
         elapsed = carry["elapsed"] + ran
         terminated = (terminated & ran) | carry["terminated"]
         truncated = self._truncated(elapsed, terminated)
-        done = terminated | truncated
         last = {f"last_{key}": where_done(ran, value, carry[f"last_{key}"]) for key, value in action.items()}
         reached = {
             **self.frames(self.state(fields), fields),
             "reward": reward.masked_fill(~ran, 0),
             "terminated": terminated,
             "truncated": truncated,
-            "done": done,
             **last,
         }
         changed = {"state/" + name: value for name, value in fields.items()}
-        return {**changed, "elapsed": elapsed, "terminated": terminated, "running": ran & ~done, **last}, reached, {}
+        changed |= {"elapsed": elapsed, "terminated": terminated, "running": ran & ~terminated & ~truncated}
+        return changed | last, reached, {}
 
-    def many(self, carry: Tensors, actions: Tensors, auto_reset: bool, between_draws: int) -> tuple[Tensors, ...]:
+    def many(
+        self, carry: Tensors, actions: Tensors, auto_reset: bool, between_draws: int, float_masks: bool
+    ) -> tuple[Tensors, ...]:
         """Take K steps.
 
         Args:
@@ -155,10 +145,11 @@ class Motion:
             actions: [K, B, ...]
             auto_reset: whether ended environments restart.
             between_draws: draw start states once in so many steps.
+            float_masks: return masks as float32; see `MASK_DTYPE`.
 
         Returns:
-            As `advance`, each tensor of the last two with a time axis, [B, K, ...]; then the masks ``ran`` and
-            ``running``, [B, K] (episodic only).
+            As `advance`, each tensor of the last two with a time axis, [K, B, ...]; then the masks ``ran`` and
+            ``running``, [K, B] (episodic only).
         """
         changed: Tensors = {}
         reached, current, masks = [], [], []
@@ -172,7 +163,7 @@ class Motion:
             reached.append(seen)
             current.append(after)
             masks.append({} if auto_reset else {"ran": now["running"], "running": step["running"]})
-        return changed, _stack(reached), _stack(current), _stack(masks)
+        return changed, *(_stack(steps, float_masks) for steps in (reached, current, masks))
 
     def frames(self, state: Any, carried: Tensors | None = None) -> Tensors:  # noqa: ANN401 - the user's own class
         """Show states as ``frame`` or ``frame/<key>``.
@@ -214,9 +205,33 @@ def part(tensors: Tensors, prefix: str) -> Tensors:
     return {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
 
 
-def _zero_where(done: Tensor, value: Tensor) -> Tensor:
-    return value.masked_fill(done if value.dim() == 1 else done.view(-1, *[1] * (value.dim() - 1)), 0)
+def answer(reached: Tensors, current: Tensors, action: Tensors, no: Tensor) -> tuple[Tensors, Tensors]:
+    """Complete what `Motion.advance` returned to all keys of an observation.
+
+    Args:
+        reached: [B, ...] or [K, B, ...]
+        current: the same
+        action: the same
+        no: False everywhere.  [B] or [K, B] bool
+
+    Returns:
+        Both, complete.
+    """
+    done, reward = reached["terminated"] | reached["truncated"], reached["reward"]
+    reached = {**reached, "done": done, "initial_state": no}
+    current = {**current, "reward": reward.masked_fill(done, 0), "terminated": no, "truncated": no, "done": no}
+    current["initial_state"] = done
+    for key, value in action.items():
+        reached["last_" + key] = value.clone()
+        rows = done if value.dim() == done.dim() else done.view(*done.shape, *[1] * (value.dim() - done.dim()))
+        current["last_" + key] = value.masked_fill(rows, 0)
+    return reached, current
 
 
-def _stack(steps: list[Tensors]) -> Tensors:
-    return {key: stack_steps([step[key] for step in steps]) for key in steps[0]}
+def _stack(steps: list[Tensors], float_masks: bool) -> Tensors:
+    def column(key: str) -> list[Tensor]:
+        values = [step[key] for step in steps]
+        masks = float_masks and values[0].dim() == 1 and values[0].dtype is torch.bool
+        return [value.to(MASK_DTYPE) for value in values] if masks else values
+
+    return {key: stack_steps(column(key)) for key in steps[0]}

@@ -10,6 +10,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rlstruct.errors import ShapeMismatchError
+
 Space = gymnasium.Space[Any]
 _LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
@@ -41,3 +43,21 @@ def box(low: Any, high: Any, dtype: torch.dtype) -> spaces.Box:  # noqa: ANN401 
     """Make a Box of floating-point numbers in the dtype of a simulator."""
     kind = np.float64 if dtype == torch.float64 else np.float32
     return spaces.Box(np.asarray(low, kind), np.asarray(high, kind), dtype=kind)
+
+
+def check_frames(
+    name: str, frames: dict[str, Tensor], expected: dict[str, tuple[tuple[int, ...], torch.dtype]], n_envs: int
+) -> None:
+    """Raise unless frames have the keys, shapes and dtypes of the observation space.
+
+    Raises:
+        ShapeMismatchError: naming the key.
+    """
+    for key in sorted(frames.keys() | expected.keys()):
+        got = (tuple(frames[key].shape), frames[key].dtype) if key in frames else "missing"
+        shape, dtype = expected.get(key, ((), None))
+        if got != ((n_envs, *shape), dtype):
+            raise ShapeMismatchError(
+                f"{name}.observe: {key!r} is {got}, expected {[n_envs, *shape]} of {dtype}, as the observation space "
+                "says. Mend one of them."
+            )

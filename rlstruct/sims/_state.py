@@ -70,12 +70,16 @@ def where_done(done: Tensor, new: Tensor, old: Tensor) -> Tensor:
 
 
 def stack_steps(steps: list[Tensor]) -> Tensor:
-    """Stack K tensors [B, ...] to [B, K, ...], keeping the memory of one step as it is."""
-    first = steps[0]
-    if first.dim() == 1 or first.is_contiguous():
-        return torch.stack(steps).transpose(0, 1)  # [B, K, ...], time first in memory
+    """Stack K tensors [B, ...] to [K, B, ...], keeping the memory of each step as it is."""
+    if steps[0].dim() == 1 or steps[0].is_contiguous():
+        return torch.stack(steps)
     # Columns ([B, D] with B fastest, as `columns` makes them): stacked so, each step is one plain copy.
-    return torch.stack([step.movedim(0, -1) for step in steps]).movedim(-1, 0)
+    return torch.stack([step.movedim(0, -1) for step in steps]).movedim(-1, 1)
+
+
+def batch_first(tensors: Tensors) -> Tensors:
+    """Swap the first two axes of all tensors: views."""
+    return {key: value.transpose(0, 1) for key, value in tensors.items()}
 
 
 def columns(*values: Tensor) -> Tensor:

@@ -78,8 +78,7 @@ class CartPole(TensorEnv[CartPoleState]):
         self.observation_space = box([-v for v in high], high, dtype)
         self.dtype = dtype
         super().__init__(n_envs, seed, device=device, auto_reset=auto_reset, time_limit=time_limit, backend=backend)
-        force = FORCE / TOTAL_MASS
-        self._pushes = torch.tensor([-force, force], dtype=dtype, device=self.device)
+        self._left = torch.tensor(-FORCE / TOTAL_MASS, dtype=dtype, device=self.device)
         self._inertia = torch.tensor(HALF_LENGTH * 4 / (3 * GRAVITY), dtype=dtype, device=self.device)
 
     def initial(self, key: Tensor) -> CartPoleState:
@@ -97,7 +96,8 @@ class CartPole(TensorEnv[CartPoleState]):
         """
         x, x_dot, theta, theta_dot = state.x, state.x_dot, state.theta, state.theta_dot
         cos, sin = torch.cos(theta), torch.sin(theta)
-        push = torch.addcmul(self._pushes.index_select(0, action), theta_dot * theta_dot, sin, value=POLE / TOTAL_MASS)
+        force = torch.add(self._left, action, alpha=2 * FORCE / TOTAL_MASS)  # divided by M
+        push = torch.addcmul(force, theta_dot * theta_dot, sin, value=POLE / TOTAL_MASS)
         inertia = torch.addcmul(self._inertia, cos, cos, value=-HALF_LENGTH * POLE_MASS / (TOTAL_MASS * GRAVITY))
         theta_acc = torch.addcmul(sin, cos, push, value=-1 / GRAVITY) / inertia
         x_acc = torch.addcmul(push, theta_acc, cos, value=-POLE / TOTAL_MASS)

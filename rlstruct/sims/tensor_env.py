@@ -26,13 +26,15 @@ from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional.random import child_key
 from rlstruct.sims._compiled import Compiled
-from rlstruct.sims._motion import Motion, part
-from rlstruct.sims._spaces import layout, zeros
-from rlstruct.sims._state import Tensors, check_fields, fields_of
+from rlstruct.sims._motion import Motion, answer, part
+from rlstruct.sims._spaces import check_frames, layout, zeros
+from rlstruct.sims._state import Tensors, batch_first, check_fields, fields_of
 from rlstruct.vec_env import Observed, VecEnv
 
 State = TypeVar("State")
 Backend = Literal["torch", "compile"]
+
+MASKS = {"terminated", "truncated", "ran", "running"}
 
 _SALT = 0x51D  # which child of the seed: apart from what the batcher gives to agents with the same seed
 
@@ -100,7 +102,7 @@ class TensorEnv(VecEnv, Generic[State]):
         self._between_draws = min(self.shortest_episode, time_limit or self.shortest_episode)
         self._age = self._between_draws  # steps since start states were drawn
         self._compiled: dict[str, Compiled] = {}
-        self._current = DictTensor()
+        self._current: DictTensor | TemporalDictTensor = DictTensor()  # what was shown last
 
     @abstractmethod
     def initial(self, key: Tensor) -> State:
@@ -172,8 +174,8 @@ class TensorEnv(VecEnv, Generic[State]):
             carry |= {"running": self._yes, "terminated": self._no}
             carry |= {f"last_{key}": value for key, value in self._no_action.items()}
         self.set_carry(carry)
-        self._current = self._first()
-        return self._current, self._yes
+        self._current = first = self._first()
+        return first, self._yes
 
     def step(self, action: DictTensor) -> tuple[Observed, Observed]:
         """Take one step in every environment that runs; see `VecEnv.step`.
@@ -189,14 +191,16 @@ class TensorEnv(VecEnv, Generic[State]):
         if not self.auto_reset:
             changed, reached, current = self._call("episodic", self._motion.advance_episodic, carry, sent)
             self._carry = {**carry, **changed}
-            return self._answer(reached, current, carry["running"], changed["running"])
+            return self._idle_answer(reached, carry["running"], changed["running"])
         if self._age >= self._between_draws:
             carry = {**carry, **self._call("starts", self._motion.starts, carry)[0]}
             self._age = 0
         self._age += 1
         changed, reached, current = self._call("step", self._motion.advance, carry, sent)
         self._carry = {**carry, **changed}
-        return self._answer(reached, current, self._yes, self._yes)
+        reached, current = answer(reached, current, sent, self._no)
+        self._current = after = DictTensor._trusted(current)
+        return (DictTensor._trusted(reached), self._yes), (after, self._yes)
 
     def rollout(
         self, action: DictTensor | TemporalDictTensor, n_steps: int | None = None
@@ -225,16 +229,30 @@ class TensorEnv(VecEnv, Generic[State]):
             key: (value.unsqueeze(0).expand(k, *value.shape) if repeated else value.transpose(0, 1)).contiguous()
             for key, value in sent.items()
         }  # [K, B, ...]
-        many = partial(self._motion.many, auto_reset=self.auto_reset, between_draws=self._between_draws)
-        changed, reached, current, masks = self._call(f"rollout of {k}", many, self._carry, sent)
+        many = partial(
+            self._motion.many,
+            auto_reset=self.auto_reset,
+            between_draws=self._between_draws,
+            float_masks=self.backend == "compile" and self._device.type == "cpu",
+        )
+        changed, *results = self._call(f"rollout of {k}", many, self._carry, sent)
         self._carry = {**self._carry, **changed}
         self._age = (k - 1) % self._between_draws + 1
-        always = self._yes.unsqueeze(1).expand(self._n_envs, k)
-        first, second = self._answer(reached, current, masks.get("ran", always), masks.get("running", always))
-        self._current = second[0].map(lambda value: value[:, -1])
-        seen = TemporalDictTensor(dict(first[0].items()))
-        after = seen if second[0] is first[0] else TemporalDictTensor(dict(second[0].items()))
-        return (seen, first[1]), (after, second[1])
+        for masks in results:
+            masks |= {key: masks[key].to(torch.bool) for key in MASKS & masks.keys()}
+        reached, current, masks = results
+        no, always = (mask.expand(k, self._n_envs) for mask in (self._no, self._yes))
+        if self.auto_reset:
+            reached, current = answer(reached, current, sent, no)
+        else:
+            reached = {**reached, "done": reached["terminated"] | reached["truncated"], "initial_state": no}
+        lengths = torch.full((self._n_envs,), k, dtype=torch.int64, device=self._device)
+        seen = after = TemporalDictTensor._trusted(batch_first(reached), lengths)
+        if self.auto_reset:
+            after = TemporalDictTensor._trusted(batch_first(current), lengths)
+        self._current = after
+        ran, running = (masks.get(name, always).transpose(0, 1) for name in ("ran", "running"))
+        return (seen, ran), (after, running)
 
     def get_state(self, ids: Sequence[int] | Tensor | None = None) -> State:
         """Copy the states of some environments.
@@ -284,9 +302,12 @@ class TensorEnv(VecEnv, Generic[State]):
             carry["terminated"] = carry["terminated"].index_fill(0, rows, False)
         self.set_carry(carry)
         first = self._first()
-        shown = {key: old.index_copy(0, rows, first[key].index_select(0, rows)) for key, old in self._current.items()}
-        self._current = DictTensor._trusted(shown)
-        return self._current, self._carry.get("running", self._yes)
+        shown = self._current
+        if isinstance(shown, TemporalDictTensor):
+            shown = shown.temporal_index(shown.n_steps() - 1)
+        fresh = {key: old.index_copy(0, rows, first[key].index_select(0, rows)) for key, old in shown.items()}
+        self._current = current = DictTensor._trusted(fresh)
+        return current, self._carry.get("running", self._yes)
 
     def set_start_states(self, state: State | None) -> None:
         """Let later episodes begin from a cache: each draws one of M states, with equal chance.
@@ -357,14 +378,10 @@ class TensorEnv(VecEnv, Generic[State]):
             sent[key] = value.detach() if value.requires_grad else value
         return sent
 
-    def _answer(self, reached: Tensors, current: Tensors, ran: Tensor, running: Tensor) -> tuple[Observed, Observed]:
-        no = self._no if ran.dim() == 1 else self._no.unsqueeze(1).expand_as(ran)
-        seen = DictTensor._trusted({**reached, "initial_state": no})
-        after = seen
-        if self.auto_reset:  # always another object: whether anyone restarted is known to the device alone
-            after = DictTensor._trusted({**current, "terminated": no, "truncated": no, "done": no})
-        self._current = after
-        return (seen, ran), (after, running)
+    def _idle_answer(self, reached: Tensors, ran: Tensor, running: Tensor) -> tuple[Observed, Observed]:
+        done = reached["terminated"] | reached["truncated"]
+        self._current = seen = DictTensor._trusted({**reached, "done": done, "initial_state": self._no})
+        return (seen, ran), (seen, running)
 
     def _first(self) -> DictTensor:
         """What all environments show at the start of an episode."""
@@ -374,21 +391,3 @@ class TensorEnv(VecEnv, Generic[State]):
         flags = dict.fromkeys(("terminated", "truncated", "done"), self._no)
         first = {**frames, "reward": self._no.to(torch.float32), **flags, "initial_state": self._yes}
         return DictTensor(first | {f"last_{key}": value for key, value in self._no_action.items()})
-
-
-def check_frames(
-    name: str, frames: Tensors, expected: dict[str, tuple[tuple[int, ...], torch.dtype]], n_envs: int
-) -> None:
-    """Raise unless frames have the keys, shapes and dtypes of the observation space.
-
-    Raises:
-        ShapeMismatchError: naming the key.
-    """
-    for key in sorted(frames.keys() | expected.keys()):
-        got = (tuple(frames[key].shape), frames[key].dtype) if key in frames else "missing"
-        shape, dtype = expected.get(key, ((), None))
-        if got != ((n_envs, *shape), dtype):
-            raise ShapeMismatchError(
-                f"{name}.observe: {key!r} is {got}, expected {[n_envs, *shape]} of {dtype}, as the observation space "
-                "says. Mend one of them."
-            )

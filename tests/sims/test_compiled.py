@@ -1,0 +1,55 @@
+"""The compiled backend does what the eager one does. Slow: a compiler runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlstruct.core import DictTensor, TemporalDictTensor
+from rlstruct.functional.random import child_key, randint
+from rlstruct.sims import make
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
+B, T, K = 64, 45, 8
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        pytest.param("CartPole-v1", {}, marks=pytest.mark.slow),
+        pytest.param("CartPole-v1", {"auto_reset": False}, marks=pytest.mark.exhaustive),
+        pytest.param("Breakout-MinAtar", {"time_limit": 30}, marks=pytest.mark.exhaustive),
+        pytest.param("ConnectFour-v0", {}, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_trajectories_are_those_of_the_eager_backend(name: str, settings: dict) -> None:
+    eager = make(name, B, seed=3, **settings)
+    compiled = make(name, B, seed=3, backend="compile", **settings)
+    observed = [(eager.reset(), compiled.reset())]
+    for t in range(T):
+        action = DictTensor({"action": randint(child_key(torch.arange(B), t), int(eager.action_space.n))})
+        observed += zip(eager.step(action), compiled.step(action), strict=True)
+    plan = torch.stack([randint(child_key(torch.arange(B), T + t), int(eager.action_space.n)) for t in range(K)], dim=1)
+    for _ in range(2):
+        steps = TemporalDictTensor({"action": plan})
+        observed += zip(eager.rollout(steps), compiled.rollout(steps), strict=True)
+    for (expected, ran), (got, also) in observed:
+        assert torch.equal(ran, also)
+        assert expected.keys() == got.keys()
+        for key in expected.keys():
+            assert expected[key].dtype == got[key].dtype
+            # Fused arithmetic rounds otherwise, and 61 steps of a falling pole let 1e-7 grow; all else is exact.
+            tolerance = 1e-3 if expected[key].is_floating_point() else 0
+            torch.testing.assert_close(got[key], expected[key], rtol=tolerance, atol=tolerance)
+    assert sum(bool(e["done"].any()) for (e, _), _ in observed) > 3
+
+
+@pytest.mark.exhaustive
+def test_tensors_of_other_strides_are_taken() -> None:
+    env, eager = make("CartPole-v1", 4, backend="compile"), make("CartPole-v1", 4)
+    wide = torch.arange(8).view(4, 2) % 2
+    for one in (env, eager):
+        one.reset()
+        one.step(DictTensor({"action": wide[:, 0].contiguous()}))
+        one.step(DictTensor({"action": wide[:, 1]}))  # every second number
+    torch.testing.assert_close(env.get_state().x_dot, eager.get_state().x_dot)
