@@ -1,12 +1,14 @@
 """Counter-based random numbers. Layer 1: pure functions of a key, equal on every device, no state, no host sync.
 
-A key is an int64 that stands for one environment at one step, random in all of its bits, as `step_keys` and `split` make
-them; the batcher puts one per environment into ``observation["rng"]``. What is drawn depends on the key alone, never on the batch it stands in, so that results do not
-change with the number of processes, and a replay over stored keys draws the same numbers again.
+A key is an int64 that stands for one environment at one step, random in all of its bits, as `step_keys` and `split`
+make them; the batcher puts one per environment into ``observation["rng"]``. What is drawn depends on the key alone,
+never on the batch it stands in, so that results do not change with the number of processes, and a replay over stored
+keys draws the same numbers again.
 
 The generator is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014):
-number n > 0 of a key is ``mix(key + n * gamma)``, number 0 the key itself. Uniform and categorical draws use integer arithmetic only before
-one exact division, so their bits agree on CPU and GPU; `normal` goes through log and cos and agrees to rounding.
+number n > 0 of a key is ``mix(key + n * gamma)``, number 0 the key itself. Uniform and categorical draws use integer
+arithmetic only before one exact division, so their bits agree on CPU and GPU; `normal` goes through log and cos and
+agrees to rounding.
 """
 
 from __future__ import annotations
