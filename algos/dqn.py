@@ -1,7 +1,8 @@
 """DQN: pieces of n steps into a replay buffer, batches out of it, a target network behind. Layer 4.
 
 Mnih et al., "Human-level control through deep reinforcement learning" (Nature, 2015), with the parts of Hessel et al.,
-"Rainbow" (AAAI 2018), that are switched on in the configuration.
+"Rainbow" (AAAI 2018), that are switched on in the configuration. The greedy policy hangs on small differences of large
+values, so it acts and is evaluated with a running average of the weights that learn (Polyak and Juditsky, 1992).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from rlstruct.functional.schedules import epsilon_ladder, linear_schedule
 from rlstruct.rl_agent import RL_Agent
 
 _COUNTS = ("n_step", "batch_size", "n_updates", "target_update_interval", "replay_capacity", "n_stack")
-_SHARES = ("target_update_rate", "initial_epsilon", "final_epsilon", "initial_correction")
+_SHARES = ("target_update_rate", "average_rate", "initial_epsilon", "final_epsilon", "initial_correction")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,8 @@ class DQNConfig(TrainingConfig):
         target_update_interval: gradient steps between two updates of the target network.
         target_update_rate: 1 copies the network that learns (hard, Mnih et al., 2015); less moves the target network
             by this part towards it, usually with an interval of 1 (soft, Lillicrap et al., ICLR 2016).
+        average_rate: part by which the weights that act follow those that learn, at each gradient step; 1 acts with
+            the latest ones.
         replay_capacity: observations that the buffer keeps, see `ReplayBuffer`.
         replay_device: where it keeps them; None for the learner's device.
         learning_starts: environment steps before the first gradient step.
@@ -72,6 +75,7 @@ class DQNConfig(TrainingConfig):
     huber_delta: float = 1.0
     target_update_interval: int = 1
     target_update_rate: float = 0.01
+    average_rate: float = 0.002
     replay_capacity: int = 100_000
     replay_device: str | None = None
     learning_starts: int = 1000
@@ -133,7 +137,7 @@ def action_values(agent: RL_Agent, observation: DictTensor) -> Tensor:
 
 
 class Learner(GradientLearner):
-    """The network that learns, its slow copy and its memory.
+    """The network that learns, its two slow copies and its memory.
 
     Args:
         model: on the learner's device.
@@ -141,20 +145,24 @@ class Learner(GradientLearner):
         config: see `DQNConfig`.
 
     Attributes:
-        buffer: what was collected, on a device of its own.
+        model: the running average, which acts and is evaluated.
+        online_model: what learns: the model that was given.
         target_model: judges what a step led to.
         target_agent: acts with it.
+        buffer: what was collected, on a device of its own.
     """
 
     def __init__(self, model: nn.Module, create_agent: CreateAgent, config: DQNConfig) -> None:
-        """Create target network, optimiser and replay buffer."""
+        """Create the copies, the optimiser and the replay buffer."""
         self.config = config
+        self.online_model = model
         self.target_model = copy.deepcopy(model).requires_grad_(False)
         agent, self.target_agent = (
             create_agent(network, device=config.learner_device, stochastic=False, copy_model=False)
             for network in (model, self.target_model)
         )
         super().__init__(model, agent, config)
+        self.model = copy.deepcopy(model).requires_grad_(False)
         self.buffer = _create_buffer(config)
 
     def update(self, trajectories: Trajectories, progress: float) -> dict[str, Tensor]:
@@ -184,8 +192,9 @@ class Learner(GradientLearner):
         norms = self.descend(terms["loss"], progress)
         if isinstance(buffer, PrioritisedReplayBuffer):
             buffer.update_priorities(batch["index"].to(buffer.device), terms["error"].to(buffer.device))
+        follow(self.model, self.online_model, config.average_rate)
         if self.policy_version % config.target_update_interval == 0:
-            self._follow(config.target_update_rate)
+            follow(self.target_model, self.online_model, config.target_update_rate)
         means = {"value": terms["value"].mean(), "error": terms["error"].abs().mean()}
         return {"loss": terms["loss"].detach(), **means, **norms}
 
@@ -196,17 +205,25 @@ class Learner(GradientLearner):
         ladder = epsilon_ladder(epsilon, n_envs, config.epsilon_exponent)
         return DictTensor({"epsilon": torch.tensor(ladder, dtype=torch.float32, device="cpu")})
 
-    @torch.no_grad()
-    def _follow(self, rate: float) -> None:
-        """Move the target network towards the one that learns."""
-        targets: list[Tensor] = list(self.target_model.parameters())
-        torch._foreach_lerp_(targets, [weight.detach() for weight in self.model.parameters()], rate)
-        for target, source in zip(self.target_model.buffers(), self.model.buffers(), strict=True):
-            target.copy_(source)
-
     def state_dict(self) -> dict[str, object]:
         """Return what a checkpoint needs, without the replay buffer, which has a state_dict of its own."""
-        return {**super().state_dict(), "target_model": self.target_model.state_dict()}
+        others = {"online_model": self.online_model.state_dict(), "target_model": self.target_model.state_dict()}
+        return {**super().state_dict(), **others}
+
+
+@torch.no_grad()
+def follow(copied: nn.Module, model: nn.Module, rate: float) -> None:
+    """Move the weights of a copy towards those of a model, in place.
+
+    Args:
+        copied: takes ``rate`` of the model and keeps the rest of its own; buffers are copied.
+        model: same architecture, same device.
+        rate: from 0 to 1, which copies.
+    """
+    targets: list[Tensor] = list(copied.parameters())
+    torch._foreach_lerp_(targets, [weight.detach() for weight in model.parameters()], rate)
+    for target, source in zip(copied.buffers(), model.buffers(), strict=True):
+        target.copy_(source)
 
 
 def _create_buffer(config: DQNConfig) -> ReplayBuffer:

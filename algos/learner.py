@@ -95,7 +95,8 @@ class GradientLearner(ABC):
         loss.backward()  # type: ignore[no-untyped-call]
         norms = {}
         if config.max_gradient_norm is not None:
-            norms["gradient_norm"] = nn.utils.clip_grad_norm_(self.model.parameters(), config.max_gradient_norm)
+            weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
+            norms["gradient_norm"] = nn.utils.clip_grad_norm_(weights, config.max_gradient_norm)
         self.optimizer.step()
         self.policy_version += 1
         return norms

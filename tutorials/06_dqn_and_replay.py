@@ -71,7 +71,14 @@ if __name__ == "__main__":
 
     # The library's version adds devices, prioritised replay, schedules, worker processes, an evaluation that runs
     # beside learning, and a run folder. This is a full training, cut short; benchmarks/dqn_cartpole.py has the rest.
-    config = DQNConfig(n_env_steps=4_000, learning_starts=500, n_updates=24, prioritised=True, evaluation_processes=0)
+    config = DQNConfig(
+        n_env_steps=4_000,
+        learning_starts=500,
+        n_updates=24,
+        average_rate=0.02,
+        prioritised=True,
+        evaluation_processes=0,
+    )
     result = train(config, create_model, QAgent, create_env)
     print(f"evaluation before {result.before.mean_return:.0f}, after {result.after.mean_return:.0f}")
     assert result.after.mean_return > result.before.mean_return

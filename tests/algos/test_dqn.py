@@ -111,7 +111,7 @@ def filled() -> Any:
 
 
 def weights(learner: Learner) -> list[nn.Parameter]:
-    return list(learner.model.parameters())
+    return list(learner.online_model.parameters())
 
 
 def target_weights(learner: Learner) -> list[nn.Parameter]:
@@ -154,6 +154,18 @@ def test_hard_target_updates_copy_and_soft_ones_follow(filled: Any) -> None:
     learner.learn(0.0)
     for old, source, target in zip(before, weights(learner), target_weights(learner), strict=True):
         torch.testing.assert_close(target, 0.75 * old + 0.25 * source.detach())
+
+
+def test_the_weights_that_act_are_a_running_average(filled: Any) -> None:
+    learner = filled(average_rate=0.25)
+    expected = [weight.detach().clone() for weight in weights(learner)]
+    for _ in range(3):
+        learner.learn(0.0)
+        expected = [0.75 * old + 0.25 * new.detach() for old, new in zip(expected, weights(learner), strict=True)]
+    torch.testing.assert_close([weight.detach() for weight in learner.model.parameters()], expected)
+    learner = filled(average_rate=1.0)
+    learner.learn(0.0)
+    assert all(torch.equal(a, b) for a, b in zip(learner.model.parameters(), weights(learner), strict=True))
 
 
 def test_the_learning_rate_falls_linearly(filled: Any) -> None:
@@ -260,6 +272,7 @@ def test_truncated_episodes_are_worth_100_and_terminated_ones_what_is_left(termi
         batch_size=64,
         n_updates=10,
         target_update_rate=0.5,
+        average_rate=1.0,
         learning_starts=200,
         final_epsilon=1.0,
         replay_capacity=2000,
@@ -279,7 +292,12 @@ def test_truncated_episodes_are_worth_100_and_terminated_ones_what_is_left(termi
 
 def test_training_improves_the_policy() -> None:
     config = DQNConfig(
-        n_env_steps=6000, evaluation_episodes=8, evaluation_processes=0, evaluation_interval=1500, batch_size=64
+        n_env_steps=6000,
+        evaluation_episodes=8,
+        evaluation_processes=0,
+        evaluation_interval=1500,
+        batch_size=64,
+        average_rate=0.02,
     )
     result = train(config, create_wide_model, QAgent, create_env_500)
     assert max(one.mean_return for one in result.evaluations) > 4 * result.before.mean_return
