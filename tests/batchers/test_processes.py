@@ -51,7 +51,9 @@ class Program:
     def __init__(self, folder: Path, body: str, *, guard: bool = True) -> None:
         body = textwrap.dedent(body)
         if guard:
-            body = 'if __name__ == "__main__":\n' + textwrap.indent(body, "    ")
+            # A shell that runs the tests in the background lets all of them ignore Ctrl-C; a user's shell does not.
+            heed = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+            body = 'if __name__ == "__main__":\n' + textwrap.indent(heed + body, "    ")
         path = folder / "program.py"
         path.write_text(HEAD + body)
         self.process = subprocess.Popen(
