@@ -19,10 +19,12 @@ from __future__ import annotations
 from typing import Any, ClassVar, Protocol
 
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.functional.random import child_key, randint
 from rlstruct.sims._compiled import MASK_DTYPE
+from rlstruct.sims._spaces import Space, random_action
 from rlstruct.sims._state import Tensors, fields_of, make_state, stack_steps, where_done
 
 
@@ -47,15 +49,16 @@ class Motion:
     Args:
         simulator: the user's three functions.
         time_limit: steps until an episode is truncated, None for never.
-        plain_action: whether actions are one tensor, ``action``, and not a dict of them.
+        action_space: what `transition` takes: one tensor, or a dict of them for a nested space.
         no_key: what `transition` gets if it draws nothing: empty, so that drawing from it fails.  [0] int64
     """
 
-    def __init__(self, simulator: Simulator, time_limit: int | None, plain_action: bool, no_key: Tensor) -> None:
+    def __init__(self, simulator: Simulator, time_limit: int | None, action_space: Space, no_key: Tensor) -> None:
         """Remember the simulator."""
         self._simulator = simulator
         self._time_limit = time_limit
-        self._plain_action = plain_action
+        self._action_space = action_space
+        self._plain_action = not isinstance(action_space, spaces.Dict | spaces.Tuple)
         self._no_key = no_key
         self._where = f"{type(simulator).__name__}.transition"
         self._kind: type[Any] = type(None)  # the class of states and their fields, known from the first state on
@@ -135,35 +138,53 @@ class Motion:
         changed |= {"elapsed": elapsed, "terminated": terminated, "running": ran & ~terminated & ~truncated}
         return changed | last, reached, {}
 
+    def explore(self, carry: Tensors) -> Tensors:
+        """Draw a random action for every environment, keyed by its episode and step, [B, ...].
+
+        Raises:
+            TypeError: the space of actions is neither Discrete nor a bounded Box.
+        """
+        key = child_key(child_key(carry["env_key"], carry["episode"]), carry["elapsed"])
+        return {"action": random_action(self._action_space, key)}
+
     def many(
-        self, carry: Tensors, actions: Tensors, auto_reset: bool, between_draws: int, float_masks: bool
+        self,
+        carry: Tensors,
+        actions: Tensors,
+        n_steps: int,
+        auto_reset: bool,
+        between_draws: int,
+        float_masks: bool,
     ) -> tuple[Tensors, ...]:
         """Take K steps.
 
         Args:
             carry: where the simulation is.
-            actions: [K, B, ...]
+            actions: [K, B, ...]; empty to draw them, see `explore`.
+            n_steps: K.
             auto_reset: whether ended environments restart.
             between_draws: draw start states once in so many steps.
             float_masks: return masks as float32; see `MASK_DTYPE`.
 
         Returns:
             As `advance`, each tensor of the last two with a time axis, [K, B, ...]; then the masks ``ran`` and
-            ``running``, [K, B] (episodic only).
+            ``running``, [K, B] (episodic only); then the actions that were drawn, [K, B, ...].
         """
         changed: Tensors = {}
-        reached, current, masks = [], [], []
-        for k in range(next(iter(actions.values())).shape[0]):
+        reached, current, masks, drawn = [], [], [], []
+        for k in range(n_steps):
             if auto_reset and k % between_draws == 0:
                 changed |= self.starts({**carry, **changed})[0]
             now = {**carry, **changed}
             move = self.advance if auto_reset else self.advance_episodic
-            step, seen, after = move(now, {key: value[k] for key, value in actions.items()})
+            action = {key: value[k] for key, value in actions.items()} or self.explore(now)
+            step, seen, after = move(now, action)
             changed |= step
             reached.append(seen)
             current.append(after)
             masks.append({} if auto_reset else {"ran": now["running"], "running": step["running"]})
-        return changed, *(_stack(steps, float_masks) for steps in (reached, current, masks))
+            drawn.append({} if actions else action)
+        return changed, *(_stack(steps, float_masks) for steps in (reached, current, masks, drawn))
 
     def frames(self, state: Any, carried: Tensors | None = None) -> Tensors:  # noqa: ANN401 - the user's own class
         """Show states as ``frame`` or ``frame/<key>``.

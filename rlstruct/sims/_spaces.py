@@ -11,6 +11,10 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.errors import ShapeMismatchError
+from rlstruct.functional.random import randint, uniform
+
+EXPLORE_STREAM = 1 << 20
+"""Of a step's key: apart from what transitions draw from the same key."""
 
 Space = gymnasium.Space[Any]
 _LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
@@ -37,6 +41,31 @@ def zeros(space: Space, key: str, n: int, device: torch.device) -> dict[str, Ten
     """Make n rows of zeros for every key of a space."""
     rows = layout(space, key).items()
     return {name: torch.zeros((n, *shape), dtype=dtype, device=device) for name, (shape, dtype) in rows}
+
+
+def random_action(space: Space, key: Tensor) -> Tensor:
+    """Draw an action for each key, uniformly.
+
+    Args:
+        space: Discrete, or a Box with the same bounds in every entry.
+        key: [B] int64
+
+    Returns:
+        [B] int64, or [B, ...] float32.
+
+    Raises:
+        TypeError: another space.
+    """
+    if isinstance(space, spaces.Discrete) and space.start == 0:
+        return randint(key, int(space.n), (), EXPLORE_STREAM)
+    if isinstance(space, spaces.Box) and space.is_bounded() and space.dtype == np.float32:
+        low, high = float(space.low.min()), float(space.high.max())
+        if (space.low == low).all() and (space.high == high).all():
+            return uniform(key, space.shape, EXPLORE_STREAM).mul_(high - low).add_(low)
+    raise TypeError(
+        f"exploration: got the action space {space}, expected Discrete from 0 or a float32 Box with the same bounds "
+        "in every entry. Draw the actions yourself and give rollout the plan."
+    )
 
 
 def box(low: Any, high: Any, dtype: torch.dtype) -> spaces.Box:  # noqa: ANN401 - whatever Box takes

@@ -13,9 +13,8 @@ device, with any backend, in single steps or K at once.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
-from functools import partial
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
@@ -25,16 +24,14 @@ from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional.random import child_key
-from rlstruct.sims._compiled import Compiled
-from rlstruct.sims._motion import Motion, answer, part
+from rlstruct.sims._motion import Motion, part
 from rlstruct.sims._spaces import check_frames, layout, zeros
 from rlstruct.sims._state import Tensors, batch_first, check_fields, fields_of
+from rlstruct.sims._stepping import Stepper, TensorStepper
 from rlstruct.vec_env import Observed, VecEnv
 
 State = TypeVar("State")
 Backend = Literal["torch", "compile"]
-
-MASKS = {"terminated", "truncated", "ran", "running"}
 
 _SALT = 0x51D  # which child of the seed: apart from what the batcher gives to agents with the same seed
 
@@ -96,12 +93,10 @@ class TensorEnv(VecEnv, Generic[State]):
         self._no_action = zeros(self.action_space, "action", n_envs, self._device)
         self._actions = {key: (tuple(value.shape[1:]), value.dtype) for key, value in self._no_action.items()}
         no_key = torch.zeros(0, dtype=torch.int64, device=self._device)
-        self._motion = Motion(self, time_limit, "action" in self._actions, no_key)
+        self._motion = Motion(self, time_limit, self.action_space, no_key)
         seeds = torch.arange(seed, seed + n_envs, dtype=torch.int64, device=self._device)
         self._carry: Tensors = {"env_key": child_key(seeds, _SALT), "episode": torch.full_like(seeds, -1)}
-        self._between_draws = min(self.shortest_episode, time_limit or self.shortest_episode)
-        self._age = self._between_draws  # steps since start states were drawn
-        self._compiled: dict[str, Compiled] = {}
+        self._stepper = self._make_stepper(min(self.shortest_episode, time_limit or self.shortest_episode))
         self._current: DictTensor | TemporalDictTensor = DictTensor()  # what was shown last
 
     @abstractmethod
@@ -187,30 +182,24 @@ class TensorEnv(VecEnv, Generic[State]):
             DeviceMismatchError: the action is on another device.
         """
         sent = self._sent(action, (self._n_envs,))
-        carry = self._carry
-        if not self.auto_reset:
-            changed, reached, current = self._call("episodic", self._motion.advance_episodic, carry, sent)
-            self._carry = {**carry, **changed}
-            return self._idle_answer(reached, carry["running"], changed["running"])
-        if self._age >= self._between_draws:
-            carry = {**carry, **self._call("starts", self._motion.starts, carry)[0]}
-            self._age = 0
-        self._age += 1
-        changed, reached, current = self._call("step", self._motion.advance, carry, sent)
-        self._carry = {**carry, **changed}
-        reached, current = answer(reached, current, sent, self._no)
-        self._current = after = DictTensor._trusted(current)
-        return (DictTensor._trusted(reached), self._yes), (after, self._yes)
+        ran = self._carry.get("running", self._yes)
+        self._carry, reached, current = self._stepper.step(self._carry, sent)
+        seen = after = DictTensor._trusted(reached)
+        if current is not reached:
+            after = DictTensor._trusted(current)
+        self._current = after
+        return (seen, ran), (after, self._carry.get("running", self._yes))
 
     def rollout(
-        self, action: DictTensor | TemporalDictTensor, n_steps: int | None = None
+        self, action: DictTensor | TemporalDictTensor | None, n_steps: int | None = None
     ) -> tuple[tuple[TemporalDictTensor, Tensor], tuple[TemporalDictTensor, Tensor]]:
         """Take K steps whose actions are known before; the compiled backend makes them one kernel.
 
         Args:
-            action: K actions for each environment, such as an open-loop plan or random exploration, [B, K, ...]; or
-                one action to repeat, [B, ...].
-            n_steps: K, for one repeated action.
+            action: K actions for each environment, such as an open-loop plan, [B, K, ...]; or one action to repeat,
+                [B, ...]; or None for random exploration: uniform draws that depend on the seed, the environment, its
+                episode and step, and are found in ``last_action``.
+            n_steps: K, for a repeated action and for exploration.
 
         Returns:
             What K calls of `step` return, with a time axis: ``((reached, running), (current, still_running))``, the
@@ -218,39 +207,27 @@ class TensorEnv(VecEnv, Generic[State]):
 
         Raises:
             ValueError: K is missing, or below 1.
+            TypeError: exploration of a space of actions that is neither Discrete nor a bounded Box.
             RuntimeError, KeyError, ShapeMismatchError, DeviceMismatchError: as `step`.
         """
-        repeated = isinstance(action, DictTensor)
-        k = n_steps if isinstance(action, DictTensor) else action.n_steps()
+        k = action.n_steps() if isinstance(action, TemporalDictTensor) else n_steps
         if k is None or k < 1:
-            raise ValueError(f"{self._name}.rollout: got {k} steps, expected n_steps >= 1 to repeat one action.")
-        sent = self._sent(action, (self._n_envs,) if repeated else (self._n_envs, k))
-        sent = {
-            key: (value.unsqueeze(0).expand(k, *value.shape) if repeated else value.transpose(0, 1)).contiguous()
-            for key, value in sent.items()
-        }  # [K, B, ...]
-        many = partial(
-            self._motion.many,
-            auto_reset=self.auto_reset,
-            between_draws=self._between_draws,
-            float_masks=self.backend == "compile" and self._device.type == "cpu",
-        )
-        changed, *results = self._call(f"rollout of {k}", many, self._carry, sent)
-        self._carry = {**self._carry, **changed}
-        self._age = (k - 1) % self._between_draws + 1
-        for masks in results:
-            masks |= {key: masks[key].to(torch.bool) for key in MASKS & masks.keys()}
-        reached, current, masks = results
-        no, always = (mask.expand(k, self._n_envs) for mask in (self._no, self._yes))
-        if self.auto_reset:
-            reached, current = answer(reached, current, sent, no)
-        else:
-            reached = {**reached, "done": reached["terminated"] | reached["truncated"], "initial_state": no}
+            raise ValueError(f"{self._name}.rollout: got {k} steps, expected n_steps >= 1 for actions without a time.")
+        self._check_begun("rollout")
+        plan: Tensors | None = None
+        if isinstance(action, TemporalDictTensor):
+            sent = self._sent(action, (self._n_envs, k))
+            plan = {key: value.transpose(0, 1) for key, value in sent.items()}  # [K, B, ...]
+        elif action is not None:
+            sent = self._sent(action, (self._n_envs,))
+            plan = {key: value.expand(k, *value.shape) for key, value in sent.items()}  # [K, B, ...]
+        self._carry, reached, current, masks = self._stepper.rollout(self._carry, plan, k)
         lengths = torch.full((self._n_envs,), k, dtype=torch.int64, device=self._device)
         seen = after = TemporalDictTensor._trusted(batch_first(reached), lengths)
-        if self.auto_reset:
+        if current is not reached:
             after = TemporalDictTensor._trusted(batch_first(current), lengths)
         self._current = after
+        always = self._yes.expand(k, self._n_envs)
         ran, running = (masks.get(name, always).transpose(0, 1) for name in ("ran", "running"))
         return (seen, ran), (after, running)
 
@@ -319,13 +296,13 @@ class TensorEnv(VecEnv, Generic[State]):
             TypeError: this is no state.
         """
         carry = {key: value for key, value in self._carry.items() if not key.startswith("pool/")}
-        self._between_draws = min(self.shortest_episode, self.time_limit or self.shortest_episode)
+        between_draws = min(self.shortest_episode, self.time_limit or self.shortest_episode)
         if state is not None:
             self._motion.initial(carry["env_key"][:1], {})  # learns the class of states, if there was no reset yet
             pool = fields_of(f"{self._name}.set_start_states", state)
             carry |= {f"pool/{name}": value.to(self._device) for name, value in pool.items()}
-            self._between_draws = 1  # an episode from a state of the user's may be short
-        self._compiled.clear()
+            between_draws = 1  # an episode from a state of the user's may be short
+        self._stepper = self._make_stepper(between_draws)
         self.set_carry(carry)
 
     def carry(self) -> Tensors:
@@ -339,7 +316,16 @@ class TensorEnv(VecEnv, Generic[State]):
     def set_carry(self, tensors: Tensors) -> None:
         """Go on from what `carry` returned, here or in an environment made alike, bit by bit."""
         self._carry = dict(tensors)
-        self._age = self._between_draws
+        self._stepper.forget()
+
+    def _make_stepper(self, between_draws: int) -> Stepper:
+        return TensorStepper(
+            self._motion,
+            auto_reset=self.auto_reset,
+            between_draws=between_draws,
+            compiled=self.backend == "compile",
+            no=self._no,
+        )
 
     def _state(self, fields: Tensors) -> State:
         state: State = self._motion.state(fields)
@@ -351,13 +337,6 @@ class TensorEnv(VecEnv, Generic[State]):
     def _check_begun(self, method: str) -> None:
         if "elapsed" not in self._carry:
             raise RuntimeError(f"{self._name}.{method}: there is no state yet. Call reset first.")
-
-    def _call(self, name: str, fn: Callable[..., Any], *args: Tensors) -> Any:  # noqa: ANN401 - dicts of tensors
-        if self.backend == "torch":
-            return fn(*args)
-        if name not in self._compiled:
-            self._compiled[name] = Compiled(fn)
-        return self._compiled[name](*args)
 
     def _sent(self, action: DictTensor | TemporalDictTensor, lead: tuple[int, ...]) -> Tensors:
         """Check the action and return its tensors."""
@@ -377,11 +356,6 @@ class TensorEnv(VecEnv, Generic[State]):
                 )
             sent[key] = value.detach() if value.requires_grad else value
         return sent
-
-    def _idle_answer(self, reached: Tensors, ran: Tensor, running: Tensor) -> tuple[Observed, Observed]:
-        done = reached["terminated"] | reached["truncated"]
-        self._current = seen = DictTensor._trusted({**reached, "done": done, "initial_state": self._no})
-        return (seen, ran), (seen, running)
 
     def _first(self) -> DictTensor:
         """What all environments show at the start of an episode."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gymnasium
 import pytest
 import torch
 
@@ -103,6 +104,36 @@ def test_rollout_equals_single_steps(name: str, auto_reset: bool) -> None:
             assert_same(got, expected[2 * (start + t) : 2 * (start + t) + 2])
         start += k
     assert all(torch.equal(many.carry()[key], value) for key, value in one.carry().items() if "start" not in key)
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "Breakout-MinAtar"])
+@pytest.mark.parametrize("auto_reset", [True, False])
+def test_exploration_is_a_function_of_seed_episode_and_step(name: str, auto_reset: bool) -> None:
+    one, many, other = (make(name, 64, seed=seed, auto_reset=auto_reset, time_limit=9) for seed in (1, 1, 65))
+    for env in (one, many, other):
+        env.reset()
+    (whole, ran), (after, _) = many.rollout(None, n_steps=20)
+    for t in range(20):
+        (reached, also), _ = one.rollout(None, n_steps=1)
+        assert_same([(whole.temporal_index(t), ran[:, t])], [(reached.temporal_index(0), also[:, 0])])
+    actions = whole["last_action"]
+    assert torch.equal(after["last_action"], actions.where(whole["last_action"] == after["last_action"], 0))
+    assert not torch.equal(actions, other.rollout(None, n_steps=20)[0][0]["last_action"])
+    space = many.action_space
+    low, high = (float(space.low[0]), float(space.high[0])) if space.shape else (0, int(space.n) - 1)
+    assert actions.min() >= low
+    assert actions.max() <= high
+    # 64 environments with 9 actions each at least: a mean of uniform draws is off by 4 deviations once in 16,000.
+    taken = actions[:, :9].double()
+    assert abs(taken.mean() - (low + high) / 2) < 4 * (high - low) / 2 / taken.numel() ** 0.5
+
+
+def test_exploration_needs_bounds() -> None:
+    env = make("ConnectFour-v0", 2)
+    env.reset()
+    env._motion._action_space = gymnasium.spaces.MultiDiscrete([2, 2])
+    with pytest.raises(TypeError, match="Draw the actions yourself"):
+        env.rollout(None, n_steps=1)
 
 
 @pytest.mark.parametrize("name", NAMES)

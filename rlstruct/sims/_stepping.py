@@ -1,0 +1,126 @@
+"""The seam between a TensorEnv and what moves it: eager torch, compiled torch, or a kernel. Part of rlstruct.sims.
+
+`TensorEnv` checks what comes in, wraps what goes out and keeps the carry; a stepper turns a carry and actions into the
+next carry and complete observations. All steppers understand each other's carries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rlstruct.sims._compiled import Compiled
+from rlstruct.sims._motion import Motion, answer
+from rlstruct.sims._state import Tensors
+
+MASKS = {"terminated", "truncated", "ran", "running"}
+
+
+class Stepper(Protocol):
+    """Moves the B environments of one TensorEnv."""
+
+    def step(self, carry: Tensors, action: Tensors) -> tuple[Tensors, Tensors, Tensors]:
+        """Take one step.
+
+        Args:
+            carry: where the simulation is; see `rlstruct.sims._motion`. Never written to.
+            action: checked.  [B, ...]
+
+        Returns:
+            The next carry; all keys of `reached` and of `current`, the same object if episodic.  [B, ...]
+        """
+
+    def rollout(
+        self, carry: Tensors, action: Tensors | None, n_steps: int
+    ) -> tuple[Tensors, Tensors, Tensors, Tensors]:
+        """Take K steps.
+
+        Args:
+            carry: as in `step`.
+            action: checked, of any strides, [K, B, ...]; None draws them, see `Motion.explore`.
+            n_steps: K.
+
+        Returns:
+            As `step`, the observations [K, B, ...]; then the masks ``ran`` and ``running``, [K, B], if episodic.
+        """
+
+    def forget(self) -> None:
+        """Expect a carry that the last step did not return."""
+
+
+class TensorStepper:
+    """Calls the simulator's own functions of tensors, as they are or compiled.
+
+    Args:
+        motion: the simulator's step.
+        auto_reset: whether ended environments restart.
+        between_draws: start states are drawn once in so many steps.
+        compiled: whether a step becomes one kernel.
+        no: False everywhere.  [B] bool
+    """
+
+    def __init__(self, motion: Motion, *, auto_reset: bool, between_draws: int, compiled: bool, no: Tensor) -> None:
+        """Compile nothing yet."""
+        self._motion = motion
+        self._auto_reset = auto_reset
+        self._between_draws = between_draws
+        self._age = between_draws  # steps since start states were drawn
+        self._compile = compiled
+        self._compiled: dict[str, Compiled] = {}
+        self._no = no
+
+    def forget(self) -> None:
+        """See Stepper."""
+        self._age = self._between_draws
+
+    def step(self, carry: Tensors, action: Tensors) -> tuple[Tensors, Tensors, Tensors]:
+        """See Stepper."""
+        if not self._auto_reset:
+            changed, reached, _ = self._call("episodic", self._motion.advance_episodic, carry, action)
+            seen = self._idle_answer(reached, self._no)
+            return {**carry, **changed}, seen, seen
+        if self._age >= self._between_draws:
+            carry = {**carry, **self._call("starts", self._motion.starts, carry)[0]}
+            self._age = 0
+        self._age += 1
+        changed, reached, current = self._call("step", self._motion.advance, carry, action)
+        return {**carry, **changed}, *answer(reached, current, action, self._no)
+
+    def rollout(
+        self, carry: Tensors, action: Tensors | None, n_steps: int
+    ) -> tuple[Tensors, Tensors, Tensors, Tensors]:
+        """See Stepper."""
+        many = partial(
+            self._motion.many,
+            n_steps=n_steps,
+            auto_reset=self._auto_reset,
+            between_draws=self._between_draws,
+            float_masks=self._compile and self._no.device.type == "cpu",
+        )
+        plan = {} if action is None else {key: value.contiguous() for key, value in action.items()}  # [K, B, ...]
+        name = f"rollout of {n_steps}" if plan else f"exploration of {n_steps}"
+        changed, *results, drawn = self._call(name, many, carry, plan)
+        self._age = (n_steps - 1) % self._between_draws + 1
+        for masks in results:
+            masks |= {key: masks[key].to(torch.bool) for key in MASKS & masks.keys()}
+        reached, current, masks = results
+        no = self._no.expand(n_steps, -1)
+        if self._auto_reset:
+            return {**carry, **changed}, *answer(reached, current, plan or drawn, no), masks
+        seen = self._idle_answer(reached, no)
+        return {**carry, **changed}, seen, seen, masks
+
+    @staticmethod
+    def _idle_answer(reached: Tensors, no: Tensor) -> Tensors:
+        return {**reached, "done": reached["terminated"] | reached["truncated"], "initial_state": no}
+
+    def _call(self, name: str, fn: Callable[..., Any], *args: Tensors) -> Any:  # noqa: ANN401 - dicts of tensors
+        if not self._compile:
+            return fn(*args)
+        if name not in self._compiled:
+            self._compiled[name] = Compiled(fn)
+        return self._compiled[name](*args)
