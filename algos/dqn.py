@@ -163,6 +163,7 @@ class Learner(GradientLearner):
         )
         super().__init__(model, agent, config)
         self.model = copy.deepcopy(model).requires_grad_(False)
+        self._average, self._target = Follower(self.model, model), Follower(self.target_model, model)
         self.buffer = _create_buffer(config)
 
     def update(self, trajectories: Trajectories, progress: float) -> dict[str, Tensor]:
@@ -192,9 +193,9 @@ class Learner(GradientLearner):
         norms = self.descend(terms["loss"], progress)
         if isinstance(buffer, PrioritisedReplayBuffer):
             buffer.update_priorities(batch["index"].to(buffer.device), terms["error"].to(buffer.device))
-        follow(self.model, self.online_model, config.average_rate)
+        self._average.follow(config.average_rate)
         if self.policy_version % config.target_update_interval == 0:
-            follow(self.target_model, self.online_model, config.target_update_rate)
+            self._target.follow(config.target_update_rate)
         means = {"value": terms["value"].mean(), "error": terms["error"].abs().mean()}
         return {"loss": terms["loss"].detach(), **means, **norms}
 
@@ -211,19 +212,28 @@ class Learner(GradientLearner):
         return {**super().state_dict(), **others}
 
 
-@torch.no_grad()
-def follow(copied: nn.Module, model: nn.Module, rate: float) -> None:
-    """Move the weights of a copy towards those of a model, in place.
+class Follower:
+    """Moves the weights of a copy towards those of a model, in place.
 
     Args:
-        copied: takes ``rate`` of the model and keeps the rest of its own; buffers are copied.
+        copied: takes over; buffers are copied as they are.
         model: same architecture, same device.
-        rate: from 0 to 1, which copies.
     """
-    targets: list[Tensor] = list(copied.parameters())
-    torch._foreach_lerp_(targets, [weight.detach() for weight in model.parameters()], rate)
-    for target, source in zip(copied.buffers(), model.buffers(), strict=True):
-        target.copy_(source)
+
+    def __init__(self, copied: nn.Module, model: nn.Module) -> None:
+        """Find the weights once: a walk through the modules costs more than the move."""
+        self._weights: tuple[list[Tensor], list[Tensor]] = (
+            [weight.detach() for weight in copied.parameters()],
+            [weight.detach() for weight in model.parameters()],
+        )
+        self._buffers = list(zip(copied.buffers(), model.buffers(), strict=True))
+
+    @torch.no_grad()
+    def follow(self, rate: float) -> None:
+        """Take ``rate`` of the model and keep the rest; 1 copies."""
+        torch._foreach_lerp_(*self._weights, rate)
+        for target, source in self._buffers:
+            target.copy_(source)
 
 
 def _create_buffer(config: DQNConfig) -> ReplayBuffer:

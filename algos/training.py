@@ -251,7 +251,11 @@ class Training:
         if (result := self.evaluator.poll()) is not None:
             self._record(result)
         due = self.evaluations[-1].env_steps + self.config.evaluation_interval
-        if not self.evaluator.busy and self.env_steps >= due and not self._target_reached():
+        if self.evaluator.busy or self.env_steps < due or self._target_reached():
+            return
+        if self.config.evaluation_processes == 0:
+            self._evaluate_now()  # learning waits, and a target ends the training with the weights that reached it
+        else:
             self._start_evaluation()
 
     def _evaluate_now(self) -> Evaluation:
