@@ -61,21 +61,22 @@ class DQNConfig(TrainingConfig):
     """
 
     n_env_steps: int = 100_000
-    n_timesteps: int = 8
+    n_timesteps: int = 16
     n_processes: int = 0
-    learning_rate: float = 0.001
+    discount: float = 0.995
+    learning_rate: float = 0.002
     max_gradient_norm: float | None = 10.0
     evaluation_timesteps: int | None = 500
     evaluation_stochastic: bool = False
-    log_interval: int = 50
+    log_interval: int = 25
     n_step: int = 3
     double: bool = True
     batch_size: int = 128
-    n_updates: int = 16
+    n_updates: int = 32
     huber_delta: float = 1.0
     target_update_interval: int = 1
     target_update_rate: float = 0.01
-    average_rate: float = 0.002
+    average_rate: float = 0.01
     replay_capacity: int = 100_000
     replay_device: str | None = None
     learning_starts: int = 1000
@@ -85,7 +86,7 @@ class DQNConfig(TrainingConfig):
     initial_correction: float = 0.4
     initial_epsilon: float = 1.0
     final_epsilon: float = 0.05
-    epsilon_fraction: float = 0.2
+    epsilon_fraction: float = 0.1
     epsilon_exponent: float = 0.0
     overlap: bool = False
 

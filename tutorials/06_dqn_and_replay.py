@@ -70,7 +70,7 @@ if __name__ == "__main__":
     assert report.n_transitions == 20 * 16 * 8
 
     # The library's version adds devices, prioritised replay, schedules, worker processes, an evaluation that runs
-    # beside learning, and a run folder. This is a full training, cut short; benchmarks/dqn_cartpole.py has the rest.
+    # beside learning, and a run folder. This is a full training, cut short; benchmarks/learn.py has the rest.
     config = DQNConfig(
         n_env_steps=4_000,
         learning_starts=500,

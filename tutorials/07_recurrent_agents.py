@@ -83,4 +83,4 @@ if __name__ == "__main__":
     assert without.after.mean_return < 0.7
     assert having.after.mean_return > 0.9
 
-    # benchmarks/a2c_memory.py does the same with CartPole that hides its velocities.
+    # `python benchmarks/learn.py a2c_memory` does the same with CartPole that hides its velocities.

@@ -1,0 +1,152 @@
+"""The tasks of benchmarks/learn.py by name: environments, networks, settings. Layer 5."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+import gymnasium
+from _learning import Task
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from rlstruct import VecEnv, sims
+from rlstruct.agents import (
+    ActorCritic,
+    ActorCriticAgent,
+    GaussianActorCritic,
+    GaussianAgent,
+    QAgent,
+    QNetwork,
+    RecurrentActorCritic,
+    RecurrentAgent,
+)
+from rlstruct.algos import a2c, dqn, reinforce
+from rlstruct.algos.a2c import A2CConfig
+from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.dqn import DQNConfig
+from rlstruct.algos.reinforce import ReinforceConfig
+from rlstruct.algos.training import TrainingResult
+from rlstruct.envs import GymEnv, GymEnvInf, GymVectorEnv
+
+Config = TypeVar("Config", bound=TrainingConfig)
+
+
+def simulator(name: str, n_envs: int, seed: int) -> VecEnv:
+    """Make environments of `rlstruct.sims`."""
+    return sims.make(name, n_envs, seed)
+
+
+def vectorised(name: str, n_envs: int, seed: int) -> VecEnv:
+    """Make gymnasium's own vectorised environments."""
+    return GymVectorEnv(gymnasium.make_vec(name, n_envs, vectorization_mode="vector_entry_point"), seed=seed)
+
+
+def one_by_one(name: str, n_envs: int, seed: int) -> VecEnv:
+    """Make gymnasium environments that are stepped one after the other."""
+    return GymEnvInf([gymnasium.make(name) for _ in range(n_envs)], seed=seed)
+
+
+def episodic(name: str, n_envs: int, seed: int) -> VecEnv:
+    """Make gymnasium environments that wait for a reset after their episode."""
+    return GymEnv([gymnasium.make(name) for _ in range(n_envs)], seed=seed)
+
+
+class HiddenVelocities(sims.CartPole):
+    """CartPole that shows the position of the cart and the angle of the pole, and not how fast they change."""
+
+    def __init__(self, n_envs: int, seed: int = 0) -> None:
+        super().__init__(n_envs, seed)
+        shown = self.observation_space
+        if not isinstance(shown, spaces.Box):
+            raise TypeError(f"HiddenVelocities: CartPole shows a {type(shown).__name__}, expected a Box.")
+        self.observation_space = spaces.Box(shown.low[::2], shown.high[::2])
+
+    def observe(self, state: sims.CartPoleState) -> Tensor:
+        return sims.columns(state.x, state.theta)
+
+
+def _task(
+    train: Callable[..., TrainingResult],
+    config: Config,
+    create_model: Callable[[], nn.Module],
+    create_agent: Callable[..., Any],
+    create_env: Callable[..., VecEnv],
+    target: float,
+    about: str,
+    **of_task: Any,  # noqa: ANN401 - of Task
+) -> Task:
+    # Evaluations are made between the updates of one process, so that seconds mean the same everywhere.
+    config = replace(config, evaluation_episodes=100, evaluation_processes=0)
+    return Task(partial(_train, train, config, create_model, create_agent, create_env), target, about, **of_task)
+
+
+def _train(
+    train: Callable[..., TrainingResult],
+    config: TrainingConfig,
+    create_model: Callable[[], nn.Module],
+    create_agent: Callable[..., Any],
+    create_env: Callable[..., VecEnv],
+    *,
+    seed: int,
+    **settings: Any,  # noqa: ANN401 - of the configuration
+) -> TrainingResult:
+    return train(replace(config, seed=seed, **settings), create_model, create_agent, create_env)
+
+
+_A2C, _DQN = partial(_task, a2c.train), partial(_task, dqn.train)
+_LUNAR_LANDER = partial(one_by_one, "LunarLander-v3")
+_MEMORY = A2CConfig(
+    n_env_steps=3_000_000, n_envs=256, n_timesteps=32, learning_rate=0.003, trace_decay=0.95, max_gradient_norm=0.5,
+    whiten_advantages=True, evaluation_interval=200_000,
+)  # fmt: skip
+
+TASKS: dict[str, Task] = {
+    "reinforce_cartpole": _task(
+        reinforce.train, ReinforceConfig(), partial(ActorCritic, 4, 2), ActorCriticAgent,
+        partial(episodic, "CartPole-v1"), 475.0, "REINFORCE on CartPole-v1", n_seeds=10, tuned_on=(0, 1, 2),
+    ),
+    "a2c_cartpole": _A2C(
+        A2CConfig(), partial(ActorCritic, 4, 2), ActorCriticAgent,
+        partial(vectorised, "CartPole-v1"), 475.0, "A2C on CartPole-v1", n_seeds=10, tuned_on=(0, 1, 2),
+    ),
+    "dqn_cartpole": _DQN(
+        DQNConfig(evaluation_interval=1000, target_return=475.0),
+        partial(QNetwork, 4, 2, duelling=True), QAgent,
+        partial(vectorised, "CartPole-v1"), 475.0, "DQN on CartPole-v1", n_seeds=10, tuned_on=(0, 1, 3, 4),
+    ),
+    "a2c_acrobot": _A2C(
+        A2CConfig(
+            n_env_steps=500_000, n_envs=64, n_timesteps=16, learning_rate=0.003, trace_decay=0.95,
+            entropy_coefficient=0.01, max_gradient_norm=0.5, whiten_advantages=True,
+            evaluation_interval=50_000, evaluation_timesteps=500,
+        ),
+        partial(ActorCritic, 6, 3), ActorCriticAgent,
+        partial(simulator, "Acrobot-v1"), -90.0, "A2C on Acrobot-v1",
+    ),
+    "dqn_acrobot": _DQN(
+        DQNConfig(evaluation_interval=2500, target_return=-85.0),
+        partial(QNetwork, 6, 3, duelling=True), QAgent,
+        partial(simulator, "Acrobot-v1"), -90.0, "DQN on Acrobot-v1",
+    ),
+    "a2c_pendulum": _A2C(
+        A2CConfig(
+            n_env_steps=1_000_000, n_envs=64, n_timesteps=16, discount=0.9, learning_rate=0.003, trace_decay=0.95,
+            entropy_coefficient=0.0, max_gradient_norm=0.5, whiten_advantages=True,
+            evaluation_interval=100_000, evaluation_timesteps=200, evaluation_stochastic=False,
+        ),
+        # The pendulum clips its torque to [-2, 2] itself; others want gymnasium.wrappers.ClipAction.
+        partial(GaussianActorCritic, 3, 1), GaussianAgent,
+        partial(simulator, "Pendulum-v1"), -250.0, "A2C with Gaussian actions on Pendulum-v1",
+    ),
+    "a2c_memory": _A2C(
+        _MEMORY, partial(RecurrentActorCritic, 2, 2), RecurrentAgent,
+        HiddenVelocities, 400.0, "A2C with a recurrent agent on CartPole-v1 without velocities",
+    ),
+    "a2c_no_memory": _A2C(
+        _MEMORY, partial(ActorCritic, 2, 2), ActorCriticAgent,
+        HiddenVelocities, 150.0, "the same with a feed-forward agent, which shall stay below",
+    ),
+}  # fmt: skip
