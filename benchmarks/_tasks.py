@@ -99,8 +99,8 @@ def _train(
 _A2C, _DQN = partial(_task, a2c.train), partial(_task, dqn.train)
 _LUNAR_LANDER = partial(one_by_one, "LunarLander-v3")
 _MEMORY = A2CConfig(
-    n_env_steps=3_000_000, n_envs=256, n_timesteps=32, learning_rate=0.003, trace_decay=0.95, max_gradient_norm=0.5,
-    whiten_advantages=True, evaluation_interval=200_000,
+    n_env_steps=1_000_000, n_envs=64, n_timesteps=32, learning_rate=0.004, trace_decay=0.95, max_gradient_norm=0.5,
+    whiten_advantages=True, evaluation_interval=100_000,
 )  # fmt: skip
 
 TASKS: dict[str, Task] = {
@@ -111,6 +111,14 @@ TASKS: dict[str, Task] = {
     "a2c_cartpole": _A2C(
         A2CConfig(), partial(ActorCritic, 4, 2), ActorCriticAgent,
         partial(vectorised, "CartPole-v1"), 475.0, "A2C on CartPole-v1", n_seeds=10, tuned_on=(0, 1, 2),
+    ),
+    "a2c_cartpole_1024": _A2C(
+        A2CConfig(
+            n_env_steps=1_500_000, n_envs=1024, n_timesteps=8, learning_rate=0.01, trace_decay=0.95,
+            whiten_advantages=True, evaluation_interval=25_000, evaluation_timesteps=500,
+        ),
+        partial(ActorCritic, 4, 2), ActorCriticAgent,
+        partial(simulator, "CartPole-v1"), 475.0, "A2C on 1,024 simulators of CartPole-v1", n_seeds=5,
     ),
     "dqn_cartpole": _DQN(
         DQNConfig(evaluation_interval=1000, target_return=475.0),
@@ -133,7 +141,7 @@ TASKS: dict[str, Task] = {
     ),
     "a2c_pendulum": _A2C(
         A2CConfig(
-            n_env_steps=1_000_000, n_envs=64, n_timesteps=16, discount=0.9, learning_rate=0.003, trace_decay=0.95,
+            n_env_steps=600_000, n_envs=32, n_timesteps=8, discount=0.9, learning_rate=0.003, trace_decay=0.9,
             entropy_coefficient=0.0, max_gradient_norm=0.5, whiten_advantages=True,
             evaluation_interval=100_000, evaluation_timesteps=200, evaluation_stochastic=False,
         ),

@@ -1,0 +1,149 @@
+"""CartPole-v1 beside stable-baselines3: seconds until an evaluation over 100 episodes reaches 475.
+
+Run: ``python benchmarks/time_to_475.py`` after ``make peers``; about ten minutes on a quiet machine. Each training has
+a process of its own with one thread; the contenders take turns, seed by seed. Start-up is not counted, and nobody's
+clock runs during evaluations. stable-baselines3 trains with the settings that rl-baselines3-zoo publishes for
+CartPole-v1, ours with those of benchmarks/_tasks.py. A training that never reaches 475 counts with all its time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import _report
+import torch
+from _learning import learning_seconds
+from _tasks import TASKS
+
+HERE = Path(__file__).parent
+TARGET = 475.0
+PEERS = HERE.parent / ".venv-peers" / "bin" / "python"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One line of the table: who, on what, evaluated how.
+
+    Attributes:
+        name: as the table says it.
+        algorithm: ``a2c`` or ``dqn``.
+        task: one of ours in `_tasks.TASKS`; None for stable-baselines3.
+        kind: how the policy is evaluated, with actions that are ``drawn`` or ``greedy``.
+    """
+
+    name: str
+    algorithm: str
+    task: str | None
+    kind: str
+
+
+CONTENDERS = (
+    Contender("stable-baselines3 A2C", "a2c", None, "drawn"),
+    Contender("rlstruct A2C, gymnasium", "a2c", "a2c_cartpole", "drawn"),
+    Contender("rlstruct A2C, 1,024 simulators", "a2c", "a2c_cartpole_1024", "drawn"),
+    Contender("stable-baselines3 A2C", "a2c", None, "greedy"),
+    Contender("rlstruct A2C, gymnasium", "a2c", "a2c_cartpole", "greedy"),
+    Contender("rlstruct A2C, 1,024 simulators", "a2c", "a2c_cartpole_1024", "greedy"),
+    Contender("stable-baselines3 DQN", "dqn", None, "greedy"),
+    Contender("rlstruct DQN, gymnasium", "dqn", "dqn_cartpole", "greedy"),
+)
+
+
+def train_ours(task: str, kind: str, seed: int) -> dict[str, Any]:
+    """Train with one of our tasks in this process; returns what ``peers/sb3_training.py`` writes."""
+    torch.set_num_threads(1)
+    settings = {"target_return": TARGET, "evaluation_stochastic": kind == "drawn"}
+    result = TASKS[task].train(seed=seed, **settings)
+    seconds = learning_seconds(result)
+    last = result.evaluations[-2]  # the one behind it is played after the end
+    reached = {kind: {"seconds": seconds, "env_steps": last.env_steps}} if last.mean_return >= TARGET else {}
+    returns = {one.env_steps: round(one.mean_return, 1) for one in result.evaluations[:-1]}
+    return {"seconds": seconds, "env_steps": result.env_steps, "reached": reached, "returns": {kind: returns}}
+
+
+def measure(seed: int, python: Path, contenders: Sequence[Contender]) -> list[dict[str, Any]]:
+    """Let everybody train with one seed."""
+    theirs: dict[str, dict[str, Any]] = {}
+    rows = []
+    for contender in contenders:
+        if contender.task is not None:
+            answer = _ask([sys.executable, __file__, "--one", contender.task, contender.kind, str(seed)])
+        elif contender.algorithm in theirs:  # one training gives both kinds
+            answer = theirs[contender.algorithm]
+        else:
+            command = [str(python), str(HERE / "peers" / "sb3_training.py"), contender.algorithm, str(seed)]
+            answer = theirs[contender.algorithm] = _ask(command)
+        reached = answer["reached"].get(contender.kind)
+        rows.append(
+            {
+                "name": contender.name,
+                "evaluation": contender.kind,
+                "seed": seed,
+                "reached": reached is not None,
+                "seconds": round((reached or answer)["seconds"], 2),
+                "env_steps": (reached or answer)["env_steps"],
+                "returns": answer["returns"][contender.kind],
+                "versions": answer.get("versions", {}),
+            }
+        )
+        print(f"seed {seed}: {contender.name}, {contender.kind}: {_words(rows[-1])}", file=sys.stderr, flush=True)
+    return rows
+
+
+def table(rows: Sequence[dict[str, Any]], contenders: Sequence[Contender]) -> str:
+    """Format the seconds of all seeds, and their ratio to stable-baselines3's."""
+    seeds = sorted({row["seed"] for row in rows})
+    lines = [
+        f"| contender | evaluation | {' | '.join(f'seed {seed}' for seed in seeds)} | mean s | share of theirs |",
+        f"|---|---|{'---:|' * (len(seeds) + 2)}",
+    ]
+    theirs = 0.0
+    for contender in contenders:
+        own = [row for row in rows if (row["name"], row["evaluation"]) == (contender.name, contender.kind)]
+        mean = statistics.fmean(row["seconds"] for row in own)
+        theirs = mean if contender.task is None else theirs
+        cells = " | ".join(_words(row) for row in own)
+        lines.append(f"| {contender.name} | {contender.kind} | {cells} | {mean:.1f} | {mean / theirs:.2f} |")
+    return "\n".join(lines)
+
+
+def _words(row: dict[str, Any]) -> str:
+    return f"{row['seconds']:.1f}" + ("" if row["reached"] else " (never)")
+
+
+def _ask(command: list[str]) -> dict[str, Any]:
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)))
+    parser.add_argument("--peers", type=Path, default=PEERS, help="interpreter that has stable-baselines3")
+    parser.add_argument("--algorithms", nargs="+", default=["a2c", "dqn"])
+    parser.add_argument("--one", nargs=3, metavar=("TASK", "KIND", "SEED"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(train_ours(options.one[0], options.one[1], int(options.one[2]))))
+        return
+    if not options.peers.exists():
+        raise SystemExit(f"{options.peers} does not exist: run make peers, or name another one with --peers.")
+    contenders = [one for one in CONTENDERS if one.algorithm in options.algorithms]
+    rows = [row for seed in options.seeds for row in measure(seed, options.peers, contenders)]
+    print(table(rows, contenders))
+    print(f"\nMachine: {_report.machine()}\nWritten: {_report.write('time_to_475', rows)}")
+
+
+if __name__ == "__main__":
+    main()
