@@ -16,6 +16,7 @@ from rlstruct import VecEnv, sims
 from rlstruct.agents import (
     ActorCritic,
     ActorCriticAgent,
+    ConvolutionalActorCritic,
     GaussianActorCritic,
     GaussianAgent,
     QAgent,
@@ -76,10 +77,12 @@ def _task(
     create_env: Callable[..., VecEnv],
     target: float,
     about: str,
+    *,
+    episodes: int = 100,
     **of_task: Any,  # noqa: ANN401 - of Task
 ) -> Task:
     # Evaluations are made between the updates of one process, so that seconds mean the same everywhere.
-    config = replace(config, evaluation_episodes=100, evaluation_processes=0)
+    config = replace(config, evaluation_processes=0, evaluation_episodes=episodes)
     return Task(partial(_train, train, config, create_model, create_agent, create_env), target, about, **of_task)
 
 
@@ -156,5 +159,31 @@ TASKS: dict[str, Task] = {
     "a2c_no_memory": _A2C(
         _MEMORY, partial(ActorCritic, 2, 2), ActorCriticAgent,
         HiddenVelocities, 150.0, "the same with a feed-forward agent, which shall stay below",
+    ),
+    "a2c_lunar_lander": _A2C(
+        A2CConfig(
+            n_env_steps=1_000_000, n_envs=16, n_timesteps=32, discount=0.995, reward_scale=0.05, learning_rate=0.003,
+            trace_decay=0.95, entropy_coefficient=0.01, max_gradient_norm=0.5, whiten_advantages=True,
+            evaluation_interval=100_000, evaluation_timesteps=200,
+        ),
+        partial(ActorCritic, 8, 4), ActorCriticAgent,
+        _LUNAR_LANDER, 150.0, "A2C on LunarLander-v3", episodes=50,
+    ),
+    "dqn_lunar_lander": _DQN(
+        DQNConfig(
+            n_env_steps=300_000, discount=0.99, learning_rate=0.001, n_updates=24, average_rate=0.005,
+            evaluation_interval=20_000, target_return=150.0,
+        ),
+        partial(QNetwork, 8, 4, duelling=True), QAgent,
+        _LUNAR_LANDER, 100.0, "DQN on LunarLander-v3", episodes=50,
+    ),
+    "a2c_breakout": _A2C(
+        A2CConfig(
+            n_env_steps=5_000_000, n_envs=64, n_timesteps=16, reward_scale=1.0, learning_rate=0.002, trace_decay=0.95,
+            entropy_coefficient=0.01, max_gradient_norm=0.5, whiten_advantages=True,
+            evaluation_interval=250_000, evaluation_timesteps=200,
+        ),
+        partial(ConvolutionalActorCritic, (10, 10, 4), 3, n_features=64, channels_last=True), ActorCriticAgent,
+        partial(simulator, "Breakout-MinAtar"), 10.0, "A2C on MinAtar's Breakout, in 5 million steps", n_seeds=2,
     ),
 }  # fmt: skip

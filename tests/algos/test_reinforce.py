@@ -185,6 +185,15 @@ def test_a_target_ends_the_training_early() -> None:
     assert result.losses == {}
 
 
+def test_without_a_process_beside_the_weights_that_reached_the_target_are_the_last() -> None:
+    untrained = train_small(n_env_steps=1).before.mean_return
+    result = train_small(n_env_steps=6000, target_return=untrained + 3.0)
+    reached, after = result.evaluations[-2:]
+    assert reached.mean_return >= untrained + 3.0
+    assert after.policy_version == reached.policy_version > 0
+    assert result.env_steps == reached.env_steps < 6000
+
+
 def test_the_same_seed_gives_the_same_training_and_leaves_torchs_generator_alone() -> None:
     state = torch.get_rng_state()
     first, second, third = train_small(), train_small(), train_small(seed=1)
