@@ -70,6 +70,7 @@ class MinAtarGame(TensorEnv[State]):
         self.observation_space = spaces.Box(0, 1, (SIZE, SIZE, len(self.channels)), np.bool_)
         self.sticky_probability = sticky_probability
         self.ramping = ramping
+        self.actions = actions
         super().__init__(n_envs, seed, device=device, auto_reset=auto_reset, time_limit=time_limit, backend=backend)
         self._table = torch.tensor(actions, dtype=torch.int64, device=self.device)
         self._cells = torch.arange(CELLS, dtype=torch.int64, device=self.device)

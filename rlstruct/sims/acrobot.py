@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from gymnasium import spaces
@@ -19,6 +19,9 @@ from rlstruct.functional.random import uniform
 from rlstruct.sims._spaces import box
 from rlstruct.sims._state import columns
 from rlstruct.sims.tensor_env import Backend, TensorEnv
+
+if TYPE_CHECKING:
+    from rlstruct.sims.kernels import GameKernel
 
 STEP, GRAVITY = 0.2, 9.8  # s, m/s^2
 LENGTH, CENTRE, MASS, INERTIA = 1.0, 0.5, 1.0, 1.0  # of both links: m, m, kg, kg m^2
@@ -106,6 +109,12 @@ class Acrobot(TensorEnv[AcrobotState]):
         """Show cosine and sine of both angles, and the velocities, [B, 6]."""
         angles = (f(angle) for angle in (state.theta1, state.theta2) for f in (torch.cos, torch.sin))
         return columns(*angles, state.theta1_dot, state.theta2_dot)
+
+    def kernel(self) -> GameKernel:
+        """See `TensorEnv.kernel`."""
+        from rlstruct.sims.kernels import acrobot
+
+        return acrobot.KERNEL
 
 
 def _derivative(y: _Angles, torque: Tensor) -> _Angles:

@@ -7,13 +7,16 @@ they come back. The ball moves along diagonals; it is lost, and the game with it
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from rlstruct.functional.random import randint
 from rlstruct.sims._minatar import LEFT, NOTHING, RIGHT, SIZE, MinAtarGame, walk
+
+if TYPE_CHECKING:
+    from rlstruct.sims.kernels import GameKernel
 
 ALL_BRICKS = (1 << 30) - 1
 
@@ -101,3 +104,9 @@ class Breakout(MinAtarGame[BreakoutState]):
         wall = wall & (self._cells >= SIZE)
         paddle = self.dot(torch.full_like(state.pos, SIZE - 1), state.pos)
         return self.frame(paddle, self.dot(state.ball_y, state.ball_x), self.dot(state.last_y, state.last_x), wall)
+
+    def kernel(self) -> GameKernel:
+        """See `TensorEnv.kernel`."""
+        from rlstruct.sims.kernels import breakout
+
+        return breakout.make_kernel(self.sticky_probability, self.actions)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from gymnasium import spaces
@@ -19,6 +19,9 @@ from rlstruct.functional.random import uniform
 from rlstruct.sims._spaces import box
 from rlstruct.sims._state import columns
 from rlstruct.sims.tensor_env import Backend, TensorEnv
+
+if TYPE_CHECKING:
+    from rlstruct.sims.kernels import GameKernel
 
 GRAVITY, FORCE = 9.8, 10.0  # m/s^2, N
 CART_MASS, POLE_MASS, HALF_LENGTH = 1.0, 0.1, 0.5  # kg, kg, m
@@ -115,3 +118,9 @@ class CartPole(TensorEnv[CartPoleState]):
     def observe(self, state: CartPoleState) -> Tensor:
         """Show the state, [B, 4]."""
         return columns(state.x, state.x_dot, state.theta, state.theta_dot)
+
+    def kernel(self) -> GameKernel:
+        """See `TensorEnv.kernel`."""
+        from rlstruct.sims.kernels import cart_pole
+
+        return cart_pole.KERNEL

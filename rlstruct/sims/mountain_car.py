@@ -7,7 +7,7 @@ and MountainCarContinuous-v0.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from gymnasium import spaces
@@ -18,6 +18,9 @@ from rlstruct.functional.random import uniform
 from rlstruct.sims._spaces import box
 from rlstruct.sims._state import columns
 from rlstruct.sims.tensor_env import Backend, TensorEnv
+
+if TYPE_CHECKING:
+    from rlstruct.sims.kernels import GameKernel
 
 MIN_X, MAX_X, MAX_SPEED = -1.2, 0.6, 0.07
 GRAVITY, FORCE, GOAL = 0.0025, 0.001, 0.5
@@ -113,6 +116,12 @@ class MountainCar(_MountainCar):
         moved = self._roll(state, (action - 1).to(self.dtype) * FORCE)
         return moved, -torch.ones_like(moved.x), (moved.x >= GOAL) & (moved.x_dot >= 0)
 
+    def kernel(self) -> GameKernel:
+        """See `TensorEnv.kernel`."""
+        from rlstruct.sims.kernels import mountain_car
+
+        return mountain_car.KERNEL
+
 
 class MountainCarContinuous(_MountainCar):
     """Drive up a hill that is too steep, with a force in [-1, 1]; 100 for the top, less the work. As gymnasium's.
@@ -152,3 +161,9 @@ class MountainCarContinuous(_MountainCar):
         moved = self._roll(state, force.clamp(-1, 1) * POWER)
         terminated = (moved.x >= CONTINUOUS_GOAL) & (moved.x_dot >= 0)
         return moved, terminated * 100.0 - 0.1 * force.square(), terminated
+
+    def kernel(self) -> GameKernel:
+        """See `TensorEnv.kernel`."""
+        from rlstruct.sims.kernels import mountain_car
+
+        return mountain_car.CONTINUOUS_KERNEL

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from rlstruct.functional.random import uniform
 from rlstruct.sims._spaces import box
 from rlstruct.sims._state import columns
 from rlstruct.sims.tensor_env import Backend, TensorEnv
+
+if TYPE_CHECKING:
+    from rlstruct.sims.kernels import GameKernel
 
 MAX_SPEED, MAX_TORQUE = 8.0, 2.0  # rad/s, N m
 STEP, GRAVITY, MASS, LENGTH = 0.05, 10.0, 1.0, 1.0  # s, m/s^2, kg, m
@@ -84,3 +87,9 @@ class Pendulum(TensorEnv[PendulumState]):
     def observe(self, state: PendulumState) -> Tensor:
         """Show cosine and sine of the angle, and the velocity, [B, 3]."""
         return columns(torch.cos(state.theta), torch.sin(state.theta), state.theta_dot)
+
+    def kernel(self) -> GameKernel:
+        """See `TensorEnv.kernel`."""
+        from rlstruct.sims.kernels import pendulum
+
+        return pendulum.KERNEL

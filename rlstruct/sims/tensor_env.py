@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,8 +30,11 @@ from rlstruct.sims._state import Tensors, batch_first, check_fields, fields_of
 from rlstruct.sims._stepping import Stepper, TensorStepper
 from rlstruct.vec_env import Observed, VecEnv
 
+if TYPE_CHECKING:
+    from rlstruct.sims.kernels import GameKernel
+
 State = TypeVar("State")
-Backend = Literal["torch", "compile"]
+Backend = Literal["torch", "compile", "warp"]
 
 _SALT = 0x51D  # which child of the seed: apart from what the batcher gives to agents with the same seed
 
@@ -54,10 +57,12 @@ class TensorEnv(VecEnv, Generic[State]):
         auto_reset: whether ended environments restart within the step; otherwise they idle until `reset`.
         time_limit: an episode is truncated after so many steps; None for never.
         backend: ``"torch"`` runs the functions as they are written, ``"compile"`` turns a whole step into one kernel
-            (TorchInductor; the first step takes some 20 seconds). Equal results, floating-point numbers to rounding.
+            (TorchInductor; the first step takes some 20 seconds), ``"warp"`` launches the simulator's `kernel` (the
+            extra ``warp``). Equal results, floating-point numbers to rounding.
 
     Raises:
-        ValueError: an argument is out of range, or the device does not exist or cannot compile.
+        ValueError: an argument is out of range, or the device does not exist or cannot compile, or there is no kernel.
+        ImportError: the extra of the backend is not installed.
     """
 
     shortest_episode: ClassVar[int] = 1
@@ -78,10 +83,10 @@ class TensorEnv(VecEnv, Generic[State]):
         if n_envs < 1 or (time_limit is not None and time_limit < 1):
             raise ValueError(f"{self._name}: got n_envs={n_envs}, time_limit={time_limit}, expected at least 1 each.")
         self._device = resolve_device(device)
-        if backend not in ("torch", "compile"):
-            raise ValueError(f"{self._name}: got backend={backend!r}, expected 'torch' or 'compile'.")
-        if backend == "compile" and self._device.type not in ("cpu", "cuda"):
-            raise ValueError(f"{self._name}: 'compile' works on cpu and cuda, not on {self._device}: use 'torch'.")
+        if backend not in ("torch", "compile", "warp"):
+            raise ValueError(f"{self._name}: got backend={backend!r}, expected 'torch', 'compile' or 'warp'.")
+        if backend != "torch" and self._device.type not in ("cpu", "cuda"):
+            raise ValueError(f"{self._name}: {backend!r} works on cpu and cuda, not on {self._device}: use 'torch'.")
         self.action_space = deepcopy(self.action_space)  # often an attribute of the class: seeding one must not
         self.observation_space = deepcopy(self.observation_space)  # seed those of others
         self.auto_reset = auto_reset
@@ -133,6 +138,19 @@ class TensorEnv(VecEnv, Generic[State]):
         Returns:
             A frame for each; for nested spaces a dict of them (``x``, ``x/y``). No view of the state.  [B, ...]
         """
+
+    def kernel(self) -> GameKernel:
+        """Return the same three functions for one environment, as Warp functions, for ``backend="warp"``.
+
+        Override it to give your own simulator a kernel; `rlstruct.sims.kernels.GameKernel` says how.
+
+        Raises:
+            ValueError: this simulator has none.
+        """
+        raise ValueError(
+            f"{self._name}: backend='warp' needs a kernel, and there is none. Override {self._name}.kernel (see "
+            "rlstruct.sims.kernels.GameKernel), or use backend='torch' or 'compile'."
+        )
 
     @property
     def device(self) -> torch.device:
@@ -319,6 +337,20 @@ class TensorEnv(VecEnv, Generic[State]):
         self._stepper.forget()
 
     def _make_stepper(self, between_draws: int) -> Stepper:
+        if self.backend == "warp":
+            from rlstruct.sims.kernels import WarpStepper
+
+            return WarpStepper(
+                self.kernel(),
+                self._motion,
+                self.action_space,
+                self.observation_space,
+                n_envs=self._n_envs,
+                device=self._device,
+                time_limit=self.time_limit,
+                auto_reset=self.auto_reset,
+                stochastic=self.stochastic,
+            )
         return TensorStepper(
             self._motion,
             auto_reset=self.auto_reset,

@@ -1,0 +1,25 @@
+"""Simulators as NVIDIA Warp kernels, one source for CPU and CUDA: ``backend="warp"``. Part of rlstruct.sims.
+
+A game is a `GameKernel`: three small Warp functions of one environment. Random numbers, restarts, limits, episodic mode
+and K steps in one launch are written once around them, in `rlstruct.sims.kernels.advance`. Kernels are compiled when
+they are first used, for the device they are used on, and kept in Warp's cache (``WARP_CACHE_PATH`` moves it).
+
+Needs the extra ``warp``; nothing else of rlstruct imports this package before a simulator asks for it.
+"""
+
+try:
+    import warp
+except ImportError as error:
+    raise ImportError(
+        "rlstruct.sims: backend='warp' needs NVIDIA Warp, which is not installed. Install it with "
+        "pip install 'rlstruct[warp]', or use backend='torch'."
+    ) from error
+
+from rlstruct.sims.kernels.game import GameKernel
+from rlstruct.sims.kernels.launching import quietly
+from rlstruct.sims.kernels.stepper import WarpStepper
+
+with quietly():
+    warp.init()
+
+__all__ = ["GameKernel", "WarpStepper"]

@@ -1,0 +1,82 @@
+"""Acrobot for one environment, as `rlstruct.sims.acrobot` does it for B. Part of rlstruct.sims.kernels."""
+
+import math
+
+import warp as wp
+
+from rlstruct.sims.acrobot import CENTRE, GRAVITY, INERTIA, LENGTH, MASS, MAX_SPEED_1, MAX_SPEED_2, STEP
+from rlstruct.sims.kernels.game import GameKernel
+from rlstruct.sims.kernels.random import uniform
+
+State = wp.types.vector(length=4, dtype=wp.float32)  # theta1, theta2, theta1_dot, theta2_dot
+Frame = wp.types.vector(length=6, dtype=wp.float32)
+
+_PI, _TURN, _STEP = wp.constant(math.pi), wp.constant(2.0 * math.pi), wp.constant(STEP)
+_MAX_1, _MAX_2 = wp.constant(MAX_SPEED_1), wp.constant(MAX_SPEED_2)
+_D1 = wp.constant(MASS * (CENTRE**2 + LENGTH**2 + CENTRE**2) + 2 * INERTIA)
+_D2 = wp.constant(MASS * CENTRE**2 + INERTIA)
+_COUPLING = wp.constant(MASS * LENGTH * CENTRE)
+_WEIGHT_1 = wp.constant((MASS * CENTRE + MASS * LENGTH) * GRAVITY)
+_WEIGHT_2 = wp.constant(MASS * CENTRE * GRAVITY)
+
+
+@wp.func
+def initial(key: wp.uint64) -> State:
+    """See `Acrobot.initial`."""
+    s = State()
+    for f in range(4):
+        s[f] = (uniform(key, wp.uint64(f + 1)) - 0.5) * 0.2
+    return s
+
+
+@wp.func
+def derivative(y: State, torque: wp.float32) -> State:
+    """How fast angles and velocities change."""
+    theta1, theta2, theta1_dot, theta2_dot = y[0], y[1], y[2], y[3]
+    cos2, sin2 = wp.cos(theta2), wp.sin(theta2)
+    d1 = _D1 + 2.0 * _COUPLING * cos2
+    d2 = _D2 + _COUPLING * cos2
+    phi2 = _WEIGHT_2 * wp.sin(theta1 + theta2)
+    phi1 = -_COUPLING * theta2_dot * (theta2_dot + 2.0 * theta1_dot) * sin2 + _WEIGHT_1 * wp.sin(theta1) + phi2
+    pull = torque + d2 / d1 * phi1 - _COUPLING * theta1_dot * theta1_dot * sin2 - phi2
+    theta2_acc = pull / (_D2 - d2 * d2 / d1)
+    theta1_acc = -(d2 * theta2_acc + phi1) / d1
+    return State(theta1_dot, theta2_dot, theta1_acc, theta2_acc)
+
+
+@wp.func
+def wrap(angle: wp.float32) -> wp.float32:
+    """Bring an angle into [-pi, pi]; one step leaves it by two turns at most."""
+    turned = angle
+    for _ in range(2):
+        if turned > _PI:
+            turned = turned - _TURN
+        elif turned < -_PI:
+            turned = turned + _TURN
+    return turned
+
+
+@wp.func
+def transition(y: State, action: wp.int64, key: wp.uint64):
+    """See `Acrobot.transition`."""
+    torque = wp.float32(action - wp.int64(1))
+    k1 = derivative(y, torque)
+    k2 = derivative(y + k1 * (0.5 * _STEP), torque)
+    k3 = derivative(y + k2 * (0.5 * _STEP), torque)
+    k4 = derivative(y + k3 * _STEP, torque)
+    z = y + (k1 + 2.0 * k2 + 2.0 * k3 + k4) * (_STEP / 6.0)
+    moved = State(wrap(z[0]), wrap(z[1]), wp.clamp(z[2], -_MAX_1, _MAX_1), wp.clamp(z[3], -_MAX_2, _MAX_2))
+    terminated = -wp.cos(moved[0]) - wp.cos(moved[1] + moved[0]) > 1.0
+    reward = wp.float32(-1.0)
+    if terminated:
+        reward = wp.float32(0.0)
+    return moved, reward, terminated
+
+
+@wp.func
+def observe(s: State, cell: int) -> Frame:
+    """See `Acrobot.observe`."""
+    return Frame(wp.cos(s[0]), wp.sin(s[0]), wp.cos(s[1]), wp.sin(s[1]), s[2], s[3])
+
+
+KERNEL = GameKernel(state=State, frame=Frame, initial=initial, transition=transition, observe=observe)
