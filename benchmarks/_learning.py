@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -41,6 +42,8 @@ class Task:
 def run_task(name: str, task: Task, seeds: Sequence[int], settings: dict[str, Any], jobs: int = 1) -> None:
     """Train with each seed, print a table of all, and write it as JSON and as a picture.
 
+    Seeds that were run before with the same commit stay in the file and in the picture.
+
     Args:
         name: of the task.
         task: see `Task`.
@@ -60,6 +63,7 @@ def run_task(name: str, task: Task, seeds: Sequence[int], settings: dict[str, An
             print(f"| {row['seed']} | {reached} | {final} | {row['env_steps']:,} | {row['seconds']:.1f} |", flush=True)
     good = sum(row["final_return"] >= task.target for row in rows)
     print(f"\n{good} of {len(rows)} seeds end at {task.target:g} or more. Machine: {_report.machine()}")
+    rows = sorted([*_other_rows(name, seeds), *rows], key=lambda row: int(row["seed"]))
     path = _report.write(name, rows)
     draw(name, rows, task.target, path.with_suffix(".png"))
     print(f"Written: {path} and the picture beside it.")
@@ -98,6 +102,13 @@ def draw(name: str, rows: Sequence[Row], target: float, path: Path) -> None:
 def learning_seconds(result: TrainingResult) -> float:
     """Return the wall-clock time of collecting and learning: without the evaluations, for which learning waits."""
     return result.seconds - sum(evaluation.seconds for evaluation in result.evaluations[1:-1])
+
+
+def _other_rows(name: str, seeds: Sequence[int]) -> list[Row]:
+    """Return what the file of this commit says about other seeds."""
+    path = _report.result_path(name)
+    rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
+    return [row for row in rows if row["seed"] not in seeds]
 
 
 def _measure(task: Task, settings: dict[str, Any], seed: int) -> Row:

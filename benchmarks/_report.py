@@ -104,12 +104,17 @@ def write(name: str, rows: list[dict[str, Any]]) -> Path:
     Returns:
         The file, ``benchmarks/results/<name>-<device>-<commit>.json``.
     """
+    path = result_path(name)
+    RESULTS.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"benchmark": name, "machine": machine(), "rows": rows}, indent=1) + "\n")
+    return path
+
+
+def result_path(name: str) -> Path:
+    """Return the file that `write` writes."""
     here = machine()
     device = str(here["device"]).lower().replace(" ", "-")
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}-{device}-{here['commit']}.json"
-    path.write_text(json.dumps({"benchmark": name, "machine": here, "rows": rows}, indent=1) + "\n")
-    return path
+    return RESULTS / f"{name}-{device}-{here['commit']}.json"
 
 
 def _calls_in(call: Callable[[], object], seconds: float, clock: Clock) -> int:
