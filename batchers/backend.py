@@ -19,6 +19,7 @@ class Backend(Protocol):
     """What RL_Batcher asks of a backend. Lists have one entry per collector."""
 
     auto_reset: bool
+    gaps: bool  # see VecEnv.restarts_take_steps
     lost: list[LostEpisodes]
 
     def n_envs(self) -> list[int]:

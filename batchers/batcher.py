@@ -24,6 +24,7 @@ from rlstruct.batchers.arguments import (
 from rlstruct.batchers.backend import Backend
 from rlstruct.batchers.hand_over import hand_over
 from rlstruct.batchers.in_process import InProcess
+from rlstruct.batchers.lanes import move
 from rlstruct.batchers.reports import BatcherStats, LostEpisodes, MemoryReport
 from rlstruct.batchers.worker import CreateAgent, CreateEnv, Factories
 from rlstruct.batchers.worker_pool import WorkerPool
@@ -58,6 +59,9 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         agent_seeds: one per process for ``agent.seed``; by default the seed of its environments.
         device: where agent and environments live and trajectories appear.
         timeout: seconds that a worker may take for one answer before `WorkerTimeout` is raised.
+        graph: on CUDA with ``n_processes=0``, run a whole batch (agent, environments, random numbers) as one CUDA
+            graph, if the environments are `Carrying`, as all of `rlstruct.sims` are. The trajectories are those of
+            single steps. An agent that cannot be recorded acts step by step after all, with one warning that says why.
         on_worker_error: ``"restart"`` starts a worker that raised or died again, with new episodes in its environments,
             and lists what was lost in `lost_episodes`; batches stay full. ``"raise"`` raises `WorkerError`.
         max_restarts: how often, over the batcher's life, before the next failure raises after all.
@@ -84,6 +88,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         agent_seeds: Sequence[int] | None = None,
         device: DeviceLike = "cpu",
         timeout: float = 300.0,
+        graph: bool = True,
         on_worker_error: Literal["raise", "restart"] = "raise",
         max_restarts: int = 3,
     ) -> None:
@@ -114,7 +119,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         self._backend: Backend
         if n_processes == 0:
             agent_seed = self.seeds[0] if agent_seeds is None else agent_seeds[0]
-            self._backend = InProcess(factories, n_timesteps, self.device, self.seeds[0], agent_seed)
+            self._backend = InProcess(factories, n_timesteps, self.device, self.seeds[0], agent_seed, graph)
         else:
             self._backend = WorkerPool(
                 factories,
@@ -161,14 +166,17 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         env_infos = spread("env_info", env_info or self._default_infos[1], B)
         with self._failing(ordering=True):
             self._backend.reset(split(agent_infos, self._backend.n_envs()), split(env_infos, self._backend.n_envs()))
-        self._infos = agent_infos.prepend_key("agent_info/") + env_infos.prepend_key("env_info/")
+        self._infos = self._moved(agent_infos.prepend_key("agent_info/") + env_infos.prepend_key("env_info/"))
         self._n_running = B
         self._state = "ready"
 
     def execute(self, agent_info: DictTensor | None = None) -> None:
         """Begin to collect the next batch, with the weights of the last `update`.
 
-        With worker processes this returns at once. With ``n_processes=0`` it collects.
+        With worker processes this returns at once. With ``n_processes=0`` it collects; on CUDA it queues the work on a
+        stream of its own, behind what the caller has queued until now, and returns: call it before you compute on the
+        last batch, and both run beside each other. (Episodes that are not captured as a graph are looked at every 16
+        steps, whether all have ended: then it waits.)
 
         Args:
             agent_info: new settings of the agent.  [B] or [1] on the CPU; default: those of `reset`
@@ -189,7 +197,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             agent_info = spread("agent_info", agent_info, self.n_envs())
             infos = split(agent_info, self._backend.n_envs())
             kept = self._infos.truncate_key("env_info/").prepend_key("env_info/")
-            self._infos = agent_info.prepend_key("agent_info/") + kept
+            self._infos = self._moved(agent_info.prepend_key("agent_info/")) + kept
         with self._failing(ordering=True):
             self._backend.execute(infos)
         self._state = "executing"
@@ -203,7 +211,8 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
 
         Returns:
             ``(trajectories, n_still_running)``: what happened, in memory that no later call changes, and how many
-            environments go on. ``(None, None)`` if not blocking and the batch is not ready.
+            environments go on. ``(None, None)`` if not blocking and the batch is not ready. With ``n_processes=0`` on
+            CUDA the tensors may still be in the making: whatever is queued on the current stream comes after that.
 
         Raises:
             BatcherStateError: `execute` is missing, or the batcher is closed.
@@ -221,10 +230,12 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             if parts is None:
                 return None, None
             self._clock.enter(2)
-            trajectories = hand_over(parts, self._infos, self._backend.auto_reset, self.device)
+            backend = self._backend
+            trajectories, self._n_running = hand_over(
+                parts, self._infos, self.device, auto_reset=backend.auto_reset, gaps=backend.gaps
+            )
         finally:
             self._clock.enter(0)
-        self._n_running = sum(part.collected.n_still_running for part in parts)
         self._state = "ready"
         self._n_batches += 1
         return trajectories, self._n_running
@@ -294,6 +305,10 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         """Close a batcher that was dropped."""
         if getattr(self, "_state", "closed") != "closed":
             self.close()
+
+    def _moved(self, infos: DictTensor) -> DictTensor:
+        """Settings on the device of the trajectories, which carry them."""
+        return infos.map(lambda tensor: move(tensor, self.device))
 
     def _refuse_closed(self, method: str) -> None:
         if self._state in ("closed", "failed"):

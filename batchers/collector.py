@@ -7,96 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 
 import torch
 from torch import Tensor
 
+from rlstruct.batchers.lanes import move
+from rlstruct.batchers.progress import Phase, Progress
+from rlstruct.batchers.shared_memory import layout_of
 from rlstruct.batchers.slab import Allocate, Slab, slab_layout
 from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional.random import step_keys
-from rlstruct.profile import PhaseClock
 from rlstruct.rl_agent import RL_Agent, check_answer
-from rlstruct.vec_env import VecEnv
+from rlstruct.vec_env import Carrying, VecEnv
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 # Off the CPU, asking whether every episode has ended stalls the device: ask once in so many steps.
 _STEPS_BETWEEN_LOOKS = 16
-
-
-class Phase(IntEnum):
-    """What a collector is doing; the index of a PhaseClock."""
-
-    WAIT = 0
-    START = 1
-    RESET = 2
-    AGENT = 3
-    ENVIRONMENT = 4
-    COPY = 5
-
-    @property
-    def words(self) -> str:
-        """The phase as an error message says it."""
-        return {
-            Phase.WAIT: "waiting",
-            Phase.START: "create_env / create_agent",
-            Phase.RESET: "environment.reset",
-            Phase.AGENT: "agent",
-            Phase.ENVIRONMENT: "environment.step",
-            Phase.COPY: "writing the batch",
-        }[self]
-
-
-class Interrupted(BaseException):
-    """The batcher was closed while this collector was at work."""
-
-
-class Progress:
-    """Where a collector is, for the process that waits for it: phase, step, and whether it shall stop.
-
-    Args:
-        word: [3] int64, in shared memory if another process shall see it.
-    """
-
-    def __init__(self, word: Tensor) -> None:
-        """Start in phase WAIT, and leave the word as it is: another process may have written it."""
-        self._word = word.numpy()  # sync: a view of CPU memory, once; writing it costs 0.1 us instead of 3
-        self.clock = PhaseClock([phase.name.lower() for phase in Phase])
-
-    def enter(self, phase: Phase) -> None:
-        """Begin a phase.
-
-        Raises:
-            Interrupted: `stop` was called.
-        """
-        self._word[0] = phase
-        self.clock.enter(phase)
-        if self._word[2]:
-            raise Interrupted
-
-    @property
-    def phase(self) -> Phase:
-        """What the collector is doing."""
-        return Phase(int(self._word[0]))
-
-    @property
-    def step(self) -> int:
-        """The step of the batch that it is at."""
-        return int(self._word[1])
-
-    @step.setter
-    def step(self, t: int) -> None:
-        self._word[1] = t
-
-    def clear(self) -> None:
-        """Forget everything, for the worker that takes the place of one that died."""
-        self._word[:] = 0
-        self._word[0] = Phase.START
-
-    def stop(self) -> None:
-        """Ask the collector to give up at its next phase."""
-        self._word[2] = 1
+_GROUPS = ("env", "observation", "state", "agent_info")  # first parts of the names in `Collector.carry`
 
 
 @dataclass(frozen=True)
@@ -107,14 +35,12 @@ class Collected:
         n_steps: how many of the T steps were taken; fewer when every episode ended before.
         n_final: how many rows of ``final`` are used.
         first_step: steps since the last reset, before this batch.
-        n_still_running: how many environments go on.
         version: the version of the weights that acted.
     """
 
     n_steps: int
     n_final: int
     first_step: int
-    n_still_running: int
     version: int
 
 
@@ -164,6 +90,9 @@ class Collector:
         self._history = agent.require_history()
         self._episode = -1
         self._step = 0
+        # The same two as tensors: a recorded batch reads and advances these.
+        self._episode_now = torch.full((), -1, dtype=torch.int64, device=device)
+        self._steps = torch.arange(n_timesteps + 1, dtype=torch.int64, device=device)  # of the next batch
         self._observation = DictTensor()
         self._running = torch.zeros(0, dtype=torch.bool, device=device)
         self._state = DictTensor()
@@ -180,13 +109,15 @@ class Collector:
         self._progress.enter(Phase.RESET)
         self._observation, self._running = self.env.reset(env_info)
         _check("environment.reset", "observation", self._observation, self._device, self.env.n_envs())
-        self._set_agent_info(agent_info)
+        self.set_agent_info(agent_info)
         self._progress.enter(Phase.AGENT)
         with torch.no_grad():
             self._state = self.agent.initial_state(self._agent_info, self.env.n_envs())
         _check("agent.initial_state", "state", self._state, self._device, self.env.n_envs())
         self._episode += 1
         self._step = 0
+        self._episode_now = torch.full_like(self._episode_now, self._episode)
+        self._steps = torch.arange(self._T + 1, dtype=torch.int64, device=self._device)
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Give new weights to the agent."""
@@ -194,7 +125,6 @@ class Collector:
         self.agent.update(weights)
         self.version = version
 
-    @torch.no_grad()
     def collect(self, agent_info: DictTensor | None) -> Collected:
         """Take T steps, or fewer if every episode ends before.
 
@@ -211,11 +141,28 @@ class Collector:
             Interrupted: the batcher was closed.
         """
         if agent_info is not None:
-            self._set_agent_info(agent_info)
+            self.set_agent_info(agent_info)
+        n_steps, n_final = self.take_steps(look=not self.env.auto_reset)
+        return self.count_steps(n_steps, n_final)
+
+    def count_steps(self, n_steps: int, n_final: int) -> Collected:
+        """Count steps that were taken, on the host."""
+        first_step, self._step = self._step, self._step + n_steps
+        return Collected(n_steps, n_final, first_step, self.version)
+
+    @torch.no_grad()
+    def take_steps(self, look: bool) -> tuple[int, int]:
+        """Take the steps of a batch; see `collect`. Nothing here depends on what the host counts: it may be recorded.
+
+        Args:
+            look: whether to stop when every episode has ended.
+
+        Returns:
+            How many steps were taken, and how many rows of ``final`` are used.
+        """
         progress, T = self._progress, self._T
-        first_step, n_final, t = self._step, 0, 0
-        steps = torch.arange(first_step, first_step + T + 1, device=self._device, dtype=torch.int64)
-        keys = step_keys(self._seeds, self._episode, steps)  # [T + 1, B]
+        n_final, t = 0, 0
+        keys = step_keys(self._seeds, self._episode_now, self._steps)  # [T + 1, B]
         rng = keys.unbind(0)
         observation = self._with_rng(self._observation, rng[0])
         slab = self.slab
@@ -240,10 +187,57 @@ class Collector:
             t += 1
             self._state, self._observation, self._running = state, current, running
             observation = self._with_rng(current, rng[t])
-            if self._all_ended(t):
+            if look and self._all_ended(t):
                 break
-        self._step = first_step + t
-        return Collected(t, n_final, first_step, self._count_running(), self.version)
+        self._steps = self._steps + t
+        return t, n_final
+
+    def count_running(self) -> int:
+        """Count the environments that go on."""
+        if self.env.auto_reset:
+            return self.env.n_envs()
+        return int(self._running.sum())  # sync: once per batch of episodes
+
+    def running(self) -> Tensor | None:
+        """Return which environments go on, [B] bool; None if all do, always."""
+        return None if self.env.auto_reset else self._running
+
+    def renew(self) -> None:
+        """Leave the slab to whoever has it now, and write the next batch into new memory."""
+        if self.slab is not None:
+            self.slab = Slab(self._allocate(layout_of(self.slab.tensors)))
+
+    def carry(self) -> dict[str, Tensor]:
+        """Return all tensors on the device that one batch hands to the next, by name; the environment is `Carrying`."""
+        env = self.env.carry() if isinstance(self.env, Carrying) else {}
+        info = self._agent_info if self._agent_info.device == self._device else DictTensor()
+        parts = (DictTensor._trusted(env), self._observation, self._state, info)
+        tensors = {
+            f"{group}/{key}": value for group, part in zip(_GROUPS, parts, strict=True) for key, value in part.items()
+        }
+        return tensors | {"running": self._running, "episode": self._episode_now, "steps": self._steps}
+
+    def set_carry(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from what `carry` returned, or from copies of it."""
+        env, self._observation, self._state, info = (
+            DictTensor._trusted({k[len(group) + 1 :]: v for k, v in tensors.items() if k.startswith(group + "/")})
+            for group in _GROUPS
+        )
+        if isinstance(self.env, Carrying):
+            self.env.set_carry(dict(env.items()))
+        if self._agent_info.device == self._device:
+            self._agent_info = info
+        self._running, self._episode_now, self._steps = tensors["running"], tensors["episode"], tensors["steps"]
+
+    def set_agent_info(self, agent_info: DictTensor) -> None:
+        """Give new settings to the agent, [B] or empty, on the CPU."""
+        wants_device = self.agent.agent_info_on_device and not agent_info.empty()
+        self._agent_info = agent_info.map(lambda tensor: move(tensor, self._device)) if wants_device else agent_info
+
+    @property
+    def agent_info(self) -> DictTensor:
+        """The settings that the agent acts with."""
+        return self._agent_info
 
     def close(self) -> None:
         """Close agent and environment."""
@@ -279,18 +273,9 @@ class Collector:
         return TemporalDictTensor(steps, slab.running[:t].sum(0))
 
     def _all_ended(self, t: int) -> bool:
-        if self.env.auto_reset or (self._device.type != "cpu" and t % _STEPS_BETWEEN_LOOKS):
+        if self._device.type != "cpu" and t % _STEPS_BETWEEN_LOOKS:
             return False
         return not bool(self._running.any())  # sync: per step on the CPU, every 16 steps elsewhere
-
-    def _count_running(self) -> int:
-        if self.env.auto_reset:
-            return self.env.n_envs()
-        return int(self._running.sum())  # sync: once per batch of episodes
-
-    def _set_agent_info(self, agent_info: DictTensor) -> None:
-        wants_device = self.agent.agent_info_on_device and not agent_info.empty()
-        self._agent_info = agent_info.to(self._device) if wants_device else agent_info
 
     @staticmethod
     def _with_rng(observation: DictTensor, keys: Tensor) -> DictTensor:

@@ -9,7 +9,7 @@ from typing import Any
 
 import cloudpickle
 
-from rlstruct.batchers.collector import Phase, Progress
+from rlstruct.batchers.progress import Phase, Progress
 from rlstruct.errors import WorkerError
 
 

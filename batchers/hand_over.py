@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from rlstruct.batchers.collector import Collected, as_signed
-from rlstruct.batchers.slab import Slab
+from rlstruct.batchers.lanes import move
+from rlstruct.batchers.slab import Steps
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 
 
@@ -22,46 +23,69 @@ class Part:
         collected: what it said about them.
         seed: seed of its first environment.
         first_environment: global index of its first environment.
+        running: how many environments go on, or which, if nobody has counted them.  [B] bool
+        given: whether the memory of the steps is given away: then it becomes the batch, and nothing is copied.
     """
 
-    slab: Slab
+    slab: Steps
     collected: Collected
     seed: int
     first_environment: int
+    running: int | Tensor
+    given: bool = False
 
 
-def hand_over(parts: Sequence[Part], infos: DictTensor, auto_reset: bool, device: torch.device) -> Trajectories:
+def hand_over(
+    parts: Sequence[Part],
+    infos: DictTensor,
+    device: torch.device,
+    *,
+    auto_reset: bool,
+    gaps: bool = True,
+) -> tuple[Trajectories, int]:
     """Copy a batch out of the slabs, batch first, on the batcher's device.
 
     Args:
         parts: one per collector, in the order of their environments.
-        infos: ``agent_info/…`` and ``env_info/…`` of all environments, on the CPU.  [B]
-        auto_reset: whether the environments restart by themselves.
+        infos: ``agent_info/…`` and ``env_info/…`` of all environments.  [B]
         device: the batcher's device.
+        auto_reset: whether the environments restart by themselves.
+        gaps: whether they may spend steps on that. If not, the device is asked nothing.
 
     Returns:
-        Trajectories that share no memory with the slabs. Auto-resetting: all B rows, T steps; fewer real ones where a
-        vector environment spends steps on its restarts. Episodic: the rows that took part, shortened to the longest.
-        ``observation/`` and ``_observation/`` of a key share memory unless an environment restarted. Padding is zero,
-        except that the first padded step of ``observation/`` shows the final observation once more.
+        Trajectories that share no memory with the slabs (but for a slab that is given away), and how many environments
+        go on. Auto-resetting: all B rows, T steps; fewer real ones where a vector environment spends steps on its
+        restarts. Episodic: the rows that took part, shortened to the longest. ``observation/`` and ``_observation/`` of
+        a key share memory unless an environment restarted. Padding is zero, except that the first padded step of
+        ``observation/`` shows the final observation once more.
     """
     info = infos.to(device).clone() + _identity(parts, device)
     T = max(part.collected.n_steps for part in parts)
     if auto_reset:
         steps = _stream(parts, T, device) | _actions(parts, T, device)
-        if all(bool(part.slab.running[:T].all()) for part in parts):  # sync: once per batch
-            return Trajectories(info, TemporalDictTensor(steps))
-        return Trajectories(info, _without_gaps(steps, _running(parts, T, device)))
+        n_running = sum(part.slab.running.shape[1] for part in parts)
+        if not gaps or all(bool(part.slab.running[:T].all()) for part in parts):  # sync: once per batch
+            return Trajectories(info, TemporalDictTensor(steps)), n_running
+        return Trajectories(info, _without_gaps(steps, _running(parts, T, device))), n_running
     lengths = _running(parts, T, device).sum(1)
-    on_cpu = lengths.cpu()  # sync: once per batch of episodes; sizes follow from it
+    on_cpu, n_running = _count(lengths, parts)
     T = int(on_cpu.max())  # sync: of CPU memory. Off the CPU collectors do not look after every step whether all ended
     rows = None
     if not bool((on_cpu > 0).all()):  # sync: of CPU memory
-        rows = on_cpu.nonzero().squeeze(1).to(device)  # sync: of CPU memory
+        rows = move(on_cpu.nonzero().squeeze(1), device)  # sync: of CPU memory
         info, lengths = info.index(rows), lengths.index_select(0, rows)
     padded = _Padded(lengths, rows)
     steps = _stream(parts, T, device, padded) | _actions(parts, T, device, padded)
-    return Trajectories(info, TemporalDictTensor(steps, lengths))
+    return Trajectories(info, TemporalDictTensor(steps, lengths)), n_running
+
+
+def _count(lengths: Tensor, parts: Sequence[Part]) -> tuple[Tensor, int]:
+    """Bring the lengths of the episodes to the CPU, [B] int64, with the number of environments that go on."""
+    masks = [part.running for part in parts if isinstance(part.running, Tensor)]
+    counted = sum(part.running for part in parts if isinstance(part.running, int))
+    numbers = torch.cat([lengths, *(mask.sum().view(1) for mask in masks)]).cpu()  # sync: once per batch of episodes
+    n = lengths.shape[0]
+    return numbers[:n], counted + int(numbers[n:].sum())  # sync: of CPU memory
 
 
 @dataclass(frozen=True)
@@ -98,13 +122,15 @@ def _stream(parts: Sequence[Part], T: int, device: torch.device, padded: _Padded
     """Both observation keys, from one copy of the frames wherever no environment restarted, [B, T, ...]."""
     steps: dict[str, Tensor] = {}
     for key in parts[0].slab.stream:
-        frames = _cat([_cut(part.slab.stream[key], part.collected.n_steps + 1, T + 1) for part in parts], device)
+        cut = [_cut(part.slab.stream[key], part.collected.n_steps + 1, T + 1) for part in parts]
+        frames = _join(parts, cut, device)
         if padded is not None:
             frames = padded.cut(frames, 1)  # slot `lengths` holds the last reached observation
         steps[f"observation/{key}"] = frames[:, :T]
         steps[f"_observation/{key}"] = frames[:, 1:]
     for key in parts[0].slab.reached:
-        steps[f"_observation/{key}"] = _cat([part.slab.reached[key][:T] for part in parts], device)
+        reached = _join(parts, [part.slab.reached[key][:T] for part in parts], device)
+        steps[f"_observation/{key}"] = reached
     first = 0
     for part in parts:
         n, at = part.collected.n_final, part.slab.final_at
@@ -126,7 +152,7 @@ def _running(parts: Sequence[Part], T: int, device: torch.device) -> Tensor:
 def _actions(parts: Sequence[Part], T: int, device: torch.device, padded: _Padded | None = None) -> dict[str, Tensor]:
     steps = {}
     for key in parts[0].slab.action:
-        value = _cat([_cut(part.slab.action[key], part.collected.n_steps, T) for part in parts], device)
+        value = _join(parts, [_cut(part.slab.action[key], part.collected.n_steps, T) for part in parts], device)
         steps[f"action/{key}"] = value if padded is None else padded.cut(value, 0)
     return steps
 
@@ -138,6 +164,13 @@ def _without_gaps(steps: dict[str, Tensor], running: Tensor) -> TemporalDictTens
     rows = torch.arange(order.shape[0], device=order.device, dtype=torch.int64).unsqueeze(1)
     moved = {key: _zero_after(value[rows, order], lengths) for key, value in steps.items()}
     return TemporalDictTensor(moved, lengths).shorten()
+
+
+def _join(parts: Sequence[Part], steps: list[Tensor], device: torch.device) -> Tensor:
+    """Join the parts' shares of one tensor, [T, B, ...] each, to [sum of B, T, ...]; a given one is only shown."""
+    if len(parts) == 1 and parts[0].given:
+        return steps[0].transpose(0, 1)
+    return _cat(steps, device)
 
 
 def _cat(parts: list[Tensor], device: torch.device) -> Tensor:

@@ -10,14 +10,20 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from rlstruct.batchers.collector import Collected, Phase, Progress
+from rlstruct.batchers.collector import Collected
 from rlstruct.batchers.failures import describe, worker_error
 from rlstruct.batchers.hand_over import Part
+from rlstruct.batchers.lanes import lane_of
+from rlstruct.batchers.progress import Phase, Progress
+from rlstruct.batchers.recording import recorder_of
+from rlstruct.batchers.replayer import Replayer
 from rlstruct.batchers.reports import LostEpisodes
 from rlstruct.batchers.shared_memory import Layout, layout_of, n_bytes
+from rlstruct.batchers.slab import Steps
 from rlstruct.batchers.worker import Factories, make_collector
 from rlstruct.core import DictTensor
 from rlstruct.errors import WorkerError
+from rlstruct.vec_env import Carrying
 
 _logger = logging.getLogger(__name__)
 
@@ -26,13 +32,14 @@ class InProcess:
     """Collects in the process of the caller, in `execute`; `collect` only hands over, or raises what happened."""
 
     def __init__(
-        self, factories: Factories, n_timesteps: int, device: torch.device, seed: int, agent_seed: int
+        self, factories: Factories, n_timesteps: int, device: torch.device, seed: int, agent_seed: int, graph: bool
     ) -> None:
         """Create agent and environment."""
+        self._lane = lane_of(device)
         self._progress = Progress(torch.zeros(3, dtype=torch.int64, device="cpu"))
         self.lost: list[LostEpisodes] = []
         self._seed = seed
-        self._collected: Collected | None = None
+        self._batch: tuple[Collected, Steps] | None = None
         self._failure: BaseException | None = None
         self._n_envs = 0
 
@@ -40,7 +47,7 @@ class InProcess:
             return {name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype) in layout.items()}
 
         self._progress.enter(Phase.START)
-        with self._named():
+        with self._named(), self._lane.work():
             self._collector = make_collector(
                 factories,
                 seed,
@@ -50,8 +57,12 @@ class InProcess:
                 allocate=allocate,
                 progress=self._progress,
             )
-            self._n_envs = self._collector.env.n_envs()
-            self.auto_reset = self._collector.env.auto_reset
+        env = self._collector.env
+        self._n_envs, self.auto_reset, self.gaps = env.n_envs(), env.auto_reset, env.restarts_take_steps
+        # On a CPU the memory of a batch is warm, and copying out of it is cheaper than meeting new pages.
+        self._gives = device.type != "cpu"
+        recorder = recorder_of(device) if graph and isinstance(env, Carrying) else None
+        self._replayer = Replayer(self._collector, n_timesteps, device, recorder)
 
     def n_envs(self) -> list[int]:
         """See Backend."""
@@ -59,31 +70,44 @@ class InProcess:
 
     def reset(self, agent_infos: list[DictTensor], env_infos: list[DictTensor]) -> None:
         """See Backend."""
-        with self._named():
+        with self._named(), self._lane.work():
             self._collector.reset(agent_infos[0], env_infos[0])
 
     def execute(self, agent_infos: Sequence[DictTensor | None]) -> None:
         """See Backend."""
-        self._collected = None
+        self._batch = None
         try:
-            with self._named():
-                self._collected = self._collector.collect(agent_infos[0])
+            with self._named(), self._lane.work():
+                self._batch = self._collect(agent_infos[0])
         except WorkerError as error:
             self._failure = error
 
+    def _collect(self, agent_info: DictTensor | None) -> tuple[Collected, Steps]:
+        if self._gives:
+            return self._replayer.collect(agent_info)
+        collected, slab = self._collector.collect(agent_info), self._collector.slab
+        if slab is None:  # unreachable: collect made it; narrows the type
+            raise RuntimeError("rlstruct.batchers.in_process: the slab is missing.")
+        return collected, slab
+
     def collect(self, blocking: bool, timeout: float) -> list[Part] | None:
-        """See Backend."""
+        """See Backend. On CUDA the host waits for nothing: what the caller queues from now on comes after the batch."""
         if self._failure is not None:
             raise self._failure
-        slab = self._collector.slab
-        if self._collected is None or slab is None:  # unreachable: RL_Batcher calls execute first
+        if self._batch is None:  # unreachable: RL_Batcher calls execute first
             raise RuntimeError("rlstruct.batchers.in_process: collect before execute.")
-        return [Part(slab, self._collected, self._seed, 0)]
+        if not blocking and not self._lane.ready():
+            return None
+        (collected, steps), self._batch = self._batch, None
+        running = self._collector.running()
+        self._lane.give([*steps.tensors.values(), *([] if running is None else [running])])
+        return [Part(steps, collected, self._seed, 0, self._n_envs if running is None else running, self._gives)]
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
         """See Backend."""
-        with self._named():
-            self._collector.update(weights, version)
+        taken = self._lane.take(weights)
+        with self._named(), self._lane.work():
+            self._collector.update(taken, version)
 
     def seconds(self) -> list[dict[str, float]]:
         """See Backend."""

@@ -24,8 +24,8 @@ _BITS = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.fl
 Allocate = Callable[[Layout], dict[str, Tensor]]
 
 
-class Slab:
-    """The T steps of one collector's B environments, [T, B, ...] tensors in memory that ``tensors`` brings.
+class Steps:
+    """T steps of B environments by name, time first.
 
     Attributes:
         stream: T + 1 observations.  [T + 1, B, ...]
@@ -47,6 +47,14 @@ class Slab:
         self.reached = _part(tensors, "reached/")
         self.running = tensors["running"]
         self.final_at = tensors.get("final_at")
+
+
+class Slab(Steps):
+    """Steps that can be written, in memory that ``tensors`` brings."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        """Make the views that writing needs."""
+        super().__init__(tensors)
         # One list of row views per step, made once: a step is then one call of _foreach_copy_.
         self._stream_rows = _rows([v for k, v in self.stream.items() if k != "rng"])
         self._stream_keys = [k for k in self.stream if k != "rng"]

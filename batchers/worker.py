@@ -22,9 +22,10 @@ import cloudpickle
 import torch
 from torch import Tensor
 
-from rlstruct.batchers.collector import Collected, Collector, Interrupted, Phase, Progress
+from rlstruct.batchers.collector import Collected, Collector
 from rlstruct.batchers.failures import describe
 from rlstruct.batchers.processes import die_with
+from rlstruct.batchers.progress import Interrupted, Phase, Progress
 from rlstruct.batchers.shared_memory import Layout, SharedBlock, layout_of
 from rlstruct.batchers.slab import Allocate
 from rlstruct.core import DictTensor
@@ -62,6 +63,7 @@ class Batch:
     """Answer to an execute order. ``layout`` comes when the slab is new, which is with the first batch."""
 
     collected: Collected
+    n_still_running: int
     layout: Layout | None
     seconds: dict[str, float]
 
@@ -230,7 +232,7 @@ class _Worker:
             for name, tensor in slab.tensors.items():
                 self._shared[name].copy_(tensor)
         layout, self._new_layout = self._new_layout, None
-        return Batch(collected, layout, self.progress.clock.seconds())
+        return Batch(collected, self._ready.count_running(), layout, self.progress.clock.seconds())
 
     def _take_weights(self, version: int, layout: Layout | None) -> None:
         if layout is not None:

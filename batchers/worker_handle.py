@@ -10,9 +10,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, TypeVar
 
-from rlstruct.batchers.collector import Phase, Progress
 from rlstruct.batchers.failures import Failure, spell, unpickled, worker_error
 from rlstruct.batchers.processes import NO_MAIN_GUARD, WORKER_NAME, limit_sending, mortal_parent
+from rlstruct.batchers.progress import Phase, Progress
 from rlstruct.batchers.shared_memory import Layout, SharedBlock
 from rlstruct.batchers.slab import Slab
 from rlstruct.batchers.worker import Batch, Created, Start, main

@@ -18,9 +18,9 @@ import cloudpickle
 import torch
 from torch import Tensor
 
-from rlstruct.batchers.collector import Progress
 from rlstruct.batchers.hand_over import Part
 from rlstruct.batchers.processes import kill, quiet_start
+from rlstruct.batchers.progress import Progress
 from rlstruct.batchers.reports import LostEpisodes
 from rlstruct.batchers.shared_memory import SharedBlock, layout_of, n_bytes
 from rlstruct.batchers.worker import Factories, Start, status_layout
@@ -66,6 +66,7 @@ class WorkerPool:
     ) -> None:
         """Start the processes."""
         self.auto_reset = False
+        self.gaps = True
         self.lost: list[LostEpisodes] = []
         self._pid = os.getpid()
         self._timeout = timeout
@@ -148,7 +149,9 @@ class WorkerPool:
         self._in_flight = False
         self._n_batches += 1
         return [
-            Part(worker.slab, worker.batch.collected, worker.seed, worker.first_environment)
+            Part(
+                worker.slab, worker.batch.collected, worker.seed, worker.first_environment, worker.batch.n_still_running
+            )
             for worker in self._workers
             if worker.slab is not None and worker.batch is not None
         ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -40,11 +40,14 @@ class VecEnv(ABC):
         action_space: gymnasium space of one environment's action.
         observation_space: gymnasium space of one environment's frame.
         auto_reset: whether an ended environment restarts within the same step; otherwise it idles until `reset`.
+        restarts_take_steps: whether `step` may leave out rows of an auto-resetting environment (see there). False lets
+            a batcher hand over a batch without asking the device whether there were any.
     """
 
     action_space: gymnasium.Space[Any]
     observation_space: gymnasium.Space[Any]
     auto_reset: bool
+    restarts_take_steps: bool = True
 
     @property
     @abstractmethod
@@ -88,6 +91,21 @@ class VecEnv(ABC):
         return
 
 
+@runtime_checkable
+class Carrying(Protocol):
+    """A VecEnv that can show and take back all that one step hands to the next, as tensors.
+
+    Such an environment can be captured in a CUDA graph (its `step` uses no other state, and never waits for the
+    device), and can go on where another one, made alike, has stopped.
+    """
+
+    def carry(self) -> dict[str, Tensor]:
+        """Return the whole simulation by name; these tensors are never written to afterwards."""
+
+    def set_carry(self, tensors: dict[str, Tensor]) -> None:
+        """Go on from what `carry` returned."""
+
+
 class DeviceEnv(VecEnv):
     """A VecEnv that lives on another device than the one it wraps; everything else is the same.
 
@@ -113,6 +131,7 @@ class DeviceEnv(VecEnv):
         self.action_space = env.action_space
         self.observation_space = env.observation_space
         self.auto_reset = env.auto_reset
+        self.restarts_take_steps = env.restarts_take_steps
 
     @property
     def device(self) -> torch.device:

@@ -50,18 +50,20 @@ def _wrap(value: int) -> int:
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-def step_keys(seed: Tensor, episode: int, step: Tensor) -> Tensor:
+def step_keys(seed: Tensor, episode: int | Tensor, step: Tensor) -> Tensor:
     """Make one key for each environment and step.
 
     Args:
         seed: one seed for each environment.  [B] int64
-        episode: which reset of the batcher this is, from 0.
+        episode: which reset of the batcher this is, from 0: a number, or a tensor without dimensions (int64, same
+            device), which a CUDA graph reads anew at every replay.
         step: steps since that reset.  [T] int64, same device
 
     Returns:
         Keys that differ in all 64 bits between any two environments, resets or steps.  [T, B] int64
     """
-    stream = _mix_full(seed + _GAMMA).add_(_wrap((episode + 1) * _MIX_1))
+    lane = _wrap((episode + 1) * _MIX_1) if isinstance(episode, int) else (episode + 1) * _MIX_1
+    stream = _mix_full(seed + _GAMMA).add_(lane)
     return _mix_full(_mix_full(stream).unsqueeze(0) + (step.unsqueeze(1) + 1) * _GAMMA)  # [T, B]
 
 

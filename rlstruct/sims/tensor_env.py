@@ -67,6 +67,7 @@ class TensorEnv(VecEnv, Generic[State]):
 
     shortest_episode: ClassVar[int] = 1
     stochastic: ClassVar[bool] = True
+    restarts_take_steps = False
 
     def __init__(
         self,

@@ -55,6 +55,8 @@ class CountingEnv(VecEnv):
         device: where everything lives.
     """
 
+    restarts_take_steps = False
+
     def __init__(
         self,
         n_envs: int,

@@ -16,6 +16,9 @@ So put the batcher on ``sim:1``, the learner on ``sim:0``, the evaluation on ``c
 tensor that was made without ``device=``, each forgotten ``.to(...)`` and each ``.numpy()`` of a device tensor raises at
 the line that does it. What passes here is placed right on CUDA. ``forbid_host_sync`` finds the hidden waits.
 
+`record` is to these devices what CUDA graphs are to a GPU, and RL_Batcher uses it as it uses those: an agent that would
+freeze in a graph is found here.
+
 What differs from a real accelerator:
 
 * ``backward()`` works on ``sim:0`` only: autograd starts one thread per device that the backend's C++ guard counts, and
@@ -42,6 +45,7 @@ from torch import Tensor
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from rlstruct.device import register_backend
+from rlstruct.testing._sim_graph import record
 from rlstruct.testing._sim_rnn import DECOMPOSED
 from rlstruct.testing._sim_tensor import (
     DEVICE_COUNT,
@@ -53,7 +57,7 @@ from rlstruct.testing._sim_tensor import (
     unwrap,
 )
 
-__all__ = ["DEVICE_COUNT", "SimDeviceMismatchError", "SimTensor"]
+__all__ = ["DEVICE_COUNT", "SimDeviceMismatchError", "SimTensor", "record"]
 
 
 class _SimModule:

@@ -16,9 +16,9 @@ from batcher_fakes import create_version_agent, limit
 
 from rlstruct import BatcherStateError, DictTensor, WorkerError, WorkerTimeout
 from rlstruct.batchers import RL_Batcher
-from rlstruct.batchers.collector import Phase, Progress
 from rlstruct.batchers.failures import describe, unpickled
 from rlstruct.batchers.processes import limit_sending
+from rlstruct.batchers.progress import Phase, Progress
 from rlstruct.testing.fake_agents import RngAgent
 from rlstruct.testing.fake_envs import create_counting_env, create_failing_env, create_slow_env
 

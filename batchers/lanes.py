@@ -1,0 +1,108 @@
+"""Where a collector's work is queued: nowhere on a CPU, on a stream of its own on CUDA. Part of rlstruct.batchers.
+
+Work of the caller (a learner on the same GPU) and work of the collector run beside each other. Events say where one
+must wait for the other, and the allocator is told whenever memory passes from one to the other; the device as a whole
+is never waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Lane(Protocol):
+    """A queue of work on one device."""
+
+    def work(self) -> contextlib.AbstractContextManager[None]:
+        """Queue what is done inside in this lane, behind everything that the caller has queued until now."""
+
+    def give(self, tensors: Iterable[Tensor]) -> None:
+        """Hand tensors to the caller: what it queues from now on comes after the work of this lane."""
+
+    def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copy the caller's tensors, which it may change as soon as this returns, for use in this lane."""
+
+    def ready(self) -> bool:
+        """Whether all work is done."""
+
+
+class HostLane:
+    """Work is done when the call returns."""
+
+    def work(self) -> contextlib.AbstractContextManager[None]:
+        """See Lane."""
+        return contextlib.nullcontext()
+
+    def give(self, tensors: Iterable[Tensor]) -> None:
+        """See Lane."""
+
+    def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See Lane; there is nothing to wait for, so nothing is copied."""
+        return dict(tensors)
+
+    def ready(self) -> bool:
+        """See Lane."""
+        return True
+
+
+class CudaLane:
+    """A stream of its own.
+
+    Args:
+        device: a CUDA device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Create the stream."""
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._done: torch.cuda.Event | None = None
+
+    @contextlib.contextmanager
+    def work(self) -> Iterator[None]:
+        """See Lane."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            yield
+        self._done = self._stream.record_event()
+
+    def give(self, tensors: Iterable[Tensor]) -> None:
+        """See Lane. The memory is used again only when the caller's stream is through with it."""
+        caller = torch.cuda.current_stream(self._device)
+        if self._done is not None:
+            caller.wait_event(self._done)
+        for tensor in tensors:
+            tensor.record_stream(caller)
+
+    def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See Lane. The copies are made on the caller's stream, so that it need not wait for a batch in flight."""
+        copies = {}
+        for key, tensor in tensors.items():
+            on_gpu = tensor.device.type == "cuda"
+            copies[key] = tensor.detach().to(self._device, copy=True, non_blocking=on_gpu)
+            copies[key].record_stream(self._stream)
+        return copies
+
+    def ready(self) -> bool:
+        """See Lane."""
+        return self._done is None or bool(self._done.query())  # type: ignore[no-untyped-call]
+
+
+def lane_of(device: torch.device) -> Lane:
+    """Return a new lane on a device."""
+    return CudaLane(device) if device.type == "cuda" else HostLane()
+
+
+def move(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor from the CPU to a device; on CUDA through pinned memory, so that the host waits for nothing."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        # Where a second kind of accelerator is registered, as in our own tests, torch cannot pin; small copies of
+        # ordinary memory are staged by the driver and do not wait either.
+        with contextlib.suppress(RuntimeError):
+            tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)

@@ -1,0 +1,97 @@
+"""A graph for the simulated accelerator: what a CUDA graph does, operator by operator. Layer 3: torch.
+
+While a piece of work is recorded, every operator is noted with the very tensors that it met. A replay runs the same
+operators on the same tensors and writes their results into the memory that the recording gave them; no Python of the
+work runs again. So whatever a CUDA graph gets wrong in silence goes wrong here too, on a laptop: a number that was read
+on the host stays, a tensor that took another's place is not seen, a result that is not copied back is lost. A wait for
+the device raises, as it does while CUDA records.
+"""
+
+# ruff: noqa: ANN401  (torch hands over whatever an operator takes and returns)
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from rlstruct.testing._operators import is_composite
+from rlstruct.testing.host_sync import forbid_host_sync
+
+
+def record(work: Callable[[], None]) -> Callable[[], None]:
+    """Record work without lasting effect, as CUDA does, and return what replays it.
+
+    Args:
+        work: queues operations on tensors.
+
+    Raises:
+        HostSyncError: the work waits for the device.
+    """
+    recording = _Recording()
+    try:
+        with forbid_host_sync(), recording:
+            work()
+    finally:
+        recording.undo()
+    return recording.replay
+
+
+class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives it no types
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._calls: list[tuple[Any, Any, Any, list[tuple[int, Tensor]]]] = []
+        self._made: dict[int, Tensor] = {}  # by address of their memory, which they keep from being used again
+        self._before: list[tuple[Tensor, Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if is_composite(func):  # in inference mode nothing above this has taken it apart
+            with self:
+                return func.decompose(*args, **kwargs)
+        for tensor in _written(func, args, kwargs):
+            if tensor.untyped_storage().data_ptr() not in self._made:
+                self._before.append((tensor, tensor.clone()))
+        results = func(*args, **kwargs)
+        fresh = _fresh(func, results)
+        for _, tensor in fresh:
+            self._made[tensor.untyped_storage().data_ptr()] = tensor
+        self._calls.append((func, args, kwargs, fresh))
+        return results
+
+    def undo(self) -> None:
+        """Give memory that was there before its values again, and make the results of the recording unusable."""
+        with torch.no_grad():
+            for tensor, before in reversed(self._before):
+                tensor.copy_(before)
+            for tensor in self._made.values():
+                if tensor.is_floating_point():
+                    tensor.fill_(torch.nan)
+        self._before.clear()
+
+    def replay(self) -> None:
+        """Run the operators again, on the same memory."""
+        with torch.no_grad():
+            for func, args, kwargs, fresh in self._calls:
+                leaves = tree_leaves(func(*args, **kwargs))
+                for i, tensor in fresh:
+                    tensor.copy_(leaves[i])
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
+    """Give the arguments that an operator writes to."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+
+
+def _fresh(func: Any, results: Any) -> list[tuple[int, Tensor]]:
+    """Give the results that are new memory, neither arguments nor views of them, with their positions."""
+    if any(returned.alias_info is not None for returned in func._schema.returns):
+        return []
+    return [(i, leaf) for i, leaf in enumerate(tree_leaves(results)) if isinstance(leaf, Tensor)]

@@ -1,0 +1,301 @@
+"""A batch that is recorded once and replayed: the same trajectories as single steps, and nothing frozen in silence."""
+
+from __future__ import annotations
+
+import random
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import rlstruct.testing.sim_device  # makes sim:0 known
+from rlstruct import DictTensor, RL_Agent, Trajectories, resolve_device
+from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
+from rlstruct.batchers import RL_Batcher
+from rlstruct.functional.random import randint, uniform
+from rlstruct.sims import make
+from rlstruct.testing import forbid_host_sync
+
+T, B = 12, 6
+DEVICES = ["sim:1", pytest.param("cuda:0", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return str(resolve_device(request.param))
+
+
+class Recordings:
+    """Counts recordings on the simulated accelerator and on CUDA, and replays."""
+
+    def __init__(self) -> None:
+        self.recorded = self.replayed = 0
+
+    def counting(self, record: Any) -> Any:
+        def recorder(work: Any) -> Any:
+            replay = record(work)
+            self.recorded += 1
+
+            def counted() -> None:
+                self.replayed += 1
+                replay()
+
+            return counted
+
+        return recorder
+
+
+@pytest.fixture
+def recordings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recordings]:
+    from rlstruct.batchers import recording
+
+    counts = Recordings()
+    monkeypatch.setattr(rlstruct.testing.sim_device, "record", counts.counting(rlstruct.testing.sim_device.record))
+    monkeypatch.setattr(recording, "record_cuda", counts.counting(recording.record_cuda))
+    return counts
+
+
+def create_env(device: str, seed: int, name: str = "CartPole-v1", auto_reset: bool = True) -> Any:
+    return make(name, n_envs=B, seed=seed, device=device, auto_reset=auto_reset)
+
+
+def actor_critic(device: str, recurrent: bool = False) -> RL_Agent:
+    torch.manual_seed(0)
+    if recurrent:
+        return RecurrentAgent(RecurrentActorCritic(4, 2), device=device)
+    return ActorCriticAgent(ActorCritic(4, 2), device=device)
+
+
+def batcher_on(device: str, create_agent: Any, graph: bool = True, **env_args: Any) -> RL_Batcher:
+    return RL_Batcher(
+        T,
+        create_agent,
+        create_env,
+        agent_args={"device": device},
+        env_args={"device": device, **env_args},
+        seed=3,
+        device=device,
+        graph=graph,
+    )
+
+
+def next_batch(batcher: RL_Batcher, agent_info: DictTensor | None = None) -> Trajectories:
+    batcher.execute(agent_info)
+    batch = batcher.get()[0]
+    assert batch is not None
+    return batch
+
+
+def same(one: Trajectories, other: Trajectories) -> None:
+    assert torch.equal(one.lengths.cpu(), other.lengths.cpu())
+    for mine, yours in ((one.info, other.info), (one.trajectories, other.trajectories)):
+        assert set(mine.keys()) == set(yours.keys())
+        for key, value in mine.items():
+            torch.testing.assert_close(
+                value.cpu(), yours[key].cpu(), rtol=1e-5, atol=1e-6, msg=lambda m, k=key: f"{k}: {m}"
+            )
+
+
+@pytest.mark.parametrize(
+    ("recurrent", "auto_reset", "name"),
+    [(False, True, "CartPole-v1"), (True, True, "CartPole-v1"), (False, False, "CartPole-v1")],
+)
+def test_replays_give_what_single_steps_give(
+    device: str, recordings: Recordings, recurrent: bool, auto_reset: bool, name: str
+) -> None:
+    def run(where: str, graph: bool) -> list[Trajectories]:
+        with batcher_on(where, lambda device: actor_critic(device, recurrent), graph, auto_reset=auto_reset) as batcher:
+            found = []
+            for n_batches in (3, 2):  # the second reset meets a recording
+                batcher.reset()
+                found += [next_batch(batcher) for _ in range(n_batches)]
+            return found
+
+    replayed, stepped, on_cpu = run(device, True), run(device, False), run("cpu", True)
+    assert (recordings.recorded, recordings.replayed) == (1, 4)  # the first batch is taken step by step
+    for one, other, third in zip(replayed, stepped, on_cpu, strict=True):
+        same(one, other)
+        same(one, third)
+    drawn = torch.cat([batch.trajectories["observation/rng"][:, 0].cpu() for batch in replayed])
+    assert len(drawn.unique()) == drawn.numel()  # no replay draws again what another drew
+
+
+def test_what_was_handed_over_never_changes(device: str) -> None:
+    with batcher_on(device, actor_critic) as batcher:
+        batcher.reset()
+        batches = [next_batch(batcher) for _ in range(3)]
+        before = [{k: v.cpu().clone() for k, v in batch.trajectories.items()} for batch in batches]
+        for batch in (next_batch(batcher), next_batch(batcher)):
+            for value in batch.trajectories.values():
+                value.zero_()  # the learner may write to its own batch
+        after = next_batch(batcher)
+    for batch, values in zip(batches, before, strict=True):
+        for key, value in values.items():
+            assert torch.equal(batch.trajectories[key].cpu(), value), key
+    assert after.trajectories["observation/frame"].abs().sum() > 0
+
+
+class ScaleAgent(RL_Agent):
+    """Shows its weight and its agent_info; how it stores new weights is a choice."""
+
+    agent_info_on_device = True
+
+    def __init__(self, device: str, in_place: bool = True) -> None:
+        self.weight = torch.zeros((), device=device)
+        self.in_place = in_place
+
+    def __call__(self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: Any = None) -> Any:
+        drawn = randint(observation["rng"], 2)
+        shown = {f"seen/{key}": value.clone() for key, value in agent_info.items()}
+        return DictTensor({"action": drawn, "weight": self.weight.expand(drawn.shape).clone(), **shown}), state
+
+    def update(self, info: Mapping[str, Tensor]) -> None:
+        if self.in_place:
+            self.weight.copy_(info["weight"])
+        else:
+            self.weight = info["weight"].to(self.weight.device).clone()
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_an_update_is_seen_by_the_next_replay(device: str, recordings: Recordings, in_place: bool) -> None:
+    with batcher_on(device, lambda device: ScaleAgent(device, in_place)) as batcher:
+        batcher.reset()
+        for version in range(4):
+            weight = torch.tensor(float(version))
+            batcher.update({"weight": weight})
+            weight.fill_(-1.0)  # the caller's own again
+            batch = next_batch(batcher)
+            assert batch.trajectories["action/weight"].unique().tolist() == [version]
+            assert batch.info["policy_version"].unique().tolist() == [version + 1]
+    assert recordings.replayed == 3
+    assert in_place == (recordings.recorded == 1)  # a tensor in another place needs another recording
+
+
+def test_agent_info_on_the_device_changes_without_a_new_recording(device: str, recordings: Recordings) -> None:
+    with batcher_on(device, ScaleAgent) as batcher:
+        batcher.reset(agent_info=DictTensor({"epsilon": torch.tensor([0.5])}))
+        for epsilon in (None, 0.25, 0.125):
+            info = None if epsilon is None else DictTensor({"epsilon": torch.tensor([epsilon])})
+            batch = next_batch(batcher, info)
+            assert batch.trajectories["action/seen/epsilon"].unique().tolist() == [epsilon or 0.5]
+            assert batch.info["agent_info/epsilon"].unique().tolist() == [epsilon or 0.5]
+    assert (recordings.recorded, recordings.replayed) == (1, 2)
+
+
+class HostInfoAgent(ScaleAgent):
+    """Leaves agent_info on the CPU, and lets Python decide by it."""
+
+    agent_info_on_device = False
+
+    def __call__(self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: Any = None) -> Any:
+        drawn = randint(observation["rng"], 2)
+        flag = "greedy" in agent_info
+        return DictTensor({"action": torch.zeros_like(drawn) if flag else drawn}), state
+
+
+def test_agent_info_on_the_cpu_has_the_batch_recorded_again(device: str, recordings: Recordings) -> None:
+    with batcher_on(device, HostInfoAgent) as batcher:
+        batcher.reset()
+        for _ in range(3):
+            assert next_batch(batcher).trajectories["action/action"].sum() > 0
+        for _ in range(2):
+            greedy = next_batch(batcher, DictTensor({"greedy": torch.ones(1)}))
+            assert greedy.trajectories["action/action"].sum() == 0
+    assert (recordings.recorded, recordings.replayed) == (2, 4)
+
+
+class AskingAgent(ScaleAgent):
+    def __call__(self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: Any = None) -> Any:
+        if bool((observation["frame"] > 1e9).any()):
+            raise AssertionError("no frame is as large")
+        return super().__call__(state, observation, agent_info)
+
+
+class CountingAgent(ScaleAgent):
+    n_calls = 0
+
+    def __call__(self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: Any = None) -> Any:
+        self.n_calls += 1
+        return super().__call__(state, observation, agent_info)
+
+
+class PythonRandomAgent(ScaleAgent):
+    def __call__(self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: Any = None) -> Any:
+        drawn = randint(observation["rng"], 2)
+        return DictTensor({"action": drawn * (random.random() < 0.5)}), state
+
+
+class MovedInfoAgent(HostInfoAgent):
+    def __call__(self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: Any = None) -> Any:
+        epsilon = torch.full((B,), 0.5).to(observation.device)
+        return DictTensor({"action": (uniform(observation["rng"]) < epsilon).long()}), state
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (AskingAgent, r"(_local_scalar_dense|aten\.).*test_replays\.py"),
+        (CountingAgent, r"agent\.n_calls changes while the agent acts"),
+        (PythonRandomAgent, r"Python's global random generator changes"),
+        (MovedInfoAgent, r"_to_copy.*test_replays\.py"),
+    ],
+)
+def test_what_would_freeze_is_named_once_and_steps_go_on(device: str, kind: Any, words: str) -> None:
+    with batcher_on(device, kind) as batcher, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        batcher.reset()
+        frames = [next_batch(batcher).trajectories["observation/frame"].cpu() for _ in range(4)]
+    (warning,) = caught
+    assert "cannot be recorded as one graph" in str(warning.message)
+    assert re.search(words, str(warning.message)), str(warning.message)
+    with batcher_on("cpu", kind) as batcher:
+        if kind is not PythonRandomAgent:
+            batcher.reset()
+            for frame in frames:
+                expected = next_batch(batcher).trajectories["observation/frame"]
+                torch.testing.assert_close(frame, expected, rtol=1e-5, atol=1e-6)
+
+
+class RestlessAgent(ScaleAgent):
+    """Has another Python number in every batch."""
+
+    def update(self, info: Mapping[str, Tensor]) -> None:
+        self.temperature = float(info["weight"])
+
+
+def test_a_number_that_always_changes_is_recorded_no_more(device: str, recordings: Recordings) -> None:
+    with batcher_on(device, RestlessAgent) as batcher, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        batcher.reset()
+        for version in range(7):
+            batcher.update({"weight": torch.tensor(float(version))})
+            next_batch(batcher)
+    assert recordings.recorded == 3
+    assert "agent.temperature is another one in every batch" in str(caught[0].message)
+    assert len(caught) == 1
+
+
+def test_collecting_and_getting_wait_for_nothing(device: str) -> None:
+    with batcher_on(device, actor_critic) as batcher:
+        batcher.reset()
+        next_batch(batcher)
+        next_batch(batcher)
+        with forbid_host_sync():  # sets torch.cuda.set_sync_debug_mode("error") as well
+            next_batch(batcher)
+
+
+def test_single_steps_wait_for_nothing_and_copy_nothing(device: str) -> None:
+    with batcher_on(device, actor_critic, graph=False) as batcher:
+        batcher.reset()
+        first = next_batch(batcher)
+        with forbid_host_sync():
+            second = next_batch(batcher)
+        frames = second.trajectories["observation/frame"]
+        assert frames.transpose(0, 1).is_contiguous()  # the memory that the steps were written to, time first
+        assert (
+            frames.untyped_storage().data_ptr() != first.trajectories["observation/frame"].untyped_storage().data_ptr()
+        )
