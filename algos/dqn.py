@@ -60,7 +60,7 @@ class DQNConfig(TrainingConfig):
         overlap: collect the next piece while learning. It pays with worker processes.
     """
 
-    n_env_steps: int = 100_000
+    n_env_steps: int = 50_000
     n_timesteps: int = 16
     n_processes: int = 0
     discount: float = 0.995
@@ -75,7 +75,7 @@ class DQNConfig(TrainingConfig):
     n_updates: int = 32
     huber_delta: float = 1.0
     target_update_interval: int = 1
-    target_update_rate: float = 0.01
+    target_update_rate: float = 0.02
     average_rate: float = 0.01
     replay_capacity: int = 100_000
     replay_device: str | None = None
@@ -86,7 +86,7 @@ class DQNConfig(TrainingConfig):
     initial_correction: float = 0.4
     initial_epsilon: float = 1.0
     final_epsilon: float = 0.05
-    epsilon_fraction: float = 0.1
+    epsilon_fraction: float = 0.2
     epsilon_exponent: float = 0.0
     overlap: bool = False
 

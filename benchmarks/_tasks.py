@@ -124,15 +124,15 @@ TASKS: dict[str, Task] = {
         partial(simulator, "CartPole-v1"), 475.0, "A2C on 1,024 simulators of CartPole-v1", n_seeds=5,
     ),
     "dqn_cartpole": _DQN(
-        DQNConfig(evaluation_interval=1000, target_return=475.0),
+        DQNConfig(evaluation_interval=2000, target_return=475.0),
         partial(QNetwork, 4, 2, duelling=True), QAgent,
-        partial(vectorised, "CartPole-v1"), 475.0, "DQN on CartPole-v1", n_seeds=10, tuned_on=(0, 1, 3, 4),
+        partial(vectorised, "CartPole-v1"), 475.0, "DQN on CartPole-v1", n_seeds=10, tuned_on=(0, 1, 3),
     ),
     "a2c_acrobot": _A2C(
         A2CConfig(
-            n_env_steps=500_000, n_envs=64, n_timesteps=16, learning_rate=0.003, trace_decay=0.95,
+            n_env_steps=150_000, n_envs=32, n_timesteps=8, learning_rate=0.003, trace_decay=0.9,
             entropy_coefficient=0.01, max_gradient_norm=0.5, whiten_advantages=True,
-            evaluation_interval=50_000, evaluation_timesteps=500,
+            evaluation_interval=25_000, evaluation_timesteps=500,
         ),
         partial(ActorCritic, 6, 3), ActorCriticAgent,
         partial(simulator, "Acrobot-v1"), -90.0, "A2C on Acrobot-v1",
@@ -171,7 +171,7 @@ TASKS: dict[str, Task] = {
     ),
     "dqn_lunar_lander": _DQN(
         DQNConfig(
-            n_env_steps=300_000, discount=0.99, learning_rate=0.001, n_updates=24, average_rate=0.005,
+            n_env_steps=300_000, discount=0.99, learning_rate=0.001, n_updates=16, epsilon_fraction=0.1,
             evaluation_interval=20_000, target_return=150.0,
         ),
         partial(QNetwork, 8, 4, duelling=True), QAgent,
