@@ -9,6 +9,7 @@ from rlstruct.sims.connect_four import ConnectFour, ConnectFourState
 from rlstruct.sims.freeway import Freeway, FreewayState
 from rlstruct.sims.mountain_car import MountainCar, MountainCarContinuous, MountainCarState
 from rlstruct.sims.pendulum import Pendulum, PendulumState
+from rlstruct.sims.policy import PolicyRollout
 from rlstruct.sims.registry import make, names
 from rlstruct.sims.seaquest import Seaquest, SeaquestState
 from rlstruct.sims.space_invaders import SpaceInvaders, SpaceInvadersState
@@ -32,6 +33,7 @@ __all__ = [
     "MountainCarState",
     "Pendulum",
     "PendulumState",
+    "PolicyRollout",
     "Seaquest",
     "SeaquestState",
     "SpaceInvaders",

@@ -59,8 +59,9 @@ class WarpStepper:
         stochastic: bool,
     ) -> None:
         """Compile the kernel, or find it in the cache, and record its launch."""
+        self.n_envs = n_envs
         _check_spaces(game, action_space, observation_space)
-        self._game, self._motion, self._B, self._device = game, motion, n_envs, device
+        self._game, self._motion, self._device = game, motion, device
         self._auto_reset, self._stochastic = auto_reset, stochastic
         self._action = _zero_action(action_space, device)  # [] or [A]: shape and dtype
         self._frame_shape = tuple(observation_space.shape or ())
@@ -71,9 +72,17 @@ class WarpStepper:
         self._flags: list[bool] = []  # which fields are bools
         self._held: dict[str, Tensor] = {}  # what the carry consists of, packed; empty if that is not known
         self._streams = Streams(device)
-        self._n_steps = 1
-        self._launch = self._record(action_space, time_limit or 0)
-        self._io, self._by = self._launch.params[1], self._launch.params[2]
+        self._time_limit = time_limit or 0
+        memory, given, kernel = _make(game, self._action.shape[0] if self._action.dim() else 0)
+        actions = self._action.expand(1, n_envs, *self._action.shape).contiguous()
+        by = given()
+        by.actions = wp.from_torch(actions.view(1, n_envs, -1))
+        if isinstance(action_space, spaces.Discrete):
+            by.n = int(action_space.n)
+        elif isinstance(action_space, spaces.Box):
+            by.low, by.high = float(action_space.low.min()), float(action_space.high.max())
+        self._launch = self.record(kernel, memory(), by)
+        self._by = self._launch.params[2]
 
     def forget(self) -> None:
         """See Stepper."""
@@ -98,30 +107,47 @@ class WarpStepper:
     def _move(
         self, carry: Tensors, action: Tensor | None, n_steps: int, lead: tuple[int, ...], stride: int
     ) -> tuple[Tensors, Tensors, Tensors, Tensors]:
-        held = self._held or self._pack(carry)
         by = self._by
         by.exploring, by.stride = action is None, stride
         if action is not None:
             by.actions.data = action.data_ptr()
-        following, seen = self._followers(), self.allocate(lead)
-        point(self._io, {"env_key": carry["env_key"], **held, **following, **seen})
-        self._set_steps(n_steps)
-        self._launch.launch(self._streams.now())
-        self._held = {name.removeprefix("next_"): value for name, value in following.items()}
-        if "pool" in held:
-            self._held["pool"] = held["pool"]
-        return {**carry, **self._carried(following)}, *self._answer(seen, lead)
+        seen = self.allocate(lead)
+        return self.launch(self._launch, carry, n_steps, seen), *self._answer(seen, lead)
 
-    def allocate(self, lead: tuple[int, ...]) -> dict[str, Tensor]:
+    def launch(self, launch: Any, carry: Tensors, n_steps: int, seen: dict[str, Tensor]) -> Tensors:
+        """Take K steps with a recorded launch.
+
+        Args:
+            launch: from `record`; what its chooser needs is set.
+            carry: where the simulation is.
+            n_steps: K.
+            seen: where the steps are written, see `allocate`.
+
+        Returns:
+            The next carry.
+        """
+        held, following, io = self._held or self._pack(carry), self._followers(), launch.params[1]
+        point(io, {"env_key": carry["env_key"], **held, **following, **seen})
+        n_states = held["pool"].shape[1] if "pool" in held else 0
+        io.pool.shape[1], io.pool.strides[0] = n_states, n_states * self._scalar.itemsize
+        launch.set_param_at_index_from_ctype(2, n_steps)
+        launch.launch(self._streams.now())
+        self._held = {name.removeprefix("next_"): value for name, value in following.items()}
+        if n_states:
+            self._held["pool"] = held["pool"]
+        return {**carry, **self._carried(following)}
+
+    def allocate(self, lead: tuple[int, ...], ends: tuple[str, ...] = ()) -> dict[str, Tensor]:
         """Make the tensors that a launch shows its steps in, by their names in Memory.
 
         Args:
             lead: () for a single step, else (K,).
+            ends: which observations, of ``reached`` and ``current``; by default those that are written.
         """
-        B, device, shape = self._B, self._device, self._frame_shape
+        B, device, shape = self.n_envs, self._device, self._frame_shape
         columns = self._game.n_cells == 1
         frame = (*lead, *shape, B) if columns else (*lead, B, *shape)
-        ends = ("reached", "current") if self._auto_reset else ("reached",)
+        ends = ends or (("reached", "current") if self._auto_reset else ("reached",))
         n = len(ends)
         rewards = torch.empty((n, *lead, B), dtype=torch.float32, device=device).unbind(0)
         lasts = torch.empty((n, *lead, B, *self._action.shape), dtype=self._action.dtype, device=device).unbind(0)
@@ -134,7 +160,7 @@ class WarpStepper:
     def _answer(self, seen: dict[str, Tensor], lead: tuple[int, ...]) -> tuple[Tensors, Tensors, Tensors]:
         """Build `reached`, `current` and the masks out of what a launch wrote."""
         terminated, truncated, done, *masks = seen["flags"].unbind(-2)
-        no = self._no.expand(*lead, self._B)
+        no = self._no.expand(*lead, self.n_envs)
         reached = {
             "frame": self._as_frame(seen["reached_frame"]),
             "reward": seen["reached_reward"],
@@ -159,7 +185,7 @@ class WarpStepper:
 
     def _followers(self) -> dict[str, Tensor]:
         """Make the tensors that hold the carry after a launch."""
-        B, device = self._B, self._device
+        B, device = self.n_envs, self._device
         tensors = {
             "next_state": torch.empty((self._game.state._length_, B), dtype=self._scalar, device=device),
             "next_clock": torch.empty((3, B), dtype=torch.int64, device=device),
@@ -183,8 +209,6 @@ class WarpStepper:
         pool = part(carry, "pool/")
         if pool:
             held["pool"] = torch.stack([pool[name].to(self._scalar) for name in self._fields])
-        array, n_states = self._io.pool, held["pool"].shape[1] if pool else 0
-        array.shape[1], array.strides[0] = n_states, n_states * self._scalar.itemsize
         return held
 
     def _learn_fields(self, carry: Tensors) -> None:
@@ -214,27 +238,23 @@ class WarpStepper:
             carried["last_action"] = tensors["next_last"]
         return carried
 
-    def _set_steps(self, n_steps: int) -> None:
-        if n_steps != self._n_steps:
-            self._n_steps = n_steps
-            self._launch.set_param_at_index_from_ctype(2, n_steps)
+    def record(self, kernel: Any, io: Any, by: Any) -> Any:
+        """Record a launch of a kernel of this game on tensors of the right strides.
 
-    def _record(self, action_space: Space, time_limit: int) -> Any:
-        """Compile the kernel and record a launch of it on tensors of the right strides."""
-        memory, given, kernel = _make(self._game, self._action.shape[0] if self._action.dim() else 0)
-        io, by = memory(), given()
+        Args:
+            kernel: of `rlstruct.sims.kernels.advance.make_advance`.
+            io: a new Memory.
+            by: what its chooser gets.
+
+        Returns:
+            The launch, for `launch`.
+        """
         example = {**self._followers(), **self.allocate((1,))}
         example |= {name.removeprefix("next_"): value for name, value in example.items() if name.startswith("next_")}
         example |= {"env_key": example["clock"][0], "pool": example["state"]}
         for name, value in example.items():
-            setattr(io, name, wp.from_torch(_plain(name, value, self._B, self._game.n_cells)))
-        actions = self._action.expand(1, self._B, *self._action.shape).contiguous()
-        by.actions = wp.from_torch(_plain("last", actions, self._B, 1))
-        if isinstance(action_space, spaces.Discrete):
-            by.n = int(action_space.n)
-        elif isinstance(action_space, spaces.Box):
-            by.low, by.high = float(action_space.low.min()), float(action_space.high.max())
-        return record(kernel, self._B, [io, by, 1, time_limit, self._auto_reset], self._device)
+            setattr(io, name, wp.from_torch(_plain(name, value, self.n_envs, self._game.n_cells)))
+        return record(kernel, self.n_envs, [io, by, 1, self._time_limit, self._auto_reset], self._device)
 
 
 @functools.cache

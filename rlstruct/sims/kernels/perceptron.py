@@ -1,0 +1,148 @@
+"""A small actor-critic perceptron, evaluated by every thread of a game's kernel. Part of rlstruct.sims.kernels.
+
+One thread computes 4-64-64-2 for one environment; all threads read the same weights at the same time, four at once, so
+that they come out of the cache as one word for a whole warp.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import warp as wp
+
+from rlstruct.sims.kernels.game import GameKernel
+from rlstruct.sims.kernels.random import uniform
+
+Four = wp.vec4f
+_ZERO = wp.constant(wp.uint64(0))
+
+
+@wp.func
+def tanh(x: wp.float32) -> wp.float32:
+    """As torch.nn.Tanh."""
+    return wp.tanh(x)
+
+
+@wp.func
+def relu(x: wp.float32) -> wp.float32:
+    """As torch.nn.ReLU."""
+    return wp.max(x, wp.float32(0.0))
+
+
+ACTIVATIONS = {"Tanh": tanh, "ReLU": relu}
+
+
+def make_perceptron(
+    game: GameKernel, access: SimpleNamespace, n_actions: int, width: int, n_hidden: int, activation: str
+) -> tuple[Any, Any]:
+    """Make the chooser of `rlstruct.sims.kernels.advance.make_advance` that asks an actor-critic.
+
+    Args:
+        game: whose frames are vectors of float32.
+        access: from `rlstruct.sims.kernels.memory.make_access`, for a Discrete space.
+        n_actions: A.
+        width: of all hidden layers, a multiple of 4.
+        n_hidden: how many hidden layers each network has, at least 1.
+        activation: one of ACTIVATIONS.
+
+    Returns:
+        Its struct and its function. ``weights`` holds one network after the other, layer by layer, in groups of four
+        outputs: their biases, then for each input their weights. Missing outputs of the last group have weights of 0.
+    """
+    State, observe = game.state, game.observe
+
+    @wp.struct
+    class Perceptron:
+        rng: wp.array2d(dtype=wp.int64)  # [K, B], the keys that the agent draws from
+        weights: wp.array(dtype=Four)
+        critic: int  # where the second network begins
+        logits: wp.array3d(dtype=wp.float32)  # [K, A, B]
+        log_probability: wp.array2d(dtype=wp.float32)  # [K, B]
+        value: wp.array2d(dtype=wp.float32)  # [K, B]
+
+    evaluate = _make_evaluate(game, n_actions, width, n_hidden, ACTIVATIONS[activation])
+    sample = _make_sample(n_actions)
+
+    @wp.func
+    def choose(by: Perceptron, k: int, i: int, s: State, key: wp.uint64) -> wp.int64:
+        frame = observe(s, 0)
+        logits = evaluate(by.weights, 0, wp.static(n_actions), frame)
+        action, log_probability = sample(logits, wp.uint64(by.rng[k, i]))
+        for a in range(wp.static(n_actions)):
+            by.logits[k, a, i] = logits[a]
+        by.log_probability[k, i] = log_probability
+        value = evaluate(by.weights, by.critic, 1, frame)
+        by.value[k, i] = value[0]
+        return action
+
+    return Perceptron, choose
+
+
+def _make_evaluate(game: GameKernel, n_actions: int, width: int, n_hidden: int, activate: Any) -> Any:
+    """Frame in, up to A outputs of one network out."""
+    Frame, n_inputs = game.frame, game.frame._length_
+    Hidden = wp.types.vector(length=max(width, 4 * ((n_inputs + 3) // 4)), dtype=wp.float32)
+    Output = wp.types.vector(length=4 * ((n_actions + 3) // 4), dtype=wp.float32)
+
+    @wp.func
+    def hidden_layer(weights: wp.array(dtype=Four), at: int, n_in: int, x: Hidden) -> Hidden:
+        y = Hidden()
+        row = int(at)
+        n_groups = int(wp.static(width // 4))  # a variable, so that the loop stays a loop: unrolled, it compiles slowly
+        for j in range(n_groups):
+            total = weights[row]
+            for i in range(n_in):
+                total += weights[row + 1 + i] * x[i]
+            for c in range(4):
+                y[4 * j + c] = activate(total[c])
+            row += n_in + 1
+        return y
+
+    @wp.func
+    def evaluate(weights: wp.array(dtype=Four), at: int, n_outputs: int, frame: Frame) -> Output:
+        x = Hidden()
+        for d in range(wp.static(n_inputs)):
+            x[d] = frame[d]
+        row = int(at)
+        n_in = int(wp.static(n_inputs))
+        for _ in range(wp.static(n_hidden)):
+            x = hidden_layer(weights, row, n_in, x)
+            row += wp.static(width // 4) * (n_in + 1)
+            n_in = wp.static(width)
+        out = Output()
+        for j in range((n_outputs + 3) // 4):
+            total = weights[row]
+            for i in range(n_in):
+                total += weights[row + 1 + i] * x[i]
+            for c in range(4):
+                out[4 * j + c] = total[c]
+            row += n_in + 1
+        return out
+
+    return evaluate
+
+
+def _make_sample(n_actions: int) -> Any:
+    """Draw as `rlstruct.functional.random.categorical` does, with the logarithm of the probability."""
+    Output = wp.types.vector(length=4 * ((n_actions + 3) // 4), dtype=wp.float32)
+
+    @wp.func
+    def sample(logits: Output, key: wp.uint64):
+        highest = logits[0]
+        for a in range(1, wp.static(n_actions)):
+            highest = wp.max(highest, logits[a])
+        total = wp.float32(0.0)
+        for a in range(wp.static(n_actions)):
+            total += wp.exp(logits[a] - highest)
+        last = wp.float32(0.0)
+        for a in range(wp.static(n_actions)):
+            last += wp.exp(logits[a] - highest) / total
+        threshold = uniform(key, _ZERO) * last
+        cumulative = wp.float32(0.0)
+        action = wp.int64(0)
+        for a in range(wp.static(n_actions)):
+            cumulative += wp.exp(logits[a] - highest) / total
+            if cumulative <= threshold:
+                action += wp.int64(1)
+        return action, logits[int(action)] - highest - wp.log(total)
+
+    return sample
