@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import os
@@ -56,6 +57,19 @@ def die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
     if os.getppid() != parent:  # it died before we asked
         os._exit(1)
+
+
+def leave() -> None:
+    """End this worker, whose environments and agent are closed: run what ``atexit`` knows, flush, and be gone.
+
+    Python would go on to take torch apart, module by module, which is most of a second in which the user waits in
+    `RL_Batcher.close`. What is cut off: threads that are no daemons, and ``__del__`` of what only modules still hold.
+    """
+    atexit._run_exitfuncs()  # those of multiprocessing, logging and weakref.finalize are among them
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+            stream.flush()
+    os._exit(0)
 
 
 @contextlib.contextmanager

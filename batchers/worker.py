@@ -24,7 +24,7 @@ from torch import Tensor
 
 from rlstruct.batchers.collector import Collected, Collector
 from rlstruct.batchers.failures import describe
-from rlstruct.batchers.processes import die_with
+from rlstruct.batchers.processes import die_with, leave
 from rlstruct.batchers.progress import Interrupted, Phase, Progress
 from rlstruct.batchers.shared_memory import Layout, SharedBlock, layout_of
 from rlstruct.batchers.slab import Allocate
@@ -149,6 +149,7 @@ def main(start: Start, connection: Connection, parent: int | None) -> None:
             connection.send(describe(error, worker.progress))
     finally:
         worker.close()
+    leave()
 
 
 class _Worker:
