@@ -13,7 +13,7 @@ TRAIN := $(VENV)/.installed-train
 INSTALLED := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format types wheel bench peers clean
+.PHONY: help demo test soak lint format types wheel bench peers clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ demo: $(TRAIN) ## train REINFORCE on CartPole-v1, about half a minute on two cor
 
 test: $(INSTALLED) ## run the tests
 	$(VENV)/bin/pytest $(ARGS)
+
+soak: $(INSTALLED) ## break batchers at random for ten minutes: make soak ARGS="--seconds 60 --seed 3"
+	$(RUN) tests/batchers/soak.py $(ARGS)
 
 lint: $(INSTALLED) ## check style, docstrings, annotations and format; changes nothing
 	$(VENV)/bin/ruff check $(CODE)

@@ -63,7 +63,8 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             graph, if the environments are `Carrying`, as all of `rlstruct.sims` are. The trajectories are those of
             single steps. An agent that cannot be recorded acts step by step after all, with one warning that says why.
         on_worker_error: ``"restart"`` starts a worker that raised or died again, with new episodes in its environments,
-            and lists what was lost in `lost_episodes`; batches stay full. ``"raise"`` raises `WorkerError`.
+            and lists what was lost in `lost_episodes`; batches stay full. One that fails before its environments exist
+            raises all the same: there is nothing to lose, and it would fail again. ``"raise"`` raises `WorkerError`.
         max_restarts: how often, over the batcher's life, before the next failure raises after all.
 
     Raises:

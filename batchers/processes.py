@@ -37,6 +37,7 @@ def kill(processes: Sequence[SpawnProcess], connections: Sequence[Connection]) -
 def limit_sending(connection: Connection, seconds: float) -> None:
     """Let `Connection.send` raise OSError when a worker does not read for so long, instead of blocking for ever."""
     with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        end.setblocking(True)  # socket.setdefaulttimeout() of the user's program would make the pipe non-blocking
         whole = int(seconds)
         limit = struct.pack("@ll", whole, max(1, int((seconds - whole) * 1e6)))
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)

@@ -9,6 +9,9 @@ from torch import Tensor
 from rlstruct.profile import PhaseClock
 
 
+_UNBORN = -1  # in place of a phase, while Python starts and imports the user's main script
+
+
 class Phase(IntEnum):
     """What a collector is doing; the index of a PhaseClock."""
 
@@ -62,7 +65,12 @@ class Progress:
     @property
     def phase(self) -> Phase:
         """What the collector is doing."""
-        return Phase(int(self._word[0]))
+        return Phase(int(self._word[0])) if self.born else Phase.START
+
+    @property
+    def born(self) -> bool:
+        """Whether the worker has got as far as the code of this library."""
+        return bool(self._word[0] != _UNBORN)
 
     @property
     def step(self) -> int:
@@ -74,9 +82,9 @@ class Progress:
         self._word[1] = t
 
     def clear(self) -> None:
-        """Forget everything, for the worker that takes the place of one that died."""
+        """Forget everything, for a worker that is about to be started."""
         self._word[:] = 0
-        self._word[0] = Phase.START
+        self._word[0] = _UNBORN
 
     def stop(self) -> None:
         """Ask the collector to give up at its next phase."""

@@ -18,6 +18,10 @@ from rlstruct.batchers.slab import Slab
 from rlstruct.batchers.worker import Batch, Created, Start, main
 from rlstruct.errors import WorkerError, WorkerTimeout
 
+# A killed worker is gone at once. One whose main script cannot be imported closes its end of the pipe, and then Python
+# takes torch apart, on a busy machine for seconds: its exit code is worth them.
+_LEAVING_SECONDS = 5.0
+
 AnyWorkerError = TypeVar("AnyWorkerError", bound=WorkerError)
 
 
@@ -138,10 +142,10 @@ class Worker:
 
     def death(self) -> WorkerError:
         """Say how it died."""
-        self.process.join(1.0)
+        self.process.join(_LEAVING_SECONDS)
         code = self.process.exitcode
         if code is None:
-            how = "closed its connection"
+            how = "closed its connection but has not ended"
         elif code < 0:
             names = {number.value: number.name for number in signal.Signals}
             how = f"was killed by {names.get(-code, f'signal {-code}')}"
@@ -155,6 +159,8 @@ class Worker:
             )
         elif code == -signal.SIGKILL:
             hint = " If nobody killed it, the machine has run out of memory: its kernel log would say so."
+        elif not self.status.born:
+            hint = " What kept it from starting is in its traceback, printed above on standard error."
         return self._about(WorkerError, f"{how} in {self._where()}.{hint}")
 
     def timeout_error(self, seconds: float, others: list[Worker]) -> WorkerTimeout:
@@ -168,6 +174,8 @@ class Worker:
         return self._about(WorkerTimeout, text)
 
     def _where(self) -> str:
+        if not self.status.born:
+            return "its start, while Python imports your main script"
         if self.status.phase is Phase.WAIT:
             return "no call of yours: it waits for orders"
         return f"{self.status.phase.words}, step {self.status.step}"
