@@ -163,30 +163,36 @@ class Collector:
         progress, T = self._progress, self._T
         n_final, t = 0, 0
         keys = step_keys(self._seeds, self._episode_now, self._steps)  # [T + 1, B]
-        rng = keys.unbind(0)
-        observation = self._with_rng(self._observation, rng[0])
         slab = self.slab
+        if slab is not None:
+            self._begin(slab, keys)
+        observation = self._with_rng(self._observation, keys[0])
         while t < T:
             progress.step = t
             progress.enter(Phase.AGENT)
             history = self._history_until(t, n_final) if self._history else None
+            versions = None if slab is None else slab.versions()
             answer = self.agent(self._state, observation, self._agent_info, history)
             action, state = check_answer(type(self.agent).__name__, answer) if t == 0 else answer
+            if slab is None:
+                slab = self._first_slab(observation, action, keys)
+            elif slab.versions() != versions:
+                slab.refuse_changes(versions)
             if t == 0:
-                progress.enter(Phase.COPY)
-                slab = self._first_writes(observation, action, state, keys)
+                self._check_first(slab, action, state)
             progress.enter(Phase.ENVIRONMENT)
+            slot = slab.slots[t + 1]
+            self.env.lend(slot)
             (reached, ran), (current, running) = self.env.step(action)
             progress.enter(Phase.COPY)
-            if slab is None:  # unreachable: t == 0 made it; narrows the type
-                raise RuntimeError("the slab is missing")
             slab.write_action(t, action, ran)
-            slab.write_observation(t + 1, current)
+            if current is not slot:
+                slab.write_observation(t + 1, current)
             if slab.reached or current is not reached:
                 n_final = slab.write_restarts(t, reached, n_final)
             t += 1
             self._state, self._observation, self._running = state, current, running
-            observation = self._with_rng(current, rng[t])
+            observation = self._with_rng(current, slab.rng[t])
             if look and self._all_ended(t):
                 break
         self._steps = self._steps + t
@@ -246,21 +252,35 @@ class Collector:
         finally:
             self.env.close()
 
-    def _first_writes(self, observation: DictTensor, action: DictTensor, new_state: DictTensor, keys: Tensor) -> Slab:
+    def _first_slab(self, observation: DictTensor, action: DictTensor, keys: Tensor) -> Slab:
+        """Allocate the slab, whose layout is known as soon as the agent has acted once, and begin in it."""
+        self._progress.enter(Phase.COPY)
         _check("agent", "action", action, self._device, self.env.n_envs())
         if action.empty():
             raise ShapeMismatchError("agent: the action is empty, expected 'action' [B, ...] at least.")
-        if self.slab is None:
-            packed = self.env.auto_reset and self._device.type == "cpu"
-            full = self.env.auto_reset and not packed
-            layout = slab_layout(observation, action, self._state, self._T, packed, full)
-            self.slab = Slab(self._allocate(layout))
-        for state in (self._state, new_state):
-            self.slab.check(observation, action, state)
-        self.slab.write_rng(keys)
-        self.slab.write_observation(0, observation)
-        self.slab.write_state(self._state)
-        return self.slab
+        packed = self.env.auto_reset and self._device.type == "cpu"
+        full = self.env.auto_reset and not packed
+        layout = slab_layout(observation, action, self._state, self._T, packed, full)
+        self.slab = slab = Slab(self._allocate(layout))
+        self._begin(slab, keys)
+        return slab
+
+    def _check_first(self, slab: Slab, action: DictTensor, state: DictTensor) -> None:
+        _check("agent", "action", action, self._device, self.env.n_envs())
+        slab.check("agent: action", action)
+        slab.check("agent: state", state)
+
+    def _begin(self, slab: Slab, keys: Tensor) -> None:
+        """Write what is known before the first step; observation and state move to where this batch leaves them be."""
+        slab.check("observation", self._observation)
+        slab.check("agent: state", self._state)
+        # A state that shows observations of the last batch must not change with the slots, which are written again.
+        self._state = self._state.map(lambda tensor: tensor.clone() if slab.holds(tensor) else tensor)
+        slab.write_rng(keys)
+        slab.write_observation(0, self._observation)
+        slab.write_state(self._state)
+        if slab.holds(self._observation["done"]):
+            self._observation = slab.slots[0]
 
     def _history_until(self, t: int, n_final: int) -> TemporalDictTensor:
         """The steps of this batch before t, as views wherever no environment restarted, [B, t]."""
@@ -279,7 +299,7 @@ class Collector:
 
     @staticmethod
     def _with_rng(observation: DictTensor, keys: Tensor) -> DictTensor:
-        return DictTensor._trusted({**dict(observation.items()), "rng": keys})
+        return DictTensor._trusted({**observation._tensors, "rng": keys})
 
 
 def _no_history(observation: DictTensor) -> TemporalDictTensor:

@@ -8,6 +8,7 @@ memory; on another device, where looking for them would stall the device, ``reac
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -50,23 +51,39 @@ class Steps:
 
 
 class Slab(Steps):
-    """Steps that can be written, in memory that ``tensors`` brings."""
+    """Steps that can be written, in memory that ``tensors`` brings.
+
+    Attributes:
+        slots: the observations of each step without ``rng``, for `VecEnv.lend`.  T + 1 of [B, ...]
+        rng: the random keys of each step.  T + 1 of [B]
+    """
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         """Make the views that writing needs."""
         super().__init__(tensors)
-        # One list of row views per step, made once: a step is then one call of _foreach_copy_.
-        self._stream_rows = _rows([v for k, v in self.stream.items() if k != "rng"])
-        self._stream_keys = [k for k in self.stream if k != "rng"]
+        # Views of every step, made once. A step is then one call of _foreach_copy_, or none.
+        self.slots = _slots({k: v for k, v in self.stream.items() if k != "rng"})
+        self.rng = self.stream["rng"].unbind(0)
+        self._made_for = {
+            "observation": _specs(self.slots[0]),
+            "agent: action": _specs({k: v[0] for k, v in self.action.items()}),
+            "agent: state": _specs(self.state),
+        }
+        self._seen = list(self.stream.values())
+        self._places = {tensor.untyped_storage().data_ptr() for tensor in tensors.values() if tensor.is_cpu}
         self._action_rows = _rows([*self.action.values(), self.running])
         self._reached_rows = _rows(list(self.reached.values()))
         # numpy gathers a few rows of a small tensor in a quarter of the time that torch takes.
-        self._final_arrays = [(key, _array(packed)) for key, packed in self.final.items()]
+        self._final_arrays = [_array(packed) for packed in self.final.values()]
+        self._done = list(self.final).index("done") if self.final else 0
+        self._reached_tensors: list[Tensor | None] = [None] * len(self.final)
+        self._reached_arrays: list[np.ndarray[Any, Any]] = []
         self._final_at = None if self.final_at is None else _array(self.final_at)
 
     def write_observation(self, t: int, observation: DictTensor) -> None:
         """Write slot t of the stream; ``rng`` is written for all steps at once by `write_rng`."""
-        torch._foreach_copy_(self._stream_rows[t], [observation[k] for k in self._stream_keys])
+        slot = self.slots[t]
+        torch._foreach_copy_(list(slot.values()), [observation[k] for k in slot])
 
     def write_rng(self, keys: Tensor) -> None:
         """Write the random keys of all slots, [T + 1, B] int64."""
@@ -80,6 +97,10 @@ class Slab(Steps):
         """Write the agent's state before the first step."""
         for key, tensor in self.state.items():
             tensor.copy_(state[key])
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor is memory of this slab, which the next batch writes again; always False off the CPU."""
+        return tensor.is_cpu and tensor.untyped_storage().data_ptr() in self._places
 
     def write_restarts(self, t: int, reached: DictTensor, n_final: int) -> int:
         """Keep the true final observations of the environments that restarted after step t.
@@ -95,34 +116,55 @@ class Slab(Steps):
         if self.reached:
             torch._foreach_copy_(self._reached_rows[t], [reached[k] for k in self.reached])
             return n_final
-        ended = _array(reached["done"]).nonzero()[0]  # sync: of CPU memory, and only in steps with a restart
+        tensors = [reached[key] for key in self.final]
+        if not all(map(operator.is_, tensors, self._reached_tensors)):
+            self._reached_tensors = tensors
+            self._reached_arrays = [_array(tensor) for tensor in tensors]
+        ended = self._reached_arrays[self._done].nonzero()[0]  # sync: of CPU memory, in steps with a restart only
         stop = n_final + len(ended)
-        for key, packed in self._final_arrays:
-            packed[n_final:stop] = _array(reached[key])[ended]
+        for packed, array in zip(self._final_arrays, self._reached_arrays, strict=True):
+            packed[n_final:stop] = array[ended]
         if self._final_at is not None:
             self._final_at[n_final:stop, 0] = t
             self._final_at[n_final:stop, 1] = ended
         return stop
 
-    def check(self, observation: DictTensor, action: DictTensor, state: DictTensor) -> None:
-        """Raise unless all three have the keys, shapes and dtypes that the slab was made for.
+    def versions(self) -> list[int]:
+        """Return torch's count of in-place changes for each key of the stream."""
+        return [tensor._version for tensor in self._seen]
+
+    def refuse_changes(self, before: list[int] | None) -> None:
+        """Say which key of the observation an agent has changed in place.
+
+        Args:
+            before: `versions` before the agent acted.
+
+        Raises:
+            RuntimeError: always.
+        """
+        changed = [key for key, was, now in zip(self.stream, before or [], self.versions(), strict=False) if was != now]
+        raise RuntimeError(
+            f"agent: it changed observation {changed[0]!r} in place, and with it the trajectories, which show the same "
+            f"memory. Change a copy: observation[{changed[0]!r}].clone()."
+        )
+
+    def check(self, role: str, tensors: DictTensor) -> None:
+        """Raise unless tensors have the keys, shapes and dtypes that the slab was made for.
+
+        Args:
+            role: ``"observation"`` (without its ``rng``), ``"agent: action"`` or ``"agent: state"``.
+            tensors: [B, ...]
 
         Raises:
             ShapeMismatchError: it names the key, what was found, and what the first batch had.
         """
-        made_for = {
-            "observation": (observation, {k: v[0] for k, v in self.stream.items()}),
-            "agent: action": (action, {k: v[0] for k, v in self.action.items()}),
-            "agent: state": (state, self.state),
-        }
-        for role, (tensors, slots) in made_for.items():
-            expected, found = _specs(slots), _specs(tensors)
-            if expected != found:
-                odd = next(k for k in sorted(expected.keys() | found.keys()) if expected.get(k) != found.get(k))
-                raise ShapeMismatchError(
-                    f"RL_Batcher: {role} {odd!r} is {_spell(found.get(odd))}, expected {_spell(expected.get(odd))} "
-                    "as at the beginning. Return the same keys, shapes and dtypes always."
-                )
+        expected, found = self._made_for[role], _specs(tensors)
+        if expected != found:
+            odd = next(k for k in sorted(expected.keys() | found.keys()) if expected.get(k) != found.get(k))
+            raise ShapeMismatchError(
+                f"RL_Batcher: {role} {odd!r} is {_spell(found.get(odd))}, expected {_spell(expected.get(odd))} "
+                "as at the beginning. Return the same keys, shapes and dtypes always."
+            )
 
 
 def slab_layout(
@@ -168,6 +210,10 @@ def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
     """The memory of a tensor as a numpy array; a dtype that numpy lacks shows its bits."""
     bits = _BITS.get(tensor.dtype)
     return (tensor if bits is None else tensor.view(bits)).numpy()  # sync: a view of CPU memory
+
+
+def _slots(tensors: dict[str, Tensor]) -> list[DictTensor]:
+    return [DictTensor._trusted(dict(zip(tensors, rows, strict=True))) for rows in _rows(list(tensors.values()))]
 
 
 def _rows(tensors: list[Tensor]) -> list[list[Tensor]]:

@@ -86,6 +86,21 @@ class VecEnv(ABC):
             its own clock may leave a row out of one step; batchers drop that step.
         """
 
+    def lend(self, out: DictTensor) -> None:
+        """Lend memory for the observation that the next `step` returns as ``current``; see there.
+
+        An environment may ignore this, as it does by default; then `step` returns memory of its own. One that does
+        not writes every key of ``out`` and returns this very object as ``current``. What such a step returns is valid
+        until the next one only, but ``out`` itself stays as it is until the same object is lent again: batchers lend
+        each slot of their batch in turn, so that an observation is written once, and there. The environment may keep
+        ``out`` as long as it lives.
+
+        Args:
+            out: tensors of the same keys, shapes and dtypes as each observation, not the ones that hold the last one.
+                [B] on ``device``
+        """
+        return
+
     def close(self) -> None:
         """Release what the environments hold. Calling it again does nothing."""
         return

@@ -25,7 +25,6 @@ class VectorStep:
     """One step of a vector environment.
 
     Attributes:
-        frames: true next observations of the rows that took the action.               [B, ...]
         reward: their rewards.                                                         [B]
         terminated: whether their episode ended by its own rules.                      [B] bool
         truncated: whether their episode was cut.                                      [B] bool
@@ -33,7 +32,6 @@ class VectorStep:
         first: first observations of those episodes, in the rows of ``restarted``.     [B, ...]
     """
 
-    frames: Arrays
     reward: np.ndarray[Any, Any]
     terminated: Mask
     truncated: Mask
@@ -65,21 +63,26 @@ class Restarter(ABC):
         return self.frames.batched(observation, self.n)
 
     @abstractmethod
-    def step(self, action: Element) -> VectorStep:
-        """Take one step."""
+    def step(self, action: Element, out: Arrays) -> VectorStep:
+        """Take one step.
 
-    def _step(self, action: Element) -> tuple[VectorStep, dict[str, Any]]:
+        Args:
+            action: for all rows.
+            out: where the true next observations of the rows that took it are written.  [B, ...]
+        """
+
+    def _step(self, action: Element, out: Arrays) -> tuple[VectorStep, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.vector.step(action)
-        frames = self.frames.batched(observation, self.n)
-        return VectorStep(frames, reward, np.array(terminated, np.bool_), np.array(truncated, np.bool_)), info
+        self.frames.batched(observation, self.n, out)
+        return VectorStep(reward, np.array(terminated, np.bool_), np.array(truncated, np.bool_)), info
 
 
 class MaskedReset(Restarter):
     """Restarts ended rows at once through ``reset(options={"reset_mask": mask})``: exact, and no step is lost."""
 
-    def step(self, action: Element) -> VectorStep:
+    def step(self, action: Element, out: Arrays) -> VectorStep:
         """Take one step, and reset the rows that ended."""
-        result, _ = self._step(action)
+        result, _ = self._step(action, out)
         ended = np.logical_or(result.terminated, result.truncated)
         if ended.any():
             result.restarted = ended
@@ -171,13 +174,13 @@ class CartPoleReset(MaskedReset):
 class SameStep(Restarter):
     """Reads the final observations of a vector environment that has restarted already (`AutoresetMode.SAME_STEP`)."""
 
-    def step(self, action: Element) -> VectorStep:
+    def step(self, action: Element, out: Arrays) -> VectorStep:
         """Take one step.
 
         Raises:
             ShapeMismatchError: ``info["final_obs"]`` is missing though an episode ended.
         """
-        result, info = self._step(action)
+        result, info = self._step(action, out)
         ended = np.logical_or(result.terminated, result.truncated)
         if not ended.any():
             return result
@@ -187,9 +190,8 @@ class SameStep(Restarter):
                 f"GymVectorEnv.step: an episode ended, but {type(self.vector.unwrapped).__name__} gave no "
                 f"info['final_obs'], only {sorted(info)}. Its mode is not SAME_STEP: pass autoreset_mode=, or mend it."
             )
-        result.restarted, result.first = ended, result.frames
-        result.frames = [array.copy() for array in result.frames]
-        self._write_final(result.frames, final, ended)
+        result.restarted, result.first = ended, [array.copy() for array in out]
+        self._write_final(out, final, ended)
         return result
 
     def _write_final(self, frames: Arrays, final: Element, ended: Mask) -> None:
@@ -215,12 +217,12 @@ class NextStep(Restarter):
         self._pending = np.zeros(self.n, np.bool_)
         return super().reset(seed, options)
 
-    def step(self, action: Element) -> VectorStep:
+    def step(self, action: Element, out: Arrays) -> VectorStep:
         """Take one step; the rows that ended in the step before do not act but restart in it."""
-        result, _ = self._step(action)
+        result, _ = self._step(action, out)
         if self._pending.any():
             result.restarted = self._pending
-            result.first = [array.copy() for array in result.frames]
+            result.first = [array.copy() for array in out]
         self._pending = np.logical_or(result.terminated, result.truncated)
         return result
 

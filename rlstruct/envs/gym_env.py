@@ -12,8 +12,8 @@ import torch
 
 from rlstruct.core import DictTensor
 from rlstruct.envs.options import Options, options_of
-from rlstruct.envs.rows import Rows, last_action_keys
-from rlstruct.envs.spaces import Arrays, Element, SpaceCodec
+from rlstruct.envs.rows import RowMemory, Rows
+from rlstruct.envs.spaces import Element, SpaceCodec
 from rlstruct.errors import tag_environment
 from rlstruct.vec_env import Observed, VecEnv
 
@@ -47,16 +47,14 @@ class GymEnv(VecEnv):
         self._where = type(self).__name__
         self._frames = SpaceCodec(self.observation_space, "frame", where=f"{self._where}: observation")
         self._actions = SpaceCodec(self.action_space, "action", where=f"{self._where}.step")
-        self._last_action_keys = last_action_keys(self._actions)
+        self._memory = RowMemory(len(self.envs), self._frames, self._actions)
         self._seeds: list[int | None] = [None if seed is None else seed + j for j in range(len(self.envs))]
         if seed is not None:
             for j, env in enumerate(self.envs):
                 env.action_space.seed(seed + j)
         self._options: Options | None = None
         self._rows: Rows | None = None
-        self._running = np.ones(len(self.envs), np.bool_)
-        self._order: Sequence[int] = range(len(self.envs))  # the environments that run
-        self._ended: list[int] = []  # rows whose episode ended in the last step
+        self._run_all()
         self._closed = False
 
     @property
@@ -83,16 +81,20 @@ class GymEnv(VecEnv):
             DeviceMismatchError: ``env_info`` is not on the CPU.
         """
         self._options = options_of(env_info, len(self.envs), f"{self._where}.reset")
-        rows = Rows.start(self._frames.empty(len(self.envs)), self._actions.zeros(len(self.envs)))
+        rows = self._memory.new()
+        rows.start()
         write = self._frames.writer(rows.frames)
         for j in range(len(self.envs)):
             frame = self._reset_one(j)
             self._frames.check(frame, index=j)
             write(j, frame)
         self._rows = rows
-        self._running = np.ones(len(self.envs), np.bool_)
-        self._order = range(len(self.envs))
-        return self._observe(rows), torch.from_numpy(self._running.copy())
+        self._run_all()
+        return rows.observation, self._mask
+
+    def lend(self, out: DictTensor) -> None:
+        """Write the next observation into ``out``; see `VecEnv.lend`."""
+        self._memory.lend(out)
 
     def step(self, action: DictTensor) -> tuple[Observed, Observed]:
         """Take one step in every environment that runs; see `VecEnv.step`.
@@ -105,22 +107,21 @@ class GymEnv(VecEnv):
         if previous is None:
             raise RuntimeError(f"{self._where}.step: there is nothing to step. Call reset() first.")
         columns = self._actions.columns(action, len(self.envs))
-        reached = self._step_envs(self._actions.elements(columns), columns)
-        running = self._running
+        reached = rows = self._memory.take(previous)
+        for array, column in zip(rows.last_action, columns, strict=True):
+            array[:] = column
+        ended = self._step_envs(self._actions.elements(columns), rows)
+        ran = self._mask
         if len(self._order) < len(self.envs):
-            reached.keep(previous, ~running)
-        current = reached
-        if self._ended:
-            if self.auto_reset:
-                current = self._restart(reached)
-            else:
-                self._running = running & ~reached.done
-                self._order = [j for j in self._order if not reached.done[j]]
-        self._rows = current
-        stepped = torch.from_numpy(running.copy())
-        still = stepped if self._running is running else torch.from_numpy(self._running.copy())
-        seen = self._observe(reached)
-        return (seen, stepped), (seen if current is reached else self._observe(current), still)
+            rows.keep(previous, ~ran.numpy())  # sync: of CPU memory
+        if ended and self.auto_reset:
+            reached = self._memory.reached(rows)
+            self._restart(rows, ended)
+        elif ended:
+            self._order = [j for j in self._order if j not in ended]
+            self._mask = ran & ~rows.observation["done"]
+        self._rows = rows
+        return (reached.observation, ran), (rows.observation, self._mask)
 
     def render(self) -> list[Any]:
         """Return what `render` of each environment gives."""
@@ -144,34 +145,37 @@ class GymEnv(VecEnv):
         if failure is not None:
             raise failure
 
-    def _step_envs(self, actions: Sequence[Element], columns: Arrays) -> Rows:
-        n = len(self.envs)
-        frames = self._frames.empty(n)
-        write = self._frames.writer(frames)
-        reward: list[Any] = [0.0] * n
+    def _step_envs(self, actions: Sequence[Element], rows: Rows) -> list[int]:
+        """Step those that run, write what they answer, and return the rows whose episode ended."""
+        write = self._frames.writer(rows.frames)
+        reward: list[Any] = [0.0] * len(self.envs)
         ended: list[tuple[int, bool, bool]] = []
-        envs, j = self.envs, 0
+        steps, j = self._steps, 0
         try:
             for j in self._order:
-                frame, reward[j], terminated, truncated, _ = envs[j].step(actions[j])
+                frame, reward[j], terminated, truncated, _ = steps[j](actions[j])
                 write(j, frame)  # a copy, at once: the environment may reuse its buffer
                 if terminated or truncated:
                     ended.append((j, terminated, truncated))
         except Exception as error:
             tag_environment(error, j)
             raise
-        flags = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
-        for j, terminated, truncated in ended:
-            flags[0][j], flags[1][j] = terminated, truncated
-        self._ended = [j for j, _, _ in ended]
-        return Rows.after(frames, reward, *flags, columns)
+        rows.step(reward)
+        for j, *flags in ended:
+            for array, flag in zip(rows.flags, (*flags, True), strict=False):
+                array[j] = flag
+        return [j for j, _, _ in ended]
 
-    def _restart(self, reached: Rows) -> Rows:
-        current = reached.restarted(self._ended)
-        write = self._frames.writer(current.frames)
-        for j in self._ended:
+    def _restart(self, rows: Rows, ended: list[int]) -> None:
+        rows.restart(ended)
+        write = self._frames.writer(rows.frames)
+        for j in ended:
             write(j, self._reset_one(j))
-        return current
+
+    def _run_all(self) -> None:
+        self._steps = [env.step for env in self.envs]
+        self._order: Sequence[int] = range(len(self.envs))  # the environments that run
+        self._mask = torch.ones(len(self.envs), dtype=torch.bool, device="cpu")  # handed out: never written again
 
     def _reset_one(self, j: int) -> Element:
         options = None if self._options is None else dict(self._options[j])
@@ -181,9 +185,6 @@ class GymEnv(VecEnv):
         except Exception as error:
             tag_environment(error, j)
             raise
-
-    def _observe(self, rows: Rows) -> DictTensor:
-        return rows.observation(self._frames.keys, self._last_action_keys)
 
 
 class GymEnvInf(GymEnv):

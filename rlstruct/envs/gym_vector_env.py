@@ -12,7 +12,7 @@ from rlstruct.core import DictTensor
 from rlstruct.envs.autoreset import autoreset_mode as find_mode
 from rlstruct.envs.autoreset import make_restarter
 from rlstruct.envs.options import options_of
-from rlstruct.envs.rows import Rows, last_action_keys
+from rlstruct.envs.rows import RowMemory, Rows
 from rlstruct.envs.spaces import SpaceCodec
 from rlstruct.errors import tag_environment
 from rlstruct.vec_env import Observed, VecEnv
@@ -62,12 +62,12 @@ class GymVectorEnv(VecEnv):
         self.action_space = vec.single_action_space
         self._frames = SpaceCodec(self.observation_space, "frame", where="GymVectorEnv: observation")
         self._actions = SpaceCodec(self.action_space, "action", where="GymVectorEnv.step")
-        self._last_action_keys = last_action_keys(self._actions)
         self._restarter = make_restarter(vec, self._frames, find_mode(vec, autoreset_mode), reset_mask)
         self._seed = seed
         if seed is not None:
             self._take_seed(seed)
         self._n = int(vec.num_envs)
+        self._memory = RowMemory(self._n, self._frames, self._actions)
         self._rows: Rows | None = None
         self._running = np.ones(self._n, np.bool_)
         self._closed = False
@@ -104,9 +104,16 @@ class GymVectorEnv(VecEnv):
         except Exception as error:
             _tag(error, self.vec)
             raise
-        self._rows = Rows.start(frames, self._actions.zeros(self._n))
+        self._rows = rows = self._memory.new()
+        rows.start()
+        for array, frame in zip(rows.frames, frames, strict=True):
+            array[:] = frame
         self._running = np.ones(self._n, np.bool_)
-        return self._observe(self._rows), torch.from_numpy(self._running.copy())
+        return rows.observation, torch.from_numpy(self._running.copy())
+
+    def lend(self, out: DictTensor) -> None:
+        """Write the next observation into ``out``; see `VecEnv.lend`."""
+        self._memory.lend(out)
 
     def step(self, action: DictTensor) -> tuple[Observed, Observed]:
         """Take one step in every environment that runs; see `VecEnv.step`.
@@ -119,29 +126,29 @@ class GymVectorEnv(VecEnv):
         if previous is None:
             raise RuntimeError("GymVectorEnv.step: there is nothing to step. Call reset() first.")
         columns = self._actions.columns(action, self._n)
+        reached = rows = self._memory.take(previous)
         try:
-            result = self._restarter.step(self._actions.batch_element(columns))
+            result = self._restarter.step(self._actions.batch_element(columns), rows.frames)
         except Exception as error:
             _tag(error, self.vec)
             raise
-        reached = Rows.after(result.frames, result.reward, result.terminated, result.truncated, columns)
+        rows.step(result.reward)
+        rows.end(result.terminated, result.truncated)
+        for array, column in zip(rows.last_action, columns, strict=True):
+            array[:] = column
         running = self._running
         if not running.all():
-            reached.keep(previous, ~running)
-        current = reached
-        if self.auto_reset:
-            still = ~reached.done
-            if result.restarted is not None and result.first is not None:
-                current = reached.restarted(result.restarted)
-                for array, first in zip(current.frames, result.first, strict=True):
-                    array[result.restarted] = first[result.restarted]
-                still |= result.restarted
-        else:
-            still = running & ~reached.done
-        self._rows, self._running = current, still
-        seen = self._observe(reached)
-        now = seen if current is reached else self._observe(current)
-        return (seen, torch.from_numpy(running.copy())), (now, torch.from_numpy(still.copy()))
+            rows.keep(previous, ~running)
+        still = ~rows.done if self.auto_reset else running & ~rows.done
+        if self.auto_reset and result.restarted is not None and result.first is not None:
+            reached = self._memory.reached(rows)
+            rows.restart(result.restarted)
+            for array, first in zip(rows.frames, result.first, strict=True):
+                array[result.restarted] = first[result.restarted]
+            still |= result.restarted
+        self._rows, self._running = rows, still
+        ran, runs = torch.from_numpy(running.copy()), torch.from_numpy(still.copy())
+        return (reached.observation, ran), (rows.observation, runs)
 
     def render(self) -> tuple[Any, ...] | None:
         """Return what `vec.render` gives."""
@@ -154,9 +161,6 @@ class GymVectorEnv(VecEnv):
         self._closed = True
         self._rows = None
         self.vec.close()
-
-    def _observe(self, rows: Rows) -> DictTensor:
-        return rows.observation(self._frames.keys, self._last_action_keys)
 
     def _take_seed(self, seed: int) -> None:
         self.vec.action_space.seed(seed)

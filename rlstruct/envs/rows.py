@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,88 +17,146 @@ Index = Mask | list[int]
 
 
 class Rows:
-    """What B environments observe at one time; every step makes new ones, so that nothing handed out ever changes.
+    """What B environments observe at one time: an observation, and the same memory as numpy arrays.
 
     Args:
+        observation: with the keys of a VecEnv's observation.  [B] on the CPU
+        frames: codec of one environment's observation space.
+        actions: codec of its action space.
+
+    Attributes:
+        observation: as given.
         frames: the frames' arrays, one per leaf of the observation space.  [B, ...]
         reward: reward of the step that led here.                           [B] float32
         flags: terminated, truncated, done and initial_state.               [B] bool each
         last_action: the actions' arrays, one per leaf of the action space. [B, ...]
     """
 
-    __slots__ = ("flags", "frames", "last_action", "reward")
+    __slots__ = ("arrays", "flags", "frames", "last_action", "observation", "reward")
 
-    def __init__(
-        self, frames: Arrays, reward: Array, flags: tuple[Mask, Mask, Mask, Mask], last_action: Arrays
-    ) -> None:
-        """Keep the arrays; they are not copied."""
-        self.frames = frames
-        self.reward = reward
-        self.flags = flags
-        self.last_action = last_action
+    def __init__(self, observation: DictTensor, frames: SpaceCodec, actions: SpaceCodec) -> None:
+        """Look at the tensors as arrays."""
 
-    @classmethod
-    def start(cls, frames: Arrays, last_action: Arrays) -> Rows:
-        """Make the first observations of new episodes in all rows; ``last_action`` must be zeros."""
-        n = len(frames[0])
-        no = (np.zeros(n, np.bool_), np.zeros(n, np.bool_), np.zeros(n, np.bool_))
-        return cls(frames, np.zeros(n, np.float32), (*no, np.ones(n, np.bool_)), last_action)
+        def array(key: str) -> Array:
+            found: Array = observation[key].numpy()  # sync: a view of CPU memory
+            return found
 
-    @classmethod
-    def after(
-        cls, frames: Arrays, reward: Array | list[float], terminated: Mask, truncated: Mask, last_action: Arrays
-    ) -> Rows:
-        """Make the observations after a step.
-
-        Raises:
-            ShapeMismatchError: a reward is not a single number.
-        """
-        n = len(frames[0])
-        rewards = np.array(reward, np.float32)
-        if rewards.shape != (n,):
-            raise ShapeMismatchError(
-                f"reward: {n} environments gave rewards of shape {rewards.shape}, expected {(n,)}. "
-                f"Return one number per step, such as float(reward)."
-            )
-        return cls(frames, rewards, (terminated, truncated, terminated | truncated, np.zeros(n, np.bool_)), last_action)
+        self.observation = observation
+        self.frames: Arrays = [array(key) for key in frames.keys]
+        self.reward = array("reward")
+        self.flags: tuple[Mask, Mask, Mask, Mask] = (
+            array("terminated"),
+            array("truncated"),
+            array("done"),
+            array("initial_state"),
+        )
+        self.last_action: Arrays = [array(key) for key in last_action_keys(actions)]
+        self.arrays = [*self.frames, self.reward, *self.flags, *self.last_action]
 
     @property
     def done(self) -> Mask:
         """Terminated or truncated.  [B] bool."""
         return self.flags[2]
 
+    def start(self) -> None:
+        """Make all rows starts of episodes; their frames are the caller's to write."""
+        self.restart(slice(None))
+
+    def step(self, reward: Array | list[Any]) -> None:
+        """Write what a step gave that ended no episode; frames and last actions are the caller's to write.
+
+        Raises:
+            ShapeMismatchError: a reward is not a single number.
+        """
+        rewards = np.array(reward, np.float32)
+        if rewards.shape != self.reward.shape:
+            raise ShapeMismatchError(
+                f"reward: {len(self.reward)} environments gave rewards of shape {rewards.shape}, expected "
+                f"{self.reward.shape}. Return one number per step, such as float(reward)."
+            )
+        self.reward[:] = rewards
+        for flag in self.flags:
+            flag.fill(False)
+
+    def end(self, terminated: Mask, truncated: Mask) -> None:
+        """Write whose episode ended in the step.  [B] bool each."""
+        self.flags[0][:] = terminated
+        self.flags[1][:] = truncated
+        np.logical_or(terminated, truncated, out=self.flags[2])
+
     def keep(self, previous: Rows, idle: Mask) -> None:
         """Repeat the previous observation, with reward 0, in the rows that did not run."""
-        ours = [*self.frames, *self.last_action, *self.flags]
-        theirs = [*previous.frames, *previous.last_action, *previous.flags]
-        for array, before in zip(ours, theirs, strict=True):
+        for array, before in zip(self.arrays, previous.arrays, strict=True):
             array[idle] = before[idle]
         self.reward[idle] = 0
 
-    def restarted(self, rows: Index) -> Rows:
-        """Copy, and turn ``rows`` into starts of episodes; their frames are the caller's to write."""
-        rows = np.asarray(rows)  # once, instead of in each of the assignments below
-        terminated, truncated, done, initial_state = (flag.copy() for flag in self.flags)
-        last_action = [array.copy() for array in self.last_action]
-        reward = self.reward.copy()
-        for array in (reward, terminated, truncated, done, *last_action):
-            array[rows] = 0
-        initial_state[rows] = True
-        frames = [array.copy() for array in self.frames]
-        return Rows(frames, reward, (terminated, truncated, done, initial_state), last_action)
+    def copy_from(self, other: Rows) -> None:
+        """Write what other rows hold."""
+        for array, source in zip(self.arrays, other.arrays, strict=True):
+            np.copyto(array, source)
 
-    def observation(self, frame_keys: Sequence[str], last_action_keys: Sequence[str]) -> DictTensor:
-        """Name the arrays as a VecEnv's observation; the tensors share their memory."""
-        from_numpy = torch.from_numpy
+    def restart(self, rows: Index | slice) -> None:
+        """Turn ``rows`` into starts of episodes; their frames are the caller's to write."""
+        where = rows if isinstance(rows, slice) else np.asarray(rows)  # once, for all the assignments below
         terminated, truncated, done, initial_state = self.flags
-        tensors = dict(zip(frame_keys, map(from_numpy, self.frames), strict=True))
-        tensors["reward"] = from_numpy(self.reward)
-        tensors["terminated"] = from_numpy(terminated)
-        tensors["truncated"] = from_numpy(truncated)
-        tensors["done"] = from_numpy(done)
-        tensors["initial_state"] = from_numpy(initial_state)
-        tensors.update(zip(last_action_keys, map(from_numpy, self.last_action), strict=True))
-        return DictTensor._trusted(tensors)
+        for array in (self.reward, terminated, truncated, done, *self.last_action):
+            array[where] = 0
+        initial_state[where] = True
+
+
+class RowMemory:
+    """Where the observations of B environments are written: memory that `VecEnv.lend` brought, or else new memory.
+
+    Args:
+        n: B.
+        frames: codec of one environment's observation space.
+        actions: codec of its action space.
+    """
+
+    def __init__(self, n: int, frames: SpaceCodec, actions: SpaceCodec) -> None:
+        """Begin with nothing lent."""
+        self._n = n
+        self._codecs = (frames, actions)
+        self._lent: Rows | None = None
+        self._known: dict[int, Rows] = {}  # by id of the DictTensor, which the rows keep alive
+        self._reached: Rows | None = None
+
+    def lend(self, out: DictTensor) -> None:
+        """Use ``out`` for the next rows; see `VecEnv.lend`."""
+        rows = self._known.get(id(out))
+        if rows is None:
+            rows = self._known[id(out)] = Rows(out, *self._codecs)
+        self._lent = rows
+
+    def take(self, previous: Rows | None = None) -> Rows:
+        """Return the rows to write next.
+
+        Args:
+            previous: rows that are still to be read, so that they are not written even if they have been lent again.
+        """
+        rows, self._lent = self._lent, None
+        return self.new() if rows is None or rows is previous else rows
+
+    def reached(self, rows: Rows) -> Rows:
+        """Copy rows that are about to restart; the copy of lent rows serves again for the next ones."""
+        lent = self._known.get(id(rows.observation)) is rows
+        copy = self._reached if lent and self._reached is not None else self.new()
+        if lent:
+            self._reached = copy
+        copy.copy_from(rows)
+        return copy
+
+    def new(self) -> Rows:
+        """Return rows in new memory."""
+        frames, actions = self._codecs
+        n = self._n
+        arrays: dict[str, Array] = dict(zip(frames.keys, frames.empty(n), strict=True))
+        arrays["reward"] = np.empty(n, np.float32)
+        for flag in ("terminated", "truncated", "done", "initial_state"):
+            arrays[flag] = np.empty(n, np.bool_)
+        arrays.update(zip(last_action_keys(actions), actions.empty(n), strict=True))
+        observation = DictTensor._trusted({key: torch.from_numpy(array) for key, array in arrays.items()})
+        return Rows(observation, *self._codecs)
 
 
 def last_action_keys(actions: SpaceCodec) -> tuple[str, ...]:

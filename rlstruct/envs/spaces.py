@@ -109,19 +109,26 @@ class SpaceCodec:
 
         return write
 
-    def batched(self, value: Element, n: int) -> Arrays:
+    def batched(self, value: Element, n: int, out: Arrays | None = None) -> Arrays:
         """Copy a batch of elements, as a `gymnasium.vector.VectorEnv` gives it, into arrays of our own.
+
+        Args:
+            value: the batch.
+            n: of how many elements.
+            out: one array [n, ...] per leaf to write into; by default new ones.
 
         Raises:
             ShapeMismatchError: a part is not ``[n, *shape]``.
         """
-        arrays = [np.array(leaf.get(value), leaf.dtype) for leaf in self.leaves]
+        arrays = self.empty(n) if out is None else out
         for leaf, array in zip(self.leaves, arrays, strict=True):
-            if array.shape != (n, *leaf.shape):
+            part = np.asarray(leaf.get(value))
+            if part.shape != array.shape:
                 raise ShapeMismatchError(
-                    f"{self.where}: {leaf.key!r} came as {array.shape}, expected {(n, *leaf.shape)}. "
+                    f"{self.where}: {leaf.key!r} came as {part.shape}, expected {(n, *leaf.shape)}. "
                     f"Make the environment return what its space declares."
                 )
+            array[...] = part
         return arrays
 
     def check(self, element: Element, *, index: int) -> None:
@@ -140,14 +147,14 @@ class SpaceCodec:
                 )
 
     def columns(self, action: DictTensor, n: int) -> Arrays:
-        """Copy the actions out of what an agent returned.
+        """Look at the actions in what an agent returned.
 
         Args:
             action: a tensor [n, ...] under each key of `keys`; other keys are ignored.
             n: number of environments.
 
         Returns:
-            One array [n, ...] per leaf, in the space's dtype; the caller's tensors are never kept.
+            One array [n, ...] per leaf, in the space's dtype. Where that is the tensor's, it shares its memory: copy it.
 
         Raises:
             ShapeMismatchError: a key is missing, or has another shape or kind of dtype.
@@ -166,7 +173,8 @@ class SpaceCodec:
                 self._check_action(tensor, leaf, n)
             if tensor.requires_grad:
                 tensor = tensor.detach()
-            columns.append(tensor.numpy().astype(leaf.dtype))  # sync: environments live on the CPU, once per step
+            column = tensor.numpy()  # sync: environments live on the CPU, once per step
+            columns.append(column if column.dtype == leaf.dtype else column.astype(leaf.dtype))
         return columns
 
     def elements(self, columns: Arrays) -> Sequence[Element]:
