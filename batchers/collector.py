@@ -166,7 +166,7 @@ class Collector:
         slab = self.slab
         if slab is not None:
             self._begin(slab, keys)
-        observation = self._with_rng(self._observation, keys[0])
+        observation = self._with_rng(self._observation, keys[0] if slab is None else slab.rng[0])
         while t < T:
             progress.step = t
             progress.enter(Phase.AGENT)

@@ -9,7 +9,7 @@ memory; on another device, where looking for them would stall the device, ``reac
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor
 from rlstruct.batchers.shared_memory import Layout
 from rlstruct.core import DictTensor
 from rlstruct.errors import ShapeMismatchError
+from rlstruct.functional.random import draw_ahead
 
 _BITS = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
 
@@ -76,7 +77,7 @@ class Slab(Steps):
         # numpy gathers a few rows of a small tensor in a quarter of the time that torch takes.
         self._final_arrays = [_array(packed) for packed in self.final.values()]
         self._done = list(self.final).index("done") if self.final else 0
-        self._reached_tensors: list[Tensor | None] = [None] * len(self.final)
+        self._reached_tensors: Sequence[Tensor | None] = [None] * len(self.final)
         self._reached_arrays: list[np.ndarray[Any, Any]] = []
         self._final_at = None if self.final_at is None else _array(self.final_at)
 
@@ -88,6 +89,7 @@ class Slab(Steps):
     def write_rng(self, keys: Tensor) -> None:
         """Write the random keys of all slots, [T + 1, B] int64."""
         self.stream["rng"].copy_(keys)
+        draw_ahead(keys, self.rng)
 
     def write_action(self, t: int, action: DictTensor, running: Tensor) -> None:
         """Write what the agent returned at step t, and who ran."""

@@ -47,7 +47,9 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
 
         Args:
             state: what the last call returned as new state, or `initial_state`.  [B], may be empty
-            observation: what the environments show, plus ``rng`` [B] int64.  [B]
+            observation: what the environments show, plus ``rng`` [B] int64. It is memory of the batch that is being
+                collected: never write to it, and copy what an attribute shall keep beyond this batch; a state may
+                hold it.  [B]
             agent_info: settings of each environment's policy, such as its epsilon.  [B] or empty
             history: the steps of this batch so far, keys as in Trajectories.  [B, t]; None unless `require_history`
 

@@ -196,9 +196,9 @@ class SameStep(Restarter):
 
     def _write_final(self, frames: Arrays, final: Element, ended: Mask) -> None:
         if isinstance(final, np.ndarray) and final.dtype == object:  # one element of the space per row, or None
-            write = self.frames.writer(frames)
+            target = self.frames.target(frames)
             for row in np.flatnonzero(ended):
-                write(int(row), final[row])
+                target[int(row)] = final[row]
             return
         for array, part in zip(frames, self.frames.batched(final, self.n), strict=True):
             array[ended] = part[ended]

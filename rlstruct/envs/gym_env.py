@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
-import numpy as np
 import torch
 
 from rlstruct.core import DictTensor
@@ -54,7 +53,9 @@ class GymEnv(VecEnv):
                 env.action_space.seed(seed + j)
         self._options: Options | None = None
         self._rows: Rows | None = None
-        self._run_all()
+        self._steps = [env.step for env in self.envs]
+        self._order: Sequence[int] = range(len(self.envs))  # the environments that run
+        self._mask = _all(len(self.envs))  # the same as a mask; handed out, so never written again
         self._closed = False
 
     @property
@@ -83,13 +84,14 @@ class GymEnv(VecEnv):
         self._options = options_of(env_info, len(self.envs), f"{self._where}.reset")
         rows = self._memory.new()
         rows.start()
-        write = self._frames.writer(rows.frames)
+        target = self._frames.target(rows.frames)
         for j in range(len(self.envs)):
             frame = self._reset_one(j)
             self._frames.check(frame, index=j)
-            write(j, frame)
+            target[j] = frame
         self._rows = rows
-        self._run_all()
+        self._steps = [env.step for env in self.envs]
+        self._order, self._mask = range(len(self.envs)), _all(len(self.envs))
         return rows.observation, self._mask
 
     def lend(self, out: DictTensor) -> None:
@@ -147,14 +149,14 @@ class GymEnv(VecEnv):
 
     def _step_envs(self, actions: Sequence[Element], rows: Rows) -> list[int]:
         """Step those that run, write what they answer, and return the rows whose episode ended."""
-        write = self._frames.writer(rows.frames)
+        target = self._frames.target(rows.frames)
         reward: list[Any] = [0.0] * len(self.envs)
         ended: list[tuple[int, bool, bool]] = []
         steps, j = self._steps, 0
         try:
             for j in self._order:
                 frame, reward[j], terminated, truncated, _ = steps[j](actions[j])
-                write(j, frame)  # a copy, at once: the environment may reuse its buffer
+                target[j] = frame  # a copy, at once: the environment may reuse its buffer
                 if terminated or truncated:
                     ended.append((j, terminated, truncated))
         except Exception as error:
@@ -168,14 +170,9 @@ class GymEnv(VecEnv):
 
     def _restart(self, rows: Rows, ended: list[int]) -> None:
         rows.restart(ended)
-        write = self._frames.writer(rows.frames)
+        target = self._frames.target(rows.frames)
         for j in ended:
-            write(j, self._reset_one(j))
-
-    def _run_all(self) -> None:
-        self._steps = [env.step for env in self.envs]
-        self._order: Sequence[int] = range(len(self.envs))  # the environments that run
-        self._mask = torch.ones(len(self.envs), dtype=torch.bool, device="cpu")  # handed out: never written again
+            target[j] = self._reset_one(j)
 
     def _reset_one(self, j: int) -> Element:
         options = None if self._options is None else dict(self._options[j])
@@ -195,6 +192,10 @@ class GymEnvInf(GymEnv):
     """
 
     auto_reset = True
+
+
+def _all(n: int) -> torch.Tensor:
+    return torch.ones(n, dtype=torch.bool, device="cpu")
 
 
 def _checked(envs: Sequence[gymnasium.Env[Any, Any]], where: str) -> list[gymnasium.Env[Any, Any]]:

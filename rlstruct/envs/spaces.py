@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -20,7 +20,13 @@ Arrays: TypeAlias = list[np.ndarray[Any, Any]]
 Element: TypeAlias = Any
 """An element of a space, or a batch of them; only the space knows its type."""
 
-Write: TypeAlias = Callable[[int, Element], None]
+
+class Target(Protocol):
+    """Where elements of a space are written: ``target[row] = element`` copies."""
+
+    def __setitem__(self, row: int, element: Element) -> None:
+        """Write one row."""
+
 
 _LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 _RANK = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
@@ -97,17 +103,9 @@ class SpaceCodec:
         """Return one array [n, ...] of zeros per leaf."""
         return [np.zeros((n, *leaf.shape), leaf.dtype) for leaf in self.leaves]
 
-    def writer(self, arrays: Arrays) -> Write:
-        """Return the function ``write(row, element)`` that copies an element into its row of ``arrays``."""
-        if self._plain:
-            return arrays[0].__setitem__
-        pairs = list(zip(self.leaves, arrays, strict=True))
-
-        def write(row: int, element: Element) -> None:
-            for leaf, array in pairs:
-                array[row] = leaf.get(element)
-
-        return write
+    def target(self, arrays: Arrays) -> Target:
+        """Return what copies an element into its row of ``arrays`` by ``target[row] = element``."""
+        return arrays[0] if self._plain else _Nested(list(zip(self.leaves, arrays, strict=True)))
 
     def batched(self, value: Element, n: int, out: Arrays | None = None) -> Arrays:
         """Copy a batch of elements, as a `gymnasium.vector.VectorEnv` gives it, into arrays of our own.
@@ -154,7 +152,7 @@ class SpaceCodec:
             n: number of environments.
 
         Returns:
-            One array [n, ...] per leaf, in the space's dtype. Where that is the tensor's, it shares its memory: copy it.
+            One array [n, ...] per leaf, in the space's dtype. It may be the tensor's own memory: copy what is to stay.
 
         Raises:
             ShapeMismatchError: a key is missing, or has another shape or kind of dtype.
@@ -209,6 +207,17 @@ class SpaceCodec:
                 f"{self.where}: tensor {leaf.key!r} of the action is {tensor.dtype}, expected {leaf.torch_dtype}. "
                 f"Convert it with .to({leaf.torch_dtype}) where the agent makes it."
             )
+
+
+@dataclass(frozen=True, slots=True)
+class _Nested:
+    """The target of a nested space."""
+
+    pairs: list[tuple[Leaf, np.ndarray[Any, Any]]]
+
+    def __setitem__(self, row: int, element: Element) -> None:
+        for leaf, array in self.pairs:
+            array[row] = leaf.get(element)
 
 
 def _exact(got: torch.dtype, want: torch.dtype) -> bool:

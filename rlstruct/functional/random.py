@@ -14,6 +14,7 @@ agrees to rounding.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from torch import Tensor
 _GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64: the odd number nearest to 2^64 / golden ratio
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+_DRAWN = "_rlstruct_drawn"  # attribute of a key, see `draw_ahead`
 _LOW = {bits: (1 << (64 - bits)) - 1 for bits in (27, 30, 31, 40)}  # clears the sign bits that int64 >> drags in
 
 
@@ -116,7 +118,30 @@ def uniform(key: Tensor, shape: tuple[int, ...] = (), stream: int = 0) -> Tensor
     Returns:
         [B, *shape] float32, multiples of 2^-24.
     """
+    if not shape and (drawn := _drawn_ahead(key, stream)) is not None:
+        return drawn.clone()  # the caller may change it
     return (_bits(key, shape, stream) >> 40).bitwise_and_(_LOW[40]).to(torch.float32).mul_(2.0**-24)
+
+
+def draw_ahead(keys: Tensor, rows: Sequence[Tensor]) -> None:
+    """Draw the commonest number, `uniform` of shape () and stream 0, of many keys at once: it costs as much as of one.
+
+    Each row then carries its number, where `uniform` and `categorical` find it. The numbers are the same as ever;
+    copies and parts of a row do not carry them, and are drawn for as usual.
+
+    Args:
+        keys: [N, B] int64.
+        rows: the N rows of ``keys``. Who writes other keys into their memory must call this again.  [B] int64 each
+    """
+    for row, drawn in zip(rows, uniform(keys).unbind(0), strict=True):
+        setattr(row, _DRAWN, drawn)
+
+
+def _drawn_ahead(key: Tensor, stream: int) -> Tensor | None:
+    if stream or torch.compiler.is_compiling():
+        return None
+    drawn: Tensor | None = key.__dict__.get(_DRAWN)
+    return drawn
 
 
 def normal(key: Tensor, shape: tuple[int, ...] = (), stream: int = 0) -> Tensor:
@@ -169,5 +194,7 @@ def categorical(logits: Tensor, key: Tensor, stream: int = 0) -> Tensor:
     """
     cumulative = torch.softmax(logits, dim=-1, dtype=torch.float32).cumsum(dim=-1)
     # u < 1 scaled by the last sum, which rounding puts beside 1: the result is below A and no empty class is hit.
-    threshold = uniform(key, (), stream).unsqueeze(-1) * cumulative[..., -1:]
+    drawn = _drawn_ahead(key, stream)
+    u = uniform(key, (), stream) if drawn is None else drawn
+    threshold = u.unsqueeze(-1) * cumulative[..., -1:]
     return (cumulative <= threshold).sum(dim=-1)

@@ -62,7 +62,8 @@ def check_vec_env(
 
     Looks at: B, devices, keys, dtypes, shapes, bounds of the observation space; the values after a reset; the masks;
     reached and current; restarts; idle rows; that no returned tensor changes later and no action is written to; that
-    ``env_info`` may be missing or empty; that equal seeds show equal things; that `close` may be called twice.
+    ``env_info`` may be missing or empty; that equal seeds show equal things, also in lent memory (`VecEnv.lend`); that
+    `close` may be called twice.
 
     A wrapped vector environment that restarts on its own clock, one step after an episode's end (see `VecEnv.step`), is
     none that this function can check.
@@ -94,16 +95,18 @@ def check_vec_env(
 
 
 def _check_seeds(create: Callable[[], VecEnv], seed: int, n_steps: int) -> None:
-    envs = [create(), create()]
+    envs = [create(), create(), create()]
     try:
-        first, second = (_Walk(env, seed, check_bounds=False) for env in envs)
-        for walk in (first, second):
+        first, second, lent = (_Walk(env, seed, check_bounds=False, lend=env is envs[2]) for env in envs)
+        for walk in (first, second, lent):
             walk.reset(None)
         for t in range(n_steps + 1):
-            where = f"{first.name} made twice with seed={seed}, {'after reset' if t == 0 else f'step {t}'}"
+            after = "after reset" if t == 0 else f"step {t}"
             mend = "Draw everything from generators seeded with the factory's seed."
-            check_same(where, second.current, first.current, mend)
-            for walk in (first, second):
+            check_same(f"{first.name} made twice with seed={seed}, {after}", second.current, first.current, mend)
+            mend = "Memory that lend() brought shows what memory of your own would: write all of it."
+            check_same(f"{first.name} with lent memory, {after}", lent.current, first.current, mend)
+            for walk in (first, second, lent):
                 walk.step()
     finally:
         for env in envs:
@@ -113,8 +116,11 @@ def _check_seeds(create: Callable[[], VecEnv], seed: int, n_steps: int) -> None:
 class _Walk:
     """One environment under watch: every call is checked against the state that the last one left."""
 
-    def __init__(self, env: VecEnv, seed: int, check_bounds: bool) -> None:
+    def __init__(self, env: VecEnv, seed: int, check_bounds: bool, lend: bool = False) -> None:
         self.env = env
+        self._lend = lend
+        self._slots: deque[DictTensor] = deque()
+        self._used: tuple[DictTensor, DictTensor] | None = None  # the slot that the last step used, and what it held
         self.name = type(env).__name__
         self.current = DictTensor()  # on the CPU, as all that is kept here
         self.running = torch.zeros(0, dtype=torch.bool, device="cpu")
@@ -153,6 +159,7 @@ class _Walk:
             mend = "reset works with its defaults where env_info is missing or empty."
             raise build_error(where, None, repr(error), "an observation", mend) from error
         self.current, self.running = self._observed(where, answer)
+        self._slots = deque(answer[0].map(torch.zeros_like) for _ in range(3))
         check_same(where, self.current, self._fresh(self.current), _FRESH)
         self._check_mask(where, "running", self.running, torch.ones_like(self.running), "After a reset all run.")
         self._check_memory(where)
@@ -164,6 +171,9 @@ class _Walk:
         action = DictTensor(sample_rows(self._actions, "action", self._B, self.env.device))
         action.set("unrelated", torch.arange(self._B, device=self.env.device))
         sent = action.map(on_cpu)
+        if self._lend:
+            self._slots.rotate()
+            self.env.lend(self._slots[0])
         answer = self._pair(where, "((reached, running), (current, still_running))", self.env.step(action))
         reached, ran = self._observed(f"{where}, reached", answer[0])
         current, running = self._observed(f"{where}, current", answer[1])
@@ -174,6 +184,10 @@ class _Walk:
         self._check_reached(f"{where}, reached", reached, ran, sent)
         self._check_current(f"{where}, current", current, running, reached, ran)
         self.current, self.running = current, running
+        if self._used is not None:
+            mend = "Lent memory stays as it is until it is lent again."
+            check_same(f"{where} changed what lend() had brought", self._used[0].map(on_cpu), self._used[1], mend)
+        self._used = (self._slots[0], current) if answer[1][0] is self._slots[0] else None
         self._check_memory(where)
 
     def _check_attributes(self) -> None:
@@ -270,6 +284,8 @@ class _Walk:
         check_same(where, DictTensor({key: got}), DictTensor({key: expected}), mend)
 
     def _remember(self, where: str, observation: DictTensor, copy: DictTensor) -> None:
+        if self._lend:
+            return  # the results of such a step need not live longer than to the next one
         if len(self._first) < 2:
             self._first.append((where, observation, copy))
         self._latest.append((where, observation, copy))

@@ -10,10 +10,15 @@ import pytest
 import torch
 from counting import Breaking, Counting
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 
 from rlstruct.core import DictTensor
-from rlstruct.envs import GymEnv, GymEnvInf
+from rlstruct.envs import GymEnv, GymEnvInf, GymVectorEnv
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
+
+
+def vector(envs: list[Counting], seed: int) -> GymVectorEnv:
+    return GymVectorEnv(SyncVectorEnv([lambda env=env: env for env in envs]), seed)
 
 
 def ones(n: int) -> DictTensor:
@@ -175,3 +180,38 @@ def test_render_asks_every_environment() -> None:
     env.reset()
     assert [text.count("\n") for text in env.render()] == [5, 5]
     env.close()
+
+
+@pytest.mark.parametrize("make", [GymEnv, GymEnvInf, vector], ids=["GymEnv", "GymEnvInf", "GymVectorEnv"])
+def test_lent_memory_shows_what_memory_of_its_own_does(make: Any) -> None:
+    n, n_slots = 4, 3
+    plain, lent = (make([Counting(reuse=True) for _ in range(n)], 0) for _ in range(2))
+    first, _ = plain.reset()
+    lent.reset()
+    slots = [first.map(torch.zeros_like) for _ in range(n_slots)]
+    restarts = 0
+    for t in range(30):
+        (reached, ran), (current, running) = plain.step(ones(n))
+        slot, previous = slots[t % n_slots], slots[(t - 1) % n_slots].clone()
+        lent.lend(slot)
+        (lent_reached, lent_ran), (lent_current, lent_running) = lent.step(ones(n))
+        assert lent_current is slot
+        assert (lent_reached is slot) == (reached is current)
+        restarts += reached is not current
+        for ours, theirs in ((lent_reached, reached), (slot, current)):
+            assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+        assert torch.equal(lent_ran, ran)
+        assert torch.equal(lent_running, running)
+        assert all(torch.equal(previous[key], slots[(t - 1) % n_slots][key]) for key in previous)
+    assert (restarts > 5) == plain.auto_reset
+
+
+def test_memory_that_holds_the_last_observation_is_not_written_over() -> None:
+    env = GymEnv([Counting(), Counting()], seed=0)
+    first, _ = env.reset()
+    slot = first.map(torch.zeros_like)
+    for t in range(8):  # longer than any episode: idle rows repeat what the slot holds
+        env.lend(slot)
+        _, (current, _) = env.step(ones(2))
+        assert (current is slot) == (t % 2 == 0)
+        assert (current["frame"][:, 1] >= 1).all()

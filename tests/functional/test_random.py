@@ -195,3 +195,19 @@ def test_the_bits_are_the_same_on_every_device(device: torch.device) -> None:
     assert torch.equal(random.split(keys.to(device), 3).cpu(), random.split(keys, 3))
     same = random.categorical(logits.to(device), keys.to(device)).cpu() == random.categorical(logits, keys)
     assert same.float().mean().item() > 0.99  # softmax may round differently beside a class border
+
+
+def test_numbers_drawn_ahead_are_the_same_and_only_rows_carry_them() -> None:
+    keys = make_keys(600).view(100, 6)
+    logits = torch.randn(6, 4)
+    rows = keys.clone().unbind(0)
+    random.draw_ahead(keys, rows)
+    for t, row in enumerate(rows):
+        for plain in (keys[t].clone(), row.clone(), row[:]):  # no part or copy carries the number
+            assert torch.equal(random.uniform(row), random.uniform(plain))
+            assert torch.equal(random.uniform(row, (), 1), random.uniform(plain, (), 1))
+            assert torch.equal(random.uniform(row, (3,)), random.uniform(plain, (3,)))
+            assert torch.equal(random.categorical(logits, row), random.categorical(logits, plain))
+            assert torch.equal(random.categorical(logits, row, 2), random.categorical(logits, plain, 2))
+    random.uniform(rows[0]).fill_(7.0)  # what was handed out is the caller's
+    assert torch.equal(random.uniform(rows[0]), random.uniform(keys[0].clone()))
