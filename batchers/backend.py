@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlstruct.batchers.hand_over import Part
 from rlstruct.batchers.reports import LostEpisodes
+from rlstruct.batchers.shared_memory import Layout
 from rlstruct.core import DictTensor
 
 
@@ -40,8 +41,14 @@ class Backend(Protocol):
     def seconds(self) -> list[dict[str, float]]:
         """Return the seconds of each phase."""
 
-    def n_bytes(self) -> tuple[list[int], int]:
-        """Return the bytes of each slab, and of the weights' buffer."""
+    def layouts(self, agent_info: DictTensor, env_info: DictTensor) -> list[Layout]:
+        """Return the layout of each slab.
+
+        Before the first batch a second agent and environment, made for that, tell: they get these infos, [B of one].
+        """
+
+    def weight_bytes(self) -> int:
+        """Return the bytes of the weights' buffer."""
 
     def close(self) -> None:
         """Release everything."""

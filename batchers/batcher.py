@@ -22,11 +22,12 @@ from rlstruct.batchers.arguments import (
     spread,
 )
 from rlstruct.batchers.backend import Backend
-from rlstruct.batchers.hand_over import hand_over
+from rlstruct.batchers.hand_over import batch_layout, hand_over
 from rlstruct.batchers.in_process import InProcess
 from rlstruct.batchers.lanes import move
-from rlstruct.batchers.reports import BatcherStats, LostEpisodes, MemoryReport
-from rlstruct.batchers.worker import CreateAgent, CreateEnv, Factories
+from rlstruct.batchers.making import CreateAgent, CreateEnv, Factories
+from rlstruct.batchers.reports import BatcherStats, LostEpisodes, MemoryReport, report_memory
+from rlstruct.batchers.shared_memory import n_bytes
 from rlstruct.batchers.worker_pool import WorkerPool
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.device import DeviceLike, resolve_device
@@ -273,17 +274,27 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         return BatcherStats(tuple(self._backend.seconds()), seconds["wait"], seconds["hand_over"], self._n_batches)
 
     def memory_report(self) -> MemoryReport:
-        """Return how many bytes the batcher holds on to.
+        """Return how many bytes collecting takes, also before anything is collected.
+
+        Then a second agent and environment are made where the first ones are, take one step, and are closed again.
 
         Raises:
-            BatcherStateError: no batch has been collected yet, so the size of the agent's output is unknown.
+            BatcherStateError: the first batch is being collected, or the batcher is closed.
+            WorkerError: the second agent or environment cannot be made or raises.
         """
-        slabs, weights = self._backend.n_bytes()
-        if not all(slabs):
-            raise BatcherStateError(
-                "RL_Batcher.memory_report: sizes are known after the first batch. Call get() first."
-            )
-        return MemoryReport(tuple(slabs), weights)
+        self._refuse_closed("memory_report")
+        if self._state == "executing" and self._n_batches == 0:
+            raise BatcherStateError("RL_Batcher.memory_report: the first batch is being collected. Call get() first.")
+        B = self.n_envs()
+        infos = [spread(name, self._default_infos[i], B) for i, name in enumerate(("agent_info", "env_info"))]
+        if self._state == "ready":
+            infos = [self._infos.truncate_key(f"{name}/").to("cpu") for name in ("agent_info", "env_info")]
+        first = [split(info, self._backend.n_envs())[0] for info in infos]
+        with self._failing(ordering=True):
+            layouts = self._backend.layouts(first[0], first[1])
+        batch = sum(n_bytes(batch_layout(layout, self._backend.auto_reset)) for layout in layouts)
+        batch += sum(value.nbytes for info in infos for value in info.values())
+        return report_memory(layouts, batch, self._backend.weight_bytes())
 
     def close(self) -> None:
         """End the workers and close agents and environments, in at most two seconds. Calling it again does nothing."""

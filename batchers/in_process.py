@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,13 +15,13 @@ from rlstruct.batchers.collector import Collected
 from rlstruct.batchers.failures import describe, worker_error
 from rlstruct.batchers.hand_over import Part
 from rlstruct.batchers.lanes import lane_of
+from rlstruct.batchers.making import Factories, make_collector, measure
 from rlstruct.batchers.progress import Phase, Progress
 from rlstruct.batchers.recording import recorder_of
 from rlstruct.batchers.replayer import Replayer
 from rlstruct.batchers.reports import LostEpisodes
-from rlstruct.batchers.shared_memory import Layout, layout_of, n_bytes
+from rlstruct.batchers.shared_memory import Layout, layout_of
 from rlstruct.batchers.slab import Steps
-from rlstruct.batchers.worker import Factories, make_collector
 from rlstruct.core import DictTensor
 from rlstruct.errors import WorkerError
 from rlstruct.vec_env import Carrying
@@ -46,6 +47,7 @@ class InProcess:
         def allocate(layout: Layout) -> dict[str, Tensor]:
             return {name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype) in layout.items()}
 
+        self._measure = partial(measure, factories, seed, agent_seed, n_timesteps=n_timesteps, device=device)
         self._progress.enter(Phase.START)
         with self._named(), self._lane.work():
             self._collector = make_collector(
@@ -113,10 +115,17 @@ class InProcess:
         """See Backend."""
         return [self._progress.clock.seconds()]
 
-    def n_bytes(self) -> tuple[list[int], int]:
+    def layouts(self, agent_info: DictTensor, env_info: DictTensor) -> list[Layout]:
         """See Backend."""
-        slab = self._collector.slab
-        return [n_bytes(layout_of(slab.tensors)) if slab is not None else 0], 0
+        if self._collector.slab is not None:
+            return [layout_of(self._collector.slab.tensors)]
+        with self._named():
+            self._progress.enter(Phase.START)
+            return [self._measure(agent_info, env_info)]
+
+    def weight_bytes(self) -> int:
+        """See Backend. The agent gets the caller's tensors."""
+        return 0
 
     def close(self) -> None:
         """See Backend."""

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from rlstruct.profile import PhaseClock
 
-
 _UNBORN = -1  # in place of a phase, while Python starts and imports the user's main script
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from rlstruct.batchers.shared_memory import Layout, n_bytes
 
 
 @dataclass(frozen=True)
@@ -35,21 +38,27 @@ class BatcherStats:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Bytes that a batcher holds on to, environments and agents not counted.
+    """Bytes that collecting takes, environments and agents not counted; all of them on the batcher's device.
 
     Attributes:
-        slabs: for each worker, the room for one batch. On the CPU the room for final observations becomes real memory
-            only as far as episodes end.
-        weights: the buffer through which weights travel to worker processes.
+        slabs: for each worker, what every batch of T steps writes into. Worker processes keep theirs in shared memory
+            on the CPU, and those that collect on another device a second one there.
+        final_observations: for each worker, room kept beside it for the final observations of environments that
+            restart (on the CPU; elsewhere the slab has them). Each episode that ends makes one of them real memory.
+        batch: one batch handed over by `get`, all workers together; at most, where environments restart by themselves:
+            without any restart ``_observation/`` shares the memory of ``observation/``.
+        weights: the buffer through which weights travel to worker processes; 0 before the first `update`.
     """
 
     slabs: tuple[int, ...]
+    final_observations: tuple[int, ...]
+    batch: int
     weights: int
 
     @property
     def total(self) -> int:
-        """All of it."""
-        return sum(self.slabs) + self.weights
+        """The peak, one batch being held: slabs, batch and weights."""
+        return sum(self.slabs) + self.batch + self.weights
 
 
 @dataclass(frozen=True)
@@ -73,3 +82,12 @@ class LostEpisodes:
     batch: int
     step: int
     reason: str
+
+
+def report_memory(layouts: Sequence[Layout], batch: int, weights: int) -> MemoryReport:
+    """Build the report from the layouts of all slabs and the bytes of batch and weights."""
+    room = [{name: value for name, value in layout.items() if name.startswith("final")} for layout in layouts]
+    whole = [n_bytes(layout) for layout in layouts]
+    finals = [n_bytes(final) for final in room]
+    slabs = tuple(total - final for total, final in zip(whole, finals, strict=True))
+    return MemoryReport(slabs, tuple(finals), batch, weights)

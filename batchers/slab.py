@@ -204,6 +204,17 @@ def slab_layout(
     return layout
 
 
+def stretched(layout: Layout, T: int) -> Layout:
+    """Return the layout of T steps, given that of one."""
+
+    def rows(name: str, of_one: int) -> int:
+        if name.startswith("state/"):
+            return of_one
+        return T + 1 if name.startswith("stream/") else T * of_one
+
+    return {name: ((rows(name, shape[0]), *shape[1:]), dtype) for name, (shape, dtype) in layout.items()}
+
+
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
 

@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
@@ -24,29 +23,14 @@ from torch import Tensor
 
 from rlstruct.batchers.collector import Collected, Collector
 from rlstruct.batchers.failures import describe
+from rlstruct.batchers.making import Factories, make_collector, measure
 from rlstruct.batchers.processes import die_with, leave
 from rlstruct.batchers.progress import Interrupted, Phase, Progress
 from rlstruct.batchers.shared_memory import Layout, SharedBlock, layout_of
-from rlstruct.batchers.slab import Allocate
 from rlstruct.core import DictTensor
 from rlstruct.device import resolve_device
-from rlstruct.rl_agent import RL_Agent
-from rlstruct.vec_env import VecEnv
 
 _logger = logging.getLogger(__name__)
-
-CreateAgent = Callable[..., RL_Agent]
-CreateEnv = Callable[..., VecEnv]
-
-
-@dataclass(frozen=True)
-class Factories:
-    """How to make an agent and an environment, by value: lambdas and classes of a notebook travel too."""
-
-    create_agent: CreateAgent
-    agent_args: dict[str, Any]
-    create_env: CreateEnv
-    env_args: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -69,6 +53,13 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """Answer to a measure order: the slab that the first batch will make."""
+
+    layout: Layout
+
+
+@dataclass(frozen=True)
 class Start:
     """Everything a worker is born with, except its end of the pipe."""
 
@@ -81,44 +72,6 @@ class Start:
     n_workers: int
     steps: SharedBlock
     weights: SharedBlock
-
-
-def make_collector(
-    factories: Factories,
-    seed: int,
-    agent_seed: int,
-    *,
-    n_timesteps: int,
-    device: torch.device,
-    allocate: Allocate,
-    progress: Progress,
-) -> Collector:
-    """Call both factories and seed the agent; what exists is closed if the rest fails. For the arguments see Collector.
-
-    Raises:
-        TypeError: a factory returned something else than its contract says.
-    """
-    with contextlib.ExitStack() as undo:  # nobody else knows the environment, and it may hold processes or windows
-        env = factories.create_env(**{**factories.env_args, "seed": seed})
-        if not isinstance(env, VecEnv):
-            raise TypeError(
-                f"RL_Batcher: create_env returned a {type(env).__name__}, expected a VecEnv. "
-                "Wrap gymnasium environments: GymEnv([...], seed), GymEnvInf([...], seed) or GymVectorEnv(vec, seed)."
-            )
-        undo.callback(env.close)
-        agent = factories.create_agent(**factories.agent_args)
-        if not isinstance(agent, RL_Agent):
-            raise TypeError(
-                f"RL_Batcher: create_agent returned a {type(agent).__name__}, expected an RL_Agent. "
-                "Put the model into a class that inherits from RL_Agent."
-            )
-        undo.callback(agent.close)
-        agent.seed(agent_seed)
-        collector = Collector(
-            env, agent, n_timesteps=n_timesteps, device=device, seed=seed, allocate=allocate, progress=progress
-        )
-        undo.pop_all()
-    return collector
 
 
 def status_layout(n_workers: int) -> Layout:
@@ -158,6 +111,7 @@ class _Worker:
         self._connection = connection
         self.progress = Progress(start.status.map(status_layout(start.n_workers))["status"][start.index])
         self._collector: Collector | None = None
+        self._seeds = (0, 0)
         self._shared: dict[str, Tensor] = {}
         self._new_layout: Layout | None = None
         self._weights: dict[str, Tensor] = {}
@@ -172,6 +126,8 @@ class _Worker:
             order, *arguments = self._next_order()
             if order == "create":
                 self._answer(self._create(factories, *arguments))
+            elif order == "measure":
+                self._answer(Measured(self._measure(factories, *arguments)))
             elif order == "reset":
                 self._ready.reset(*arguments)
             elif order == "weights":
@@ -196,7 +152,7 @@ class _Worker:
             raise Interrupted from None
         return order
 
-    def _answer(self, answer: Created | Batch) -> None:
+    def _answer(self, answer: Created | Measured | Batch) -> None:
         try:
             self._connection.send(answer)
         except OSError:
@@ -211,6 +167,7 @@ class _Worker:
     def _create(self, factories: Factories, seed: int, agent_seed: int) -> Created:
         self.progress.enter(Phase.START)
         self.close()  # ordered again with another seed: the number of environments was not what env_args said
+        self._seeds = seed, agent_seed
         torch.manual_seed(agent_seed)
         device = resolve_device(self._start.device)
         self._collector = make_collector(
@@ -224,6 +181,13 @@ class _Worker:
         )
         env = self._collector.env
         return Created(env.n_envs(), env.auto_reset, device.type != "cuda" and torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+    def _measure(self, factories: Factories, agent_info: DictTensor, env_info: DictTensor) -> Layout:
+        self.progress.enter(Phase.START)
+        start = self._start
+        device = resolve_device(start.device)
+        seeds = self._seeds
+        return measure(factories, *seeds, agent_info, env_info, n_timesteps=start.n_timesteps, device=device)
 
     def _execute(self, agent_info: DictTensor | None) -> Batch:
         collected = self._ready.collect(agent_info)

@@ -15,7 +15,7 @@ from rlstruct.batchers.processes import NO_MAIN_GUARD, WORKER_NAME, limit_sendin
 from rlstruct.batchers.progress import Phase, Progress
 from rlstruct.batchers.shared_memory import Layout, SharedBlock
 from rlstruct.batchers.slab import Slab
-from rlstruct.batchers.worker import Batch, Created, Start, main
+from rlstruct.batchers.worker import Batch, Created, Measured, Start, main
 from rlstruct.errors import WorkerError, WorkerTimeout
 
 # A killed worker is gone at once. One whose main script cannot be imported closes its end of the pipe, and then Python
@@ -40,6 +40,7 @@ class Worker:
         created: its answer to that.
         n_envs: how many environments it has, 0 as long as it has not said so.
         batch: its last answer, None while it collects.
+        layout: of where it writes; empty as long as nobody knows.
         slab: where it writes.
     """
 
@@ -121,7 +122,9 @@ class Worker:
         if isinstance(answer, Failure):
             cause = unpickled(answer.error)
             raise worker_error(answer, cause, self.index, self.pid, self.seed, self.environments)
-        if isinstance(answer, Created):
+        if isinstance(answer, Measured):
+            self.layout = answer.layout
+        elif isinstance(answer, Created):
             if self.n_envs not in (0, answer.n_envs):
                 raise self._about(WorkerError, f"has made {answer.n_envs} environments after {self.n_envs} before.")
             self.created, self.n_envs = answer, answer.n_envs

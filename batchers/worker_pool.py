@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from rlstruct.batchers.hand_over import Part
+from rlstruct.batchers.making import Factories
 from rlstruct.batchers.processes import kill, quiet_start
 from rlstruct.batchers.progress import Progress
 from rlstruct.batchers.reports import LostEpisodes
-from rlstruct.batchers.shared_memory import SharedBlock, layout_of, n_bytes
-from rlstruct.batchers.worker import Factories, Start, status_layout
+from rlstruct.batchers.shared_memory import Layout, SharedBlock, layout_of, n_bytes
+from rlstruct.batchers.worker import Start, status_layout
 from rlstruct.batchers.worker_handle import Worker
 from rlstruct.core import DictTensor
 from rlstruct.device import registered_backends
@@ -168,9 +169,20 @@ class WorkerPool:
         """See Backend. As of the last batch."""
         return [worker.seconds for worker in self._workers]
 
-    def n_bytes(self) -> tuple[list[int], int]:
+    def layouts(self, agent_info: DictTensor, env_info: DictTensor) -> list[Layout]:
+        """See Backend. One worker measures for all."""
+        first = self._workers[0]
+        if not first.layout:
+            first.order("measure", agent_info, env_info)
+            deadline = time.monotonic() + self._timeout
+            while not first.layout:
+                if not self._receive([first], deadline - time.monotonic()):
+                    raise first.timeout_error(self._timeout, [])
+        return [worker.layout or first.layout for worker in self._workers]
+
+    def weight_bytes(self) -> int:
         """See Backend."""
-        return [n_bytes(worker.layout) for worker in self._workers], n_bytes(layout_of(self._weights))
+        return n_bytes(layout_of(self._weights))
 
     def close(self) -> None:
         """See Backend. Never takes more than two seconds: a worker that does not stop is killed."""

@@ -1,0 +1,110 @@
+"""What memory_report says before anything is collected is what collecting then takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from batcher_fakes import GlobalRandomAgent, create_cartpole
+from gymnasium import spaces
+
+import rlstruct.testing.sim_device  # noqa: F401 - makes sim:0 known
+from rlstruct import DeviceEnv, Trajectories, VecEnv
+from rlstruct.batchers import RL_Batcher
+from rlstruct.envs import GymEnvInf
+from rlstruct.testing.fake_agents import StatefulAgent
+from rlstruct.testing.fake_envs import create_counting_env
+
+STATUS = Path("/proc/self/status")
+
+
+class Pictures(gymnasium.Env[Any, Any]):
+    """Frames as Atari games have them; an episode takes 20 steps."""
+
+    action_space = spaces.Discrete(2)
+    observation_space = spaces.Box(0, 255, (84, 84, 4), np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.steps = 0
+        return np.ones((84, 84, 4), np.uint8), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return np.ones((84, 84, 4), np.uint8), 0.0, self.steps == 20, False, {}
+
+
+def create_pictures(n_envs: int, seed: int) -> VecEnv:
+    return GymEnvInf([Pictures() for _ in range(n_envs)], seed)
+
+
+def create_moved(n_envs: int, seed: int, device: str) -> VecEnv:
+    return DeviceEnv(create_counting_env(n_envs, seed, auto_reset=True), device)
+
+
+def stored(batch: Trajectories) -> int:
+    """Bytes of a batch, memory that two keys share counted once."""
+    tensors = [*batch.trajectories.values(), *batch.info.values()]
+    return sum({value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in tensors}.values())
+
+
+def status(name: str) -> int:
+    return next(int(line.split()[1]) * 1024 for line in STATUS.read_text().splitlines() if line.startswith(name))
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells the peak of a process here")
+def test_the_report_before_the_start_is_the_measured_peak() -> None:
+    with RL_Batcher(128, GlobalRandomAgent, create_pictures, env_args={"n_envs": 8}, seed=0) as batcher:
+        report = batcher.memory_report()
+        frame = 84 * 84 * 4
+        assert report.slabs[0] == pytest.approx(129 * 8 * frame, rel=0.01)
+        assert report.batch == pytest.approx((129 + 128) * 8 * frame, rel=0.01)  # restarts: _observation has its own
+        batcher.reset()
+        Path("/proc/self/clear_refs").write_text("5")  # the peak from now on
+        before = status("VmRSS")
+        batcher.execute()
+        batch = batcher.get()[0]
+        peak = status("VmHWM") - before
+        ended = int(batch.trajectories["_observation/done"].sum())
+        assert ended == 8 * (128 // 20)
+    assert report.total + ended * frame == pytest.approx(peak, rel=0.05)
+
+
+@pytest.mark.parametrize(("n_processes", "device"), [(0, "cpu"), (2, "cpu"), (0, "sim:0")])
+def test_the_report_is_what_is_allocated_and_stays(n_processes: int, device: str) -> None:
+    with RL_Batcher(
+        7,
+        StatefulAgent,
+        create_moved,
+        agent_args={"device": device},
+        env_args={"n_envs": 3, "device": device},
+        n_processes=n_processes,
+        seed=0,
+        device=device,
+    ) as batcher:
+        report = batcher.memory_report()
+        batcher.reset()
+        assert batcher.memory_report() == report
+        batcher.execute()
+        batch = batcher.get()[0]
+        assert batcher.memory_report() == report
+        assert len(report.slabs) == max(1, n_processes)
+        if device == "cpu":
+            assert stored(batch) == report.batch
+        else:  # the slab itself is handed over
+            assert report.slabs[0] >= report.batch * 0.95
+
+
+def test_asking_changes_nothing() -> None:
+    def collect(ask: bool) -> torch.Tensor:
+        with RL_Batcher(20, GlobalRandomAgent, create_cartpole, env_args={"n_envs": 2}, seed=3) as batcher:
+            if ask:
+                batcher.memory_report()
+            batcher.reset()
+            batcher.execute()
+            return batcher.get()[0].trajectories["observation/frame"]
+
+    assert torch.equal(collect(True), collect(False))
