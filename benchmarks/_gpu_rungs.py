@@ -1,0 +1,229 @@
+"""The rungs of benchmarks/gpu.py: callables that take environment steps of CartPole, one way each. Layer 5.
+
+A rung is made for one number of environments; calling it takes ``steps`` steps of all of them and waits until they are
+done, so that its time can be taken with a clock of the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import gymnasium
+import torch
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+
+from rlstruct import DictTensor, VecEnv
+from rlstruct.agents import ActorCritic, ActorCriticAgent
+from rlstruct.batchers import RL_Batcher
+from rlstruct.envs import GymVectorEnv
+from rlstruct.sims import PolicyRollout, TensorEnv, make
+
+T = 32  # steps of a batch, where a policy acts
+STEPS = 16  # single steps in one call
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One way to take steps.
+
+    Attributes:
+        name: as tables and pictures say it.
+        run: takes ``steps`` steps of all environments, and waits for the device.
+        steps: how many.
+        env: whose carry is measured; None where it is not ours.
+    """
+
+    name: str
+    run: Callable[[], object]
+    steps: int
+    env: TensorEnv | None = None
+
+
+MakeRung = Callable[[], Rung]
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def gymnasium_rung(n_envs: int, vectorised: bool) -> Rung:
+    """Gymnasium on the CPU: SyncVectorEnv, or the numpy version that it calls a vector entry point."""
+    if vectorised:
+        env: gymnasium.vector.VectorEnv = CartPoleVectorEnv(n_envs)
+    else:
+        env = gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * n_envs)
+    env.reset(seed=0)
+    actions = torch.randint(0, 2, (STEPS, n_envs), device="cpu").numpy()
+
+    def run() -> None:
+        for action in actions:
+            env.step(action)
+
+    return Rung("numpy-vectorised" if vectorised else "SyncVectorEnv", run, STEPS)
+
+
+def step_rung(name: str, n_envs: int, device: torch.device, backend: str) -> Rung:
+    """Single steps of ours."""
+    env = make("CartPole-v1", n_envs, device=device, backend=backend)
+    env.reset()
+    actions = [DictTensor({"action": torch.randint(0, 2, (n_envs,), device=device)}) for _ in range(STEPS)]
+
+    def run() -> None:
+        for action in actions:
+            env.step(action)
+        synchronize(device)
+
+    return Rung(name, run, STEPS, env)
+
+
+def graph_rung(name: str, n_envs: int, device: torch.device, backend: str) -> Rung:
+    """The same single steps, captured as one CUDA graph."""
+    rung = step_rung(name, n_envs, device, backend)
+    env = rung.env
+    if env is None:  # unreachable: it is ours; narrows the type
+        raise RuntimeError("there is no environment")
+    stream = torch.cuda.Stream(device)
+    actions = [DictTensor({"action": torch.randint(0, 2, (n_envs,), device=device)}) for _ in range(STEPS)]
+    env.step(actions[0])  # the carry has all its keys from the first step on
+    held = {key: value.clone() for key, value in env.carry().items()}
+
+    def steps() -> None:
+        env.set_carry(held)
+        for action in actions:
+            env.step(action)
+        torch._foreach_copy_(list(held.values()), [env.carry()[key] for key in held])
+
+    synchronize(device)
+    with torch.cuda.stream(stream):
+        steps()
+    synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        steps()
+
+    def run() -> None:
+        graph.replay()
+        synchronize(device)
+
+    return Rung(name, run, STEPS, env)
+
+
+def fused_rung(n_envs: int, device: torch.device, k: int) -> Rung:
+    """K steps of random exploration in one launch; every observation is written."""
+    env = make("CartPole-v1", n_envs, device=device, backend="warp")
+    env.reset()
+
+    def run() -> None:
+        env.rollout(None, k)
+        synchronize(device)
+
+    return Rung("Warp fused", run, k, env)
+
+
+def our_rungs(n_envs: int, device: torch.device, k: int) -> list[MakeRung]:
+    """Everything of ours that steps the simulation alone and needs no compiler.
+
+    Args:
+        n_envs: N.
+        device: where.
+        k: steps in a fused launch.
+    """
+    rungs = [partial(step_rung, "torch eager", n_envs, device, "torch")]
+    if device.type == "cuda":
+        rungs.append(partial(graph_rung, "CUDA graph", n_envs, device, "torch"))
+    rungs.append(partial(step_rung, "Warp one step", n_envs, device, "warp"))
+    if device.type == "cuda":
+        rungs.append(partial(graph_rung, "Warp in CUDA graph", n_envs, device, "warp"))
+    return [*rungs, partial(fused_rung, n_envs, device, k)]
+
+
+def simulation_rungs(n_envs: int, device: torch.device, compiled: bool, k: int) -> list[MakeRung]:
+    """Everything that steps the simulation alone.
+
+    Args:
+        n_envs: N.
+        device: of ours.
+        compiled: whether to wait for TorchInductor too.
+        k: steps in a fused launch.
+    """
+    rungs = [partial(gymnasium_rung, n_envs, vectorised=False)] if n_envs <= 1024 else []
+    rungs += [partial(gymnasium_rung, n_envs, vectorised=True)] if n_envs <= 1 << 17 else []
+    rungs += [partial(step_rung, "torch.compile", n_envs, device, "compile")] if compiled else []
+    return [*rungs, *our_rungs(n_envs, device, k)]
+
+
+def create_gymnasium(n_envs: int, seed: int) -> VecEnv:
+    """Gymnasium's numpy version for a batcher."""
+    return GymVectorEnv(CartPoleVectorEnv(n_envs), seed=seed)
+
+
+def create_simulator(n_envs: int, device: torch.device, backend: str, seed: int) -> VecEnv:
+    """Ours for a batcher."""
+    return make("CartPole-v1", n_envs, seed=seed, device=device, backend=backend)
+
+
+def create_agent(model: ActorCritic, device: torch.device) -> ActorCriticAgent:
+    """The agent of all batchers."""
+    return ActorCriticAgent(model, device=device)
+
+
+def batcher_rung(name: str, n_envs: int, device: torch.device, backend: str | None, graph: bool) -> Rung:
+    """Whole batches through RL_Batcher in this process.
+
+    Args:
+        name: of the rung.
+        n_envs: N.
+        device: of agent and environments.
+        backend: of ours; None for gymnasium's.
+        graph: see RL_Batcher.
+    """
+    batcher = RL_Batcher(
+        T,
+        create_agent,
+        create_gymnasium if backend is None else create_simulator,
+        agent_args={"model": ActorCritic(4, 2), "device": device},
+        env_args={"n_envs": n_envs} | ({} if backend is None else {"device": device, "backend": backend}),
+        seed=0,
+        device=device,
+        graph=graph,
+    )
+    batcher.reset()
+
+    def run() -> None:
+        batcher.execute()
+        batcher.get()
+        synchronize(device)
+
+    return Rung(name, run, T)
+
+
+def policy_rung(n_envs: int, device: torch.device) -> Rung:
+    """Simulator, network and draws in one kernel."""
+    env = make("CartPole-v1", n_envs, device=device, backend="warp")
+    rollout = PolicyRollout(env, ActorCritic(4, 2).to(device), n_timesteps=T)
+
+    def run() -> None:
+        rollout.collect()
+        synchronize(device)
+
+    return Rung("Warp fused policy", run, T)
+
+
+def policy_rungs(n_envs: int, device: torch.device) -> list[MakeRung]:
+    """Everything that collects with a 4-64-64-2 actor and a critic of the same size."""
+    make_rung = partial(batcher_rung, n_envs=n_envs)
+    rungs = []
+    if n_envs <= 1 << 14:
+        cpu = torch.device("cpu")
+        rungs.append(partial(make_rung, "numpy-vectorised, batcher", device=cpu, backend=None, graph=False))
+    rungs.append(partial(make_rung, "torch eager, batcher", device=device, backend="torch", graph=False))
+    if device.type == "cuda":
+        rungs.append(partial(make_rung, "torch, batcher's CUDA graph", device=device, backend="torch", graph=True))
+        rungs.append(partial(make_rung, "Warp, batcher's CUDA graph", device=device, backend="warp", graph=True))
+    else:
+        rungs.append(partial(make_rung, "Warp one step, batcher", device=device, backend="warp", graph=False))
+    return [*rungs, partial(policy_rung, n_envs, device)]
