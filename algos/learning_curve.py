@@ -1,11 +1,29 @@
-"""The picture of a training: return against environment steps. Layer 4; needs matplotlib, from the extra ``train``."""
+"""Pictures of trainings: return against environment steps. Layer 4; needs matplotlib, from the extra ``train``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 _TRAINING, _EVALUATION = "#9aa5b1", "#1f5fa8"
+_COLOURS = ("#1f5fa8", "#d9722e", "#2f9e62", "#a23b72", "#6b5fb5", "#8a7a1f", "#3a9aa8", "#777777")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One number along one training.
+
+    Attributes:
+        steps: environment steps, rising.
+        values: the number there.
+    """
+
+    steps: Sequence[float]
+    values: Sequence[float]
 
 
 def draw_learning_curve(rows: Sequence[Mapping[str, float]], path: Path, *, title: str) -> None:
@@ -17,13 +35,7 @@ def draw_learning_curve(rows: Sequence[Mapping[str, float]], path: Path, *, titl
         path: of the file to write.
         title: stands above the picture.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported here: it takes half a second
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter
-
-    figure = Figure(figsize=(7.5, 4.5), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)  # no pyplot: no global state, no display
-    axes = figure.add_subplot()
+    figure, axes = _begin()
     training = sorted((row["env_steps"], row["train/return"]) for row in rows if "train/return" in row)
     if training:
         steps, returns = zip(*training, strict=True)
@@ -49,13 +61,71 @@ def draw_learning_curve(rows: Sequence[Mapping[str, float]], path: Path, *, titl
             markersize=4,
             label="evaluation, mean of its episodes",
         )
+    if training or evaluations:
+        axes.legend(frameon=False, loc="best", fontsize=9)
+    _finish(figure, axes, path, title=title, metric="return (sum of rewards of an episode)")
+
+
+def draw_curves(groups: Mapping[str, Sequence[Curve]], path: Path, *, title: str, metric: str) -> None:
+    """Draw several trainings of several settings: the mean of each setting, and how far its trainings lie apart.
+
+    Args:
+        groups: label to the curves of its trainings. Their mean is drawn as far as all of them go, and from their
+            lowest to their highest a band; each of them is a thin line.
+        path: of the picture; the ending says which kind.
+        title: stands above it.
+        metric: what the values are.
+    """
+    figure, axes = _begin()
+    for i, (label, curves) in enumerate(groups.items()):
+        colour = _COLOURS[i % len(_COLOURS)]
+        if len(curves) == 1:
+            axes.plot(
+                curves[0].steps, curves[0].values, color=colour, linewidth=2, marker="o", markersize=3, label=label
+            )
+            continue
+        for curve in curves:
+            axes.plot(curve.steps, curve.values, color=colour, linewidth=0.7, alpha=0.45)
+        steps, values = together(curves)
+        axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
+        spread = f"{label}: mean, lowest and highest of {len(curves)} runs"
+        axes.plot(steps, values.mean(axis=0), color=colour, linewidth=2.2, label=spread)
+    axes.legend(frameon=False, loc="best", fontsize=9)
+    _finish(figure, axes, path, title=title, metric=metric)
+
+
+def together(curves: Sequence[Curve]) -> tuple[Any, Any]:
+    """Put curves on common steps, linearly between their points.
+
+    Args:
+        curves: they are measured at different steps, as far as each of them goes.
+
+    Returns:
+        ``(steps, values)``: numpy arrays [S] and [len(curves), S], where all curves are defined.
+    """
+    first, last = max(curve.steps[0] for curve in curves), min(curve.steps[-1] for curve in curves)
+    inside = {step for curve in curves for step in curve.steps if first <= step <= last}
+    steps = np.array(sorted(inside | {first}), dtype=np.float64)
+    return steps, np.stack([np.interp(steps, curve.steps, curve.values) for curve in curves])
+
+
+def _begin() -> tuple[Any, Any]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported here: it takes half a second
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 4.5), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)  # no pyplot: no global state, no display
+    return figure, figure.add_subplot()
+
+
+def _finish(figure: Any, axes: Any, path: Path, *, title: str, metric: str) -> None:  # noqa: ANN401 - of matplotlib
+    from matplotlib.ticker import EngFormatter
+
     axes.set_title(title, loc="left", fontsize=11)
     axes.set_xlabel("environment steps collected")
-    axes.set_ylabel("return (sum of rewards of an episode)")
+    axes.set_ylabel(metric)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.margins(x=0.01)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    if training or evaluations:
-        axes.legend(frameon=False, loc="best", fontsize=9)
     figure.savefig(path)

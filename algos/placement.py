@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,8 @@ class PlacedEnv:
     """A factory of environments that appear on ``device``, wherever they compute.
 
     Attributes:
-        create_env: the factory of the environments themselves.
+        create_env: the factory of the environments themselves. If it has a parameter ``device``, it is told ``device``,
+            so that a simulator can be made there.
         device: where observations appear and actions are expected.
     """
 
@@ -27,6 +29,8 @@ class PlacedEnv:
 
     def __call__(self, **arguments: object) -> VecEnv:
         """Create the environments, and wrap them in a DeviceEnv if they are elsewhere."""
+        if "device" in inspect.signature(self.create_env).parameters:
+            arguments = {"device": self.device, **arguments}
         env = self.create_env(**arguments)
         return env if env.device == resolve_device(self.device) else DeviceEnv(env, self.device)
 

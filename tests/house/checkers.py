@@ -34,6 +34,8 @@ LAYERS = {
     "rlstruct.agents": 3,
     "rlstruct.batchers": 3,
     "rlstruct.algos": 4,
+    "rlstruct.cli": 5,
+    "rlstruct.__main__": 6,
 }
 NOT_IMPORTED_BY_THE_LIBRARY = {"tests", "tutorials", "benchmarks"}
 # Edges inside one layer: small, acyclic, and each for the reason beside it.

@@ -1,0 +1,8 @@
+"""`python -m rlstruct` is `rlstruct`. Layer 6."""
+
+import sys
+
+from rlstruct.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

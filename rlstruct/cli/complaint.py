@@ -1,0 +1,73 @@
+"""What a user did wrong, in one line, with the mend. Part of rlstruct.cli."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Iterable
+
+from rlstruct.device import resolve_device
+
+
+class UserError(Exception):
+    """A mistake of the user: shown as one line, without a traceback; the exit status is 2."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return `` Did you mean …?``, or nothing if nothing is near.
+
+    Args:
+        word: what the user wrote.
+        known: what there is.
+
+    >>> nearest("CartPol-v1", ["CartPole-v1", "Pendulum-v1"])
+    " Did you mean 'CartPole-v1'?"
+    """
+    by_lower = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), by_lower, 1, 0.6)
+    if not near:  # a name without its version, or a part of one
+        near = sorted((name for name in by_lower if word.lower() in name), key=len)[:1] if len(word) > 2 else []
+    return f" Did you mean {by_lower[near[0]]!r}?" if near else ""
+
+
+def require(extra: str, *modules: str, what: str) -> None:
+    """Refuse to go on without an extra.
+
+    Args:
+        extra: of this package.
+        modules: which it brings.
+        what: needs them.
+
+    Raises:
+        UserError: a module is missing; the message says how to get it.
+    """
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            raise UserError(
+                f"{what} needs {module}, which is not installed. Install the extra: pip install 'rlstruct[{extra}]'"
+            ) from None
+
+
+def check_device(option: str, device: str) -> None:
+    """Refuse a device that is not here.
+
+    Args:
+        option: which names it.
+        device: a word.
+
+    Raises:
+        UserError: with the devices that are.
+    """
+    try:
+        resolve_device(device)
+    except ValueError as error:
+        raise UserError(f"{option} {device}: {str(error).partition(': ')[2]}") from None
+
+
+def say(text: str = "") -> None:
+    """Write a line to the standard output."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()

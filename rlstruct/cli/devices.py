@@ -1,0 +1,166 @@
+"""`rlstruct devices`: what is here, and what should live where. Part of rlstruct.cli."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from rlstruct.cli.complaint import UserError, say
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A CUDA device as torch sees it.
+
+    Attributes:
+        name: of the model.
+        memory: bytes in all.
+        free: bytes that nobody uses; None where it could not be asked.
+    """
+
+    name: str
+    memory: int
+    free: int | None
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Say what is here.
+
+    Args:
+        arguments: after ``devices``: none.
+
+    Raises:
+        UserError: there are some.
+    """
+    if arguments and arguments[0] in ("-h", "--help"):
+        say("usage: rlstruct devices\n\nShow the CPUs and GPUs that are here, and where things should live.")
+        return
+    if arguments:
+        raise UserError(f"expected no arguments, got {' '.join(arguments)!r}.")
+    for line in report(usable_cpus(), torch.get_num_threads(), find_gpus()):
+        say(line)
+
+
+def report(n_cpus: int, n_threads: int, gpus: Sequence[Gpu]) -> list[str]:
+    """Put into words what is here, and the layout that fits.
+
+    Args:
+        n_cpus: that this process may use.
+        n_threads: of PyTorch.
+        gpus: CUDA devices.
+    """
+    memory = _memory()
+    size = f", {memory / _GIB:.1f} GiB of memory" if memory else ""
+    lines = [f"cpu      {_plural(n_cpus, 'core')} ({_processor()}){size}; PyTorch uses {_plural(n_threads, 'thread')}"]
+    for i, gpu in enumerate(gpus):
+        free = "" if gpu.free is None else f", {gpu.free / _GIB:.1f} GiB free"
+        lines.append(f"cuda:{i}   {gpu.name}, {gpu.memory / _GIB:.1f} GiB{free}")
+    lines += [f"         {line}" for line in _sharing()] if gpus else []
+    if not gpus:
+        build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
+        lines.append(f"no GPU   torch {torch.__version__} was built for {build} and sees none")
+    lines += [f"{kind:<8} seen by torch" for kind in ("mps", "xpu") if _available(kind)]
+    return [*lines, "", "Where things should live:", *layout(n_cpus, len(gpus))]
+
+
+def layout(n_cpus: int, n_gpus: int) -> list[str]:
+    """Recommend where environments, agent and learner live, with the options of `rlstruct train`.
+
+    Args:
+        n_cpus: cores.
+        n_gpus: CUDA devices.
+    """
+    workers = max(1, n_cpus - 1)
+    cheap = "  cheap environments (CartPole), small networks: all in one process on the CPU\n"
+    cheap += "      --n-processes 0"
+    slow = "  environments that take long: worker processes on the CPU, learning meanwhile\n"
+    slow += f"      --n-processes {workers} --overlap"
+    if not n_gpus:
+        here = "  bundled simulators: thousands of environments in one process, compiled\n"
+        here += "      --simulator compile --n-envs 1024"
+        return [*cheap.splitlines(), *slow.splitlines(), *here.splitlines()]
+    slow += " --learner-device cuda:0"
+    images = "  images (Atari): environments on the CPU, agent and learner on the GPU, bytes cross\n"
+    images += "      --n-processes 0 --batcher-device cuda:0 --learner-device cuda:0 --evaluation-device cuda:0"
+    beside = "cuda:1" if n_gpus > 1 else "cuda:0"
+    here = "  bundled simulators: everything on the GPU, nothing crosses to the host\n"
+    here += f"      --simulator torch --n-envs 4096 --batcher-device cuda:0 --learner-device {beside}"
+    here += " --evaluation-processes 0 --evaluation-device cuda:0"
+    return [*cheap.splitlines(), *slow.splitlines(), *images.splitlines(), *here.splitlines()]
+
+
+def usable_cpus() -> int:
+    """Count the cores that this process may use, which may be fewer than there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def find_gpus() -> list[Gpu]:
+    """Ask torch for the CUDA devices, and for their memory."""
+    found = []
+    for i in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(i)
+        try:
+            free: int | None = torch.cuda.mem_get_info(i)[0]
+        except RuntimeError:  # exclusive mode, or full: it is there all the same
+            free = None
+        found.append(Gpu(properties.name, properties.total_memory, free))
+    return found
+
+
+def _sharing() -> list[str]:
+    """How GPUs are shared, as far as it can be seen: slices (MIG), a service between processes (MPS)."""
+    lines = []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        lines.append(f"CUDA_VISIBLE_DEVICES={visible}")
+    slices = [line.strip() for line in _ask("nvidia-smi", "-L").splitlines() if line.strip().startswith("MIG")]
+    lines += [f"slice: {line}" for line in slices]
+    pipe = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
+    if (pipe / "control").exists():
+        lines.append(f"MPS runs ({pipe}): processes share the GPU at the same time")
+    return lines
+
+
+def _ask(*command: str) -> str:
+    if shutil.which(command[0]) is None:
+        return ""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def _available(kind: str) -> bool:
+    backend = getattr(torch, kind, None)
+    return backend is not None and hasattr(backend, "is_available") and bool(backend.is_available())
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.machine()
+
+
+def _memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 0
+
+
+def _plural(n: int, word: str) -> str:
+    return f"{n} {word}" if n == 1 else f"{n} {word}s"

@@ -1,0 +1,185 @@
+"""From the name of an environment to a factory that worker processes can call. Part of rlstruct.cli."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from rlstruct import sims
+from rlstruct.cli.complaint import UserError, nearest
+from rlstruct.cli.task import Task
+from rlstruct.envs import GymEnv, GymEnvInf
+from rlstruct.sims.tensor_env import Backend
+from rlstruct.vec_env import VecEnv
+
+ATARI_STACK = 4  # frames, as Mnih et al. (2015)
+
+_EXTRA_OF = {"gymnasium.envs.box2d": "rlstruct[box2d]", "ale_py": "rlstruct[atari]"}
+
+
+@dataclass(frozen=True)
+class GymFactory:
+    """Makes gymnasium environments, in any process.
+
+    Attributes:
+        name: of the environment.
+        settings: keyword arguments of `gymnasium.make`.
+        auto_reset: whether they restart by themselves.
+        atari: preprocess as Machado et al. (2018): frames of 84 x 84 bytes, four in a stack, every fourth one.
+        render: let them draw themselves.
+    """
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    auto_reset: bool = True
+    atari: bool = False
+    render: bool = False
+
+    def __call__(self, n_envs: int, seed: int | None = None) -> VecEnv:
+        """Make ``n_envs`` environments; environment j is seeded with ``seed + j``."""
+        kind = GymEnvInf if self.auto_reset else GymEnv
+        return kind([self.one() for _ in range(n_envs)], seed)
+
+    def one(self) -> gymnasium.Env[Any, Any]:
+        """Make one environment, wrapped so that the bundled agents can act in it."""
+        settings = dict(self.settings)
+        if self.render:
+            settings["render_mode"] = "rgb_array"
+        if self.atari:
+            register_atari()
+            env: gymnasium.Env[Any, Any] = gymnasium.make(self.name, frameskip=1, **settings)
+            env = gymnasium.wrappers.AtariPreprocessing(env)
+            return gymnasium.wrappers.FrameStackObservation(env, ATARI_STACK)
+        env = gymnasium.make(self.name, **settings)
+        if isinstance(env.action_space, spaces.Box):
+            env = gymnasium.wrappers.ClipAction(env)  # Gaussian agents know no bounds
+        if not isinstance(env.observation_space, spaces.Box):
+            env = gymnasium.wrappers.FlattenObservation(env)  # one number for each case; parts side by side
+        return env
+
+
+@dataclass(frozen=True)
+class SimulatorFactory:
+    """Makes bundled simulators, where the agent is.
+
+    Attributes:
+        name: see `rlstruct.sims.names`.
+        backend: how a step is computed.
+        settings: keyword arguments of the simulator.
+        auto_reset: whether they restart by themselves.
+    """
+
+    name: str
+    backend: Backend = "torch"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    auto_reset: bool = True
+
+    def __call__(self, n_envs: int, seed: int = 0, device: str = "cpu") -> VecEnv:
+        """Make ``n_envs`` environments on ``device``; environment j draws from ``seed + j``."""
+        settings = {"backend": self.backend, "auto_reset": self.auto_reset, **self.settings}
+        return sims.make(self.name, n_envs, seed, device=device, **settings)
+
+
+Factory = GymFactory | SimulatorFactory
+
+
+def find(task: Task, *, auto_reset: bool, render: bool = False) -> Factory:
+    """Find the factory of a task's environment.
+
+    Args:
+        task: its name, and how to step it.
+        auto_reset: whether environments restart by themselves.
+        render: let gymnasium's environments draw themselves.
+
+    Raises:
+        UserError: there is no such environment; the message suggests the nearest.
+    """
+    name, settings = task.env, task.settings()
+    if task.simulator is not None or (name in sims.names() and name not in gymnasium.registry):
+        if name not in sims.names():
+            raise UserError(
+                f"--simulator {task.simulator}: no bundled simulator is called {name!r}, only "
+                f"{', '.join(sims.names())}.{nearest(name, sims.names())}"
+            )
+        return SimulatorFactory(name, task.simulator or "torch", settings, auto_reset)
+    atari = _looks_like_atari(name)
+    if atari:
+        register_atari()
+    module, colon, _ = name.partition(":")
+    if not colon and name not in gymnasium.registry:
+        known = {*gymnasium.registry, *sims.names()}
+        raise UserError(
+            f"no environment is called {name!r}.{nearest(name, known)} There are gymnasium's and the bundled "
+            "simulators; one of your own is module:Name-v0."
+        )
+    if colon and importlib.util.find_spec(module) is None:
+        raise UserError(f"--env {name}: there is no module {module!r}. Is its folder on PYTHONPATH?")
+    return GymFactory(name, settings, auto_reset, atari, render)
+
+
+def look_at(factory: Factory, look: Callable[[VecEnv], Any]) -> Any:  # noqa: ANN401 - what look returns
+    """Make one environment, return what ``look`` finds, close it.
+
+    Raises:
+        UserError: it cannot be made: a package is missing, or an option is wrong.
+    """
+    try:
+        env = factory(n_envs=1, seed=0)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise UserError(f"{factory.name} cannot be made: {error} {_mend(factory.name)}".strip()) from None
+    except (gymnasium.error.Error, TypeError) as error:
+        if factory.settings or isinstance(error, gymnasium.error.Error):
+            raise UserError(f"{factory.name} cannot be made with {dict(factory.settings)}: {error}") from None
+        raise
+    try:
+        return look(env)
+    finally:
+        env.close()
+
+
+def spaces_of(factory: Factory) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+    """Return the spaces of one environment, observation and action."""
+    found: tuple[spaces.Space[Any], spaces.Space[Any]] = look_at(
+        factory, lambda env: (env.observation_space, env.action_space)
+    )
+    return found
+
+
+def register_atari() -> None:
+    """Make the names of the Atari games known to gymnasium.
+
+    Raises:
+        UserError: the extra is missing.
+    """
+    missing = [module for module in ("ale_py", "cv2") if importlib.util.find_spec(module) is None]
+    if missing:
+        raise UserError(
+            f"Atari games need {' and '.join(missing)}, not installed. Install the extra: pip install 'rlstruct[atari]'"
+        )
+    import ale_py
+
+    gymnasium.register_envs(ale_py)
+
+
+def is_image(space: spaces.Space[Any]) -> bool:
+    """Whether an observation is a picture: two or three axes, and some pixels each way."""
+    if not isinstance(space, spaces.Box) or len(space.shape) not in (2, 3):
+        return False
+    return int(np.sort(space.shape)[-2]) >= 8
+
+
+def _looks_like_atari(name: str) -> bool:
+    return name.startswith("ALE/") or "NoFrameskip-v" in name or ("Deterministic-v" in name)
+
+
+def _mend(name: str) -> str:
+    spec = gymnasium.registry.get(name)
+    entry = str(spec.entry_point) if spec is not None else ""
+    extra = next((extra for start, extra in _EXTRA_OF.items() if entry.startswith(start)), "")
+    return f"Here: pip install '{extra}'" if extra else ""

@@ -1,0 +1,134 @@
+"""`rlstruct evaluate`: whole episodes of a trained agent, and a film of one. Part of rlstruct.cli."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Literal
+
+import torch
+
+from rlstruct.algos.evaluation import Evaluator
+from rlstruct.algos.placement import PlacedEnv
+from rlstruct.batchers import RL_Batcher
+from rlstruct.cli.complaint import UserError, check_device, require, say
+from rlstruct.cli.environments import Factory
+from rlstruct.cli.film import check_path, film, seconds_of, write
+from rlstruct.cli.parsing import named, parse, positional
+from rlstruct.cli.trained import Trained, load_trained
+from rlstruct.rl_agent import RL_Agent
+
+_AT_ONCE = 100  # environments in one batch, at most
+_STEPS = 64  # of a batch: images of long pieces would take much memory
+_FILM_STEPS = 2_000
+_SEED = 500_000_000  # far from the seeds of trainings and of their evaluations
+
+_ABOUT = "Play whole episodes with the agent of a run, on seeds that it never saw."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """Options of the command.
+
+    Attributes:
+        run: the folder of the run.
+        episodes: how many.
+        video: draw one more episode, as a film (.gif) or a sheet of pictures (.png).
+        device: where the agent acts.
+        actions: drawn, as in training, or the best ones; None for what the evaluations of the training did.
+        seed: of environments and agent.
+    """
+
+    run: Annotated[Path, positional(), named("RUN")]
+    episodes: int = 100
+    video: Annotated[Path | None, named("FILE")] = None
+    device: str = "cpu"
+    actions: Literal["drawn", "best"] | None = None
+    seed: int = 0
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Evaluate as the command line says.
+
+    Args:
+        arguments: after ``evaluate``.
+
+    Raises:
+        UserError: they make no sense.
+    """
+    require("train", "tyro", "PIL", what="rlstruct evaluate")
+    options = parse(Evaluate, arguments, "rlstruct evaluate", _ABOUT)
+    if options.episodes < 1:
+        raise UserError(f"--episodes {options.episodes}: expected at least 1.")
+    if options.video is not None:
+        check_path(options.video)
+    check_device("--device", options.device)
+    trained = load_trained(options.run, auto_reset=False)
+    as_trained = trained.record.config.evaluation_stochastic
+    stochastic = as_trained if options.actions is None else options.actions == "drawn"
+    if trained.choice.small:
+        torch.set_num_threads(1)
+    create_agent = partial(trained.choice.create_agent, trained.model, stochastic=stochastic)
+    returns, lengths = episodes(trained, create_agent, options.episodes, options.device, _SEED + options.seed)
+    say(f"{trained.record.algorithm} on {trained.record.task.env}, after {trained.env_steps:,} environment steps")
+    say(_summary(returns, lengths, "drawn" if stochastic else "best"))
+    if options.video is not None:
+        drawn = load_trained(options.run, auto_reset=False, render=True)
+        _film(drawn.factory, create_agent(device="cpu"), options.video, _SEED + options.seed)
+
+
+def episodes(
+    trained: Trained, create_agent: partial[RL_Agent], n: int, device: str, seed: int
+) -> tuple[list[float], list[int]]:
+    """Play ``n`` whole episodes, each environment the same number of them, so that short ones are not preferred.
+
+    Args:
+        trained: agent and environments.
+        create_agent: called with ``device=``.
+        n: how many.
+        device: where the agent acts.
+        seed: of environments and agent.
+
+    Returns:
+        Return and length of each.
+    """
+    rounds = -(-n // _AT_ONCE)
+    n_envs = -(-n // rounds)
+    returns: list[float] = []
+    lengths: list[int] = []
+    with RL_Batcher(
+        _STEPS,
+        create_agent,
+        PlacedEnv(trained.factory, device),
+        agent_args={"device": device},
+        env_args={"n_envs": n_envs},
+        n_processes=0,
+        seed=seed,
+        device=device,
+    ) as batcher:
+        evaluator = Evaluator(batcher)
+        for _ in range(rounds):
+            evaluator.start(trained.model.state_dict(), env_steps=trained.env_steps, policy_version=0)
+            result = evaluator.wait()
+            returns += result.returns
+            lengths += result.lengths
+    return returns[:n], lengths[:n]  # the last environments of the last round, whatever they did
+
+
+def _summary(returns: list[float], lengths: list[int], actions: str) -> str:
+    n = len(returns)
+    mean = sum(returns) / n
+    deviation = (sum((value - mean) ** 2 for value in returns) / n) ** 0.5
+    return (
+        f"{n} episodes, {actions} actions: return {mean:.1f} ± {deviation:.1f} (standard deviation), median "
+        f"{median(returns):.1f}, from {min(returns):.1f} to {max(returns):.1f}; {sum(lengths) / n:.0f} steps each"
+    )
+
+
+def _film(factory: Factory, agent: RL_Agent, path: Path, seed: int) -> None:
+    pictures = film(factory, agent, n_envs=1, n_steps=_FILM_STEPS, seed=seed, one_episode=True)
+    write(pictures, path, seconds=seconds_of(factory))
+    say(f"{path}: one episode, {len(pictures)} pictures")

@@ -1,0 +1,64 @@
+"""The first word of the command line chooses a module. Part of rlstruct.cli."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from rlstruct.cli.complaint import UserError, nearest, say
+
+COMMANDS = {
+    "train": "train an agent: rlstruct train a2c --env CartPole-v1",
+    "evaluate": "play whole episodes with a trained agent: rlstruct evaluate RUN --video out.gif",
+    "plot": "draw the learning curves of runs, seeds together: rlstruct plot RUN [RUN ...]",
+    "play": "see what an agent sees: rlstruct play Breakout-MinAtar --out breakout.gif",
+    "devices": "show the CPUs and GPUs that are here, and where things should live",
+}
+
+INTERRUPTED = 130  # as shells say it: 128 + SIGINT
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        arguments: after the name of the program; None for those of this process.
+
+    Returns:
+        The exit status: 0, 2 for a mistake of the user, 130 after Ctrl-C.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
+        say(_help())
+        return 0
+    if words[0] == "--version":
+        from rlstruct import __version__
+
+        say(f"rlstruct {__version__}")
+        return 0
+    command, *rest = words
+    try:
+        if command not in COMMANDS:
+            raise UserError(f"there is no command {command!r}, only {', '.join(COMMANDS)}.{nearest(command, COMMANDS)}")
+        importlib.import_module(f"rlstruct.cli.{command}").run(rest)
+    except UserError as error:
+        name = f"rlstruct {command}" if command in COMMANDS else "rlstruct"
+        sys.stderr.write(f"{name}: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write(f"\nrlstruct {command}: interrupted.\n")
+        return INTERRUPTED
+    except SystemExit as leaving:  # of the parser of options: it has said why
+        return leaving.code if isinstance(leaving.code, int) else 2
+    return 0
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = ["usage: rlstruct COMMAND [OPTIONS]", "", "Train and look at agents. COMMAND is one of", ""]
+    for name, text in COMMANDS.items():
+        what, _, example = text.partition(": ")
+        lines.append(f"  {name:<{width}}  {what}")
+        lines += [f"  {'':<{width}}    {example}"] if example else []
+    return "\n".join([*lines, "", "rlstruct COMMAND --help says more."])

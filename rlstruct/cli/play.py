@@ -1,0 +1,69 @@
+"""`rlstruct play`: see what an agent sees. Part of rlstruct.cli."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from rlstruct.agents import RandomAgent
+from rlstruct.cli.complaint import UserError, require, say
+from rlstruct.cli.environments import Factory, find, look_at
+from rlstruct.cli.film import check_path, film, seconds_of, write
+from rlstruct.cli.parsing import named, parse, positional
+from rlstruct.cli.task import Task
+from rlstruct.cli.trained import load_trained
+from rlstruct.rl_agent import RL_Agent
+
+_ABOUT = "Show an environment in pictures: acting at random, or the agent of a run."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Play:
+    """Options of the command.
+
+    Attributes:
+        what: name of an environment, such as Breakout-MinAtar, or the folder of a run.
+        out: where to write: a film (.gif), or a sheet of pictures (.png). By default play-NAME.gif.
+        steps: how many steps.
+        n_envs: so many environments side by side.
+        seed: of environments and agent.
+    """
+
+    what: Annotated[str, positional(), named("ENV|RUN")]
+    out: Annotated[Path | None, named("FILE")] = None
+    steps: int = 200
+    n_envs: int = 1
+    seed: int = 0
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Draw as the command line says.
+
+    Args:
+        arguments: after ``play``.
+
+    Raises:
+        UserError: they make no sense.
+    """
+    require("train", "tyro", "PIL", what="rlstruct play")
+    options = parse(Play, arguments, "rlstruct play", _ABOUT)
+    if options.steps < 1 or not 1 <= options.n_envs <= 64:
+        raise UserError("expected --steps of at least 1 and --n-envs from 1 to 64.")
+    out = options.out or Path(f"play-{Path(options.what).name}.gif")
+    check_path(out)
+    factory, agent, who = _actor(options.what)
+    pictures = film(factory, agent, n_envs=options.n_envs, n_steps=options.steps, seed=options.seed, one_episode=False)
+    write(pictures, out, seconds=seconds_of(factory))
+    say(f"{out}: {len(pictures)} pictures of {factory.name}, {who}")
+
+
+def _actor(what: str) -> tuple[Factory, RL_Agent, str]:
+    if Path(what).is_dir():
+        trained = load_trained(Path(what), auto_reset=True, render=True)
+        stochastic = trained.record.config.evaluation_stochastic
+        agent = trained.choice.create_agent(trained.model, stochastic=stochastic)
+        return trained.factory, agent, f"{trained.record.algorithm} after {trained.env_steps:,} environment steps"
+    factory = find(Task(env=what), auto_reset=True, render=True)
+    return factory, RandomAgent(look_at(factory, lambda env: env.action_space)), "acting at random"

@@ -1,0 +1,123 @@
+"""`rlstruct plot`: learning curves of runs, those of one setting together. Part of rlstruct.cli."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from rlstruct.algos.learning_curve import Curve, draw_curves
+from rlstruct.cli.complaint import UserError, nearest, require, say
+from rlstruct.cli.parsing import named, parse, positional
+from rlstruct.cli.record import RunRecord, load
+
+# Settings that change where things are computed, or how closely one looks, but not what is learnt.
+_IGNORED = {"seed", "learner_device", "batcher_device", "replay_device", "evaluation_processes", "log_interval"}
+_IGNORED |= {"evaluation_device", "evaluation_episodes", "evaluation_interval", "evaluation_timesteps"}
+
+_ABOUT = "Draw learning curves; runs that differ only by seed make one, with a band."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """Options of the command.
+
+    Attributes:
+        runs: folders of runs.
+        out: the picture, .png, .svg or .pdf.
+        metric: column of metrics.csv that is drawn.
+        title: stands above the picture; None for the environment.
+    """
+
+    runs: Annotated[tuple[Path, ...], positional(), named("RUN [RUN ...]")]
+    out: Annotated[Path, named("FILE")] = Path("learning_curves.png")
+    metric: str = "evaluation/mean_return"
+    title: str | None = None
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Draw as the command line says.
+
+    Args:
+        arguments: after ``plot``.
+
+    Raises:
+        UserError: they make no sense.
+    """
+    require("train", "tyro", "matplotlib", what="rlstruct plot")
+    options = parse(Plot, arguments, "rlstruct plot", _ABOUT)
+    if not options.runs:
+        raise UserError("name one folder of a run, or several: rlstruct plot runs/*")
+    if options.out.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise UserError(f"--out {options.out}: expected a name that ends with .png, .svg or .pdf.")
+    records = [load(folder) for folder in options.runs]
+    labels = labels_of(records)
+    groups: dict[str, list[Curve]] = {}
+    for folder, label in zip(options.runs, labels, strict=True):
+        groups.setdefault(label, []).append(read_curve(folder, options.metric))
+    environments = sorted({record.task.env for record in records})
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    metric = "return of the evaluations" if options.metric == "evaluation/mean_return" else options.metric
+    draw_curves(groups, options.out, title=options.title or ", ".join(environments), metric=metric)
+    for label, curves in groups.items():
+        last = [curve.values[-1] for curve in curves]
+        end = f"ends at {sum(last) / len(last):.1f}"
+        say(
+            f"{label}: {_runs(len(curves))}, {end}"
+            + (f" (from {min(last):.1f} to {max(last):.1f})" if last[1:] else "")
+        )
+    say(f"{options.out}")
+
+
+def read_curve(folder: Path, metric: str) -> Curve:
+    """Read one column of a run's ``metrics.csv``.
+
+    Raises:
+        UserError: there is no such file or column, or nothing in it; the message suggests the nearest.
+    """
+    file = folder / "metrics.csv"
+    if not file.exists():
+        raise UserError(f"{folder} has no metrics.csv: nothing was logged.")
+    with file.open(newline="") as opened:
+        rows = list(csv.DictReader(opened))
+    columns = list(rows[0]) if rows else []
+    if metric not in columns:
+        raise UserError(f"{file} has no column {metric!r}, only {', '.join(columns)}.{nearest(metric, columns)}")
+    points = sorted((int(row["env_steps"]), float(row[metric])) for row in rows if row[metric])
+    if not points:
+        raise UserError(f"{file}: nothing in column {metric!r}.")
+    return Curve([step for step, _ in points], [value for _, value in points])
+
+
+def labels_of(records: Sequence[RunRecord]) -> list[str]:
+    """Name every run by the settings that tell it from the others; runs with equal names make one curve.
+
+    Args:
+        records: what the folders remember.
+    """
+    tasks = [asdict(record.task) for record in records]
+    of_tasks = _differing(tasks)
+    labels = []
+    for record, task in zip(records, tasks, strict=True):
+        # Algorithms have different settings, and different defaults: only equal ones are compared.
+        same = [_settings(other) for other in records if other.algorithm == record.algorithm]
+        settings = _settings(record)
+        words = [str(task["env"])] if "env" in of_tasks else []
+        words += [f"{name} {task[name]}" for name in of_tasks if name != "env"]
+        words += [f"{name} {settings[name]}" for name in _differing(same)]
+        labels.append(", ".join([record.algorithm, *words]))
+    return labels
+
+
+def _settings(record: RunRecord) -> dict[str, Any]:
+    return {name: value for name, value in asdict(record.config).items() if name not in _IGNORED}
+
+
+def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [name for name in settings[0] if len({str(one[name]) for one in settings}) > 1]
+
+
+def _runs(n: int) -> str:
+    return "1 run" if n == 1 else f"{n} runs"

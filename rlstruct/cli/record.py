@@ -1,0 +1,113 @@
+"""What a run folder remembers, so that a run can be repeated, judged and drawn. Part of rlstruct.cli."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rlstruct.algos.config import TrainingConfig
+from rlstruct.cli.complaint import UserError, nearest
+from rlstruct.cli.task import Task
+
+ALGORITHMS = {"reinforce": "ReinforceConfig", "a2c": "A2CConfig", "dqn": "DQNConfig"}
+"""The algorithms, each a module of rlstruct.algos, and the class of its settings."""
+
+_PACKAGES = ("rlstruct", "torch", "gymnasium", "numpy", "ale-py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """Everything that decides what a training does; ``config.json`` of its folder.
+
+    Attributes:
+        algorithm: see `ALGORITHMS`.
+        task: the environment.
+        agent: the agent that was chosen, in words.
+        config: the settings of the algorithm.
+        versions: of Python and of the packages that matter.
+    """
+
+    algorithm: str
+    task: Task
+    agent: str
+    config: TrainingConfig
+    versions: Mapping[str, str]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that a result depends on, as far as they are installed."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def config_class(algorithm: str) -> type[TrainingConfig]:
+    """Return the class of an algorithm's settings.
+
+    Raises:
+        UserError: there is no such algorithm; the message suggests the nearest.
+    """
+    if algorithm not in ALGORITHMS:
+        raise UserError(
+            f"there is no algorithm {algorithm!r}, only {', '.join(ALGORITHMS)}.{nearest(algorithm, ALGORITHMS)}"
+        )
+    found: type[TrainingConfig] = getattr(module_of(algorithm), ALGORITHMS[algorithm])
+    return found
+
+
+def module_of(algorithm: str) -> Any:  # noqa: ANN401 - a module
+    """Import the module of an algorithm."""
+    return importlib.import_module(f"rlstruct.algos.{algorithm}")
+
+
+def load(run: Path) -> RunRecord:
+    """Read what a run folder remembers.
+
+    Args:
+        run: the folder, or its ``config.json``.
+
+    Raises:
+        UserError: it is no folder of `rlstruct train`, or one of another version with other settings.
+    """
+    file = run if run.name == "config.json" else run / "config.json"
+    if not file.exists():
+        siblings = [str(other.parent) for other in run.parent.glob("*/config.json")]
+        raise UserError(f"{run} is no run folder: it has no config.json.{nearest(str(run), siblings)}")
+    try:
+        stored = json.loads(file.read_text())
+    except json.JSONDecodeError as error:
+        raise UserError(f"{file} is damaged: {error}") from None
+    if not isinstance(stored, dict) or not {"algorithm", "task", "config"} <= stored.keys():
+        raise UserError(
+            f"{run} was not made by rlstruct train: its config.json does not name algorithm, task and config. Whoever "
+            "made it has the environment and the network."
+        )
+    algorithm = str(stored["algorithm"])
+    return RunRecord(
+        algorithm=algorithm,
+        task=_build(Task, stored["task"], file),
+        agent=str(stored.get("agent", "")),
+        config=_build(config_class(algorithm), stored["config"], file),
+        versions=stored.get("versions", {}),
+    )
+
+
+def _build(cls: type[Any], values: Mapping[str, Any], file: Path) -> Any:  # noqa: ANN401 - an instance of cls
+    known = {field.name for field in fields(cls)}
+    if strange := sorted(set(values) - known):
+        raise UserError(f"{file} has settings that this version does not know: {', '.join(strange)}.")
+    tuples = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    try:
+        return cls(**tuples)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{file}: {error}") from None

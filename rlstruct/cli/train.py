@@ -1,0 +1,193 @@
+"""`rlstruct train`: an algorithm, an environment, a run folder. Part of rlstruct.cli."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.run_folder import RunFolder
+from rlstruct.algos.training import TrainingResult
+from rlstruct.cli.agents import AgentChoice, choose
+from rlstruct.cli.complaint import UserError, check_device, require, say
+from rlstruct.cli.environments import ATARI_STACK, Factory, GymFactory, find, spaces_of
+from rlstruct.cli.parsing import parse
+from rlstruct.cli.record import ALGORITHMS, RunRecord, config_class, load, module_of, versions
+from rlstruct.cli.task import Task
+
+Config = TypeVar("Config", bound=TrainingConfig)
+
+_HELP = """usage: rlstruct train ALGORITHM --env NAME [OPTIONS]
+       rlstruct train --config RUN [OPTIONS]
+
+Train an agent; results go into a new folder under runs/. The agent is chosen to
+fit the environment: a perceptron, a convolutional network for images, a
+Gaussian policy for continuous actions. --recurrent gives it a memory.
+
+  reinforce   whole episodes, a baseline; discrete and continuous actions
+  a2c         pieces of a stream, a critic; discrete and continuous actions
+  dqn         replay buffer, action values; discrete actions, no memory
+
+  rlstruct train a2c --env CartPole-v1
+  rlstruct train a2c --env CartPole-v1 --simulator torch --n-envs 1024
+  rlstruct train dqn --env Breakout-MinAtar --learner-device cuda:0
+  rlstruct train --config runs/RUN --seed 1    the same again, with another seed
+
+rlstruct train ALGORITHM --help lists all settings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Where results go.
+
+    Attributes:
+        runs: folder of all runs.
+        name: first part of the name of the run's folder; None for algorithm, environment and seed.
+        progress: show a progress bar.
+        threads: threads of PyTorch in this process; None for 1 with small networks, and all cores with images.
+    """
+
+    runs: Path = Path("runs")
+    name: str | None = None
+    progress: bool = True
+    threads: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Generic[Config]):
+    """Settings of a training.
+
+    Attributes:
+        environment: What is to be learnt.
+        training: How it is learnt, and on which devices.
+        output: Where results go.
+    """
+
+    environment: Task
+    training: Config
+    output: Output = Output()
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Train as the command line says.
+
+    Args:
+        arguments: after ``train``.
+
+    Raises:
+        UserError: they make no sense.
+    """
+    words = list(arguments)
+    if not words or (words[0] in ("-h", "--help")):
+        say(_HELP)
+        return
+    require("train", "tyro", "tqdm", "tensorboard", "matplotlib", what="rlstruct train")
+    words, template = _take_template(words)
+    algorithm = _algorithm(words, template)
+    options = _parse(algorithm, words, template)
+    train(algorithm, options.environment, options.training, options.output)
+
+
+def train(algorithm: str, task: Task, config: TrainingConfig, output: Output) -> TrainingResult:
+    """Train, and say what came of it.
+
+    Args:
+        algorithm: see `ALGORITHMS`.
+        task: the environment.
+        config: the settings.
+        output: where results go.
+
+    Returns:
+        As the algorithm's ``train``.
+
+    Raises:
+        UserError: the environment, a device or the agent does not exist.
+    """
+    for name in ("learner_device", "batcher_device", "evaluation_device"):
+        check_device(f"--{name.replace('_', '-')}", getattr(config, name))
+    factory = find(task, auto_reset=algorithm != "reinforce")
+    choice = choose(algorithm, *spaces_of(factory), recurrent=task.recurrent)
+    config = _fitted(algorithm, config, factory)
+    if output.threads or choice.small:
+        torch.set_num_threads(output.threads or 1)
+    record = RunRecord(algorithm=algorithm, task=task, agent=choice.kind, config=config, versions=versions())
+    name = output.name or f"{algorithm}-{task.env}-seed{config.seed}"
+    folder = RunFolder(
+        name.replace("/", "-").replace(":", "-"),
+        record,
+        n_env_steps=config.n_env_steps,
+        root=output.runs,
+        progress=output.progress,
+    )
+    say(f"{algorithm} on {task.env}: {choice.kind}, learner on {config.learner_device}")
+    say(f"run folder: {folder.path}")
+    try:
+        with folder:
+            result = _train(algorithm, config, choice, factory, folder)
+    except KeyboardInterrupt:
+        say(f"\nStopped. What was learnt so far is in {folder.path}")
+        raise
+    _tell(result, folder)
+    return result
+
+
+def _train(
+    algorithm: str, config: TrainingConfig, choice: AgentChoice, factory: Factory, folder: RunFolder
+) -> TrainingResult:
+    module = module_of(algorithm)
+    result: TrainingResult = module.train(config, choice.create_model, choice.create_agent, factory, run=folder)
+    return result
+
+
+def _fitted(algorithm: str, config: TrainingConfig, factory: Factory) -> TrainingConfig:
+    """Let a replay buffer keep each frame of a stack once: what it returns is the same."""
+    if algorithm == "dqn" and isinstance(factory, GymFactory) and factory.atari:
+        return replace(config, n_stack=ATARI_STACK)  # type: ignore[call-arg]  # a field of DQNConfig
+    return config
+
+
+def _take_template(words: list[str]) -> tuple[list[str], RunRecord | None]:
+    """Take ``--config RUN`` out of the command line."""
+    for i, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if option != "--config":
+            continue
+        if not equals and i + 1 == len(words):
+            raise UserError("--config: expected the folder of a run.")
+        rest = words[:i] + words[i + (1 if equals else 2) :]
+        return rest, load(Path(value if equals else words[i + 1]))
+    return words, None
+
+
+def _algorithm(words: list[str], template: RunRecord | None) -> str:
+    """Take the algorithm from the command line, or from the run that is to be repeated."""
+    if words and not words[0].startswith("-"):
+        algorithm = words.pop(0)
+        config_class(algorithm)  # refuses a wrong one
+        if template is not None and template.algorithm != algorithm:
+            raise UserError(f"--config names a run of {template.algorithm}, not of {algorithm}: leave {algorithm} out.")
+        return algorithm
+    if template is None:
+        raise UserError(f"name the algorithm first, one of {', '.join(ALGORITHMS)}: rlstruct train a2c --env NAME")
+    return template.algorithm
+
+
+def _parse(algorithm: str, words: list[str], template: RunRecord | None) -> Training[Any]:
+    cls = config_class(algorithm)
+    default = None if template is None else Training(environment=template.task, training=template.config)
+    described = f"Train with {algorithm.upper()}; results go into a new folder, see --runs."
+    return parse(Training[cls], words, f"rlstruct train {algorithm}", described, default)  # type: ignore[valid-type]
+
+
+def _tell(result: TrainingResult, folder: RunFolder) -> None:
+    for when, evaluation in (("before", result.before), ("after", result.after)):
+        say(
+            f"{when:>6} training: return {evaluation.mean_return:.1f} ± {evaluation.std_return:.1f} "
+            f"over {len(evaluation.returns)} episodes"
+        )
+    say(f"{result.env_steps:,} environment steps in {result.seconds:.1f} s")
+    say(f"next: rlstruct evaluate {folder.path}   rlstruct plot {folder.path}")

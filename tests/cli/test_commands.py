@@ -1,0 +1,207 @@
+"""The commands as users call them, in this process: what they say, what they leave, how they end."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from rlstruct.cli.main import COMMANDS, main
+from rlstruct.cli.record import ALGORITHMS
+
+for package in ("tyro", "tqdm", "tensorboard", "matplotlib"):
+    pytest.importorskip(package, reason="needs the extra: pip install 'rlstruct[train]'")
+Image = pytest.importorskip("PIL.Image", reason="needs the extra: pip install 'rlstruct[train]'")
+
+SMALL = ["--n-env-steps", "200", "--n-timesteps", "20", "--n-envs", "2", "--n-processes", "0"]
+SMALL += ["--evaluation-processes", "0", "--evaluation-episodes", "2", "--no-progress"]
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command runs in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def train(*options: str) -> pathlib.Path:
+    """Train for a few steps and return the run's folder."""
+    before = set(pathlib.Path("runs").glob("*"))
+    assert main(["train", *options]) == 0
+    (folder,) = set(pathlib.Path("runs").glob("*")) - before
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "agent"),
+    [
+        ("reinforce", ["--env", "CartPole-v1"], "policy, perceptron"),
+        ("a2c", ["--env", "CartPole-v1", "--simulator", "torch", "--recurrent"], "recurrent policy"),
+        ("a2c", ["--env", "Pendulum-v1", "--evaluation-timesteps", "200"], "Gaussian policy, perceptron"),
+        ("a2c", ["--env", "Breakout-MinAtar"], "convolutional policy"),
+        ("dqn", ["--env", "Breakout-MinAtar"], "convolutional network of action values, duelling"),
+        ("dqn", ["--env", "FrozenLake-v1", "--env-options", "is_slippery=false"], "perceptron of action values"),
+    ],
+)
+def test_train_picks_the_agent_and_leaves_a_run_that_can_be_evaluated(
+    algorithm: str, options: list[str], agent: str, capsys: Capture
+) -> None:
+    extra = ["--learning-starts", "50", "--n-updates", "1"] if algorithm == "dqn" else []
+    folder = train(algorithm, *options, *SMALL, *extra)
+    assert folder.name.startswith(f"{algorithm}-{options[1]}-seed0-")
+    stored = json.loads((folder / "config.json").read_text())
+    assert stored["algorithm"] == algorithm
+    assert stored["task"]["env"] == options[1]
+    assert stored["agent"].startswith(agent)
+    assert stored["versions"]["torch"] == torch.__version__
+    assert {"checkpoint.pt", "metrics.csv", "learning_curve.png"} <= {file.name for file in folder.iterdir()}
+    assert "after training: return" in capsys.readouterr().out
+    assert main(["evaluate", str(folder), "--episodes", "3"]) == 0
+    assert "3 episodes" in capsys.readouterr().out
+
+
+def test_a_stored_run_is_run_again_with_the_same_result_and_with_other_options() -> None:
+    first = train("a2c", "--env", "CartPole-v1", *SMALL, "--seed", "3", "--learning-rate", "0.02")
+    again = train("--config", str(first), "--no-progress")
+    other = train(f"--config={first}", "--no-progress", "--discount", "0.5")
+    weights = [torch.load(run / "checkpoint.pt", weights_only=True)["model"] for run in (first, again, other)]
+    for name, value in weights[0].items():
+        assert torch.equal(value, weights[1][name])
+    assert not all(torch.equal(value, weights[2][name]) for name, value in weights[0].items())
+    configs = [json.loads((run / "config.json").read_text())["config"] for run in (first, again, other)]
+    assert configs[0] == configs[1]
+    assert configs[2] == {**configs[0], "discount": 0.5}
+
+
+def test_two_runs_are_plotted_as_one_curve_and_a_film_of_the_agent_moves(capsys: Capture) -> None:
+    runs = [train("a2c", "--env", "CartPole-v1", *SMALL, "--seed", seed) for seed in "01"]
+    other = train("a2c", "--env", "CartPole-v1", *SMALL, "--trace-decay", "0.5")
+    capsys.readouterr()
+    assert main(["plot", *map(str, runs), str(other), "--out", "pictures/curve.png"]) == 0
+    said = capsys.readouterr().out
+    assert "a2c, trace_decay 0.98: 2 runs" in said
+    assert "a2c, trace_decay 0.5: 1 run," in said
+    with Image.open("pictures/curve.png") as picture:
+        assert len(picture.convert("RGB").getcolors(maxcolors=2**20)) > 50  # lines, bands, words
+    assert main(["evaluate", str(runs[0]), "--episodes", "2", "--video", "film.gif", "--actions", "best"]) == 0
+    assert "best actions" in capsys.readouterr().out
+    assert frames_differ(pathlib.Path("film.gif")) > 3
+    assert main(["play", str(runs[0]), "--steps", "5", "--out", "sheet.png"]) == 0
+    assert "a2c after 2" in capsys.readouterr().out  # 200 environment steps and a bit
+
+
+def frames_differ(path: pathlib.Path) -> int:
+    """Count the frames of a gif that differ from the one before."""
+    with Image.open(path) as film:
+        frames = []
+        for i in range(film.n_frames):
+            film.seek(i)
+            frames.append(film.convert("RGB").tobytes())
+    return sum(one != other for one, other in itertools.pairwise(frames))
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        *("Breakout-MinAtar", "Seaquest-MinAtar", "ConnectFour-v0"),
+        *("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0"),
+    ],
+)
+def test_play_draws_every_kind_of_environment(env: str, capsys: Capture) -> None:
+    assert main(["play", env, "--steps", "6", "--n-envs", "2"]) == 0
+    assert "acting at random" in capsys.readouterr().out
+    assert frames_differ(pathlib.Path(f"play-{env}.gif")) >= 3
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["trian"], "there is no command 'trian', only train, evaluate, plot, play, devices. Did you mean 'train'?"),
+        (["train", "a2d", "--env", "CartPole-v1"], "Did you mean 'a2c'?"),
+        (["train", "--env", "CartPole-v1"], "name the algorithm first"),
+        (["train", "a2c", "--env", "CartPol-v1"], "Did you mean 'CartPole-v1'?"),
+        (["train", "a2c", "--env", "cartpole"], "Did you mean 'CartPole-v"),
+        (["train", "a2c", "--env", "Brekout-MinAtar"], "Did you mean 'Breakout-MinAtar'?"),
+        (["train", "a2c", "--env", "Taxi-v3", "--simulator", "torch"], "no bundled simulator is called 'Taxi-v3'"),
+        (["train", "a2c", "--env", "nowhere_at_all:Env-v0"], "there is no module 'nowhere_at_all'"),
+        (["train", "a2c", "--env", "CartPole-v1", "--env-options", "gravity"], "expected KEY=VALUE"),
+        (["train", "a2c", "--env", "CartPole-v1", "--env-options", "colour=3"], "colour"),
+        (["train", "a2c", "--env", "CartPole-v1", "--learner-device", "cuda:7"], "Devices here: cpu"),
+        (["train", "a2c", "--env", "CartPole-v1", "--batcher-device", "gpu"], "'gpu' is no device. Devices here: cpu"),
+        (["train", "dqn", "--env", "Pendulum-v1"], "take a2c or reinforce"),
+        (["train", "dqn", "--env", "CartPole-v1", "--recurrent"], "take a2c"),
+        (["train", "a2c", "--env", "Breakout-MinAtar", "--recurrent"], "no bundled agent remembers images"),
+        (["train", "a2c", "--env", "ConnectFour-v0"], "this environment shows a Dict space"),
+        (["train", "--config", "nowhere"], "nowhere is no run folder"),
+        (["evaluate", "nowhere"], "nowhere is no run folder"),
+        (["plot", "nowhere"], "nowhere is no run folder"),
+        (["play", "Breakout"], "Did you mean 'Breakout-MinAtar'?"),
+        (["play", "CartPole-v1", "--out", "film.mp4"], "expected a name that ends with .gif"),
+        (["devices", "now"], "expected no arguments"),
+    ],
+)
+def test_a_mistake_is_one_line_with_the_mend_and_status_2(words: list[str], says: str, capsys: Capture) -> None:
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.startswith("rlstruct")
+    assert said.count("\n") == 1
+    assert not pathlib.Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--learnin-rate", "3"], "--learning-rate FLOAT"),
+        (["--discount", "2"], "discount is 2.0, expected 0 to 1"),
+        (["--n-envs", "many"], "--n-envs"),
+        ([], "--env"),
+    ],
+)
+def test_a_wrong_option_names_the_right_one(options: list[str], says: str, capsys: Capture) -> None:
+    env = ["--env", "CartPole-v1"] if options else []
+    assert main(["train", "a2c", *env, *options]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_missing_extra_is_named(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    assert main(["train", "a2c", "--env", "CartPole-v1"]) == 2
+    assert "pip install 'rlstruct[train]'" in capsys.readouterr().err
+
+
+def test_help_shows_every_command_and_every_algorithm_on_a_narrow_screen(capsys: Capture) -> None:
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {command}" in text for command in COMMANDS)
+    assert max(map(len, text.splitlines())) <= 80
+    assert main(["train", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {algorithm}" in text for algorithm in ALGORITHMS)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("words", [["train", "dqn"], ["evaluate"], ["plot"], ["play"]])
+def test_help_of_options_fits_a_narrow_screen(words: list[str], capsys: Capture) -> None:
+    assert main([*words, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "show this help message" in text
+    assert max(map(len, text.splitlines()[1:])) <= 80  # the parser does not fold the line of the usage
+
+
+def test_it_runs_as_a_module_and_leaves_the_import_of_the_library_alone() -> None:
+    code = "import sys, rlstruct; print(any('rlstruct.cli' in name for name in sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout.strip() == "False"
+    run = subprocess.run(
+        [sys.executable, "-m", "rlstruct", "tain"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr.strip().endswith("Did you mean 'train'?")

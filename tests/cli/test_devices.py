@@ -1,0 +1,37 @@
+"""What `rlstruct devices` says, for machines that are not here too."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlstruct.cli.devices import Gpu, find_gpus, layout, report, usable_cpus
+from rlstruct.cli.main import main
+
+GIB = 2**30
+
+
+def test_this_machine_is_described(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["devices"]) == 0
+    said = capsys.readouterr().out
+    cores = usable_cpus()
+    assert f"cpu      {cores} core" in said
+    assert ("cuda:0" in said.split("Where things should live:")[0]) == bool(find_gpus())
+
+
+def test_every_gpu_is_listed_with_its_memory() -> None:
+    gpus = [Gpu("Big", 80 * GIB, 79 * GIB), Gpu("Small", 8 * GIB, None)]
+    text = "\n".join(report(16, 8, gpus))
+    assert "cpu      16 cores" in text
+    assert "cuda:0   Big, 80.0 GiB, 79.0 GiB free" in text
+    assert "cuda:1   Small, 8.0 GiB\n" in text
+
+
+def test_a_machine_without_a_gpu_is_told_to_use_its_cores() -> None:
+    text = "\n".join(layout(8, 0))
+    assert "cuda" not in text
+    assert "--n-processes 7" in text
+
+
+def test_the_learner_gets_the_second_gpu_if_there_is_one() -> None:
+    assert "--learner-device cuda:1" in "\n".join(layout(8, 2))
+    assert "--learner-device cuda:1" not in "\n".join(layout(8, 1))
