@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlstruct.batchers.hand_over import Part
 from rlstruct.batchers.reports import LostEpisodes
+from rlstruct.batchers.saved_state import CollectorState
 from rlstruct.batchers.shared_memory import Layout
 from rlstruct.core import DictTensor
 
@@ -37,6 +38,14 @@ class Backend(Protocol):
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Give weights to the agents; the batch in flight, if any, keeps the old ones."""
+
+    def state_dicts(self) -> list[CollectorState]:
+        """Return what decides the next batch, between two batches."""
+
+    def load_state_dicts(
+        self, states: Sequence[CollectorState], agent_infos: list[DictTensor], env_infos: list[DictTensor]
+    ) -> bool:
+        """Go on from there, and say whether all environments could; the others have begun new episodes."""
 
     def seconds(self) -> list[dict[str, float]]:
         """Return the seconds of each phase."""

@@ -27,6 +27,7 @@ from rlstruct.batchers.in_process import InProcess
 from rlstruct.batchers.lanes import move
 from rlstruct.batchers.making import CreateAgent, CreateEnv, Factories
 from rlstruct.batchers.reports import BatcherStats, LostEpisodes, MemoryReport, report_memory
+from rlstruct.batchers.saved_state import BatcherState, check_state, on_cpu
 from rlstruct.batchers.shared_memory import n_bytes
 from rlstruct.batchers.worker_pool import WorkerPool
 from rlstruct.core import DictTensor, Trajectories
@@ -160,9 +161,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             DeviceMismatchError: an info is not on the CPU.
             WorkerError: creating or resetting failed; with worker processes the next `get` may say so instead.
         """
-        self._refuse_closed("reset")
-        if self._state == "executing":
-            raise BatcherStateError("RL_Batcher.reset: a batch is being collected. Call get() first.")
+        self._refuse_executing("reset")
         B = self.n_envs()
         agent_infos = spread("agent_info", agent_info or self._default_infos[0], B)
         env_infos = spread("env_info", env_info or self._default_infos[1], B)
@@ -258,6 +257,55 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         with self._failing(ordering=True):
             self._backend.update(weights, self._version)
 
+    def state_dict(self) -> BatcherState:
+        """Return what decides the next batch, for a checkpoint: environments, agent states, counters of random keys.
+
+        Not in it, because the caller has them: the weights, and with ``n_processes=0`` the state of torch's generator
+        (which our own agents and simulators do not use).
+
+        Returns:
+            Plain values and tensors on the CPU; `torch.save` takes it, and ``weights_only=True`` reads it.
+
+        Raises:
+            BatcherStateError: a batch is being collected, or the batcher is closed.
+            WorkerError: a worker raised or died.
+        """
+        self._refuse_executing("state_dict")
+        with self._failing(ordering=True):
+            collectors = self._backend.state_dicts()
+        counters = {"begun": self._state == "ready", "n_running": self._n_running, "policy_version": self._version}
+        return BatcherState(collectors=collectors, infos=on_cpu(self._infos), **counters)
+
+    def load_state_dict(self, state: Mapping[str, Any], weights: Mapping[str, Tensor] | None = None) -> bool:
+        """Go on where `state_dict` was called, in a batcher made alike: the next batches are equal bit by bit.
+
+        Args:
+            state: what `state_dict` returned.
+            weights: those of the last `update` before it; None leaves agents as they were made, until the next one.
+
+        Returns:
+            True if all is as it was. False if environments could not be saved (`VecEnv.state_dict` is None, as that of
+            gymnasium's): they have begun new episodes, as after `reset`. Make the batcher with another seed for that.
+
+        Raises:
+            BatcherStateError: a batch is being collected, or the batcher is closed.
+            KeyError, ValueError: the state is not that of such a batcher.
+            WorkerError: loading failed in an environment.
+        """
+        self._refuse_executing("load_state_dict")
+        B, n_envs = self.n_envs(), self._backend.n_envs()
+        check_state(state, len(n_envs))
+        infos = DictTensor(state["infos"])
+        settings = [split(infos.truncate_key(prefix), n_envs) for prefix in ("agent_info/", "env_info/")]
+        with self._failing(ordering=True):
+            exact = self._backend.load_state_dicts(state["collectors"], *settings)
+            if weights is not None:
+                self._backend.update(weights, state["policy_version"])
+        self._infos, self._version = self._moved(infos), state["policy_version"]
+        self._n_running = state["n_running"] if exact else B
+        self._state = "ready" if state["begun"] else "new"
+        return exact
+
     @property
     def policy_version(self) -> int:
         """How many times `update` was called; trajectories carry the version that acted."""
@@ -321,6 +369,11 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
     def _moved(self, infos: DictTensor) -> DictTensor:
         """Settings on the device of the trajectories, which carry them."""
         return infos.map(lambda tensor: move(tensor, self.device))
+
+    def _refuse_executing(self, method: str) -> None:
+        self._refuse_closed(method)
+        if self._state == "executing":
+            raise BatcherStateError(f"RL_Batcher.{method}: a batch is being collected. Call get() first.")
 
     def _refuse_closed(self, method: str) -> None:
         if self._state in ("closed", "failed"):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rlstruct.batchers.lanes import move
 from rlstruct.batchers.progress import Phase, Progress
+from rlstruct.batchers.saved_state import CollectorState, check_rows, moved, on_cpu
 from rlstruct.batchers.shared_memory import layout_of
 from rlstruct.batchers.slab import Allocate, Slab, slab_layout
 from rlstruct.core import DictTensor, TemporalDictTensor
@@ -52,7 +53,7 @@ class Collector:
         agent: the policy.
         n_timesteps: T.
         device: where observations, states and actions must be.
-        seed: environment b draws from ``seed + b``.
+        seed: environment b draws from ``seed + b``; also an attribute.
         allocate: brings the memory of the slab, once its layout is known.
         progress: told about every phase.
 
@@ -86,10 +87,10 @@ class Collector:
         self._device = device
         self._allocate = allocate
         self._progress = progress
+        self.seed = seed
         self._seeds = seed + torch.arange(env.n_envs(), device=device, dtype=torch.int64)
         self._history = agent.require_history()
-        self._episode = -1
-        self._step = 0
+        self._episode, self._step = -1, 0
         # The same two as tensors: a recorded batch reads and advances these.
         self._episode_now = torch.full((), -1, dtype=torch.int64, device=device)
         self._steps = torch.arange(n_timesteps + 1, dtype=torch.int64, device=device)  # of the next batch
@@ -114,10 +115,7 @@ class Collector:
         with torch.no_grad():
             self._state = self.agent.initial_state(self._agent_info, self.env.n_envs())
         _check("agent.initial_state", "state", self._state, self._device, self.env.n_envs())
-        self._episode += 1
-        self._step = 0
-        self._episode_now = torch.full_like(self._episode_now, self._episode)
-        self._steps = torch.arange(self._T + 1, dtype=torch.int64, device=self._device)
+        self._count_from(self._episode + 1, 0)
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Give new weights to the agent."""
@@ -244,6 +242,51 @@ class Collector:
     def agent_info(self) -> DictTensor:
         """The settings that the agent acts with."""
         return self._agent_info
+
+    def state_dict(self) -> CollectorState:
+        """Return what decides the next batch, but for weights and settings."""
+        self._progress.enter(Phase.ENVIRONMENT)
+        environment = self.env.state_dict()
+        return {
+            "environment": None if environment is None else on_cpu(environment),
+            "observation": on_cpu(self._observation),
+            "running": self._running.to("cpu", copy=True),
+            "agent_state": on_cpu(self._state),
+            "seed": self.seed,
+            "episode": self._episode,
+            "step": self._step,
+            "generator": None,
+        }
+
+    def load_state_dict(self, state: CollectorState, agent_info: DictTensor, env_info: DictTensor) -> bool:
+        """Go on where `state_dict` was called, or with new episodes if environments could not be saved.
+
+        Returns:
+            Whether everything is as it was then.
+
+        Raises:
+            ShapeMismatchError: the state is that of another number of environments.
+        """
+        check_rows(state, self.env.n_envs())
+        self._count_from(state["episode"], state["step"])
+        if state["environment"] is None:
+            if self._episode >= 0:
+                self.reset(agent_info, env_info)
+            return False
+        self._progress.enter(Phase.ENVIRONMENT)
+        self.env.load_state_dict(state["environment"])
+        self.set_agent_info(agent_info)
+        self._observation = moved(state["observation"], self._device)
+        self._state = moved(state["agent_state"], self._device)
+        self._running = state["running"].to(self._device, copy=True)
+        self._seeds += state["seed"] - self.seed  # in place: a recorded batch reads it
+        self.seed = state["seed"]
+        return True
+
+    def _count_from(self, episode: int, step: int) -> None:
+        self._episode, self._step = episode, step
+        self._episode_now = torch.full_like(self._episode_now, episode)
+        self._steps = torch.arange(step, step + self._T + 1, dtype=torch.int64, device=self._device)
 
     def close(self) -> None:
         """Close agent and environment."""

@@ -20,6 +20,7 @@ from rlstruct.batchers.progress import Phase, Progress
 from rlstruct.batchers.recording import recorder_of
 from rlstruct.batchers.replayer import Replayer
 from rlstruct.batchers.reports import LostEpisodes
+from rlstruct.batchers.saved_state import CollectorState
 from rlstruct.batchers.shared_memory import Layout, layout_of
 from rlstruct.batchers.slab import Steps
 from rlstruct.core import DictTensor
@@ -110,6 +111,20 @@ class InProcess:
         taken = self._lane.take(weights)
         with self._named(), self._lane.work():
             self._collector.update(taken, version)
+
+    def state_dicts(self) -> list[CollectorState]:
+        """See Backend. Torch's generator belongs to the caller's process, and is the caller's to save."""
+        with self._named(), self._lane.work():
+            return [self._collector.state_dict()]
+
+    def load_state_dicts(
+        self, states: Sequence[CollectorState], agent_infos: list[DictTensor], env_infos: list[DictTensor]
+    ) -> bool:
+        """See Backend."""
+        with self._named(), self._lane.work():
+            exact = self._collector.load_state_dict(states[0], agent_infos[0], env_infos[0])
+        self._seed = self._collector.seed
+        return exact
 
     def seconds(self) -> list[dict[str, float]]:
         """See Backend."""

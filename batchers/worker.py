@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import logging
 import os
+import pickle
 import signal
 import threading
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from rlstruct.batchers.failures import describe
 from rlstruct.batchers.making import Factories, make_collector, measure
 from rlstruct.batchers.processes import die_with, leave
 from rlstruct.batchers.progress import Interrupted, Phase, Progress
+from rlstruct.batchers.saved_state import CollectorState
 from rlstruct.batchers.shared_memory import Layout, SharedBlock, layout_of
 from rlstruct.core import DictTensor
 from rlstruct.device import resolve_device
@@ -57,6 +59,21 @@ class Measured:
     """Answer to a measure order: the slab that the first batch will make."""
 
     layout: Layout
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Answer to an order to save: a pickled CollectorState, since tensors in a message would become files."""
+
+    state: bytes
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Answer to an order to load: whether everything is as it was, and the seed of the first environment."""
+
+    exact: bool
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -130,6 +147,11 @@ class _Worker:
                 self._answer(Measured(self._measure(factories, *arguments)))
             elif order == "reset":
                 self._ready.reset(*arguments)
+            elif order == "save":
+                state = self._ready.state_dict()
+                self._answer(Saved(pickle.dumps({**state, "generator": torch.get_rng_state()})))
+            elif order == "load":
+                self._answer(self._load(*arguments))
             elif order == "weights":
                 self._take_weights(*arguments)
             elif order == "execute":
@@ -152,7 +174,7 @@ class _Worker:
             raise Interrupted from None
         return order
 
-    def _answer(self, answer: Created | Measured | Batch) -> None:
+    def _answer(self, answer: Created | Measured | Saved | Loaded | Batch) -> None:
         try:
             self._connection.send(answer)
         except OSError:
@@ -198,6 +220,12 @@ class _Worker:
                 self._shared[name].copy_(tensor)
         layout, self._new_layout = self._new_layout, None
         return Batch(collected, self._ready.count_running(), layout, self.progress.clock.seconds())
+
+    def _load(self, state: CollectorState, agent_info: DictTensor, env_info: DictTensor) -> Loaded:
+        exact = self._ready.load_state_dict(state, agent_info, env_info)
+        if state["generator"] is not None:
+            torch.set_rng_state(state["generator"])
+        return Loaded(exact, self._ready.seed)
 
     def _take_weights(self, version: int, layout: Layout | None) -> None:
         if layout is not None:

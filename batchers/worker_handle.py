@@ -15,7 +15,7 @@ from rlstruct.batchers.processes import NO_MAIN_GUARD, WORKER_NAME, limit_sendin
 from rlstruct.batchers.progress import Phase, Progress
 from rlstruct.batchers.shared_memory import Layout, SharedBlock
 from rlstruct.batchers.slab import Slab
-from rlstruct.batchers.worker import Batch, Created, Measured, Start, main
+from rlstruct.batchers.worker import Batch, Created, Loaded, Measured, Saved, Start, main
 from rlstruct.errors import WorkerError, WorkerTimeout
 
 # A killed worker is gone at once. One whose main script cannot be imported closes its end of the pipe, and then Python
@@ -42,6 +42,7 @@ class Worker:
         batch: its last answer, None while it collects.
         layout: of where it writes; empty as long as nobody knows.
         slab: where it writes.
+        reply: its answer to an order to save or load, None while it does so.
     """
 
     def __init__(self, start: Start, status: Progress, timeout: float) -> None:
@@ -53,6 +54,7 @@ class Worker:
         self.first_environment = 0
         self.created: Created | None = None
         self.batch: Batch | None = None
+        self.reply: Saved | Loaded | None = None
         self.seconds: dict[str, float] = {}
         self.slab: Slab | None = None
         self.layout: Layout = {}
@@ -128,6 +130,8 @@ class Worker:
             if self.n_envs not in (0, answer.n_envs):
                 raise self._about(WorkerError, f"has made {answer.n_envs} environments after {self.n_envs} before.")
             self.created, self.n_envs = answer, answer.n_envs
+        elif isinstance(answer, Saved | Loaded):
+            self.reply = answer
         else:
             self.batch = answer
             self.seconds = answer.seconds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pickle
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +24,9 @@ from rlstruct.batchers.making import Factories
 from rlstruct.batchers.processes import kill, quiet_start
 from rlstruct.batchers.progress import Progress
 from rlstruct.batchers.reports import LostEpisodes
+from rlstruct.batchers.saved_state import CollectorState
 from rlstruct.batchers.shared_memory import Layout, SharedBlock, layout_of, n_bytes
-from rlstruct.batchers.worker import Start, status_layout
+from rlstruct.batchers.worker import Loaded, Saved, Start, status_layout
 from rlstruct.batchers.worker_handle import Worker
 from rlstruct.core import DictTensor
 from rlstruct.device import registered_backends
@@ -165,6 +167,22 @@ class WorkerPool:
             self._pending = None
             self._write(weights, version)
 
+    def state_dicts(self) -> list[CollectorState]:
+        """See Backend."""
+        self._ask([("save",)] * len(self._workers))
+        return [pickle.loads(worker.reply.state) for worker in self._workers if isinstance(worker.reply, Saved)]
+
+    def load_state_dicts(
+        self, states: Sequence[CollectorState], agent_infos: list[DictTensor], env_infos: list[DictTensor]
+    ) -> bool:
+        """See Backend."""
+        self._infos = list(zip(agent_infos, env_infos, strict=True))
+        self._ask([("load", state, *infos) for state, infos in zip(states, self._infos, strict=True)])
+        replies = [worker.reply for worker in self._workers if isinstance(worker.reply, Loaded)]
+        for worker, reply in zip(self._workers, replies, strict=True):
+            worker.seed = reply.seed
+        return all(reply.exact for reply in replies)
+
     def seconds(self) -> list[dict[str, float]]:
         """See Backend. As of the last batch."""
         return [worker.seconds for worker in self._workers]
@@ -198,6 +216,17 @@ class WorkerPool:
             self._kill()
         for block in (self._status_block, self._weights_block, *(worker.block for worker in self._workers)):
             block.close()
+
+    def _ask(self, orders: Sequence[tuple[Any, ...]]) -> None:
+        """Send each worker an order that it replies to, and wait for all replies."""
+        self.n_envs()  # waits for their creation
+        for worker, order in zip(self._workers, orders, strict=True):
+            worker.reply = None
+            worker.order(*order)
+        deadline = time.monotonic() + self._timeout
+        while missing := [worker for worker in self._workers if worker.reply is None]:
+            if not self._receive(missing, deadline - time.monotonic()):
+                raise missing[0].timeout_error(self._timeout, missing[1:])
 
     def _spawn(self, workers: Sequence[Worker]) -> None:
         with quiet_start():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
@@ -105,6 +106,30 @@ class VecEnv(ABC):
         """Release what the environments hold. Calling it again does nothing."""
         return
 
+    def state_dict(self) -> dict[str, Tensor] | None:
+        """Return all that decides what comes next, for a checkpoint; None: these environments cannot be saved.
+
+        Whoever overrides this overrides `load_state_dict` too.
+
+        Returns:
+            Tensors of any shape by name, on any device; later steps do not write to them.
+        """
+        return None
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on, bit by bit, where `state_dict` was called, here or in environments made alike.
+
+        Args:
+            state: what `state_dict` returned; its tensors may be on any device, and are copied.
+
+        Raises:
+            NotImplementedError: these environments cannot be saved.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__}.load_state_dict: these environments cannot be saved, so there is nothing to go on "
+            "from. Begin new episodes with reset(), or write state_dict and load_state_dict."
+        )
+
 
 @runtime_checkable
 class Carrying(Protocol):
@@ -191,6 +216,14 @@ class DeviceEnv(VecEnv):
     def close(self) -> None:
         """Close the wrapped environment."""
         self.env.close()
+
+    def state_dict(self) -> dict[str, Tensor] | None:
+        """Return what the wrapped environment does; see `VecEnv.state_dict`."""
+        return self.env.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Let the wrapped environment go on from a state; see `VecEnv.load_state_dict`."""
+        self.env.load_state_dict(state)
 
     def _out(self, observed: Observed) -> Observed:
         observation, running = observed

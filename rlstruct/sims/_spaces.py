@@ -10,7 +10,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rlstruct.errors import ShapeMismatchError
+from rlstruct.core import DictTensor, TemporalDictTensor
+from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional.random import randint, uniform
 
 EXPLORE_STREAM = 1 << 20
@@ -90,3 +91,34 @@ def check_frames(
                 f"{name}.observe: {key!r} is {got}, expected {[n_envs, *shape]} of {dtype}, as the observation space "
                 "says. Mend one of them."
             )
+
+
+def check_action(
+    where: str,
+    action: DictTensor | TemporalDictTensor,
+    lead: tuple[int, ...],
+    expected: dict[str, tuple[tuple[int, ...], torch.dtype]],
+    device: torch.device,
+) -> dict[str, Tensor]:
+    """Return the tensors of an action that its space knows.
+
+    Raises:
+        KeyError: one is missing.
+        ShapeMismatchError: one has another shape than [*lead, ...] or another dtype.
+        DeviceMismatchError: one is on another device.
+    """
+    found = {}
+    for key, (shape, dtype) in expected.items():
+        value = action[key]
+        if value.shape != (*lead, *shape) or value.dtype != dtype:
+            raise ShapeMismatchError(
+                f"{where}: action {key!r} has shape {list(value.shape)} of {value.dtype}, "
+                f"expected {[*lead, *shape]} of {dtype}, as the action space says."
+            )
+        if value.device != device:
+            raise DeviceMismatchError(
+                f"{where}: action {key!r} is on {value.device}, expected {device}. "
+                f"Create it with device={str(device)!r}, or move the agent there."
+            )
+        found[key] = value
+    return found

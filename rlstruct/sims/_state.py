@@ -96,3 +96,28 @@ def columns(*values: Tensor) -> Tensor:
             [2, 4]])
     """
     return torch.stack(values).t()
+
+
+def check_carry(where: str, saved: Tensors, own: Tensors) -> None:
+    """Raise unless a simulation can go on from saved tensors.
+
+    Args:
+        where: start of the message.
+        saved: what goes from one step to the next, of another simulation.
+        own: what this one has, before or after its first reset.
+
+    Raises:
+        KeyError: another kind of simulation was saved.
+        ShapeMismatchError: another number of environments was saved.
+    """
+    missing = own.keys() - saved.keys()
+    if missing or "env_key" not in saved:
+        raise KeyError(
+            f"{where}: the state has {sorted(saved)}, expected {sorted(own)} at least. Load what an environment of the "
+            "same class returned."
+        )
+    if saved["env_key"].shape != own["env_key"].shape:
+        raise ShapeMismatchError(
+            f"{where}: the state is that of {len(saved['env_key'])} environments, expected {len(own['env_key'])}. "
+            "Make as many as were saved."
+        )

@@ -13,7 +13,7 @@ device, with any backend, in single steps or K at once.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
@@ -22,11 +22,10 @@ from torch import Tensor
 
 from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional.random import child_key
 from rlstruct.sims._motion import Motion, part
-from rlstruct.sims._spaces import check_frames, layout, zeros
-from rlstruct.sims._state import Tensors, batch_first, check_fields, fields_of
+from rlstruct.sims._spaces import check_action, check_frames, layout, zeros
+from rlstruct.sims._state import Tensors, batch_first, check_carry, check_fields, fields_of
 from rlstruct.sims._stepping import Stepper, TensorStepper
 from rlstruct.vec_env import Observed, VecEnv
 
@@ -102,8 +101,8 @@ class TensorEnv(VecEnv, Generic[State]):
         self._motion = Motion(self, time_limit, self.action_space, no_key)
         seeds = torch.arange(seed, seed + n_envs, dtype=torch.int64, device=self._device)
         self._carry: Tensors = {"env_key": child_key(seeds, _SALT), "episode": torch.full_like(seeds, -1)}
-        self._stepper = self._make_stepper(min(self.shortest_episode, time_limit or self.shortest_episode))
-        self._current: DictTensor | TemporalDictTensor = DictTensor()  # what was shown last
+        self._stepper = self._make_stepper(pooled=False)
+        self._current = DictTensor()  # what was shown last
 
     @abstractmethod
     def initial(self, key: Tensor) -> State:
@@ -245,7 +244,7 @@ class TensorEnv(VecEnv, Generic[State]):
         seen = after = TemporalDictTensor._trusted(batch_first(reached), lengths)
         if current is not reached:
             after = TemporalDictTensor._trusted(batch_first(current), lengths)
-        self._current = after
+        self._current = after.temporal_index(k - 1)
         always = self._yes.expand(k, self._n_envs)
         ran, running = (masks.get(name, always).transpose(0, 1) for name in ("ran", "running"))
         return (seen, ran), (after, running)
@@ -298,10 +297,8 @@ class TensorEnv(VecEnv, Generic[State]):
             carry["terminated"] = carry["terminated"].index_fill(0, rows, False)
         self.set_carry(carry)
         first = self._first()
-        shown = self._current
-        if isinstance(shown, TemporalDictTensor):
-            shown = shown.temporal_index(shown.n_steps() - 1)
-        fresh = {key: old.index_copy(0, rows, first[key].index_select(0, rows)) for key, old in shown.items()}
+        shown = self._current.items()
+        fresh = {key: old.index_copy(0, rows, first[key].index_select(0, rows)) for key, old in shown}
         self._current = current = DictTensor._trusted(fresh)
         return current, self._carry.get("running", self._yes)
 
@@ -315,13 +312,11 @@ class TensorEnv(VecEnv, Generic[State]):
             TypeError: this is no state.
         """
         carry = {key: value for key, value in self._carry.items() if not key.startswith("pool/")}
-        between_draws = min(self.shortest_episode, self.time_limit or self.shortest_episode)
         if state is not None:
             self._motion.initial(carry["env_key"][:1], {})  # learns the class of states, if there was no reset yet
             pool = fields_of(f"{self._name}.set_start_states", state)
             carry |= {f"pool/{name}": value.to(self._device) for name, value in pool.items()}
-            between_draws = 1  # an episode from a state of the user's may be short
-        self._stepper = self._make_stepper(between_draws)
+        self._stepper = self._make_stepper(pooled=state is not None)
         self.set_carry(carry)
 
     def carry(self) -> Tensors:
@@ -337,7 +332,23 @@ class TensorEnv(VecEnv, Generic[State]):
         self._carry = dict(tensors)
         self._stepper.forget()
 
-    def _make_stepper(self, between_draws: int) -> Stepper:
+    def state_dict(self) -> Tensors:
+        """Return the whole simulation; see `VecEnv.state_dict`."""
+        return {f"carry/{name}": value for name, value in self._carry.items()} | {
+            f"shown/{key}": value for key, value in self._current.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state_dict` returned; see `VecEnv.load_state_dict`."""
+        moved = {name: value.to(self._device, copy=True) for name, value in state.items()}
+        carry = part(moved, "carry/")
+        check_carry(f"{self._name}.load_state_dict", carry, self._carry)
+        self._motion.initial(carry["env_key"][:1], {})  # learns the class of states, if there was no reset yet
+        self._stepper = self._make_stepper(pooled=bool(part(carry, "pool/")))
+        self.set_carry(carry)
+        self._current = DictTensor(part(moved, "shown/"))
+
+    def _make_stepper(self, *, pooled: bool) -> Stepper:
         if self.backend == "warp":
             from rlstruct.sims.kernels import WarpStepper
 
@@ -352,6 +363,8 @@ class TensorEnv(VecEnv, Generic[State]):
                 auto_reset=self.auto_reset,
                 stochastic=self.stochastic,
             )
+        # An episode from a state of the user's may be short.
+        between_draws = 1 if pooled else min(self.shortest_episode, self.time_limit or self.shortest_episode)
         return TensorStepper(
             self._motion,
             auto_reset=self.auto_reset,
@@ -374,21 +387,8 @@ class TensorEnv(VecEnv, Generic[State]):
     def _sent(self, action: DictTensor | TemporalDictTensor, lead: tuple[int, ...]) -> Tensors:
         """Check the action and return its tensors."""
         self._check_begun("step")
-        sent = {}
-        for key, (shape, dtype) in self._actions.items():
-            value = action[key]
-            if value.shape != (*lead, *shape) or value.dtype != dtype:
-                raise ShapeMismatchError(
-                    f"{self._name}.step: action {key!r} has shape {list(value.shape)} of {value.dtype}, "
-                    f"expected {[*lead, *shape]} of {dtype}, as the action space says."
-                )
-            if value.device != self._device:
-                raise DeviceMismatchError(
-                    f"{self._name}.step: action {key!r} is on {value.device}, expected {self._device}. "
-                    f"Create it with device={str(self._device)!r}, or move the agent there."
-                )
-            sent[key] = value.detach() if value.requires_grad else value
-        return sent
+        checked = check_action(f"{self._name}.step", action, lead, self._actions, self._device)
+        return {key: value.detach() if value.requires_grad else value for key, value in checked.items()}
 
     def _first(self) -> DictTensor:
         """What all environments show at the start of an episode."""

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -124,6 +124,19 @@ class CountingEnv(VecEnv):
         else:
             self._running = ran & ~done
         return (reached, ran), (self._current, self._running)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the counters; see `VecEnv.state_dict`."""
+        fixed = {} if self._fixed_length is None else {"fixed_length": self._fixed_length}
+        counters = {"number": self._number, "episode": self._episode, "step": self._step, "running": self._running}
+        return counters | fixed | dict(self._current.prepend_key("current/").items())
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on counting; see `VecEnv.load_state_dict`."""
+        saved = DictTensor({name: value.to(self._device, copy=True) for name, value in state.items()})
+        self._number, self._episode, self._step = saved["number"], saved["episode"], saved["step"]
+        self._running, self._current = saved["running"], saved.truncate_key("current/")
+        self._fixed_length = state["fixed_length"].to(self._device) if "fixed_length" in state else None
 
     def _restart(self, reached: DictTensor, done: Tensor) -> None:
         # On the CPU a look costs nothing; elsewhere it would stall the device, so `current` is always a new object.
@@ -264,6 +277,14 @@ class _AroundEnv(VecEnv):
     def close(self) -> None:
         """Close the wrapped environment."""
         self.env.close()
+
+    def state_dict(self) -> dict[str, Tensor] | None:
+        """Return the state of the wrapped environment."""
+        return self.env.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Let the wrapped environment go on."""
+        self.env.load_state_dict(state)
 
 
 class SlowEnv(_AroundEnv):

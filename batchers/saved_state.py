@@ -1,0 +1,97 @@
+"""What a batcher hands out for a checkpoint, and what it takes back. Part of rlstruct.batchers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor
+
+from rlstruct.core import DictTensor
+from rlstruct.errors import ShapeMismatchError
+
+
+class CollectorState(TypedDict):
+    """What decides the next batch of one collector, but for weights and settings; tensors are on the CPU.
+
+    Attributes:
+        environment: see `VecEnv.state_dict`; None if it cannot be saved.
+        observation: what the agent acts on next.
+        running: which environments go on.  [B] bool
+        agent_state: the agent's.
+        seed: of the first environment.
+        episode: resets until now, less one.
+        step: steps since the last one.
+        generator: state of torch's generator in a worker process; None in the caller's own.
+    """
+
+    environment: dict[str, Tensor] | None
+    observation: dict[str, Tensor]
+    running: Tensor
+    agent_state: dict[str, Tensor]
+    seed: int
+    episode: int
+    step: int
+    generator: Tensor | None
+
+
+class BatcherState(TypedDict):
+    """What `RL_Batcher.state_dict` returns: plain values, and tensors on the CPU.
+
+    Attributes:
+        collectors: one for each process.
+        infos: settings of agents and environments, ``agent_info/…`` and ``env_info/…``.
+        begun: whether there was a reset.
+        n_running: how many environments go on.
+        policy_version: calls of `RL_Batcher.update`.
+    """
+
+    collectors: list[CollectorState]
+    infos: dict[str, Tensor]
+    begun: bool
+    n_running: int
+    policy_version: int
+
+
+def on_cpu(tensors: Mapping[str, Tensor] | DictTensor) -> dict[str, Tensor]:
+    """Copies that no later step writes to."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def check_state(state: Mapping[str, Any], n_collectors: int) -> None:
+    """Raise unless ``state`` is that of a batcher with so many collectors.
+
+    Raises:
+        KeyError: it is no state of a batcher.
+        ValueError: it is that of another number of processes.
+    """
+    if missing := sorted(BatcherState.__required_keys__ - state.keys()):
+        raise KeyError(
+            f"RL_Batcher.load_state_dict: the state has no {missing}, only {sorted(state)}. "
+            "Pass what RL_Batcher.state_dict returned."
+        )
+    if len(state["collectors"]) != n_collectors:
+        raise ValueError(
+            f"RL_Batcher.load_state_dict: the state is that of {len(state['collectors'])} collecting processes, "
+            f"expected {n_collectors}. Make the batcher with the same n_processes."
+        )
+
+
+def check_rows(state: CollectorState, n_envs: int) -> None:
+    """Raise unless a collector's state is that of so many environments.
+
+    Raises:
+        ShapeMismatchError: it is not.
+    """
+    rows = len(state["running"])
+    if state["episode"] >= 0 and rows != n_envs:
+        raise ShapeMismatchError(
+            f"RL_Batcher.load_state_dict: the state is that of {rows} environments in each process, expected {n_envs}. "
+            "Make as many as were saved."
+        )
+
+
+def moved(tensors: Mapping[str, Tensor], device: torch.device) -> DictTensor:
+    """Copies on a device."""
+    return DictTensor({name: tensor.to(device, copy=True) for name, tensor in tensors.items()})
