@@ -50,7 +50,7 @@ class PolicyRollout:
         self._env, self._T, self._seed = env, n_timesteps, seed
         self._version = self._episode = -1
         self._step = 0
-        self._stepper: WarpStepper = env._make_stepper(pooled=False)  # type: ignore[assignment]  # the backend is checked above
+        self._stepper: WarpStepper = env._make_stepper(pooled=False)  # type: ignore[assignment]  # checked above
         self._networks = [_Network.of(model, name) for name in ("actor", "critic")]
         self._launch = self._record(int(env.action_space.n))
         self.update(model.state_dict())
