@@ -261,10 +261,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         """Return what decides the next batch, for a checkpoint: environments, agent states, counters of random keys.
 
         Not in it, because the caller has them: the weights, and with ``n_processes=0`` the state of torch's generator
-        (which our own agents and simulators do not use).
-
-        Returns:
-            Plain values and tensors on the CPU; `torch.save` takes it, and ``weights_only=True`` reads it.
+        (which our own agents and simulators do not use). `torch.load` reads it with ``weights_only=True``.
 
         Raises:
             BatcherStateError: a batch is being collected, or the batcher is closed.
@@ -272,9 +269,10 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         """
         self._refuse_executing("state_dict")
         with self._failing(ordering=True):
-            collectors = self._backend.state_dicts()
-        counters = {"begun": self._state == "ready", "n_running": self._n_running, "policy_version": self._version}
-        return BatcherState(collectors=collectors, infos=on_cpu(self._infos), **counters)
+            states = self._backend.state_dicts()
+        begun, n, version = self._state == "ready", self._n_running, self._version
+        infos = on_cpu(self._infos)
+        return BatcherState(collectors=states, infos=infos, begun=begun, n_running=n, policy_version=version)
 
     def load_state_dict(self, state: Mapping[str, Any], weights: Mapping[str, Tensor] | None = None) -> bool:
         """Go on where `state_dict` was called, in a batcher made alike: the next batches are equal bit by bit.
@@ -290,7 +288,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         Raises:
             BatcherStateError: a batch is being collected, or the batcher is closed.
             KeyError, ValueError: the state is not that of such a batcher.
-            WorkerError: loading failed in an environment.
+            WorkerError: an environment refused it.
         """
         self._refuse_executing("load_state_dict")
         B, n_envs = self.n_envs(), self._backend.n_envs()
