@@ -196,14 +196,17 @@ def _join(parts: Sequence[Part], steps: list[Tensor], device: torch.device) -> T
 
 
 def _cat(parts: list[Tensor], device: torch.device) -> Tensor:
-    """Join time-first tensors [T, B, ...] into one contiguous [sum of B, T, ...] on ``device``."""
+    """Copy time-first tensors [T, B, ...] to one [sum of B, T, ...] on ``device``; in memory time stays first.
+
+    So whole rows are copied, which is several times faster than to turn them, and every batch has the same strides.
+    """
     T, B = parts[0].shape[0], sum(part.shape[1] for part in parts)
-    joined = torch.empty((B, T, *parts[0].shape[2:]), dtype=parts[0].dtype, device=device)
+    joined = torch.empty((T, B, *parts[0].shape[2:]), dtype=parts[0].dtype, device=device)
     first = 0
     for part in parts:
-        joined[first : first + part.shape[1]].copy_(part.transpose(0, 1))
+        joined[:, first : first + part.shape[1]].copy_(part)
         first += part.shape[1]
-    return joined
+    return joined.transpose(0, 1)
 
 
 def _cut(tensor: Tensor, n_steps: int, T: int) -> Tensor:

@@ -62,8 +62,6 @@ class InProcess:
             )
         env = self._collector.env
         self._n_envs, self.auto_reset, self.gaps = env.n_envs(), env.auto_reset, env.restarts_take_steps
-        # On a CPU the memory of a batch is warm, and copying out of it is cheaper than meeting new pages.
-        self._gives = device.type != "cpu"
         recorder = recorder_of(device) if graph and isinstance(env, Carrying) else None
         self._replayer = Replayer(self._collector, n_timesteps, device, recorder)
 
@@ -81,17 +79,9 @@ class InProcess:
         self._batch = None
         try:
             with self._named(), self._lane.work():
-                self._batch = self._collect(agent_infos[0])
+                self._batch = self._replayer.collect(agent_infos[0])
         except WorkerError as error:
             self._failure = error
-
-    def _collect(self, agent_info: DictTensor | None) -> tuple[Collected, Steps]:
-        if self._gives:
-            return self._replayer.collect(agent_info)
-        collected, slab = self._collector.collect(agent_info), self._collector.slab
-        if slab is None:  # unreachable: collect made it; narrows the type
-            raise RuntimeError("rlstruct.batchers.in_process: the slab is missing.")
-        return collected, slab
 
     def collect(self, blocking: bool, timeout: float) -> list[Part] | None:
         """See Backend. On CUDA the host waits for nothing: what the caller queues from now on comes after the batch."""
@@ -104,7 +94,7 @@ class InProcess:
         (collected, steps), self._batch = self._batch, None
         running = self._collector.running()
         self._lane.give([*steps.tensors.values(), *([] if running is None else [running])])
-        return [Part(steps, collected, self._seed, 0, self._n_envs if running is None else running, self._gives)]
+        return [Part(steps, collected, self._seed, 0, self._n_envs if running is None else running, given=True)]
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
         """See Backend."""

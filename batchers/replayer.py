@@ -45,7 +45,6 @@ class Replayer:
         self._static: dict[str, Tensor] = {}  # where the recorded batch begins, and what it leaves for the next one
         self._frozen: Fingerprint = {}
         self._n_recordings = 0
-        self._handed_out = False
 
     def collect(self, agent_info: DictTensor | None) -> tuple[Collected, Steps]:
         """Collect a batch.
@@ -59,13 +58,10 @@ class Replayer:
         collector = self._collector
         if agent_info is not None:
             collector.set_agent_info(agent_info)
-        if self._handed_out:
-            collector.renew()
-            self._handed_out = False
         slab = collector.slab
         if slab is None or not self._ready():
             collected, slab = collector.collect(None), _made(collector.slab)
-            self._handed_out = True
+            collector.renew()
             return collected, slab
         self._run()
         return collector.count_steps(self._T, 0), Steps({key: value.clone() for key, value in slab.tensors.items()})
