@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.learner import GradientLearner
+from rlstruct.algos.learner import GradientLearner, mean_terms
 from rlstruct.algos.policy import judge_actions
 from rlstruct.algos.replay_values import replay_with_next_values
 from rlstruct.algos.run_folder import RunFolder
@@ -39,7 +39,9 @@ class A2CConfig(TrainingConfig):
             nothing but noise in them, this makes the noise large: it may forget what it knew.
         overlap: collect the next piece while learning from this one, with weights that are one update older. It pays
             with worker processes, where neither has to wait for the other.
-        vtrace: correct for actions that older weights chose, as ``overlap`` brings them.
+        vtrace: correct for actions that older weights chose, as ``overlap`` and ``n_updates`` bring them.
+        n_updates: gradient steps on each piece. Where collecting is slow, more than one makes better use of it; the
+            second meets actions that older weights chose, so it wants ``vtrace``.
         rho_clip: bound of V-trace's weight of a step, see `rlstruct.functional.advantages.vtrace`.
         c_clip: bound of V-trace's weight of what flows back.
     """
@@ -58,6 +60,7 @@ class A2CConfig(TrainingConfig):
     whiten_advantages: bool = False
     overlap: bool = False
     vtrace: bool = False
+    n_updates: int = 1
     rho_clip: float = 1.0
     c_clip: float = 1.0
 
@@ -69,6 +72,10 @@ class A2CConfig(TrainingConfig):
         """
         super().__post_init__()
         self._refuse("trace_decay", 0.0 <= self.trace_decay <= 1.0, "0 to 1")
+        self._refuse("n_updates", self.n_updates >= 1, "at least 1")
+        self._refuse(
+            "n_updates", self.n_updates == 1 or self.vtrace, "1, or vtrace = True, which corrects the later ones"
+        )
         self._refuse("rho_clip", self.rho_clip >= 0.0, "at least 0")
         self._refuse("c_clip", self.c_clip >= 0.0, "at least 0")
 
@@ -144,16 +151,21 @@ class Learner(GradientLearner):
         self.config = config
 
     def update(self, trajectories: Trajectories, progress: float) -> dict[str, Tensor]:
-        """Take one gradient step.
+        """Take ``n_updates`` gradient steps.
 
         Args:
             trajectories: pieces of a stream, on any device.  [B, T]
             progress: how much of the training is over, in [0, 1]; the learning rate falls with it.
 
         Returns:
-            Detached numbers on the learner's device: the terms of `losses`, and the ``gradient_norm``.  [] each
+            Detached means over these steps, on the learner's device: the terms of `losses`, and the
+            ``gradient_norm``.  [] each
         """
         trajectories = trajectories.to(self.device)
+        return mean_terms([self.learn(trajectories, progress) for _ in range(self.config.n_updates)])
+
+    def learn(self, trajectories: Trajectories, progress: float) -> dict[str, Tensor]:
+        """Take one gradient step on trajectories [B, T] on the learner's device; see `update`."""
         replayed, next_value = replay_with_next_values(self.agent, trajectories)
         terms = losses(replayed, trajectories, next_value, self.config)
         terms |= self.descend(terms["loss"], progress)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.learner import GradientLearner
+from rlstruct.algos.learner import GradientLearner, mean_terms
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer
 from rlstruct.algos.replay_buffer import ReplayBuffer
 from rlstruct.algos.run_folder import RunFolder
@@ -181,8 +181,7 @@ class Learner(GradientLearner):
         self.buffer.extend(trajectories.to(self.buffer.device))
         if progress * self.config.n_env_steps < self.config.learning_starts:
             return {}
-        steps = [self.learn(progress) for _ in range(self.config.n_updates)]
-        return {name: torch.stack([terms[name] for terms in steps]).mean() for name in steps[0]}
+        return mean_terms([self.learn(progress) for _ in range(self.config.n_updates)])
 
     def learn(self, progress: float) -> dict[str, Tensor]:
         """Take one gradient step on a batch from the buffer; see `update`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Protocol
 
@@ -111,3 +112,15 @@ class GradientLearner(ABC):
             "config": asdict(self._settings),
             "policy_version": self.policy_version,
         }
+
+
+def mean_terms(steps: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Average what several gradient steps say.
+
+    Args:
+        steps: at least one; name to number, the same names in all.  [] each
+
+    Returns:
+        Name to the mean over the steps.  [] each
+    """
+    return {name: torch.stack([terms[name] for terms in steps]).mean() for name in steps[0]}

@@ -179,6 +179,24 @@ def test_one_update_moves_the_learners_model_and_never_syncs(corrected: bool, mo
     assert learner.policy_version == 1
 
 
+def test_several_updates_on_a_piece_are_as_many_gradient_steps_on_it() -> None:
+    twice, by_one, piece = create_model(), create_model(), two_steps()
+    by_one.load_state_dict(twice.state_dict())
+    config = dataclasses.replace(SMALL, vtrace=True)
+    one = Learner(by_one, ActorCriticAgent(by_one, copy_model=False), config)
+    first, second = one.update(piece, progress=0.5), one.update(piece, progress=0.5)
+    both = Learner(twice, ActorCriticAgent(twice, copy_model=False), dataclasses.replace(config, n_updates=2))
+    terms = both.update(piece, progress=0.5)
+    assert both.policy_version == one.policy_version == 2
+    assert terms["loss"].item() == pytest.approx((first["loss"].item() + second["loss"].item()) / 2)
+    torch.testing.assert_close(dict(twice.state_dict()), dict(by_one.state_dict()), rtol=0, atol=0)
+
+
+def test_several_updates_want_vtrace() -> None:
+    with pytest.raises(ValueError, match=r"A2CConfig: n_updates is 2, expected 1, or vtrace = True"):
+        A2CConfig(n_updates=2)
+
+
 def test_gradients_are_scaled_down_to_their_bound() -> None:
     model = create_model()
     config = dataclasses.replace(SMALL, max_gradient_norm=0.01)
