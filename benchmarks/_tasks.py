@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import gymnasium
-import torch
 from _learning import Task
 from gymnasium import spaces
 from torch import Tensor, nn
@@ -32,7 +31,6 @@ from rlstruct.algos.dqn import DQNConfig
 from rlstruct.algos.reinforce import ReinforceConfig
 from rlstruct.algos.training import TrainingResult
 from rlstruct.envs import GymEnv, GymEnvInf, GymVectorEnv
-from rlstruct.sims.pendulum import MAX_SPEED
 
 Config = TypeVar("Config", bound=TrainingConfig)
 
@@ -69,17 +67,6 @@ class HiddenVelocities(sims.CartPole):
 
     def observe(self, state: sims.CartPoleState) -> Tensor:
         return sims.columns(state.x, state.theta)
-
-
-class ScaledPendulum(sims.Pendulum):
-    """Pendulum that shows its velocity in eighths of a rad/s, so that no number of a frame exceeds 1."""
-
-    def __init__(self, n_envs: int, seed: int = 0) -> None:
-        super().__init__(n_envs, seed)
-        self.observation_space = spaces.Box(-1.0, 1.0, (3,))
-
-    def observe(self, state: sims.PendulumState) -> Tensor:
-        return sims.columns(torch.cos(state.theta), torch.sin(state.theta), state.theta_dot / MAX_SPEED)
 
 
 def _task(
@@ -163,7 +150,7 @@ TASKS: dict[str, Task] = {
         ),
         # The pendulum clips its torque to [-2, 2] itself; others want gymnasium.wrappers.ClipAction.
         partial(GaussianActorCritic, 3, 1), GaussianAgent,
-        ScaledPendulum, -250.0, "A2C with Gaussian actions on Pendulum-v1",
+        partial(simulator, "Pendulum-v1"), -250.0, "A2C with Gaussian actions on Pendulum-v1",
     ),
     "a2c_memory": _A2C(
         _MEMORY, partial(RecurrentActorCritic, 2, 2), RecurrentAgent,
