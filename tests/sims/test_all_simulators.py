@@ -87,6 +87,27 @@ def test_an_environment_does_the_same_in_any_batch_and_on_any_device(name: str) 
     assert_same(seen, expected)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gpu_does_what_the_cpu_does(name: str) -> None:
+    check_vec_env(lambda seed: make(name, 4, seed, device="cuda:0", time_limit=7), n_steps=20)
+    here, there = (make(name, 64, seed=5, device=device, time_limit=50) for device in ("cpu", "cuda:0"))
+    plan = actions(here, 60)
+    on_gpu = plan.to("cuda:0")
+    # Sine and cosine round otherwise; a double pendulum makes a million of it in a minute, so each step begins alike.
+    here.reset()
+    there.reset()
+    for t in range(60):
+        there.set_carry({key: value.to("cuda:0") for key, value in here.carry().items()})
+        seen = [(a.to("cpu"), mask.cpu()) for a, mask in there.step(on_gpu.temporal_index(t))]
+        assert_same(seen, here.step(plan.temporal_index(t)), rtol=1e-4, atol=1e-4)
+    one_by_one = [on_gpu.temporal_index(t) for t in range(8)]
+    with forbid_host_sync():
+        for action in one_by_one:
+            there.step(action)
+        there.rollout(on_gpu)
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("auto_reset", [True, False])
 def test_rollout_equals_single_steps(name: str, auto_reset: bool) -> None:

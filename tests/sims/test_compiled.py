@@ -20,16 +20,19 @@ B, T, K = 64, 45, 8
         pytest.param("CartPole-v1", {"auto_reset": False}, marks=pytest.mark.exhaustive),
         pytest.param("Breakout-MinAtar", {"time_limit": 30}, marks=pytest.mark.exhaustive),
         pytest.param("ConnectFour-v0", {}, marks=pytest.mark.exhaustive),
+        pytest.param("CartPole-v1", {"device": "cuda:0"}, marks=pytest.mark.gpu),
+        pytest.param("Breakout-MinAtar", {"device": "cuda:0", "time_limit": 30}, marks=pytest.mark.gpu),
     ],
 )
 def test_trajectories_are_those_of_the_eager_backend(name: str, settings: dict) -> None:
     eager = make(name, B, seed=3, **settings)
     compiled = make(name, B, seed=3, backend="compile", **settings)
+    environment = torch.arange(B, device=eager.device)
     observed = [(eager.reset(), compiled.reset())]
     for t in range(T):
-        action = DictTensor({"action": randint(child_key(torch.arange(B), t), int(eager.action_space.n))})
+        action = DictTensor({"action": randint(child_key(environment, t), int(eager.action_space.n))})
         observed += zip(eager.step(action), compiled.step(action), strict=True)
-    plan = torch.stack([randint(child_key(torch.arange(B), T + t), int(eager.action_space.n)) for t in range(K)], dim=1)
+    plan = torch.stack([randint(child_key(environment, T + t), int(eager.action_space.n)) for t in range(K)], dim=1)
     for _ in range(2):
         steps = TemporalDictTensor({"action": plan})
         observed += zip(eager.rollout(steps), compiled.rollout(steps), strict=True)

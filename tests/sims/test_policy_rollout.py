@@ -103,9 +103,11 @@ def test_the_simulation_is_that_of_the_same_actions(device: str) -> None:
     for _ in range(2):
         batch = rollout.collect().trajectories
         (reached, _), (current, _) = forced.rollout(TemporalDictTensor({"action": batch["action/action"]}))
+        # The CPU's compiler makes the same of the game in both kernels; a GPU's may contract a x b + c in one of them.
+        close = {"rtol": 0, "atol": 0} if device == "cpu" else {"rtol": 1e-4, "atol": 1e-4}
         for key in reached.keys():
-            assert torch.equal(batch[f"_observation/{key}"], reached[key]), key
-            assert torch.equal(batch[f"observation/{key}"][:, 1:], current[key][:, :-1]), key
+            torch.testing.assert_close(batch[f"_observation/{key}"], reached[key], **close, msg=key)
+            torch.testing.assert_close(batch[f"observation/{key}"][:, 1:], current[key][:, :-1], **close, msg=key)
 
 
 def test_weights_are_copied_and_updated(device: str) -> None:
