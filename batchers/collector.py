@@ -208,8 +208,10 @@ class Collector:
 
     def renew(self) -> None:
         """Leave the slab to whoever has it now, and write the next batch into new memory."""
-        if self.slab is not None:
-            self.slab = Slab(self._allocate(layout_of(self.slab.tensors)))
+        slab = self.slab
+        if slab is not None:
+            self._state = self._state.map(lambda tensor: tensor.clone() if slab.holds(tensor) else tensor)
+            self.slab = Slab(self._allocate(layout_of(slab.tensors)))
 
     def carry(self) -> dict[str, Tensor]:
         """Return all tensors on the device that one batch hands to the next, by name; the environment is `Carrying`."""

@@ -94,7 +94,9 @@ class InProcess:
         (collected, steps), self._batch = self._batch, None
         running = self._collector.running()
         self._lane.give([*steps.tensors.values(), *([] if running is None else [running])])
-        return [Part(steps, collected, self._seed, 0, self._n_envs if running is None else running, given=True)]
+        return [
+            Part(steps, collected, self._seed, 0, self._n_envs if running is None else running, self._replayer.gives)
+        ]
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
         """See Backend."""

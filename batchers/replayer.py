@@ -20,6 +20,7 @@ from rlstruct.batchers.recording import Record, RecordingError, Work, record
 from rlstruct.batchers.shared_memory import layout_of
 from rlstruct.batchers.slab import Slab, Steps
 from rlstruct.core import DictTensor
+from rlstruct.vec_env import VecEnv
 
 # So many recordings in a row that were each replayed once only are worse than none.
 _MOST_RECORDINGS = 3
@@ -33,10 +34,15 @@ class Replayer:
         n_timesteps: T.
         device: where they happen.
         recorder: records device work; None to take the steps one by one, always.
+
+    Attributes:
+        gives: whether the memory of a batch is given away, instead of to be copied. Environments that write into lent
+            memory (`VecEnv.lend`) hold on to it, so they get the same again for every batch.
     """
 
     def __init__(self, collector: Collector, n_timesteps: int, device: torch.device, recorder: Record | None) -> None:
         """Record nothing yet: the first batch is taken step by step, which tells shapes and warms up libraries."""
+        self.gives = type(collector.env).lend is VecEnv.lend
         self._collector = collector
         self._T = n_timesteps
         self._device = device
@@ -53,7 +59,7 @@ class Replayer:
             agent_info: see `Collector.collect`.
 
         Returns:
-            What happened, and the steps, in memory that this object never touches again.
+            What happened, and the steps, in memory that the next batch writes to unless it is given away.
         """
         collector = self._collector
         if agent_info is not None:
@@ -61,7 +67,8 @@ class Replayer:
         slab = collector.slab
         if slab is None or not self._ready():
             collected, slab = collector.collect(None), _made(collector.slab)
-            collector.renew()
+            if self.gives:
+                collector.renew()
             return collected, slab
         self._run()
         return collector.count_steps(self._T, 0), Steps({key: value.clone() for key, value in slab.tensors.items()})

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import gymnasium
 import pytest
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ import rlstruct.testing.sim_device  # makes sim:0 known
 from rlstruct import DictTensor, RL_Agent, Trajectories, resolve_device
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
 from rlstruct.batchers import RL_Batcher
+from rlstruct.envs import GymEnv
 from rlstruct.functional.random import randint, uniform
 from rlstruct.sims import make
 from rlstruct.testing import forbid_host_sync
@@ -299,3 +301,26 @@ def test_single_steps_wait_for_nothing_and_copy_nothing(device: str) -> None:
         assert (
             frames.untyped_storage().data_ptr() != first.trajectories["observation/frame"].untyped_storage().data_ptr()
         )
+
+
+@pytest.mark.parametrize("kind", ["gymnasium", "simulator"])
+def test_a_learner_that_writes_to_its_batch_changes_nothing_else(kind: str) -> None:
+    def create(n_envs: int, seed: int) -> Any:
+        if kind == "simulator":
+            return make("CartPole-v1", n_envs=n_envs, seed=seed)
+        return GymEnv([gymnasium.make("CartPole-v1") for _ in range(n_envs)], seed)
+
+    found = []
+    for writes in (False, True):
+        with RL_Batcher(
+            16, ScaleAgent, create, agent_args={"device": "cpu"}, env_args={"n_envs": 3}, seed=0
+        ) as batcher:
+            batcher.reset()
+            for _ in range(3):
+                batch = next_batch(batcher)
+                found.append(batch.trajectories["observation/frame"].clone())
+                for value in batch.trajectories.values() if writes else ():
+                    value.zero_()
+            known = getattr(getattr(batcher._backend._collector.env, "_memory", None), "_known", {})
+            assert len(known) <= 8 + 1  # no environment holds on to batches that were handed over
+    assert all(torch.equal(one, other) for one, other in zip(found[:4], found[4:], strict=True))
