@@ -290,6 +290,17 @@ class Collector:
         self._episode_now = torch.full_like(self._episode_now, episode)
         self._steps = torch.arange(step, step + self._T + 1, dtype=torch.int64, device=self._device)
 
+    def given(self) -> str:
+        """Say in words what the agent is called with: frames, state and settings."""
+        frames = DictTensor._trusted({k: v for k, v in self._observation.items() if k.split("/")[0] == "frame"})
+        parts = {"observation": frames, "state": self._state, "agent_info": self._agent_info}
+        told = [
+            f"{part} {key!r} {list(tensor.shape)} {tensor.dtype} on {tensor.device}"
+            for part, tensors in parts.items()
+            for key, tensor in tensors.items()
+        ]
+        return ", ".join(told)
+
     def close(self) -> None:
         """Close agent and environment."""
         try:
@@ -392,5 +403,6 @@ def _check(where: str, role: str, tensors: DictTensor, device: torch.device, B: 
         )
     if tensors.n_elems() != B:
         raise ShapeMismatchError(
-            f"{where}: {role} {key!r} has {tensors.n_elems()} rows, expected {B}, one per environment."
+            f"{where}: {role} {key!r} has {tensors.n_elems()} rows, expected {B}, one per environment. "
+            "Return all of them always."
         )

@@ -10,7 +10,7 @@ from typing import Any
 import cloudpickle
 
 from rlstruct.batchers.progress import Phase, Progress
-from rlstruct.errors import WorkerError
+from rlstruct.errors import ShapeMismatchError, WorkerError
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,17 @@ class Failure:
     phase: Phase
     step: int
     environment: int | None
+    given: str = ""
 
 
-def describe(error: BaseException, progress: Progress) -> Failure:
-    """Turn an exception into something that can be sent, whatever it holds."""
+def describe(error: BaseException, progress: Progress, given: str = "") -> Failure:
+    """Turn an exception into something that can be sent, whatever it holds.
+
+    Args:
+        error: the exception.
+        progress: where it happened.
+        given: what the agent was called with, in words; told if it was the agent that raised.
+    """
     return Failure(
         error=_pickled(error),
         summary="".join(traceback.format_exception_only(error)).strip(),
@@ -34,6 +41,7 @@ def describe(error: BaseException, progress: Progress) -> Failure:
         phase=progress.phase,
         step=progress.step,
         environment=getattr(error, "environment_index", None),
+        given=given if progress.phase is Phase.AGENT and not isinstance(error, ShapeMismatchError) else "",
     )
 
 
@@ -49,6 +57,8 @@ def worker_error(
         f"worker {worker} (pid {pid}) raised in {failure.phase.words}, {where}, seed {seed}, step {failure.step}: "
         f"{failure.summary}"
     )
+    if failure.given:
+        text += f"\nThe agent was given {failure.given}."
     if pid != os.getpid():
         text += f"\n\nTraceback of the worker:\n{failure.traceback}"
     error = WorkerError(

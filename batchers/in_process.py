@@ -148,5 +148,6 @@ class InProcess:
             yield
             self._progress.enter(Phase.WAIT)
         except Exception as error:
-            failure = describe(error, self._progress)
+            given = self._collector.given() if hasattr(self, "_collector") else ""
+            failure = describe(error, self._progress, given)
             raise worker_error(failure, error, 0, os.getpid(), self._seed, range(self._n_envs)) from error

@@ -116,7 +116,7 @@ def main(start: Start, connection: Connection, parent: int | None) -> None:
         pass
     except BaseException as error:
         with contextlib.suppress(OSError):  # the parent is gone: nobody is left to tell
-            connection.send(describe(error, worker.progress))
+            connection.send(describe(error, worker.progress, worker.given()))
     finally:
         worker.close()
     leave()
@@ -158,6 +158,9 @@ class _Worker:
                 self._answer(self._execute(*arguments))
             else:
                 return
+
+    def given(self) -> str:
+        return "" if self._collector is None else self._collector.given()
 
     def close(self) -> None:
         if self._collector is not None:

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 class TemporalDictTensor(NamedTensors):
     """Names to tensors that share the batch axis B, the time axis T and one device; row b is real up to lengths[b].
 
-    Copied and checked as a DictTensor. The values of the lengths are not looked at, because that would wait for the
-    device: 0 to T is the caller's promise. A structure without keys still has the rows of its lengths, and no step.
+    Copied and checked as a DictTensor. The values of the lengths, 0 to T, are checked on the CPU only: elsewhere that
+    would wait for the device, and is the caller's promise. A structure without keys still has the rows of its lengths,
+    and no step.
 
     Args:
         tensors: names to tensors.  each [B, T, ...], any dtype, one device; None for none
@@ -102,8 +103,21 @@ class TemporalDictTensor(NamedTensors):
                     f"{where}: lengths is on {lengths.device}, expected {tensor.device} (the device of {key!r}). "
                     f"Move it with .to({str(tensor.device)!r})."
                 )
+            # Where looking costs microseconds and no wait: not on a device, not while torch traces.
+            if type(lengths) is Tensor and lengths.is_cpu and not torch.compiler.is_compiling():
+                self._check_range(lengths, key, tensor.shape[1])
             break
         return lengths
+
+    def _check_range(self, lengths: Tensor, key: str, T: int) -> None:
+        values = lengths.numpy()  # sync: a view of CPU memory
+        wrong = (values < 0) | (values > T)
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise ShapeMismatchError(
+                f"{type(self).__name__}: lengths[{row}] is {values[row]}, expected 0 to {T} (T of {key!r}). "
+                "Lengths count the real steps of each row; what follows is padding."
+            )
 
     def n_elems(self) -> int:
         """Return B, the number of rows."""

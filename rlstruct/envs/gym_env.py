@@ -13,7 +13,7 @@ from rlstruct.core import DictTensor
 from rlstruct.envs.options import Options, options_of
 from rlstruct.envs.rows import RowMemory, Rows
 from rlstruct.envs.spaces import Element, SpaceCodec
-from rlstruct.errors import tag_environment
+from rlstruct.errors import ShapeMismatchError, tag_environment
 from rlstruct.vec_env import Observed, VecEnv
 
 _logger = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ class GymEnv(VecEnv):
         target = self._frames.target(rows.frames)
         reward: list[Any] = [0.0] * len(self.envs)
         ended: list[tuple[int, bool, bool]] = []
-        steps, j = self._steps, 0
+        steps, j, frame = self._steps, 0, None
         try:
             for j in self._order:
                 frame, reward[j], terminated, truncated, _ = steps[j](actions[j])
@@ -160,7 +160,10 @@ class GymEnv(VecEnv):
                 if terminated or truncated:
                     ended.append((j, terminated, truncated))
         except Exception as error:
-            tag_environment(error, j)
+            explained = self._explained(error, j, actions[j], frame)
+            tag_environment(explained or error, j)
+            if explained is not None:
+                raise explained from error
             raise
         rows.step(reward)
         for j, *flags in ended:
@@ -182,6 +185,24 @@ class GymEnv(VecEnv):
         except Exception as error:
             tag_environment(error, j)
             raise
+
+    def _explained(self, error: Exception, j: int, action: Element, frame: Element) -> Exception | None:
+        """What is wrong with the action that an environment refused, or with the frame that it returned, if anything.
+
+        Looked at only now that something has failed: gymnasium's own environments say little more than "invalid".
+        """
+        deeper = error.__traceback__.tb_next if error.__traceback__ is not None else None
+        if deeper is None or deeper.tb_frame.f_globals.get("__name__") == SpaceCodec.__module__:  # raised while writing
+            try:
+                self._frames.check(frame, index=j)
+            except ShapeMismatchError as misfit:
+                return misfit
+        elif not self.action_space.contains(action):
+            return ValueError(
+                f"{self._where}.step: the action {action!r} of environment {j} is none of {self.action_space}, and the "
+                f"environment raised {type(error).__name__}: {error}. Give the agent's network one output per action."
+            )
+        return None
 
 
 class GymEnvInf(GymEnv):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 
 from rlstruct.core import DictTensor
 from rlstruct.envs.spaces import Arrays, SpaceCodec
-from rlstruct.errors import ShapeMismatchError
+from rlstruct.errors import ShapeMismatchError, tag_environment
 
 Array = np.ndarray[Any, Any]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
@@ -68,12 +69,12 @@ class Rows:
         Raises:
             ShapeMismatchError: a reward is not a single number.
         """
-        rewards = np.array(reward, np.float32)
+        try:
+            rewards = np.array(reward, np.float32)
+        except (ValueError, TypeError) as error:
+            raise _reward_error(reward) from error
         if rewards.shape != self.reward.shape:
-            raise ShapeMismatchError(
-                f"reward: {len(self.reward)} environments gave rewards of shape {rewards.shape}, expected "
-                f"{self.reward.shape}. Return one number per step, such as float(reward)."
-            )
+            raise _reward_error(reward)
         self.reward[:] = rewards
         for flag in self.flags:
             flag.fill(False)
@@ -102,6 +103,16 @@ class Rows:
         for array in (self.reward, terminated, truncated, done, *self.last_action):
             array[where] = 0
         initial_state[where] = True
+
+
+def _reward_error(rewards: Array | list[Any]) -> ShapeMismatchError:
+    odd = next((j for j, reward in enumerate(rewards) if np.ndim(reward) or not isinstance(reward, Number)), 0)
+    got = f"an array of shape {np.shape(rewards[odd])}" if np.ndim(rewards[odd]) else repr(rewards[odd])
+    error = ShapeMismatchError(
+        f"'reward': environment {odd} gave {got}, expected one number. Return one per step, such as float(reward)."
+    )
+    tag_environment(error, odd)
+    return error
 
 
 class RowMemory:

@@ -171,7 +171,7 @@ def test_a_reward_that_is_no_number_is_refused() -> None:
 
     env = GymEnv([Rewarding()])
     env.reset()
-    with pytest.raises(ShapeMismatchError, match=r"rewards of shape \(1, 1\), expected \(1,\)"):
+    with pytest.raises(ShapeMismatchError, match=r"environment 0 gave an array of shape \(1,\), expected one"):
         env.step(ones(1))
 
 
