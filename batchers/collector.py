@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlstruct.batchers.failures import spell_given
 from rlstruct.batchers.lanes import move
 from rlstruct.batchers.progress import Phase, Progress
 from rlstruct.batchers.saved_state import CollectorState, check_rows, moved, on_cpu
@@ -291,15 +292,8 @@ class Collector:
         self._steps = torch.arange(step, step + self._T + 1, dtype=torch.int64, device=self._device)
 
     def given(self) -> str:
-        """Say in words what the agent is called with: frames, state and settings."""
-        frames = DictTensor._trusted({k: v for k, v in self._observation.items() if k.split("/")[0] == "frame"})
-        parts = {"observation": frames, "state": self._state, "agent_info": self._agent_info}
-        told = [
-            f"{part} {key!r} {list(tensor.shape)} {tensor.dtype} on {tensor.device}"
-            for part, tensors in parts.items()
-            for key, tensor in tensors.items()
-        ]
-        return ", ".join(told)
+        """Say in words what the agent is called with."""
+        return spell_given(self._observation, self._state, self._agent_info)
 
     def close(self) -> None:
         """Close agent and environment."""

@@ -10,6 +10,7 @@ from typing import Any
 import cloudpickle
 
 from rlstruct.batchers.progress import Phase, Progress
+from rlstruct.core import DictTensor
 from rlstruct.errors import ShapeMismatchError, WorkerError
 
 
@@ -79,6 +80,17 @@ def worker_error(
 def spell(environments: range) -> str:
     """Name a range of environments."""
     return f"environments {environments.start} to {environments.stop - 1}" if environments else "no environment yet"
+
+
+def spell_given(observation: DictTensor, state: DictTensor, agent_info: DictTensor) -> str:
+    """Name what an agent is called with: frames, state and settings, with shapes, dtypes and devices."""
+    frames = {key: frame for key, frame in observation.items() if key.split("/")[0] == "frame"}
+    parts = {"observation": frames, "state": dict(state.items()), "agent_info": dict(agent_info.items())}
+    return ", ".join(
+        f"{part} {key!r} {list(tensor.shape)} {tensor.dtype} on {tensor.device}"
+        for part, tensors in parts.items()
+        for key, tensor in tensors.items()
+    )
 
 
 def rebuild(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
