@@ -312,11 +312,10 @@ def test_a_learner_that_writes_to_its_batch_changes_nothing_else(kind: str) -> N
 
     found = []
     for writes in (False, True):
-        with RL_Batcher(
-            16, ScaleAgent, create, agent_args={"device": "cpu"}, env_args={"n_envs": 3}, seed=0
-        ) as batcher:
-            batcher.reset()
-            for _ in range(3):
+        with RL_Batcher(8, ScaleAgent, create, agent_args={"device": "cpu"}, env_args={"n_envs": 8}, seed=0) as batcher:
+            for i in range(4):
+                if i % 2 == 0:  # in the second batch some come to idle, and repeat their last observation
+                    batcher.reset()
                 batch = next_batch(batcher)
                 found.append(batch.trajectories["observation/frame"].clone())
                 for value in batch.trajectories.values() if writes else ():
