@@ -6,6 +6,7 @@ A simulation is one dict of tensors [B, ...], the carry:
 ``state/<field>``        the simulator's state
 ``state_key``            key of the running episode, if the simulator draws random numbers
 ``start/…, start_key``   the same for the next episode of each environment, drawn ahead (auto-reset only)
+``start_episode``        its number (auto-reset only)
 ``pool/<field>``         start states to choose from instead of `TensorEnv.initial`, [M, ...] (if given)
 ``env_key, episode``     key of the environment, number of its episode
 ``elapsed``              steps taken in this episode
@@ -23,9 +24,10 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.functional.random import child_key, randint
-from rlstruct.sims._compiled import MASK_DTYPE
 from rlstruct.sims._spaces import Space, random_action
 from rlstruct.sims._state import Tensors, fields_of, make_state, stack_steps, where_done
+
+MASKS = {"terminated", "truncated", "done", "ran", "running"}
 
 
 class Simulator(Protocol):
@@ -90,7 +92,7 @@ class Motion:
 
     def starts(self, carry: Tensors) -> tuple[Tensors]:
         """Draw the state with which every environment will start again."""
-        return (self.begin(carry, "start", 1),)
+        return ({**self.begin(carry, "start", 1), "start_episode": carry["episode"] + 1},)
 
     def advance(self, carry: Tensors, action: Tensors) -> tuple[Tensors, Tensors, Tensors]:
         """Take one step where ended environments restart.
@@ -100,23 +102,28 @@ class Motion:
             action: [B, ...]
 
         Returns:
-            What changes in the carry; frames, reward and both ends of `reached`; frames of `current`. What follows from
-            these and the action is added outside of compiled code, see `answer`.
+            What changes in the carry; frames, reward, both ends and ``done`` of `reached`; frames of `current`. For the
+            rest see `complete`.
         """
         state, reward, terminated = self._transition(carry, action)
         elapsed = carry["elapsed"] + 1
-        truncated = self._truncated(elapsed, terminated)
-        done = terminated | truncated
+        truncated, done = self._ends(elapsed, terminated)
         reached = {**self.frames(state), "reward": reward, "terminated": terminated, "truncated": truncated}
+        reached["done"] = done
         fields = self._fields(state)
         started = {name: where_done(done, carry["start/" + name], new) for name, new in fields.items()}
         current = self.frames(self.state(started), started)
         changed = {"state/" + name: value for name, value in started.items()}
         if self._simulator.stochastic:
             changed["state_key"] = torch.where(done, carry["start_key"], carry["state_key"])
-        changed["elapsed"] = elapsed.masked_fill(done, 0)
-        changed["episode"] = carry["episode"] + done
+        changed["elapsed"] = elapsed.masked_fill_(done, 0)
+        changed["episode"] = torch.where(done, carry["start_episode"], carry["episode"])
         return changed, reached, current
+
+    def step(self, carry: Tensors, action: Tensors) -> tuple[Tensors, Tensors, Tensors]:
+        """Do `advance` and `complete`."""
+        changed, reached, current = self.advance(carry, action)
+        return changed, *complete(reached, current, action)
 
     def advance_episodic(self, carry: Tensors, action: Tensors) -> tuple[Tensors, Tensors, Tensors]:
         """Take one step where ended environments idle; see `advance`. There is no `current`: it is `reached`."""
@@ -125,17 +132,18 @@ class Motion:
         fields = {name: where_done(ran, new, carry["state/" + name]) for name, new in self._fields(state).items()}
         elapsed = carry["elapsed"] + ran
         terminated = (terminated & ran) | carry["terminated"]
-        truncated = self._truncated(elapsed, terminated)
+        truncated, done = self._ends(elapsed, terminated)
         last = {f"last_{key}": where_done(ran, value, carry[f"last_{key}"]) for key, value in action.items()}
         reached = {
             **self.frames(self.state(fields), fields),
-            "reward": reward.masked_fill(~ran, 0),
+            "reward": torch.where(ran, reward, 0),
             "terminated": terminated,
             "truncated": truncated,
+            "done": done,
             **last,
         }
         changed = {"state/" + name: value for name, value in fields.items()}
-        changed |= {"elapsed": elapsed, "terminated": terminated, "running": ran & ~terminated & ~truncated}
+        changed |= {"elapsed": elapsed, "terminated": terminated, "running": ran & ~done}
         return changed | last, reached, {}
 
     def explore(self, carry: Tensors) -> Tensors:
@@ -154,7 +162,7 @@ class Motion:
         n_steps: int,
         auto_reset: bool,
         between_draws: int,
-        float_masks: bool,
+        for_compiler: bool,
     ) -> tuple[Tensors, ...]:
         """Take K steps.
 
@@ -164,7 +172,8 @@ class Motion:
             n_steps: K.
             auto_reset: whether ended environments restart.
             between_draws: draw start states once in so many steps.
-            float_masks: return masks as float32; see `MASK_DTYPE`.
+            for_compiler: do all in one loop: `wiped` within the steps, and `MASKS` as uint8, see
+                `rlstruct.sims._compiled.as_bytes`.
 
         Returns:
             As `advance`, each tensor of the last two with a time axis, [K, B, ...]; then the masks ``ran`` and
@@ -179,12 +188,14 @@ class Motion:
             move = self.advance if auto_reset else self.advance_episodic
             action = {key: value[k] for key, value in actions.items()} or self.explore(now)
             step, seen, after = move(now, action)
+            if for_compiler and auto_reset:
+                after |= wiped(seen["done"], seen["reward"], action)
             changed |= step
             reached.append(seen)
             current.append(after)
             masks.append({} if auto_reset else {"ran": now["running"], "running": step["running"]})
             drawn.append({} if actions else action)
-        return changed, *(_stack(steps, float_masks) for steps in (reached, current, masks, drawn))
+        return changed, *(_stack(steps, for_compiler) for steps in (reached, current, masks, drawn))
 
     def frames(self, state: Any, carried: Tensors | None = None) -> Tensors:  # noqa: ANN401 - the user's own class
         """Show states as ``frame`` or ``frame/<key>``.
@@ -217,8 +228,12 @@ class Motion:
         state, reward, terminated = simulator.transition(state, sent, key)
         return state, reward if reward.dtype is torch.float32 else reward.to(torch.float32), terminated
 
-    def _truncated(self, elapsed: Tensor, terminated: Tensor) -> Tensor:
-        return torch.zeros_like(terminated) if self._time_limit is None else elapsed >= self._time_limit
+    def _ends(self, elapsed: Tensor, terminated: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``truncated`` and ``done``."""
+        if self._time_limit is None:
+            return torch.zeros_like(terminated), terminated
+        truncated = elapsed >= self._time_limit
+        return truncated, terminated | truncated
 
 
 def part(tensors: Tensors, prefix: str) -> Tensors:
@@ -226,33 +241,38 @@ def part(tensors: Tensors, prefix: str) -> Tensors:
     return {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
 
 
-def answer(reached: Tensors, current: Tensors, action: Tensors, no: Tensor) -> tuple[Tensors, Tensors]:
-    """Complete what `Motion.advance` returned to all keys of an observation.
+def complete(reached: Tensors, current: Tensors, action: Tensors) -> tuple[Tensors, Tensors]:
+    """Add what follows from the action and from who is done to what `Motion.advance` or `Motion.many` returned.
 
     Args:
         reached: [B, ...] or [K, B, ...]
         current: the same
         action: the same
-        no: False everywhere.  [B] or [K, B] bool
 
     Returns:
-        Both, complete.
+        Both, complete but for the masks that are False everywhere.
     """
-    done, reward = reached["terminated"] | reached["truncated"], reached["reward"]
-    reached = {**reached, "done": done, "initial_state": no}
-    current = {**current, "reward": reward.masked_fill(done, 0), "terminated": no, "truncated": no, "done": no}
-    current["initial_state"] = done
+    done = reached["done"]
+    if "reward" not in current:
+        current = {**current, **wiped(done, reached["reward"], action)}
+    last = {f"last_{key}": value.clone() for key, value in action.items()}
+    return {**reached, **last}, {**current, "initial_state": done}
+
+
+def wiped(done: Tensor, reward: Tensor, action: Tensors) -> Tensors:
+    """Take ``reward`` and ``last_…`` of `current`: nothing was received or done in an episode that begins."""
+    wiped = {"reward": torch.where(done, 0, reward)}
     for key, value in action.items():
-        reached["last_" + key] = value.clone()
         rows = done if value.dim() == done.dim() else done.view(*done.shape, *[1] * (value.dim() - done.dim()))
-        current["last_" + key] = value.masked_fill(rows, 0)
-    return reached, current
+        wiped[f"last_{key}"] = torch.where(rows, 0, value)
+    return wiped
 
 
-def _stack(steps: list[Tensors], float_masks: bool) -> Tensors:
-    def column(key: str) -> list[Tensor]:
+def _stack(steps: list[Tensors], byte_masks: bool) -> Tensors:
+    def stacked(key: str) -> Tensor:
         values = [step[key] for step in steps]
-        masks = float_masks and values[0].dim() == 1 and values[0].dtype is torch.bool
-        return [value.to(MASK_DTYPE) for value in values] if masks else values
+        if byte_masks and key in MASKS:  # as `as_bytes`; floats are stacked within the loop that computes them
+            return stack_steps([value.to(torch.float32) for value in values]).to(torch.uint8)
+        return stack_steps(values)
 
-    return {key: stack_steps(column(key)) for key in steps[0]}
+    return {key: stacked(key) for key in steps[0]}

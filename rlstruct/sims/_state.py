@@ -71,9 +71,14 @@ def where_done(done: Tensor, new: Tensor, old: Tensor) -> Tensor:
 
 def stack_steps(steps: list[Tensor]) -> Tensor:
     """Stack K tensors [B, ...] to [K, B, ...], keeping the memory of each step as it is."""
-    if steps[0].dim() == 1 or steps[0].is_contiguous():
+    first = steps[0]
+    if first.dim() == 1:
+        return torch.cat(steps).view(len(steps), -1)  # for the compiler simpler than a stack
+    if first.is_contiguous():
         return torch.stack(steps)
-    # Columns ([B, D] with B fastest, as `columns` makes them): stacked so, each step is one plain copy.
+    if first.dim() == 2:  # [B, D] with B fastest, as `columns` makes them: stacked so, each column is one plain copy
+        pieces = [piece for step in steps for piece in step.unbind(1)]
+        return torch.cat(pieces).view(len(steps), -1, first.shape[0]).transpose(1, 2)
     return torch.stack([step.movedim(0, -1) for step in steps]).movedim(-1, 1)
 
 

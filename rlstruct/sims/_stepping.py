@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 
 from rlstruct.sims._compiled import Compiled
-from rlstruct.sims._motion import Motion, answer
+from rlstruct.sims._motion import MASKS, Motion, complete
 from rlstruct.sims._state import Tensors
-
-MASKS = {"terminated", "truncated", "ran", "running"}
 
 
 class Stepper(Protocol):
@@ -81,14 +79,14 @@ class TensorStepper:
         """See Stepper."""
         if not self._auto_reset:
             changed, reached, _ = self._call("episodic", self._motion.advance_episodic, carry, action)
-            seen = self._idle_answer(reached, self._no)
+            seen = {**reached, "initial_state": self._no}
             return {**carry, **changed}, seen, seen
         if self._age >= self._between_draws:
             carry = {**carry, **self._call("starts", self._motion.starts, carry)[0]}
             self._age = 0
         self._age += 1
-        changed, reached, current = self._call("step", self._motion.advance, carry, action)
-        return {**carry, **changed}, *answer(reached, current, action, self._no)
+        changed, reached, current = self._call("step", self._motion.step, carry, action)
+        return {**carry, **changed}, *_quiet(reached, current, self._no)
 
     def rollout(
         self, carry: Tensors, action: Tensors | None, n_steps: int
@@ -99,24 +97,21 @@ class TensorStepper:
             n_steps=n_steps,
             auto_reset=self._auto_reset,
             between_draws=self._between_draws,
-            float_masks=self._compile and self._no.device.type == "cpu",
+            for_compiler=self._compile,
         )
         plan = {} if action is None else {key: value.contiguous() for key, value in action.items()}  # [K, B, ...]
         name = f"rollout of {n_steps}" if plan else f"exploration of {n_steps}"
         changed, *results, drawn = self._call(name, many, carry, plan)
         self._age = (n_steps - 1) % self._between_draws + 1
         for masks in results:
-            masks |= {key: masks[key].to(torch.bool) for key in MASKS & masks.keys()}
+            masks |= {key: masks[key].view(torch.bool) for key in MASKS & masks.keys()}
         reached, current, masks = results
         no = self._no.expand(n_steps, -1)
         if self._auto_reset:
-            return {**carry, **changed}, *answer(reached, current, plan or drawn, no), masks
-        seen = self._idle_answer(reached, no)
+            reached, current = _quiet(*complete(reached, current, plan or drawn), no)
+            return {**carry, **changed}, reached, current, masks
+        seen = {**reached, "initial_state": no}
         return {**carry, **changed}, seen, seen, masks
-
-    @staticmethod
-    def _idle_answer(reached: Tensors, no: Tensor) -> Tensors:
-        return {**reached, "done": reached["terminated"] | reached["truncated"], "initial_state": no}
 
     def _call(self, name: str, fn: Callable[..., Any], *args: Tensors) -> Any:  # noqa: ANN401 - dicts of tensors
         if not self._compile:
@@ -124,3 +119,8 @@ class TensorStepper:
         if name not in self._compiled:
             self._compiled[name] = Compiled(fn)
         return self._compiled[name](*args)
+
+
+def _quiet(reached: Tensors, current: Tensors, no: Tensor) -> tuple[Tensors, Tensors]:
+    """Add the masks that are False everywhere: nothing that was reached is initial, nothing to act on is over."""
+    return {**reached, "initial_state": no}, {**current, "terminated": no, "truncated": no, "done": no}

@@ -81,6 +81,7 @@ class CartPole(TensorEnv[CartPoleState]):
         self.observation_space = box([-v for v in high], high, dtype)
         self.dtype = dtype
         super().__init__(n_envs, seed, device=device, auto_reset=auto_reset, time_limit=time_limit, backend=backend)
+        self._reward = torch.ones(n_envs, device=self.device)
         self._left = torch.tensor(-FORCE / TOTAL_MASS, dtype=dtype, device=self.device)
         self._inertia = torch.tensor(HALF_LENGTH * 4 / (3 * GRAVITY), dtype=dtype, device=self.device)
 
@@ -110,10 +111,9 @@ class CartPole(TensorEnv[CartPoleState]):
             theta=torch.add(theta, theta_dot, alpha=STEP),
             theta_dot=torch.add(theta_dot, theta_acc, alpha=STEP),
         )
-        # Out of bounds is what clamping changes.
-        terminated = moved.x.clamp(-MAX_X, MAX_X) != moved.x
-        terminated |= moved.theta.clamp(-MAX_THETA, MAX_THETA) != moved.theta
-        return moved, torch.ones_like(x), terminated
+        # hardshrink is zero within bounds.
+        terminated = torch.logical_or(torch.hardshrink(moved.x, MAX_X), torch.hardshrink(moved.theta, MAX_THETA))
+        return moved, self._reward, terminated
 
     def observe(self, state: CartPoleState) -> Tensor:
         """Show the state, [B, 4]."""

@@ -10,13 +10,13 @@ from rlstruct.functional.random import child_key, randint
 from rlstruct.sims import make
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
-B, T, K = 64, 45, 8
+B, T, K = 64, 45, 3
 
 
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        pytest.param("CartPole-v1", {}, marks=pytest.mark.slow),
+        pytest.param("CartPole-v1", {}, marks=pytest.mark.slow),  # the one simulator that every run compiles
         pytest.param("CartPole-v1", {"auto_reset": False}, marks=pytest.mark.exhaustive),
         pytest.param("Breakout-MinAtar", {"time_limit": 30}, marks=pytest.mark.exhaustive),
         pytest.param("ConnectFour-v0", {}, marks=pytest.mark.exhaustive),
@@ -33,7 +33,7 @@ def test_trajectories_are_those_of_the_eager_backend(name: str, settings: dict) 
         action = DictTensor({"action": randint(child_key(environment, t), int(eager.action_space.n))})
         observed += zip(eager.step(action), compiled.step(action), strict=True)
     plan = torch.stack([randint(child_key(environment, T + t), int(eager.action_space.n)) for t in range(K)], dim=1)
-    for _ in range(2):
+    for _ in range(4):
         steps = TemporalDictTensor({"action": plan})
         observed += zip(eager.rollout(steps), compiled.rollout(steps), strict=True)
     for (expected, ran), (got, also) in observed:
@@ -41,7 +41,7 @@ def test_trajectories_are_those_of_the_eager_backend(name: str, settings: dict) 
         assert expected.keys() == got.keys()
         for key in expected.keys():
             assert expected[key].dtype == got[key].dtype
-            # Fused arithmetic rounds otherwise, and 61 steps of a falling pole let 1e-7 grow; all else is exact.
+            # Fused arithmetic rounds otherwise, and 57 steps of a falling pole let 1e-7 grow; all else is exact.
             tolerance = 1e-3 if expected[key].is_floating_point() else 0
             torch.testing.assert_close(got[key], expected[key], rtol=tolerance, atol=tolerance)
     assert sum(bool(e["done"].any()) for (e, _), _ in observed) > 3
