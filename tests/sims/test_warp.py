@@ -1,16 +1,17 @@
-"""Kernels do what the eager backend does: the same trajectories and carries, in single steps or many."""
+"""Kernels do what the eager backend does: the same trajectories and carries, in single steps or many.
+
+A kernel of a user's is compared in docs/kernels.md, which is run as a test too.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from gymnasium import spaces
 
 from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.errors import ShapeMismatchError
@@ -234,80 +235,6 @@ def test_a_cuda_graph_of_steps_goes_on_where_it_stopped() -> None:
         graph.replay()
         expected = torch.stack([plain.step(action)[0][0]["frame"] for action in single])
         assert torch.equal(frames, expected)
-
-
-@dataclasses.dataclass(frozen=True)
-class WalkState:
-    """Where walkers are."""
-
-    x: torch.Tensor
-    lame: torch.Tensor
-
-
-class Walk(TensorEnv[WalkState]):
-    """A simulator of a user's: walk from 5 to 0 or 10; lame walkers stumble at random."""
-
-    action_space = spaces.Discrete(2)
-    observation_space = spaces.Box(0.0, 10.0, (1,))
-
-    def initial(self, key: torch.Tensor) -> WalkState:
-        return WalkState(torch.full_like(key, 5), randint(key, 2) == 1)
-
-    def transition(self, state: WalkState, action: torch.Tensor, key: torch.Tensor) -> Any:
-        stumbles = state.lame & (uniform(key) < 0.5)
-        x = state.x + torch.where(stumbles, 0, 2 * action - 1)
-        return WalkState(x, state.lame), (x == 10).float(), (x <= 0) | (x >= 10)
-
-    def observe(self, state: WalkState) -> torch.Tensor:
-        return state.x.float().unsqueeze(1)
-
-    def kernel(self) -> Any:
-        return importlib.import_module("user_kernel").KERNEL
-
-
-USER_KERNEL = """
-import warp as wp
-
-from rlstruct.sims.kernels import GameKernel
-from rlstruct.sims.kernels.random import randint, uniform
-
-State = wp.types.vector(length=2, dtype=wp.int64)  # x, lame
-Frame = wp.types.vector(length=1, dtype=wp.float32)
-
-
-@wp.func
-def initial(key: wp.uint64) -> State:
-    return State(wp.int64(5), randint(key, wp.int64(2), wp.uint64(0)))
-
-
-@wp.func
-def transition(s: State, action: wp.int64, key: wp.uint64):
-    x = s[0] + wp.int64(2) * action - wp.int64(1)
-    if s[1] == wp.int64(1) and uniform(key, wp.uint64(0)) < 0.5:
-        x = s[0]
-    return State(x, s[1]), wp.float32(x == wp.int64(10)), x <= wp.int64(0) or x >= wp.int64(10)
-
-
-@wp.func
-def observe(s: State, cell: int) -> Frame:
-    return Frame(wp.float32(s[0]))
-
-
-KERNEL = GameKernel(State, Frame, initial, transition, observe)
-"""
-
-
-def test_a_simulator_of_the_user_gets_a_kernel(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "user_kernel.py").write_text(USER_KERNEL)  # Warp reads the source of functions from files
-    monkeypatch.syspath_prepend(tmp_path)
-    kernel, eager = (Walk(32, backend=backend) for backend in ("warp", "torch"))
-    kernel.reset()
-    eager.reset()
-    for _ in range(2):
-        for got, expected in zip(kernel.rollout(None, 30), eager.rollout(None, 30), strict=True):
-            assert_same(got[0].temporal_index(29), expected[0].temporal_index(29))
-    assert_same_carry(kernel, eager)
-    check_vec_env(lambda seed: Walk(4, seed, backend="warp"), n_steps=30)
 
 
 @pytest.mark.parametrize(

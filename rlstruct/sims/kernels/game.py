@@ -12,7 +12,7 @@ class GameKernel:
 
     The functions do what the methods of the same name do, for one environment instead of B, with the state as a vector
     that holds the fields in the order of the dataclass; ``rlstruct/sims/kernels/cart_pole.py`` is an example. They must
-    agree with the methods: `tests/sims/test_warp.py` shows how to compare them. All three are decorated with
+    agree with the methods: ``docs/kernels.md`` has a whole example, and compares them. All three are decorated with
     ``@wp.func``, and nothing in them depends on the device.
 
     Attributes:
