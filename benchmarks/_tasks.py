@@ -149,8 +149,9 @@ TASKS: dict[str, Task] = {
             evaluation_interval=100_000, evaluation_timesteps=200, evaluation_stochastic=False,
         ),
         # The pendulum clips its torque to [-2, 2] itself; others want gymnasium.wrappers.ClipAction.
-        partial(GaussianActorCritic, 3, 1), GaussianAgent,
-        partial(simulator, "Pendulum-v1"), -250.0, "A2C with Gaussian actions on Pendulum-v1",
+        # It begins with wide draws: white noise of little torque never swings it up.
+        partial(GaussianActorCritic, 3, 1, initial_log_std=1.0), GaussianAgent,
+        partial(simulator, "Pendulum-v1"), -250.0, "A2C with Gaussian actions on Pendulum-v1", tuned_on=(0, 1),
     ),
     "a2c_memory": _A2C(
         _MEMORY, partial(RecurrentActorCritic, 2, 2), RecurrentAgent,
