@@ -143,8 +143,9 @@ def fused(run: Run) -> None:
 
 def policy(run: Run) -> None:
     """Collection with the network in the loop."""
-    sizes = [64] if run.quick else [64, 1024, 4096, 1 << 14]
-    for n_envs in sizes + ([] if run.quick or run.device.type == "cpu" else [1 << 16, 1 << 18, 1 << 20]):
+    sizes = [64] if run.quick else [64, 1024, 4096]
+    on_cpu = run.device.type == "cpu"
+    for n_envs in sizes + ([] if run.quick or on_cpu else [1 << 14, 1 << 16, 1 << 18, 1 << 20]):
         if not run.left(15, "policy"):
             return
         run.rate("policy", n_envs, _gpu_rungs.policy_rungs(n_envs, run.device))

@@ -192,6 +192,15 @@ def test_a_carry_goes_from_backend_to_backend_and_never_changes() -> None:
     assert_same(DictTensor(carry), DictTensor(copies))
 
 
+def test_a_carry_of_another_number_of_environments_is_refused() -> None:
+    env, other = (make("CartPole-v1", n, backend="warp") for n in (3, 2))
+    env.reset()
+    other.reset()
+    env.set_carry(other.carry())
+    with pytest.raises(ShapeMismatchError, match="that of 2 environments, expected 3"):
+        env.step(DictTensor({"action": torch.zeros(3, dtype=torch.int64)}))
+
+
 @pytest.mark.parametrize("auto_reset", [True, False])
 def test_never_waits_for_the_device(auto_reset: bool, device: str) -> None:
     env = make("CartPole-v1", 8, backend="warp", device=device, auto_reset=auto_reset, time_limit=3)

@@ -92,7 +92,7 @@ def make_kernel(sticky_probability: float, actions: tuple[int, ...]) -> GameKern
     @wp.func
     def transition(s: State, action: wp.int64, key: wp.uint64):
         meant = wp.static(table)
-        taken = meant[int(action)]
+        taken = meant[wp.clamp(int(action), 0, wp.static(len(actions) - 1))]
         if uniform(key, _STICKY) < wp.static(wp.float32(sticky_probability)):
             taken = s[8]
         moved, reward, lost = play(s, taken)

@@ -71,6 +71,7 @@ class WarpStepper:
         self._fields: list[str] = []
         self._flags: list[bool] = []  # which fields are bools
         self._held: dict[str, Tensor] = {}  # what the carry consists of, packed; empty if that is not known
+        self._fixed: dict[str, Tensor] = {}  # what steps leave as it is
         self._streams = Streams(device)
         self._time_limit = time_limit or 0
         memory, given, kernel = _make(game, self._action.shape[0] if self._action.dim() else 0)
@@ -127,14 +128,12 @@ class WarpStepper:
             The next carry.
         """
         held, following, io = self._held or self._pack(carry), self._followers(), launch.params[1]
-        point(io, {"env_key": carry["env_key"], **held, **following, **seen})
-        n_states = held["pool"].shape[1] if "pool" in held else 0
+        point(io, {**self._fixed, **held, **following, **seen})
+        n_states = self._fixed["pool"].shape[1]
         io.pool.shape[1], io.pool.strides[0] = n_states, n_states * self._scalar.itemsize
         launch.set_param_at_index_from_ctype(2, n_steps)
         launch.launch(self._streams.now())
         self._held = {name.removeprefix("next_"): value for name, value in following.items()}
-        if n_states:
-            self._held["pool"] = held["pool"]
         return {**carry, **self._carried(following)}
 
     def allocate(self, lead: tuple[int, ...], ends: tuple[str, ...] = ()) -> dict[str, Tensor]:
@@ -197,6 +196,10 @@ class WarpStepper:
 
     def _pack(self, carry: Tensors) -> dict[str, Tensor]:
         """Put a carry that came from elsewhere together."""
+        if carry["env_key"].shape != (self.n_envs,):
+            raise ShapeMismatchError(
+                f"set_carry: the carry is that of {len(carry['env_key'])} environments, expected {self.n_envs}."
+            )
         if not self._fields:
             self._learn_fields(carry)
         held = {
@@ -206,9 +209,11 @@ class WarpStepper:
         if not self._auto_reset:
             held |= {"ended": torch.stack([carry["running"], carry["terminated"]])}
             held |= {"last": carry["last_action"].contiguous()}
-        pool = part(carry, "pool/")
-        if pool:
-            held["pool"] = torch.stack([pool[name].to(self._scalar) for name in self._fields])
+        pool = part(carry, "pool/") or {name: carry["state/" + name][:0] for name in self._fields}
+        self._fixed = {
+            "env_key": carry["env_key"].contiguous(),
+            "pool": torch.stack([pool[name].to(self._scalar) for name in self._fields]),
+        }
         return held
 
     def _learn_fields(self, carry: Tensors) -> None:
