@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import atexit
 import contextlib
 import ctypes
+import inspect
 import os
 import signal
 import socket
@@ -15,7 +17,9 @@ from collections.abc import Iterator, Sequence
 from multiprocessing import get_start_method, process, set_start_method
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 
+GUARD = 'Put the code that creates the batcher under `if __name__ == "__main__":`.'
 WORKER_NAME = "rlstruct-worker"
 NO_MAIN_GUARD = 86
 """Exit code of a worker whose main script starts workers while it is being imported."""
@@ -78,9 +82,10 @@ def quiet_start() -> Iterator[None]:
     """Let children be born with one thread each, deaf to Ctrl-C; give this process back as it was.
 
     Raises:
-        RuntimeError: this process is itself being born, and imports the main script that makes a batcher.
+        RuntimeError: the main script makes a batcher without a guard; every worker imports it and would do so again.
     """
     _refuse_while_imported()
+    _refuse_unguarded()
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     before = {name: os.environ.get(name) for name in names}
     chosen = bool(get_start_method(allow_none=True))
@@ -109,7 +114,30 @@ def _refuse_while_imported() -> None:
         # One of our own workers. Its parent waits for it and gives the explanation, once, instead of one traceback
         # of the import machinery from each of them.
         os._exit(NO_MAIN_GUARD)
-    raise RuntimeError(
-        "RL_Batcher: this script starts workers while a process that was spawned imports it. Put the code that creates "
-        'the batcher under `if __name__ == "__main__":`.'
-    )
+    raise RuntimeError(f"RL_Batcher: this script starts workers while a process that was spawned imports it. {GUARD}")
+
+
+def _refuse_unguarded() -> None:
+    """Refuse to start workers that are going to find no guard; to hear it from them takes until they have started.
+
+    Certain only where no `if` of the main script surrounds the line that has led here; any may be a guard.
+    """
+    main = sys.modules.get("__main__")
+    frame = inspect.currentframe()
+    while frame is not None and not (frame.f_code.co_name == "<module>" and frame.f_globals is vars(main)):
+        frame = frame.f_back
+    if frame is None or not hasattr(main, "__file__"):  # a notebook or a prompt: workers import nothing
+        return
+    try:
+        source = Path(frame.f_code.co_filename).read_text(encoding="utf-8")
+        tree = ast.parse(source)
+    except (OSError, SyntaxError, ValueError):  # a frozen program, for example
+        return
+    line = frame.f_lineno
+    if not any(
+        isinstance(node, ast.If) and node.lineno <= line <= (node.end_lineno or line) for node in ast.walk(tree)
+    ):
+        raise RuntimeError(
+            f"RL_Batcher: line {line} of {frame.f_code.co_filename} starts workers, and each of them imports this "
+            f"script and would do so again. {GUARD}"
+        )

@@ -11,7 +11,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any, TypeVar
 
 from rlstruct.batchers.failures import Failure, spell, unpickled, worker_error
-from rlstruct.batchers.processes import NO_MAIN_GUARD, WORKER_NAME, limit_sending, mortal_parent
+from rlstruct.batchers.processes import GUARD, NO_MAIN_GUARD, WORKER_NAME, limit_sending, mortal_parent
 from rlstruct.batchers.progress import Phase, Progress
 from rlstruct.batchers.shared_memory import Layout, SharedBlock
 from rlstruct.batchers.slab import Slab
@@ -161,8 +161,7 @@ class Worker:
         hint = ""
         if code == NO_MAIN_GUARD:
             hint = (
-                " Every worker imports your main script, and this one starts the batcher while it is imported. "
-                'Put the code that creates the batcher under `if __name__ == "__main__":`.'
+                f" Every worker imports your main script, and this one starts the batcher while it is imported. {GUARD}"
             )
         elif code == -signal.SIGKILL:
             hint = " If nobody killed it, the machine has run out of memory: its kernel log would say so."

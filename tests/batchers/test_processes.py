@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +21,10 @@ import pytest
 import torch
 from batcher_fakes import limit
 
+from rlstruct import DictTensor
 from rlstruct.batchers import RL_Batcher
 from rlstruct.testing.fake_agents import RngAgent
-from rlstruct.testing.fake_envs import create_counting_env
+from rlstruct.testing.fake_envs import CountingEnv, create_counting_env
 
 HEAD = """
 import os, signal, sys, time
@@ -30,9 +34,9 @@ from rlstruct.batchers import RL_Batcher
 from rlstruct.testing.fake_agents import RngAgent
 from rlstruct.testing.fake_envs import create_counting_env, create_slow_env
 
-def make(seconds=0.02, **settings):
+def make(seconds=0.02, n_processes=1, **settings):
     env_args = {"n_envs": 1, "auto_reset": True, "seconds": seconds}
-    batcher = RL_Batcher(5, RngAgent, create_slow_env, env_args=env_args, n_processes=2, seed=0, **settings)
+    batcher = RL_Batcher(5, RngAgent, create_slow_env, env_args=env_args, n_processes=n_processes, seed=0, **settings)
     batcher.reset()
     return batcher
 
@@ -58,6 +62,7 @@ class Program:
         path.write_text(HEAD + body)
         self.process = subprocess.Popen(
             [sys.executable, str(path)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -70,8 +75,8 @@ class Program:
         assert self.process.stdout is not None
         return [psutil.Process(int(word)) for word in self.process.stdout.readline().split()]
 
-    def end(self) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=60)
+    def end(self, said: str | None = None) -> tuple[int, str, str]:
+        out, err = self.process.communicate(said, timeout=60)
         return self.process.returncode, out, err
 
 
@@ -90,7 +95,7 @@ def shared_memory_names() -> set[str]:
 
 def test_ctrl_c_gives_one_traceback(tmp_path: Path) -> None:
     # Stopped in get(), with no `with` and no close(): the hardest way out.
-    program = Program(tmp_path, "batcher = make(seconds=10.0)\nbatcher.execute()\ntell(batcher)\nbatcher.get()")
+    program = Program(tmp_path, "batcher = make(10.0, 2)\nbatcher.execute()\ntell(batcher)\nbatcher.get()")
     workers = program.workers()
     time.sleep(0.3)
     start = time.monotonic()
@@ -104,42 +109,45 @@ def test_ctrl_c_gives_one_traceback(tmp_path: Path) -> None:
     assert "leaked" not in err
 
 
-@pytest.mark.parametrize(
-    ("ending", "code", "tracebacks"),
-    [
-        ("sys.exit(7)", 7, 0),
-        ("raise ValueError('mine')", 1, 1),
-        ("del batcher", 0, 0),
-        ("os.kill(workers[0], signal.SIGSTOP)", 0, 0),
-    ],
-)
-def test_programs_that_forget_to_close(tmp_path: Path, ending: str, code: int, tracebacks: int) -> None:
-    program = Program(
-        tmp_path,
-        f"""
-        batcher = make()
-        collect(batcher)
-        batcher.execute()
-        workers = [worker.pid for worker in batcher._backend._workers]
-        tell(batcher)
-        {ending}
-        """,
-    )
-    workers = program.workers()
-    start = time.monotonic()
-    found, _, err = program.end()
-    assert time.monotonic() - start < limit(3.0)
-    gone(workers, 1.0)
-    assert found == code
-    assert err.count("Traceback") == tracebacks, err
-    assert bool(err) == bool(tracebacks), err
+def test_programs_that_forget_to_close(tmp_path: Path) -> None:
+    # All at once: what they wait for is mostly Python, which starts.
+    endings = {
+        "sys.exit(7)": (7, 0),
+        "raise ValueError('mine')": (1, 1),
+        "del batcher": (0, 0),
+        "os.kill(workers[0], signal.SIGSTOP)": (0, 0),
+    }
+    programs = {}
+    for number, ending in enumerate(endings):
+        (tmp_path / str(number)).mkdir()
+        programs[ending] = Program(
+            tmp_path / str(number),
+            f"""
+            batcher = make()
+            collect(batcher)
+            batcher.execute()
+            workers = [worker.pid for worker in batcher._backend._workers]
+            tell(batcher)
+            sys.stdin.readline()
+            {ending}
+            """,
+        )
+    for ending, (code, tracebacks) in endings.items():
+        workers = programs[ending].workers()
+        start = time.monotonic()
+        found, _, err = programs[ending].end("now\n")
+        assert time.monotonic() - start < limit(3.0), ending
+        gone(workers, 1.0)
+        assert found == code, ending
+        assert err.count("Traceback") == tracebacks, err
+        assert bool(err) == bool(tracebacks), err
 
 
 @pytest.mark.parametrize("whole_group", [False, True])
 def test_killed_programs_leave_nothing(tmp_path: Path, whole_group: bool) -> None:
     before = shared_memory_names()
     program = Program(
-        tmp_path, "batcher = make(seconds=5.0)\nbatcher.update({})\nbatcher.execute()\ntell(batcher)\ntime.sleep(60)"
+        tmp_path, "batcher = make(5.0, 2)\nbatcher.update({})\nbatcher.execute()\ntell(batcher)\ntime.sleep(60)"
     )
     workers = program.workers()
     workers[0].suspend()  # a stopped worker cannot notice anything by itself
@@ -152,65 +160,64 @@ def test_killed_programs_leave_nothing(tmp_path: Path, whole_group: bool) -> Non
     assert shared_memory_names() <= before
 
 
-def test_a_missing_main_guard_is_explained_once(tmp_path: Path) -> None:
-    start = time.monotonic()
-    code, _, err = Program(tmp_path, "batcher = make()\ncollect(batcher)", guard=False).end()
+def test_a_missing_main_guard_is_explained_before_anything_starts(tmp_path: Path) -> None:
+    body = "start = time.monotonic()\ntry:\n    batcher = make()\nexcept RuntimeError as error:\n    print(error)\n"
+    code, out, err = Program(tmp_path, body + "print(time.monotonic() - start < 1.0)", guard=False).end()
+    assert (code, err) == (0, "")
+    told, in_time, *_ = out.splitlines()
+    assert re.search(r"line 23 of .*program\.py starts workers, and each of them imports this script", told), told
+    assert 'Put the code that creates the batcher under `if __name__ == "__main__":`' in told
+    assert in_time == "True"
+
+
+@pytest.mark.exhaustive
+def test_a_guard_that_does_not_guard_is_explained_by_a_worker(tmp_path: Path) -> None:
+    code, _, err = Program(tmp_path, "if True:\n    batcher = make()\n    collect(batcher)", guard=False).end()
     assert code == 1
     assert err.count("Traceback") == 1, err
     assert 'Put the code that creates the batcher under `if __name__ == "__main__":`' in err.splitlines()[-1]
-    print(f"explained after {time.monotonic() - start:.1f} s")
 
 
-def test_everything_may_be_defined_in_the_main_script(tmp_path: Path) -> None:
+def test_everything_may_be_defined_in_the_main_script_and_a_forked_child_harms_nobody(tmp_path: Path) -> None:
     program = Program(
         tmp_path,
         """
-        import multiprocessing
+        import multiprocessing, warnings
         before = multiprocessing.get_start_method(allow_none=True)
         class Mine(Exception):
             pass
         class Agent(RngAgent):
             def __call__(self, *arguments):
-                if self.n_actions == 3:
+                self.calls = getattr(self, "calls", 0) + 1
+                if self.n_actions == 3 and self.calls > 6:
                     raise Mine("from a worker")
                 return super().__call__(*arguments)
-        namespace = {"RngAgent": RngAgent}
-        exec("class Notebook(RngAgent):\\n    pass", namespace)  # as a notebook does it: no source file
-        bound = 4
-        for create in (lambda: Agent(bound), namespace["Notebook"], lambda: Agent(3)):
-            with RL_Batcher(2, create, lambda seed: create_counting_env(2, seed), n_processes=1, seed=0) as batcher:
-                batcher.reset()
-                try:
-                    print(collect(batcher).n_elems(), flush=True)
-                except Exception as error:
-                    print(type(error.__cause__) is Mine, flush=True)
+        namespace = {"Agent": Agent}
+        exec("class Notebook(Agent):\\n    pass", namespace)  # as a notebook does it: no source file
+        bound = 3
+        create_agent = lambda: namespace["Notebook"](bound)
+        with RL_Batcher(2, create_agent, lambda seed: create_slow_env(2, seed, seconds=0.0, auto_reset=True),
+                        n_processes=1, seed=0) as batcher:
+            batcher.reset()
+            print(collect(batcher).n_elems(), flush=True)
+            warnings.simplefilter("ignore")  # newer Pythons warn of fork
+            pid = os.fork()
+            if pid == 0:
+                batcher.close()
+                del batcher
+                os._exit(0)
+            os.waitpid(pid, 0)
+            print(collect(batcher).n_elems(), collect(batcher).n_elems(), flush=True)
+            try:
+                collect(batcher)
+            except Exception as error:
+                print(type(error.__cause__) is Mine, flush=True)
         print(multiprocessing.get_start_method(allow_none=True) == before)
         """,
     )
     code, out, err = program.end()
     assert (code, err) == (0, "")
-    assert out.split() == ["2", "2", "True", "True"]
-
-
-def test_a_forked_child_harms_nobody(tmp_path: Path) -> None:
-    program = Program(
-        tmp_path,
-        """
-        import warnings
-        warnings.simplefilter("ignore")  # newer Pythons warn of fork
-        batcher = make()
-        collect(batcher)
-        pid = os.fork()
-        if pid == 0:
-            batcher.close()
-            del batcher
-            os._exit(0)
-        os.waitpid(pid, 0)
-        print(collect(batcher).n_elems())
-        batcher.close()
-        """,
-    )
-    assert program.end() == (0, "2\n", "")
+    assert out.split() == ["2", "2", "2", "True", "True"]
 
 
 def make(n_processes: int = 2) -> RL_Batcher:
@@ -269,7 +276,7 @@ def cycle(n: int) -> None:
 
 
 def test_nothing_leaks_over_a_few_cycles() -> None:
-    cycle(6)
+    cycle(3)
 
 
 @pytest.mark.exhaustive
@@ -278,18 +285,32 @@ def test_nothing_leaks_over_two_hundred_cycles() -> None:
     cycle(200)
 
 
-def test_a_closed_batcher_ends_slow_environments(tmp_path: Path) -> None:
-    program = Program(
-        tmp_path,
-        """
-        batcher = make(seconds=30.0)
-        batcher.execute()
-        time.sleep(0.2)
-        start = time.monotonic()
-        batcher.close()
-        print(time.monotonic() - start)
-        """,
-    )
-    code, out, err = program.end()
-    assert (code, err) == (0, "")
-    assert float(out) < limit(2.0)
+class LeavingEnv(CountingEnv):
+    """Its steps take half a minute, and at the end of its process it leaves a note, as libraries do at exit."""
+
+    def __init__(self, seed: int, folder: str, seconds: float) -> None:
+        super().__init__(1, seed, auto_reset=True)
+        self.seconds = seconds
+        atexit.register((Path(folder) / f"exit{seed}").touch)
+        weakref.finalize(self, (Path(folder) / f"finalized{seed}").touch)
+
+    def step(self, action: DictTensor) -> Any:
+        time.sleep(self.seconds)
+        return super().step(action)
+
+
+def test_closing_honours_what_runs_at_exit_and_waits_for_no_slow_step(tmp_path: Path) -> None:
+    def create_env(seed: int) -> LeavingEnv:
+        return LeavingEnv(seed, str(tmp_path), 30.0 * seed)
+
+    batcher = RL_Batcher(2, RngAgent, create_env, n_processes=2, seed=0)
+    batcher.reset()
+    batcher.execute()
+    time.sleep(0.2)
+    start = time.monotonic()
+    batcher.close()
+    assert time.monotonic() - start < limit(2.0)
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "exit0",
+        "finalized0",
+    ]  # number 1 was killed in its step
