@@ -117,8 +117,8 @@ TASKS: dict[str, Task] = {
     ),
     "a2c_cartpole_1024": _A2C(
         A2CConfig(
-            n_env_steps=1_500_000, n_envs=1024, n_timesteps=8, learning_rate=0.01, trace_decay=0.95,
-            whiten_advantages=True, evaluation_interval=25_000, evaluation_timesteps=500,
+            n_env_steps=1_000_000, n_envs=1024, n_timesteps=8, learning_rate=0.01, trace_decay=0.95,
+            whiten_advantages=True, evaluation_interval=50_000, evaluation_timesteps=500,
         ),
         partial(ActorCritic, 4, 2), ActorCriticAgent,
         partial(simulator, "CartPole-v1"), 475.0, "A2C on 1,024 simulators of CartPole-v1", n_seeds=5,
@@ -144,7 +144,7 @@ TASKS: dict[str, Task] = {
     ),
     "a2c_pendulum": _A2C(
         A2CConfig(
-            n_env_steps=600_000, n_envs=32, n_timesteps=8, discount=0.9, learning_rate=0.003, trace_decay=0.9,
+            n_env_steps=1_200_000, n_envs=32, n_timesteps=8, discount=0.9, learning_rate=0.003, trace_decay=0.9,
             entropy_coefficient=0.0, max_gradient_norm=0.5, whiten_advantages=True,
             evaluation_interval=100_000, evaluation_timesteps=200, evaluation_stochastic=False,
         ),
