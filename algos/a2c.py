@@ -162,6 +162,7 @@ class Learner(GradientLearner):
             ``gradient_norm``.  [] each
         """
         trajectories = trajectories.to(self.device)
+        self.batches = [trajectories]
         return mean_terms([self.learn(trajectories, progress) for _ in range(self.config.n_updates)])
 
     def learn(self, trajectories: Trajectories, progress: float) -> dict[str, Tensor]:

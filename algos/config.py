@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
 
+AnyConfig = TypeVar("AnyConfig", bound="TrainingConfig")
+
+# What may change when a training is resumed: how long, how it is watched, and where it computes.
+_MAY_CHANGE = {
+    *("n_env_steps", "target_return", "log_interval", "checkpoint_interval"),
+    *("evaluation_interval", "evaluation_step_limit", "learner_device", "batcher_device", "evaluation_device"),
+}
 _COUNTS = ("n_env_steps", "n_timesteps", "n_envs", "evaluation_episodes", "evaluation_interval", "log_interval")
 
 
@@ -27,6 +39,10 @@ class TrainingConfig:
             for ``n_timesteps``.
         evaluation_stochastic: evaluate the policy that is trained, which draws its actions; False takes the most
             probable one, which may be good or bad by chance long before the policy is.
+        evaluation_step_limit: an episode of an evaluation that has not ended after so many steps is cut there, with a
+            warning. It may go on for up to ``evaluation_timesteps`` more.
+        checkpoint_interval: environment steps between two checkpoints, at least; None for ``evaluation_interval``. A
+            checkpoint holds the replay buffer: with a large one, choose more.
         target_return: training ends early when an evaluation reaches this mean return; None never does.
         log_interval: updates between two looks of the host at the losses; the log gets their lines then.
         learner_device: where losses and gradients are computed.
@@ -48,6 +64,8 @@ class TrainingConfig:
     evaluation_interval: int = 10_000
     evaluation_timesteps: int | None = None
     evaluation_stochastic: bool = True
+    evaluation_step_limit: int = 100_000
+    checkpoint_interval: int | None = None
     target_return: float | None = None
     log_interval: int = 5
     learner_device: str = "cpu"
@@ -63,6 +81,8 @@ class TrainingConfig:
         """
         for name in _COUNTS:
             self._refuse(name, getattr(self, name) >= 1, "at least 1")
+        self._refuse("evaluation_step_limit", self.evaluation_step_limit >= 1, "at least 1")
+        self._refuse("checkpoint_interval", (self.checkpoint_interval or 1) >= 1, "at least 1, or None")
         self._refuse("discount", 0.0 <= self.discount <= 1.0, "0 to 1")
         if self.evaluation_episodes % max(1, self.evaluation_processes):
             raise ValueError(
@@ -78,3 +98,52 @@ class TrainingConfig:
         """
         if not good:
             raise ValueError(f"{type(self).__name__}: {name} is {getattr(self, name)}, expected {expected}.")
+
+
+def load_config(path: str | Path, kind: type[AnyConfig]) -> AnyConfig:
+    """Read the settings of a run back, to run them again.
+
+    Args:
+        path: a run folder, or its ``config.json``.
+        kind: the class of the settings.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged, has settings that ``kind`` does not know, or one that is out of range.
+    """
+    file = Path(path)
+    file = file / "config.json" if file.is_dir() else file
+    if not file.exists():
+        raise FileNotFoundError(f"load_config: {file} does not exist. Pass the folder of a run.")
+    try:
+        stored = json.loads(file.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"load_config: {file} is damaged: {error}.") from None
+    known = [field.name for field in fields(kind)]
+    for name in stored if isinstance(stored, dict) else [type(stored).__name__]:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"load_config: {file} has {name!r}, which {kind.__name__} does not know.{hint}")
+    return kind(**stored)
+
+
+def check_resumed(saved: Mapping[str, Any], config: TrainingConfig) -> None:
+    """Raise unless a training with these settings can go on from a checkpoint with those.
+
+    Args:
+        saved: the settings in the checkpoint.
+        config: those of now.
+
+    Raises:
+        ValueError: one differs that shapes what is learnt, or they belong to another algorithm.
+    """
+    now = asdict(config)
+    for name in sorted(saved.keys() | now.keys()):
+        if name in _MAY_CHANGE or (name in saved and name in now and saved[name] == now[name]):
+            continue
+        raise ValueError(
+            f"{type(config).__name__}: {name} is {now.get(name, 'missing')}, but {saved.get(name, 'missing')} in the "
+            f"checkpoint. Resume with the settings of the run, see load_config; only {', '.join(sorted(_MAY_CHANGE))} "
+            "may change."
+        )

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -179,6 +180,7 @@ class Learner(GradientLearner):
             absolute ``error``, ``gradient_norm``; nothing while the buffer fills.  [] each
         """
         self.buffer.extend(trajectories.to(self.buffer.device))
+        self.batches = []
         if progress * self.config.n_env_steps < self.config.learning_starts:
             return {}
         return mean_terms([self.learn(progress) for _ in range(self.config.n_updates)])
@@ -189,6 +191,7 @@ class Learner(GradientLearner):
         if isinstance(buffer, PrioritisedReplayBuffer):
             buffer.correction = linear_schedule(progress, config.initial_correction, 1.0)
         batch = buffer.sample(config.batch_size).to(self.device, non_blocking=True)
+        self.batches.append(batch)
         terms = losses(self.agent, self.target_agent, batch, config)
         norms = self.descend(terms["loss"], progress)
         if isinstance(buffer, PrioritisedReplayBuffer):
@@ -207,9 +210,16 @@ class Learner(GradientLearner):
         return DictTensor({"epsilon": torch.tensor(ladder, dtype=torch.float32, device="cpu")})
 
     def state_dict(self) -> dict[str, object]:
-        """Return what a checkpoint needs, without the replay buffer, which has a state_dict of its own."""
-        others = {"online_model": self.online_model.state_dict(), "target_model": self.target_model.state_dict()}
-        return {**super().state_dict(), **others}
+        """Return what a checkpoint needs, the replay buffer included."""
+        networks = {"online_model": self.online_model.state_dict(), "target_model": self.target_model.state_dict()}
+        return {**super().state_dict(), **networks, "replay_buffer": self.buffer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called; see `GradientLearner.load_state_dict`."""
+        super().load_state_dict(state)
+        self.online_model.load_state_dict(state["online_model"])
+        self.target_model.load_state_dict(state["target_model"])
+        self.buffer.load_state_dict(state["replay_buffer"])
 
 
 class Follower:

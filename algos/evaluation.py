@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlstruct.batchers import RL_Batcher
+from rlstruct.batchers import BatcherState, RL_Batcher
 from rlstruct.core import Trajectories
 from rlstruct.errors import BatcherStateError
 
@@ -24,6 +26,7 @@ class Evaluation:
         returns: undiscounted sum of the rewards of each episode.
         lengths: steps of each episode.
         seconds: from start to result; learning went on meanwhile.
+        n_cut: episodes that had not ended at the step limit; they count with what they had until then.
     """
 
     env_steps: int
@@ -31,6 +34,7 @@ class Evaluation:
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
     seconds: float
+    n_cut: int = 0
 
     @property
     def mean_return(self) -> float:
@@ -57,12 +61,18 @@ class Evaluator:
 
     Args:
         batcher: used by nobody else. Whoever made it closes it.
+        step_limit: episodes that go on after so many steps are cut, with a warning; None waits for their end.
+        resumable: keep what `state_dict` needs while an evaluation is under way: a copy of the weights.
     """
 
-    def __init__(self, batcher: RL_Batcher) -> None:
+    def __init__(self, batcher: RL_Batcher, *, step_limit: int | None = None, resumable: bool = False) -> None:
         """Use ``batcher``."""
         self.batcher = batcher
+        self.step_limit = step_limit
+        self._resumable = resumable
         self._started: tuple[int, int, float] | None = None
+        self._before: tuple[BatcherState, dict[str, Tensor]] | None = None  # state and weights of the one under way
+        self._n_steps = 0
         self._returns = torch.zeros(0, device="cpu")
         self._lengths = torch.zeros(0, device="cpu")
         self._unfinished = torch.zeros(0, device="cpu")
@@ -89,6 +99,9 @@ class Evaluator:
         self._returns = torch.zeros(n_envs, dtype=torch.float64, device="cpu")
         self._lengths = torch.zeros(n_envs, dtype=torch.int64, device="cpu")
         self._unfinished = torch.ones(n_envs, dtype=torch.bool, device="cpu")
+        if self._resumable:
+            self._before = self.batcher.state_dict(), {name: weight.clone() for name, weight in weights.items()}
+        self._n_steps = 0
         self._started = (env_steps, policy_version, time.perf_counter())
         self.batcher.update(weights)
         self.batcher.reset()
@@ -116,24 +129,66 @@ class Evaluator:
             if result is not None:
                 return result
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint needs, also while an evaluation is under way: it will begin again, with its weights.
+
+        Raises:
+            BatcherStateError: an evaluation is under way, and the evaluator was not made ``resumable``.
+        """
+        if self._started is None:
+            return {"batcher": self.batcher.state_dict(), "under_way": None}
+        if self._before is None:
+            raise BatcherStateError(
+                "Evaluator.state_dict: an evaluation is under way. Call wait() first, or pass resumable=True."
+            )
+        state, weights = self._before
+        env_steps, policy_version, _ = self._started
+        return {
+            "batcher": state,
+            "under_way": {"weights": weights, "env_steps": env_steps, "policy_version": policy_version},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called, in a batcher made alike: evaluations to come are equal.
+
+        Environments that cannot be saved play other episodes.
+        """
+        self.batcher.load_state_dict(state["batcher"])
+        if (begun := state["under_way"]) is not None:
+            self.start(begun["weights"], env_steps=begun["env_steps"], policy_version=begun["policy_version"])
+
     def _advance(self, blocking: bool) -> Evaluation | None:
         trajectories, _ = self.batcher.get(blocking=blocking)
         if trajectories is None:
             return None
         self._count(trajectories)
-        if bool(self._unfinished.any()):  # sync: on the CPU, once per batch of the evaluation
+        self._n_steps += trajectories.trajectories.n_steps()
+        n_cut = int(self._unfinished.sum())  # sync: on the CPU, once per batch of the evaluation
+        if n_cut and (self.step_limit is None or self._n_steps < self.step_limit):
             self.batcher.execute()
             return None
+        if n_cut:
+            self._warn(n_cut)
         if self._started is None:
             raise BatcherStateError("Evaluator.poll: no evaluation is under way. Call start() first.")
         env_steps, policy_version, start = self._started
-        self._started = None
+        self._started = self._before = None
         return Evaluation(
             env_steps,
             policy_version,
             tuple(self._returns.tolist()),  # sync: on the CPU, once per evaluation
             tuple(self._lengths.tolist()),  # sync: on the CPU, once per evaluation
             time.perf_counter() - start,
+            n_cut,
+        )
+
+    def _warn(self, n_cut: int) -> None:
+        warnings.warn(
+            f"Evaluator: {n_cut} of {len(self._unfinished)} episodes had not ended after {self._n_steps} steps, the "
+            f"step limit is {self.step_limit}: they are cut there and count with what they had. Give the "
+            "environment a time limit, such as gymnasium.make(..., max_episode_steps=...), or raise "
+            "evaluation_step_limit.",
+            stacklevel=4,
         )
 
     def _count(self, trajectories: Trajectories) -> None:

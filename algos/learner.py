@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,10 @@ class Learner(Protocol):
     model: nn.Module
     policy_version: int
 
+    @property
+    def batches(self) -> Sequence[Trajectories | DictTensor]:
+        """What the last update has learnt from."""
+
     def update(self, trajectories: Trajectories, progress: float) -> dict[str, Tensor]:
         """Learn from one batch.
 
@@ -44,9 +48,16 @@ class Learner(Protocol):
     def state_dict(self) -> dict[str, object]:
         """Return what a checkpoint needs."""
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on, bit by bit, where `state_dict` was called; tensors may be on any device, and are copied."""
+
 
 class GradientLearner(ABC):
     """One network, one optimiser, one gradient step for each batch.
+
+    From the first loss or gradient norm on that is not finite the optimiser leaves the weights alone, without anybody
+    waiting for the device: whoever finds out later finds the weights that led there. (Where torch has a fused Adam, on
+    CPU and CUDA.)
 
     Args:
         model: on the learner's device.
@@ -59,6 +70,7 @@ class GradientLearner(ABC):
         device: where the losses are computed.
         optimizer: Adam (Kingma and Ba, ICLR 2015).
         policy_version: how many steps it took.
+        batches: see `Learner`.
     """
 
     def __init__(self, model: nn.Module, agent: RL_Agent, config: TrainingConfig) -> None:
@@ -70,6 +82,8 @@ class GradientLearner(ABC):
         fused = self.device.type in ("cpu", "cuda")
         self.optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=fused)
         self.policy_version = 0
+        self.batches: list[Trajectories | DictTensor] = []
+        self._finite = torch.ones((), dtype=torch.bool, device=self.device) if fused else None
         self._weights = list(model.parameters())
         self._settings = config
 
@@ -100,9 +114,16 @@ class GradientLearner(ABC):
         norms = {}
         if config.max_gradient_norm is not None:
             norms["gradient_norm"] = nn.utils.clip_grad_norm_(self._weights, config.max_gradient_norm)
+        self._hold_unless_finite(norms.get("gradient_norm", loss.detach()))
         self.optimizer.step()
         self.policy_version += 1
         return norms
+
+    def _hold_unless_finite(self, number: Tensor) -> None:
+        if self._finite is not None:
+            self._finite = self._finite & torch.isfinite(number)
+            # What torch.amp.GradScaler sets, too: the kernel of a fused optimiser then writes nothing.
+            self.optimizer.found_inf = (~self._finite).to(torch.float32)  # type: ignore[attr-defined]
 
     def state_dict(self) -> dict[str, object]:
         """Return what a checkpoint needs: model, optimiser, configuration, number of updates."""
@@ -112,6 +133,16 @@ class GradientLearner(ABC):
             "config": asdict(self._settings),
             "policy_version": self.policy_version,
         }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called; the settings are those of now.
+
+        Raises:
+            RuntimeError: the model is another one.
+        """
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.policy_version = int(state["policy_version"])
 
 
 def mean_terms(steps: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -113,6 +113,7 @@ class Learner(GradientLearner):
             rows.  [] each
         """
         trajectories = trajectories.to(self.device)
+        self.batches = [trajectories]
         replayed = replay_agent(self.agent, trajectories)
         value = replayed["value"]
         following = next_values(self.agent, trajectories) if self.config.bootstrap else torch.zeros_like(value)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import csv
 import importlib
+import io
+import itertools
 import json
 import os
 import time
@@ -18,9 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
-from torch.utils._pytree import tree_map_only
-
+from rlstruct.algos.checkpoint import read_checkpoint, replace_file, write_checkpoint
 from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.learning_curve import draw_learning_curve
 
@@ -37,7 +37,7 @@ class RunFolder:
     config.json            the settings
     metrics.csv            one line for each look at the losses and for each evaluation, as they come
     events.out.tfevents.*  the same for TensorBoard: ``tensorboard --logdir <root>``
-    checkpoint.pt          weights, optimiser, settings, counters; ``torch.load(path, weights_only=True)``
+    checkpoint.pt          everything that `resume` needs; ``torch.load(path, weights_only=True)``
     learning_curve.png     return against environment steps
     ====================== =============================================================================
 
@@ -54,6 +54,7 @@ class RunFolder:
 
     Attributes:
         path: the folder.
+        checkpoint: where the training shall go on; None in a new folder. The training takes it away.
     """
 
     def __init__(
@@ -62,17 +63,61 @@ class RunFolder:
         """Make the folder and write the settings."""
         if not is_dataclass(config) or isinstance(config, type):
             raise TypeError(f"RunFolder: config is a {type(config).__name__}, expected an instance of a dataclass.")
-        tqdm = _extra("tqdm").tqdm
-        writer = _extra("torch.utils.tensorboard").SummaryWriter
-        _extra("matplotlib")
+        for module in ("tqdm", "torch.utils.tensorboard", "matplotlib"):
+            _extra(module)
         self.path = _new_folder(Path(root), name)
         (self.path / "config.json").write_text(json.dumps(asdict(config), indent=2, default=str) + "\n")
+        self._open(n_env_steps, progress)
+
+    @classmethod
+    def resume(cls, path: str | Path, *, n_env_steps: int | None = None, progress: bool = True) -> RunFolder:
+        """Open the folder of a training that was killed; ``train(…, run=folder)`` then goes on from its checkpoint.
+
+        What was logged after that checkpoint is taken back: it will be logged again. Without a checkpoint, because the
+        training was killed before the first one, everything begins anew in the same folder.
+
+        Args:
+            path: the folder. Nobody else may train in it.
+            n_env_steps: where the progress bar ends; by default where it did.
+            progress: show the bar.
+
+        Raises:
+            FileNotFoundError: this is no run folder.
+            ValueError: the checkpoint or ``metrics.csv`` is damaged, or no training wrote it.
+            ImportError: the extra ``train`` is not installed.
+        """
+        folder = cls.__new__(cls)
+        folder.path = Path(path)
+        if not (folder.path / "config.json").exists():
+            raise FileNotFoundError(
+                f"RunFolder.resume: {folder.path} is no run folder: it has no config.json. Pass the folder that a "
+                "RunFolder has made."
+            )
+        file = folder.path / "checkpoint.pt"
+        checkpoint = read_checkpoint(file) if file.exists() else None
+        saved: dict[str, Any] = {"n_lines": 0, "seconds": 0.0, "n_env_steps": n_env_steps}
+        saved = saved if checkpoint is None else checkpoint["run"]
+        lines = read_lines(folder.path / "metrics.csv", saved["n_lines"])
+        last = int(max((line["env_steps"] for line in lines), default=-1))
+        folder._open(n_env_steps or saved["n_env_steps"], progress, purge_step=last + 1)
+        folder.checkpoint = checkpoint
+        folder._rows = lines
+        folder._start -= saved["seconds"]
+        folder._last = (0 if checkpoint is None else checkpoint["env_steps"], time.perf_counter())
+        folder._rewrite()
+        return folder
+
+    def _open(self, n_env_steps: int | None, progress: bool, purge_step: int | None = None) -> None:
+        """Open the log and begin with nothing written."""
+        tqdm, writer = _extra("tqdm").tqdm, _extra("torch.utils.tensorboard").SummaryWriter
+        self.checkpoint: dict[str, Any] | None = None
         self._start = time.perf_counter()
-        self._board = writer(str(self.path))
+        self._board = writer(str(self.path), purge_step=purge_step)
         # Made at the first line of the log, so that its rate does not count the start of the processes.
         self._create_bar = partial(
             tqdm, total=n_env_steps, unit="step", unit_scale=True, disable=not progress, dynamic_ncols=True
         )
+        self._n_env_steps = n_env_steps
         self._bar: Any = None
         self._last = (0, self._start)
         self._shown: dict[str, str] = {}
@@ -98,7 +143,7 @@ class RunFolder:
         if "return" in values:
             self._shown["return"] = f"{values['return']:.1f}"
         bar = self._show()
-        bar.update(min(env_steps, bar.total) - bar.n)
+        bar.update(min(env_steps, bar.total or env_steps) - bar.n)
 
     def log_evaluation(self, result: Evaluation) -> None:
         """Write one line of numbers for an evaluation, at the environment steps of the weights that it judged."""
@@ -115,13 +160,19 @@ class RunFolder:
         """Replace ``checkpoint.pt``; whoever reads it sees the old one or the new one, never a part.
 
         Args:
-            state: tensors and plain values, nested in dicts and lists. Tensors are written as on the CPU, so that the
-                file can be read on any machine.
+            state: tensors and plain values, nested in dicts and lists. How far the log had come is added as ``run``.
         """
-        on_cpu = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().to("cpu"), dict(state))
-        unfinished = self.path / "checkpoint.pt.unfinished"
-        torch.save(on_cpu, unfinished)
-        os.replace(unfinished, self.path / "checkpoint.pt")
+        if (metrics := self.path / "metrics.csv").exists():
+            with metrics.open("ab") as file:
+                os.fsync(file.fileno())  # a checkpoint that counts lines must find them after a power failure
+        seconds = time.perf_counter() - self._start
+        log = {"n_lines": len(self._rows), "seconds": seconds, "n_env_steps": self._n_env_steps}
+        write_checkpoint(self.path / "checkpoint.pt", {**state, "run": log})
+
+    def save_evidence(self, name: str, state: Mapping[str, object]) -> Path:
+        """Write what a failed training leaves, and return the file; it is read as a checkpoint is."""
+        write_checkpoint(self.path / name, state)
+        return self.path / name
 
     def close(self) -> None:
         """Draw the learning curve and close all files. Calling it again does nothing."""
@@ -160,17 +211,53 @@ class RunFolder:
         if row.keys() <= set(self._columns):
             self._append([row])
             return
-        # New names come once or twice in a training: write the file again with a longer first line.
+        self._rewrite()  # new names come once or twice in a training
+
+    def _rewrite(self) -> None:
+        """Write the whole CSV again, as a whole or not at all."""
         present = {name for known in self._rows for name in known}
         others = sorted(present - set(_COUNTERS) - set(_EVALUATION))
-        self._columns = (*_COUNTERS, *_EVALUATION, *others)
-        with (self.path / "metrics.csv").open("w", newline="") as file:
-            csv.DictWriter(file, self._columns).writeheader()
-        self._append(self._rows)
+        self._columns = (*_COUNTERS, *_EVALUATION, *others) if self._rows else ()
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._columns, restval="")
+        if self._rows:
+            writer.writeheader()
+            writer.writerows(self._rows)
+        replace_file(self.path / "metrics.csv", lambda file: file.write(text.getvalue().encode()))
 
     def _append(self, rows: list[dict[str, float]]) -> None:
         with (self.path / "metrics.csv").open("a", newline="") as file:
             csv.DictWriter(file, self._columns, restval="").writerows(rows)
+
+
+def read_lines(path: Path, n: int | None = None) -> list[dict[str, float]]:
+    """Read the lines of a ``metrics.csv``, without the empty cells.
+
+    Args:
+        path: of the file.
+        n: how many, from the first; None for all.
+
+    Raises:
+        ValueError: there are fewer, or one is damaged.
+    """
+    if n == 0:
+        return []
+    try:
+        with path.open(newline="") as file:
+            cells = list(itertools.islice(csv.DictReader(file), n))
+        lines = [{name: _number(cell) for name, cell in row.items() if cell} for row in cells]
+    except (OSError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {error}. Take a copy of it from elsewhere, or train anew.") from error
+    if n is not None and len(lines) < n:
+        raise ValueError(
+            f"{path} has {len(lines)} lines, expected {n} at least: so many were written before the checkpoint. Take a "
+            "copy of it from elsewhere, or train anew."
+        )
+    return lines
+
+
+def _number(cell: str) -> float:
+    return int(cell) if cell.isdigit() else float(cell)
 
 
 def _new_folder(root: Path, name: str) -> Path:

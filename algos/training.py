@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.checkpoint import FORMAT
+from rlstruct.algos.config import TrainingConfig, check_resumed
+from rlstruct.algos.divergence import RecentBatches, refuse_non_finite
 from rlstruct.algos.episode_returns import EpisodeReturns
 from rlstruct.algos.evaluation import Evaluation, Evaluator
 from rlstruct.algos.learner import Learner
 from rlstruct.algos.placement import PlacedEnv, cpu_copy
+from rlstruct.algos.resumption import Fetched, Update, restore, saved
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.batchers import RL_Batcher
 from rlstruct.core import Trajectories
@@ -31,6 +35,7 @@ CreateLearner = Callable[[nn.Module], Learner]
 # Seeds of environments: so many for each run, the second half for its evaluation, so that no two runs and no two
 # batchers play the same episodes.
 _SEEDS_PER_RUN = 1_000_000
+_SEEDS_PER_RESUMPTION = 10_007
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,9 @@ def run_training(
         create_env: called as ``create_env(n_envs=…, seed=…, **env_args)``; where it computes is its own affair, a
             `DeviceEnv` moves it to the batcher's device.
         env_args: further arguments of ``create_env``.
-        run: where to log; None logs nothing.
+        run: where to log; None logs nothing. One from `RunFolder.resume` goes on from its checkpoint: bit by bit as if
+            nothing had happened, if the environments can be saved, as those of `rlstruct.sims`. Others, such as
+            gymnasium's, begin new episodes, with other seeds; everything else goes on.
 
     Returns:
         The trained network and its history.
@@ -104,47 +111,67 @@ def run_training(
     Raises:
         WorkerError: a worker process raised or died.
         ValueError: a device of the configuration does not exist, or the environments do not restart by themselves and
-            should.
+            should, or the checkpoint is that of other settings.
+        TrainingDiverged: a loss is NaN or infinite.
     """
+    checkpoint = None if run is None else run.checkpoint
+    if checkpoint is not None:
+        check_resumed(checkpoint["config"], config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = create_model()
     learner = create_learner(model.to(resolve_device(config.learner_device)))
     weights = cpu_copy(model)  # travels to every process
-
-    def place(T: int, device: str, n_processes: int, n_envs: int, stochastic: bool, seed: int) -> RL_Batcher:
-        return RL_Batcher(
-            T,
-            create_agent,
-            PlacedEnv(create_env, device),
-            agent_args={"model": weights, "device": device, "stochastic": stochastic, "copy_model": True},
-            env_args={**(env_args or {}), "n_envs": n_envs},
-            n_processes=n_processes,
-            seed=seed,
-            device=device,
+    arguments = {"model": weights, "copy_model": True}
+    # Environments that cannot be saved would play their first episodes again, did they not get other seeds.
+    resumptions = 0 if checkpoint is None else checkpoint["training"]["resumptions"] + 1
+    seed = config.seed * _SEEDS_PER_RUN + resumptions * _SEEDS_PER_RESUMPTION % (_SEEDS_PER_RUN // 2)
+    with ExitStack() as opened:
+        collecting = _Place(config.batcher_device, config.n_processes, config.n_envs, True, seed)
+        batcher = opened.enter_context(
+            _batcher(collecting, config.n_timesteps, create_agent, arguments, create_env, env_args)
         )
+        n = config.evaluation_processes
+        per_process, seed = config.evaluation_episodes // max(1, n), seed + _SEEDS_PER_RUN // 2
+        beside = _Place(config.evaluation_device, n, per_process, config.evaluation_stochastic, seed)
+        T = config.evaluation_timesteps or config.n_timesteps
+        evaluation = opened.enter_context(_batcher(beside, T, create_agent, arguments, create_env, env_args))
+        evaluator = Evaluator(evaluation, step_limit=config.evaluation_step_limit, resumable=run is not None)
+        training = Training(config, collection, learner, batcher, evaluator, run)
+        if run is not None and checkpoint is not None:
+            training.load_state_dict(checkpoint, resumptions=resumptions)
+            run.checkpoint = checkpoint = None  # a replay buffer may be large
+        return training.run()
 
-    here, beside, n = config.batcher_device, config.evaluation_device, config.evaluation_processes
-    T, stochastic = config.evaluation_timesteps or config.n_timesteps, config.evaluation_stochastic
-    seed = config.seed * _SEEDS_PER_RUN
-    with ExitStack() as open_batchers:
-        batcher = open_batchers.enter_context(
-            place(config.n_timesteps, here, config.n_processes, config.n_envs, True, seed)
-        )
-        evaluation = open_batchers.enter_context(
-            place(T, beside, n, config.evaluation_episodes // max(1, n), stochastic, seed + _SEEDS_PER_RUN // 2)
-        )
-        return Training(config, collection, learner, batcher, Evaluator(evaluation), run).run()
+
+class _Place(NamedTuple):
+    """Where and how agents act."""
+
+    device: str
+    n_processes: int
+    n_envs: int
+    stochastic: bool
+    seed: int
 
 
-class _Update(NamedTuple):
-    """One update, with numbers that are still on the learner's device."""
-
-    env_steps: int
-    policy_version: int
-    policy_lag: int
-    at: float
-    terms: dict[str, Tensor]
+def _batcher(
+    place: _Place,
+    n_timesteps: int,
+    create_agent: CreateAgent,
+    agent_args: Mapping[str, object],
+    create_env: CreateEnv,
+    env_args: Mapping[str, object] | None,
+) -> RL_Batcher:
+    return RL_Batcher(
+        n_timesteps,
+        create_agent,
+        PlacedEnv(create_env, place.device),
+        agent_args={**agent_args, "device": place.device, "stochastic": place.stochastic},
+        env_args={**(env_args or {}), "n_envs": place.n_envs},
+        n_processes=place.n_processes,
+        seed=place.seed,
+        device=place.device,
+    )
 
 
 class Training:
@@ -176,55 +203,107 @@ class Training:
         self.evaluator = evaluator
         self.folder = run
         self.env_steps = 0
+        self.resumptions = 0
+        self.finished = False
         self.returns = EpisodeReturns()
+        self.recent = RecentBatches()
         self.evaluations: list[Evaluation] = []
         self.losses: dict[str, list[float]] = {}
         self._ordered: int | None = None  # version of the weights that collect the batch under way
         self._published: int | None = None
-        self._unread: list[_Update] = []
+        self._fetched: Fetched | None = None  # came before it was needed, because a checkpoint was written
+        self._unread: list[Update] = []
+        self._saved_at = 0  # environment steps
+        self._start = 0.0
+        self._warned = False
 
     def run(self) -> TrainingResult:
         """Train until the steps are used up or the target is reached."""
-        before = self._evaluate_now()
-        start = time.perf_counter()
+        if not self.evaluations:
+            self._evaluate_now()
+            self._save()
+        self._start += time.perf_counter()
         while self.env_steps < self.config.n_env_steps and not self._target_reached():
-            trajectories, version = self._collect()
-            lag = self.learner.policy_version - version
-            terms = self.learner.update(trajectories, self._progress())
-            if terms:
-                self._unread.append(
-                    _Update(self.env_steps, self.learner.policy_version, lag, time.perf_counter(), terms)
-                )
-            self._evaluate_beside()
-            if len(self._unread) == self.config.log_interval:
-                self._read_losses()
-        seconds = time.perf_counter() - start
-        self._read_losses()
-        if self.evaluator.busy:
-            self._record(self.evaluator.wait())
-        after = self._evaluate_now()
+            self.finished = False
+            self._iterate()
+        seconds = time.perf_counter() - self._start
+        if not self.finished:
+            self._read_losses()
+            if self.evaluator.busy:
+                self._record(self.evaluator.wait())
+            self._evaluate_now()
+            self.finished = True
+            self._save()
+        before, after = self.evaluations[0], self.evaluations[-1]
         return TrainingResult(
             self.learner.model, before, after, tuple(self.evaluations), self.losses, self.env_steps, seconds
         )
+
+    def _iterate(self) -> None:
+        trajectories, version = self._collect()
+        lag = self.learner.policy_version - version
+        terms = self.learner.update(trajectories, self._progress())
+        if terms:
+            version = self.learner.policy_version
+            self._unread.append(Update(self.env_steps, version, lag, time.perf_counter(), terms))
+            self.recent.add(version, self.learner.batches)
+        self._evaluate_beside()
+        if len(self._unread) == self.config.log_interval:
+            self._read_losses()
+        due = self._saved_at + (self.config.checkpoint_interval or self.config.evaluation_interval)
+        if self.env_steps >= due:
+            self._save()
+
+    def state_dict(self) -> dict[str, object]:
+        """Return everything that a checkpoint needs. Waits for the batch under way, which is kept for the next update.
+
+        Nothing is lost by that: learning would wait for it next.
+        """
+        if self._ordered is not None and self._fetched is None:
+            self._fetched = self._fetch()
+        return {**self.learner.state_dict(), "format": FORMAT, "env_steps": self.env_steps, "training": saved(self)}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, resumptions: int) -> None:
+        """Go on where `state_dict` was called.
+
+        Args:
+            state: what it returned.
+            resumptions: how often this training has been resumed.
+        """
+        self.learner.load_state_dict(state)
+        self.env_steps = self._saved_at = state["env_steps"]
+        self.resumptions = resumptions
+        restore(self, state["training"])
+
+    def _save(self) -> None:
+        if self.folder is not None:
+            self.folder.save_checkpoint(self.state_dict())
+            self._saved_at = self.env_steps
 
     def _progress(self) -> float:
         return self.env_steps / self.config.n_env_steps
 
     def _collect(self) -> tuple[Trajectories, int]:
         """Return the next batch, and the version of the weights that collected it."""
+        (trajectories, n_running, version), self._fetched = self._fetched or self._fetch(), None
+        self.env_steps += int(trajectories.lengths.sum())  # sync: once per batch
+        if self.collection.whole_episodes:
+            self._warn_of_cuts(trajectories, n_running)
+        else:
+            self._refuse_episodic(n_running)
+            self.returns.add(trajectories.trajectories)
+        if self.collection.overlap and self.env_steps < self.config.n_env_steps:
+            self._order()
+        return trajectories, version
+
+    def _fetch(self) -> Fetched:
         if self._ordered is None:
             self._order()
         trajectories, n_running = self.batcher.get()
         version, self._ordered = self._ordered, None
         if trajectories is None or n_running is None or version is None:
             raise RuntimeError("run_training: a blocking get() returned nothing.")
-        self.env_steps += int(trajectories.lengths.sum())  # sync: once per batch
-        if not self.collection.whole_episodes:
-            self._refuse_episodic(n_running)
-            self.returns.add(trajectories.trajectories)
-        if self.collection.overlap and self.env_steps < self.config.n_env_steps:
-            self._order()
-        return trajectories, version
+        return Fetched(trajectories, n_running, version)
 
     def _order(self) -> None:
         """Begin to collect a batch with the present weights."""
@@ -246,6 +325,23 @@ class Training:
                 "episode and stand still, expected environments that restart by themselves. "
                 "Let create_env return GymEnvInf in place of GymEnv, or a VecEnv with auto_reset = True."
             )
+
+    def _warn_of_cuts(self, trajectories: Trajectories, n_running: int) -> None:
+        """Say once that episodes are longer than a batch, or never end."""
+        if self._warned or n_running == 0:
+            return
+        steps = trajectories.trajectories
+        n_whole = int((steps["_observation/done"] & steps.mask()).any(1).sum())  # sync: until the first warning only
+        if n_whole == trajectories.n_elems():
+            return
+        self._warned = True
+        warnings.warn(
+            f"run_training: {trajectories.n_elems() - n_whole} of {trajectories.n_elems()} episodes had not ended "
+            f"after n_timesteps = {self.config.n_timesteps} steps. They are cut there, and learnt from as truncated "
+            "ones. Raise n_timesteps, or give an environment that may never end a time limit, such as "
+            "gymnasium.make(..., max_episode_steps=...).",
+            stacklevel=5,
+        )
 
     def _evaluate_beside(self) -> None:
         if (result := self.evaluator.poll()) is not None:
@@ -270,7 +366,6 @@ class Training:
         self.evaluations.append(result)
         if self.folder is not None:
             self.folder.log_evaluation(result)
-            self.folder.save_checkpoint({**self.learner.state_dict(), "env_steps": self.env_steps})
         return result
 
     def _target_reached(self) -> bool:
@@ -286,6 +381,14 @@ class Training:
         mean_return = self.returns.read()
         for update, row in zip(self._unread, rows, strict=True):
             numbers = {**dict(zip(update.terms, row, strict=True)), "policy_lag": float(update.policy_lag)}
+            refuse_non_finite(
+                numbers,
+                env_steps=update.env_steps,
+                policy_version=update.policy_version,
+                recent=self.recent,
+                learner=self.learner,
+                run=self.folder,
+            )
             for name, number in numbers.items():
                 self.losses.setdefault(name, []).append(number)
             if mean_return is not None and update is self._unread[-1]:
@@ -293,3 +396,4 @@ class Training:
             if self.folder is not None:
                 self.folder.log(update.env_steps, update.policy_version, numbers, at=update.at)
         self._unread.clear()
+        self.recent.clear()

@@ -3,5 +3,14 @@
 from rlstruct.batchers.batcher import RL_Batcher
 from rlstruct.batchers.episodes import EpisodeStatistics, collect_episodes
 from rlstruct.batchers.reports import BatcherStats, LostEpisodes, MemoryReport
+from rlstruct.batchers.saved_state import BatcherState
 
-__all__ = ["BatcherStats", "EpisodeStatistics", "LostEpisodes", "MemoryReport", "RL_Batcher", "collect_episodes"]
+__all__ = [
+    "BatcherState",
+    "BatcherStats",
+    "EpisodeStatistics",
+    "LostEpisodes",
+    "MemoryReport",
+    "RL_Batcher",
+    "collect_episodes",
+]

@@ -61,6 +61,23 @@ class WorkerTimeout(WorkerError):
     """A worker answered nothing within the timeout. The batcher can still be closed."""
 
 
+class TrainingDiverged(RuntimeError):
+    """A loss is NaN or infinite: the training was stopped.
+
+    Attributes:
+        terms: name to number, of those that are not finite.
+        policy_version: the update in which that was.
+        env_steps: environment steps collected until then.
+    """
+
+    def __init__(self, message: str, *, terms: dict[str, float], policy_version: int, env_steps: int) -> None:
+        """Store the place beside the message."""
+        super().__init__(message)
+        self.terms = terms
+        self.policy_version = policy_version
+        self.env_steps = env_steps
+
+
 def tag_environment(error: BaseException, index: int) -> None:
     """Remember on ``error`` which environment of its VecEnv raised it, so that a WorkerError can name it.
 

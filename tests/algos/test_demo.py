@@ -38,4 +38,4 @@ def test_the_demo_trains_and_leaves_its_run_folder(tmp_path: pathlib.Path) -> No
     checkpoint = torch.load(folder / "checkpoint.pt", weights_only=True)
     assert checkpoint["env_steps"] >= 600
     assert checkpoint["config"]["seed"] == 3
-    assert set(checkpoint) == {"model", "optimizer", "config", "policy_version", "env_steps"}
+    assert {"model", "optimizer", "policy_version", "training"} < set(checkpoint)

@@ -6,7 +6,7 @@ import importlib
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -80,14 +80,14 @@ def test_a_checkpoint_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest
     with make_folder(tmp_path) as folder:
         folder.save_checkpoint({"env_steps": 1})
 
-        def fail(state: Any, path: Path) -> None:
-            path.write_bytes(b"half a file")
+        def fail(state: Any, file: BinaryIO) -> None:
+            file.write(b"half a file")
             raise OSError("the disk is full")
 
         monkeypatch.setattr(torch, "save", fail)
         with pytest.raises(OSError, match="full"):
             folder.save_checkpoint({"env_steps": 2})
-        assert torch.load(folder.path / "checkpoint.pt", weights_only=True) == {"env_steps": 1}
+        assert torch.load(folder.path / "checkpoint.pt", weights_only=True)["env_steps"] == 1
 
 
 def test_a_checkpoint_of_any_device_is_read_on_the_cpu(tmp_path: Path) -> None:
