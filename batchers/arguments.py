@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import secrets
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
@@ -124,3 +125,19 @@ def split(info: DictTensor, n_envs: Sequence[int]) -> list[DictTensor]:
         parts.append(info if info.empty() else info.slice(first, first + n).clone())
         first += n
     return parts
+
+
+def check_n_workers(n_workers: int | None, n_collectors: int) -> None:
+    """Raise ValueError unless `RL_Batcher.get` can wait for so many."""
+    if n_workers is not None and not 1 <= n_workers <= n_collectors:
+        raise ValueError(f"RL_Batcher.get: n_workers is {n_workers}, expected 1 to {n_collectors}, or None for all.")
+
+
+def warn_of_contexts(device: torch.device, n_processes: int) -> None:
+    """Warn of processes that share a GPU; the warning shows the line that makes the batcher."""
+    if device.type == "cuda" and n_processes > 1:
+        warnings.warn(
+            f"RL_Batcher: {n_processes} processes on {device} open {n_processes} CUDA contexts, 300 to 700 MB of GPU "
+            "memory each, and share the GPU in turns. One process with more environments is usually faster.",
+            stacklevel=3,
+        )

@@ -31,10 +31,19 @@ class Backend(Protocol):
         """Start new episodes."""
 
     def execute(self, agent_infos: Sequence[DictTensor | None]) -> None:
-        """Begin a batch."""
+        """Begin a batch, with all collectors that are idle."""
 
-    def collect(self, blocking: bool, timeout: float) -> list[Part] | None:
-        """Return the batch; if it is not ready, None when not blocking, else WorkerTimeout after ``timeout`` s."""
+    def collect(self, blocking: bool, timeout: float, n_workers: int | None) -> list[Part] | None:
+        """Return the batch; if it is not ready, None when not blocking, else WorkerTimeout after ``timeout`` s.
+
+        ``n_workers`` is how many must be ready, None for all that collect; the parts of those that are come back.
+        """
+
+    def n_running(self) -> int:
+        """Return how many environments go on, as far as is known; for batches of some of the workers only."""
+
+    def collecting(self) -> bool:
+        """Return whether a part of the batch has not been handed over."""
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Give weights to the agents; the batch in flight, if any, keeps the old ones."""

@@ -14,12 +14,14 @@ from rlstruct.batchers.arguments import (
     check_call,
     check_count,
     check_factories,
+    check_n_workers,
     check_numbers,
     check_weights,
     choose_seeds,
     overlap_of_seeds,
     split,
     spread,
+    warn_of_contexts,
 )
 from rlstruct.batchers.backend import Backend
 from rlstruct.batchers.hand_over import batch_layout, hand_over
@@ -34,8 +36,6 @@ from rlstruct.core import DictTensor, Trajectories
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BatcherStateError, WorkerTimeout
 from rlstruct.profile import PhaseClock
-
-_PARENT_PHASES = ("elsewhere", "wait", "hand_over")
 
 
 class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
@@ -106,19 +106,15 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         self.seeds = choose_seeds(seed, seeds, n_collectors)
         self.device = resolve_device(device)
         self.timeout = timeout
-        if self.device.type == "cuda" and n_processes > 1:
-            warnings.warn(
-                f"RL_Batcher: {n_processes} processes on {self.device} open {n_processes} CUDA contexts, 300 to 700 MB "
-                "of GPU memory each, and share the GPU in turns. One process with more environments is usually faster.",
-                stacklevel=2,
-            )
+        warn_of_contexts(self.device, n_processes)
         factories = Factories(create_agent, dict(agent_args or {}), create_env, dict(env_args or {}))
         self._default_infos = (agent_info or DictTensor(), env_info or DictTensor())
         self._infos = DictTensor()
         self._version = 0
         self._n_running = 0
+        self._partly = False  # whether some workers are idle and others collect
         self._n_batches = 0
-        self._clock = PhaseClock(_PARENT_PHASES)
+        self._clock = PhaseClock(("elsewhere", "wait", "hand_over"))
         self._backend: Backend
         if n_processes == 0:
             agent_seed = self.seeds[0] if agent_seeds is None else agent_seeds[0]
@@ -175,9 +171,8 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         """Begin to collect the next batch, with the weights of the last `update`.
 
         With worker processes this returns at once. With ``n_processes=0`` it collects; on CUDA it queues the work on a
-        stream of its own, behind what the caller has queued until now, and returns: call it before you compute on the
-        last batch, and both run beside each other. (Episodes that are not captured as a graph are looked at every 16
-        steps, whether all have ended: then it waits.)
+        stream of its own, behind what is queued now, and returns: call it before you compute on the last batch. (For
+        episodes that are not captured as a graph it waits in every 16th step.)
 
         Args:
             agent_info: new settings of the agent.  [B] or [1] on the CPU; default: those of `reset`
@@ -188,27 +183,33 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             DeviceMismatchError: agent_info is not on the CPU.
         """
         self._refuse_closed("execute")
-        if self._state != "ready":
+        if self._partly and agent_info is not None:
+            self._refuse_executing("execute(agent_info)")
+        if self._state != "ready" and not self._partly:
             missing = "reset" if self._state == "new" else "get"
             raise BatcherStateError(f"RL_Batcher.execute: {missing}() has not been called. Call {missing}() first.")
         if self._n_running == 0:
             raise BatcherStateError("RL_Batcher.execute: every episode has ended. Call reset() to start new ones.")
         infos: Sequence[DictTensor | None] = [None] * len(self._backend.n_envs())
         if agent_info is not None:
-            agent_info = spread("agent_info", agent_info, self.n_envs())
-            infos = split(agent_info, self._backend.n_envs())
+            infos = split(agent_info := spread("agent_info", agent_info, self.n_envs()), self._backend.n_envs())
             kept = self._infos.truncate_key("env_info/").prepend_key("env_info/")
             self._infos = self._moved(agent_info.prepend_key("agent_info/")) + kept
         with self._failing(ordering=True):
             self._backend.execute(infos)
-        self._state = "executing"
+        self._state, self._partly = "executing", False
 
-    def get(self, blocking: bool = True, timeout: float | None = None) -> tuple[Trajectories, int] | tuple[None, None]:
+    def get(
+        self, blocking: bool = True, timeout: float | None = None, *, n_workers: int | None = None
+    ) -> tuple[Trajectories, int] | tuple[None, None]:
         """Hand over the batch that `execute` began.
 
         Args:
             blocking: whether to wait for it.
             timeout: seconds to wait; default: the constructor's.
+            n_workers: how many workers must be ready, None for all. Fewer: the rows of those that are ready come back
+                (``info["environment"]`` tells whose), and the next `execute` lets them go on while the others finish.
+                Nothing is lost, and nobody preferred: no worker gets more than two batches ahead of the slowest.
 
         Returns:
             ``(trajectories, n_still_running)``: what happened, in memory that no later call changes, and how many
@@ -217,27 +218,30 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
 
         Raises:
             BatcherStateError: `execute` is missing, or the batcher is closed.
+            ValueError: ``n_workers`` is out of range.
             WorkerError: a worker raised or died; the batcher can only be closed after that.
             WorkerTimeout: the batch was not ready in time; `get` can be called again.
         """
         self._refuse_closed("get")
         if self._state != "executing":
             raise BatcherStateError("RL_Batcher.get: no batch is being collected. Call execute() first.")
-        seconds = self.timeout if timeout is None else timeout
+        backend, seconds = self._backend, self.timeout if timeout is None else timeout
+        n_collectors = len(backend.n_envs())
+        check_n_workers(n_workers, n_collectors)
         self._clock.enter(1)
         try:
             with self._failing():
-                parts = self._backend.collect(blocking, seconds)
+                parts = backend.collect(blocking, seconds, n_workers)
             if parts is None:
                 return None, None
             self._clock.enter(2)
-            backend = self._backend
-            trajectories, self._n_running = hand_over(
-                parts, self._infos, self.device, auto_reset=backend.auto_reset, gaps=backend.gaps
-            )
+            kind = {"auto_reset": backend.auto_reset, "gaps": backend.gaps}
+            trajectories, n_running = hand_over(parts, self._infos, self.device, **kind)
         finally:
             self._clock.enter(0)
-        self._state = "ready"
+        self._n_running = n_running if len(parts) == n_collectors else backend.n_running()
+        self._partly = backend.collecting()
+        self._state = "executing" if self._partly else "ready"
         self._n_batches += 1
         return trajectories, self._n_running
 
@@ -270,9 +274,8 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         self._refuse_executing("state_dict")
         with self._failing(ordering=True):
             states = self._backend.state_dicts()
-        begun, n, version = self._state == "ready", self._n_running, self._version
-        infos = on_cpu(self._infos)
-        return BatcherState(collectors=states, infos=infos, begun=begun, n_running=n, policy_version=version)
+        begun, n, infos = self._state == "ready", self._n_running, on_cpu(self._infos)
+        return BatcherState(collectors=states, infos=infos, begun=begun, n_running=n, policy_version=self._version)
 
     def load_state_dict(self, state: Mapping[str, Any], weights: Mapping[str, Tensor] | None = None) -> bool:
         """Go on where `state_dict` was called, in a batcher made alike: the next batches are equal bit by bit.
@@ -338,9 +341,9 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         first = [split(info, self._backend.n_envs())[0] for info in infos]
         with self._failing(ordering=True):
             layouts = self._backend.layouts(first[0], first[1])
-        batch = sum(n_bytes(batch_layout(layout, self._backend.auto_reset)) for layout in layouts)
-        batch += sum(value.nbytes for info in infos for value in info.values())
-        return report_memory(layouts, batch, self._backend.weight_bytes())
+        batch = [n_bytes(batch_layout(layout, self._backend.auto_reset)) for layout in layouts]
+        batch += [value.nbytes for info in infos for value in info.values()]
+        return report_memory(layouts, sum(batch), self._backend.weight_bytes())
 
     def close(self) -> None:
         """End the workers and close agents and environments, in at most two seconds. Calling it again does nothing."""

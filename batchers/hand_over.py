@@ -48,7 +48,7 @@ def hand_over(
 
     Args:
         parts: one per collector, in the order of their environments.
-        infos: ``agent_info/…`` and ``env_info/…`` of all environments.  [B]
+        infos: ``agent_info/…`` and ``env_info/…`` of all environments, also of those that are in no part.  [B]
         device: the batcher's device.
         auto_reset: whether the environments restart by themselves.
         gaps: whether they may spend steps on that. If not, the device is asked nothing.
@@ -60,7 +60,7 @@ def hand_over(
         a key share memory unless an environment restarted. Padding is zero, except that the first padded step of
         ``observation/`` shows the final observation once more.
     """
-    info = infos.to(device).clone() + _identity(parts, device)
+    info = _rows_of(parts, infos).to(device).clone() + _identity(parts, device)
     T = max(part.collected.n_steps for part in parts)
     if auto_reset:
         steps = _stream(parts, T, device) | _actions(parts, T, device)
@@ -222,3 +222,11 @@ def _zero_after(tensor: Tensor, lengths: Tensor) -> Tensor:
     padding = times.unsqueeze(0) >= lengths.unsqueeze(1)  # [B, T]
     as_signed(tensor).masked_fill_(padding.view(*padding.shape, *[1] * (tensor.dim() - 2)), 0)
     return tensor
+
+
+def _rows_of(parts: Sequence[Part], infos: DictTensor) -> DictTensor:
+    """The rows of ``infos`` [B] that belong to the environments of these collectors, which may not be all."""
+    rows = [(part.first_environment, part.first_environment + part.slab.running.shape[1]) for part in parts]
+    if infos.empty() or rows == [(0, infos.n_elems())]:
+        return infos
+    return DictTensor.cat([infos.slice(first, stop) for first, stop in rows])

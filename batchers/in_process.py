@@ -38,7 +38,7 @@ class InProcess:
     ) -> None:
         """Create agent and environment."""
         self._lane = lane_of(device)
-        self._progress = Progress(torch.zeros(3, dtype=torch.int64, device="cpu"))
+        self._progress = Progress(torch.zeros(4, dtype=torch.int64, device="cpu"))
         self.lost: list[LostEpisodes] = []
         self._seed = seed
         self._batch: tuple[Collected, Steps] | None = None
@@ -83,7 +83,7 @@ class InProcess:
         except WorkerError as error:
             self._failure = error
 
-    def collect(self, blocking: bool, timeout: float) -> list[Part] | None:
+    def collect(self, blocking: bool, timeout: float, n_workers: int | None) -> list[Part] | None:
         """See Backend. On CUDA the host waits for nothing: what the caller queues from now on comes after the batch."""
         if self._failure is not None:
             raise self._failure
@@ -97,6 +97,14 @@ class InProcess:
         return [
             Part(steps, collected, self._seed, 0, self._n_envs if running is None else running, self._replayer.gives)
         ]
+
+    def n_running(self) -> int:
+        """See Backend. Never asked: there are no others."""
+        return self._n_envs
+
+    def collecting(self) -> bool:
+        """See Backend."""
+        return self._batch is not None
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
         """See Backend."""

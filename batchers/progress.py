@@ -42,7 +42,7 @@ class Progress:
     """Where a collector is, for the process that waits for it: phase, step, and whether it shall stop.
 
     Args:
-        word: [3] int64, in shared memory if another process shall see it.
+        word: [4] int64, in shared memory if another process shall see it.
     """
 
     def __init__(self, word: Tensor) -> None:
@@ -79,6 +79,15 @@ class Progress:
     @step.setter
     def step(self, t: int) -> None:
         self._word[1] = t
+
+    @property
+    def version(self) -> int:
+        """The version of the weights that the worker has read."""
+        return int(self._word[3])
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._word[3] = version
 
     def clear(self) -> None:
         """Forget everything, for a worker that is about to be started."""

@@ -92,7 +92,7 @@ class Start:
 
 
 def status_layout(n_workers: int) -> Layout:
-    """One row of 8 words per worker, a cache line each; `Progress` uses the first three."""
+    """One row of 8 words per worker, a cache line each; `Progress` uses the first four."""
     return {"status": ((n_workers, 8), torch.int64)}
 
 
@@ -234,6 +234,7 @@ class _Worker:
         if layout is not None:
             self._weights = self._start.weights.map(layout)
         self._ready.update(self._weights, version)
+        self.progress.version = version
 
     def _allocate(self, layout: Layout) -> dict[str, Tensor]:
         self._new_layout = layout

@@ -39,6 +39,11 @@ class Worker:
         ordered: whether it was told to create agent and environments.
         created: its answer to that.
         n_envs: how many environments it has, 0 as long as it has not said so.
+        n_running: how many of them go on, as far as is known.
+        n_batches: how many it has handed over since the last reset.
+        collecting: whether it has been told to, and its batch has not been handed over.
+        version: the version of the weights that it was told to read.
+        weights_layout: their layout.
         batch: its last answer, None while it collects.
         layout: of where it writes; empty as long as nobody knows.
         slab: where it writes.
@@ -53,6 +58,11 @@ class Worker:
         self.n_envs = 0
         self.first_environment = 0
         self.created: Created | None = None
+        self.n_running = 0
+        self.n_batches = 0
+        self.collecting = False
+        self.version = 0
+        self.weights_layout: Layout = {}
         self.batch: Batch | None = None
         self.reply: Saved | Loaded | None = None
         self.seconds: dict[str, float] = {}
@@ -76,7 +86,8 @@ class Worker:
         self.process.start()
         theirs.close()
         self.pid = self.process.pid
-        self.batch = None
+        self.batch, self.n_running = None, self.n_envs
+        self.version, self.weights_layout = 0, {}
         return self.process, self.connection
 
     @property

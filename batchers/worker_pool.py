@@ -25,7 +25,8 @@ from rlstruct.batchers.processes import kill, quiet_start
 from rlstruct.batchers.progress import Progress
 from rlstruct.batchers.reports import LostEpisodes
 from rlstruct.batchers.saved_state import CollectorState
-from rlstruct.batchers.shared_memory import Layout, SharedBlock, layout_of, n_bytes
+from rlstruct.batchers.shared_memory import Layout, SharedBlock
+from rlstruct.batchers.shared_weights import SharedWeights
 from rlstruct.batchers.worker import Loaded, Saved, Start, status_layout
 from rlstruct.batchers.worker_handle import Worker
 from rlstruct.core import DictTensor
@@ -35,6 +36,9 @@ from rlstruct.errors import WorkerError, WorkerTimeout
 _logger = logging.getLogger(__name__)
 
 _CLOSING_SECONDS = 1.2  # how long workers may take to close their environments before they are killed
+# How many batches a worker may have handed over more than the last one, to begin another. Without a limit the workers
+# whose environments take their time would be seen less often than the others.
+_LEAD = 1
 _SEED_STRIDE = 1_000_003  # added to the seed of a worker that is started again; more than anyone has environments
 
 
@@ -76,12 +80,7 @@ class WorkerPool:
         self._max_restarts = max_restarts
         self._n_batches = 0
         self._agent_seeds = agent_seeds
-        self._status_block, self._weights_block = SharedBlock(), SharedBlock()
-        self._weights: dict[str, Tensor] = {}
-        self._version = 0  # of what is in the buffer
-        self._pending: tuple[dict[str, Tensor], int] | None = None
-        self._new_weights = self._new_layout = False
-        self._in_flight = False
+        self._status_block, self._weights = SharedBlock(), SharedWeights()
         self._created = False
         self._seeds = seeds
         self._infos: list[tuple[DictTensor, DictTensor]] = []
@@ -98,7 +97,7 @@ class WorkerPool:
                 status=self._status_block,
                 n_workers=n_workers,
                 steps=SharedBlock(),
-                weights=self._weights_block,
+                weights=self._weights.block,
             )
             self._workers.append(Worker(start, Progress(status[index]), timeout))
         self._processes: list[SpawnProcess] = []
@@ -119,53 +118,64 @@ class WorkerPool:
         """See Backend."""
         self._infos = list(zip(agent_infos, env_infos, strict=True))
         for worker, infos in zip(self._workers, self._infos, strict=True):
+            worker.n_running, worker.n_batches = worker.n_envs, 0
             with self._replacing():
                 worker.order("reset", *infos)
 
     def execute(self, agent_infos: Sequence[DictTensor | None]) -> None:
-        """See Backend."""
-        if self._pending is not None:
-            self._write(*self._pending)
-            self._pending = None
-        layout = layout_of(self._weights) if self._new_layout else None
-        for worker, agent_info in zip(self._workers, agent_infos, strict=True):
-            worker.batch = None
-            if agent_info is not None:
+        """See Backend. Every worker that is idle and has episodes to go on with, unless it is too far ahead."""
+        self._weights.publish(self._collecting(), self._timeout)
+        playing = [worker for worker in self._workers if worker.n_running]
+        last = min(worker.n_batches for worker in playing)
+        chosen = [worker for worker in playing if not worker.collecting and worker.n_batches <= last + _LEAD]
+        for worker in self._workers:
+            if (agent_info := agent_infos[worker.index]) is not None:
                 self._infos[worker.index] = (agent_info, self._infos[worker.index][1])
-        self._in_flight = True
-        for worker, agent_info in zip(self._workers, agent_infos, strict=True):
+        for worker in chosen:
+            worker.batch, worker.collecting = None, True
+        for worker in chosen:
             with self._replacing():
-                if self._new_weights:
-                    worker.order("weights", self._version, layout)
-                worker.order("execute", agent_info)
-        self._new_weights = self._new_layout = False
+                self._weights.send(worker)
+                worker.order("execute", agent_infos[worker.index])
 
-    def collect(self, blocking: bool, timeout: float) -> list[Part] | None:
+    def collect(self, blocking: bool, timeout: float, n_workers: int | None) -> list[Part] | None:
         """See Backend."""
         deadline = time.monotonic() + (timeout if blocking else 0.0)
-        while missing := [worker for worker in self._workers if worker.batch is None]:
+        collecting = self._collecting()
+        while missing := [worker for worker in collecting if worker.batch is None]:
+            late = len(missing) > len(collecting) - (n_workers or len(collecting))
             with self._replacing():
-                if not self._receive(missing, deadline - time.monotonic()):
+                if not self._receive(missing, deadline - time.monotonic() if late else 0.0):
+                    if not late:
+                        break
                     if not blocking:
                         return None
                     raise missing[0].timeout_error(timeout, missing[1:])
-        self._in_flight = False
         self._n_batches += 1
-        return [
-            Part(
-                worker.slab, worker.batch.collected, worker.seed, worker.first_environment, worker.batch.n_still_running
-            )
-            for worker in self._workers
-            if worker.slab is not None and worker.batch is not None
-        ]
+        return [self._take(worker) for worker in collecting if worker.batch is not None]
+
+    def _take(self, worker: Worker) -> Part:
+        batch, slab = worker.batch, worker.slab
+        if batch is None or slab is None:  # unreachable: it has answered; narrows the types
+            raise RuntimeError("rlstruct.batchers.worker_pool: there is no batch.")
+        worker.collecting, worker.n_running = False, batch.n_still_running
+        worker.n_batches += 1
+        return Part(slab, batch.collected, worker.seed, worker.first_environment, worker.n_running)
+
+    def _collecting(self) -> list[Worker]:
+        return [worker for worker in self._workers if worker.collecting]
+
+    def n_running(self) -> int:
+        """See Backend."""
+        return sum(worker.n_running for worker in self._workers)
+
+    def collecting(self) -> bool:
+        """See Backend."""
+        return bool(self._collecting())
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
         """See Backend. Workers read the shared buffer when a batch begins, so it is written only between batches."""
-        if self._in_flight:
-            self._pending = ({key: tensor.detach().clone() for key, tensor in weights.items()}, version)
-        else:
-            self._pending = None
-            self._write(weights, version)
+        self._weights.update(weights, version, self.collecting())
 
     def state_dicts(self) -> list[CollectorState]:
         """See Backend."""
@@ -180,7 +190,7 @@ class WorkerPool:
         self._ask([("load", state, *infos) for state, infos in zip(states, self._infos, strict=True)])
         replies = [worker.reply for worker in self._workers if isinstance(worker.reply, Loaded)]
         for worker, reply in zip(self._workers, replies, strict=True):
-            worker.seed = reply.seed
+            worker.seed, worker.n_running, worker.n_batches = reply.seed, worker.n_envs, 0
         return all(reply.exact for reply in replies)
 
     def seconds(self) -> list[dict[str, float]]:
@@ -200,7 +210,7 @@ class WorkerPool:
 
     def weight_bytes(self) -> int:
         """See Backend."""
-        return n_bytes(layout_of(self._weights))
+        return self._weights.n_bytes()
 
     def close(self) -> None:
         """See Backend. Never takes more than two seconds: a worker that does not stop is killed."""
@@ -214,7 +224,7 @@ class WorkerPool:
                 with contextlib.suppress(ValueError):  # one that was replaced
                     child.join(max(0.0, deadline - time.monotonic()))
             self._kill()
-        for block in (self._status_block, self._weights_block, *(worker.block for worker in self._workers)):
+        for block in (self._status_block, self._weights.block, *(worker.block for worker in self._workers)):
             block.close()
 
     def _ask(self, orders: Sequence[tuple[Any, ...]]) -> None:
@@ -285,16 +295,6 @@ class WorkerPool:
     def _agent_seed(self, worker: Worker) -> int | None:
         return None if self._agent_seeds is None else self._agent_seeds[worker.index]
 
-    def _write(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Write the shared buffer; the workers hear of it with the next execute order, and none reads it before."""
-        layout = layout_of(weights)
-        if layout != layout_of(self._weights):
-            self._weights = self._weights_block.map(layout)
-            self._new_layout = True
-        for key, tensor in weights.items():
-            self._weights[key].copy_(tensor.detach())
-        self._version, self._new_weights = version, True
-
     def _receive(self, waiting: Sequence[Worker], timeout: float) -> bool:
         """Take in the answers that are there, or wait for one; False if none came in time."""
         sources: dict[Any, Worker] = {worker.connection: worker for worker in waiting}
@@ -341,11 +341,10 @@ class WorkerPool:
         agent_seed = self._agent_seed(worker)
         try:
             worker.order_creation(seed, None if agent_seed is None else agent_seed + _SEED_STRIDE)
-            if self._version:
-                worker.order("weights", self._version, layout_of(self._weights))
+            self._weights.send(worker)
             if self._infos:
                 worker.order("reset", *self._infos[worker.index])
-            if self._in_flight:
+            if worker.collecting:
                 worker.order("execute", None)
         except WorkerError as failure:
             return failure

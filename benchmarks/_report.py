@@ -94,6 +94,18 @@ def interleaved_rounds(
     return rounds
 
 
+def verdict(value: float, target: float, *, at_most: bool = False) -> str:
+    """Say the target and whether a value meets it.
+
+    Args:
+        value: what was measured.
+        target: what was asked for.
+        at_most: whether less is better.
+    """
+    met = value <= target if at_most else value >= target
+    return f"{'<=' if at_most else '>='} {target:g} {'met' if met else 'MISSED'}"
+
+
 def write(name: str, rows: list[dict[str, Any]]) -> Path:
     """Write results as JSON, named by benchmark, device and commit.
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from rlstruct import DictTensor, RL_Agent, TemporalDictTensor, VecEnv
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
 from rlstruct.envs import GymEnv, GymEnvInf, GymVectorEnv
-from rlstruct.testing.fake_envs import LENGTHS
+from rlstruct.testing.fake_envs import LENGTHS, CountingEnv, SlowEnv
 
 
 def limit(seconds: float) -> float:
@@ -162,3 +162,8 @@ class NextStepCounting(VectorEnv[Any, Any, Any]):
 
 def create_next_step(n_envs: int, seed: int = 0) -> GymVectorEnv:
     return GymVectorEnv(NextStepCounting(n_envs), seed)
+
+
+def create_uneven(n_envs: int, seed: int, seconds: float, **settings: Any) -> VecEnv:
+    """Counting environments; those of the first worker (seed 0) take their time in every step."""
+    return SlowEnv(CountingEnv(n_envs, seed, **settings), seconds if seed == 0 else 0.0)

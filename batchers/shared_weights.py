@@ -1,0 +1,78 @@
+"""The one shared copy of the weights, as the parent of the workers sees it. Part of rlstruct.batchers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from rlstruct.batchers.shared_memory import SharedBlock, layout_of, n_bytes
+from rlstruct.batchers.worker_handle import Worker
+
+_LOOK_AGAIN = 1e-4  # seconds
+
+
+class SharedWeights:
+    """Written here, read by each worker when it begins a batch; no worker ever reads what is half written."""
+
+    def __init__(self) -> None:
+        """Begin without weights."""
+        self.block = SharedBlock()
+        self._tensors: dict[str, Tensor] = {}
+        self._version = 0
+        self._pending: tuple[dict[str, Tensor], int] | None = None
+
+    def update(self, weights: Mapping[str, Tensor], version: int, collecting: bool) -> None:
+        """Take in new weights. While workers collect they are kept aside until `publish`.
+
+        Args:
+            weights: name to tensor, on any device.
+            version: their number.
+            collecting: whether any worker does.
+        """
+        if collecting:
+            self._pending = ({key: tensor.detach().clone() for key, tensor in weights.items()}, version)
+        else:
+            self._pending = None
+            self._write(weights, version)
+
+    def publish(self, collecting: Sequence[Worker], timeout: float) -> None:
+        """Write the weights that were kept aside, as soon as no worker can be reading the ones before.
+
+        Args:
+            collecting: the workers that do; they read at the beginning of their batch.
+            timeout: seconds that they may take for that.
+
+        Raises:
+            WorkerTimeout: one of them does not get so far.
+        """
+        if self._pending is None:
+            return
+        deadline = time.monotonic() + timeout
+        for worker in collecting:
+            while worker.status.version != worker.version and worker.process.is_alive():
+                if time.monotonic() > deadline:
+                    raise worker.timeout_error(timeout, [])
+                time.sleep(_LOOK_AGAIN)
+        self._write(*self._pending)
+        self._pending = None
+
+    def send(self, worker: Worker) -> None:
+        """Tell a worker to read the weights before its next batch, if it has others."""
+        if worker.version != self._version:
+            layout = layout_of(self._tensors)
+            worker.order("weights", self._version, None if layout == worker.weights_layout else layout)
+            worker.version, worker.weights_layout = self._version, layout
+
+    def n_bytes(self) -> int:
+        """Return the size of the buffer."""
+        return n_bytes(layout_of(self._tensors))
+
+    def _write(self, weights: Mapping[str, Tensor], version: int) -> None:
+        layout = layout_of(weights)
+        if layout != layout_of(self._tensors):
+            self._tensors = self.block.map(layout)
+        for key, tensor in weights.items():
+            self._tensors[key].copy_(tensor.detach())
+        self._version = version
