@@ -101,9 +101,8 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         check_factories(create_agent, create_env)
         check_call("create_agent", create_agent, {**(agent_args or {})})
         check_call("create_env", create_env, {**(env_args or {}), "seed": seed})
-        n_collectors = max(1, n_processes)
-        check_count("agent_seeds", agent_seeds, n_collectors)
-        self.seeds = choose_seeds(seed, seeds, n_collectors)
+        check_count("agent_seeds", agent_seeds, max(1, n_processes))
+        self.seeds = choose_seeds(seed, seeds, max(1, n_processes))
         self.device = resolve_device(device)
         self.timeout = timeout
         warn_of_contexts(self.device, n_processes)
@@ -111,9 +110,8 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         self._default_infos = (agent_info or DictTensor(), env_info or DictTensor())
         self._infos = DictTensor()
         self._version = 0
-        self._n_running = 0
+        self._n_running = self._n_batches = 0
         self._partly = False  # whether some workers are idle and others collect
-        self._n_batches = 0
         self._clock = PhaseClock(("elsewhere", "wait", "hand_over"))
         self._backend: Backend
         if n_processes == 0:
