@@ -159,14 +159,12 @@ class Collector:
         Returns:
             How many steps were taken, and how many rows of ``final`` are used.
         """
-        progress, T = self._progress, self._T
-        n_final, t = 0, 0
+        progress, n_final, t = self._progress, 0, 0
         keys = step_keys(self._seeds, self._episode_now, self._steps)  # [T + 1, B]
-        slab = self.slab
-        if slab is not None:
+        if (slab := self.slab) is not None:
             self._begin(slab, keys)
         observation = self._with_rng(self._observation, keys[0] if slab is None else slab.rng[0])
-        while t < T:
+        while t < self._T:
             progress.step = t
             progress.enter(Phase.AGENT)
             history = self._history_until(t, n_final) if self._history else None
@@ -209,8 +207,7 @@ class Collector:
 
     def renew(self) -> None:
         """Leave the slab to whoever has it now, and write the next batch into new memory."""
-        slab = self.slab
-        if slab is not None:
+        if (slab := self.slab) is not None:
             self._state = self._state.map(lambda tensor: tensor.clone() if slab.holds(tensor) else tensor)
             self.slab = Slab(self._allocate(layout_of(slab.tensors)))
 
