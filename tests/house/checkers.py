@@ -30,6 +30,7 @@ LAYERS = {
     "rlstruct.replay": 2,
     "rlstruct.envs": 3,
     "rlstruct.sims": 3,
+    "rlstruct.adapters": 3,
     "rlstruct.testing": 3,
     "rlstruct.agents": 3,
     "rlstruct.batchers": 3,

@@ -1,0 +1,71 @@
+"""MujocoWarpEnv: a batched cart and pole on Warp's CPU, beside MuJoCo itself."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rlstruct import DictTensor
+from rlstruct.adapters import MujocoWarpEnv
+from rlstruct.functional.random import uniform
+from rlstruct.testing import check_vec_env
+
+XML = """
+<mujoco><option timestep="0.01"><flag contact="disable"/></option><worldbody>
+  <body><joint name="slider" type="slide" axis="1 0 0"/><geom type="box" size="0.2 0.1 0.1" mass="1"/>
+    <body><joint name="hinge" type="hinge" axis="0 1 0"/>
+      <geom type="capsule" fromto="0 0 0 0 0 1" size="0.05" mass="0.1"/></body></body></worldbody>
+  <actuator><motor joint="slider" gear="10" ctrllimited="true" ctrlrange="-1 1"/></actuator></mujoco>
+"""
+
+
+class Balance:
+    """Keep the pole up: reward 1 for each step, the end where it leans by more than 0.2."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (4,))
+
+    def start(self, key: Tensor, qpos: Tensor, qvel: Tensor) -> tuple[Tensor, Tensor]:
+        noise = uniform(key, (4,)) * 0.1 - 0.05
+        return qpos + noise[:, :2], qvel + noise[:, 2:]
+
+    def observe(self, qpos: Tensor, qvel: Tensor) -> Tensor:
+        return torch.cat([qpos, qvel], dim=1)
+
+    def judge(self, qpos: Tensor, qvel: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.ones_like(qpos[:, 0]), qpos[:, 1].abs() > 0.2
+
+
+def make(n_envs: int = 4, seed: int = 0, device: str = "cpu") -> MujocoWarpEnv:
+    mujoco = pytest.importorskip("mujoco")
+    pytest.importorskip("mujoco_warp")
+    return MujocoWarpEnv(mujoco.MjModel.from_xml_string(XML), Balance(), n_envs, seed, time_limit=40, device=device)
+
+
+@pytest.mark.exhaustive  # the first step compiles MuJoCo's kernels, which takes minutes on a CPU
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_a_batched_cart_and_pole(device: str) -> None:
+    check_vec_env(make, n_steps=60, env_args={"device": device})
+    mujoco = pytest.importorskip("mujoco")
+    env = make(device=device)
+    assert env.qpos.data_ptr() == env._data.qpos.ptr  # torch sees Warp's own memory
+    assert env.ctrl.data_ptr() == env._data.ctrl.ptr
+    env.reset()
+    model = mujoco.MjModel.from_xml_string(XML)
+    alone = mujoco.MjData(model)
+    n_ends = 0
+    for t in range(80):
+        alone.qpos[:], alone.qvel[:] = env.qpos[1].cpu().double().numpy(), env.qvel[1].cpu().double().numpy()
+        alone.ctrl[:] = math.sin(t)
+        mujoco.mj_step(model, alone)
+        action = torch.full((4, 1), math.sin(t), device=device)
+        (reached, _), _ = env.step(DictTensor({"action": action}))
+        expected = np.concatenate([alone.qpos, alone.qvel])
+        np.testing.assert_allclose(reached["frame"][1].cpu().numpy(), expected, rtol=1e-3, atol=1e-4)
+        n_ends += int(reached["done"].sum())
+    assert n_ends > 0

@@ -1,0 +1,106 @@
+"""TorchVectorEnv: the very tensors of the simulation, true final observations, and what happens without them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from gymnasium import spaces
+
+import rlstruct.testing.sim_device  # noqa: F401 - makes sim:0 known
+from rlstruct import DictTensor, resolve_device
+from rlstruct.adapters import TorchVectorEnv
+from rlstruct.batchers import RL_Batcher
+from rlstruct.testing import check_vec_env, forbid_host_sync
+from rlstruct.testing.fake_agents import RngAgent
+
+B = 4
+
+
+class Counters:
+    """An Isaac-like simulation: counts steps, ends after 3 + row, restarts within the step, returns fresh tensors."""
+
+    num_envs = B
+
+    def __init__(self, device: str, final: str | None = "final_obs", nested: bool = False) -> None:
+        self.device, self.final, self.nested = torch.device(device), final, nested
+        box = spaces.Box(-1.0, 100.0, (2,))
+        self.single_observation_space = spaces.Dict({"policy": box}) if nested else box
+        self.single_action_space = spaces.Discrete(2)
+        self.lengths = torch.arange(3, 3 + B, device=self.device)
+        self.shown: list[torch.Tensor] = []
+
+    def _show(self) -> Any:
+        shown = torch.stack([self.count, self.lengths], 1).float()
+        self.shown.append(shown)
+        return {"policy": shown} if self.nested else shown
+
+    def reset(self, seed: int | None = None) -> Any:
+        self.count = torch.zeros(B, dtype=torch.int64, device=self.device)
+        return self._show(), {}
+
+    def step(self, action: torch.Tensor) -> Any:
+        self.count = self.count + 1
+        final = self._show()
+        done = self.count >= self.lengths
+        reward = self.count.to(torch.float64)
+        self.count = torch.where(done, 0, self.count)
+        info = {} if self.final is None else {self.final: final}
+        return self._show(), reward, done & (self.lengths % 2 == 0), done & (self.lengths % 2 == 1), info
+
+    def close(self) -> None:
+        self.shown.clear()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "sim:1", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_the_contract_holds(device: str, nested: bool) -> None:
+    device = str(resolve_device(device))
+    check_vec_env(TorchVectorEnv(Counters(device, "final_observation", nested), device), n_steps=30)
+
+
+def test_observations_are_the_simulations_own_tensors_and_nothing_waits() -> None:
+    vec = Counters("sim:1")
+    env = TorchVectorEnv(vec, "sim:1")
+    first, _ = env.reset()
+    assert first["frame"].data_ptr() == vec.shown[-1].data_ptr()
+    action = DictTensor({"action": torch.zeros(B, dtype=torch.int64, device="sim:1")})
+    for _ in range(7):
+        with forbid_host_sync():
+            (reached, _), (current, _) = env.step(action)
+        assert current["frame"].data_ptr() == vec.shown[-1].data_ptr()
+        done = reached["done"].cpu()
+        # The final observation shows the length that was reached; where nothing ended both agree.
+        assert torch.equal(reached["frame"].cpu()[done, 0], reached["frame"].cpu()[done, 1])
+        assert torch.equal(reached["frame"].cpu()[~done], current["frame"].cpu()[~done])
+        assert (current["frame"].cpu()[done, 0] == 0).all()
+
+
+def test_a_lost_final_observation_is_refused_or_replaced_by_the_one_before() -> None:
+    action = DictTensor({"action": torch.zeros(B, dtype=torch.int64)})
+    env = TorchVectorEnv(Counters("cpu", None), "cpu")
+    env.reset()
+    for _ in range(2):
+        env.step(action)
+    with pytest.raises(RuntimeError, match=r"an episode of Counters ended, and the info has no final.*missing_final="):
+        env.step(action)
+    env = TorchVectorEnv(Counters("cpu", None), "cpu", missing_final="previous")
+    env.reset()
+    for _ in range(3):
+        (reached, _), (current, _) = env.step(action)
+    assert reached["frame"][0].tolist() == [2.0, 3.0]
+    assert current["frame"][0].tolist() == [0.0, 3.0]
+
+
+def test_a_batch_holds_true_final_observations() -> None:
+    with RL_Batcher(
+        9, RngAgent, lambda seed: TorchVectorEnv(Counters("sim:1"), "sim:1"), seed=0, device="sim:1"
+    ) as batcher:
+        batcher.reset()
+        batcher.execute()
+        with forbid_host_sync():
+            batch = batcher.get()[0]
+    frames = batch.trajectories["_observation/frame"].cpu()[:, :, 0]
+    assert frames[0].tolist() == [1, 2, 3] * 3
+    assert frames[1].tolist() == [1, 2, 3, 4, 1, 2, 3, 4, 1]
