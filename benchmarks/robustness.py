@@ -1,7 +1,9 @@
 """The same faults, done to several libraries: what does each of them tell its user, and what does it leave behind?
 
 Run: ``make peers`` once, then ``python benchmarks/robustness.py``; it takes about ten minutes, because some libraries
-say nothing until the time is over, and writes ``docs/robustness.md``. Linux only. The program under test is
+say nothing until the time is over, and writes ``docs/robustness.md``. ``--repetitions 20`` does every fault twenty
+times to rlstruct, and fails unless it keeps its promises every time: an error within 1 s (a time limit: within 1 s of
+it), closed within 2 s, nothing left behind. Linux only. The program under test is
 ``benchmarks/peers/faulty.py``, a process group of its own.
 """
 
@@ -29,6 +31,7 @@ HERE = Path(__file__).parent
 DOCUMENT = HERE.parent / "docs" / "robustness.md"
 SHARED = Path("/dev/shm")
 PATIENCE = 30.0
+LIMIT = 10.0  # as faulty.py sets it
 COLUMNS = {
     "gymnasium": "gymnasium AsyncVectorEnv",
     "sb3": "stable-baselines3 SubprocVecEnv",
@@ -166,7 +169,12 @@ def watch(program: Program, start: float, workers: list[psutil.Process], family:
             after += f", **{len(left) - len(zombies)} processes left**"
         if zombies:
             after += f", {len(zombies)} zombie{'s' if len(zombies) > 1 else ''}"
-    facts = {"raised": raised, "seconds": seconds, "closed": closed}
+    facts = {
+        "raised": raised,
+        "seconds": seconds,
+        "closed": closed,
+        "left": after.count("left") + after.count("zombie"),
+    }
     return Outcome(f"{told}; {after}", facts)
 
 
@@ -223,6 +231,37 @@ def quoted(text: str) -> str:
     return f"`{short.replace('|', '/').replace('`', chr(39))}`" if short else "an empty message"
 
 
+def within(fault: str, facts: dict[str, Any]) -> tuple[bool, list[float]]:
+    """Whether what rlstruct did keeps its promises, and the seconds that it took: to raise, and to close."""
+    if fault in ("parent", "group"):
+        return not any(facts["alive"]) and not facts["shared"], []
+    if facts["raised"] is None or facts["closed"] is None:
+        return False, []
+    seconds = [facts["seconds"], facts["closed"]["at"] - facts["raised"]["at"]]
+    earliest, latest = (LIMIT, LIMIT + 1.0) if fault == "stop" else (0.0, 1.0)
+    kept = earliest <= seconds[0] < latest and seconds[1] < 2.0 and not facts["closed"]["error"] and not facts["left"]
+    return kept, seconds
+
+
+def repeat(faults: list[str], n: int) -> bool:
+    """Do each fault to rlstruct n times, and say how often the promises were kept; return whether it was always."""
+    rows = []
+    for fault in faults:
+        kept, longest = 0, [0.0, 0.0]
+        for _ in range(n):
+            outcome = run(sys.executable, "rlstruct", fault)
+            good, seconds = within(fault, outcome.facts) if outcome.facts else (False, [])
+            kept += good
+            longest = [max(pair) for pair in zip(longest, seconds, strict=True)] if seconds else longest
+            if not good:
+                print(f"{FAULTS[fault]}: {outcome.cell}", flush=True)
+        rows.append({"fault": fault, "kept": kept, "of": n, "longest_raise": longest[0], "longest_close": longest[1]})
+        told = f"; raised in at most {longest[0]:.2f} s, closed in at most {longest[1]:.2f} s" if any(longest) else ""
+        print(f"{FAULTS[fault]}: {kept} of {n}{told}", flush=True)
+    print(f"Written: {_report.write('robustness_repetitions', rows)}")
+    return all(row["kept"] == n for row in rows)
+
+
 def document(outcomes: dict[tuple[str, str], Outcome]) -> str:
     """Write the table."""
     versions = {library: outcomes[library, "kill"].versions for library in COLUMNS}
@@ -258,7 +297,10 @@ def main() -> None:
     parser.add_argument("--peers", default=str(HERE.parent / ".venv-peers/bin/python"), help="the peers' interpreter")
     parser.add_argument("--libraries", nargs="+", choices=[*COLUMNS], default=[*COLUMNS], help="some of them: no page")
     parser.add_argument("--faults", nargs="+", choices=[*FAULTS], default=[*FAULTS], help="some of them: no page")
+    parser.add_argument("--repetitions", type=int, default=0, help="of each fault, to rlstruct alone: no page")
     options = parser.parse_args()
+    if options.repetitions:
+        sys.exit(0 if repeat(options.faults, options.repetitions) else 1)
     outcomes, rows = {}, []
     for fault in options.faults:
         for library in options.libraries:

@@ -8,9 +8,12 @@ from batcher_fakes import create_cartpole, steps_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlstruct import DictTensor
+import rlstruct.testing.sim_device  # noqa: F401 - makes sim:0 known
+from rlstruct import DeviceEnv, DictTensor
 from rlstruct.agents import RandomAgent
 from rlstruct.batchers import EpisodeStatistics, RL_Batcher, collect_episodes
+from rlstruct.functional.returns import reward_to_go
+from rlstruct.functional.statistics import masked_mean
 from rlstruct.testing.fake_agents import RngAgent
 from rlstruct.testing.fake_envs import counting_length, create_counting_env
 
@@ -101,6 +104,58 @@ def test_statistics_of_a_thousand_episodes_of_cartpole() -> None:
         ends = done[b].nonzero().squeeze(1)
         truth = torch.diff(ends, prepend=torch.tensor([-1]))
         assert torch.equal(episodes["length"][episodes["environment"] == b], truth)
+
+
+def create_moved(n_envs: int, seed: int, auto_reset: bool, device: str) -> DeviceEnv:
+    return DeviceEnv(create_counting_env(n_envs, seed, auto_reset=auto_reset), device)
+
+
+@pytest.mark.parametrize(
+    ("auto_reset", "n_processes", "device"),
+    [(True, 0, "cpu"), (False, 0, "cpu"), (True, 2, "cpu"), (True, 0, "sim:0"), (False, 0, "sim:0")],
+)
+def test_statistics_of_a_thousand_episodes_in_every_mode(auto_reset: bool, n_processes: int, device: str) -> None:
+    B, n, start = 64, 1000, 7
+    statistics = EpisodeStatistics(B, device)
+    found: list[list[tuple[int, float, int]]] = [[] for _ in range(B)]
+    with RL_Batcher(
+        100,
+        RngAgent,
+        create_moved,
+        env_args={"n_envs": B // max(1, n_processes), "auto_reset": auto_reset, "device": device},
+        n_processes=n_processes,
+        seed=start,
+        device=device,
+    ) as batcher:
+        n_running: int | None = 0
+        while sum(map(len, found)) < n:
+            if not n_running:
+                batcher.reset()
+            batcher.execute()
+            batch, n_running = batcher.get()
+            ended = statistics.add(batch)
+            columns = [ended[key].tolist() for key in ("environment", "return", "length", "terminated")]
+            for b, *facts in zip(*columns, strict=True):
+                found[b].append(tuple(facts))
+    for b, episodes in enumerate(found):
+        lengths = [counting_length(start + b, e) for e in range(len(episodes))]
+        # Step k is rewarded with k; environment + episode decides how it ends.
+        assert episodes == [(k * (k + 1) / 2, k, (start + b + e) % 2 == 0) for e, k in enumerate(lengths)]
+
+
+def test_whole_episodes_packed_and_averaged() -> None:
+    # Environments 0 and 1 play 3, 1 and 1, 4 steps; step k is rewarded with k.
+    with RL_Batcher(4, RngAgent, create_counting_env, env_args={"n_envs": 2, "auto_reset": True}, seed=0) as batcher:
+        found = collect_episodes(batcher, 4)
+    reward, mask = found.trajectories["_observation/reward"], found.mask()
+    assert found.lengths.tolist() == [3, 1, 1, 4]
+    assert masked_mean(reward, mask).item() == pytest.approx((6 + 1 + 1 + 10) / 9)
+    assert reward_to_go(reward, mask.float(), 1.0)[:, 0].tolist() == [6, 1, 1, 10]
+    packed = found.transitions()
+    assert packed["_observation/reward"].tolist() == [1, 2, 3, 1, 1, 1, 2, 3, 4]
+    steps = {key: value for key, value in packed.items() if key in found.trajectories}
+    true_bytes = sum(9 * value[0, 0].nbytes for value in found.trajectories.values())
+    assert sum(value.untyped_storage().nbytes() for value in steps.values()) <= 1.05 * true_bytes
 
 
 def test_a_reset_begins_the_count_anew() -> None:
