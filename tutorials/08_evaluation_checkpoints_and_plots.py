@@ -1,0 +1,115 @@
+"""Tutorial 08: evaluate, keep, load and draw: what is left of a training, and how to look at it.
+
+A number that says how good an agent is needs whole episodes, enough of them, on seeds that it was not trained on. A
+training leaves a folder with everything that is needed to judge it later: on the command line, or in a few lines.
+"""
+
+import contextlib
+import csv
+import io
+import pathlib
+import tempfile
+
+import gymnasium
+import torch
+
+from rlstruct.agents import ActorCritic, ActorCriticAgent
+from rlstruct.algos.a2c import A2CConfig, train
+from rlstruct.algos.evaluation import Evaluator
+from rlstruct.algos.learning_curve import Curve, draw_curves
+from rlstruct.algos.run_folder import RunFolder
+from rlstruct.batchers import RL_Batcher
+from rlstruct.cli.main import main as rlstruct
+from rlstruct.envs import GymEnv, GymEnvInf
+
+
+def create_env(n_envs, seed):
+    return GymEnvInf([gymnasium.make("CartPole-v1") for _ in range(n_envs)], seed)
+
+
+def create_episodic_env(n_envs, seed):
+    return GymEnv([gymnasium.make("CartPole-v1") for _ in range(n_envs)], seed)
+
+
+def create_model():
+    return ActorCritic(n_inputs=4, n_actions=2)
+
+
+def train_two_seeds(root):
+    """Two trainings, each in a folder of its own."""
+    folders = []
+    for seed in range(2):
+        config = A2CConfig(
+            n_env_steps=15_000, evaluation_interval=3_000, evaluation_processes=0, evaluation_episodes=10, seed=seed
+        )
+        # The folder gets metrics.csv and the TensorBoard log as they come, and at every evaluation a checkpoint, which
+        # replaces the last one as a whole: whoever reads it, whenever, never sees half of it.
+        with RunFolder("a2c", config, n_env_steps=config.n_env_steps, root=root, progress=False) as run:
+            result = train(config, create_model, ActorCriticAgent, create_env, run=run)
+        curve = [f"{evaluation.mean_return:.0f}" for evaluation in result.evaluations]
+        print(f"seed {seed}: evaluations {' '.join(curve)}; files:", sorted(f.name[:16] for f in run.path.iterdir()))
+        folders.append(run.path)
+    return folders
+
+
+def evaluate_a_checkpoint(folder):
+    """Load weights into a new network, and play 50 whole episodes, one in each environment."""
+    # weights_only: the file holds tensors and plain values, and cannot run code of somebody else.
+    checkpoint = torch.load(folder / "checkpoint.pt", weights_only=True)
+    model = create_model()
+    model.load_state_dict(checkpoint["model"])
+    means = {}
+    for stochastic in (True, False):
+        agent_args = {"model": model, "stochastic": stochastic}
+        with RL_Batcher(
+            100, ActorCriticAgent, create_episodic_env, agent_args=agent_args, env_args={"n_envs": 50}, seed=12345
+        ) as batcher:
+            # One first episode for each environment: taking the first 50 that end would prefer the short ones.
+            evaluator = Evaluator(batcher)
+            evaluator.start(model.state_dict(), env_steps=checkpoint["env_steps"], policy_version=0)
+            result = evaluator.wait()
+        means[stochastic] = result.mean_return
+        error = result.std_return / len(result.returns) ** 0.5
+        print(f"drawn actions: {stochastic}, return {result.mean_return:.1f} ± {error:.1f} (standard error)")
+    return means
+
+
+def draw(folders, path):
+    """Curves from metrics.csv: the evaluations of all seeds, their mean, and how far they lie apart."""
+    curves = []
+    for folder in folders:
+        with (folder / "metrics.csv").open() as file:
+            rows = [row for row in csv.DictReader(file) if row["evaluation/mean_return"]]
+        curves.append(Curve([int(r["env_steps"]) for r in rows], [float(r["evaluation/mean_return"]) for r in rows]))
+    draw_curves({"A2C": curves}, path, title="CartPole-v1", metric="return of the evaluations")
+    print(f"{path.name}: {path.stat().st_size} bytes")
+    return curves
+
+
+def on_the_command_line(root):
+    """The same without a line of Python. `rlstruct train` also stores environment and network, so nothing is rebuilt.
+
+    In a shell: rlstruct train a2c --env CartPole-v1 …; rlstruct evaluate RUN --video film.gif; rlstruct plot RUN …
+    """
+    settings = "--n-env-steps 3000 --evaluation-processes 0 --evaluation-episodes 5 --no-progress"
+    assert rlstruct(["train", "a2c", "--env", "CartPole-v1", *settings.split(), "--runs", str(root)]) == 0
+    (folder,) = root.glob("a2c-CartPole-v1-*")
+    assert rlstruct(["evaluate", str(folder), "--episodes", "20", "--video", str(root / "film.gif")]) == 0
+    assert rlstruct(["plot", str(folder), "--out", str(root / "one.png")]) == 0
+    # A mistake is one line that says the mend, and the exit status is 2.
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        assert rlstruct(["train", "a2c", "--env", "CartPol-v1"]) == 2
+    print(said.getvalue().strip()[:60], "…")
+    assert "Did you mean 'CartPole-v1'?" in said.getvalue()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as temporary:
+        root = pathlib.Path(temporary)
+        folders = train_two_seeds(root / "by_hand")
+        means = evaluate_a_checkpoint(folders[0])
+        curves = draw(folders, root / "curves.png")
+        assert min(means.values()) > 2 * curves[0].values[0]  # both ways to act are better than before training
+        on_the_command_line(root)
