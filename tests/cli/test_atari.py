@@ -1,0 +1,69 @@
+"""Pong from the emulator to the checkpoint, on the CPU; and the commands that the documentation gives for a GPU."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import sys
+
+import pytest
+
+from rlstruct.cli.main import main
+from rlstruct.cli.parsing import parse
+from rlstruct.cli.record import config_class
+from rlstruct.cli.train import Training
+
+ROOT = pathlib.Path(__file__).parents[2]
+SMALL = ["--env-options", "max_num_frames_per_episode=200", "--n-envs", "2", "--n-timesteps", "8", "--no-progress"]
+SMALL += ["--evaluation-processes", "0", "--evaluation-episodes", "2", "--evaluation-timesteps", "60"]
+
+for package in ("tyro", "tqdm", "tensorboard", "matplotlib"):
+    pytest.importorskip(package, reason="needs the extra: pip install 'rlstruct[train]'")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["a2c", "--n-env-steps", "48"],
+        ["dqn", "--n-env-steps", "96", "--learning-starts", "64", "--n-updates", "1", "--batch-size", "8"],
+    ],
+    ids=["a2c", "dqn"],
+)
+def test_pong_is_learnt_from_end_to_end(
+    options: list[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for package in ("ale_py", "cv2"):
+        pytest.importorskip(package, reason="needs the extra: pip install 'rlstruct[atari]'")
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *options, "--env", "ALE/Pong-v5", *SMALL]) == 0
+    (run,) = pathlib.Path("runs").iterdir()
+    stored = json.loads((run / "config.json").read_text())
+    assert stored["agent"].startswith("convolutional")
+    assert stored["config"].get("n_stack", 4) == 4  # the replay buffer keeps each frame once
+    assert (run / "checkpoint.pt").exists()
+    assert "after training: return 0.0" in capsys.readouterr().out  # nobody scores within 200 frames
+    if options[0] == "dqn":
+        assert main(["play", str(run), "--steps", "3", "--out", "pong.png"]) == 0
+
+
+def test_the_commands_of_the_documentation_are_understood() -> None:
+    page = (ROOT / "docs" / "atari.md").read_text()
+    commands = re.findall(r"^rlstruct train (\w+) (.*)$", page, re.MULTILINE)
+    assert [algorithm for algorithm, _ in commands] == ["a2c", "dqn"]
+    for algorithm, words in commands:
+        options = parse(Training[config_class(algorithm)], words.split(), "rlstruct", "")  # type: ignore[misc]
+        assert options.environment.env == "ALE/Pong-v5"
+        assert options.training.learner_device == "cuda:0"
+
+
+def test_without_the_extra_atari_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def nothing(name: str) -> None:
+        return None
+
+    monkeypatch.setattr("importlib.util.find_spec", nothing)
+    assert main(["play", "ALE/Pong-v5"]) == 2
+    assert "pip install 'rlstruct[atari]'" in capsys.readouterr().err
+    assert sys.modules.get("rlstruct.cli.play") is not None
