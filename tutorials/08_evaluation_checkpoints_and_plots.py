@@ -74,6 +74,20 @@ def evaluate_a_checkpoint(folder):
     return means
 
 
+def go_on(folder):
+    """Go on with a training that was stopped, here because its steps were used up: as many again."""
+    # RunFolder.resume finds the checkpoint: weights, optimiser, counters, random states and, of environments that can
+    # be saved (those of rlstruct.sims), their states. Gymnasium's begin new episodes.
+    config = A2CConfig(
+        n_env_steps=20_000, evaluation_interval=3_000, evaluation_processes=0, evaluation_episodes=10, seed=0
+    )
+    with RunFolder.resume(folder, n_env_steps=config.n_env_steps, progress=False) as run:
+        began = run.checkpoint["env_steps"]
+        result = train(config, create_model, ActorCriticAgent, create_env, run=run)
+    print(f"resumed after {began} environment steps, ended after {result.env_steps}")
+    assert began < result.env_steps
+
+
 def draw(folders, path):
     """Curves from metrics.csv: the evaluations of all seeds, their mean, and how far they lie apart."""
     curves = []
@@ -112,4 +126,5 @@ if __name__ == "__main__":
         means = evaluate_a_checkpoint(folders[0])
         curves = draw(folders, root / "curves.png")
         assert min(means.values()) > 2 * curves[0].values[0]  # both ways to act are better than before training
+        go_on(folders[0])
         on_the_command_line(root)

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.config import TrainingConfig, check_resumed
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import TrainingResult
 from rlstruct.cli.agents import AgentChoice, choose
@@ -18,11 +18,13 @@ from rlstruct.cli.environments import ATARI_STACK, Factory, GymFactory, find, sp
 from rlstruct.cli.parsing import parse
 from rlstruct.cli.record import ALGORITHMS, RunRecord, config_class, load, module_of, versions
 from rlstruct.cli.task import Task
+from rlstruct.errors import TrainingDiverged
 
 Config = TypeVar("Config", bound=TrainingConfig)
 
 _HELP = """usage: rlstruct train ALGORITHM --env NAME [OPTIONS]
        rlstruct train --config RUN [OPTIONS]
+       rlstruct train --resume RUN [OPTIONS]
 
 Train an agent; results go into a new folder under runs/. The agent is chosen to
 fit the environment: a perceptron, a convolutional network for images, a
@@ -36,6 +38,7 @@ Gaussian policy for continuous actions. --recurrent gives it a memory.
   rlstruct train a2c --env CartPole-v1 --simulator torch --n-envs 1024
   rlstruct train dqn --env Breakout-MinAtar --learner-device cuda:0
   rlstruct train --config runs/RUN --seed 1    the same again, with another seed
+  rlstruct train --resume runs/RUN             go on with a run that was stopped
 
 rlstruct train ALGORITHM --help lists all settings."""
 
@@ -86,13 +89,21 @@ def run(arguments: Sequence[str]) -> None:
         say(_HELP)
         return
     require("train", "tyro", "tqdm", "tensorboard", "matplotlib", what="rlstruct train")
-    words, template = _take_template(words)
+    resumed, pattern = _take(words, "--resume"), _take(words, "--config")
+    if resumed and pattern:
+        raise UserError("--resume goes on with a run, --config begins another one like it: give one of them.")
+    stored = resumed or pattern
+    template = load(stored) if stored else None
     algorithm = _algorithm(words, template)
     options = _parse(algorithm, words, template)
-    train(algorithm, options.environment, options.training, options.output)
+    if resumed and template and options.environment != template.task:
+        raise UserError(f"--resume goes on in {template.task.env} as it was. To change it begin anew, see --config.")
+    train(algorithm, options.environment, options.training, options.output, resumed=resumed)
 
 
-def train(algorithm: str, task: Task, config: TrainingConfig, output: Output) -> TrainingResult:
+def train(
+    algorithm: str, task: Task, config: TrainingConfig, output: Output, *, resumed: Path | None = None
+) -> TrainingResult:
     """Train, and say what came of it.
 
     Args:
@@ -100,12 +111,14 @@ def train(algorithm: str, task: Task, config: TrainingConfig, output: Output) ->
         task: the environment.
         config: the settings.
         output: where results go.
+        resumed: folder of a run to go on with; None begins a new one.
 
     Returns:
         As the algorithm's ``train``.
 
     Raises:
-        UserError: the environment, a device or the agent does not exist.
+        UserError: the environment, a device or the agent does not exist; the run cannot go on with these settings; or
+            the loss is not finite any more.
     """
     for name in ("learner_device", "batcher_device", "evaluation_device"):
         check_device(f"--{name.replace('_', '-')}", getattr(config, name))
@@ -114,25 +127,35 @@ def train(algorithm: str, task: Task, config: TrainingConfig, output: Output) ->
     config = _fitted(algorithm, config, factory)
     if output.threads or choice.small:
         torch.set_num_threads(output.threads or 1)
-    record = RunRecord(algorithm=algorithm, task=task, agent=choice.kind, config=config, versions=versions())
-    name = output.name or f"{algorithm}-{task.env}-seed{config.seed}"
-    folder = RunFolder(
-        name.replace("/", "-").replace(":", "-"),
-        record,
-        n_env_steps=config.n_env_steps,
-        root=output.runs,
-        progress=output.progress,
-    )
+    folder = _begun(algorithm, task, choice, config, output) if resumed is None else _resumed(resumed, config, output)
     say(f"{algorithm} on {task.env}: {choice.kind}, learner on {config.learner_device}")
-    say(f"run folder: {folder.path}")
+    say(f"run folder: {folder.path}" + ("" if folder.checkpoint is None else ", from its checkpoint"))
     try:
         with folder:
             result = _train(algorithm, config, choice, factory, folder)
     except KeyboardInterrupt:
-        say(f"\nStopped. What was learnt so far is in {folder.path}")
+        say(f"\nStopped. To go on: rlstruct train --resume {folder.path}")
         raise
+    except TrainingDiverged as error:
+        raise UserError(str(error)) from None
     _tell(result, folder)
     return result
+
+
+def _begun(algorithm: str, task: Task, choice: AgentChoice, config: TrainingConfig, output: Output) -> RunFolder:
+    record = RunRecord(algorithm=algorithm, task=task, agent=choice.kind, config=config, versions=versions())
+    name = (output.name or f"{algorithm}-{task.env}-seed{config.seed}").replace("/", "-").replace(":", "-")
+    return RunFolder(name, record, n_env_steps=config.n_env_steps, root=output.runs, progress=output.progress)
+
+
+def _resumed(run: Path, config: TrainingConfig, output: Output) -> RunFolder:
+    try:
+        folder = RunFolder.resume(run, n_env_steps=config.n_env_steps, progress=output.progress)
+        if folder.checkpoint is not None:
+            check_resumed(folder.checkpoint["config"], config)
+    except (ValueError, FileNotFoundError) as error:
+        raise UserError(f"--resume {run}: {error}") from None
+    return folder
 
 
 def _train(
@@ -150,17 +173,18 @@ def _fitted(algorithm: str, config: TrainingConfig, factory: Factory) -> Trainin
     return config
 
 
-def _take_template(words: list[str]) -> tuple[list[str], RunRecord | None]:
-    """Take ``--config RUN`` out of the command line."""
+def _take(words: list[str], option: str) -> Path | None:
+    """Take an option that names a run out of the command line."""
     for i, word in enumerate(words):
-        option, equals, value = word.partition("=")
-        if option != "--config":
+        name, equals, value = word.partition("=")
+        if name != option:
             continue
         if not equals and i + 1 == len(words):
-            raise UserError("--config: expected the folder of a run.")
-        rest = words[:i] + words[i + (1 if equals else 2) :]
-        return rest, load(Path(value if equals else words[i + 1]))
-    return words, None
+            raise UserError(f"{option}: expected the folder of a run.")
+        run = Path(value if equals else words[i + 1])
+        del words[i : i + (1 if equals else 2)]
+        return run if run.name != "config.json" else run.parent
+    return None
 
 
 def _algorithm(words: list[str], template: RunRecord | None) -> str:
@@ -169,7 +193,7 @@ def _algorithm(words: list[str], template: RunRecord | None) -> str:
         algorithm = words.pop(0)
         config_class(algorithm)  # refuses a wrong one
         if template is not None and template.algorithm != algorithm:
-            raise UserError(f"--config names a run of {template.algorithm}, not of {algorithm}: leave {algorithm} out.")
+            raise UserError(f"the run is one of {template.algorithm}, not of {algorithm}: leave {algorithm} out.")
         return algorithm
     if template is None:
         raise UserError(f"name the algorithm first, one of {', '.join(ALGORITHMS)}: rlstruct train a2c --env NAME")

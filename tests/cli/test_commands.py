@@ -11,6 +11,8 @@ import sys
 import pytest
 import torch
 
+from rlstruct.algos.evaluation import Evaluation
+from rlstruct.algos.run_folder import RunFolder
 from rlstruct.cli.main import COMMANDS, main
 from rlstruct.cli.record import ALGORITHMS
 
@@ -42,7 +44,7 @@ def train(*options: str) -> pathlib.Path:
 @pytest.mark.parametrize(
     ("algorithm", "options", "agent"),
     [
-        ("reinforce", ["--env", "CartPole-v1"], "policy, perceptron"),
+        ("reinforce", ["--env", "CartPole-v1", "--n-timesteps", "500"], "policy, perceptron"),
         ("a2c", ["--env", "CartPole-v1", "--simulator", "torch", "--recurrent"], "recurrent policy"),
         ("a2c", ["--env", "Pendulum-v1", "--evaluation-timesteps", "200"], "Gaussian policy, perceptron"),
         ("a2c", ["--env", "Breakout-MinAtar"], "convolutional policy"),
@@ -54,7 +56,7 @@ def test_train_picks_the_agent_and_leaves_a_run_that_can_be_evaluated(
     algorithm: str, options: list[str], agent: str, capsys: Capture
 ) -> None:
     extra = ["--learning-starts", "50", "--n-updates", "1"] if algorithm == "dqn" else []
-    folder = train(algorithm, *options, *SMALL, *extra)
+    folder = train(algorithm, *SMALL, *options, *extra)
     assert folder.name.startswith(f"{algorithm}-{options[1]}-seed0-")
     stored = json.loads((folder / "config.json").read_text())
     assert stored["algorithm"] == algorithm
@@ -78,6 +80,32 @@ def test_a_stored_run_is_run_again_with_the_same_result_and_with_other_options()
     configs = [json.loads((run / "config.json").read_text())["config"] for run in (first, again, other)]
     assert configs[0] == configs[1]
     assert configs[2] == {**configs[0], "discount": 0.5}
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    options = ["a2c", "--env", "CartPole-v1", "--simulator", "torch", *SMALL, "--evaluation-interval", "80"]
+    whole = train(*options)
+    record = RunFolder.log_evaluation
+
+    def stopped_at_the_second(folder: RunFolder, result: Evaluation) -> None:
+        if result.env_steps and result.env_steps < 200 and not folder.checkpoint:
+            raise KeyboardInterrupt
+        record(folder, result)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "log_evaluation", stopped_at_the_second)
+        assert main(["train", *options, "--name", "stopped"]) == 130
+    assert "To go on: rlstruct train --resume runs/stopped-" in capsys.readouterr().out
+    (stopped,) = pathlib.Path("runs").glob("stopped-*")
+    assert main(["train", "--resume", str(stopped), "--discount", "0.5", "--no-progress"]) == 2
+    assert "discount is 0.5, but 0.99 in the checkpoint" in capsys.readouterr().err
+    assert main(["train", "--resume", str(stopped), "--env", "Acrobot-v1"]) == 2
+    assert "--resume goes on in CartPole-v1" in capsys.readouterr().err
+    assert main(["train", "--resume", str(stopped), "--no-progress"]) == 0
+    assert "from its checkpoint" in capsys.readouterr().out
+    weights = [torch.load(run / "checkpoint.pt", weights_only=True)["model"] for run in (whole, stopped)]
+    for name, value in weights[0].items():
+        assert torch.equal(value, weights[1][name])
 
 
 def test_two_runs_are_plotted_as_one_curve_and_a_film_of_the_agent_moves(capsys: Capture) -> None:
@@ -140,6 +168,9 @@ def test_play_draws_every_kind_of_environment(env: str, capsys: Capture) -> None
         (["train", "a2c", "--env", "Breakout-MinAtar", "--recurrent"], "no bundled agent remembers images"),
         (["train", "a2c", "--env", "ConnectFour-v0"], "this environment shows a Dict space"),
         (["train", "--config", "nowhere"], "nowhere is no run folder"),
+        (["train", "--resume", "nowhere"], "nowhere is no run folder"),
+        (["train", "--resume"], "expected the folder of a run"),
+        (["train", "--resume", "one", "--config", "another"], "give one of them"),
         (["evaluate", "nowhere"], "nowhere is no run folder"),
         (["plot", "nowhere"], "nowhere is no run folder"),
         (["play", "Breakout"], "Did you mean 'Breakout-MinAtar'?"),
