@@ -33,7 +33,7 @@ from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos import a2c
 from rlstruct.sims import make
 
-PARTS = ("limits", "sync", "fused", "policy", "simulation", "training")
+PARTS = ("limits", "sync", "simulation", "policy", "training", "fused")
 Row = dict[str, Any]
 
 
