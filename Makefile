@@ -13,7 +13,7 @@ TRAIN := $(VENV)/.installed-train
 INSTALLED := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak lint format types wheel bench peers clean
+.PHONY: help demo test soak lint format types wheel bench bench-cpu peers clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ wheel: $(INSTALLED) ## build the wheel into dist/
 
 bench: $(INSTALLED) ## run the quick benchmarks
 	$(RUN) benchmarks/import_time.py
+
+bench-cpu: $(INSTALLED) ## collection on the CPU beside other libraries (make peers; RLSTRUCTURES=checkout of v0.2)
+	$(RUN) benchmarks/cpu_collect.py --rlstructures "$(RLSTRUCTURES)"
 
 peers: ## make .venv-peers with the libraries that the benchmarks compare with
 	@$(PYTHON) -m venv .venv-peers

@@ -205,7 +205,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         Args:
             blocking: whether to wait for it.
             timeout: seconds to wait; default: the constructor's.
-            n_workers: how many workers must be ready, None for all. Fewer: the rows of those that are ready come back
+            n_workers: how many workers must be ready, None for all; 1 waits least. The rows of those that are come back
                 (``info["environment"]`` tells whose), and the next `execute` lets them go on while the others finish.
                 Nothing is lost, and nobody preferred: no worker gets more than two batches ahead of the slowest.
 

@@ -127,7 +127,7 @@ def line(row: dict[str, Any]) -> str:
         return f"| {row['name']} | {row['why']} | | | | | |"
     spread = f"{min(row['rates']):,.0f} - {max(row['rates']):,.0f}"
     ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
-    target = "" if row["target"] is None else _report.verdict(row["ratio"], row["target"])
+    target = "" if None in (row["target"], row["ratio"]) else _report.verdict(row["ratio"], row["target"])
     cpu = "" if row["cpu_ratio"] is None else f"{row['cpu_ratio']:.2f}"
     return f"| {row['name']} | {row['rate']:,.0f} | {spread} | {ratio} | {target} | {row['cpu_us']:.1f} | {cpu} |"
 
