@@ -30,7 +30,7 @@ ZOO: dict[str, dict[str, Any]] = {
         "settings": {"ent_coef": 0.0},
     },
     "dqn": {
-        "algorithm": DQN, "n_envs": 1, "n_steps": 50_000, "interval": 1_000, "kinds": ("greedy",),
+        "algorithm": DQN, "n_envs": 1, "n_steps": 50_000, "interval": 2_000, "kinds": ("greedy",),
         "settings": {
             "learning_rate": 2.3e-3, "batch_size": 64, "buffer_size": 100_000, "learning_starts": 1000, "gamma": 0.99,
             "target_update_interval": 10, "train_freq": 256, "gradient_steps": 128, "exploration_fraction": 0.16,
