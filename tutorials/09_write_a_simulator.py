@@ -19,7 +19,7 @@ from rlstruct.testing import check_vec_env, forbid_host_sync
 ROWS, COLUMNS = 10, 5
 
 
-# The simulator: a fruit falls from row 0, drifting with the wind, and a basket in the last row should be where it lands.
+# The simulator: a fruit falls, drifting with the wind; a basket in the last row should be where it lands.
 @dataclass(frozen=True)
 class CatchState:
     fruit_x: torch.Tensor  # [B] int64, all three

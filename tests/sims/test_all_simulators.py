@@ -51,7 +51,7 @@ def assert_same(got, expected, rows: slice = slice(None), **tolerance: float) ->
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("settings", [{}, {"auto_reset": False}, {"time_limit": 7}], ids=["auto", "episodic", "limit"])
 def test_keeps_the_contract(name: str, settings: dict) -> None:
-    check_vec_env(lambda seed, **more: make(name, 4, seed, **more), env_args=settings, n_steps=40)
+    check_vec_env(lambda seed, **more: make(name, 4, seed, **more), env_args=settings, n_steps=25)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -75,14 +75,14 @@ def test_never_waits_for_the_device(name: str, auto_reset: bool) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_environment_does_the_same_in_any_batch_and_on_any_device(name: str) -> None:
-    whole = make(name, 12, seed=5, time_limit=50)
-    plan = actions(whole, 60)
+    whole = make(name, 12, seed=5, time_limit=20)
+    plan = actions(whole, 30)
     expected = run(whole, plan)
     for first, n in ((0, 12), (0, 4), (4, 8)):
-        some = make(name, n, seed=5 + first, time_limit=50)
+        some = make(name, n, seed=5 + first, time_limit=20)
         # Vectorised sine and cosine may round the last few rows of a batch differently from the others.
-        assert_same(run(some, actions(some, 60, first)), expected, slice(first, first + n), rtol=1e-3, atol=1e-3)
-    away = make(name, 12, seed=5, time_limit=50, device="sim:1")
+        assert_same(run(some, actions(some, 30, first)), expected, slice(first, first + n), rtol=1e-3, atol=1e-3)
+    away = make(name, 12, seed=5, time_limit=20, device="sim:1")
     seen = [(a.to("cpu"), mask.to("cpu")) for a, mask in run(away, plan.to("sim:1"))]
     assert_same(seen, expected)
 

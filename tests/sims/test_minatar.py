@@ -222,13 +222,13 @@ def compare(game: str, n_transitions: int) -> None:
             before = stirred(game, before, stir)
         action, key = randint(child_key(stir, 20), 6), child_key(stir, 21)
         state, reward, terminated = env.play(before, action, key)
-        frames, drawn = env.observe(state), draws(game, key)
+        frames, drawn = env.observe(state).numpy(), draws(game, key)
         for b, (old, new) in enumerate(zip(rows_of(before), rows_of(state), strict=True)):
             theirs.random, theirs.terminal = script(game, old, drawn[b]), False
             fill(theirs, old)
             got = theirs.act(int(action[b]))
             assert (float(reward[b]), bool(terminated[b])) == (float(got[0]), bool(got[1])), (t, b, old)
-            np.testing.assert_array_equal(frames[b].numpy(), theirs.state(), err_msg=f"{t} {b} {old}")
+            assert (frames[b] == theirs.state()).all(), (t, b, old)
             fill(after, new)
             assert read(game, after) == read(game, theirs), (t, b, old)
         ended += int(terminated.sum())
@@ -246,13 +246,6 @@ def compare(game: str, n_transitions: int) -> None:
     assert rewarded > n_transitions // 500
 
 
-@pytest.mark.parametrize("game", GAMES)
-def test_equals_the_package(game: str) -> None:
-    compare(game, 6_000)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("game", GAMES)
 def test_equals_the_package_in_a_hundred_thousand_transitions(game: str) -> None:
     compare(game, 100_000)
