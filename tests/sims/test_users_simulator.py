@@ -13,7 +13,7 @@ from rlstruct.sims import TensorEnv, make
 
 
 class Arm(TensorEnv[DictTensor]):
-    """An arm with two motors and a gripper, seen by a camera; it ends when the gripper closes on something, by chance."""
+    """An arm with two motors and a gripper, seen by a camera; it ends when the gripper holds something, by chance."""
 
     action_space = spaces.Dict(motors=spaces.Box(-1, 1, (2,)), grip=spaces.Discrete(2))
     observation_space = spaces.Dict(
