@@ -6,12 +6,19 @@ import csv
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 import torch
-from resume_tasks import TASKS, config_of, train
+from resume_tasks import TASKS, config_of, create_network, create_sim, train
 
+from rlstruct.agents import ActorCriticAgent
+from rlstruct.algos.a2c import A2CConfig
+from rlstruct.algos.config import load_config
+from rlstruct.algos.evaluation import Evaluator
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import Training, TrainingResult
+from rlstruct.batchers import RL_Batcher
+from rlstruct.envs import GymEnvInf
 
 for package in ("tqdm", "tensorboard", "matplotlib"):
     pytest.importorskip(package, reason="needs the extra: pip install 'rlstruct[train]'")
@@ -78,3 +85,123 @@ def test_a_resumed_training_equals_one_without_a_break(
         again = train(name, run)  # nothing is left to do
     assert without_clocks(again) == without_clocks(expected)
     assert metrics(run.path) == metrics(whole.path)
+
+
+def test_environments_of_gymnasium_begin_new_episodes_and_counters_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = []
+
+    def create_gym(n_envs: int, seed: int) -> GymEnvInf:
+        starts.append(seed)
+        return GymEnvInf([gymnasium.make("CartPole-v1", max_episode_steps=60) for _ in range(n_envs)], seed)
+
+    run = new_folder(tmp_path, "dqn")
+    train_until(monkeypatch, 480, "dqn", run, create_env=create_gym)
+    before = metrics(run.path)
+    saved = torch.load(run.path / "checkpoint.pt", weights_only=True)
+    n_lines, env_steps = saved["run"]["n_lines"], saved["env_steps"]
+    assert env_steps == 384  # pieces of 32 steps, a checkpoint after 100 at least
+    assert saved["training"]["batcher"]["collectors"][0]["environment"] is None
+    with RunFolder.resume(run.path, progress=False) as run:
+        result = train("dqn", run, create_env=create_gym)
+    assert len(set(starts)) == 4  # collection and evaluation, each with seeds of its own before and after
+    after = metrics(run.path)
+    assert after[:n_lines] == before[:n_lines]
+    assert result.env_steps == 800 == int(after[-1]["env_steps"])
+    steps = [int(row["env_steps"]) for row in after if not row["evaluation/mean_return"]]
+    assert steps == sorted(set(steps))  # no line twice; one update after each 32 steps, from step 160 on
+    assert steps == list(range(steps[0], 801, 32))
+    assert torch.load(run.path / "checkpoint.pt", weights_only=True)["training"]["resumptions"] == 1
+
+
+def test_other_settings_are_refused_and_harmless_ones_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = new_folder(tmp_path, "a2c")
+    train_until(monkeypatch, 200, "a2c", run)
+    with (
+        RunFolder.resume(run.path, progress=False) as run,
+        pytest.raises(ValueError, match=r"A2CConfig: discount is 0\.5, but 0\.99 in the checkpoint\..*load_config"),
+    ):
+        train("a2c", run, discount=0.5)
+    with (
+        RunFolder.resume(run.path, progress=False) as run,
+        pytest.raises(ValueError, match=r"DQNConfig: average_rate is .* but missing in the checkpoint"),
+    ):
+        train("dqn", run)
+    with RunFolder.resume(run.path, progress=False) as run:
+        assert train("a2c", run, n_env_steps=400, log_interval=1).env_steps == 400
+    with RunFolder.resume(run.path, progress=False) as run:
+        assert train("a2c", run, n_env_steps=600).env_steps == 600  # a training that had ended goes on
+
+
+def test_what_cannot_be_resumed_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FileNotFoundError, match=r"is no run folder: it has no config\.json\. Pass the folder"):
+        RunFolder.resume(tmp_path)
+    run = new_folder(tmp_path, "a2c")
+    train_until(monkeypatch, 200, "a2c", run)
+    file = run.path / "checkpoint.pt"
+    whole = file.read_bytes()
+    for damaged in (b"", whole[: len(whole) // 2], b"something else"):
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"checkpoint\.pt cannot be read as a checkpoint: .*damaged"):
+            RunFolder.resume(run.path)
+    torch.save({"model": {}}, file)
+    with pytest.raises(ValueError, match=r"is no checkpoint of a training: it has \['model'\], without \['format', "):
+        RunFolder.resume(run.path)
+    torch.save([1.0], file)
+    with pytest.raises(ValueError, match=r"is no checkpoint of a training: it has list\. Resume from the folder"):
+        RunFolder.resume(run.path)
+    file.write_bytes(whole)
+    torch.save({**torch.load(file, weights_only=True), "format": 99}, file)
+    with pytest.raises(ValueError, match=r"has format 99, expected 1"):
+        RunFolder.resume(run.path)
+    file.write_bytes(whole)
+    lines = (run.path / "metrics.csv").read_text().splitlines(keepends=True)
+    (run.path / "metrics.csv").write_text(lines[0])
+    with pytest.raises(ValueError, match=r"metrics\.csv has 0 lines, expected \d+ at least"):
+        RunFolder.resume(run.path)
+
+
+def test_without_a_checkpoint_everything_begins_anew(tmp_path: Path) -> None:
+    with new_folder(tmp_path, "a2c") as run:
+        run.log(10, 1, {"loss": 1.0}, at=0.0)
+    with RunFolder.resume(run.path, progress=False) as again:
+        assert again.checkpoint is None
+        assert metrics(again.path) == []
+
+
+def test_settings_are_read_back(tmp_path: Path) -> None:
+    for name in TASKS:
+        with new_folder(tmp_path, name) as run:
+            assert load_config(run.path, type(config_of(name))) == config_of(name)
+    file = tmp_path / "config.json"
+    file.write_text('{"n_envs": 2, "n_env_step": 5}')
+    with pytest.raises(
+        ValueError, match=r"has 'n_env_step', which A2CConfig does not know\. Did you mean 'n_env_steps'"
+    ):
+        load_config(file, A2CConfig)
+    file.write_text('{"n_envs"')
+    with pytest.raises(ValueError, match=r"config\.json is damaged"):
+        load_config(tmp_path, A2CConfig)
+    with pytest.raises(FileNotFoundError, match=r"config\.json does not exist\. Pass the folder of a run"):
+        load_config(tmp_path / "nothing" / "config.json", A2CConfig)
+
+
+def test_an_evaluation_under_way_begins_again_with_its_weights() -> None:
+    def evaluator() -> Evaluator:
+        args = {"model": create_network(), "device": "cpu", "stochastic": True, "copy_model": True}
+        batcher = RL_Batcher(10, ActorCriticAgent, create_sim, agent_args=args, env_args={"n_envs": 4}, seed=3)
+        return Evaluator(batcher, resumable=True)
+
+    torch.manual_seed(0)
+    weights = create_network().state_dict()
+    first, other = evaluator(), evaluator()
+    first.start(weights, env_steps=0, policy_version=0)
+    first.wait()
+    first.start({name: weight + 0.1 for name, weight in weights.items()}, env_steps=70, policy_version=7)
+    state = first.state_dict()
+    expected = first.wait()
+    other.load_state_dict(state)
+    found = other.wait()
+    assert (found.returns, found.env_steps, found.policy_version) == (expected.returns, 70, 7)
+    assert other.state_dict()["under_way"] is None

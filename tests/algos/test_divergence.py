@@ -1,0 +1,162 @@
+"""Trainings that go wrong say where, keep what led there, and stop."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from resume_tasks import config_of, create_network, create_sim, train
+
+from rlstruct import DictTensor
+from rlstruct.agents import ActorCriticAgent
+from rlstruct.algos import a2c
+from rlstruct.algos.divergence import RecentBatches
+from rlstruct.algos.evaluation import Evaluator
+from rlstruct.algos.run_folder import RunFolder
+from rlstruct.batchers import RL_Batcher
+from rlstruct.errors import TrainingDiverged
+from rlstruct.testing.fake_agents import RngAgent
+from rlstruct.testing.fake_envs import CountingEnv
+from rlstruct.vec_env import Observed
+
+for package in ("tqdm", "tensorboard", "matplotlib"):
+    pytest.importorskip(package, reason="needs the extra: pip install 'rlstruct[train]'")
+
+
+class BadReward:
+    """Makes CartPole whose environment 1 is rewarded with infinity in the step with the given number."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def __call__(self, n_envs: int, seed: int) -> Any:
+        env = create_sim(n_envs, seed)
+        real, calls = env.step, [0]
+
+        def step(action: DictTensor) -> tuple[Observed, Observed]:
+            (reached, ran), (current, running) = real(action)
+            calls[0] += 1
+            if calls[0] == self.step and seed < 500_000:  # not in evaluation
+                bad = reached["reward"].index_fill(0, torch.tensor([1]), math.inf)
+                reached, current = reached + DictTensor(), current + DictTensor()
+                reached.set("reward", bad)
+                current.set("reward", bad)
+            return (reached, ran), (current, running)
+
+        env.step = step
+        return env
+
+
+class WeightlessAgent(RngAgent):
+    def update(self, info: Any) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlstruct.algos.run_folder.draw_learning_curve", lambda *args, **settings: None)
+
+
+def new_folder(root: Path, name: str) -> RunFolder:
+    return RunFolder("test", config_of(name), n_env_steps=800, root=root, progress=False)
+
+
+def test_a_loss_that_is_no_number_stops_and_leaves_batch_and_weights(tmp_path: Path) -> None:
+    # Step 34 of every environment is in the piece of steps 31 to 40, the fourth; the log is looked at after the sixth.
+    with (
+        new_folder(tmp_path, "a2c") as run,
+        pytest.raises(TrainingDiverged, match=r"value_loss is inf.* in update 4 at environment step 160.*smaller") as e,
+    ):
+        train("a2c", run, BadReward(34), final_learning_rate_fraction=1.0)
+    assert (e.value.policy_version, e.value.env_steps) == (4, 160)
+    assert "loss" in e.value.terms
+    assert str(run.path / "diverged.pt") in str(e.value)
+    evidence = torch.load(run.path / "diverged.pt", weights_only=True)
+    (batch,) = evidence["batches"]
+    reward = batch["trajectories"]["_observation/reward"]
+    assert reward.isinf().nonzero().tolist() == [[1, 3]]  # environment 1, fourth step of the piece
+    # The weights are those that the third update left: an equal training without the bad reward passes through them.
+    good = train("a2c", None, n_env_steps=120, final_learning_rate_fraction=1.0).model.state_dict()
+    assert evidence["learner"]["model"].keys() == good.keys()
+    for name, weight in evidence["learner"]["model"].items():
+        assert torch.isfinite(weight).all()
+        assert torch.equal(weight, good[name]), name
+
+
+def test_dqn_keeps_the_batches_of_the_update(tmp_path: Path) -> None:
+    with new_folder(tmp_path, "dqn") as run, pytest.raises(TrainingDiverged, match=r"2 batches, one for each gradient"):
+        train("dqn", run, BadReward(34))
+    batches = torch.load(run.path / "diverged.pt", weights_only=True)["batches"]
+    assert any(not torch.isfinite(batch["reward"]).all() for batch in batches)
+
+
+def test_without_a_run_folder_the_message_says_how_to_keep_them() -> None:
+    with pytest.raises(TrainingDiverged, match=r"Train with a run folder"):
+        train("a2c", None, BadReward(34))
+
+
+def test_a_batch_that_was_let_go_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlstruct.algos.divergence._MOST_BYTES", 1)
+    monkeypatch.setattr(RecentBatches.__init__, "__defaults__", (1,))
+    with (
+        new_folder(tmp_path, "a2c") as run,
+        pytest.raises(TrainingDiverged, match=r"has the weights to look at.*make room.*log_interval=1"),
+    ):
+        train("a2c", run, BadReward(34))
+    assert torch.load(run.path / "diverged.pt", weights_only=True)["batches"] == []
+
+
+def test_recent_batches_stay_within_their_memory() -> None:
+    recent = RecentBatches(most_bytes=100)
+    batches = [DictTensor({"x": torch.full((10,), float(i))}) for i in range(4)]  # 40 bytes each
+    for version, batch in enumerate(batches):
+        recent.add(version, [batch])
+    assert [len(recent.of(version)) for version in range(4)] == [0, 0, 1, 1]
+    recent.clear()
+    assert recent.of(3) == ()
+
+
+def test_an_evaluation_that_never_ends_is_cut_with_a_warning() -> None:
+    with RL_Batcher(10, WeightlessAgent, CountingEnv, env_args={"n_envs": 2, "lengths": (5, 1000)}, seed=0) as batcher:
+        evaluator = Evaluator(batcher, step_limit=25)
+        evaluator.start({}, env_steps=0, policy_version=0)
+        with pytest.warns(
+            UserWarning, match=r"1 of 2 episodes had not ended after 30 steps, the step limit is 25: .*cut"
+        ):
+            result = evaluator.wait()
+        # The first environment plays 5 steps, worth 1 + … + 5 = 15; the second is cut after 30, worth 30 * 31 / 2.
+        assert (result.lengths, result.returns, result.n_cut) == ((5, 30), (15.0, 465.0), 1)
+        evaluator.start({}, env_steps=0, policy_version=0)  # 1000 and 5 steps: it can be used again
+        with pytest.warns(UserWarning, match=r"1 of 2 episodes"):
+            assert evaluator.wait().lengths == (30, 5)
+
+
+def test_episodes_longer_than_a_batch_of_reinforce_are_named_once() -> None:
+    with pytest.warns(
+        UserWarning, match=r"of 4 episodes had not ended after n_timesteps = 5 steps.*max_episode"
+    ) as seen:
+        train("reinforce", None, n_timesteps=5, evaluation_timesteps=60, n_env_steps=100)
+    assert len(seen) == 1
+
+
+def test_the_optimiser_goes_on_as_before_while_all_is_finite() -> None:
+    torch.manual_seed(0)
+    model = create_network()
+    agent = ActorCriticAgent(model, device="cpu", stochastic=True, copy_model=False)
+    learner = a2c.Learner(model, agent, a2c.A2CConfig(max_gradient_norm=0.5))
+    frame = torch.randn(8, 4)
+    policy, value = model(frame)
+    learner.descend(policy.square().mean() + value.square().mean(), 0.0)
+    moved = {name: weight.clone() for name, weight in model.state_dict().items()}
+    policy, value = model(frame)
+    # A finite loss with a gradient of 0 * inf: the norm of the gradients tells.
+    terms = learner.descend((value * 0.0).clamp(min=0.0).sqrt().mean(), 0.0)
+    assert terms["gradient_norm"].isnan()
+    for _ in range(2):  # and later good losses change nothing any more
+        policy, value = model(frame)
+        learner.descend(value.mean(), 0.0)
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, moved[name]), name
