@@ -64,8 +64,8 @@ def _error(key: str, space: spaces.Space[Any], value: object, t: int, j: int) ->
     if isinstance(space, spaces.Box):
         mend = "Look for NaN in its weights, a learning rate that is too large for example"
     error = ValueError(
-        f"agent: action {key!r} of environment {j} in step {t} of the batch is {value}, expected an element of {space}. "
-        f"{mend}. The environment took it without a word."
+        f"agent: action {key!r} of environment {j} in step {t} of the batch is {value}, expected an element of "
+        f"{space}. {mend}. The environment took it without a word."
     )
     tag_environment(error, j)
     return error

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from rlstruct.batchers.action_range import ActionRange
 from rlstruct.batchers.collector import Collected
 from rlstruct.batchers.failures import describe, worker_error
 from rlstruct.batchers.hand_over import Part
@@ -61,6 +62,7 @@ class InProcess:
                 progress=self._progress,
             )
         env = self._collector.env
+        self._actions = ActionRange(env.action_space)
         self._n_envs, self.auto_reset, self.gaps = env.n_envs(), env.auto_reset, env.restarts_take_steps
         recorder = recorder_of(device) if graph and isinstance(env, Carrying) else None
         self._replayer = Replayer(self._collector, n_timesteps, device, recorder)
@@ -79,7 +81,8 @@ class InProcess:
         self._batch = None
         try:
             with self._named(), self._lane.work():
-                self._batch = self._replayer.collect(agent_infos[0])
+                self._batch = collected, steps = self._replayer.collect(agent_infos[0])
+                self._actions.check(steps, collected.n_steps)
         except WorkerError as error:
             self._failure = error
 

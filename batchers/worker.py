@@ -22,6 +22,7 @@ import cloudpickle
 import torch
 from torch import Tensor
 
+from rlstruct.batchers.action_range import ActionRange
 from rlstruct.batchers.collector import Collected, Collector
 from rlstruct.batchers.failures import describe
 from rlstruct.batchers.making import Factories, make_collector, measure
@@ -205,6 +206,7 @@ class _Worker:
             progress=self.progress,
         )
         env = self._collector.env
+        self._actions = ActionRange(env.action_space)
         return Created(env.n_envs(), env.auto_reset, device.type != "cuda" and torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
     def _measure(self, factories: Factories, agent_info: DictTensor, env_info: DictTensor) -> Layout:
@@ -217,6 +219,8 @@ class _Worker:
     def _execute(self, agent_info: DictTensor | None) -> Batch:
         collected = self._ready.collect(agent_info)
         slab = self._ready.slab
+        if slab is not None:
+            self._actions.check(slab, collected.n_steps)
         if slab is not None and slab.tensors is not self._shared:
             self.progress.enter(Phase.COPY)
             for name, tensor in slab.tensors.items():

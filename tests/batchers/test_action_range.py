@@ -38,8 +38,8 @@ def test_a_simulator_gets_no_action_beyond_its_last_one_unnoticed(value: int, n_
     with RL_Batcher(8, WrongAgent, make, n_processes=n_processes, seed=0, **settings) as batcher:
         batcher.reset()
         batcher.execute()
-        match = rf"environment 2, seed 2.*action 'action' of environment 2 in step 2 of the batch is {value}, .*Discrete\(2\)"
-        with pytest.raises(WorkerError, match=match) as error:
+        told = rf"environment 2, seed 2.*'action' of environment 2 in step 2 of the batch is {value}, .*Discrete\(2\)"
+        with pytest.raises(WorkerError, match=told) as error:
             batcher.get()
     assert error.value.environment == 2
 
