@@ -175,11 +175,15 @@ def is_image(space: spaces.Space[Any]) -> bool:
 
 
 def _looks_like_atari(name: str) -> bool:
-    return name.startswith("ALE/") or "NoFrameskip-v" in name or ("Deterministic-v" in name)
+    """Whether ale_py has this name, which it gives to gymnasium only when asked to."""
+    return name.startswith("ALE/") or "NoFrameskip-v" in name or _entry(name).startswith("ale_py")
+
+
+def _entry(name: str) -> str:
+    spec = gymnasium.registry.get(name)
+    return "" if spec is None else str(spec.entry_point)
 
 
 def _mend(name: str) -> str:
-    spec = gymnasium.registry.get(name)
-    entry = str(spec.entry_point) if spec is not None else ""
-    extra = next((extra for start, extra in _EXTRA_OF.items() if entry.startswith(start)), "")
+    extra = next((extra for start, extra in _EXTRA_OF.items() if _entry(name).startswith(start)), "")
     return f"Here: pip install '{extra}'" if extra else ""

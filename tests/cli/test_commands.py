@@ -173,7 +173,7 @@ def test_play_draws_every_kind_of_environment(env: str, capsys: Capture) -> None
         (["train", "--resume", "one", "--config", "another"], "give one of them"),
         (["evaluate", "nowhere"], "nowhere is no run folder"),
         (["plot", "nowhere"], "nowhere is no run folder"),
-        (["play", "Breakout"], "Did you mean 'Breakout-MinAtar'?"),
+        (["play", "seaquest-minatr"], "Did you mean 'Seaquest-MinAtar'?"),
         (["play", "CartPole-v1", "--out", "film.mp4"], "expected a name that ends with .gif"),
         (["devices", "now"], "expected no arguments"),
     ],
