@@ -33,7 +33,7 @@ def next_values(agent: RL_Agent, trajectories: Trajectories) -> Tensor:
         )
     steps = trajectories.trajectories
     reached = steps.truncate_key("_observation/").prepend_key("observation/")
-    shifted = Trajectories(trajectories.info, TemporalDictTensor(dict(reached.items()), steps.lengths))
+    shifted = Trajectories(trajectories.info, TemporalDictTensor._trusted(dict(reached.items()), steps.lengths))
     if not any(key.startswith("agent_state/") for key in trajectories.info.keys()):
         return replay_agent_stateless(agent, shifted)["value"]  # [B, T]
     values: list[Tensor] = []

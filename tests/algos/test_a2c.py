@@ -164,14 +164,14 @@ def test_an_agent_without_a_policy_is_named() -> None:
 
 @pytest.mark.parametrize("corrected", [False, True])
 def test_one_update_moves_the_learners_model_and_never_syncs(corrected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = create_model()
+    model, piece = create_model(), two_steps()
     config = dataclasses.replace(SMALL, vtrace=corrected)
     learner = Learner(model, ActorCriticAgent(model, copy_model=False), config)
     # Adam counts its steps in a tensor on the CPU, wherever the weights are: reading that waits for no device.
     monkeypatch.setattr(learner.optimizer, "step", allow_host_sync()(learner.optimizer.step))
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     with forbid_host_sync():
-        terms = learner.update(two_steps(), progress=0.0)
+        terms = learner.update(piece, progress=0.0)
     assert all(weight.grad is not None for weight in model.parameters())
     assert all(not torch.equal(weight, before[name]) for name, weight in model.state_dict().items() if "weight" in name)
     assert all(not term.requires_grad and term.dim() == 0 for term in terms.values())
