@@ -65,7 +65,7 @@ class Worker:
         self.weights_layout: Layout = {}
         self.batch: Batch | None = None
         self.reply: Saved | Loaded | None = None
-        self.seconds: dict[str, float] = {}
+        self.seconds = {phase.name.lower(): 0.0 for phase in Phase}
         self.slab: Slab | None = None
         self.layout: Layout = {}
         self.block: SharedBlock = start.steps
