@@ -22,6 +22,7 @@ from rlstruct.testing.conformance import (
     fail,
     holds,
     on_cpu,
+    same,
     short,
 )
 from rlstruct.testing.spaces import leaves, sample_rows
@@ -48,6 +49,7 @@ _CURRENT = {
 # How many calls back a returned tensor is compared with its first value; those of the first reset always are.
 _REMEMBERED_CALLS = 4
 _STEPS_OF_SECOND_RUN = 40
+_ENDS_TO_TELL = 5  # so many ends in the frame of a beginning are no coincidence
 
 
 def check_vec_env(
@@ -57,6 +59,7 @@ def check_vec_env(
     n_steps: int = 200,
     seed: int = 0,
     check_bounds: bool = True,
+    ends_as_it_begins: bool = False,
 ) -> None:
     """Step a VecEnv with random actions and compare all that it does with the contract of `VecEnv`.
 
@@ -74,6 +77,8 @@ def check_vec_env(
         n_steps: how many steps to take; take enough for episodes to end.
         seed: passed to the factory; seeds the random actions.
         check_bounds: whether frames must lie within the observation space, to rounding.
+        ends_as_it_begins: whether episodes may all end in the very frame that the next one begins with. Else that is
+            taken for the mistake that it nearly always is: the final observation is lost.
 
     Raises:
         ConformanceError: naming the call, the key, what was found, what was expected, and the mend.
@@ -81,7 +86,10 @@ def check_vec_env(
     factory = None if isinstance(env, VecEnv) else env
     made = env if isinstance(env, VecEnv) else env(**(env_args or {}), seed=seed)
     try:
-        _Walk(made, seed, check_bounds).run(n_steps)
+        walk = _Walk(made, seed, check_bounds)
+        walk.run(n_steps)
+        if not ends_as_it_begins:
+            walk.check_final_frames()
         if factory is not None:
             _check_seeds(lambda: factory(**(env_args or {}), seed=seed), seed, min(n_steps, _STEPS_OF_SECOND_RUN))
     finally:
@@ -129,6 +137,7 @@ class _Walk:
         self._keys: set[str] = set()
         self._first: list[tuple[str, DictTensor, DictTensor]] = []
         self._latest: deque[tuple[str, DictTensor, DictTensor]] = deque(maxlen=4 * _REMEMBERED_CALLS)  # 4 things a step
+        self._n_changes = self._n_ends = self._n_lost = 0  # of frames in an episode; of episodes; those as they begin
         self._check_attributes()
         self._B = env.n_envs()
         self._actions = deepcopy(env.action_space)
@@ -183,12 +192,37 @@ class _Walk:
         )
         self._check_reached(f"{where}, reached", reached, ran, sent)
         self._check_current(f"{where}, current", current, running, reached, ran)
+        self._count_ends(reached, current, ran)
         self.current, self.running = current, running
         if self._used is not None:
             mend = "Lent memory stays as it is until it is lent again."
             check_same(f"{where} changed what lend() had brought", self._used[0].map(on_cpu), self._used[1], mend)
         self._used = (self._slots[0], current) if answer[1][0] is self._slots[0] else None
         self._check_memory(where)
+
+    def _count_ends(self, reached: DictTensor, current: DictTensor, ran: Tensor) -> None:
+        """Count the restarts whose final frame is the first one of the next episode."""
+        ended = ran & reached["done"]
+        changed = ran & ~ended & ~self._same_frames(reached, self.current)
+        self._n_changes += int(changed.sum())  # sync: the kit looks at every step
+        if self.env.auto_reset:
+            self._n_ends += int(ended.sum())  # sync: as above
+            self._n_lost += int((ended & self._same_frames(reached, current)).sum())  # sync: as above
+
+    def _same_frames(self, one: DictTensor, other: DictTensor) -> Tensor:
+        return torch.stack([same(one[key], other[key]) for key in self._frames]).all(dim=0)  # [B]
+
+    def check_final_frames(self) -> None:
+        """Fail if every episode has ended in the first frame of the next one, although frames do change."""
+        if self._n_changes and self._n_ends >= _ENDS_TO_TELL and self._n_lost == self._n_ends:
+            fail(
+                f"{self.name}.step, reached",
+                next(iter(self._frames)),
+                f"the first frame of the next episode at each of {self._n_ends} ends",
+                "the frame that the episode ended with",
+                "Keep the final observation before the restart: the restarted one belongs into `current` only. If "
+                "episodes do end as they begin, pass ends_as_it_begins=True.",
+            )
 
     def _check_attributes(self) -> None:
         env, where = self.env, self.name

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
@@ -308,6 +309,30 @@ def test_seeds_that_do_not_decide_are_found() -> None:
 
     with pytest.raises(ConformanceError, match=r"made twice with seed=4, after reset.* 'frame'.*factory's seed"):
         check_vec_env(create, seed=4, n_steps=5)
+
+
+class LosingTheFinalFrame(CountingEnv):
+    """Shows no time in its frames, and at an episode's end the first frame of the next one."""
+
+    def __init__(self, n_envs: int, seed: int = 0, **settings: Any) -> None:
+        super().__init__(n_envs, seed, **settings)
+        self.observation_space = spaces.Box(0, 1, (), np.int64)
+
+    def _frame(self) -> Tensor:
+        return (self._step > 0).long()
+
+    def step(self, action: DictTensor) -> Any:
+        (reached, ran), (current, running) = super().step(action)
+        shown = reached.clone()
+        shown.set("frame", torch.where(reached["done"], current["frame"], reached["frame"]))
+        return (shown, ran), (current, running)
+
+
+def test_a_lost_final_frame_is_found_though_frames_carry_no_time() -> None:
+    env_args = {"n_envs": 3, "auto_reset": True}
+    with pytest.raises(ConformanceError, match="tensor 'frame': got the first frame of the next episode at each of"):
+        check_vec_env(LosingTheFinalFrame, env_args=env_args)
+    check_vec_env(LosingTheFinalFrame, env_args=env_args, ends_as_it_begins=True)
 
 
 def test_bounds_can_be_left_out() -> None:
