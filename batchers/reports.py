@@ -15,7 +15,7 @@ class BatcherStats:
     Attributes:
         workers: for each worker (one when collecting in this process) the seconds spent in ``environment``, ``agent``,
             ``copy`` (writing the batch), ``reset``, ``start`` (creating agent and environments) and ``wait`` (for
-            orders), as of its last batch (zeros before); they add up to the time that the worker has existed until then.
+            orders), as of its last batch; they add up to the time that the worker has existed until then. Zeros before.
         wait: seconds that this process waited in `get`.
         hand_over: seconds that this process spent on copying finished batches out.
         batches: how many were handed over.
