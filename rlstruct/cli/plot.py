@@ -85,7 +85,8 @@ def read_curve(folder: Path, metric: str) -> Curve:
     columns = list(rows[0]) if rows else []
     if metric not in columns:
         raise UserError(f"{file} has no column {metric!r}, only {', '.join(columns)}.{nearest(metric, columns)}")
-    points = sorted((int(row["env_steps"]), float(row[metric])) for row in rows if row[metric])
+    # Where two evaluations judged the same weights, the later one: nothing was selected by it.
+    points = sorted({int(row["env_steps"]): float(row[metric]) for row in rows if row[metric]}.items())
     if not points:
         raise UserError(f"{file}: nothing in column {metric!r}.")
     return Curve([step for step, _ in points], [value for _, value in points])

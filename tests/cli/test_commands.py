@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from rlstruct.algos.evaluation import Evaluation
+from rlstruct.algos.learning_curve import Curve
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.cli.main import COMMANDS, main
+from rlstruct.cli.plot import read_curve
 from rlstruct.cli.record import ALGORITHMS
 
 for package in ("tyro", "tqdm", "tensorboard", "matplotlib"):
@@ -123,6 +125,12 @@ def test_two_runs_are_plotted_as_one_curve_and_a_film_of_the_agent_moves(capsys:
     assert frames_differ(pathlib.Path("film.gif")) > 3
     assert main(["play", str(runs[0]), "--steps", "5", "--out", "sheet.png"]) == 0
     assert "a2c after 2" in capsys.readouterr().out  # 200 environment steps and a bit
+
+
+def test_of_two_evaluations_of_the_same_weights_the_later_one_is_drawn(tmp_path: pathlib.Path) -> None:
+    lines = ["env_steps,evaluation/mean_return", "0,20", "50,90", "50,70", "25,"]
+    (tmp_path / "metrics.csv").write_text("\n".join(lines))
+    assert read_curve(tmp_path, "evaluation/mean_return") == Curve([0, 50], [20.0, 70.0])
 
 
 def frames_differ(path: pathlib.Path) -> int:
