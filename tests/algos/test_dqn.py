@@ -261,6 +261,7 @@ class TableOfValues(nn.Module):
 def test_truncated_episodes_are_worth_100_and_terminated_ones_what_is_left(terminates: bool, prioritised: bool) -> None:
     config = DQNConfig(
         n_env_steps=2000,
+        discount=0.99,
         n_timesteps=10,
         n_envs=4,
         n_step=10,
@@ -293,6 +294,11 @@ def test_truncated_episodes_are_worth_100_and_terminated_ones_what_is_left(termi
 def test_training_improves_the_policy() -> None:
     config = DQNConfig(
         n_env_steps=6000,
+        n_timesteps=8,
+        n_updates=16,
+        discount=0.99,
+        learning_rate=0.001,
+        target_update_rate=0.01,
         evaluation_episodes=8,
         evaluation_processes=0,
         evaluation_interval=1500,
