@@ -327,19 +327,18 @@ class Training:
             )
 
     def _warn_of_cuts(self, trajectories: Trajectories, n_running: int) -> None:
-        """Say once that episodes are longer than a batch, or never end."""
-        if self._warned or n_running == 0:
+        """Say once that no episode of a batch came to an end."""
+        if self._warned or n_running < trajectories.n_elems():
             return
         steps = trajectories.trajectories
-        n_whole = int((steps["_observation/done"] & steps.mask()).any(1).sum())  # sync: until the first warning only
-        if n_whole == trajectories.n_elems():
+        if bool((steps["_observation/done"] & steps.mask()).any()):  # sync: while all environments go on
             return
         self._warned = True
         warnings.warn(
-            f"run_training: {trajectories.n_elems() - n_whole} of {trajectories.n_elems()} episodes had not ended "
-            f"after n_timesteps = {self.config.n_timesteps} steps. They are cut there, and learnt from as truncated "
-            "ones. Raise n_timesteps, or give an environment that may never end a time limit, such as "
-            "gymnasium.make(..., max_episode_steps=...).",
+            f"run_training: none of {trajectories.n_elems()} episodes had ended after n_timesteps = "
+            f"{self.config.n_timesteps} steps. They are cut there, and learnt from as truncated ones. Raise n_timesteps, "
+            "or give an environment that may never end a time limit, such as gymnasium.make(..., "
+            "max_episode_steps=...).",
             stacklevel=5,
         )
 
