@@ -336,9 +336,9 @@ class Training:
         self._warned = True
         warnings.warn(
             f"run_training: none of {trajectories.n_elems()} episodes had ended after n_timesteps = "
-            f"{self.config.n_timesteps} steps. They are cut there, and learnt from as truncated ones. Raise n_timesteps, "
-            "or give an environment that may never end a time limit, such as gymnasium.make(..., "
-            "max_episode_steps=...).",
+            f"{self.config.n_timesteps} steps. They are cut there, and learnt from as truncated ones. Raise "
+            "n_timesteps, or give an environment that may never end a time limit, such as "
+            "gymnasium.make(..., max_episode_steps=...).",
             stacklevel=5,
         )
 

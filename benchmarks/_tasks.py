@@ -163,12 +163,12 @@ TASKS: dict[str, Task] = {
     ),
     "a2c_lunar_lander": _A2C(
         A2CConfig(
-            n_env_steps=500_000, n_envs=16, n_timesteps=32, reward_scale=0.05, learning_rate=0.003,
-            trace_decay=0.95, entropy_coefficient=0.01, max_gradient_norm=0.5, whiten_advantages=True,
-            evaluation_interval=25_000, evaluation_timesteps=200, target_return=170.0,
+            n_env_steps=500_000, n_timesteps=8, discount=0.995, reward_scale=0.05, learning_rate=0.001,
+            trace_decay=0.97, entropy_coefficient=0.001, max_gradient_norm=0.5, n_envs=8,
+            evaluation_interval=10_000, evaluation_timesteps=200, evaluation_stochastic=False, target_return=170.0,
         ),
         partial(ActorCritic, 8, 4), ActorCriticAgent,
-        _LUNAR_LANDER, 150.0, "A2C on LunarLander-v3", episodes=40,
+        _LUNAR_LANDER, 150.0, "A2C on LunarLander-v3", episodes=50,
     ),
     "dqn_lunar_lander": _DQN(
         DQNConfig(
