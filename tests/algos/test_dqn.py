@@ -348,9 +348,13 @@ def test_returns_of_episodes_that_span_pieces() -> None:
     returns = EpisodeReturns()
     assert returns.read() is None
 
-    def piece(reward: list[list[float]], done: list[list[int]], lengths: list[int]) -> TemporalDictTensor:
+    def piece(
+        reward: list[list[float]], done: list[list[int]], lengths: list[int], begun: tuple[bool, bool] = (False, False)
+    ) -> TemporalDictTensor:
         steps = {"_observation/reward": torch.tensor(reward), "_observation/done": torch.tensor(done).bool()}
-        return TemporalDictTensor(steps, torch.tensor(lengths))
+        begins = torch.zeros(2, len(reward[0]), dtype=torch.bool)
+        begins[:, 0] = torch.tensor(begun)
+        return TemporalDictTensor({**steps, "observation/initial_state": begins}, torch.tensor(lengths))
 
     returns.add(piece([[1.0, 2.0, 4.0], [1.0, 1.0, math.nan]], [[0, 0, 0], [0, 0, 1]], [3, 2]))
     assert returns.read() is None
@@ -360,6 +364,9 @@ def test_returns_of_episodes_that_span_pieces() -> None:
     assert returns.read() is None
     returns.add(piece([[1.0], [1.0]], [[1], [1]], [1, 1]))
     assert returns.read() == pytest.approx((33 + 6) / 2)
+    returns.add(piece([[7.0], [1.0]], [[0], [0]], [1, 1]))
+    returns.add(piece([[2.0], [1.0]], [[1], [1]], [1, 1], begun=(True, False)))
+    assert returns.read() == pytest.approx((2 + 2) / 2)  # the 7 belong to an episode that a reset cut short
 
 
 def test_returns_agree_with_the_counting_environment() -> None:

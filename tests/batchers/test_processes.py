@@ -189,7 +189,7 @@ def test_everything_may_be_defined_in_the_main_script_and_a_forked_child_harms_n
         class Agent(RngAgent):
             def __call__(self, *arguments):
                 self.calls = getattr(self, "calls", 0) + 1
-                if self.n_actions == 3 and self.calls > 6:
+                if self.n_actions == 2 and self.calls > 6:
                     raise Mine("from a worker")
                 return super().__call__(*arguments)
         namespace = {"Agent": Agent}

@@ -52,7 +52,7 @@ def through_a_file(state: Any) -> Any:
 
 def assert_equal(batch: Trajectories, expected: Trajectories) -> None:
     for mine, theirs in ((batch.info, expected.info), (batch.trajectories, expected.trajectories)):
-        assert list(mine.keys()) == list(theirs.keys())
+        assert sorted(mine.keys()) == sorted(theirs.keys())
         for key, value in mine.items():
             assert torch.equal(value, theirs[key]), key
 
