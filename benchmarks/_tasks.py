@@ -1,4 +1,7 @@
-"""The tasks of benchmarks/learn.py by name: environments, networks, settings. Layer 5."""
+"""The tasks of benchmarks/learn.py by name: environments, networks, settings. Layer 5.
+
+The settings are those of `rlstruct.algos.presets`, as far as an environment by that name has some.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,7 @@ from rlstruct.agents import (
 from rlstruct.algos import a2c, dqn, reinforce
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.dqn import DQNConfig
-from rlstruct.algos.reinforce import ReinforceConfig
+from rlstruct.algos.presets import PRESETS
 from rlstruct.algos.training import TrainingResult
 from rlstruct.envs import GymEnv, GymEnvInf, GymVectorEnv
 
@@ -99,6 +101,15 @@ def _train(
     return train(replace(config, seed=seed, **settings), create_model, create_agent, create_env)
 
 
+def _tuned(algorithm: str, env: str) -> TrainingConfig:
+    """The settings that ``rlstruct train`` begins with, too."""
+    return PRESETS[algorithm, env].config
+
+
+def _network(algorithm: str, env: str, kind: Callable[..., nn.Module], *sizes: Any) -> Callable[[], nn.Module]:  # noqa: ANN401
+    return partial(kind, *sizes, **PRESETS[algorithm, env].network)
+
+
 _A2C, _DQN = partial(_task, a2c.train), partial(_task, dqn.train)
 _LUNAR_LANDER = partial(one_by_one, "LunarLander-v3")
 _MEMORY = A2CConfig(
@@ -108,11 +119,11 @@ _MEMORY = A2CConfig(
 
 TASKS: dict[str, Task] = {
     "reinforce_cartpole": _task(
-        reinforce.train, ReinforceConfig(), partial(ActorCritic, 4, 2), ActorCriticAgent,
+        reinforce.train, _tuned("reinforce", "CartPole-v1"), partial(ActorCritic, 4, 2), ActorCriticAgent,
         partial(episodic, "CartPole-v1"), 475.0, "REINFORCE on CartPole-v1", n_seeds=10, tuned_on=(0, 1, 2),
     ),
     "a2c_cartpole": _A2C(
-        A2CConfig(), partial(ActorCritic, 4, 2), ActorCriticAgent,
+        _tuned("a2c", "CartPole-v1"), partial(ActorCritic, 4, 2), ActorCriticAgent,
         partial(vectorised, "CartPole-v1"), 475.0, "A2C on CartPole-v1", n_seeds=10, tuned_on=(0, 1, 2),
     ),
     "a2c_cartpole_1024": _A2C(
@@ -124,33 +135,20 @@ TASKS: dict[str, Task] = {
         partial(simulator, "CartPole-v1"), 475.0, "A2C on 1,024 simulators of CartPole-v1", n_seeds=5,
     ),
     "dqn_cartpole": _DQN(
-        DQNConfig(evaluation_interval=2000, target_return=475.0),
-        partial(QNetwork, 4, 2, duelling=True), QAgent,
+        _tuned("dqn", "CartPole-v1"), partial(QNetwork, 4, 2, duelling=True), QAgent,
         partial(vectorised, "CartPole-v1"), 475.0, "DQN on CartPole-v1", n_seeds=10, tuned_on=(0, 1, 3),
     ),
     "a2c_acrobot": _A2C(
-        A2CConfig(
-            n_env_steps=150_000, n_envs=32, n_timesteps=8, learning_rate=0.003, trace_decay=0.9,
-            entropy_coefficient=0.01, max_gradient_norm=0.5, whiten_advantages=True,
-            evaluation_interval=25_000, evaluation_timesteps=500,
-        ),
-        partial(ActorCritic, 6, 3), ActorCriticAgent,
+        _tuned("a2c", "Acrobot-v1"), partial(ActorCritic, 6, 3), ActorCriticAgent,
         partial(simulator, "Acrobot-v1"), -90.0, "A2C on Acrobot-v1",
     ),
     "dqn_acrobot": _DQN(
-        DQNConfig(evaluation_interval=2500, target_return=-85.0),
-        partial(QNetwork, 6, 3, duelling=True), QAgent,
+        _tuned("dqn", "Acrobot-v1"), partial(QNetwork, 6, 3, duelling=True), QAgent,
         partial(simulator, "Acrobot-v1"), -90.0, "DQN on Acrobot-v1",
     ),
     "a2c_pendulum": _A2C(
-        A2CConfig(
-            n_env_steps=1_200_000, n_envs=32, n_timesteps=8, discount=0.9, learning_rate=0.003, trace_decay=0.9,
-            entropy_coefficient=0.0, max_gradient_norm=0.5, whiten_advantages=True,
-            evaluation_interval=100_000, evaluation_timesteps=200, evaluation_stochastic=False,
-        ),
+        _tuned("a2c", "Pendulum-v1"), _network("a2c", "Pendulum-v1", GaussianActorCritic, 3, 1), GaussianAgent,
         # The pendulum clips its torque to [-2, 2] itself; others want gymnasium.wrappers.ClipAction.
-        # It begins with wide draws: white noise of little torque never swings it up.
-        partial(GaussianActorCritic, 3, 1, initial_log_std=1.0), GaussianAgent,
         partial(simulator, "Pendulum-v1"), -250.0, "A2C with Gaussian actions on Pendulum-v1", tuned_on=(0, 1),
     ),
     "a2c_memory": _A2C(
@@ -162,30 +160,17 @@ TASKS: dict[str, Task] = {
         HiddenVelocities, 150.0, "the same with a feed-forward agent, which shall stay below",
     ),
     "a2c_lunar_lander": _A2C(
-        A2CConfig(
-            n_env_steps=500_000, n_timesteps=8, discount=0.995, reward_scale=0.05, learning_rate=0.001,
-            trace_decay=0.97, entropy_coefficient=0.001, max_gradient_norm=0.5, n_envs=8,
-            evaluation_interval=5_000, evaluation_timesteps=200, evaluation_stochastic=False, target_return=170.0,
-        ),
-        partial(ActorCritic, 8, 4), ActorCriticAgent,
+        _tuned("a2c", "LunarLander-v3"), partial(ActorCritic, 8, 4), ActorCriticAgent,
         _LUNAR_LANDER, 150.0, "A2C on LunarLander-v3", episodes=50,
     ),
     "dqn_lunar_lander": _DQN(
-        DQNConfig(
-            n_env_steps=300_000, discount=0.99, learning_rate=0.001, n_updates=16, epsilon_fraction=0.1,
-            evaluation_interval=20_000, target_return=150.0,
-        ),
-        partial(QNetwork, 8, 4, duelling=True), QAgent,
+        _tuned("dqn", "LunarLander-v3"), partial(QNetwork, 8, 4, duelling=True), QAgent,
         _LUNAR_LANDER, 100.0, "DQN on LunarLander-v3", episodes=50,
     ),
     "a2c_breakout": _A2C(
-        A2CConfig(
-            n_env_steps=5_000_000, n_envs=64, n_timesteps=16, reward_scale=1.0, learning_rate=0.002, trace_decay=0.95,
-            target_return=12.0,
-            entropy_coefficient=0.01, max_gradient_norm=0.5, whiten_advantages=True,
-            evaluation_interval=250_000, evaluation_timesteps=200,
-        ),
-        partial(ConvolutionalActorCritic, (10, 10, 4), 3, n_features=64, channels_last=True), ActorCriticAgent,
+        _tuned("a2c", "Breakout-MinAtar"),
+        _network("a2c", "Breakout-MinAtar", partial(ConvolutionalActorCritic, channels_last=True), (10, 10, 4), 3),
+        ActorCriticAgent,
         partial(simulator, "Breakout-MinAtar"), 10.0, "A2C on MinAtar's Breakout, in 5 million steps", n_seeds=2,
     ),
 }  # fmt: skip

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from gymnasium import spaces
 from torch import nn
 
 from rlstruct import agents
-from rlstruct.cli.complaint import UserError
+from rlstruct.cli.complaint import UserError, nearest
 from rlstruct.cli.environments import is_image
+from rlstruct.cli.task import Task
 from rlstruct.rl_agent import RL_Agent
+
+Module = TypeVar("Module", bound=nn.Module)
+CreateModel = Callable[[], nn.Module]
+Settings = Mapping[str, Any]
 
 _ATARI_PIXELS, _ATARI_FEATURES, _SMALL_FEATURES = 36, 512, 128
 
@@ -30,26 +36,25 @@ class AgentChoice:
         small: whether one CPU thread is enough for its network.
     """
 
-    create_model: Callable[[], nn.Module]
+    create_model: CreateModel
     create_agent: Callable[..., RL_Agent]
     kind: str
     small: bool
 
 
-def choose(
-    algorithm: str, observation: spaces.Space[Any], action: spaces.Space[Any], *, recurrent: bool
-) -> AgentChoice:
+def choose(algorithm: str, task: Task, observation: spaces.Space[Any], action: spaces.Space[Any]) -> AgentChoice:
     """Choose agent and network by the spaces.
 
     Args:
         algorithm: ``reinforce``, ``a2c`` or ``dqn``.
+        task: says whether the agent has a memory, and further settings of its network.
         observation: space of one observation.
         action: space of one action.
-        recurrent: with a memory.
 
     Raises:
         UserError: none of the bundled ones fits; the message says why, and what would.
     """
+    recurrent, settings = task.recurrent, task.network_settings()
     if not isinstance(observation, spaces.Box):
         raise UserError(
             f"the bundled agents see one frame, and this environment shows {_word(observation)}. Wrap it "
@@ -68,54 +73,75 @@ def choose(
             raise UserError("DQN chooses among single actions, and here they are continuous: take a2c or reinforce.")
         if recurrent:
             raise UserError("DQN has no agent with a memory: take a2c, or leave out --recurrent.")
-        return _q_agent(observation, int(action.n), image)  # type: ignore[attr-defined]
+        return _q_agent(observation, int(action.n), settings)  # type: ignore[attr-defined]
     if image and (recurrent or continuous):
         raise UserError(
             f"no bundled agent {'remembers images' if recurrent else 'turns images into continuous actions'}: write "
             "one (tutorials/02_your_own_agent.py, rlstruct.agents.ConvolutionalTrunk)."
         )
-    return _actor_critic(observation, action, image, recurrent)
+    if isinstance(action, spaces.Box):
+        return _gaussian(observation, action.shape[0], recurrent, settings)
+    return _actor_critic(observation, int(action.n), recurrent, settings)  # type: ignore[attr-defined]
 
 
-def _q_agent(observation: spaces.Box, n_actions: int, image: bool) -> AgentChoice:
-    if image:
-        make = partial(_convolutional_q, observation.shape, n_actions)
+def _q_agent(observation: spaces.Box, n_actions: int, settings: Settings) -> AgentChoice:
+    if is_image(observation):
+        trunk = _network(agents.ConvolutionalTrunk, observation.shape, settings=settings, **_of_images(observation))
+        make: CreateModel = partial(_convolutional_q, trunk, n_actions)
         return AgentChoice(make, agents.QAgent, "convolutional network of action values, duelling", False)
-    inputs = math.prod(observation.shape)
-    make_small = partial(agents.QNetwork, inputs, n_actions, duelling=True)
-    return AgentChoice(make_small, agents.QAgent, "perceptron of action values, duelling", True)
+    make = _network(agents.QNetwork, math.prod(observation.shape), n_actions, settings=settings, duelling=True)
+    return AgentChoice(make, agents.QAgent, "perceptron of action values, duelling", True)
 
 
-def _convolutional_q(shape: tuple[int, ...], n_actions: int) -> nn.Module:
-    trunk = agents.ConvolutionalTrunk(shape, n_features=_n_features(shape), channels_last=_channels_last(shape))
+def _convolutional_q(create_trunk: Callable[[], agents.ConvolutionalTrunk], n_actions: int) -> nn.Module:
+    trunk = create_trunk()
     return nn.Sequential(trunk, agents.DuellingHead(trunk.n_features, n_actions))
 
 
-def _actor_critic(observation: spaces.Box, action: spaces.Space[Any], image: bool, recurrent: bool) -> AgentChoice:
-    shape, inputs = observation.shape, math.prod(observation.shape)
-    if isinstance(action, spaces.Box):
-        d = action.shape[0]
-        if recurrent:
-            make: Callable[[], nn.Module] = partial(agents.RecurrentGaussianActorCritic, inputs, d)
-            return AgentChoice(make, agents.RecurrentGaussianAgent, "recurrent Gaussian policy", True)
-        make = partial(agents.GaussianActorCritic, inputs, d)
-        return AgentChoice(make, agents.GaussianAgent, "Gaussian policy, perceptron", True)
-    n_actions = int(action.n)  # type: ignore[attr-defined]
+def _gaussian(observation: spaces.Box, n_dimensions: int, recurrent: bool, settings: Settings) -> AgentChoice:
+    sizes = (math.prod(observation.shape), n_dimensions)
     if recurrent:
-        return AgentChoice(
-            partial(agents.RecurrentActorCritic, inputs, n_actions), agents.RecurrentAgent, "recurrent policy", True
-        )
-    if image:
-        make = partial(
-            agents.ConvolutionalActorCritic,
-            shape,
-            n_actions,
-            n_features=_n_features(shape),
-            channels_last=_channels_last(shape),
-        )
+        make: CreateModel = _network(agents.RecurrentGaussianActorCritic, *sizes, settings=settings)
+        return AgentChoice(make, agents.RecurrentGaussianAgent, "recurrent Gaussian policy", True)
+    make = _network(agents.GaussianActorCritic, *sizes, settings=settings)
+    return AgentChoice(make, agents.GaussianAgent, "Gaussian policy, perceptron", True)
+
+
+def _actor_critic(observation: spaces.Box, n_actions: int, recurrent: bool, settings: Settings) -> AgentChoice:
+    inputs = math.prod(observation.shape)
+    if recurrent:
+        make: CreateModel = _network(agents.RecurrentActorCritic, inputs, n_actions, settings=settings)
+        return AgentChoice(make, agents.RecurrentAgent, "recurrent policy", True)
+    if is_image(observation):
+        of_images = _of_images(observation)
+        make = _network(agents.ConvolutionalActorCritic, observation.shape, n_actions, settings=settings, **of_images)
         return AgentChoice(make, agents.ActorCriticAgent, "convolutional policy", False)
-    make = partial(agents.ActorCritic, inputs, n_actions)
+    make = _network(agents.ActorCritic, inputs, n_actions, settings=settings)
     return AgentChoice(make, agents.ActorCriticAgent, "policy, perceptron", True)
+
+
+def _network(
+    kind: Callable[..., Module],
+    *sizes: Any,  # noqa: ANN401 - of its inputs and outputs
+    settings: Settings,
+    **ours: Any,  # noqa: ANN401 - settings that the user may change
+) -> Callable[[], Module]:
+    """Return what makes a network.
+
+    Raises:
+        UserError: it has no such setting.
+    """
+    parameters = inspect.signature(kind).parameters.values()
+    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    for name in settings:
+        if name not in known:
+            raise UserError(f"--network {name}: there are only {', '.join(known)}.{nearest(name, known)}")
+    return partial(kind, *sizes, **{**ours, **settings})
+
+
+def _of_images(observation: spaces.Box) -> dict[str, Any]:
+    shape = observation.shape
+    return {"n_features": _n_features(shape), "channels_last": _channels_last(shape)}
 
 
 def _channels_last(shape: tuple[int, ...]) -> bool:

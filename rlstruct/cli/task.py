@@ -21,12 +21,14 @@ class Task:
         simulator: step the bundled simulator of this name, and how; None takes gymnasium's environment where it has
             one.
         recurrent: give the agent a memory, a gated recurrent unit.
+        network: settings of the network, each as KEY=VALUE, such as hidden=[128,128].
     """
 
     env: str
     env_options: tuple[str, ...] = ()
     simulator: Backend | None = None
     recurrent: bool = False
+    network: tuple[str, ...] = ()
 
     def settings(self) -> dict[str, Any]:
         """Return the options as keyword arguments; values are read as JSON where they can be.
@@ -37,13 +39,25 @@ class Task:
         >>> Task(env="LunarLander-v3", env_options=("gravity=-5", "name=moon")).settings()
         {'gravity': -5, 'name': 'moon'}
         """
-        settings = {}
-        for option in self.env_options:
-            key, equals, value = option.partition("=")
-            if not (key and equals):
-                raise UserError(f"--env-options {option}: expected KEY=VALUE, such as continuous=false.")
-            try:
-                settings[key] = json.loads(value)
-            except json.JSONDecodeError:
-                settings[key] = value
-        return settings
+        return _read("--env-options", self.env_options, "continuous=false")
+
+    def network_settings(self) -> dict[str, Any]:
+        """Return the settings of the network as keyword arguments.
+
+        Raises:
+            UserError: one has no ``=``.
+        """
+        return _read("--network", self.network, "hidden=[128,128]")
+
+
+def _read(option: str, words: tuple[str, ...], example: str) -> dict[str, Any]:
+    settings = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not (key and equals):
+            raise UserError(f"{option} {word}: expected KEY=VALUE, such as {example}.")
+        try:
+            settings[key] = json.loads(value)
+        except json.JSONDecodeError:
+            settings[key] = value
+    return settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from rlstruct.algos.config import TrainingConfig, check_resumed
+from rlstruct.algos.presets import PRESETS
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import TrainingResult
 from rlstruct.cli.agents import AgentChoice, choose
-from rlstruct.cli.complaint import UserError, check_device, require, say
+from rlstruct.cli.complaint import UserError, check_device, nearest, require, say
 from rlstruct.cli.environments import ATARI_STACK, Factory, GymFactory, find, spaces_of
 from rlstruct.cli.parsing import parse
 from rlstruct.cli.record import ALGORITHMS, RunRecord, config_class, load, module_of, versions
@@ -28,7 +30,9 @@ _HELP = """usage: rlstruct train ALGORITHM --env NAME [OPTIONS]
 
 Train an agent; results go into a new folder under runs/. The agent is chosen to
 fit the environment: a perceptron, a convolutional network for images, a
-Gaussian policy for continuous actions. --recurrent gives it a memory.
+Gaussian policy for continuous actions. --recurrent gives it a memory. Settings
+that were tuned for the environment hold unless you say --preset none, or other
+ones; --help after ALGORITHM and --env lists them all.
 
   reinforce   whole episodes, a baseline; discrete and continuous actions
   a2c         pieces of a stream, a critic; discrete and continuous actions
@@ -37,10 +41,9 @@ Gaussian policy for continuous actions. --recurrent gives it a memory.
   rlstruct train a2c --env CartPole-v1
   rlstruct train a2c --env CartPole-v1 --simulator torch --n-envs 1024
   rlstruct train dqn --env Breakout-MinAtar --learner-device cuda:0
+  rlstruct train dqn --env MyEnv-v0 --preset Acrobot-v1
   rlstruct train --config runs/RUN --seed 1    the same again, with another seed
-  rlstruct train --resume runs/RUN             go on with a run that was stopped
-
-rlstruct train ALGORITHM --help lists all settings."""
+  rlstruct train --resume runs/RUN             go on with a run that was stopped"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +71,14 @@ class Training(Generic[Config]):
         environment: What is to be learnt.
         training: How it is learnt, and on which devices.
         output: Where results go.
+        preset: begin with the settings that were tuned for this environment; by default those for --env, and "none"
+            for the defaults of the algorithm.
     """
 
     environment: Task
     training: Config
     output: Output = Output()
+    preset: str | None = None
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -96,6 +102,10 @@ def run(arguments: Sequence[str]) -> None:
     template = load(stored) if stored else None
     algorithm = _algorithm(words, template)
     options = _parse(algorithm, words, template)
+    if template is None:
+        say(_about_preset(algorithm, options.environment.env, options.preset))
+    elif options.preset is not None:
+        raise UserError("--preset begins with other settings than the run's: leave it out.")
     if resumed and template and options.environment != template.task:
         raise UserError(f"--resume goes on in {template.task.env} as it was. To change it begin anew, see --config.")
     train(algorithm, options.environment, options.training, options.output, resumed=resumed)
@@ -123,7 +133,7 @@ def train(
     for name in ("learner_device", "batcher_device", "evaluation_device"):
         check_device(f"--{name.replace('_', '-')}", getattr(config, name))
     factory = find(task, auto_reset=algorithm != "reinforce")
-    choice = choose(algorithm, *spaces_of(factory), recurrent=task.recurrent)
+    choice = choose(algorithm, task, *spaces_of(factory))
     config = _fitted(algorithm, config, factory)
     if output.threads or choice.small:
         torch.set_num_threads(output.threads or 1)
@@ -175,15 +185,22 @@ def _fitted(algorithm: str, config: TrainingConfig, factory: Factory) -> Trainin
 
 def _take(words: list[str], option: str) -> Path | None:
     """Take an option that names a run out of the command line."""
+    if (found := _find(words, option)) is None:
+        return None
+    value, where = found
+    if not value:
+        raise UserError(f"{option}: expected the folder of a run.")
+    del words[where]
+    run = Path(value)
+    return run if run.name != "config.json" else run.parent
+
+
+def _find(words: Sequence[str], option: str) -> tuple[str, slice] | None:
+    """Return the value of an option, empty if it has none, and its words."""
     for i, word in enumerate(words):
         name, equals, value = word.partition("=")
-        if name != option:
-            continue
-        if not equals and i + 1 == len(words):
-            raise UserError(f"{option}: expected the folder of a run.")
-        run = Path(value if equals else words[i + 1])
-        del words[i : i + (1 if equals else 2)]
-        return run if run.name != "config.json" else run.parent
+        if name == option:
+            return (value, slice(i, i + 1)) if equals else ("".join(words[i + 1 : i + 2]), slice(i, i + 2))
     return None
 
 
@@ -202,9 +219,35 @@ def _algorithm(words: list[str], template: RunRecord | None) -> str:
 
 def _parse(algorithm: str, words: list[str], template: RunRecord | None) -> Training[Any]:
     cls = config_class(algorithm)
-    default = None if template is None else Training(environment=template.task, training=template.config)
     described = f"Train with {algorithm.upper()}; results go into a new folder, see --runs."
+    if template is not None:
+        default: Any = Training(environment=template.task, training=template.config)
+    else:
+        default = _preset(algorithm, words)
     return parse(Training[cls], words, f"rlstruct train {algorithm}", described, default)  # type: ignore[valid-type]
+
+
+def _preset(algorithm: str, words: list[str]) -> Training[Any] | None:
+    """Return what the command line begins with, None for the defaults: the parser must know it before it begins."""
+    env, chosen = (found[0] if (found := _find(words, option)) else None for option in ("--env", "--preset"))
+    names = [name for kind, name in PRESETS if kind == algorithm]
+    name = chosen or env
+    if chosen and chosen not in (*names, "none"):
+        known = ", ".join([*names, "none"])
+        raise UserError(f"--preset {chosen}: {algorithm} has only {known}.{nearest(chosen, names)}")
+    if not env or name not in names:
+        return None
+    preset = PRESETS[algorithm, name]
+    network = tuple(f"{key}={json.dumps(value)}" for key, value in preset.network.items())
+    return Training(environment=Task(env=env, network=network), training=preset.config)
+
+
+def _about_preset(algorithm: str, env: str, chosen: str | None) -> str:
+    name = chosen or env
+    if (algorithm, name) in PRESETS:
+        return f"settings: tuned for {name}, where you say nothing else (--preset none for the defaults)"
+    known = ", ".join(name for kind, name in PRESETS if kind == algorithm)
+    return f"settings: the defaults, made for CartPole-v1 (--preset takes those for {known})"
 
 
 def _tell(result: TrainingResult, folder: RunFolder) -> None:

@@ -46,7 +46,7 @@ def load_trained(run: Path, *, auto_reset: bool, render: bool = False) -> Traine
     """
     record = load(run)
     factory = find(record.task, auto_reset=auto_reset, render=render)
-    choice = choose(record.algorithm, *spaces_of(factory), recurrent=record.task.recurrent)
+    choice = choose(record.algorithm, record.task, *spaces_of(factory))
     file = run / "checkpoint.pt"
     if not file.exists():
         raise UserError(f"{run} has no checkpoint.pt: the first one is written after the first evaluation.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import pathlib
@@ -11,8 +12,10 @@ import sys
 import pytest
 import torch
 
+from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.learning_curve import Curve
+from rlstruct.algos.presets import PRESETS
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.cli.main import COMMANDS, main
 from rlstruct.cli.plot import read_curve
@@ -71,6 +74,46 @@ def test_train_picks_the_agent_and_leaves_a_run_that_can_be_evaluated(
     assert "3 episodes" in capsys.readouterr().out
 
 
+def settings_of(run: pathlib.Path) -> dict[str, object]:
+    return json.loads((run / "config.json").read_text())["config"]
+
+
+def test_train_begins_with_the_settings_tuned_for_the_environment(capsys: Capture) -> None:
+    tuned = dataclasses.asdict(PRESETS["a2c", "Pendulum-v1"].config)
+    run = train("a2c", "--env", "Pendulum-v1", *SMALL)
+    assert "settings: tuned for Pendulum-v1" in capsys.readouterr().out
+    found = settings_of(run)
+    given = {option.removeprefix("--").replace("-", "_") for option in SMALL}
+    assert {name: found[name] for name in found if name not in given} == {
+        name: tuned[name] for name in tuned if name not in given
+    }
+    assert found["n_timesteps"] == 20
+    # Its network draws wide at first; Adam moves a number by the learning rate at most, in each of a few updates.
+    weights = torch.load(run / "checkpoint.pt", weights_only=True)["model"]
+    torch.testing.assert_close(weights["log_std"], torch.ones(1), atol=0.1, rtol=0)
+    assert main(["evaluate", str(run), "--episodes", "2"]) == 0
+
+
+def test_another_preset_or_none_can_be_chosen(capsys: Capture) -> None:
+    short = [*SMALL, "--env-options", "max_episode_steps=20"]
+    other = train("a2c", "--env=MountainCar-v0", "--preset=Acrobot-v1", *short)
+    assert "settings: tuned for Acrobot-v1" in capsys.readouterr().out
+    assert settings_of(other)["trace_decay"] == PRESETS["a2c", "Acrobot-v1"].config.trace_decay
+    none = train("a2c", "--env", "Acrobot-v1", "--preset", "none", *short)
+    assert "settings: the defaults, made for CartPole-v1" in capsys.readouterr().out
+    assert settings_of(none)["trace_decay"] == A2CConfig().trace_decay
+
+
+def test_a_wider_network_is_remembered() -> None:
+    run = train("a2c", "--env", "CartPole-v1", *SMALL, "--network", "hidden=[16]", "orthogonal=false")
+    weights = torch.load(run / "checkpoint.pt", weights_only=True)["model"]
+    assert [tuple(value.shape) for name, value in weights.items() if name.startswith("actor.")] == [
+        *((16, 4), (16,)),
+        *((2, 16), (2,)),
+    ]
+    assert main(["evaluate", str(run), "--episodes", "2"]) == 0
+
+
 def test_a_stored_run_is_run_again_with_the_same_result_and_with_other_options() -> None:
     first = train("a2c", "--env", "CartPole-v1", *SMALL, "--seed", "3", "--learning-rate", "0.02")
     again = train("--config", str(first), "--no-progress")
@@ -103,6 +146,8 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(monkeypatch: pytest
     assert "discount is 0.5, but 0.99 in the checkpoint" in capsys.readouterr().err
     assert main(["train", "--resume", str(stopped), "--env", "Acrobot-v1"]) == 2
     assert "--resume goes on in CartPole-v1" in capsys.readouterr().err
+    assert main(["train", "--resume", str(stopped), "--preset", "none"]) == 2
+    assert "leave it out" in capsys.readouterr().err
     assert main(["train", "--resume", str(stopped), "--no-progress"]) == 0
     assert "from its checkpoint" in capsys.readouterr().out
     weights = [torch.load(run / "checkpoint.pt", weights_only=True)["model"] for run in (whole, stopped)]
@@ -169,6 +214,9 @@ def test_play_draws_every_kind_of_environment(env: str, capsys: Capture) -> None
         (["train", "a2c", "--env", "nowhere_at_all:Env-v0"], "there is no module 'nowhere_at_all'"),
         (["train", "a2c", "--env", "CartPole-v1", "--env-options", "gravity"], "expected KEY=VALUE"),
         (["train", "a2c", "--env", "CartPole-v1", "--env-options", "colour=3"], "colour"),
+        (["train", "a2c", "--env", "CartPole-v1", "--network", "hiden=[9]"], "Did you mean 'hidden'?"),
+        (["train", "a2c", "--env", "CartPole-v1", "--network", "hidden"], "expected KEY=VALUE"),
+        (["train", "a2c", "--env", "CartPole-v1", "--preset", "Acrobat-v1"], "Did you mean 'Acrobot-v1'?"),
         (["train", "a2c", "--env", "CartPole-v1", "--learner-device", "cuda:7"], "Devices here: cpu"),
         (["train", "a2c", "--env", "CartPole-v1", "--batcher-device", "gpu"], "'gpu' is no device. Devices here: cpu"),
         (["train", "dqn", "--env", "Pendulum-v1"], "take a2c or reinforce"),

@@ -1,0 +1,83 @@
+"""Settings that were tuned for an environment, and measured: what ``rlstruct train`` begins with. Layer 4.
+
+``benchmarks/learn.py`` trains with the same ones, and ``benchmarks/README.md`` says what comes out. Those with a
+``target_return`` evaluate between the updates, so that they end with the very weights that reached it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rlstruct.algos.a2c import A2CConfig
+from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.dqn import DQNConfig
+from rlstruct.algos.reinforce import ReinforceConfig
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Settings for one algorithm in one environment.
+
+    Attributes:
+        config: of the algorithm.
+        network: keyword arguments of the network, where it is not as by default.
+    """
+
+    config: TrainingConfig
+    network: Mapping[str, float] = field(default_factory=dict)
+
+
+PRESETS: dict[tuple[str, str], Preset] = {
+    ("reinforce", "CartPole-v1"): Preset(ReinforceConfig()),
+    ("a2c", "CartPole-v1"): Preset(A2CConfig()),
+    ("dqn", "CartPole-v1"): Preset(
+        DQNConfig(evaluation_interval=2000, target_return=475.0, evaluation_processes=0)
+    ),
+    ("a2c", "Acrobot-v1"): Preset(
+        A2CConfig(
+            n_env_steps=150_000, n_envs=32, n_timesteps=8, learning_rate=0.003, trace_decay=0.9,
+            entropy_coefficient=0.01, max_gradient_norm=0.5, whiten_advantages=True,
+            evaluation_interval=25_000, evaluation_timesteps=500,
+        )
+    ),
+    ("dqn", "Acrobot-v1"): Preset(
+        DQNConfig(evaluation_interval=2500, target_return=-85.0, evaluation_processes=0)
+    ),
+    ("a2c", "Pendulum-v1"): Preset(
+        A2CConfig(
+            n_env_steps=1_200_000, n_envs=32, n_timesteps=8, discount=0.9, learning_rate=0.003, trace_decay=0.9,
+            entropy_coefficient=0.0, max_gradient_norm=0.5, whiten_advantages=True,
+            evaluation_interval=100_000, evaluation_timesteps=200, evaluation_stochastic=False,
+        ),
+        {"initial_log_std": 1.0},  # wide draws at first: white noise of little torque never swings it up
+    ),
+    ("a2c", "LunarLander-v3"): Preset(
+        A2CConfig(
+            n_env_steps=500_000, n_timesteps=8, discount=0.995, reward_scale=0.05, learning_rate=0.001,
+            trace_decay=0.97, entropy_coefficient=0.001, max_gradient_norm=0.5, n_envs=8,
+            evaluation_interval=5_000, evaluation_timesteps=200, evaluation_stochastic=False, target_return=170.0,
+            evaluation_episodes=50, evaluation_processes=0,
+        )
+    ),
+    ("dqn", "LunarLander-v3"): Preset(
+        DQNConfig(
+            n_env_steps=300_000, discount=0.99, learning_rate=0.001, n_updates=16, epsilon_fraction=0.1,
+            evaluation_interval=20_000, target_return=150.0, evaluation_episodes=50, evaluation_processes=0,
+        )
+    ),
+    ("a2c", "Breakout-MinAtar"): Preset(
+        A2CConfig(
+            n_env_steps=5_000_000, n_envs=64, n_timesteps=16, reward_scale=1.0, learning_rate=0.002, trace_decay=0.95,
+            entropy_coefficient=0.01, max_gradient_norm=0.5, whiten_advantages=True,
+            evaluation_interval=250_000, evaluation_timesteps=200, target_return=12.0,
+            evaluation_processes=0,
+        ),
+        {"n_features": 64},
+    ),
+}  # fmt: skip
+"""By algorithm, a module of `rlstruct.algos`, and environment, as gymnasium or `rlstruct.sims` call it.
+
+>>> PRESETS["a2c", "Acrobot-v1"].config.n_envs
+32
+"""
