@@ -1,19 +1,21 @@
 """One library, four worker processes, one fault: what its user sees. Run by benchmarks/robustness.py.
 
 ``python faulty.py LIBRARY FOLDER``. The program steps until something is raised, closes, and tells on standard
-output what happened when. The time limit of 10 s is set wherever the library has one.
+output what happened when. The time limit of 10 s is set wherever the library has one. A file called ``raise`` in the
+folder has an environment raise; ``exit``, ``error`` and ``forget`` end the program without closing anything.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 os.environ["BATCHED_PIPE_TIMEOUT"] = "10"  # TorchRL reads its time limit here
 
@@ -161,38 +163,73 @@ class RlStruct:
         self.batcher.close()
 
 
+class NoWorkers:
+    """What a program costs its user that imports all this and has no worker: most of the time that an end takes."""
+
+    packages = ()
+
+    def __init__(self, folder: str) -> None:
+        import rlstruct.batchers  # noqa: F401
+
+    def step(self) -> None:
+        time.sleep(0.01)
+
+    def close(self) -> None:
+        pass
+
+
 LIBRARIES = {
     "gymnasium": GymnasiumAsync,
     "sb3": StableBaselines3,
     "torchrl_parallel": TorchRLParallel,
     "torchrl_collector": TorchRLCollector,
     "rlstruct": RlStruct,
+    "no_workers": NoWorkers,
 }
 
 
-def main() -> None:
-    channel = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
+def asked(folder: str) -> str:
+    """How the program shall end now, "" if it shall go on."""
+    return next((word for word in ("exit", "error", "forget") if os.path.exists(f"{folder}/{word}")), "")
+
+
+def work(library: Library, folder: str, channel: TextIO) -> None:
+    """Step until something happens; report what is raised, and how closing goes."""
 
     def tell(event: str, **facts: Any) -> None:  # noqa: ANN401
         print(json.dumps({"event": event, "at": time.monotonic(), **facts}), file=channel)
 
-    library: Library = LIBRARIES[sys.argv[1]](sys.argv[2])
-    library.step()
     tell("ready", versions={name: version(name) for name in library.packages})
     try:
-        while True:
+        while not asked(folder):
             library.step()
     except Exception as error:
         origin = error.__cause__ or error.__context__
         cause = None if origin is None else repr(origin)
         tell("raised", type=type(error).__name__, text=str(error), cause=cause)
+    else:
+        return
     try:
         library.close()
         tell("closed", error=None)
     except Exception as error:
         tell("closed", error=repr(error)[:200])
     time.sleep(60)  # the driver looks for what is left, and kills this
+
+
+def main() -> None:
+    # A shell that runs the driver in the background has all its children ignore Ctrl-C; a user's shell does not.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    channel = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    library: Library = LIBRARIES[sys.argv[1]](sys.argv[2])
+    library.step()
+    work(library, sys.argv[2], channel)
+    if (ending := asked(sys.argv[2])) == "exit":
+        sys.exit(7)
+    if ending == "error":
+        raise ValueError("a mistake in my own loop")
+    del library
 
 
 if __name__ == "__main__":

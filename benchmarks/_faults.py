@@ -1,0 +1,306 @@
+"""One fault, done to one library: what it tells, how long it takes, what it leaves behind. Layer 5.
+
+The program that suffers is ``peers/faulty.py``, a process group of its own. Linux only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+HERE = Path(__file__).parent
+SHARED = Path("/dev/shm")
+PATIENCE = 30.0
+LIMIT = 10.0  # as faulty.py sets it
+FAULTS = {
+    "kill": "SIGKILL to one worker",
+    "exception": "`ValueError` in one environment's `step`",
+    "stop": "SIGSTOP to one worker (a simulator that hangs)",
+    "interrupt": "Ctrl-C (SIGINT to the whole process group)",
+    "exit": "`sys.exit(7)` without closing",
+    "error": "`ValueError` in the user's own loop",
+    "forget": "`del` without closing, and the end of the script",
+    "parent": "SIGKILL to the main process",
+    "group": "SIGKILL to the whole process group",
+}
+RAISING = ("kill", "exception", "stop")
+# How the program ends by itself: its exit code, and the tracebacks that its user reads.
+ENDING = {"interrupt": (-signal.SIGINT, 1), "exit": (7, 0), "error": (1, 1), "forget": (0, 0)}
+# What rlstruct promises to say. A worker may be hit between two batches, when it is in no step.
+PLACE = r"in (.+, step \d+|no call of yours)"
+PROMISED = {
+    "kill": r"^WorkerError: worker 2 \(pid \d+, environments 2 to 2, seed 2\) was killed by SIGKILL " + PLACE,
+    "exception": r"^WorkerError: worker 2 \(pid \d+\) raised in environment.step, environment 2, seed 2, step \d+: "
+    r"ValueError: the arm has left the table(.|\n)+faulty.py\", line \d+",
+    "stop": r"^WorkerTimeout: worker 2 \(pid \d+, .+\) gave no answer within 10 s; it is " + PLACE,
+}
+
+
+@dataclass
+class Outcome:
+    """What happened to one library.
+
+    Attributes:
+        cell: as the table says it.
+        short: the same in two or three words.
+        facts: the same as numbers and strings, for the JSON file.
+        versions: of its packages.
+    """
+
+    cell: str
+    short: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+class Program:
+    """A run of ``faulty.py``."""
+
+    def __init__(self, python: str, library: str) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.process = subprocess.Popen(
+            [python, str(HERE / "peers" / "faulty.py"), library, self.folder.name],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.printed = ""
+        self._events: queue.Queue[dict[str, Any]] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+        self._errors = threading.Thread(target=self._read_errors, daemon=True)
+        self._errors.start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout or ():
+            self._events.put(json.loads(line))
+        self._events.put({"event": "ended"})
+
+    def _read_errors(self) -> None:
+        for line in self.process.stderr or ():
+            self.printed += line
+
+    def said(self) -> str:
+        """All that it has printed on standard error; call it when it has ended."""
+        self._errors.join(1.0)  # orphans may hold it open
+        return self.printed
+
+    def event(self, name: str, seconds: float) -> dict[str, Any] | None:
+        """Return the next event if it is the named one and comes in time."""
+        try:
+            event = self._events.get(timeout=seconds)
+        except queue.Empty:
+            return None
+        return event if event["event"] == name else None
+
+    def order(self, word: str) -> None:
+        """Have the program do something at its next step."""
+        (Path(self.folder.name) / word).touch()
+
+    def workers(self) -> list[psutil.Process]:
+        """The processes that environments said they live in, by index."""
+        files = sorted(Path(self.folder.name).glob("pid*"))
+        return [psutil.Process(int(file.read_text())) for file in files]
+
+    def family(self) -> list[psutil.Process]:
+        """All processes of the program: workers, and what helps them."""
+        main = psutil.Process(self.process.pid)
+        return [main, *main.children(recursive=True)]
+
+    def end(self, family: list[psutil.Process]) -> None:
+        """Kill what is left."""
+        for process in family:
+            if process.is_running():
+                process.kill()
+        self.process.wait()
+        self.folder.cleanup()
+
+
+def run(python: str, library: str, fault: str) -> Outcome:
+    """Do one fault to one library."""
+    if not Path(python).exists():
+        return Outcome("not installed", "not installed")
+    program = Program(python, library)
+    family: list[psutil.Process] = [psutil.Process(program.process.pid)]
+    try:
+        ready = program.event("ready", 120.0)
+        if ready is None:
+            last = program.printed.strip().splitlines() or ["it said nothing"]
+            return Outcome(f"not installed, or failed to start: {last[-1][:120]}", "did not start")
+        time.sleep(0.5)
+        family, workers = program.family(), program.workers()
+        shared = mapped(family)
+        if fault in RAISING:
+            outcome = watch(program, fault, workers, family)
+        elif fault in ENDING:
+            outcome = leave(program, fault, workers)
+        else:
+            outcome = abandon(program, fault == "group", workers)
+        outcome.facts["shared"] = left = unlinked(shared)
+        if left:
+            outcome.cell += f"; **{spell(len(left), 'name')} left in /dev/shm**"
+            outcome.short += f", {spell(len(left), 'name')} left"
+        outcome.versions = ready["versions"]
+        return outcome
+    finally:
+        program.end(family)
+
+
+def watch(program: Program, fault: str, workers: list[psutil.Process], family: list[psutil.Process]) -> Outcome:
+    """See what is raised, how long closing takes and which processes are left."""
+    start = time.monotonic()
+    if fault == "exception":
+        program.order("raise")
+    else:
+        workers[2].send_signal(signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+    raised = program.event("raised", PATIENCE)
+    if raised is None:
+        died = program.process.poll()
+        words = f"silent for {PATIENCE:.0f} s" if died is None else f"main process died with code {died}"
+        return Outcome(f"**{words}**", f"**{words}**", {"raised": None})
+    seconds = raised["at"] - start
+    told = f"`{raised['type']}` after {seconds:.2f} s: {quoted(raised['text'])}"
+    if raised["cause"]:
+        told += f"; it came from {quoted(raised['cause'])}"
+    facts = {"raised": raised, "seconds": seconds, "closed": program.event("closed", PATIENCE)}
+    short = f"told in {seconds:.1f} s"
+    if (closed := facts["closed"]) is None:
+        return Outcome(f"{told}; **close() hangs, over {PATIENCE:.0f} s**", f"{short}, **close() hangs**", facts)
+    after = f"close() {closed['at'] - raised['at']:.2f} s"
+    if closed["error"]:
+        after, short = f"{after}, raises {quoted(closed['error'])}", f"{short}, **close() raises**"
+    left = [child for child in family[1:] if child.is_running() and not _is_helper(child, workers)]
+    alive_still = [child for child in left if alive(child)]
+    facts["left"] = len(left)
+    if alive_still:
+        after += f", **{spell(len(alive_still), 'process', 'processes')} left**"
+        short += f", **{spell(len(alive_still), 'process', 'processes')} left**"
+    if zombies := len(left) - len(alive_still):
+        after += f", {spell(zombies, 'zombie')}"
+    return Outcome(f"{told}; {after}", short, facts)
+
+
+def leave(program: Program, fault: str, workers: list[psutil.Process]) -> Outcome:
+    """End the program in one of the ways in which users end theirs, and see how it goes."""
+    start = time.monotonic()
+    if fault == "interrupt":
+        os.killpg(program.process.pid, signal.SIGINT)  # as a terminal does it
+    else:
+        program.order(fault)
+    try:
+        code = program.process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        return Outcome(f"**does not end within {PATIENCE:.0f} s**", "**never ends**", {"code": None})
+    seconds = time.monotonic() - start
+    said = program.said()
+    n = said.count("Traceback (most recent call last)")
+    facts = {"seconds": seconds, "code": code, "tracebacks": n, "leaked": "leaked" in said}
+    facts["alive"] = sum(alive(worker) for worker in workers)
+    words = f"ended after {seconds:.2f} s with exit code {code} and {spell(n, 'traceback')}"
+    words += ", says that something leaked" if facts["leaked"] else ""
+    short = f"{seconds:.1f} s, {spell(n, 'traceback')}"
+    if code != ENDING[fault][0]:
+        words, short = f"{words}, **expected exit code {ENDING[fault][0]}**", f"{short}, **exit code {code}**"
+    if facts["alive"]:
+        words += f"; **{facts['alive']} of {len(workers)} workers alive**"
+        short += f", **{spell(facts['alive'], 'worker')} left**"
+    return Outcome(words, short, facts)
+
+
+def abandon(program: Program, group: bool, workers: list[psutil.Process]) -> Outcome:
+    """Kill the main process, alone or with its group, and see what outlives it."""
+    if group:
+        os.killpg(program.process.pid, signal.SIGKILL)
+    else:
+        program.process.kill()
+    counts = []
+    for seconds in (1.0, 4.0):
+        time.sleep(seconds)
+        counts.append(sum(alive(worker) for worker in workers))
+        if not counts[-1]:
+            break
+    times = [f"{count} after {at} s" for count, at in zip(counts, (1, 5), strict=False)]
+    words = f"of {len(workers)} workers alive: {', '.join(times)}"
+    short = f"**{spell(counts[0], 'worker')} alive after 1 s**" if counts[0] else "nobody alive after 1 s"
+    return Outcome(f"**{words}**" if counts[0] else words, short, {"alive": counts})
+
+
+def promises_kept(fault: str, facts: dict[str, Any]) -> bool:
+    """Whether what rlstruct did is what it promises."""
+    if facts["shared"]:
+        return False
+    if fault in ENDING:
+        told = (facts["code"], facts.get("tracebacks")) == ENDING[fault]
+        return told and facts["seconds"] < 3.0 and not facts["leaked"] and not facts["alive"]
+    if fault not in RAISING:
+        return facts["alive"] == [0]
+    if facts["raised"] is None or facts["closed"] is None:
+        return False
+    told = re.search(PROMISED[fault], f"{facts['raised']['type']}: {facts['raised']['text']}") is not None
+    earliest = LIMIT if fault == "stop" else 0.0
+    quick = earliest <= facts["seconds"] < earliest + 1.0 and closing_seconds(facts) < 2.0
+    return told and quick and not facts["closed"]["error"] and not facts["left"]
+
+
+def closing_seconds(facts: dict[str, Any]) -> float:
+    """How long close() took, 0 where nobody calls it."""
+    return facts["closed"]["at"] - facts["raised"]["at"] if facts.get("closed") else 0.0
+
+
+def mapped(family: list[psutil.Process]) -> set[str]:
+    """Names in /dev/shm that these processes hold; others may use the folder at the same time."""
+    names: set[str] = set()
+    for process in family:
+        paths = [region.path for region in process.memory_maps(grouped=True)]
+        paths += [os.path.realpath(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
+        names |= {path.removeprefix(f"{SHARED}/") for path in paths if path.startswith(f"{SHARED}/")}
+    return {name for name in names if not name.endswith(" (deleted)")}
+
+
+def unlinked(names: set[str]) -> list[str]:
+    """Remove these names from /dev/shm, and return those that were still there."""
+    left = sorted(name for name in names if (SHARED / name).exists())
+    for name in left:
+        (SHARED / name).unlink(missing_ok=True)
+    return left
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it still runs; a zombie does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _is_helper(process: psutil.Process, workers: list[psutil.Process]) -> bool:
+    """Python's own resource tracker and fork server live as long as the main process does."""
+    try:
+        words = " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return False
+    return process not in workers and ("resource_tracker" in words or "forkserver" in words)
+
+
+def quoted(text: str) -> str:
+    """A message's first line, short enough for a table."""
+    first = text.strip().splitlines()[0] if text.strip() else ""
+    short = first if len(first) <= 130 else f"{first[:127]}..."
+    return f"`{short.replace('|', '/').replace('`', chr(39))}`" if short else "an empty message"
+
+
+def spell(n: int, one: str, many: str = "") -> str:
+    """A number with its noun."""
+    return f"{n} {one}" if n == 1 else f"{n} {many or f'{one}s'}"
