@@ -23,6 +23,7 @@ from typing import Any
 from rlstruct.algos.checkpoint import read_checkpoint, replace_file, write_checkpoint
 from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.learning_curve import draw_learning_curve
+from rlstruct.algos.lease import Lease
 
 _COUNTERS = ("env_steps", "policy_version", "seconds", "steps_per_second")
 _EVALUATION = ("evaluation/mean_return", "evaluation/std_return", "evaluation/mean_length", "evaluation/seconds")
@@ -40,6 +41,8 @@ class RunFolder:
     checkpoint.pt          everything that `resume` needs; ``torch.load(path, weights_only=True)``
     learning_curve.png     return against environment steps
     ====================== =============================================================================
+
+    Until it is closed or its process ends, however that may be, no other one can `resume` it (see `Lease`).
 
     Args:
         name: first part of the folder's name.
@@ -66,7 +69,9 @@ class RunFolder:
         for module in ("tqdm", "torch.utils.tensorboard", "matplotlib"):
             _extra(module)
         self.path = _new_folder(Path(root), name)
-        (self.path / "config.json").write_text(json.dumps(asdict(config), indent=2, default=str) + "\n")
+        file = self.path / "config.json"
+        file.write_text(json.dumps(asdict(config), indent=2, default=str) + "\n")
+        self._lease = Lease(file, "RunFolder")
         self._open(n_env_steps, progress)
 
     @classmethod
@@ -77,34 +82,30 @@ class RunFolder:
         training was killed before the first one, everything begins anew in the same folder.
 
         Args:
-            path: the folder. Nobody else may train in it.
+            path: the folder.
             n_env_steps: where the progress bar ends; by default where it did.
             progress: show the bar.
 
         Raises:
             FileNotFoundError: this is no run folder.
+            RuntimeError: another training writes into it.
             ValueError: the checkpoint or ``metrics.csv`` is damaged, or no training wrote it.
             ImportError: the extra ``train`` is not installed.
         """
         folder = cls.__new__(cls)
         folder.path = Path(path)
-        if not (folder.path / "config.json").exists():
+        config = folder.path / "config.json"
+        if not config.exists():
             raise FileNotFoundError(
                 f"RunFolder.resume: {folder.path} is no run folder: it has no config.json. Pass the folder that a "
                 "RunFolder has made."
             )
-        file = folder.path / "checkpoint.pt"
-        checkpoint = read_checkpoint(file) if file.exists() else None
-        saved: dict[str, Any] = {"n_lines": 0, "seconds": 0.0, "n_env_steps": n_env_steps}
-        saved = saved if checkpoint is None else checkpoint["run"]
-        lines = read_lines(folder.path / "metrics.csv", saved["n_lines"])
-        last = int(max((line["env_steps"] for line in lines), default=-1))
-        folder._open(n_env_steps or saved["n_env_steps"], progress, purge_step=last + 1)
-        folder.checkpoint = checkpoint
-        folder._rows = lines
-        folder._start -= saved["seconds"]
-        folder._last = (0 if checkpoint is None else checkpoint["env_steps"], time.perf_counter())
-        folder._rewrite()
+        folder._lease = Lease(config, "RunFolder.resume")
+        try:
+            folder._reopen(n_env_steps, progress)
+        except BaseException:
+            folder._lease.close()
+            raise
         return folder
 
     def _open(self, n_env_steps: int | None, progress: bool, purge_step: int | None = None) -> None:
@@ -124,6 +125,20 @@ class RunFolder:
         self._rows: list[dict[str, float]] = []
         self._columns: tuple[str, ...] = ()
         self._closed = False
+
+    def _reopen(self, n_env_steps: int | None, progress: bool) -> None:
+        """Read the checkpoint, and go on with the log where it was written."""
+        file = self.path / "checkpoint.pt"
+        checkpoint = read_checkpoint(file) if file.exists() else None
+        saved: dict[str, Any] = {"n_lines": 0, "seconds": 0.0, "n_env_steps": n_env_steps}
+        saved = saved if checkpoint is None else checkpoint["run"]
+        lines = read_lines(self.path / "metrics.csv", saved["n_lines"])
+        last = int(max((line["env_steps"] for line in lines), default=-1))
+        self._open(n_env_steps or saved["n_env_steps"], progress, purge_step=last + 1)
+        self.checkpoint, self._rows = checkpoint, lines
+        self._start -= saved["seconds"]
+        self._last = (0 if checkpoint is None else checkpoint["env_steps"], time.perf_counter())
+        self._rewrite()
 
     def log(self, env_steps: int, policy_version: int, values: Mapping[str, float], *, at: float) -> None:
         """Write one line of numbers, and move the progress bar.
@@ -183,6 +198,7 @@ class RunFolder:
             self._bar.close()
         self._board.close()
         draw_learning_curve(self._rows, self.path / "learning_curve.png", title=self.path.name)
+        self._lease.close()
 
     def __enter__(self) -> RunFolder:
         """Return the folder; leaving the block closes it."""

@@ -161,9 +161,13 @@ def _begun(algorithm: str, task: Task, choice: AgentChoice, config: TrainingConf
 def _resumed(run: Path, config: TrainingConfig, output: Output) -> RunFolder:
     try:
         folder = RunFolder.resume(run, n_env_steps=config.n_env_steps, progress=output.progress)
-        if folder.checkpoint is not None:
-            check_resumed(folder.checkpoint["config"], config)
-    except (ValueError, FileNotFoundError) as error:
+        try:
+            if folder.checkpoint is not None:
+                check_resumed(folder.checkpoint["config"], config)
+        except ValueError:
+            folder.close()
+            raise
+    except (ValueError, FileNotFoundError, RuntimeError) as error:
         raise UserError(f"--resume {run}: {error}") from None
     return folder
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,31 @@ def test_a_resumed_training_equals_one_without_a_break(
     with RunFolder.resume(run.path, progress=False) as run:
         again = train(name, run)  # nothing is left to do
     assert without_clocks(again) == without_clocks(expected)
+    assert metrics(run.path) == metrics(whole.path)
+
+
+@pytest.mark.slow
+def test_a_resumed_training_with_worker_processes_equals_one_without_a_break(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, workers = "a2c, recurrent, overlap", {"n_processes": 2, "n_envs": 2, "n_env_steps": 400}
+    killed, save = tmp_path / "killed", RunFolder.save_checkpoint
+
+    def save_and_copy(folder: RunFolder, state: Mapping[str, object]) -> None:
+        save(folder, state)
+        if int(str(state["env_steps"])) >= 160 and not killed.exists():
+            shutil.copytree(folder.path, killed)  # what a SIGKILL at this moment leaves
+
+    with monkeypatch.context() as patch, new_folder(tmp_path, name) as whole:
+        patch.setattr(RunFolder, "save_checkpoint", save_and_copy)
+        expected = train(name, whole, **workers)
+    torch.manual_seed(240)
+    with RunFolder.resume(killed, progress=False) as run:
+        assert run.checkpoint is not None
+        assert len(run.checkpoint["training"]["batcher"]["collectors"]) == 2
+        assert 160 <= run.checkpoint["env_steps"] < 400
+        result = train(name, run, **workers)
+    assert without_clocks(result) == without_clocks(expected)
     assert metrics(run.path) == metrics(whole.path)
 
 

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import errno
 import importlib
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -12,6 +15,7 @@ import pytest
 import torch
 
 import rlstruct.testing.sim_device  # noqa: F401 - registers sim:0
+from rlstruct.algos import lease
 from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.run_folder import RunFolder
 
@@ -138,3 +142,37 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: 
 def test_a_configuration_must_be_a_dataclass(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="RunFolder: config is a dict"):
         RunFolder("test", {"rate": 0.5}, n_env_steps=1, root=tmp_path)
+
+
+def test_a_folder_in_use_is_refused_until_its_process_is_killed(tmp_path: Path) -> None:
+    with make_folder(tmp_path) as folder:
+        file = folder.path / "config.json"
+        written = file.read_bytes()
+        with pytest.raises(RuntimeError, match=r"RunFolder\.resume: .* is in use: .* Let it end, or stop it \('fuser"):
+            RunFolder.resume(folder.path)
+    # The process that holds it now needs nothing but the module of the lease, so it starts at once.
+    hold = f"Lease(pathlib.Path({str(file)!r}), 'a test'); print('held', flush=True); time.sleep(60)"
+    code = f"import pathlib, runpy, time; Lease = runpy.run_path({lease.__file__!r})['Lease']; kept = {hold}"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            with pytest.raises(RuntimeError, match="in use"):
+                RunFolder.resume(folder.path)
+        finally:
+            process.kill()
+    RunFolder.resume(folder.path, progress=False).close()
+    (folder.path / "checkpoint.pt").write_bytes(b"damaged")
+    for _ in range(2):  # who cannot resume holds nothing
+        with pytest.raises(ValueError, match="damaged"):
+            RunFolder.resume(folder.path)
+    assert file.read_bytes() == written
+
+
+def test_where_files_cannot_be_locked_a_warning_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(lease.fcntl, "flock", refuse)
+    with pytest.warns(UserWarning, match=r"cannot lock files .*No locks available"):
+        make_folder(tmp_path).close()

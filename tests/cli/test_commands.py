@@ -146,6 +146,9 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(monkeypatch: pytest
     assert "discount is 0.5, but 0.99 in the checkpoint" in capsys.readouterr().err
     assert main(["train", "--resume", str(stopped), "--env", "Acrobot-v1"]) == 2
     assert "--resume goes on in CartPole-v1" in capsys.readouterr().err
+    with RunFolder.resume(stopped, progress=False):
+        assert main(["train", "--resume", str(stopped)]) == 2
+    assert "is in use: a training writes into it" in capsys.readouterr().err
     assert main(["train", "--resume", str(stopped), "--preset", "none"]) == 2
     assert "leave it out" in capsys.readouterr().err
     assert main(["train", "--resume", str(stopped), "--no-progress"]) == 0
