@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlstruct._waits import judge_recorded
 from rlstruct.device import registered_backends
 
 Work = Callable[[], None]
@@ -22,6 +23,7 @@ Record = Callable[[Work], Work]
 """Takes work that only queues operations on tensors; returns what queues the same operations on the same memory."""
 
 _NOT_THE_USERS = ("torch", "contextlib", "rlstruct.batchers", "rlstruct.testing")  # modules
+_SPOILT: list[Any] = []  # graphs of failed recordings: torch's allocator of pinned memory goes on to ask them
 
 
 class RecordingError(RuntimeError):
@@ -43,7 +45,7 @@ def record(recorder: Record, work: Work) -> Work:
     Raises:
         RecordingError: the work raised, or needs the host.
     """
-    watch = _LastOperation()
+    watch = _Watch()
     try:
         return recorder(watch.around(work))
     except Exception as error:
@@ -55,28 +57,47 @@ def record_cuda(work: Work) -> Work:
     """Record work as a CUDA graph on the current stream, which must not be the default one. Nothing is executed."""
     gc.collect()  # what is collected while recording might call CUDA
     graph = torch.cuda.CUDAGraph()
-    graph.capture_begin(capture_error_mode="thread_local")
+    pool = torch.cuda.graph_pool_handle()
+    # Other threads may go on to use CUDA meanwhile.
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         work()
+        graph.capture_end()
     except BaseException:
-        with contextlib.suppress(RuntimeError):  # an invalid recording says so again
-            graph.capture_end()
+        _abandon(graph, pool)
         raise
-    graph.capture_end()
     replay: Work = graph.replay
     return replay
 
 
-class _LastOperation(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives it no types
-    """Remembers which operation came last."""
+def _abandon(graph: Any, pool: tuple[int, int]) -> None:  # noqa: ANN401 - torch gives graphs no types
+    """End a recording that failed, and let torch's allocator know.
+
+    CUDA refuses to end a recording that an operation has spoilt, and then torch does not tell its allocator that it is
+    over: from there on no memory that two streams have used (every batch that was handed over) would be used again.
+    """
+    try:
+        graph.capture_end()
+    except RuntimeError:  # says again what is known
+        _SPOILT.append(graph)
+        device = torch.cuda.current_device()
+        with contextlib.suppress(RuntimeError):  # it knows already
+            torch._C._cuda_endAllocateToPool(device, pool)
+            torch._C._cuda_releasePool(device, pool)
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives it no types
+    """Remembers which operation came last, and refuses one that would spoil or freeze a recording before it is made."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.last = "the first operation"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
-        self.last = str(func)
-        return func(*args, **(kwargs or {}))
+        self.last, kwargs = str(func), kwargs or {}
+        if reason := judge_recorded(func, args, kwargs):
+            raise RuntimeError(f"{reason} needs the host")
+        return func(*args, **kwargs)
 
     def around(self, work: Work) -> Work:
         def watched() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 
 import hypothesis
@@ -15,12 +16,12 @@ hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
-DEVICES = ["cpu", "cuda:0"] if torch.cuda.is_available() else ["cpu"]
+DEVICES = ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)]
 
 
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """Every device that this machine has."""
+    """The CPU, and a GPU where there is one."""
     return torch.device(request.param)
 
 
@@ -29,6 +30,15 @@ def _torch_as_new() -> None:
     """Undo what an earlier test left in torch: its seed, and the validation that torch.compile turns off for good."""
     torch.manual_seed(0)
     torch.distributions.Distribution.set_default_validate_args(True)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Make sim:0 to sim:3 known, but not where all tests need a GPU.
+
+    A process that has the simulated accelerator cannot pin memory for CUDA, and autograd forgets CUDA's streams.
+    """
+    if not item.get_closest_marker("gpu"):
+        importlib.import_module("rlstruct.testing.sim_device")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

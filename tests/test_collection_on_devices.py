@@ -6,7 +6,6 @@ import gymnasium
 import pytest
 import torch
 
-import rlstruct.testing.sim_device  # noqa: F401 - makes sim:0 known
 from rlstruct import DeviceEnv, RL_Agent, RL_Agent_CheckDevice, Trajectories, VecEnv, replay_agent, resolve_device
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
 from rlstruct.batchers import RL_Batcher

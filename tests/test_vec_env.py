@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-import rlstruct.testing.sim_device  # noqa: F401 - registers sim:0, sim:1, …
 from rlstruct.core import DictTensor
 from rlstruct.errors import DeviceMismatchError
 from rlstruct.testing import CountingEnv, check_vec_env

@@ -38,30 +38,16 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlstruct._waits import CROSS, NUMBER, SHAPE, is_accelerator, judge_operator
 from rlstruct.testing._operators import is_composite
-
-_PUT = "Put intended ones into allow_host_sync(); otherwise keep the value on the device: "
-_MASK = _PUT + "torch.where(mask, a, b), or masked sums."
-_NUMBER = _PUT + "return the tensor, and read it once every k steps."
-_SHAPE = _PUT + "its result has a shape that depends on data; use torch.where with fixed shapes."
-_DRAW = _PUT + "draw with rlstruct.functional.random."
-_CROSS = _PUT + "move data once, or copy with non_blocking=True from pinned memory."
 
 # Python calls by the name of the method, and how to do without.
 _FUNCTIONS: Final = {
-    **dict.fromkeys(("item", "tolist", "numpy", "__array__", "cpu", "__repr__"), _NUMBER),
-    **dict.fromkeys(("__bool__", "__int__", "__float__", "__index__", "__complex__", "is_nonzero"), _NUMBER),
-    **dict.fromkeys(("equal", "allclose", "__contains__"), _NUMBER),
-    **dict.fromkeys(("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive"), _SHAPE),
+    **dict.fromkeys(("item", "tolist", "numpy", "__array__", "cpu", "__repr__"), NUMBER),
+    **dict.fromkeys(("__bool__", "__int__", "__float__", "__index__", "__complex__", "is_nonzero"), NUMBER),
+    **dict.fromkeys(("equal", "allclose", "__contains__"), NUMBER),
+    **dict.fromkeys(("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive"), SHAPE),
 }
-# Operators whose CUDA kernels wait, by overload packet.
-_OPERATORS: Final = {
-    **dict.fromkeys(("equal", "is_nonzero"), _NUMBER),
-    **dict.fromkeys(("nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive"), _SHAPE),
-    **dict.fromkeys(("bincount",), _SHAPE),
-    **dict.fromkeys(("multinomial",), _DRAW),  # checks its probabilities on the host
-}
-_INDEXING: Final = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
 _CUDA_ALARM: Final = "called a synchronizing CUDA operation"
 _TORCH_FOLDER: Final = os.path.dirname(torch.__file__)
 _SIM_FILES: Final = os.path.join(os.path.dirname(__file__), "_sim_")  # the simulated accelerator stands in for torch
@@ -102,7 +88,7 @@ def forbid_host_sync() -> Iterator[None]:
         except RuntimeError as error:
             if isinstance(error, HostSyncError) or _CUDA_ALARM not in str(error):
                 raise
-            raise HostSyncError(f"{_place(error.__traceback__)}: {_CUDA_ALARM}. {_NUMBER}") from error
+            raise HostSyncError(f"{_place(error.__traceback__)}: {_CUDA_ALARM}. {NUMBER}") from error
 
 
 @contextlib.contextmanager
@@ -204,14 +190,14 @@ class _Functions(TorchFunctionMode):
     def _judge(self, name: str, args: Any, kwargs: Any) -> tuple[str, str]:
         if name in _FUNCTIONS:
             return f"{name}()", _FUNCTIONS[name]
-        if name in ("__getitem__", "__setitem__") and _is_accelerator(args[0].device):
+        if name in ("__getitem__", "__setitem__") and is_accelerator(args[0].device):
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
             if any(isinstance(part, list) for part in index):
-                return f"indexing a tensor on {args[0].device} by a list", _CROSS
-        if name in ("tensor", "as_tensor", "asarray") and _is_accelerator(kwargs.get("device")):
+                return f"indexing a tensor on {args[0].device} by a list", CROSS
+        if name in ("tensor", "as_tensor", "asarray") and is_accelerator(kwargs.get("device")):
             data = args[0] if args else kwargs.get("data")
-            if not (isinstance(data, Tensor) and _is_accelerator(data.device)):
-                return f"torch.{name}() of host data on {kwargs['device']}", _CROSS
+            if not (isinstance(data, Tensor) and is_accelerator(data.device)):
+                return f"torch.{name}() of host data on {kwargs['device']}", CROSS
         return "", ""
 
 
@@ -225,59 +211,13 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not self.watch.paused:
-            call, mend = self._judge(func, args, kwargs)
+            call, mend = judge_operator(func, args, kwargs, self.watch.writes_number)
             if call:
                 self.watch.found(call, mend)
             elif is_composite(func):  # in inference mode nothing above this has taken it apart
                 with self:
                     return func.decompose(*args, **kwargs)
         return func(*args, **kwargs)
-
-    def _judge(self, func: Any, args: Any, kwargs: Any) -> tuple[str, str]:
-        name = func.overloadpacket.__name__
-        if name == "_local_scalar_dense":
-            return "reading a number, item() or bool(),", _NUMBER
-        if name in _OPERATORS:
-            return name, _OPERATORS[name]
-        if name in _INDEXING:
-            return _judge_index(name, args[0], args[1], self.watch.writes_number)
-        if name == "normal" and isinstance(args[-1], Tensor):
-            return "torch.normal with a tensor of deviations", _DRAW  # checks them on the host
-        if name == "repeat_interleave" and isinstance(args[0], Tensor) and kwargs.get("output_size") is None:
-            return "repeat_interleave without output_size", _SHAPE
-        if name in ("copy_", "_to_copy"):
-            return _judge_copy(name, args, kwargs)
-        return "", ""
-
-
-def _judge_index(name: str, tensor: Tensor, indices: Any, writes_number: bool) -> tuple[str, str]:
-    if any(_is_mask(index) for index in indices) and not (name == "index_put_" and writes_number):
-        return "indexing by a boolean mask", _MASK
-    if _is_accelerator(tensor.device) and any(i is not None and not _is_accelerator(i.device) for i in indices):
-        return f"indexing a tensor on {tensor.device} by indices on cpu", _CROSS
-    return "", ""
-
-
-def _judge_copy(name: str, args: Any, kwargs: Any) -> tuple[str, str]:
-    if name == "copy_":
-        target, source = args[0].device, args[1].device
-        non_blocking = kwargs.get("non_blocking", len(args) > 2 and args[2])
-    else:
-        source = args[0].device
-        target = torch.device(kwargs.get("device") or source)
-        non_blocking = kwargs.get("non_blocking", False)
-    crosses = _is_accelerator(source) != _is_accelerator(target)
-    if crosses and (not non_blocking or _is_accelerator(source)):
-        return f"copying from {source} to {target}", _CROSS
-    return "", ""
-
-
-def _is_accelerator(device: Any) -> bool:
-    return device is not None and torch.device(device).type not in ("cpu", "meta")
-
-
-def _is_mask(index: Any) -> bool:
-    return isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
 
 
 def _place(traceback: Any = None) -> str:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from gymnasium import spaces
 
-import rlstruct.testing.sim_device  # noqa: F401 - makes sim:0 known
 from rlstruct import DictTensor, resolve_device
 from rlstruct.adapters import TorchVectorEnv
 from rlstruct.batchers import RL_Batcher

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import rlstruct.testing.sim_device  # makes sim:0 known
 from rlstruct import DictTensor, RL_Agent, Trajectories, resolve_device
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
 from rlstruct.batchers import RL_Batcher
@@ -56,7 +56,8 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recordings]:
     from rlstruct.batchers import recording
 
     counts = Recordings()
-    monkeypatch.setattr(rlstruct.testing.sim_device, "record", counts.counting(rlstruct.testing.sim_device.record))
+    if simulated := sys.modules.get("rlstruct.testing.sim_device"):  # kept out of processes that work on CUDA
+        monkeypatch.setattr(simulated, "record", counts.counting(simulated.record))
     monkeypatch.setattr(recording, "record_cuda", counts.counting(recording.record_cuda))
     return counts
 
@@ -237,6 +238,14 @@ class MovedInfoAgent(HostInfoAgent):
         return DictTensor({"action": (uniform(observation["rng"]) < epsilon).long()}), state
 
 
+class HostNumberAgent(HostInfoAgent):
+    """Waits for nothing, and yet every replay would copy what the host held while recording."""
+
+    def __call__(self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: Any = None) -> Any:
+        epsilon = torch.full((B,), 0.5).to(observation.device, non_blocking=True)
+        return DictTensor({"action": (uniform(observation["rng"]) < epsilon).long()}), state
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
@@ -244,6 +253,7 @@ class MovedInfoAgent(HostInfoAgent):
         (CountingAgent, r"agent\.n_calls changes while the agent acts"),
         (PythonRandomAgent, r"Python's global random generator changes"),
         (MovedInfoAgent, r"_to_copy.*test_replays\.py"),
+        (HostNumberAgent, r"_to_copy.*test_replays\.py:\d+: copying from cpu to (sim|cuda).* needs the host"),
     ],
 )
 def test_what_would_freeze_is_named_once_and_steps_go_on(device: str, kind: Any, words: str) -> None:

@@ -21,6 +21,7 @@ FOLDERS = {
 
 LAYERS = {
     "rlstruct.errors": 0,
+    "rlstruct._waits": 0,
     "rlstruct.device": 0,
     "rlstruct.profile": 0,
     "rlstruct.core": 1,

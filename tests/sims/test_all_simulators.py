@@ -6,7 +6,6 @@ import gymnasium
 import pytest
 import torch
 
-import rlstruct.testing.sim_device  # noqa: F401 - makes sim:1 exist
 from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.functional.random import randint, step_keys, uniform
 from rlstruct.sims import TensorEnv, make, names

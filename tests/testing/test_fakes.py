@@ -10,7 +10,6 @@ import pytest
 import torch
 from gymnasium import spaces
 
-import rlstruct.testing.sim_device  # noqa: F401 - registers sim:0, sim:1, …
 from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.errors import ShapeMismatchError
 from rlstruct.functional.random import step_keys

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import rlstruct.testing.sim_device  # noqa: F401  (registers sim:0, sim:1, ...)
 from rlstruct.testing import HostSyncError, allow_host_sync, count_host_syncs, forbid_host_sync
 
 Call = Callable[[Tensor], object]

@@ -1,0 +1,111 @@
+"""Which operators of torch make the host wait for a device. Layer 0: torch alone.
+
+Waits cost most of the time on a GPU, and a CUDA graph cannot record them: `rlstruct.testing.forbid_host_sync` looks for
+them, and so does whoever records a graph, before CUDA meets them.
+"""
+
+# ruff: noqa: ANN401  (torch hands over whatever an operator takes)
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+_PUT = "Put intended ones into allow_host_sync(); otherwise keep the value on the device: "
+MASK: Final = _PUT + "torch.where(mask, a, b), or masked sums."
+NUMBER: Final = _PUT + "return the tensor, and read it once every k steps."
+SHAPE: Final = _PUT + "its result has a shape that depends on data; use torch.where with fixed shapes."
+DRAW: Final = _PUT + "draw with rlstruct.functional.random."
+CROSS: Final = _PUT + "move data once, or copy with non_blocking=True from pinned memory."
+
+# Operators whose CUDA kernels wait, by overload packet.
+_OPERATORS: Final = {
+    **dict.fromkeys(("equal", "is_nonzero"), NUMBER),
+    **dict.fromkeys(("nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive"), SHAPE),
+    **dict.fromkeys(("bincount",), SHAPE),
+    **dict.fromkeys(("multinomial",), DRAW),  # checks its probabilities on the host
+}
+_INDEXING: Final = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
+
+
+def judge_operator(func: Any, args: Any, kwargs: Any, writes_number: bool) -> tuple[str, str]:
+    """Say whether an operator waits.
+
+    Args:
+        func: overload of an operator, as ``__torch_dispatch__`` gets it.
+        args: its arguments.
+        kwargs: its arguments by name.
+        writes_number: whether it writes a Python number through an index, which CUDA does without waiting.
+
+    Returns:
+        What it does, in words, and how to do without; two empty texts if it does not wait.
+    """
+    name = func.overloadpacket.__name__
+    if name == "_local_scalar_dense":
+        return "reading a number, item() or bool(),", NUMBER
+    if name in _OPERATORS:
+        return name, _OPERATORS[name]
+    if name in _INDEXING:
+        return _judge_index(name, args[0], args[1], writes_number)
+    if name == "normal" and isinstance(args[-1], Tensor):
+        return "torch.normal with a tensor of deviations", DRAW  # checks them on the host
+    if name == "repeat_interleave" and isinstance(args[0], Tensor) and kwargs.get("output_size") is None:
+        return "repeat_interleave without output_size", SHAPE
+    if name in ("copy_", "_to_copy"):
+        return _judge_copy(name, args, kwargs)
+    return "", ""
+
+
+def judge_recorded(func: Any, args: Any, kwargs: Any) -> str:
+    """Say why an operator has no place in a graph: it waits, or it copies what the host holds now, for all replays.
+
+    Args:
+        func: as in `judge_operator`, like the other two.
+        args: its arguments.
+        kwargs: its arguments by name.
+
+    Returns:
+        What it does, in words; empty if it can be recorded.
+    """
+    name = func.overloadpacket.__name__
+    if name in ("copy_", "_to_copy"):
+        source, target, _ = _copied(name, args, kwargs)
+        return f"copying from {source} to {target}" if is_accelerator(source) != is_accelerator(target) else ""
+    # CUDA writes one value through a mask by masked_fill_.
+    writes_number = name == "index_put_" and args[2].numel() == 1
+    return judge_operator(func, args, kwargs, writes_number)[0]
+
+
+def is_accelerator(device: Any) -> bool:
+    """Tell whether a device, or what names one, works beside the host; None does not."""
+    return device is not None and torch.device(device).type not in ("cpu", "meta")
+
+
+def _judge_index(name: str, tensor: Tensor, indices: Any, writes_number: bool) -> tuple[str, str]:
+    if any(_is_mask(index) for index in indices) and not (name == "index_put_" and writes_number):
+        return "indexing by a boolean mask", MASK
+    if is_accelerator(tensor.device) and any(i is not None and not is_accelerator(i.device) for i in indices):
+        return f"indexing a tensor on {tensor.device} by indices on cpu", CROSS
+    return "", ""
+
+
+def _judge_copy(name: str, args: Any, kwargs: Any) -> tuple[str, str]:
+    source, target, non_blocking = _copied(name, args, kwargs)
+    crosses = is_accelerator(source) != is_accelerator(target)
+    if crosses and (not non_blocking or is_accelerator(source)):
+        return f"copying from {source} to {target}", CROSS
+    return "", ""
+
+
+def _copied(name: str, args: Any, kwargs: Any) -> tuple[torch.device, torch.device, bool]:
+    """From where to where ``copy_`` or ``_to_copy`` copies, and whether the host goes on meanwhile."""
+    if name == "copy_":
+        return args[1].device, args[0].device, bool(kwargs.get("non_blocking", len(args) > 2 and args[2]))
+    source: torch.device = args[0].device
+    return source, torch.device(kwargs.get("device") or source), bool(kwargs.get("non_blocking", False))
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)

@@ -1,0 +1,111 @@
+"""How a CUDA graph begins and ends, also where CUDA refuses: against stand-ins, and on a GPU where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from rlstruct.batchers import recording
+
+POOL = (0, 7)
+
+
+class Cuda(list[str]):
+    """What was asked of CUDA, in order."""
+
+    spoilt = False  # whether CUDA refuses to end the recording
+
+
+class Graph:
+    """Stands for torch's."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self.cuda = cuda
+
+    def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
+        self.cuda.append(f"begin in {pool}, {capture_error_mode}")
+
+    def capture_end(self) -> None:
+        self.cuda.append("end")
+        if self.cuda.spoilt:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    def replay(self) -> None:
+        self.cuda.append("replay")
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    asked = Cuda()
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(asked))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: POOL)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        monkeypatch.setattr(torch._C, name, lambda *a, said=name: asked.append(f"{said} {a}"), raising=False)
+    monkeypatch.setattr(recording, "_SPOILT", [])
+    return asked
+
+
+def test_a_recording_is_ended_before_it_is_replayed(cuda: Cuda) -> None:
+    replay = recording.record_cuda(lambda: cuda.append("work"))
+    replay()
+    assert cuda == [f"begin in {POOL}, thread_local", "work", "end", "replay"]
+
+
+def test_work_that_raises_ends_the_recording_too(cuda: Cuda) -> None:
+    def work() -> None:
+        raise KeyError("frame")
+
+    with pytest.raises(KeyError, match="frame"):
+        recording.record_cuda(work)
+    assert cuda == [f"begin in {POOL}, thread_local", "end"]  # torch has told its allocator
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+def test_torchs_allocator_hears_of_a_recording_that_cuda_refuses_to_end(cuda: Cuda, says_so: bool) -> None:
+    def work() -> None:
+        cuda.spoilt = True
+        if says_so:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match="not permitted" if says_so else "previous error"):
+        recording.record_cuda(work)
+    assert cuda[-2:] == [f"_cuda_endAllocateToPool {(0, POOL)}", f"_cuda_releasePool {(0, POOL)}"]
+    assert len(recording._SPOILT) == 1  # torch's other allocators go on to ask it
+
+
+BAD: dict[str, Callable[[torch.Tensor], object]] = {
+    "item": lambda x: x.sum().item(),
+    "mask": lambda x: x[x > 0],
+    "nonzero": lambda x: x.nonzero(),
+    "to_cpu": lambda x: x.to("cpu"),
+    "from_cpu": lambda x: torch.ones(4).to(x.device),
+    "from_cpu_without_waiting": lambda x: x.copy_(torch.ones(4), non_blocking=True),
+    "a_list": lambda x: torch.tensor([1.0, 2.0], device=x.device),
+    "synchronize": lambda x: torch.cuda.synchronize(),  # no operator: CUDA itself refuses
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", BAD)
+def test_memory_is_used_again_after_a_recording_that_failed(name: str) -> None:
+    x, stream = torch.ones(4, device="cuda:0"), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        with pytest.raises(recording.RecordingError):
+            recording.record(recording.record_cuda, lambda: BAD[name](x * 2))
+        y = torch.zeros(4, device="cuda:0")
+        again = recording.record(recording.record_cuda, lambda: y.add_(x))
+        again()
+        again()
+    torch.cuda.synchronize()
+    assert y.tolist() == [2.0] * 4
+    for _ in range(64):  # were the allocator still recording, each of these would be another 64 MiB
+        block = torch.empty(1 << 26, dtype=torch.uint8, device="cuda:0")
+        block.record_stream(stream)
+        del block
+        torch.cuda.synchronize()
+    assert torch.cuda.memory_reserved() < 1 << 30
