@@ -262,8 +262,8 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
     def state_dict(self) -> BatcherState:
         """Return what decides the next batch, for a checkpoint: environments, agent states, counters of random keys.
 
-        Not in it, because the caller has them: the weights, and with ``n_processes=0`` the state of torch's generator
-        (which our own agents and simulators do not use). `torch.load` reads it with ``weights_only=True``.
+        Not in it: what the caller has (the weights, and with ``n_processes=0`` the state of torch's generator), and
+        gymnasium's environments, which cannot be saved. `torch.load` reads it with ``weights_only=True``.
 
         Raises:
             BatcherStateError: a batch is being collected, or the batcher is closed.

@@ -14,7 +14,7 @@ from torch import Tensor
 from rlstruct.batchers.failures import spell_given
 from rlstruct.batchers.lanes import move
 from rlstruct.batchers.progress import Phase, Progress
-from rlstruct.batchers.saved_state import CollectorState, check_rows, moved, on_cpu
+from rlstruct.batchers.saved_state import CollectorState, check_rows, load_environment, moved, on_cpu
 from rlstruct.batchers.shared_memory import layout_of
 from rlstruct.batchers.slab import Allocate, Slab, slab_layout
 from rlstruct.core import DictTensor, TemporalDictTensor
@@ -265,7 +265,7 @@ class Collector:
             Whether everything is as it was then.
 
         Raises:
-            ShapeMismatchError: the state is that of another number of environments.
+            KeyError, ShapeMismatchError: the state is that of other environments, or of another number of them.
         """
         check_rows(state, self.env.n_envs())
         self._count_from(state["episode"], state["step"])
@@ -274,7 +274,7 @@ class Collector:
                 self.reset(agent_info, env_info)
             return False
         self._progress.enter(Phase.ENVIRONMENT)
-        self.env.load_state_dict(state["environment"])
+        load_environment(self.env, state["environment"])
         self.set_agent_info(agent_info)
         self._observation = moved(state["observation"], self._device)
         self._state = moved(state["agent_state"], self._device)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlstruct.core import DictTensor
 from rlstruct.errors import ShapeMismatchError
+from rlstruct.vec_env import VecEnv
 
 
 class CollectorState(TypedDict):
@@ -82,14 +83,36 @@ def check_rows(state: CollectorState, n_envs: int) -> None:
     """Raise unless a collector's state is that of so many environments.
 
     Raises:
-        ShapeMismatchError: it is not.
+        KeyError: it is no state of a collector.
+        ShapeMismatchError: it is that of another number.
     """
+    if missing := sorted(CollectorState.__required_keys__ - state.keys()):
+        raise KeyError(
+            f"RL_Batcher.load_state_dict: a collector's state has no {missing}, only {sorted(state)}. "
+            "Pass what RL_Batcher.state_dict returned."
+        )
     rows = len(state["running"])
     if state["episode"] >= 0 and rows != n_envs:
         raise ShapeMismatchError(
             f"RL_Batcher.load_state_dict: the state is that of {rows} environments in each process, expected {n_envs}. "
             "Make as many as were saved."
         )
+
+
+def load_environment(env: VecEnv, state: Mapping[str, Tensor]) -> None:
+    """Let environments go on from their saved state.
+
+    Raises:
+        KeyError: it is that of other environments.
+    """
+    try:
+        env.load_state_dict(state)
+    except KeyError as error:
+        raise KeyError(
+            f"RL_Batcher.load_state_dict: {type(env).__name__} cannot go on from the saved environments. "
+            f"{error.args[0] if error.args else error}\nMake the batcher with the create_env and env_args of the one "
+            f"that was saved; its environments have {sorted(state)}."
+        ) from error
 
 
 def moved(tensors: Mapping[str, Tensor], device: torch.device) -> DictTensor:

@@ -21,7 +21,8 @@ class JaxEnv(Adapter):
 
     Observations pass from JAX to torch and actions back through DLPack: the same memory, on CPU and GPU, seen by both.
     Ended rows restart within the step, from a key of their own, and their true final observation is kept. Environment j
-    draws from ``seed + j``, in a batch of any size. JAX never writes to an array, so neither may you.
+    draws from ``seed + j``, in a batch of any size. JAX never writes to an array, so neither may you. Its state is not
+    saved: `state_dict` is None.
 
     >>> # env, parameters = gymnax.make("Breakout-MinAtar"); JaxEnv(env, 4096, seed, parameters, device="cuda:0")
 

@@ -50,7 +50,7 @@ class MujocoWarpEnv(Adapter):
 
     torch sees ``qpos``, ``qvel`` and ``ctrl`` as views of Warp's own arrays: the action is written straight into the
     controls, and the task reads the state where it is. The first step compiles MuJoCo's kernels, once on a machine: on
-    a CPU that takes minutes. World j draws its starts from ``seed + j``.
+    a CPU that takes minutes. World j draws its starts from ``seed + j``. They are not saved: `state_dict` is None.
 
     Args:
         model: a ``mujoco.MjModel``.

@@ -21,7 +21,8 @@ class TorchVectorEnv(Adapter):
 
     It must restart ended rows within the step (gymnasium's mode SAME_STEP), as GPU simulators do. What `step` returned
     becomes ``current``, the very tensors. If the simulation writes its next observation into the same memory, so do
-    these change; RL_Batcher has copied them by then, a program of yours that keeps them passes ``copy=True``.
+    these change; RL_Batcher has copied them by then, a program of yours that keeps them passes ``copy=True``. The
+    simulation cannot be saved from here: `state_dict` is None.
 
     The true final observation is taken from the info's ``final_obs`` (gymnasium; Isaac Lab where it is switched on) or
     ``final_observation`` (ManiSkill): tensors [B, ...] of the observation's structure, of which the rows that ended are

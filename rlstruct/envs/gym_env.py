@@ -26,6 +26,9 @@ class GymEnv(VecEnv):
     observations: every observation is copied before the environment is touched again. An exception inside environment
     j comes out as it is, with ``environment_index = j`` on it.
 
+    Gymnasium cannot save an environment in the middle of an episode: `state_dict` is None, and a batcher or a training
+    that goes on from a checkpoint begins new episodes.
+
     Args:
         envs: at least one environment, all with the same spaces; this object closes them.
         seed: environment j and its action space are seeded with ``seed + j`` at its first reset; later resets carry on

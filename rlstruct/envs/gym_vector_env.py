@@ -30,6 +30,8 @@ class GymVectorEnv(VecEnv):
     A SyncVectorEnv in mode SAME_STEP is set to DISABLED, and an AsyncVectorEnv in that mode starts its workers again in
     DISABLED, because gymnasium 1.4 loses the final observation of an environment that reuses its observation buffer.
 
+    As with `GymEnv`, the middle of an episode cannot be saved: `state_dict` is None.
+
     Args:
         vec: the environment; this object closes it.
         seed: passed to the first reset, which seeds row j with ``seed + j``; later resets carry on. EnvPool is seeded

@@ -103,13 +103,14 @@ def columns(*values: Tensor) -> Tensor:
     return torch.stack(values).t()
 
 
-def check_carry(where: str, saved: Tensors, own: Tensors) -> None:
+def check_carry(where: str, saved: Tensors, own: Tensors, initial: Tensors) -> None:
     """Raise unless a simulation can go on from saved tensors.
 
     Args:
         where: start of the message.
         saved: what goes from one step to the next, of another simulation.
         own: what this one has, before or after its first reset.
+        initial: the fields of a state of this one.  [1, ...] each
 
     Raises:
         KeyError: another kind of simulation was saved.
@@ -126,3 +127,13 @@ def check_carry(where: str, saved: Tensors, own: Tensors) -> None:
             f"{where}: the state is that of {len(saved['env_key'])} environments, expected {len(own['env_key'])}. "
             "Make as many as were saved."
         )
+    found = {name[len("state/") :]: value for name, value in saved.items() if name.startswith("state/")}
+    if found and _kinds(found) != _kinds(initial):  # none if it was saved before its first reset
+        raise KeyError(
+            f"{where}: the state has the fields {_kinds(found)}, expected {_kinds(initial)}. Load what an environment "
+            "of the same class returned."
+        )
+
+
+def _kinds(fields: Tensors) -> dict[str, str]:
+    return {name: f"{value.dtype} [B{''.join(f', {n}' for n in value.shape[1:])}]" for name, value in fields.items()}

@@ -342,8 +342,8 @@ class TensorEnv(VecEnv, Generic[State]):
         """Go on from what `state_dict` returned; see `VecEnv.load_state_dict`."""
         moved = {name: value.to(self._device, copy=True) for name, value in state.items()}
         carry = part(moved, "carry/")
-        check_carry(f"{self._name}.load_state_dict", carry, self._carry)
-        self._motion.initial(carry["env_key"][:1], {})  # learns the class of states, if there was no reset yet
+        initial = self._motion.initial(self._carry["env_key"][:1], {})  # learns the class of states, before any reset
+        check_carry(f"{self._name}.load_state_dict", carry, self._carry, initial)
         self._stepper = self._make_stepper(pooled=bool(part(carry, "pool/")))
         self.set_carry(carry)
         self._current = DictTensor(part(moved, "shown/"))

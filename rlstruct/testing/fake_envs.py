@@ -172,7 +172,7 @@ class CountingEnv(VecEnv):
 class RandomEnv(VecEnv):
     """An auto-resetting VecEnv whose frames are samples of a space: shows an agent what a space may hold.
 
-    An episode ends with probability 1/4 at each step, terminated or truncated with equal chance.
+    An episode ends with probability 1/4 at each step, terminated or truncated with equal chance. It cannot be saved.
 
     Args:
         observation_space: what to sample frames from; a copy of it is seeded.

@@ -44,8 +44,13 @@ _REACHED = {
 }
 _CURRENT = {
     "frame": "Without a restart, current shows what was reached; after one, the new episode's first observation.",
-    "": f"Where an auto-resetting environment restarted: {_FRESH} Everywhere else current equals reached.",
+    "": f"Where an auto-resetting environment restarted, in the step that ended the episode or (still_running False "
+    f"until then) in the next one: {_FRESH} Everywhere else current equals reached.",
 }
+_ALWAYS = (
+    "An auto-resetting environment always runs. Only one whose restarts_take_steps is True may leave out the step "
+    "after an episode's end, and restarts in it."
+)
 # How many calls back a returned tensor is compared with its first value; those of the first reset always are.
 _REMEMBERED_CALLS = 4
 _STEPS_OF_SECOND_RUN = 40
@@ -68,8 +73,8 @@ def check_vec_env(
     ``env_info`` may be missing or empty; that equal seeds show equal things, also in lent memory (`VecEnv.lend`); that
     `close` may be called twice.
 
-    A wrapped vector environment that restarts on its own clock, one step after an episode's end (see `VecEnv.step`), is
-    none that this function can check.
+    An auto-resetting environment may restart on its own clock, one step after an episode's end (see `VecEnv.step`),
+    unless its ``restarts_take_steps`` is False.
 
     Args:
         env: an environment, or better what makes one: then seeds are checked too. Closed afterwards.
@@ -192,7 +197,7 @@ class _Walk:
         )
         self._check_reached(f"{where}, reached", reached, ran, sent)
         self._check_current(f"{where}, current", current, running, reached, ran)
-        self._count_ends(reached, current, ran)
+        self._count_ends(reached, current, ran, running)
         self.current, self.running = current, running
         if self._used is not None:
             mend = "Lent memory stays as it is until it is lent again."
@@ -200,14 +205,20 @@ class _Walk:
         self._used = (self._slots[0], current) if answer[1][0] is self._slots[0] else None
         self._check_memory(where)
 
-    def _count_ends(self, reached: DictTensor, current: DictTensor, ran: Tensor) -> None:
+    def _count_ends(self, reached: DictTensor, current: DictTensor, ran: Tensor, running: Tensor) -> None:
         """Count the restarts whose final frame is the first one of the next episode."""
         ended = ran & reached["done"]
         changed = ran & ~ended & ~self._same_frames(reached, self.current)
         self._n_changes += int(changed.sum())  # sync: the kit looks at every step
         if self.env.auto_reset:
-            self._n_ends += int(ended.sum())  # sync: as above
-            self._n_lost += int((ended & self._same_frames(reached, current)).sum())  # sync: as above
+            restarted = self._restarted(reached, ran, running)
+            self._n_ends += int(restarted.sum())  # sync: as above
+            self._n_lost += int((restarted & self._same_frames(reached, current)).sum())  # sync: as above
+
+    def _restarted(self, reached: DictTensor, ran: Tensor, running: Tensor) -> Tensor:
+        """Which environments must show a new episode: those that ended and go on, and those that were left out."""
+        waits = ~running & self.env.restarts_take_steps
+        return ~ran | (reached["done"] & ~waits)
 
     def _same_frames(self, one: DictTensor, other: DictTensor) -> Tensor:
         return torch.stack([same(one[key], other[key]) for key in self._frames]).all(dim=0)  # [B]
@@ -305,10 +316,10 @@ class _Walk:
         self, where: str, current: DictTensor, running: Tensor, reached: DictTensor, ran: Tensor
     ) -> None:
         if self.env.auto_reset:
-            expected = masked_dicttensor(reached, self._fresh(current), reached["done"])
+            expected = masked_dicttensor(reached, self._fresh(current), self._restarted(reached, ran, running))
             check_same(where, current, expected, _CURRENT)
-            mend = "An auto-resetting environment always runs."
-            self._check_mask(where, "still_running", running, torch.ones_like(running), mend)
+            waits = ran & reached["done"] & ~running & self.env.restarts_take_steps
+            self._check_mask(where, "still_running", running, ~waits, _ALWAYS)
         else:
             check_same(where, current, reached, "An episodic environment does not restart: return reached itself.")
             mend = "An episodic environment runs until it is done, and then not before the next reset."

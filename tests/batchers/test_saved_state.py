@@ -160,6 +160,25 @@ def test_a_foreign_state_is_refused_with_the_reason() -> None:
             other.load_state_dict(state)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Acrobot-v1", r"Acrobot cannot go on .*the state has the fields .*'x_dot'.*, expected .*'theta2_dot'"),
+        ("counting", r"CountingEnv cannot go on .*no key 'number' among"),
+    ],
+)
+def test_the_state_of_other_environments_is_refused_with_the_reason(name: str, words: str) -> None:
+    def create_env(n_envs: int, seed: int) -> Any:
+        return CountingEnv(n_envs, seed) if name == "counting" else make(name, n_envs, seed)
+
+    with create_batcher() as batcher:
+        batcher.reset()
+        state = batcher.state_dict()
+    with create_batcher(create_env) as other, pytest.raises(WorkerError, match=words) as caught:
+        other.load_state_dict(state)
+    assert "Make the batcher with the create_env and env_args of the one that was saved" in str(caught.value)
+
+
 def test_an_environment_that_cannot_be_saved_cannot_be_loaded() -> None:
     env = create_cartpole(n_envs=1, seed=0)
     assert env.state_dict() is None

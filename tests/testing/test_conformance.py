@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import rlstruct.testing.sim_device  # noqa: F401 - registers sim:0, sim:1, …
 from rlstruct.core import DictTensor
 from rlstruct.errors import DeviceMismatchError
+from rlstruct.functional.masks import masked_dicttensor
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.testing import (
     ConformanceError,
@@ -333,6 +334,47 @@ def test_a_lost_final_frame_is_found_though_frames_carry_no_time() -> None:
     with pytest.raises(ConformanceError, match="tensor 'frame': got the first frame of the next episode at each of"):
         check_vec_env(LosingTheFinalFrame, env_args=env_args)
     check_vec_env(LosingTheFinalFrame, env_args=env_args, ends_as_it_begins=True)
+
+
+class LateRestarts(CountingEnv):
+    """Restarts on its own clock: a row is left out of the step after its episode's end, and begins anew in it."""
+
+    restarts_take_steps = True
+
+    def __init__(self, n_envs: int, seed: int = 0) -> None:
+        super().__init__(n_envs, seed, lengths=(1, 2, 4))  # episodic: the rows that ended wait below
+        self.auto_reset = True
+
+    def _restart(self, reached: DictTensor, done: Tensor) -> None:
+        """The step itself restarts, one later."""
+
+    def step(self, action: DictTensor) -> Any:
+        ran = self._running
+        (reached, _), _ = super().step(action)
+        self._running = ~(ran & reached["done"])
+        self._episode = self._episode + ~ran
+        self._step = torch.where(ran, self._step, 0)
+        self._current = masked_dicttensor(self._first(), reached, ran)
+        return (reached, ran), (self._current, self._running)
+
+
+class SilentlyLate(LateRestarts):
+    restarts_take_steps = False
+
+
+class NeverBack(LateRestarts):
+    def step(self, action: DictTensor) -> Any:
+        (reached, ran), (current, running) = super().step(action)
+        self._running = running & ran
+        return (reached, ran), (current, self._running)
+
+
+def test_an_environment_may_restart_on_its_own_clock() -> None:
+    check_vec_env(LateRestarts, env_args={"n_envs": 3})
+    with pytest.raises(ConformanceError, match="Where an auto-resetting environment restarted"):
+        check_vec_env(SilentlyLate, env_args={"n_envs": 3})
+    with pytest.raises(ConformanceError, match=r"'still_running'.*restarts_take_steps is True may leave out the step"):
+        check_vec_env(NeverBack, env_args={"n_envs": 3})
 
 
 def test_bounds_can_be_left_out() -> None:
