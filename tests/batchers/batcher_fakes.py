@@ -24,6 +24,12 @@ def limit(seconds: float) -> float:
     return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
+def shared_memory_names() -> set[str]:
+    """Names in /dev/shm, semaphores excepted: the batchers use none, other programs of this machine may."""
+    names = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
+    return {name for name in names if not name.startswith("sem.")}
+
+
 Step = tuple[tuple[int, int, int], tuple[int, int, int], bool]
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from batcher_fakes import GlobalRandomAgent, InfoAgent, SumOfHistoryAgent, create_next_step, steps_of
 from hypothesis import given, settings
@@ -104,10 +107,11 @@ def test_rng_is_the_hash_of_seed_reset_and_step() -> None:
                 assert torch.equal(batch.trajectories["_observation/rng"], keys[:, 1:])
 
 
-def test_what_was_handed_over_never_changes_and_never_aliases_the_infos() -> None:
-    env_args = {"n_envs": 3, "auto_reset": True}
+@pytest.mark.parametrize("n_processes", [0, 1])
+def test_what_was_handed_over_never_changes_and_never_aliases_the_infos(n_processes: int) -> None:
+    kind: dict[str, Any] = {"env_args": {"n_envs": 3, "auto_reset": True}, "n_processes": n_processes, "seed": 1}
     info = DictTensor({"epsilon": torch.tensor([0.5])})
-    with RL_Batcher(6, RngAgent, create_counting_env, env_args=env_args, seed=1, agent_info=info) as batcher:
+    with RL_Batcher(6, RngAgent, create_counting_env, agent_info=info, **kind) as batcher:
         batcher.reset()
         first = collect(batcher, 1)[0]
         copy = first.clone()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from batcher_fakes import create_cartpole, steps_of
+from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlstruct.testing.sim_device  # noqa: F401 - makes sim:0 known
-from rlstruct import DeviceEnv, DictTensor
+from rlstruct import DeviceEnv, DictTensor, VecEnv
 from rlstruct.agents import RandomAgent
 from rlstruct.batchers import EpisodeStatistics, RL_Batcher, collect_episodes
+from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.functional.returns import reward_to_go
 from rlstruct.functional.statistics import masked_mean
 from rlstruct.testing.fake_agents import RngAgent
@@ -42,14 +48,37 @@ def test_exactly_n_episodes_each_as_long_as_it_is(n: int, B: int, T: int, length
     assert steps.n_steps() == int(found.lengths.max())
 
 
+class CoinEnv(gymnasium.Env[Any, Any]):
+    """Tosses a coin whether an episode takes 1 step or 100; each is rewarded with 1."""
+
+    action_space = spaces.Discrete(2)
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.left = 100 if self.np_random.random() < 0.5 else 1
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        return np.zeros(1, np.float32), 1.0, self.left == 0, False, {}
+
+
+def create_coins(n_envs: int, seed: int, auto_reset: bool) -> VecEnv:
+    return (GymEnvInf if auto_reset else GymEnv)([CoinEnv() for _ in range(n_envs)], seed)
+
+
+@pytest.mark.parametrize("n", [200, 16])  # of 32 environments, the first 16 episodes to end are short, all of them
 @pytest.mark.parametrize("auto_reset", [False, True])
-def test_long_episodes_are_found_in_their_true_proportion(auto_reset: bool) -> None:
-    # Half of all episodes take 100 steps, half one: the first 200 to end would be nearly all short.
-    env_args = {"n_envs": 32, "auto_reset": auto_reset, "lengths": [1, 100]}
-    with RL_Batcher(50, RngAgent, create_counting_env, env_args=env_args, seed=0) as batcher:
-        found = collect_episodes(batcher, 200)
+def test_long_episodes_are_found_in_their_true_proportion(auto_reset: bool, n: int) -> None:
+    env_args = {"n_envs": 32, "auto_reset": auto_reset}
+    with RL_Batcher(50, RngAgent, create_coins, env_args=env_args, seed=0) as batcher:
+        found = collect_episodes(batcher, n)
     long = (found.lengths == 100).double().mean().item()
-    assert abs(long - 0.5) < 3 * (0.25 / 200) ** 0.5
+    mean_return = found.trajectories["_observation/reward"].sum(1).double().mean().item()
+    # A return is 1 or 100, each with probability 1/2: 50.5 on average, with deviation 49.5.
+    assert abs(long - 0.5) < 3 * 0.5 / n**0.5
+    assert abs(mean_return - 50.5) < 3 * 49.5 / n**0.5
 
 
 def test_no_episode_is_no_number() -> None:

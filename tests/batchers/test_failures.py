@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from batcher_fakes import create_version_agent, limit
+from batcher_fakes import create_version_agent, limit, shared_memory_names
 
 from rlstruct import BatcherStateError, DictTensor, WorkerError, WorkerTimeout
 from rlstruct.batchers import RL_Batcher
@@ -20,7 +20,7 @@ from rlstruct.batchers.failures import describe, unpickled
 from rlstruct.batchers.processes import limit_sending
 from rlstruct.batchers.progress import Phase, Progress
 from rlstruct.testing.fake_agents import RngAgent
-from rlstruct.testing.fake_envs import create_counting_env, create_failing_env, create_slow_env
+from rlstruct.testing.fake_envs import CountingEnv, create_counting_env, create_failing_env, create_slow_env
 
 
 class ArgumentsNeededError(RuntimeError):
@@ -142,12 +142,32 @@ def test_each_way_to_fail_is_told_in_its_own_words() -> None:
     close_leaves_nothing(batchers[-1])
 
 
-def test_exceptions_in_factories() -> None:
+class StubbornEnv(CountingEnv):
+    """Raises when it is closed, and when Python takes it apart, as bindings of simulators do."""
+
+    def close(self) -> None:
+        raise ValueError("the window is gone")
+
+    def __del__(self) -> None:
+        raise ValueError("the library is gone")
+
+
+def test_exceptions_in_factories_and_at_the_end() -> None:
     batcher = RL_Batcher(2, RngAgent, create_env_that_cannot_be, n_processes=2, seed=0)
+    agent_args, env_args = {"where": "create"}, {"n_envs": 1, "auto_reset": True}
+    other = RL_Batcher(2, FailingAgent, create_counting_env, agent_args=agent_args, env_args=env_args, n_processes=1)
+    third = RL_Batcher(2, RngAgent, StubbornEnv, env_args=env_args, n_processes=1, seed=0)
     with pytest.raises(WorkerError, match=r"create_env / create_agent, .* code 3 in create_env") as caught:
         batcher.reset()
     assert isinstance(caught.value.__cause__, ArgumentsNeededError)
-    close_leaves_nothing(batcher)
+    with pytest.raises(WorkerError, match=r"create_env / create_agent, .* agent fails in create") as caught:
+        other.reset()
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert "test_failures.py" in str(caught.value)
+    run(third)
+    batcher.close()
+    other.close()
+    close_leaves_nothing(third)
 
 
 @pytest.mark.parametrize("where", ["create", "initial_state", "call", "update"])
@@ -185,7 +205,7 @@ def kill_worker(batcher: RL_Batcher, index: int, number: int) -> int:
 
 def test_a_killed_worker_is_noticed_at_once() -> None:
     env_args = {"n_envs": 2, "auto_reset": True, "seconds": 0.05}
-    signals = (signal.SIGKILL, signal.SIGSEGV)
+    signals, names = (signal.SIGKILL, signal.SIGSEGV), shared_memory_names()
     batchers = [RL_Batcher(400, RngAgent, create_slow_env, env_args=env_args, n_processes=2, seed=0) for _ in signals]
     for batcher, number in zip(batchers, signals, strict=True):
         batcher.reset()
@@ -201,6 +221,7 @@ def test_a_killed_worker_is_noticed_at_once() -> None:
         assert error.step is not None
     batchers[0].close()
     close_leaves_nothing(batchers[1])
+    assert shared_memory_names() <= names
 
 
 def test_a_worker_killed_at_start_or_between_batches() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from batcher_fakes import create_cartpole, create_policy
@@ -36,7 +38,13 @@ def collect(n_processes: int, recurrent: bool, auto_reset: bool) -> list[Traject
 # Starting workers takes most of the time, so not every combination is tried with every number of processes.
 @pytest.mark.parametrize(
     ("n_processes", "recurrent", "auto_reset"),
-    [(1, True, False), (2, True, True), (2, False, False), (4, True, True)],
+    [
+        (1, True, False),
+        (2, True, True),
+        (2, False, False),
+        (4, True, True),
+        pytest.param(8, True, True, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_layouts_agree(n_processes: int, recurrent: bool, auto_reset: bool) -> None:
     here, there = collect(0, recurrent, auto_reset), collect(n_processes, recurrent, auto_reset)
@@ -52,6 +60,22 @@ def test_layouts_agree(n_processes: int, recurrent: bool, auto_reset: bool) -> N
                 torch.testing.assert_close(value, theirs.trajectories[key], atol=1e-5, rtol=1e-5)
             else:
                 assert torch.equal(value, theirs.trajectories[key]), key
+
+
+def test_a_row_alone_is_replayed_from_the_seed_that_it_carries() -> None:
+    batches = collect(0, recurrent=True, auto_reset=True)
+    row = 5
+    seed = int(batches[0].info["env_seed"][row])
+    assert seed == 16
+    settings: dict[str, Any] = {"agent_args": {"recurrent": True}, "env_args": {"n_envs": 1}, "seed": seed}
+    with RL_Batcher(T, create_policy, create_cartpole, **settings) as batcher:
+        batcher.reset()
+        for batch in batches:
+            batcher.execute()
+            alone = batcher.get()[0]
+            assert alone.info["step"][0] == batch.info["step"][row]
+            for key in ("observation/frame", "observation/rng", "action/action", "_observation/done"):
+                assert torch.equal(alone.trajectories[key][0], batch.trajectories[key][row]), key
 
 
 def test_different_seeds_differ() -> None:

@@ -154,9 +154,9 @@ def test_statistics_add_up(n_processes: int) -> None:
             ends.append(time.perf_counter())
             stats = batcher.stats()
             totals.append(sum(stats.workers[0].values()))
-            time.sleep(0.3)
+            time.sleep(1.0)
     # Every second of a worker belongs to exactly one phase, so the sums grow as the clock does.
-    assert totals[1] - totals[0] == pytest.approx(ends[1] - ends[0], rel=0.05, abs=0.02)
+    assert totals[1] - totals[0] == pytest.approx(ends[1] - ends[0], rel=0.05)
     assert stats.batches == 2
     assert set(stats.workers[0]) == {"environment", "agent", "copy", "reset", "start", "wait"}
     assert stats.workers[0]["agent"] > 0.0

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from batcher_fakes import limit
+from batcher_fakes import limit, shared_memory_names
 
 from rlstruct import DictTensor
 from rlstruct.batchers import RL_Batcher
@@ -85,12 +85,6 @@ def gone(processes: list[psutil.Process], seconds: float) -> None:
     # Where the init process of a container reaps no orphans they stay as zombies; no batcher can help that.
     alive = [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
     assert not alive, alive
-
-
-def shared_memory_names() -> set[str]:
-    """Names in /dev/shm, semaphores excepted: the batchers use none, other programs of this machine may."""
-    names = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
-    return {name for name in names if not name.startswith("sem.")}
 
 
 def test_ctrl_c_gives_one_traceback(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from batcher_fakes import create_cartpole, create_policy, create_version_agent
 
-from rlstruct import Trajectories
+import rlstruct.testing.sim_device  # noqa: F401 - makes sim:1 known
+from rlstruct import DeviceEnv, RL_Agent, Trajectories
 from rlstruct.agents import ActorCritic
 from rlstruct.batchers import RL_Batcher
 from rlstruct.testing.fake_envs import create_counting_env
@@ -93,19 +94,32 @@ def test_a_million_weights_are_never_torn(batcher: RL_Batcher) -> None:
     assert sorted(seconds)[15] < 0.02
 
 
-def test_zeroed_weights_reach_the_network_of_a_worker() -> None:
+def create_policy_on(device: str) -> RL_Agent:
+    agent = create_policy(recurrent=False)
+    agent.model.to(device)
+    return agent
+
+
+def create_cartpole_on(n_envs: int, seed: int, device: str) -> DeviceEnv:
+    return DeviceEnv(create_cartpole(n_envs, seed), device)
+
+
+@pytest.mark.parametrize(("n_processes", "device"), [(2, "cpu"), (0, "cpu"), (0, "sim:1")])
+def test_zeroed_weights_reach_every_network(n_processes: int, device: str) -> None:
     with RL_Batcher(
         5,
-        create_policy,
-        create_cartpole,
-        agent_args={"recurrent": False},
-        env_args={"n_envs": 2},
-        n_processes=1,
+        create_policy_on,
+        create_cartpole_on,
+        agent_args={"device": device},
+        env_args={"n_envs": 2 // max(1, n_processes), "device": device},
+        n_processes=n_processes,
+        device=device,
         seed=0,
     ) as batcher:
         state = ActorCritic(4, 2).state_dict()
         batcher.update({key: torch.zeros_like(value).requires_grad_() for key, value in state.items()})
         batcher.reset()
-        batch = act(batcher)
+        batch = act(batcher).to("cpu")
         assert not batch.trajectories["action/value"].any()
         torch.testing.assert_close(batch.trajectories["action/log_probability"], torch.full((2, 5), 0.5).log())
+        assert batch.info["policy_version"].tolist() == [1, 1]
