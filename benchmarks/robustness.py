@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import os
 import sys
 import time
@@ -38,8 +39,12 @@ COLUMNS = {
 
 
 def repeat(faults: list[str], n: int) -> bool:
-    """Do each fault to rlstruct n times, and say how often the promises were kept; return whether it was always."""
-    rows = []
+    """Do each fault to rlstruct n times, and say how often the promises were kept; return whether it was always.
+
+    After each fault the results are written, beside those of the other faults at this commit: it may be done in pieces.
+    """
+    path = _report.result_path("robustness_repetitions")
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
     for fault in faults:
         kept, seconds, closing, loads = 0, [], [], []
         for _ in range(n):
@@ -53,11 +58,13 @@ def repeat(faults: list[str], n: int) -> bool:
                 print(f"{FAULTS[fault]}: {outcome.cell}; load {loads[-1]:.1f}", flush=True)
                 if fault in ENDING:
                     print(f"the same without any worker: {run(sys.executable, 'no_workers', fault).cell}", flush=True)
+        rows = [row for row in rows if row["fault"] != fault]
         rows.append({"fault": fault, "kept": kept, "of": n, "seconds": seconds, "closing": closing, "loads": loads})
+        _report.write("robustness_repetitions", rows)
         told = f"; at most {max(seconds):.2f} s, closed in at most {max(closing):.2f} s" if any(seconds) else ""
         print(f"{FAULTS[fault]}: {kept} of {n}{told}; load up to {max(loads):.1f}", flush=True)
-    print(f"Written: {_report.write('robustness_repetitions', rows)}")
-    return all(row["kept"] == n for row in rows)
+    print(f"Written: {path}")
+    return all(row["kept"] == row["of"] for row in rows)
 
 
 def document(outcomes: dict[tuple[str, str], Outcome], loads: list[float]) -> str:
