@@ -13,7 +13,7 @@ TRAIN := $(VENV)/.installed-train
 INSTALLED := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak lint format types wheel bench bench-cpu peers clean
+.PHONY: help demo test gpu soak lint format types wheel bench bench-cpu peers clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ demo: $(TRAIN) ## train REINFORCE on CartPole-v1, about half a minute on two cor
 
 test: $(INSTALLED) ## run the tests
 	$(VENV)/bin/pytest $(ARGS)
+
+gpu: ## what needs a CUDA device, tests and ladder, with the packages that are there: make gpu ARGS="--minutes 20"
+	$(PYTHON) .ci/on_gpu.py $(ARGS)
 
 soak: $(INSTALLED) ## break batchers at random for ten minutes: make soak ARGS="--seconds 60 --seed 3"
 	$(RUN) tests/batchers/soak.py $(ARGS)

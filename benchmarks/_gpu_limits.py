@@ -7,11 +7,9 @@ import time
 from typing import Any
 
 import torch
-import warp as wp
 from _gpu_rungs import Rung, create_agent, create_simulator, synchronize
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import rlstruct.sims.kernels  # noqa: F401 - starts Warp
 from rlstruct.agents import ActorCritic
 from rlstruct.batchers import RL_Batcher
 from rlstruct.errors import WorkerError
@@ -20,26 +18,6 @@ from rlstruct.errors import WorkerError
 BYTES_PER_FUSED_STEP = 2 * 16 + 2 * 4 + 2 * 8 + 3
 # Multiplications and additions of two 64-64 networks, with 2 logits and 1 value.
 FLOPS_PER_DECISION = 2 * (4 * 64 + 64 * 64 + 64 * 2 + 4 * 64 + 64 * 64 + 64)
-_N_FMA = 2048
-
-
-@wp.kernel(enable_backward=False)
-def fma_kernel(values: wp.array(dtype=wp.float32), n: int) -> None:
-    """Eight independent chains of multiply-add per thread."""
-    i = wp.tid()
-    x = values[i]
-    a, b, c, d = x, x + 1.0, x + 2.0, x + 3.0
-    e, f, g, h = x + 4.0, x + 5.0, x + 6.0, x + 7.0
-    for _ in range(n):
-        a = a * 0.999 + x
-        b = b * 0.999 + x
-        c = c * 0.999 + x
-        d = d * 0.999 + x
-        e = e * 0.999 + x
-        f = f * 0.999 + x
-        g = g * 0.999 + x
-        h = h * 0.999 + x
-    values[i] = a + b + c + d + e + f + g + h
 
 
 def _best(run: Any, device: torch.device, repeats: int) -> float:  # noqa: ANN401 - a callable
@@ -54,26 +32,24 @@ def _best(run: Any, device: torch.device, repeats: int) -> float:  # noqa: ANN40
     return statistics.median(times)
 
 
-def limits(device: torch.device, quick: bool) -> dict[str, float]:
+def limits(device: torch.device, quick: bool) -> dict[str, float | str]:
     """Measure the bandwidth of a copy and the rate of a kernel that only multiplies and adds.
 
     Returns:
-        ``bytes_per_second`` (read and written) and ``flops_per_second`` (float32).
+        ``bytes_per_second`` (read and written) and ``flops_per_second`` (float32), or why not.
     """
     n_bytes = 1 << (30 if device.type == "cuda" else 26 if not quick else 22)
     source = torch.ones(n_bytes // 4, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
     copy = _best(lambda: target.copy_(source), device, 5)
-    n_threads = 1 << (21 if device.type == "cuda" else 10)
-    values = wp.from_torch(source[:n_threads])
-    stream = wp.stream_from_torch(torch.cuda.current_stream(device)) if device.type == "cuda" else None
-    where = wp.device_from_torch(device)
-
-    def multiply() -> None:
-        wp.launch(fma_kernel, n_threads, [values, _N_FMA], device=where, stream=stream)
-
-    seconds = _best(multiply, device, 5)
-    return {"bytes_per_second": 2 * n_bytes / copy, "flops_per_second": 16.0 * _N_FMA * n_threads / seconds}
+    found = {"bytes_per_second": 2 * n_bytes / copy}
+    try:
+        from _gpu_fma import FLOPS_PER_THREAD, multiply_add
+    except ImportError as error:
+        return found | {"flops_left_out": str(error)}
+    values = source[: 1 << (21 if device.type == "cuda" else 10)]
+    seconds = _best(lambda: multiply_add(values), device, 5)
+    return found | {"flops_per_second": FLOPS_PER_THREAD * len(values) / seconds}
 
 
 class _Operators(TorchDispatchMode):

@@ -26,7 +26,7 @@ def machine() -> dict[str, Any]:
 
     Returns:
         Words and numbers: device, cpu, cores, threads, python, torch, commit, and the library files that differ from
-        that commit (none in a run that counts).
+        that commit (none in a run that counts). A copy without its git history takes the commit from RLSTRUCT_COMMIT.
     """
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
     return {
@@ -36,7 +36,7 @@ def machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "commit": _git("rev-parse", "--short", "HEAD") or "unknown",
+        "commit": _git("rev-parse", "--short", "HEAD") or os.environ.get("RLSTRUCT_COMMIT", "unknown"),
         "changed": _git("diff", "--name-only", "HEAD", "--", "rlstruct", "agents", "batchers", "algos").split(),
     }
 

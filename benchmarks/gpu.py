@@ -1,19 +1,24 @@
 """The ladder on one device, from SyncVectorEnv to a policy inside a kernel, beside the device's limits. Layer 5.
 
     python benchmarks/gpu.py                       everything, at most 8 minutes on a GPU
+    python benchmarks/gpu.py --minutes 4 --out DIR --resume    go on where a run with the same commit was cut
     python benchmarks/gpu.py --quick --out DIR     a look whether it runs, under 20 seconds, also without a GPU
     python benchmarks/gpu.py --parts simulation fused --device cpu
 
-Parts: ``simulation`` (CartPole alone, N from 1 to 2^20), ``fused`` (K from 1 to 256 steps in a launch), ``policy``
-(a 64-64 actor and critic in the loop), ``limits`` (a copy and a multiply-add kernel), ``sync`` (no hidden wait in a
-batch), ``training`` (A2C on 4,096 environments until an evaluation of 100 episodes reaches 475). Timings are medians of
-interleaved repeats after a warm-up, compilation left out. Rows are written as they come, so a run that is cut short
-leaves what it has. Without CUDA, rungs and parts that need it are left out and the file says so.
+Parts: ``targets`` (what there are targets for: a few sizes of the parts below, and ``sync``), ``sync`` (no hidden wait
+in a batch), ``limits`` (a copy and a multiply-add kernel), ``training`` (A2C on 4,096 environments until an evaluation
+of 100 episodes reaches 475), ``policy`` (a 64-64 actor and critic in the loop), ``simulation`` (CartPole alone, N from
+1 to 2^20), ``fused`` (K from 1 to 256 steps in a launch). Timings are medians of interleaved repeats after a warm-up,
+compilation left out. The most valuable rows come first and each is written as it comes, so a run that is cut short
+leaves what it has; sizes that are measured are not measured again. What cannot run here (CUDA, Warp) is left out, and
+the file says so. Exit code 70: CUDA broke; `--resume` goes on behind the rung that broke it.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -33,7 +38,9 @@ from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos import a2c
 from rlstruct.sims import make
 
-PARTS = ("limits", "sync", "simulation", "policy", "training", "fused")
+PARTS = ("targets", "sync", "limits", "training", "policy", "simulation", "fused")
+BROKEN = 70  # exit code
+NO_TIME = "the time budget is used up"
 Row = dict[str, Any]
 
 
@@ -47,6 +54,7 @@ class Run:
         deadline: when to stop, of time.perf_counter.
         rows: found so far, written after each.
         path: of the JSON file.
+        silent: write rows without showing them.
     """
 
     device: torch.device
@@ -54,19 +62,28 @@ class Run:
     deadline: float
     rows: list[Row] = field(default_factory=list)
     path: Path = Path()
+    silent: bool = False
 
     def add(self, **row: Any) -> Row:  # noqa: ANN401 - plain values
         """Print a row, and write all."""
         self.rows.append(row)
         self.path = _report.write("gpu", self.rows)
-        print("  ".join(f"{key} {_words(value)}" for key, value in row.items() if key != "rounds"), flush=True)
+        if not self.silent:
+            print("  ".join(f"{key} {_words(value)}" for key, value in row.items() if key != "rounds"), flush=True)
         return row
+
+    def measured(self, part: str, n_envs: int, k: int | None = None) -> bool:
+        """Whether the rungs of a size have their rows, also those that failed."""
+        return any(
+            row.get("part") == part and row.get("N") == n_envs and (k is None or row.get("K") in (k, None))
+            for row in self.rows
+        )
 
     def left(self, seconds: float, what: str) -> bool:
         """Whether there is time for something; says so where there is not."""
         if time.perf_counter() + seconds < self.deadline:
             return True
-        self.add(part=what, left_out="the time budget is used up")
+        self.add(part=what, left_out=NO_TIME)
         return False
 
     def rate(self, part: str, n_envs: int, makers: Sequence[MakeRung]) -> None:
@@ -90,6 +107,7 @@ class Run:
         """Make rungs and warm them up; one that fails is a row of its own, and the others go on."""
         rungs = []
         if self.device.type == "cuda":
+            gc.collect()  # the rungs before hold each other, and many gigabytes
             torch.cuda.empty_cache()
         for maker in makers:
             try:
@@ -97,10 +115,24 @@ class Run:
                 rung.run()
                 rung.run()
             except Exception as error:  # whatever it is: the others shall be measured all the same
-                self.add(part=part, rung=repr(maker), N=n_envs, left_out=f"{type(error).__name__}: {error}")
+                self.failed(error, part=part, rung=_name(maker), N=n_envs)
             else:
                 rungs.append(rung)
         return rungs
+
+    def failed(self, error: Exception, **row: Any) -> None:  # noqa: ANN401 - plain values
+        """Write down what could not be measured; end the program if CUDA answers to nothing from here on.
+
+        Raises:
+            SystemExit: it does not.
+        """
+        said = str(error).strip().splitlines() or [""]
+        self.add(**row, left_out=f"{type(error).__name__}: {said[0]}")
+        if self.device.type == "cuda":
+            try:
+                torch.cuda.synchronize(self.device)
+            except RuntimeError:
+                raise SystemExit(BROKEN) from error
 
     def best(self, part: str, rung: str, **where: int) -> float | None:
         """The highest rate of a rung in a part, or None."""
@@ -114,20 +146,35 @@ class Run:
         return max(found, default=None)
 
 
-def simulation(run: Run) -> None:
+def targets(run: Run) -> None:
+    """What there are targets for, most valuable first."""
+    sizes = [64] if run.quick else [4096]
+    on_gpu = run.device.type == "cuda" and not run.quick
+    policy(run, [1 << 18, *sizes] if on_gpu else sizes)
+    simulation(run, [*sizes, 64, 1 << 20] if on_gpu else sizes)
+    sync(run)
+
+
+def simulation(run: Run, sizes: Sequence[int] = ()) -> None:
     """The simulation alone, for N from 1 to 2^20, and how many kernels a step is."""
     on_cpu = run.device.type == "cpu"
-    sizes = [1, 64] if run.quick else [1 << n for n in range(0, 21, 2)]
+    every = [1, 64] if run.quick else [1 << n for n in range(0, 21, 2)]
     compiled_at = () if run.quick else (4096,) if on_cpu else (64, 4096, 1 << 20)
-    for n_envs in sizes:
+    for n_envs in sizes or every:
+        if run.measured("simulation", n_envs):
+            continue
         if not run.left(60 if n_envs in compiled_at else 8, "simulation"):
             return
         k = min(64, max(1, (1 << (20 if on_cpu else 26)) // n_envs))
         run.rate("simulation", n_envs, _gpu_rungs.simulation_rungs(n_envs, run.device, n_envs in compiled_at, k))
+    if sizes:
+        return
     if run.quick:
         run.add(part="simulation", rung="torch.compile", left_out="it compiles for half a minute")
-    for rung in run.made("launches", 4096, _gpu_rungs.our_rungs(4096, run.device, 64)):
-        run.add(part="launches", rung=rung.name, N=4096, K=rung.steps, **_gpu_limits.launches(rung, run.device))
+    if not run.measured("launches", 4096):
+        for rung in run.made("launches", 4096, _gpu_rungs.our_rungs(4096, run.device, 64)):
+            counted = _gpu_limits.launches(rung, run.device)
+            run.add(part="launches", rung=rung.name, N=4096, K=rung.steps, **counted)
     if on_cpu:
         run.add(part="simulation", rung="CUDA graph", left_out="there is no CUDA device")
 
@@ -137,15 +184,17 @@ def fused(run: Run) -> None:
     for n_envs in [64] if run.quick else [4096, 1 << 16, 1 << 20]:
         for k in [1, 8] if run.quick else [1, 2, 4, 8, 16, 32, 64, 128, 256]:
             too_much = n_envs * k > (1 << (21 if run.device.type == "cpu" else 26))
-            if not too_much and run.left(2, "fused"):
+            if not too_much and not run.measured("fused", n_envs, k) and run.left(2, "fused"):
                 run.rate("fused", n_envs, [partial(_gpu_rungs.fused_rung, n_envs, run.device, k)])
 
 
-def policy(run: Run) -> None:
+def policy(run: Run, sizes: Sequence[int] = ()) -> None:
     """Collection with the network in the loop."""
-    sizes = [64] if run.quick else [64, 1024, 4096]
+    every = [64] if run.quick else [64, 1024, 4096]
     on_cpu = run.device.type == "cpu"
-    for n_envs in sizes + ([] if run.quick or on_cpu else [1 << 14, 1 << 16, 1 << 18, 1 << 20]):
+    for n_envs in sizes or every + ([] if run.quick or on_cpu else [1 << 14, 1 << 16, 1 << 18, 1 << 20]):
+        if run.measured("policy", n_envs):
+            continue
         if not run.left(15, "policy"):
             return
         run.rate("policy", n_envs, _gpu_rungs.policy_rungs(n_envs, run.device))
@@ -153,11 +202,15 @@ def policy(run: Run) -> None:
 
 def limits(run: Run) -> None:
     """What the device can do at most."""
+    if any(row.get("part") == "limits" for row in run.rows):
+        return
     run.add(part="limits", **_gpu_limits.limits(run.device, run.quick))
 
 
 def sync(run: Run) -> None:
     """A whole batch without a hidden wait."""
+    if any(row.get("part") == "sync" for row in run.rows):
+        return
     if run.device.type != "cuda":
         run.add(part="sync", left_out="there is no CUDA device")
         return
@@ -188,6 +241,8 @@ def training(run: Run) -> None:
         evaluation_device=device,
     )
     for seed in range(3):
+        if any(row.get("part") == "training" and row.get("seed") == seed for row in run.rows):
+            continue
         if not run.left(60, "training"):
             return
         result = a2c.train(
@@ -210,6 +265,7 @@ def _simulator(device: torch.device, n_envs: int, seed: int) -> Any:  # noqa: AN
 
 def summary(run: Run) -> None:
     """Ratios beside their targets, and shares of the limits."""
+    run.rows = [row for row in run.rows if row["part"] != "summary"]
     small = {n for n in (64, 256, 1024, 4096) if run.best("simulation", "torch eager", N=n)}
     graph = [
         _ratio(run.best("simulation", "CUDA graph", N=n), run.best("simulation", "torch eager", N=n)) for n in small
@@ -218,7 +274,8 @@ def summary(run: Run) -> None:
     vectorised = max((run.best("simulation", name) or 0.0 for name in ours[:-1]), default=0.0)
     fastest = max(run.best("fused", "Warp fused") or 0.0, run.best("simulation", "Warp fused") or 0.0) or None
     deciding = max(
-        (row["steps_per_second"] for row in run.rows if row.get("part") == "policy" and "rung" in row), default=None
+        (row["steps_per_second"] for row in run.rows if row["part"] == "policy" and "steps_per_second" in row),
+        default=None,
     )
     n = 64 if run.quick else 4096
     rows = {
@@ -230,13 +287,19 @@ def summary(run: Run) -> None:
         "policy in the loop, steps per second": (deciding, 1e8),
     }  # fmt: skip
     for name, (value, target) in rows.items():
-        run.add(part="summary", ratio=name, value=value, target=target)
+        met = "not measured" if value is None else value >= target
+        run.add(part="summary", ratio=name, value=value, target=target, met=met)
+    waits = [row["sync_debug_mode"] for row in run.rows if row.get("part") == "sync" and "graph" in row]
+    clean = "not measured" if len(waits) < 2 else waits == ["clean", "clean"]
+    run.add(
+        part="summary", ratio="sync_debug_mode('error') through execute()", value=str(waits), target="clean", met=clean
+    )
     bound = next((row for row in run.rows if row.get("part") == "limits"), None)
-    if bound is not None and fastest:
+    if bound is not None and fastest and "bytes_per_second" in bound:
         share = fastest * _gpu_limits.BYTES_PER_FUSED_STEP / bound["bytes_per_second"]
         run.add(part="summary", ratio="Warp fused: share of the copy's bandwidth", value=share, target=None)
     decided = run.best("policy", "Warp fused policy")
-    if bound is not None and decided:
+    if bound is not None and decided and "flops_per_second" in bound:
         share = decided * _gpu_limits.FLOPS_PER_DECISION / bound["flops_per_second"]
         run.add(part="summary", ratio="Warp fused policy: share of the multiply-adds", value=share, target=None)
 
@@ -271,6 +334,14 @@ def _ratio(a: float | None, b: float | None) -> float | None:
     return a / b if a and b else None
 
 
+def _name(maker: MakeRung) -> str:
+    """Say which rung could not be made."""
+    if not isinstance(maker, partial):
+        return repr(maker)
+    words = [value for value in (*maker.args, *maker.keywords.values()) if isinstance(value, str)]
+    return " ".join([maker.func.__name__, *words])
+
+
 def _words(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
@@ -283,9 +354,13 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=8.0, help="time budget of the whole")
     parser.add_argument("--quick", action="store_true", help="few sizes, short repeats: does it run?")
     parser.add_argument("--out", type=Path, default=_report.RESULTS, help="folder of JSON and picture")
+    parser.add_argument("--resume", action="store_true", help="keep the rows of the same device and commit in --out")
     options = parser.parse_args()
     _report.RESULTS = options.out
     run = Run(torch.device(options.device), options.quick, time.perf_counter() + 60 * options.minutes)
+    if options.resume and _report.result_path("gpu").exists():
+        found = json.loads(_report.result_path("gpu").read_text())["rows"]
+        run.rows = [row for row in found if row["part"] != "summary" and row.get("left_out") != NO_TIME]
     if run.device.type == "cpu":
         torch.set_num_threads(1)
     print(_report.machine())
@@ -293,8 +368,10 @@ def main() -> None:
         try:
             globals()[part](run)
         except Exception as error:  # the parts that follow shall be measured all the same
-            run.add(part=part, left_out=f"{type(error).__name__}: {error}")
-    summary(run)
+            run.failed(error, part=part)
+        run.silent = part != options.parts[-1]  # the run may be cut: the file has a summary after each part
+        summary(run)
+        run.silent = False
     draw(run)
     print(run.path)
 

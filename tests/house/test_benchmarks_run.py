@@ -37,3 +37,7 @@ def test_the_quick_ladder_of_the_gpu_benchmark(device: str, tmp_path: pathlib.Pa
     left_out = {row["left_out"] for row in rows if "left_out" in row}
     assert left_out == LEFT_OUT | (set() if on_gpu else {"there is no CUDA device"})
     assert all(row["steps_per_second"] > 0 for row in rows if "steps_per_second" in row)
+    again = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=280, check=False)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "steps_per_second" not in again.stdout  # all is measured
+    assert json.loads(next(tmp_path.glob("gpu-*.json")).read_text())["rows"][: len(measured)] == rows[: len(measured)]
