@@ -25,7 +25,7 @@ class Preset:
     """
 
     config: TrainingConfig
-    network: Mapping[str, float] = field(default_factory=dict)
+    network: Mapping[str, float | tuple[int, ...]] = field(default_factory=dict)
 
 
 PRESETS: dict[tuple[str, str], Preset] = {
@@ -66,14 +66,22 @@ PRESETS: dict[tuple[str, str], Preset] = {
             evaluation_interval=20_000, target_return=150.0, evaluation_episodes=50, evaluation_processes=0,
         )
     ),
+    # Where the next ball seems lost anyway all actions are worth the same: only much entropy keeps them all alive.
     ("a2c", "Breakout-MinAtar"): Preset(
         A2CConfig(
-            n_env_steps=5_000_000, n_envs=64, n_timesteps=16, reward_scale=1.0, learning_rate=0.002, trace_decay=0.95,
-            entropy_coefficient=0.01, max_gradient_norm=0.5, whiten_advantages=True,
-            evaluation_interval=250_000, evaluation_timesteps=200, target_return=12.0,
-            evaluation_processes=0,
+            n_env_steps=2_000_000, n_envs=64, n_timesteps=16, reward_scale=1.0, learning_rate=0.002, trace_decay=0.95,
+            entropy_coefficient=0.04, max_gradient_norm=0.5, vtrace=True, n_updates=4,
+            evaluation_interval=100_000, evaluation_timesteps=200, target_return=12.0, evaluation_processes=0,
         ),
-        {"n_features": 64},
+        {"hidden": (128, 128)},
+    ),
+    ("dqn", "Breakout-MinAtar"): Preset(
+        DQNConfig(
+            n_env_steps=2_000_000, n_envs=64, n_timesteps=4, discount=0.99, learning_rate=0.0005, n_updates=8,
+            replay_capacity=200_000, learning_starts=5_000, epsilon_fraction=0.05, epsilon_exponent=1.0,
+            evaluation_interval=100_000, evaluation_timesteps=200, target_return=12.0, evaluation_processes=0,
+        ),
+        {"hidden": (128, 128)},
     ),
 }  # fmt: skip
 """By algorithm, a module of `rlstruct.algos`, and environment, as gymnasium or `rlstruct.sims` call it.

@@ -19,7 +19,6 @@ from rlstruct import VecEnv, sims
 from rlstruct.agents import (
     ActorCritic,
     ActorCriticAgent,
-    ConvolutionalActorCritic,
     GaussianActorCritic,
     GaussianAgent,
     QAgent,
@@ -168,9 +167,12 @@ TASKS: dict[str, Task] = {
         _LUNAR_LANDER, 100.0, "DQN on LunarLander-v3", episodes=50,
     ),
     "a2c_breakout": _A2C(
-        _tuned("a2c", "Breakout-MinAtar"),
-        _network("a2c", "Breakout-MinAtar", partial(ConvolutionalActorCritic, channels_last=True), (10, 10, 4), 3),
-        ActorCriticAgent,
-        partial(simulator, "Breakout-MinAtar"), 10.0, "A2C on MinAtar's Breakout, in 5 million steps", n_seeds=2,
+        _tuned("a2c", "Breakout-MinAtar"), _network("a2c", "Breakout-MinAtar", ActorCritic, 400, 3), ActorCriticAgent,
+        partial(simulator, "Breakout-MinAtar"), 10.0, "A2C on MinAtar's Breakout", n_seeds=2,
+    ),
+    "dqn_breakout": _DQN(
+        _tuned("dqn", "Breakout-MinAtar"),
+        _network("dqn", "Breakout-MinAtar", partial(QNetwork, duelling=True), 400, 3), QAgent,
+        partial(simulator, "Breakout-MinAtar"), 10.0, "DQN on MinAtar's Breakout", n_seeds=2,
     ),
 }  # fmt: skip

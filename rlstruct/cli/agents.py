@@ -84,8 +84,13 @@ def choose(algorithm: str, task: Task, observation: spaces.Space[Any], action: s
     return _actor_critic(observation, int(action.n), recurrent, settings)  # type: ignore[attr-defined]
 
 
+def _wants_convolutions(observation: spaces.Box, settings: Settings) -> bool:
+    """Images are seen by convolutions, unless the user says how wide a perceptron shall be."""
+    return is_image(observation) and "hidden" not in settings
+
+
 def _q_agent(observation: spaces.Box, n_actions: int, settings: Settings) -> AgentChoice:
-    if is_image(observation):
+    if _wants_convolutions(observation, settings):
         trunk = _network(agents.ConvolutionalTrunk, observation.shape, settings=settings, **_of_images(observation))
         make: CreateModel = partial(_convolutional_q, trunk, n_actions)
         return AgentChoice(make, agents.QAgent, "convolutional network of action values, duelling", False)
@@ -112,7 +117,7 @@ def _actor_critic(observation: spaces.Box, n_actions: int, recurrent: bool, sett
     if recurrent:
         make: CreateModel = _network(agents.RecurrentActorCritic, inputs, n_actions, settings=settings)
         return AgentChoice(make, agents.RecurrentAgent, "recurrent policy", True)
-    if is_image(observation):
+    if _wants_convolutions(observation, settings):
         of_images = _of_images(observation)
         make = _network(agents.ConvolutionalActorCritic, observation.shape, n_actions, settings=settings, **of_images)
         return AgentChoice(make, agents.ActorCriticAgent, "convolutional policy", False)

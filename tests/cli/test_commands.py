@@ -52,8 +52,11 @@ def train(*options: str) -> pathlib.Path:
         ("reinforce", ["--env", "CartPole-v1", "--n-timesteps", "500"], "policy, perceptron"),
         ("a2c", ["--env", "CartPole-v1", "--simulator", "torch", "--recurrent"], "recurrent policy"),
         ("a2c", ["--env", "Pendulum-v1", "--evaluation-timesteps", "200"], "Gaussian policy, perceptron"),
-        ("a2c", ["--env", "Breakout-MinAtar"], "convolutional policy"),
-        ("dqn", ["--env", "Breakout-MinAtar"], "convolutional network of action values, duelling"),
+        ("a2c", ["--env", "Seaquest-MinAtar"], "convolutional policy"),
+        ("dqn", ["--env", "Seaquest-MinAtar"], "convolutional network of action values, duelling"),
+        # Who says how wide a perceptron shall be gets one, also for images: as the tuned settings of Breakout do.
+        ("a2c", ["--env", "Breakout-MinAtar"], "policy, perceptron"),
+        ("dqn", ["--env", "Breakout-MinAtar", "--network", "hidden=[16]"], "perceptron of action values, duelling"),
         ("dqn", ["--env", "FrozenLake-v1", "--env-options", "is_slippery=false"], "perceptron of action values"),
     ],
 )
