@@ -11,6 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from rlstruct.batchers.making import Factories
 from rlstruct.core import DictTensor
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.rl_agent import RL_Agent
@@ -36,18 +37,24 @@ def check_numbers(n_timesteps: int, n_processes: int, on_worker_error: str, max_
         )
 
 
-def check_factories(create_agent: object, create_env: object) -> None:
-    """Raise TypeError for an agent or environment where what makes one belongs."""
-    for name, factory, made in (("create_agent", create_agent, RL_Agent), ("create_env", create_env, VecEnv)):
+def check_factories(factories: Factories, seed: int | None) -> None:
+    """Raise TypeError for an agent or environment where what makes one belongs, or for arguments that do not fit."""
+    given: tuple[tuple[str, object, type], ...] = (
+        ("create_agent", factories.create_agent, RL_Agent),
+        ("create_env", factories.create_env, VecEnv),
+    )
+    for name, factory, made in given:
         if isinstance(factory, made) or not callable(factory):
             raise TypeError(
                 f"RL_Batcher: {name} is a {type(factory).__name__}, expected a function or a class. "
                 f"Every process makes its own {made.__name__}: pass what makes one, with its arguments in "
                 f"{name.removeprefix('create_')}_args."
             )
+    _check_call("create_agent", factories.create_agent, factories.agent_args)
+    _check_call("create_env", factories.create_env, {**factories.env_args, "seed": seed})
 
 
-def check_call(name: str, factory: Callable[..., object], arguments: Mapping[str, object]) -> None:
+def _check_call(name: str, factory: Callable[..., object], arguments: Mapping[str, object]) -> None:
     """Raise TypeError unless a factory can be called with its arguments; every process would fail otherwise."""
     try:
         signature = inspect.signature(factory)
@@ -141,3 +148,15 @@ def warn_of_contexts(device: torch.device, n_processes: int) -> None:
             "memory each, and share the GPU in turns. One process with more environments is usually faster.",
             stacklevel=3,
         )
+
+
+def warn_of_uncompiled(reasons: Sequence[str]) -> bool:
+    """Warn, at the line that calls `get`, if an agent acts as it is though it should be compiled; whether it does."""
+    why_not = next(filter(None, reasons), "")
+    if why_not:
+        warnings.warn(
+            "RL_Batcher(compile_agent=True): the agent cannot be compiled and acts as it is, slower and with equal "
+            f"results: {why_not}. Without compile_agent there is no such warning.",
+            stacklevel=3,
+        )
+    return bool(why_not)

@@ -11,19 +11,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlstruct.batchers.compiled_agent import CompiledAgent
 from rlstruct.batchers.failures import spell_given
+from rlstruct.batchers.history import history_until
 from rlstruct.batchers.lanes import move
 from rlstruct.batchers.progress import Phase, Progress
 from rlstruct.batchers.saved_state import CollectorState, check_rows, load_environment, moved, on_cpu
 from rlstruct.batchers.shared_memory import layout_of
 from rlstruct.batchers.slab import Allocate, Slab, slab_layout
-from rlstruct.core import DictTensor, TemporalDictTensor
+from rlstruct.core import DictTensor
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional.random import step_keys
 from rlstruct.rl_agent import RL_Agent, check_answer
 from rlstruct.vec_env import Carrying, VecEnv
 
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 # Off the CPU, asking whether every episode has ended stalls the device: ask once in so many steps.
 _STEPS_BETWEEN_LOOKS = 16
 _GROUPS = ("env", "observation", "state", "agent_info")  # first parts of the names in `Collector.carry`
@@ -38,12 +39,14 @@ class Collected:
         n_final: how many rows of ``final`` are used.
         first_step: steps since the last reset, before this batch.
         version: the version of the weights that acted.
+        uncompiled: why the agent is not compiled though it should be, or "".
     """
 
     n_steps: int
     n_final: int
     first_step: int
     version: int
+    uncompiled: str = ""
 
 
 class Collector:
@@ -57,6 +60,7 @@ class Collector:
         seed: environment b draws from ``seed + b``; also an attribute.
         allocate: brings the memory of the slab, once its layout is known.
         progress: told about every phase.
+        compile_agent: whether to call the agent by way of a `CompiledAgent`.
 
     Raises:
         DeviceMismatchError: the environment lives on another device.
@@ -72,6 +76,7 @@ class Collector:
         seed: int,
         allocate: Allocate,
         progress: Progress,
+        compile_agent: bool = False,
     ) -> None:
         """Check that the environment is on ``device``."""
         if env.device != device:
@@ -82,6 +87,7 @@ class Collector:
             )
         self.env = env
         self.agent = agent
+        self._compiled = CompiledAgent(agent, device) if compile_agent else None
         self.slab: Slab | None = None
         self.version = 0
         self._T = n_timesteps
@@ -147,7 +153,8 @@ class Collector:
     def count_steps(self, n_steps: int, n_final: int) -> Collected:
         """Count steps that were taken, on the host."""
         first_step, self._step = self._step, self._step + n_steps
-        return Collected(n_steps, n_final, first_step, self.version)
+        uncompiled = "" if self._compiled is None else self._compiled.why_not
+        return Collected(n_steps, n_final, first_step, self.version, uncompiled)
 
     @torch.no_grad()
     def take_steps(self, look: bool) -> tuple[int, int]:
@@ -159,7 +166,8 @@ class Collector:
         Returns:
             How many steps were taken, and how many rows of ``final`` are used.
         """
-        progress, n_final, t = self._progress, 0, 0
+        progress, n_final, t, agent = self._progress, 0, 0, self._compiled or self.agent
+        watch = self._compiled is None or not self._compiled.look(self._agent_info)
         keys = step_keys(self._seeds, self._episode_now, self._steps)  # [T + 1, B]
         if (slab := self.slab) is not None:
             self._begin(slab, keys)
@@ -167,13 +175,13 @@ class Collector:
         while t < self._T:
             progress.step = t
             progress.enter(Phase.AGENT)
-            history = self._history_until(t, n_final) if self._history else None
-            versions = None if slab is None else slab.versions()
-            answer = self.agent(self._state, observation, self._agent_info, history)
+            history = history_until(slab, self._observation, t, n_final) if self._history else None
+            versions = slab.versions() if watch and slab is not None else None
+            answer = agent(self._state, observation, self._agent_info, history)
             action, state = check_answer(type(self.agent).__name__, answer) if t == 0 else answer
             if slab is None:
                 slab = self._first_slab(observation, action, keys)
-            elif slab.versions() != versions:
+            elif watch and slab.versions() != versions:
                 slab.refuse_changes(versions)
             if t == 0:
                 self._check_first(slab, action, state)
@@ -329,16 +337,6 @@ class Collector:
         if slab.holds(self._observation["done"]):
             self._observation = slab.slots[0]
 
-    def _history_until(self, t: int, n_final: int) -> TemporalDictTensor:
-        """The steps of this batch before t, as views wherever no environment restarted, [B, t]."""
-        slab = self.slab
-        if slab is None:
-            return _no_history(self._observation)
-        steps = {f"observation/{k}": v[:t].transpose(0, 1) for k, v in slab.stream.items()}
-        steps |= {f"action/{k}": v[:t].transpose(0, 1) for k, v in slab.action.items()}
-        steps |= {f"_observation/{k}": v for k, v in next_observations(slab, t, n_final).items()}
-        return TemporalDictTensor(steps, slab.running[:t].sum(0))
-
     def _all_ended(self, t: int) -> bool:
         if self._device.type != "cpu" and t % _STEPS_BETWEEN_LOOKS:
             return False
@@ -347,39 +345,6 @@ class Collector:
     @staticmethod
     def _with_rng(observation: DictTensor, keys: Tensor) -> DictTensor:
         return DictTensor._trusted({**observation._tensors, "rng": keys})
-
-
-def _no_history(observation: DictTensor) -> TemporalDictTensor:
-    """A history of no step, before the first action. What an agent returns beside it is not known yet."""
-    empty = {k: v.new_empty((v.shape[0], 0, *v.shape[1:])) for k, v in observation.items()}
-    actions = {k.removeprefix("last_"): v for k, v in empty.items() if k.startswith("last_action")}
-    empty["rng"] = observation["done"].new_empty((observation.n_elems(), 0), dtype=torch.int64)
-    return TemporalDictTensor(
-        {f"observation/{k}": v for k, v in empty.items()}
-        | {f"_observation/{k}": v for k, v in empty.items()}
-        | {f"action/{k}": v for k, v in actions.items()}
-    )
-
-
-def next_observations(slab: Slab, t: int, n_final: int) -> dict[str, Tensor]:
-    """Return what the environments answered in the first t steps, before any restart, [B, t, ...].
-
-    Views of the stream, except where an environment restarted.
-    """
-    following = {k: v[1 : t + 1].transpose(0, 1) for k, v in slab.stream.items()}
-    following |= {k: v[:t].transpose(0, 1) for k, v in slab.reached.items()}
-    if n_final and slab.final_at is not None:
-        step, row = slab.final_at[:n_final].unbind(1)
-        for key, packed in slab.final.items():
-            following[key] = following[key].clone()
-            as_signed(following[key])[row, step] = as_signed(packed[:n_final])
-    return following
-
-
-def as_signed(tensor: Tensor) -> Tensor:
-    """The same memory in a dtype that torch can write by index or by mask: it has no such kernels for wide unsigned."""
-    signed = _SIGNED.get(tensor.dtype)
-    return tensor if signed is None else tensor.view(signed)
 
 
 def _check(where: str, role: str, tensors: DictTensor, device: torch.device, B: int) -> None:

@@ -7,6 +7,7 @@ tensors are seen by the next replay; another tensor in their place, or another P
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
@@ -20,22 +21,24 @@ from rlstruct.core import DictTensor
 Fingerprint = dict[str, object]
 
 _PLAIN = (int, float, complex, str, bytes, type(None), Enum, torch.dtype, torch.device, np.generic)
+_CONTAINERS = frozenset({dict, OrderedDict, list, tuple, set})
 _MAX_DEPTH = 12
 
 
-def fingerprint(root: object, device: torch.device, name: str) -> Fingerprint:
+def fingerprint(root: object, device: torch.device, name: str, tensors: dict[str, Tensor] | None = None) -> Fingerprint:
     """Describe everything that an object holds, as a graph of work on ``device`` would freeze it.
 
     Args:
         root: usually an agent. Its attributes are followed, through modules, containers and objects.
         device: tensors there count by address, tensors elsewhere by address and version of their values.
         name: what to call the root.
+        tensors: if given, those on ``device`` are put here by path, and count by layout only.
 
     Returns:
         Path to something comparable.
     """
     found: Fingerprint = {}
-    _describe(root, device, name, found, set(), 0)
+    _describe(root, _Leaves(device, tensors), name, found, set(), 0)
     return found
 
 
@@ -63,35 +66,55 @@ def first_change(before: Fingerprint, after: Fingerprint) -> str | None:
     return next(key for key in [*before, *after] if key not in after or before.get(key, ...) != after[key])
 
 
-def _describe(value: object, device: torch.device, path: str, found: Fingerprint, seen: set[int], depth: int) -> None:
+class _Leaves:
+    """Describes what has no parts."""
+
+    def __init__(self, device: torch.device, tensors: dict[str, Tensor] | None) -> None:
+        self._device = device
+        self._tensors = tensors
+
+    def describe(self, value: object, path: str) -> object:
+        """Return something comparable, None for what has parts."""
+        if isinstance(value, Tensor):
+            return self._tensor(value, path)
+        if isinstance(value, np.ndarray):
+            return value.dtype.str, value.shape, value.tobytes()
+        if isinstance(value, torch.Generator):
+            on_cpu = value.device.type == "cpu"
+            return value.get_state().numpy().tobytes() if on_cpu else id(value)  # sync: of CPU memory
+        if isinstance(value, np.random.Generator):
+            return repr(value.bit_generator.state)
+        if isinstance(value, random.Random):
+            return hash(value.getstate())
+        has_parts = isinstance(value, Mapping | list | tuple | set) or hasattr(value, "__dict__") or _slots(value)
+        return None if has_parts and not isinstance(value, type) else id(value)
+
+    def _tensor(self, value: Tensor, path: str) -> object:
+        layout = (tuple(value.shape), value.stride(), value.dtype, str(value.device))
+        there = value.device == self._device
+        if there and self._tensors is not None:
+            self._tensors[path] = value
+            return layout
+        place = (value.data_ptr(), *layout)
+        return place if there or value.is_inference() else (*place, value._version)
+
+
+def _describe(value: object, leaves: _Leaves, path: str, found: Fingerprint, seen: set[int], depth: int) -> None:
+    kind = type(value)
+    if kind in _CONTAINERS and not value:  # most of what a module has are empty dicts of hooks
+        return
     if isinstance(value, _PLAIN):
-        found[path] = (type(value), repr(value))
+        found[path] = (kind, repr(value))
         return
     if id(value) in seen or depth > _MAX_DEPTH:
         return
     seen.add(id(value))
-    leaf = _leaf(value, device)
+    leaf = leaves.describe(value, path)
     if leaf is not None:
         found[path] = leaf
         return
     for name, part in _parts(value):
-        _describe(part, device, f"{path}{name}", found, seen, depth + 1)
-
-
-def _leaf(value: object, device: torch.device) -> object:
-    if isinstance(value, Tensor):
-        place = (value.data_ptr(), tuple(value.shape), value.stride(), value.dtype, str(value.device))
-        return place if value.device == device or value.is_inference() else (*place, value._version)
-    if isinstance(value, np.ndarray):
-        return value.dtype.str, value.shape, value.tobytes()
-    if isinstance(value, torch.Generator):
-        return value.get_state().numpy().tobytes() if value.device.type == "cpu" else id(value)  # sync: of CPU memory
-    if isinstance(value, np.random.Generator):
-        return repr(value.bit_generator.state)
-    if isinstance(value, random.Random):
-        return hash(value.getstate())
-    has_parts = isinstance(value, Mapping | list | tuple | set) or hasattr(value, "__dict__") or _slots(value)
-    return None if has_parts and not isinstance(value, type) else id(value)
+        _describe(part, leaves, f"{path}{name}", found, seen, depth + 1)
 
 
 def _parts(value: Any) -> list[tuple[str, object]]:  # noqa: ANN401 - anything with parts

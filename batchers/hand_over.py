@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlstruct.batchers.collector import Collected, as_signed
+from rlstruct.batchers.collector import Collected
+from rlstruct.batchers.history import as_signed
 from rlstruct.batchers.lanes import move
 from rlstruct.batchers.shared_memory import Layout
 from rlstruct.batchers.slab import Steps

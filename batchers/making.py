@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ class Factories:
     agent_args: dict[str, Any]
     create_env: CreateEnv
     env_args: dict[str, Any]
+    compile_agent: bool = False
 
 
 def make_collector(
@@ -66,7 +67,14 @@ def make_collector(
         undo.callback(agent.close)
         agent.seed(agent_seed)
         collector = Collector(
-            env, agent, n_timesteps=n_timesteps, device=device, seed=seed, allocate=allocate, progress=progress
+            env,
+            agent,
+            n_timesteps=n_timesteps,
+            device=device,
+            seed=seed,
+            allocate=allocate,
+            progress=progress,
+            compile_agent=factories.compile_agent,
         )
         undo.pop_all()
     return collector
@@ -95,7 +103,13 @@ def measure(
     progress = Progress(torch.zeros(3, dtype=torch.int64, device="cpu"))
     with _generators_as_they_are(device):
         collector = make_collector(
-            factories, seed, agent_seed, n_timesteps=1, device=device, allocate=allocate, progress=progress
+            replace(factories, compile_agent=False),
+            seed,
+            agent_seed,
+            n_timesteps=1,
+            device=device,
+            allocate=allocate,
+            progress=progress,
         )
         try:
             collector.reset(agent_info, env_info)

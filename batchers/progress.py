@@ -47,7 +47,8 @@ class Progress:
 
     def __init__(self, word: Tensor) -> None:
         """Start in phase WAIT, and leave the word as it is: another process may have written it."""
-        self._word = word.numpy()  # sync: a view of CPU memory, once; writing it costs 0.1 us instead of 3
+        # A memoryview is written in a twentieth of the time that a tensor takes.
+        self._word = memoryview(word.numpy())  # type: ignore[arg-type]  # sync: a view, once
         self.clock = PhaseClock([phase.name.lower() for phase in Phase])
 
     def enter(self, phase: Phase) -> None:
@@ -91,7 +92,8 @@ class Progress:
 
     def clear(self) -> None:
         """Forget everything, for a worker that is about to be started."""
-        self._word[:] = 0
+        for i in range(len(self._word)):
+            self._word[i] = 0
         self._word[0] = _UNBORN
 
     def stop(self) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rlstruct.batchers.hand_over import batch_layout
 from rlstruct.batchers.shared_memory import Layout, n_bytes
+from rlstruct.core import DictTensor
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,14 @@ class LostEpisodes:
     reason: str
 
 
-def report_memory(layouts: Sequence[Layout], batch: int, weights: int) -> MemoryReport:
-    """Build the report from the layouts of all slabs and the bytes of batch and weights."""
+def report_memory(
+    layouts: Sequence[Layout], infos: Sequence[DictTensor], auto_reset: bool, weights: int
+) -> MemoryReport:
+    """Build the report from the layouts of all slabs, the settings that batches carry, and the bytes of the weights."""
     room = [{name: value for name, value in layout.items() if name.startswith("final")} for layout in layouts]
     whole = [n_bytes(layout) for layout in layouts]
     finals = [n_bytes(final) for final in room]
     slabs = tuple(total - final for total, final in zip(whole, finals, strict=True))
+    batch = sum(n_bytes(batch_layout(layout, auto_reset)) for layout in layouts)
+    batch += sum(value.nbytes for info in infos for value in info.values())
     return MemoryReport(slabs, tuple(finals), batch, weights)

@@ -21,6 +21,7 @@ from rlstruct.core import DictTensor
 from rlstruct.errors import ShapeMismatchError
 from rlstruct.functional.random import draw_ahead
 
+_version = operator.attrgetter("_version")
 _BITS = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
 
 Allocate = Callable[[Layout], dict[str, Tensor]]
@@ -93,7 +94,7 @@ class Slab(Steps):
 
     def write_action(self, t: int, action: DictTensor, running: Tensor) -> None:
         """Write what the agent returned at step t, and who ran."""
-        torch._foreach_copy_(self._action_rows[t], [*(action[k] for k in self.action), running])
+        torch._foreach_copy_(self._action_rows[t], [*map(action._tensors.__getitem__, self.action), running])
 
     def write_state(self, state: DictTensor) -> None:
         """Write the agent's state before the first step."""
@@ -133,7 +134,7 @@ class Slab(Steps):
 
     def versions(self) -> list[int]:
         """Return torch's count of in-place changes for each key of the stream."""
-        return [tensor._version for tensor in self._seen]
+        return list(map(_version, self._seen))
 
     def refuse_changes(self, before: list[int] | None) -> None:
         """Say which key of the observation an agent has changed in place.

@@ -28,6 +28,7 @@ from _contenders import Entry, Result, compete
 ROOT = Path(__file__).parent.parent
 T = 128
 OURS = "rlstruct RL_Batcher"
+COMPILED = "rlstruct RL_Batcher, compile_agent=True"
 BARE = "bare loop, 1 process, half of them"
 # What the issue asks of ours / peer, by number of environments.
 TARGETS = {
@@ -50,6 +51,7 @@ def entries(n_envs: int, n_processes: int, peers: str, rlstructures: str) -> lis
     old = {"RLSTRUCTURES": rlstructures}
     return [
         Entry(OURS, "rlstruct_batcher.py", task),
+        Entry(COMPILED, "rlstruct_batcher.py", task, ("compiled",)),
         Entry(BARE, "bare_loop.py", half),
         Entry(f"bare loop, {n_processes} processes", "bare_loop.py", task),
         Entry("rlstructures v0.2", "rlstructures_v02.py", task, python=peers, variables=old),

@@ -87,19 +87,23 @@ def draw_ladder(ladder, path):
     figure.savefig(path, dpi=120)
 
 
-def shares_of_a_collection(n_envs, n_steps=32):
-    """Print how much of a step of the batcher the simulator and the network take alone."""
-    model = ActorCritic(n_inputs=4, n_actions=2)
-    agent_args, env_args = {"model": model}, {"n_envs": n_envs}
-    create_env = partial(make, "CartPole-v1")
-    with RL_Batcher(n_steps, ActorCriticAgent, create_env, agent_args=agent_args, env_args=env_args, seed=0) as batcher:
+def seconds_of_a_collection(n_envs, model, n_steps=32, **settings):
+    """CPU seconds of one step of all environments in a batcher: simulator, network, draws, writes."""
+    settings |= {"agent_args": {"model": model}, "env_args": {"n_envs": n_envs}, "seed": 0}
+    with RL_Batcher(n_steps, ActorCriticAgent, partial(make, "CartPole-v1"), **settings) as batcher:
         batcher.reset()
 
         def collect():
             batcher.execute()
             batcher.get()
 
-        whole = seconds_per_step(lambda n: (collect, n_steps), n_envs)
+        return seconds_per_step(lambda n: (collect, n_steps), n_envs)
+
+
+def shares_of_a_collection(n_envs):
+    """Print how much of a step of the batcher the simulator and the network take alone."""
+    model = ActorCritic(n_inputs=4, n_actions=2)
+    whole = seconds_of_a_collection(n_envs, model)
     frame = torch.zeros(n_envs, 4)
     with torch.no_grad():
         network = seconds_per_step(lambda n: (lambda: model(frame), 1), n_envs)
@@ -139,3 +143,10 @@ if __name__ == "__main__":
     # 2. The batcher's loop: the larger the batch, the more of the time goes into what one wants.
     shares_of_a_collection(64)
     shares_of_a_collection(4096)
+
+    # 3. Your agent's calls can be compiled too, whatever environments it acts in: compile_agent=True.
+    if "--compile" in sys.argv:
+        model = ActorCritic(n_inputs=4, n_actions=2)
+        for n_envs in (8, 64):
+            eager, compiled = (seconds_of_a_collection(n_envs, model, compile_agent=yes) for yes in (False, True))
+            print(f"{n_envs} environments: {1e6 * eager:.0f} us a step, {1e6 * compiled:.0f} with a compiled agent")

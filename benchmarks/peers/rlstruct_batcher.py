@@ -1,6 +1,6 @@
 """Ours: RL_Batcher with worker processes, an agent that draws from the batcher's random keys and keeps its logits.
 
-With the argument ``any`` a batch is what any worker has ready.
+With the argument ``any`` a batch is what any worker has ready, with ``compiled`` the agent is.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Ours:
             env_args={"n_envs": task.n_envs // task.n_processes, "environment": task.environment},
             n_processes=task.n_processes,
             seed=0,
+            compile_agent="compiled" in sys.argv,
         )
         self.batcher.reset()
         self.n_workers = 1 if "any" in sys.argv else None

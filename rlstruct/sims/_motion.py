@@ -173,7 +173,7 @@ class Motion:
             auto_reset: whether ended environments restart.
             between_draws: draw start states once in so many steps.
             for_compiler: do all in one loop: `wiped` within the steps, and `MASKS` as uint8, see
-                `rlstruct.sims._compiled.as_bytes`.
+                `rlstruct.functional.compiled.as_bytes`.
 
         Returns:
             As `advance`, each tensor of the last two with a time axis, [K, B, ...]; then the masks ``ran`` and

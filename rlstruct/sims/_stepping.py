@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rlstruct.sims._compiled import Compiled
+from rlstruct.functional.compiled import Compiled
 from rlstruct.sims._motion import MASKS, Motion, complete
 from rlstruct.sims._state import Tensors
 

@@ -1,0 +1,216 @@
+"""One call for many operations: a pure function of tensors, compiled by TorchInductor. Layer 1.
+
+The step of a simulator or of a small policy is a few dozen operations on small tensors, so what it costs is calls.
+`torch.compile` turns them into few kernels, but looks at all its arguments again in each call (guards), which costs
+more than the kernels. Here the shapes are known for life, so the function is traced once and Inductor's code is called
+directly.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+Tensors = dict[str, Tensor]
+Pure = Callable[..., tuple[Tensors, ...]]
+
+MAX_FUSED = 4096
+"""So many stores may share a loop: eight steps of CartPole are some 150, beyond Inductor's own limit of 64."""
+MAX_UNROLLED = 32
+"""So many entries are added up one by one. Inductor has no kernel for a cumulative sum and calls eager torch."""
+
+MAX_ROWS, MAX_PRODUCTS = 8, 1 << 15
+"""So small a linear layer is a loop among the others. A call of the matrix library takes longer than its arithmetic."""
+
+
+class NotPureError(RuntimeError):
+    """The function changes a tensor in place that it was given, or that it holds; the message names the operation."""
+
+
+class Compiled:
+    """A pure function of dicts of tensors that returns dicts of tensors, compiled in its first call.
+
+    Args:
+        fn: the function; no Python control flow on values, every later call with the same keys, shapes and dtypes.
+
+    Attributes:
+        held: tensors that the function reads beside its arguments, such as weights. Every call reads their values
+            anew; who puts others in their place, of the same layout, has those read.
+    """
+
+    def __init__(self, fn: Pure) -> None:
+        """Remember ``fn``; nothing is compiled yet."""
+        self.held: list[Tensor] = []
+        self._fn = fn
+        self._run: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
+        self._inputs: list[tuple[int, str, tuple[int, ...]]] = []  # argument, key and strides of what the code reads
+        self._out: list[dict[str, int]] = []  # for each result: key to number of the output
+        self._masks: list[int] = []
+
+    def __call__(self, *dicts: Mapping[str, Tensor]) -> list[Tensors]:
+        """Return what ``fn(*dicts)`` does.
+
+        Raises:
+            NotPureError: the function writes where it must not; nothing has been written.
+        """
+        if self._run is None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch's importing its own deprecated parts
+                self._compile(dicts)
+        inputs = []
+        for i, key, strides in self._inputs:
+            tensor = dicts[i][key]
+            if tensor.stride() != strides:  # the code reads its inputs with the strides of the first call
+                empty = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+                tensor = empty.copy_(tensor)
+            inputs.append(tensor)
+        outputs = list(self._run(inputs + self.held))  # type: ignore[misc]  # _compile sets it
+        for i in self._masks:
+            outputs[i] = outputs[i].view(torch.bool)
+        return [{key: outputs[i] for key, i in result.items()} for result in self._out]
+
+    def _compile(self, dicts: tuple[Mapping[str, Tensor], ...]) -> None:
+        from torch._inductor.compile_fx import compile_fx_inner
+        from torch._inductor.decomposition import select_decomp_table
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        aten = torch.ops.aten
+        names = [(i, key) for i, tensors in enumerate(dicts) for key in tensors]
+
+        def flat(*inputs: Tensor) -> list[Tensor]:
+            given: list[Tensors] = [{} for _ in dicts]
+            for (i, key), tensor in zip(names, inputs, strict=True):
+                given[i][key] = tensor
+            results = self._fn(*given)
+            outputs = {id(tensor): tensor for result in results for tensor in result.values()}
+            place = {identity: i for i, identity in enumerate(outputs)}
+            self._out = [{key: place[id(tensor)] for key, tensor in result.items()} for result in results]
+            on_cpu = not inputs or inputs[0].device.type == "cpu"
+            self._masks = [i for i, v in enumerate(outputs.values()) if on_cpu and v.dtype is torch.bool]
+            return [as_bytes(v) if i in self._masks else v for i, v in enumerate(outputs.values())]
+
+        # Copies: a tensor that is there twice, such as two zeros of a first state, would be traced as one input.
+        inputs = [dicts[i][key].clone() for i, key in names]
+        table: dict[OpOverload, Callable[..., object]] = {
+            **select_decomp_table(),
+            aten.cumsum.default: _cumulative_sum,
+            aten.addmm.default: _few_rows,
+        }
+        with torch.no_grad():
+            # Fake tensors have no values: a function that asks for one raises, instead of to be traced for this one.
+            traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+            _refuse_changes(traced.graph)
+            pure = torch.func.functionalize(traced, remove="mutations")
+            graph = make_fx(pure, decomposition_table=table)(*inputs)
+            _take_apart(graph.graph)
+            answer = graph.graph.find_nodes(op="output")[0]
+            answer.meta["user_visible_output_idxs"] = range(len(answer.args[0]))  # these keep their strides:
+            answer.meta["original_output_strides"] = [tensor.stride() for tensor in traced(*inputs)]
+            used = _drop_unused(graph.graph)
+            held = _lift_held(graph)
+            graph.recompile()
+            given = [inputs[i] for i in used]
+            # Strides are compared in __call__. Random numbers are to be those of eager torch.
+            settings = {"max_fusion_size": MAX_FUSED, "size_asserts": False, "fallback_random": True}
+            with torch._inductor.config.patch(settings):
+                run = compile_fx_inner(graph, [*given, *held])
+        self._inputs = [(*names[i], inputs[i].stride()) for i in used]
+        self.held, self._run = held, getattr(run, "current_callable", run)  # the code itself, without what traces it
+
+
+def _refuse_changes(graph: torch.fx.Graph) -> None:
+    """Raise for operations in place on what the function did not make itself."""
+    outer = {node for node in graph.nodes if node.op in ("placeholder", "get_attr")}
+    for node in graph.nodes:
+        if node.op != "call_function" or not isinstance(node.target, OpOverload):
+            continue
+        for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+            shown = isinstance(value, torch.fx.Node) and value in outer
+            if shown and argument.alias_info is not None:
+                if argument.alias_info.is_write:
+                    raise NotPureError(f"{node.target} changes a tensor in place that was not made in the same call")
+                if node.target is not torch.ops.aten.lift_fresh_copy.default:
+                    outer.add(node)  # a view of it
+
+
+def _drop_unused(graph: torch.fx.Graph) -> list[int]:
+    """Take away inputs that nothing reads, and return the numbers of the others."""
+    used = []
+    for i, node in enumerate(graph.find_nodes(op="placeholder")):
+        if node.users:
+            used.append(i)
+        else:
+            graph.erase_node(node)
+    return used
+
+
+def _lift_held(module: torch.fx.GraphModule) -> list[Tensor]:
+    """Turn tensors that were found while tracing into further inputs: Inductor would copy the small ones as numbers.
+
+    Those that the function made itself from Python numbers stay.
+    """
+    graph = module.graph
+    held: dict[str, Tensor] = {}
+    places: dict[str, torch.fx.Node] = {}
+    first = next((node for node in graph.nodes if node.op != "placeholder"), None)
+    for node in graph.find_nodes(op="get_attr"):
+        if first is None or all(user.target is torch.ops.aten.lift_fresh_copy.default for user in node.users):
+            continue
+        name = str(node.target)
+        if name not in held:
+            held[name] = getattr(module, name).detach()
+            with graph.inserting_before(first):
+                places[name] = graph.placeholder(f"held_{len(held)}")
+            places[name].meta = dict(node.meta)
+        node.replace_all_uses_with(places[name])
+        if node is not first:
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+    return list(held.values())
+
+
+def _take_apart(graph: torch.fx.Graph) -> None:
+    """Read columns that were put together (`columns`) at their sources: else all are stored, and end the fused loop."""
+    aten = torch.ops.aten
+    for unbind in graph.find_nodes(op="call_function", target=aten.unbind.int):
+        columns = unbind.args[0]
+        if unbind.args[1:] == (1,) and columns.target is aten.permute.default and list(columns.args[1]) == [1, 0]:
+            rows = columns.args[0]
+            if rows.target is aten.view.default and rows.args[0].target is aten.cat.default:
+                pieces = rows.args[0].args[0]
+                for item in list(unbind.users) if len(pieces) == len(unbind.users) else []:
+                    item.replace_all_uses_with(pieces[item.args[1]])
+    graph.eliminate_dead_code()
+
+
+def _cumulative_sum(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> object:
+    """Add up a few entries as eager torch does on the CPU: floats of 32 bits in 64, one after the other."""
+    if x.dim() == 0 or not 0 < x.shape[dim] <= MAX_UNROLLED or not x.is_floating_point() or dtype is not None:
+        return NotImplemented
+    parts = list(x.to(torch.float64).unbind(dim))
+    for i in range(1, len(parts)):
+        parts[i] = parts[i - 1] + parts[i]
+    return torch.stack(parts, dim).to(x.dtype)
+
+
+def _few_rows(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: float = 1) -> object:
+    """A linear layer on the CPU as products and sums, which Inductor fuses with its surroundings."""
+    rows, small = x.shape[0], x.shape[0] * weight.numel() <= MAX_PRODUCTS
+    if (
+        x.device.type != "cpu"
+        or x.dtype is not torch.float32
+        or rows > MAX_ROWS
+        or not small
+        or (beta, alpha) != (1, 1)
+    ):
+        return NotImplemented
+    return (x.unsqueeze(1) * weight.t()).sum(-1) + bias
+
+
+def as_bytes(mask: Tensor) -> Tensor:
+    """For AVX2, Inductor writes a bool ten times slower than a float, 12 us for 1,024, and this about as fast."""
+    return mask.to(torch.float32).to(torch.uint8)

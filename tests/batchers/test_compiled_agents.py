@@ -1,0 +1,189 @@
+"""``RL_Batcher(compile_agent=True)`` collects what it collects without it. Warnings are errors, as everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from batcher_fakes import (
+    GlobalRandomAgent,
+    SumOfHistoryAgent,
+    create_cartpole,
+    create_version_agent,
+)
+
+from rlstruct import DictTensor, RL_Agent
+from rlstruct.agents import (
+    ActorCritic,
+    ActorCriticAgent,
+    QAgent,
+    QNetwork,
+    RecurrentActorCritic,
+    RecurrentAgent,
+)
+from rlstruct.batchers import RL_Batcher
+from rlstruct.core import Trajectories
+
+pytestmark = pytest.mark.timeout(600)
+Answer = tuple[DictTensor, DictTensor]
+
+
+def model(seed: int) -> ActorCritic:
+    torch.manual_seed(seed)
+    return ActorCritic(4, 2, hidden=(16,))
+
+
+def batcher(create_agent: Callable[..., RL_Agent], compiled: bool, n_envs: int = 3, **settings: Any) -> RL_Batcher:
+    made = RL_Batcher(
+        12, create_agent, create_cartpole, env_args={"n_envs": n_envs}, seed=5, compile_agent=compiled, **settings
+    )
+    made.reset()
+    return made
+
+
+def collect(made: RL_Batcher) -> Trajectories:
+    made.execute()
+    trajectories, _ = made.get()
+    assert trajectories is not None
+    return trajectories
+
+
+def assert_equal(found: Trajectories, expected: Trajectories) -> None:
+    """Bit by bit, but for what the network says: that is fused, and so rounded otherwise."""
+    assert found.info.keys() == expected.info.keys()
+    assert list(found.trajectories.keys()) == list(expected.trajectories.keys())
+    for key, value in [*expected.trajectories.items(), *expected.info.items()]:
+        other = found.trajectories[key] if key in found.trajectories else found.info[key]
+        rounds = key.startswith(("action/", "agent_state/")) and value.is_floating_point()
+        torch.testing.assert_close(other, value, rtol=1e-4 if rounds else 0, atol=1e-5 if rounds else 0)
+
+
+@pytest.mark.slow  # a compiler runs, here and in the next one
+def test_a_compiled_agent_collects_the_same_and_takes_new_weights() -> None:
+    agents = {"model": model(0)}
+    compiled, eager = (batcher(ActorCriticAgent, yes, agent_args=agents) for yes in (True, False))
+    with compiled, eager:
+        assert_equal(collect(compiled), collect(eager))
+        for made in (compiled, eager):
+            made.update(model(1).state_dict())
+        first, second = collect(compiled), collect(eager)
+    assert_equal(first, second)
+    spoken = model(1)(first.trajectories["observation/frame"].flatten(0, 1))[1]  # the oracle: the new network itself
+    torch.testing.assert_close(first.trajectories["action/value"].flatten(), spoken.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_weights_may_be_other_tensors_and_of_another_shape() -> None:
+    with batcher(create_version_agent, True) as compiled:
+        collect(compiled)
+        for weights in (torch.full((1,), 3.0), torch.full((1,), 4.0), torch.full((2,), 5.0)):
+            compiled.update({"w": weights})
+            steps = collect(compiled).trajectories
+            assert bool((steps["action/lowest"] == weights[0]).all())
+            assert bool((steps["action/size"] == weights.numel()).all())
+
+
+class Stubborn(RL_Agent):
+    """Does something in ``__call__`` that compiled code would freeze, or leave out."""
+
+    def __init__(self, habit: str) -> None:
+        self.habit = habit
+        self.n_calls = 0
+        self.seen = torch.zeros(3)
+        self.mean = torch.zeros(4)
+        self.random = torch.Generator().manual_seed(0)
+
+    def __call__(
+        self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: Any = None
+    ) -> Answer:
+        frame = observation["frame"]
+        shown = frame.sum(-1)
+        if self.habit == "counts":
+            self.n_calls += 1
+            shown = shown + self.n_calls
+        elif self.habit == "remembers":
+            self.seen = self.seen + shown
+            shown = self.seen
+        elif self.habit == "averages in place":
+            self.mean.mul_(0.9).add_(frame.mean(0))
+            shown = shown + self.mean.sum()
+        elif self.habit == "looks at a value" and float(frame[0, 0]) > 0.0:
+            shown = -shown
+        elif self.habit == "calls numpy":
+            shown = torch.from_numpy(frame.numpy().sum(-1))
+        elif self.habit == "has its own generator":
+            shown = torch.rand(3, generator=self.random)
+        return DictTensor({"action": torch.zeros(3, dtype=torch.int64), "shown": shown}), state
+
+
+HABITS = ["counts", "remembers", "averages in place", "looks at a value", "calls numpy", "has its own generator"]
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_an_agent_that_cannot_be_compiled_acts_as_it_is_with_one_warning(habit: str) -> None:
+    arguments = {"habit": habit}
+    with (
+        batcher(Stubborn, True, agent_args=arguments) as stubborn,
+        batcher(Stubborn, False, agent_args=arguments) as it,
+    ):
+        with pytest.warns(UserWarning, match="cannot be compiled and acts as it is") as told:
+            first = collect(stubborn)
+        assert len(told) == 1
+        assert told[0].filename == __file__
+        assert_equal(first, collect(it))
+        assert_equal(collect(stubborn), collect(it))
+
+
+def test_workers_warn_once_together() -> None:
+    with batcher(SumOfHistoryAgent, True, n_processes=2) as compiled:
+        with pytest.warns(UserWarning, match="it wants a history") as told:
+            collect(compiled)
+        collect(compiled)
+    assert len(told) == 1
+
+
+def test_without_a_compiler_the_agent_acts_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing is compiled there yet
+    import torch._inductor.config
+
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
+    agents = {"model": model(2)}
+    compiled, eager = (batcher(ActorCriticAgent, yes, agent_args=agents) for yes in (True, False))
+    with compiled, eager:
+        with pytest.warns(UserWarning, match="no-such-compiler"):
+            found = collect(compiled)
+        assert_equal(found, collect(eager))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("create_agent", "info"),
+    [
+        (lambda: RecurrentAgent(RecurrentActorCritic(4, 2, n_hidden=8)), None),
+        (lambda: QAgent(QNetwork(4, 2, hidden=(16,))), DictTensor({"epsilon": torch.tensor([0.5])})),
+        (lambda: ActorCriticAgent(model(0), stochastic=False), None),
+        (GlobalRandomAgent, None),
+    ],
+)
+def test_every_kind_of_agent(create_agent: Callable[[], RL_Agent], info: DictTensor | None) -> None:
+    found = []
+    for compiled in (True, False):
+        torch.manual_seed(0)
+        with batcher(create_agent, compiled, agent_info=info, n_envs=9) as made:
+            found.append([collect(made) for _ in range(2)])
+    for one, other in zip(*found, strict=True):
+        assert_equal(one, other)
+
+
+@pytest.mark.exhaustive
+def test_layouts_give_the_same() -> None:
+    agents = {"model": model(0)}
+    with batcher(ActorCriticAgent, True, n_envs=4, agent_args=agents) as here:
+        one = [collect(here) for _ in range(2)]
+    with batcher(ActorCriticAgent, True, n_envs=2, agent_args=agents, n_processes=2) as there:
+        two = [collect(there) for _ in range(2)]
+    for a, b in zip(one, two, strict=True):
+        for key, value in a.trajectories.items():
+            assert torch.equal(value, b.trajectories[key]), key
