@@ -89,12 +89,12 @@ class CompiledAgent:
         if changed is not None:
             self.why_not = f"{changed} changes while it acts. Return it as a state; draw from observation['rng']"
             return answer
-        code = Compiled(self._tensors_only)
+        code, given = Compiled(self._tensors_only), (state._tensors, observation._tensors, agent_info._tensors)
         with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
             try:
+                code.compile(*given)
                 torch.set_rng_state(generator)  # an agent that draws from it has to draw the same again
-                again = code(state._tensors, observation._tensors, agent_info._tensors)
-                self.why_not = _difference(answer, again)
+                self.why_not = _difference(answer, code(*given))
             except Exception as error:  # whatever tracing and a compiler may say
                 self.why_not = f"{type(error).__name__}: {_first_line(error)}"
         if not self.why_not:

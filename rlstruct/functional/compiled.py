@@ -58,9 +58,7 @@ class Compiled:
             NotPureError: the function writes where it must not; nothing has been written.
         """
         if self._run is None:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch's importing its own deprecated parts
-                self._compile(dicts)
+            self.compile(*dicts)
         inputs = []
         for i, key, strides in self._inputs:
             tensor = dicts[i][key]
@@ -72,6 +70,16 @@ class Compiled:
         for i in self._masks:
             outputs[i] = outputs[i].view(torch.bool)
         return [{key: outputs[i] for key, i in result.items()} for result in self._out]
+
+    def compile(self, *dicts: Mapping[str, Tensor]) -> None:
+        """Make the code for such arguments. torch's global generators may draw meanwhile.
+
+        Raises:
+            NotPureError: see `__call__`.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's importing its own deprecated parts
+            self._compile(dicts)
 
     def _compile(self, dicts: tuple[Mapping[str, Tensor], ...]) -> None:
         from torch._inductor.compile_fx import compile_fx_inner
@@ -95,12 +103,14 @@ class Compiled:
 
         # Copies: a tensor that is there twice, such as two zeros of a first state, would be traced as one input.
         inputs = [dicts[i][key].clone() for i, key in names]
-        table: dict[OpOverload, Callable[..., object]] = {
-            **select_decomp_table(),
-            aten.cumsum.default: _cumulative_sum,
-            aten.addmm.default: _few_rows,
-        }
-        with torch.no_grad():
+        # Strides are compared in __call__. Random numbers are to be those of eager torch.
+        settings = {"max_fusion_size": MAX_FUSED, "size_asserts": False, "fallback_random": True}
+        with torch.no_grad(), torch._inductor.config.patch(settings):
+            table: dict[OpOverload, Callable[..., object]] = {
+                **select_decomp_table(),
+                aten.cumsum.default: _cumulative_sum,
+                aten.addmm.default: _few_rows,
+            }
             # Fake tensors have no values: a function that asks for one raises, instead of to be traced for this one.
             traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
             _refuse_changes(traced.graph)
@@ -113,11 +123,7 @@ class Compiled:
             used = _drop_unused(graph.graph)
             held = _lift_held(graph)
             graph.recompile()
-            given = [inputs[i] for i in used]
-            # Strides are compared in __call__. Random numbers are to be those of eager torch.
-            settings = {"max_fusion_size": MAX_FUSED, "size_asserts": False, "fallback_random": True}
-            with torch._inductor.config.patch(settings):
-                run = compile_fx_inner(graph, [*given, *held])
+            run = compile_fx_inner(graph, [*(inputs[i] for i in used), *held])
         self._inputs = [(*names[i], inputs[i].stride()) for i in used]
         self.held, self._run = held, getattr(run, "current_callable", run)  # the code itself, without what traces it
 

@@ -185,5 +185,4 @@ def test_layouts_give_the_same() -> None:
     with batcher(ActorCriticAgent, True, n_envs=2, agent_args=agents, n_processes=2) as there:
         two = [collect(there) for _ in range(2)]
     for a, b in zip(one, two, strict=True):
-        for key, value in a.trajectories.items():
-            assert torch.equal(value, b.trajectories[key]), key
+        assert_equal(b, a)
