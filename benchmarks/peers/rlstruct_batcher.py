@@ -1,6 +1,7 @@
 """Ours: RL_Batcher with worker processes, an agent that draws from the batcher's random keys and keeps its logits.
 
-With the argument ``any`` a batch is what any worker has ready, with ``compiled`` the agent is.
+With the argument ``any`` a batch is what any worker has ready, with ``compiled`` the agent is; with ``random`` it is a
+RandomAgent.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import sys
 from typing import Any
 
 from _serve import Task, make_env, make_policy, serve
+from gymnasium.spaces import Discrete
 from torch import nn
 
 from rlstruct import DictTensor, RL_Agent, TemporalDictTensor, VecEnv
+from rlstruct.agents import RandomAgent
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf
 from rlstruct.functional.random import categorical
@@ -40,11 +43,15 @@ def create_env(n_envs: int, environment: str, seed: int) -> VecEnv:
     return GymEnvInf([make_env(environment) for _ in range(n_envs)], seed=seed)
 
 
+def create_agent(policy: nn.Module | None) -> RL_Agent:
+    return RandomAgent(Discrete(2)) if policy is None else Agent(policy)
+
+
 class Ours:
     def __init__(self, task: Task) -> None:
         self.batcher = RL_Batcher(
             task.n_timesteps,
-            Agent,
+            create_agent,
             create_env,
             agent_args={"policy": make_policy()},
             env_args={"n_envs": task.n_envs // task.n_processes, "environment": task.environment},

@@ -20,8 +20,9 @@ def create_env(n_envs: int, environment: str) -> EnvBase:
 class TorchRL:
     def __init__(self, task: Task) -> None:
         frames = task.n_envs * task.n_timesteps
-        policy = ProbabilisticActor(
-            TensorDictModule(make_policy(), in_keys=["observation"], out_keys=["logits"]),
+        network = make_policy()
+        policy = network and ProbabilisticActor(  # None: its own random policy
+            TensorDictModule(network, in_keys=["observation"], out_keys=["logits"]),
             in_keys=["logits"],
             out_keys=["action"],
             distribution_class=OneHotCategorical,
