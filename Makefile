@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 # Extra flags for the torch line alone, for example an index of wheels for another CUDA version, or for the CPU.
 TORCH_FLAGS ?=
-# Passed on to the command: make test ARGS="-k masks", make demo ARGS="--help".
+# Passed on to the command: make test ARGS="-k masks", make test ARGS="-n 4" (four at a time), make demo ARGS="--help".
 ARGS ?=
 CODE := $(wildcard rlstruct agents batchers algos tests tutorials benchmarks .ci)
 # Empty files that say what .venv holds, so that a second call installs nothing.

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learner import GradientLearner, mean_terms
+from rlstruct.algos.placement import CreateAgent, CreateEnv
 from rlstruct.algos.policy import judge_actions
 from rlstruct.algos.replay_values import replay_with_next_values
 from rlstruct.algos.run_folder import RunFolder
-from rlstruct.algos.training import Collection, CreateAgent, CreateEnv, CreateModel, TrainingResult, run_training
+from rlstruct.algos.training import Collection, CreateModel, TrainingResult, run_training
 from rlstruct.core import TemporalDictTensor, Trajectories
 from rlstruct.functional.advantages import VTrace, generalized_advantage, vtrace
 from rlstruct.functional.policy_gradient import entropy_loss, policy_gradient_loss, value_loss

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learner import GradientLearner, mean_terms
+from rlstruct.algos.placement import CreateAgent, CreateEnv
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer
 from rlstruct.algos.replay_buffer import ReplayBuffer
 from rlstruct.algos.run_folder import RunFolder
-from rlstruct.algos.training import Collection, CreateAgent, CreateEnv, CreateModel, TrainingResult, run_training
+from rlstruct.algos.training import Collection, CreateModel, TrainingResult, run_training
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.functional.q_learning import double_q_value, greedy_value, q_loss, td_target
 from rlstruct.functional.schedules import epsilon_ladder, linear_schedule

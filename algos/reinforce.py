@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from rlstruct.algos.bootstrap import next_values
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learner import GradientLearner
+from rlstruct.algos.placement import CreateAgent, CreateEnv
 from rlstruct.algos.policy import judge_actions
 from rlstruct.algos.run_folder import RunFolder
-from rlstruct.algos.training import Collection, CreateAgent, CreateEnv, CreateModel, TrainingResult, run_training
+from rlstruct.algos.training import Collection, CreateModel, TrainingResult, run_training
 from rlstruct.core import TemporalDictTensor, Trajectories
 from rlstruct.functional.policy_gradient import entropy_loss, policy_gradient_loss, value_loss
 from rlstruct.functional.returns import bootstrapped_return

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,24 +17,15 @@ from rlstruct.algos.divergence import RecentBatches, refuse_non_finite
 from rlstruct.algos.episode_returns import EpisodeReturns
 from rlstruct.algos.evaluation import Evaluation, Evaluator
 from rlstruct.algos.learner import Learner
-from rlstruct.algos.placement import PlacedEnv, cpu_copy
+from rlstruct.algos.placement import BatchersOfTraining, CreateAgent, CreateEnv, cpu_copy
 from rlstruct.algos.resumption import Fetched, Update, restore, saved
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.batchers import RL_Batcher
 from rlstruct.core import Trajectories
 from rlstruct.device import resolve_device
-from rlstruct.rl_agent import RL_Agent
-from rlstruct.vec_env import VecEnv
 
 CreateModel = Callable[[], nn.Module]
-CreateAgent = Callable[..., RL_Agent]
-CreateEnv = Callable[..., VecEnv]
 CreateLearner = Callable[[nn.Module], Learner]
-
-# Seeds of environments: so many for each run, the second half for its evaluation, so that no two runs and no two
-# batchers play the same episodes.
-_SEEDS_PER_RUN = 1_000_000
-_SEEDS_PER_RESUMPTION = 10_007
 
 
 @dataclass(frozen=True)
@@ -121,57 +111,15 @@ def run_training(
         torch.manual_seed(config.seed)
         model = create_model()
     learner = create_learner(model.to(resolve_device(config.learner_device)))
-    weights = cpu_copy(model)  # travels to every process
-    arguments = {"model": weights, "copy_model": True}
-    # Environments that cannot be saved would play their first episodes again, did they not get other seeds.
     resumptions = 0 if checkpoint is None else checkpoint["training"]["resumptions"] + 1
-    seed = config.seed * _SEEDS_PER_RUN + resumptions * _SEEDS_PER_RESUMPTION % (_SEEDS_PER_RUN // 2)
-    with ExitStack() as opened:
-        collecting = _Place(config.batcher_device, config.n_processes, config.n_envs, True, seed)
-        batcher = opened.enter_context(
-            _batcher(collecting, config.n_timesteps, create_agent, arguments, create_env, env_args)
-        )
-        n = config.evaluation_processes
-        per_process, seed = config.evaluation_episodes // max(1, n), seed + _SEEDS_PER_RUN // 2
-        beside = _Place(config.evaluation_device, n, per_process, config.evaluation_stochastic, seed)
-        T = config.evaluation_timesteps or config.n_timesteps
-        evaluation = opened.enter_context(_batcher(beside, T, create_agent, arguments, create_env, env_args))
+    make = BatchersOfTraining(config, create_agent, create_env, env_args or {}, cpu_copy(model), resumptions)
+    with make.collecting() as batcher, make.evaluating() as evaluation:
         evaluator = Evaluator(evaluation, step_limit=config.evaluation_step_limit, resumable=run is not None)
         training = Training(config, collection, learner, batcher, evaluator, run)
         if run is not None and checkpoint is not None:
             training.load_state_dict(checkpoint, resumptions=resumptions)
             run.checkpoint = checkpoint = None  # a replay buffer may be large
         return training.run()
-
-
-class _Place(NamedTuple):
-    """Where and how agents act."""
-
-    device: str
-    n_processes: int
-    n_envs: int
-    stochastic: bool
-    seed: int
-
-
-def _batcher(
-    place: _Place,
-    n_timesteps: int,
-    create_agent: CreateAgent,
-    agent_args: Mapping[str, object],
-    create_env: CreateEnv,
-    env_args: Mapping[str, object] | None,
-) -> RL_Batcher:
-    return RL_Batcher(
-        n_timesteps,
-        create_agent,
-        PlacedEnv(create_env, place.device),
-        agent_args={**agent_args, "device": place.device, "stochastic": place.stochastic},
-        env_args={**(env_args or {}), "n_envs": place.n_envs},
-        n_processes=place.n_processes,
-        seed=place.seed,
-        device=place.device,
-    )
 
 
 class Training:

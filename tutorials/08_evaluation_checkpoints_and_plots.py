@@ -6,6 +6,7 @@ training leaves a folder with everything that is needed to judge it later: on th
 
 import contextlib
 import csv
+import dataclasses
 import io
 import pathlib
 import tempfile
@@ -15,6 +16,7 @@ import torch
 
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos.a2c import A2CConfig, train
+from rlstruct.algos.config import load_config
 from rlstruct.algos.evaluation import Evaluator
 from rlstruct.algos.learning_curve import Curve, draw_curves
 from rlstruct.algos.run_folder import RunFolder
@@ -75,12 +77,11 @@ def evaluate_a_checkpoint(folder):
 
 
 def go_on(folder):
-    """Go on with a training that was stopped, here because its steps were used up: as many again."""
+    """Go on with a training that was stopped, here because its steps were used up: 5,000 more."""
     # RunFolder.resume finds the checkpoint: weights, optimiser, counters, random states and, of environments that can
     # be saved (those of rlstruct.sims), their states. Gymnasium's begin new episodes.
-    config = A2CConfig(
-        n_env_steps=20_000, evaluation_interval=3_000, evaluation_processes=0, evaluation_episodes=10, seed=0
-    )
+    # The other settings must be those of before. While this block lasts, no other process can resume the folder.
+    config = dataclasses.replace(load_config(folder, A2CConfig), n_env_steps=20_000)
     with RunFolder.resume(folder, n_env_steps=config.n_env_steps, progress=False) as run:
         began = run.checkpoint["env_steps"]
         result = train(config, create_model, ActorCriticAgent, create_env, run=run)
