@@ -273,7 +273,7 @@ class Collector:
             Whether everything is as it was then.
 
         Raises:
-            KeyError, ShapeMismatchError: the state is that of other environments, or of another number of them.
+            KeyError, ValueError: the state is that of other environments, or of another number of them.
         """
         check_rows(state, self.env.n_envs())
         self._count_from(state["episode"], state["step"])

@@ -103,15 +103,15 @@ def load_environment(env: VecEnv, state: Mapping[str, Tensor]) -> None:
     """Let environments go on from their saved state.
 
     Raises:
-        KeyError: it is that of other environments.
+        ValueError: it is that of other environments.
     """
     try:
         env.load_state_dict(state)
     except KeyError as error:
-        raise KeyError(
-            f"RL_Batcher.load_state_dict: {type(env).__name__} cannot go on from the saved environments. "
-            f"{error.args[0] if error.args else error}\nMake the batcher with the create_env and env_args of the one "
-            f"that was saved; its environments have {sorted(state)}."
+        why = error.args[0] if error.args else error
+        raise ValueError(
+            f"RL_Batcher.load_state_dict: {type(env).__name__} cannot go on from the saved environments. Make the "
+            f"batcher with the create_env and env_args of the one that was saved. {why}"
         ) from error
 
 

@@ -101,7 +101,13 @@ def document(outcomes: dict[tuple[str, str], Outcome], loads: list[float]) -> st
         lines += [f"## {title}", "", "| library | what happened |", "|---|---|"]
         lines += [f"| {name} | {outcomes[library, fault].cell} |" for library, name in COLUMNS.items()]
         lines.append("")
-    lines += ["This page is written by `benchmarks/robustness.py`.", ""]
+    lines += [
+        "`make soak` does such things to rlstruct at random moments for ten minutes, and compares every row with a",
+        "count in plain Python (`tests/batchers/soak.py` says which seeds were run, and what came of it).",
+        "",
+        "This page is written by `benchmarks/robustness.py`.",
+        "",
+    ]
     return "\n".join(lines)
 
 

@@ -130,10 +130,12 @@ def check_carry(where: str, saved: Tensors, own: Tensors, initial: Tensors) -> N
     found = {name[len("state/") :]: value for name, value in saved.items() if name.startswith("state/")}
     if found and _kinds(found) != _kinds(initial):  # none if it was saved before its first reset
         raise KeyError(
-            f"{where}: the state has the fields {_kinds(found)}, expected {_kinds(initial)}. Load what an environment "
+            f"{where}: the state has {_kinds(found)}, expected {_kinds(initial)}. Load what an environment "
             "of the same class returned."
         )
 
 
-def _kinds(fields: Tensors) -> dict[str, str]:
-    return {name: f"{value.dtype} [B{''.join(f', {n}' for n in value.shape[1:])}]" for name, value in fields.items()}
+def _kinds(fields: Tensors) -> str:
+    """Spell fields with their dtypes and shapes, in one order."""
+    kinds = {name: f"[B{''.join(f', {n}' for n in value.shape[1:])}] {value.dtype}" for name, value in fields.items()}
+    return ", ".join(f"{name!r} {kinds[name]}" for name in sorted(kinds))

@@ -87,6 +87,23 @@ def gone(processes: list[psutil.Process], seconds: float) -> None:
     assert not alive, alive
 
 
+def test_ctrl_c_while_workers_start_gives_one_traceback(tmp_path: Path) -> None:
+    program = Program(tmp_path, "print(flush=True)\nmake(10.0, 2)")
+    assert program.process.stdout is not None
+    program.process.stdout.readline()
+    time.sleep(0.5)  # they import torch now
+    workers = psutil.Process(program.process.pid).children()
+    start = time.monotonic()
+    os.killpg(program.process.pid, signal.SIGINT)
+    code, _, err = program.end()
+    assert time.monotonic() - start < limit(3.0)
+    gone(workers, 1.0)
+    assert len(workers) >= 2
+    assert code in (-signal.SIGINT, 130)
+    assert err.count("Traceback") == 1, err
+    assert "leaked" not in err
+
+
 def test_ctrl_c_gives_one_traceback(tmp_path: Path) -> None:
     # Stopped in get(), with no `with` and no close(): the hardest way out.
     program = Program(tmp_path, "batcher = make(10.0, 2)\nbatcher.execute()\ntell(batcher)\nbatcher.get()")

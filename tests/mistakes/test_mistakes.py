@@ -20,10 +20,11 @@ import torch
 from gymnasium import spaces
 
 import rlstruct.testing.sim_device  # noqa: F401 - makes sim:0 known
-from rlstruct import DeviceEnv, DictTensor, RL_Agent, TemporalDictTensor, Trajectories, VecEnv
+from rlstruct import DeviceEnv, DictTensor, RL_Agent, TemporalDictTensor, Trajectories, VecEnv, sims
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.functional.random import categorical
+from rlstruct.testing.fake_agents import RngAgent
 
 PAGE = Path(__file__).with_name("mistakes.txt")
 
@@ -122,6 +123,17 @@ def reset_with(**infos: DictTensor) -> None:
         batcher.reset(**infos)
 
 
+def load_state_of(name: str) -> None:
+    """Go on with CartPole from a checkpoint of another simulator."""
+
+    def batcher_of(name: str) -> RL_Batcher:
+        return make(RngAgent, lambda n_envs, seed: sims.make(name, n_envs, seed))
+
+    with batcher_of(name) as saved, batcher_of("CartPole-v1") as batcher:
+        saved.reset()
+        batcher.load_state_dict(saved.state_dict())
+
+
 def update_with(weights: Any) -> None:
     with make() as batcher:
         batcher.update(weights)
@@ -201,6 +213,7 @@ MISTAKES: dict[str, Callable[[], object]] = {
     ),
     "Weights of another network": lambda: update_with(torch.nn.Linear(4, 3).state_dict()),
     "Weights that are no tensors": lambda: update_with({"weight": [[0.0]], "bias": [0.0]}),
+    "A checkpoint of other environments": lambda: load_state_of("Acrobot-v1"),
     "Tensors that differ in B": lambda: DictTensor({"frame": torch.zeros(4, 2), "reward": torch.zeros(3)}),
     "A misspelt key": lambda: DictTensor({"frame": torch.zeros(4, 2)})["frames"],
     "A time that does not exist": lambda: two_steps().temporal_index(2),
