@@ -76,17 +76,19 @@ def throughput(options: argparse.Namespace) -> list[dict[str, Any]]:
     for n_envs in options.envs:
         results = compete(entries(n_envs, 2, options.peers, options.rlstructures), options.rounds, options.seconds)
         rates = {result.name: result.rate for result in results}
-        ours, bare = rates[OURS], rates[BARE]
         print(f"\n## {n_envs} environments, 2 processes, T = {T}, {options.rounds} rounds\n")
-        print("| | environment steps/s | slowest - fastest round | ours / it | target | CPU µs per step | it / ours |")
+        print(
+            "| | environment steps/s | slowest - fastest round | ours / it | compiled / it | target | CPU µs per step |"
+        )
         print("|---|---:|---:|---:|---:|---:|---:|")
         for result in results:
-            rows.append(row(result, results[0], n_envs))
+            rows.append(row(result, rates, n_envs))
             print(line(rows[-1]))
-        if ours and bare:
-            share = ours / (2 * bare)
-            print(f"\nShare of the limit (2 x bare loop of one process): {share:.1%}, {_report.verdict(share, LIMIT)}")
-            rows.append({"name": "share of the limit", "n_envs": n_envs, "ratio": share, "target": LIMIT})
+        for name in (OURS, COMPILED):
+            if rates[name] and rates[BARE]:
+                share = rates[name] / (2 * rates[BARE])
+                print(f"\n{name}, share of 2 x bare loop of one process: {share:.1%}, {_report.verdict(share, LIMIT)}")
+                rows.append({"name": f"share of the limit, {name}", "n_envs": n_envs, "ratio": share, "target": LIMIT})
         if reports := results[0].reports:
             print_phases(reports)
     return rows
@@ -107,16 +109,19 @@ def print_phases(reports: list[dict[str, Any]]) -> None:
     print(f"batcher.stats() since the start, the turns of the others included:\n{reports[-1]['text']}")
 
 
-def row(result: Result, ours: Result, n_envs: int) -> dict[str, Any]:
-    both = result.rate and ours.rate and result.name != OURS
+def row(result: Result, rates: dict[str, float | None], n_envs: int) -> dict[str, Any]:
+    def over(name: str) -> float | None:
+        ours = rates[name]
+        return ours / result.rate if ours and result.rate and result.name not in (OURS, COMPILED) else None
+
     return {
         "name": result.name,
         "n_envs": n_envs,
         "rate": result.rate,
         "rates": result.rates,
         "cpu_us": None if result.cpu is None else result.cpu * 1e6,
-        "ratio": ours.rate / result.rate if both else None,
-        "cpu_ratio": result.cpu / ours.cpu if both else None,
+        "ratio": over(OURS),
+        "compiled_ratio": over(COMPILED),
         "target": TARGETS.get(n_envs, {}).get(result.name),
         "why": result.why,
         "versions": result.versions,
@@ -128,10 +133,11 @@ def line(row: dict[str, Any]) -> str:
     if row["rate"] is None:
         return f"| {row['name']} | {row['why']} | | | | | |"
     spread = f"{min(row['rates']):,.0f} - {max(row['rates']):,.0f}"
-    ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
-    target = "" if None in (row["target"], row["ratio"]) else _report.verdict(row["ratio"], row["target"])
-    cpu = "" if row["cpu_ratio"] is None else f"{row['cpu_ratio']:.2f}"
-    return f"| {row['name']} | {row['rate']:,.0f} | {spread} | {ratio} | {target} | {row['cpu_us']:.1f} | {cpu} |"
+    ratios = [row["ratio"], row["compiled_ratio"]]
+    words = " | ".join("" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+    judged = [_report.verdict(ratio, row["target"]) for ratio in ratios if None not in (row["target"], ratio)]
+    target = "; compiled: ".join(judged)
+    return f"| {row['name']} | {row['rate']:,.0f} | {spread} | {words} | {target} | {row['cpu_us']:.1f} |"
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
@@ -146,7 +152,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     for panel, n_envs in zip(panels[0], counts, strict=True):
         shown = [row for row in rows if row["n_envs"] == n_envs and "rate" in row][::-1]
         rates = [(row["rate"] or 0.0) / 1000 for row in shown]
-        colours = ["tab:blue" if row["name"] == OURS else "0.65" for row in shown]
+        colours = ["tab:blue" if row["name"] in (OURS, COMPILED) else "0.65" for row in shown]
         bars = panel.barh([row["name"] for row in shown], rates, color=colours)
         labels = [f"{row['rate'] / 1000:.1f}" if row["rate"] else row["why"].split(" (")[0] for row in shown]
         panel.bar_label(bars, labels, padding=3, fontsize=8)
