@@ -43,8 +43,15 @@ def _bits(key: Tensor, shape: tuple[int, ...], stream: int) -> Tensor:
         # The commonest draw, one number per key, costs nothing: the batcher has mixed a whole batch of keys at once.
         return key if stream == 0 else _mix(key + _wrap(stream * _GAMMA))
     first = stream + 1  # an array never holds number 0, which may have been drawn beside it
-    lanes = torch.arange(first, first + math.prod(shape), device=key.device, dtype=torch.int64).mul_(_GAMMA)
+    lanes = _multiples(_GAMMA, first, math.prod(shape), key.device)
     return _mix(key.unsqueeze(-1) + lanes).view(*key.shape, *shape)
+
+
+def _multiples(factor: int, first: int, n: int, device: torch.device) -> Tensor:
+    """The multiples first * factor, (first + 1) * factor, … of a large number, n of them, as int64."""
+    # `| 0` makes numbers of positions: TorchInductor multiplies positions in its index arithmetic, and the factor does
+    # not fit into the 32 bits that it has on CUDA.
+    return torch.arange(first, first + n, device=device, dtype=torch.int64).bitwise_or_(0).mul_(factor)
 
 
 def _wrap(value: int) -> int:
@@ -82,8 +89,7 @@ def split(key: Tensor, n: int) -> Tensor:
     >>> torch.equal(split(torch.tensor([1]), 2), split(torch.tensor([1]), 2))
     True
     """
-    lanes = torch.arange(1, n + 1, device=key.device, dtype=torch.int64).mul_(_MIX_2)
-    return _mix_full(key.unsqueeze(-1) + lanes)
+    return _mix_full(key.unsqueeze(-1) + _multiples(_MIX_2, 1, n, key.device))
 
 
 def child_key(key: Tensor, n: Tensor | int) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from rlstruct.functional import random
 from rlstruct.testing import forbid_host_sync
@@ -211,3 +212,13 @@ def test_numbers_drawn_ahead_are_the_same_and_only_rows_carry_them() -> None:
             assert torch.equal(random.categorical(logits, row, 2), random.categorical(logits, plain, 2))
     random.uniform(rows[0]).fill_(7.0)  # what was handed out is the caller's
     assert torch.equal(random.uniform(rows[0]), random.uniform(keys[0].clone()))
+
+
+@pytest.mark.parametrize("name", ["uniform", "normal", "randint", "split"])
+def test_a_compiler_for_cuda_meets_no_large_factor_in_its_index_arithmetic(name: str) -> None:
+    # TorchInductor makes one index of a product of arange and a number, and Triton refuses numbers of 64 bits there.
+    nodes = make_fx(DRAWS[name])(make_keys(800)).graph.nodes
+    products = [node for node in nodes if "mul" in str(node.target) and isinstance(node.args[1], int)]
+    large = [node for node in products if abs(node.args[1]) >= 2**31]
+    assert large
+    assert not [node for node in large if "arange" in str(node.args[0].target)]
