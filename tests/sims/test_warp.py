@@ -6,6 +6,7 @@ A kernel of a user's is compared in docs/kernels.md, which is run as a test too.
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -13,10 +14,11 @@ from typing import Any
 import pytest
 import torch
 
+from rlstruct.agents import ActorCritic
 from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.errors import ShapeMismatchError
 from rlstruct.functional.random import child_key, randint, uniform
-from rlstruct.sims import TensorEnv, make
+from rlstruct.sims import PolicyRollout, TensorEnv, make
 from rlstruct.testing import check_vec_env, forbid_host_sync
 
 pytest.importorskip("warp", reason="needs the extra warp")
@@ -244,6 +246,21 @@ def test_a_cuda_graph_of_steps_goes_on_where_it_stopped() -> None:
         graph.replay()
         expected = torch.stack([plain.step(action)[0][0]["frame"] for action in single])
         assert torch.equal(frames, expected)
+
+
+@pytest.mark.parametrize(
+    "name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.exhaustive) for name in [*NAMES[1:], "policy"])]
+)
+def test_kernels_compile_for_a_gpu_where_there_is_none(name: str, tmp_path: pathlib.Path) -> None:
+    import warp
+
+    env = make("CartPole-v1" if name == "policy" else name, 2, backend="warp")
+    launch = env._stepper._launch
+    if name == "policy":
+        launch = PolicyRollout(env, ActorCritic(4, 2), n_timesteps=2)._launch
+    warp.compile_aot_module(launch.kernel.module, arch=90, module_dir=tmp_path, use_ptx=False)
+    (code,) = tmp_path.glob("*.sm90.cubin")
+    assert code.stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(
