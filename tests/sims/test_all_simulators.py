@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import gymnasium
 import pytest
 import torch
@@ -84,6 +86,25 @@ def test_an_environment_does_the_same_in_any_batch_and_on_any_device(name: str) 
     away = make(name, 12, seed=5, time_limit=20, device="sim:1")
     seen = [(a.to("cpu"), mask.to("cpu")) for a, mask in run(away, plan.to("sim:1"))]
     assert_same(seen, expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_goes_on_from_a_saved_state_bit_by_bit_on_any_device(name: str) -> None:
+    first = make(name, 5, seed=3, time_limit=9)
+    plan = actions(first, 24)
+    run(first, plan.temporal_slice(0, 7))
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    others = [make(name, 5, seed=77, time_limit=9, device=device) for device in ("cpu", "sim:1")]
+    for other in others:
+        other.load_state_dict(state)
+    for t in range(7, 24):
+        expected = first.step(plan.temporal_index(t))
+        for other in others:
+            found = other.step(plan.temporal_index(t).to(other.device))
+            assert_same([(a.to("cpu"), mask.to("cpu")) for a, mask in found], expected)
 
 
 @pytest.mark.gpu
