@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torch import Tensor, nn
 
@@ -40,10 +41,16 @@ class A2CConfig(TrainingConfig):
             nothing but noise in them, this makes the noise large: it may forget what it knew.
         overlap: collect the next piece while learning from this one, with weights that are one update older. It pays
             with worker processes, where neither has to wait for the other.
-        vtrace: correct for actions that older weights chose, as ``overlap`` and ``n_updates`` bring them.
-        n_updates: gradient steps on each piece. Where collecting is slow, more than one makes better use of it; the
-            second meets actions that older weights chose, so it wants ``vtrace``.
-        rho_clip: bound of V-trace's weight of a step, see `rlstruct.functional.advantages.vtrace`.
+        vtrace: correct for actions that older weights chose, as ``overlap``, ``n_updates`` and ``n_minibatches`` bring
+            them.
+        n_updates: how often each piece is learnt from. Where collecting is slow, more than once makes better use of
+            it; the second time meets actions that older weights chose, so it wants ``vtrace``.
+        n_minibatches: the environments of a piece are learnt from in so many parts, one gradient step on each. Where
+            there are many environments, one step on all of them wastes what they saw: more steps cost nothing, and
+            also want ``vtrace``.
+        rho_clip: bound of V-trace's weight of a step, see `rlstruct.functional.advantages.vtrace`. With several steps
+            on a piece choose more than 1: actions that have become more probable then count too little, and where
+            most advantages are negative, that drives the policy ever further from the one that acted.
         c_clip: bound of V-trace's weight of what flows back.
     """
 
@@ -62,6 +69,7 @@ class A2CConfig(TrainingConfig):
     overlap: bool = False
     vtrace: bool = False
     n_updates: int = 1
+    n_minibatches: int = 1
     rho_clip: float = 1.0
     c_clip: float = 1.0
 
@@ -73,10 +81,12 @@ class A2CConfig(TrainingConfig):
         """
         super().__post_init__()
         self._refuse("trace_decay", 0.0 <= self.trace_decay <= 1.0, "0 to 1")
-        self._refuse("n_updates", self.n_updates >= 1, "at least 1")
-        self._refuse(
-            "n_updates", self.n_updates == 1 or self.vtrace, "1, or vtrace = True, which corrects the later ones"
-        )
+        for name in ("n_updates", "n_minibatches"):
+            number = getattr(self, name)
+            self._refuse(name, number >= 1, "at least 1")
+            self._refuse(name, number == 1 or self.vtrace, "1, or vtrace = True, which corrects the later ones")
+        n_envs = self.n_envs * max(1, self.n_processes)
+        self._refuse("n_minibatches", self.n_minibatches <= n_envs, f"at most one for each of {n_envs} environments")
         self._refuse("rho_clip", self.rho_clip >= 0.0, "at least 0")
         self._refuse("c_clip", self.c_clip >= 0.0, "at least 0")
 
@@ -152,7 +162,7 @@ class Learner(GradientLearner):
         self.config = config
 
     def update(self, trajectories: Trajectories, progress: float) -> dict[str, Tensor]:
-        """Take ``n_updates`` gradient steps.
+        """Take ``n_updates * n_minibatches`` gradient steps.
 
         Args:
             trajectories: pieces of a stream, on any device.  [B, T]
@@ -164,7 +174,8 @@ class Learner(GradientLearner):
         """
         trajectories = trajectories.to(self.device)
         self.batches = [trajectories]
-        return mean_terms([self.learn(trajectories, progress) for _ in range(self.config.n_updates)])
+        parts = _parts(trajectories, self.config.n_minibatches)
+        return mean_terms([self.learn(part, progress) for _ in range(self.config.n_updates) for part in parts])
 
     def learn(self, trajectories: Trajectories, progress: float) -> dict[str, Tensor]:
         """Take one gradient step on trajectories [B, T] on the learner's device; see `update`."""
@@ -172,6 +183,12 @@ class Learner(GradientLearner):
         terms = losses(replayed, trajectories, next_value, self.config)
         terms |= self.descend(terms["loss"], progress)
         return {name: term.detach() for name, term in terms.items()}
+
+
+def _parts(trajectories: Trajectories, n: int) -> list[Trajectories]:
+    """Split rows [B, T] into n runs of neighbours, of almost equal size, which share the memory."""
+    bounds = [trajectories.n_elems() * k // n for k in range(n + 1)]
+    return [trajectories.slice(start, stop) for start, stop in pairwise(bounds)]
 
 
 def train(

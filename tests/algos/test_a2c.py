@@ -192,9 +192,35 @@ def test_several_updates_on_a_piece_are_as_many_gradient_steps_on_it() -> None:
     torch.testing.assert_close(dict(twice.state_dict()), dict(by_one.state_dict()), rtol=0, atol=0)
 
 
-def test_several_updates_want_vtrace() -> None:
-    with pytest.raises(ValueError, match=r"A2CConfig: n_updates is 2, expected 1, or vtrace = True"):
-        A2CConfig(n_updates=2)
+def test_minibatches_are_gradient_steps_on_neighbouring_environments() -> None:
+    at_once, by_one = create_model(), create_model()
+    by_one.load_state_dict(at_once.state_dict())
+    rows = [two_steps(**{"_observation/reward": torch.tensor([[reward, 1.0, 0.0]])}) for reward in (0.0, 5.0, -5.0)]
+    config = dataclasses.replace(SMALL, vtrace=True)
+    one = Learner(by_one, ActorCriticAgent(by_one, copy_model=False), config)
+    parts = [rows[0], Trajectories.cat(rows[1:])] * 2  # 3 environments in 2 parts, twice
+    losses = [one.update(part, progress=0.5)["loss"].item() for part in parts]
+    config = dataclasses.replace(config, n_minibatches=2, n_updates=2)
+    all_rows = Learner(at_once, ActorCriticAgent(at_once, copy_model=False), config)
+    terms = all_rows.update(Trajectories.cat(rows), progress=0.5)
+    assert all_rows.policy_version == one.policy_version == 4
+    assert len(set(losses)) == 4
+    assert terms["loss"].item() == pytest.approx(sum(losses) / 4)
+    torch.testing.assert_close(dict(at_once.state_dict()), dict(by_one.state_dict()))
+
+
+@pytest.mark.parametrize("name", ["n_updates", "n_minibatches"])
+def test_several_steps_on_a_piece_want_vtrace(name: str) -> None:
+    with pytest.raises(ValueError, match=f"A2CConfig: {name} is 2, expected 1, or vtrace = True"):
+        A2CConfig(**{name: 2})
+    with pytest.raises(ValueError, match=f"A2CConfig: {name} is 0, expected at least 1"):
+        A2CConfig(**{name: 0})
+
+
+def test_a_minibatch_holds_at_least_one_environment() -> None:
+    assert A2CConfig(vtrace=True, n_envs=2, n_processes=3, n_minibatches=6).n_minibatches == 6
+    with pytest.raises(ValueError, match=r"n_minibatches is 7, expected at most one for each of 6 environments"):
+        A2CConfig(vtrace=True, n_envs=2, n_processes=3, n_minibatches=7)
 
 
 def test_gradients_are_scaled_down_to_their_bound() -> None:
