@@ -11,15 +11,19 @@ import sys
 
 import pytest
 import torch
+from gymnasium import spaces
 
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.learning_curve import Curve
 from rlstruct.algos.presets import PRESETS
 from rlstruct.algos.run_folder import RunFolder
+from rlstruct.cli.agents import choose
+from rlstruct.cli.environments import find, spaces_of
 from rlstruct.cli.main import COMMANDS, main
 from rlstruct.cli.plot import read_curve
-from rlstruct.cli.record import ALGORITHMS
+from rlstruct.cli.record import ALGORITHMS, config_class
+from rlstruct.cli.task import Task
 
 for package in ("tyro", "tqdm", "tensorboard", "matplotlib"):
     pytest.importorskip(package, reason="needs the extra: pip install 'rlstruct[train]'")
@@ -95,6 +99,19 @@ def test_train_begins_with_the_settings_tuned_for_the_environment(capsys: Captur
     weights = torch.load(run / "checkpoint.pt", weights_only=True)["model"]
     torch.testing.assert_close(weights["log_std"], torch.ones(1), atol=0.1, rtol=0)
     assert main(["evaluate", str(run), "--episodes", "2"]) == 0
+
+
+@pytest.mark.parametrize(("algorithm", "env"), PRESETS)
+def test_the_network_of_a_preset_can_be_made(algorithm: str, env: str) -> None:
+    preset = PRESETS[algorithm, env]
+    assert type(preset.config) is config_class(algorithm)
+    task = Task(env=env, network=tuple(f"{key}={json.dumps(value)}" for key, value in preset.network.items()))
+    if env == "LunarLander-v3":  # needs an extra; these are its spaces
+        found: tuple[spaces.Space, spaces.Space] = spaces.Box(-2.5, 2.5, (8,)), spaces.Discrete(4)
+    else:
+        found = spaces_of(find(task, auto_reset=True))
+    model = choose(algorithm, task, *found).create_model()
+    assert sum(parameter.numel() for parameter in model.parameters()) > 1000
 
 
 def test_another_preset_or_none_can_be_chosen(capsys: Capture) -> None:
