@@ -172,6 +172,8 @@ class Session:
             "on_gpu",
         ]
         command += ["-v", "--tb=short", "--no-header"]
+        for kind in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning"):
+            command += ["-W", f"default::{kind}"]  # the packages of this machine may be newer than those we pin
         if has_timeout:  # the thread ends a process whose main thread waits in C code for the GPU
             command += ["-p", "pytest_timeout", "--timeout-method=thread", f"--timeout={self.options.test_seconds}"]
         else:

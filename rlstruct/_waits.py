@@ -24,7 +24,8 @@ CROSS: Final = _PUT + "move data once, or copy with non_blocking=True from pinne
 _OPERATORS: Final = {
     **dict.fromkeys(("equal", "is_nonzero"), NUMBER),
     **dict.fromkeys(("nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive"), SHAPE),
-    **dict.fromkeys(("bincount",), SHAPE),
+    **dict.fromkeys(("bincount", "histc"), SHAPE),
+    **dict.fromkeys(("mode", "_linalg_check_errors", "_ctc_loss"), NUMBER),
     **dict.fromkeys(("multinomial",), DRAW),  # checks its probabilities on the host
 }
 _INDEXING: Final = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})

@@ -27,6 +27,10 @@ _CROSSING = frozenset({"copy_", "_to_copy", "_copy_from", "_foreach_copy_"})
 # Operations beside the element-wise ones that take a CPU tensor without dimensions as a number.
 _TAKES_NUMBERS = frozenset({"masked_fill", "masked_fill_", "index_fill", "index_fill_"})
 _INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"})
+# Operations that CUDA has for floating-point and complex numbers only.
+_PRODUCTS = frozenset(
+    {"mm", "bmm", "addmm", "addmm_", "baddbmm", "baddbmm_", "addbmm", "mv", "addmv", "dot", "vdot", "addr"}
+)
 # Arguments and results that are on the CPU by contract.
 _HOST_ARGUMENTS = frozenset({("_pack_padded_sequence", "lengths"), ("_pack_padded_sequence_backward", "batch_sizes")})
 _HOST_RESULTS = {"_pack_padded_sequence": 1}
@@ -77,6 +81,11 @@ class SimTensor(torch.Tensor):
         inner_args = unwrap(args, met)
         inner_kwargs = {key: unwrap(value, met) for key, value in kwargs.items()}
         device = _result_device(func, name, met, args, kwargs)
+        if name in _PRODUCTS and not (met[0].is_floating_point() or met[0].is_complex()):
+            raise NotImplementedError(
+                f"torch.{name}: CUDA multiplies no matrices of {met[0].dtype}, as the CPU does. Use floating-point "
+                "numbers, or (a.unsqueeze(-1) * b).sum(-2)."
+            )
         if inner_kwargs.get("device") is not None:
             inner_kwargs["device"] = "cpu"
         result = func(*inner_args, **inner_kwargs)

@@ -28,6 +28,7 @@ import contextlib
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
@@ -156,7 +157,9 @@ def _cuda_alarm(mode: str) -> Iterator[None]:
         yield  # nothing can wait for CUDA yet, and a look must not start it
         return
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode(mode)
+    with warnings.catch_warnings():  # once in a process torch says that the alarm is a prototype
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode(mode)
     try:
         yield
     finally:

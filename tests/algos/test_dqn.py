@@ -11,7 +11,6 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-import rlstruct.testing.sim_device  # noqa: F401 - registers sim:0 and sim:1
 from rlstruct import DictTensor, RL_Agent, RL_Agent_CheckDevice, TemporalDictTensor
 from rlstruct.agents import QAgent, QNetwork
 from rlstruct.algos import dqn
@@ -118,7 +117,7 @@ def target_weights(learner: Learner) -> list[nn.Parameter]:
     return list(learner.target_model.parameters())
 
 
-@pytest.mark.parametrize("learner_device", ["cpu", "sim:0"])
+@pytest.mark.parametrize("learner_device", ["cpu", "sim:0", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("prioritised", [True, False])
 def test_one_update_moves_the_model_and_never_syncs(
     filled: Any, prioritised: bool, learner_device: str, monkeypatch: pytest.MonkeyPatch

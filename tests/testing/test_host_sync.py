@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -39,6 +40,10 @@ SYNCING: dict[str, Call] = {
     "repeat_interleave": lambda x: torch.repeat_interleave(x, x.long()),
     "multinomial": lambda x: torch.multinomial(x + 1, 1),
     "normal": lambda x: torch.normal(x, x + 1),
+    "histc": lambda x: torch.histc(x, 4),
+    "mode": lambda x: x.mode(),
+    "cholesky": lambda x: torch.linalg.cholesky(torch.eye(4, device=x.device)),
+    "inverse": lambda x: torch.linalg.inv(torch.eye(4, device=x.device)),
     "print": lambda x: repr(x),
     "format": lambda x: f"{x.sum():.2f}",
     "distribution_validation": lambda x: torch.distributions.Categorical(logits=x),
@@ -202,6 +207,27 @@ def test_cuda_alarm_becomes_the_same_error_with_its_line() -> None:
         raise RuntimeError(alarm)
     with pytest.raises(RuntimeError, match="other"), forbid_host_sync():
         raise RuntimeError("other")
+
+
+def test_cuda_is_told_to_raise_and_its_prototype_warning_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = [0]
+
+    def set_mode(mode: str | int) -> None:
+        warnings.warn("Synchronization debug mode is a prototype feature", UserWarning, stacklevel=2)
+        modes.append(mode)
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with forbid_host_sync():
+            assert modes[-1] == "error"
+            monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)  # it says so once only
+            with allow_host_sync():
+                assert modes[-1] == "default"
+            assert modes[-1] == "error"
+    assert modes[-1] == 0
 
 
 @pytest.mark.gpu

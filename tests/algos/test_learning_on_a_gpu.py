@@ -1,0 +1,89 @@
+"""Every algorithm with learner, simulators and evaluation on one GPU: it learns what it learns on the CPU."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from resume_tasks import TASKS, create_network, train
+
+from rlstruct.agents import ActorCritic, ActorCriticAgent
+from rlstruct.algos import a2c
+from rlstruct.batchers import RL_Batcher, recording
+from rlstruct.sims import make
+
+pytestmark = pytest.mark.gpu
+DEVICE = "cuda:0"
+ON_GPU = {"learner_device": DEVICE, "batcher_device": DEVICE, "evaluation_device": DEVICE}
+
+
+def create_sim(n_envs: int, seed: int, device: str) -> Any:
+    return make("CartPole-v1", n_envs, seed, device=device, time_limit=60)
+
+
+def create_episodic_sim(n_envs: int, seed: int, device: str) -> Any:
+    return make("CartPole-v1", n_envs, seed, device=device, auto_reset=False, time_limit=60)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_algorithm_learns_there_as_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs: list[Any] = []
+    record_cuda = recording.record_cuda
+    monkeypatch.setattr(recording, "record_cuda", lambda work: graphs.append(record_cuda(work)) or graphs[-1])
+    create_env = create_episodic_sim if name == "reinforce" else create_sim
+    # A batch that cannot be a graph warns, and warnings are errors in the tests.
+    there = train(name, None, create_env, n_env_steps=500, **ON_GPU)
+    here = train(name, None, create_env, n_env_steps=500)
+    assert len(graphs) >= 1
+    assert there.losses.keys() == here.losses.keys()
+    for key, numbers in there.losses.items():
+        assert len(numbers) == len(here.losses[key])
+        assert all(torch.tensor(numbers).isfinite()), key
+        assert numbers[0] == pytest.approx(here.losses[key][0], rel=1e-3, abs=1e-4), key  # later ones may part
+    assert {str(weight.device) for weight in there.model.parameters()} == {DEVICE}
+    assert there.before.returns == pytest.approx(here.before.returns, abs=3.0)
+
+
+@pytest.mark.parametrize("replay_device", ["cpu", DEVICE])
+def test_replay_memory_stays_where_it_is_put(replay_device: str) -> None:
+    changes = {**ON_GPU, "replay_device": replay_device, "n_env_steps": 400}
+    there = train("dqn, prioritised", None, create_sim, **changes)
+    here = train("dqn, prioritised", None, create_sim, n_env_steps=400)
+    assert there.losses["loss"][0] == pytest.approx(here.losses["loss"][0], rel=1e-3)
+    assert all(torch.tensor(there.losses["loss"]).isfinite())
+
+
+def test_a_learner_goes_on_bit_by_bit() -> None:
+    config = a2c.A2CConfig(n_envs=64, **ON_GPU)
+
+    def create_learner() -> a2c.Learner:
+        torch.manual_seed(0)
+        model = create_network().to(DEVICE)
+        return a2c.Learner(model, ActorCriticAgent(model, copy_model=False), config)
+
+    with RL_Batcher(
+        16,
+        ActorCriticAgent,
+        create_sim,
+        agent_args={"model": ActorCritic(4, 2), "device": DEVICE},
+        env_args={"n_envs": 64, "device": DEVICE},
+        seed=0,
+        device=DEVICE,
+    ) as batcher:
+        batcher.reset()
+        batches = []
+        for _ in range(3):
+            batcher.execute()
+            batches.append(batcher.get()[0])
+    one, other = create_learner(), create_learner()
+    one.update(batches[0], 0.0)
+    file = io.BytesIO()
+    torch.save(one.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+    for batch in batches[1:]:
+        first, second = one.update(batch, 0.5), other.update(batch, 0.5)
+        assert all(torch.equal(first[key], second[key]) for key in first)
+    assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True))
