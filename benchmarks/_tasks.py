@@ -127,11 +127,12 @@ TASKS: dict[str, Task] = {
     ),
     "a2c_cartpole_1024": _A2C(
         A2CConfig(
-            n_env_steps=1_000_000, n_envs=1024, n_timesteps=8, learning_rate=0.01, trace_decay=0.95,
-            whiten_advantages=True, evaluation_interval=50_000, evaluation_timesteps=500,
+            n_env_steps=300_000, n_envs=1024, n_timesteps=16, n_minibatches=4, vtrace=True, rho_clip=10.0,
+            learning_rate=0.005, trace_decay=0.95, evaluation_interval=16_000, evaluation_timesteps=100,
         ),
         partial(ActorCritic, 4, 2), ActorCriticAgent,
         partial(simulator, "CartPole-v1"), 475.0, "A2C on 1,024 simulators of CartPole-v1", n_seeds=5,
+        tuned_on=(0, 1, 2, 3, 4),
     ),
     "dqn_cartpole": _DQN(
         _tuned("dqn", "CartPole-v1"), partial(QNetwork, 4, 2, duelling=True), QAgent,
