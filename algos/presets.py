@@ -66,12 +66,14 @@ PRESETS: dict[tuple[str, str], Preset] = {
             evaluation_interval=20_000, target_return=150.0, evaluation_episodes=50, evaluation_processes=0,
         )
     ),
-    # Where the next ball seems lost anyway all actions are worth the same: only much entropy keeps them all alive.
+    # Where the next ball seems lost anyway all actions are worth the same: only much entropy, and advantages with little
+    # noise, keep them all alive.
     ("a2c", "Breakout-MinAtar"): Preset(
         A2CConfig(
-            n_env_steps=2_000_000, n_envs=64, n_timesteps=16, reward_scale=1.0, learning_rate=0.002, trace_decay=0.95,
-            entropy_coefficient=0.04, max_gradient_norm=0.5, vtrace=True, n_updates=4,
-            evaluation_interval=100_000, evaluation_timesteps=200, target_return=12.0, evaluation_processes=0,
+            n_env_steps=4_000_000, n_envs=64, n_timesteps=16, reward_scale=1.0, learning_rate=0.002, trace_decay=0.8,
+            entropy_coefficient=0.05, max_gradient_norm=0.5, vtrace=True, n_minibatches=4, rho_clip=4.0,
+            evaluation_interval=100_000, evaluation_timesteps=200, evaluation_stochastic=False, target_return=12.0,
+            evaluation_processes=0,
         ),
         {"hidden": (128, 128)},
     ),
