@@ -32,8 +32,6 @@ class A2CConfig(TrainingConfig):
     """Settings of a training, beside those of `TrainingConfig`; the defaults are for CartPole-v1.
 
     Attributes:
-        reward_scale: factor of every reward that the learner sees. Values around 1 to 10 are learnt fastest; what the
-            critic says is in this unit, returns and evaluations are not.
         trace_decay: lambda of GAE and of V-trace, in [0, 1]: 0 trusts the critic, 1 the rewards.
         value_coefficient: weight of the critic's loss.
         entropy_coefficient: weight of the entropy, in 1 / nat.
@@ -58,10 +56,10 @@ class A2CConfig(TrainingConfig):
     n_timesteps: int = 64
     n_envs: int = 16
     n_processes: int = 0
+    reward_scale: float = 0.1
     learning_rate: float = 0.007
     evaluation_timesteps: int | None = 100
     log_interval: int = 20
-    reward_scale: float = 0.1
     trace_decay: float = 0.98
     value_coefficient: float = 0.5
     entropy_coefficient: float = 0.001
@@ -214,14 +212,16 @@ def train(
         create_env: called as ``create_env(n_envs=…, seed=…, **env_args)``; where it computes is its own affair, a
             `DeviceEnv` moves it to the batcher's device. Its environments restart by themselves.
         env_args: further arguments of ``create_env``.
-        run: where to log; None logs nothing.
+        run: where to log; None logs nothing. One from `RunFolder.resume` goes on from its checkpoint.
 
     Returns:
         The trained network and its history.
 
     Raises:
         WorkerError: a worker process raised or died.
-        ValueError: a device of the configuration does not exist, or an environment does not restart by itself.
+        ValueError: a device of the configuration does not exist, an environment does not restart by itself, or the
+            checkpoint is that of other settings.
+        TrainingDiverged: a loss is NaN or infinite.
     """
 
     def create_learner(model: nn.Module) -> Learner:

@@ -16,7 +16,12 @@ _MAY_CHANGE = {
     *("n_env_steps", "target_return", "log_interval", "checkpoint_interval"),
     *("evaluation_interval", "evaluation_step_limit", "learner_device", "batcher_device", "evaluation_device"),
 }
-_COUNTS = ("n_env_steps", "n_timesteps", "n_envs", "evaluation_episodes", "evaluation_interval", "log_interval")
+_COUNTS = (
+    *("n_env_steps", "n_timesteps", "n_envs", "log_interval"),
+    *("evaluation_episodes", "evaluation_interval", "evaluation_step_limit"),
+)
+_COUNTS_OR_NONE = ("evaluation_timesteps", "checkpoint_interval")
+_NOT_NEGATIVE = ("n_processes", "evaluation_processes", "seed", "learning_rate", "final_learning_rate_fraction")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +34,8 @@ class TrainingConfig:
         n_envs: environments in each process.
         n_processes: worker processes that collect; 0 collects in this one.
         discount: per-step factor of the return, in [0, 1].
+        reward_scale: factor of every reward that the learner sees. Values around 1 to 10 are learnt fastest; what the
+            network says is in this unit, returns and evaluations are not.
         learning_rate: of the optimiser at the beginning; falls linearly with the collected steps.
         final_learning_rate_fraction: what is left of ``learning_rate`` at the end.
         max_gradient_norm: gradients of all weights together are scaled down to this norm; None leaves them.
@@ -56,6 +63,7 @@ class TrainingConfig:
     n_envs: int = 8
     n_processes: int = 2
     discount: float = 0.99
+    reward_scale: float = 1.0
     learning_rate: float = 0.01
     final_learning_rate_fraction: float = 0.05
     max_gradient_norm: float | None = None
@@ -81,9 +89,14 @@ class TrainingConfig:
         """
         for name in _COUNTS:
             self._refuse(name, getattr(self, name) >= 1, "at least 1")
-        self._refuse("evaluation_step_limit", self.evaluation_step_limit >= 1, "at least 1")
-        self._refuse("checkpoint_interval", (self.checkpoint_interval or 1) >= 1, "at least 1, or None")
+        for name in _COUNTS_OR_NONE:
+            count = getattr(self, name)
+            self._refuse(name, count is None or count >= 1, "at least 1, or None")
+        for name in _NOT_NEGATIVE:
+            self._refuse(name, getattr(self, name) >= 0, "at least 0")
         self._refuse("discount", 0.0 <= self.discount <= 1.0, "0 to 1")
+        norm = self.max_gradient_norm
+        self._refuse("max_gradient_norm", norm is None or norm > 0.0, "more than 0, or None")
         if self.evaluation_episodes % max(1, self.evaluation_processes):
             raise ValueError(
                 f"{type(self).__name__}: evaluation_episodes is {self.evaluation_episodes}, expected a multiple of "

@@ -20,7 +20,7 @@ from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learner import GradientLearner, mean_terms
 from rlstruct.algos.placement import CreateAgent, CreateEnv
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer
-from rlstruct.algos.replay_buffer import ReplayBuffer
+from rlstruct.algos.replay_buffer import ReplayBuffer, least_capacity
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import Collection, CreateModel, TrainingResult, run_training
 from rlstruct.core import DictTensor, Trajectories
@@ -49,7 +49,9 @@ class DQNConfig(TrainingConfig):
         average_rate: part by which the weights that act follow those that learn, at each gradient step; 1 acts with
             the latest ones.
         replay_capacity: observations that the buffer keeps, see `ReplayBuffer`.
-        replay_device: where it keeps them; None for the learner's device.
+        replay_device: where it keeps them; None for the learner's device. Elsewhere, prioritised replay makes the host
+            wait for the errors at each gradient step.
+        replay_pinned: keep them in pinned memory, where ``replay_device`` is the CPU of a machine with a GPU.
         learning_starts: environment steps before the first gradient step.
         n_stack: the frames are stacks of so many, see `ReplayBuffer`.
         prioritised: draw steps with large errors more often, see `PrioritisedReplayBuffer`.
@@ -81,6 +83,7 @@ class DQNConfig(TrainingConfig):
     average_rate: float = 0.01
     replay_capacity: int = 100_000
     replay_device: str | None = None
+    replay_pinned: bool = False
     learning_starts: int = 1000
     n_stack: int = 1
     prioritised: bool = False
@@ -105,6 +108,15 @@ class DQNConfig(TrainingConfig):
             self._refuse(name, 0.0 <= getattr(self, name) <= 1.0, "0 to 1")
         self._refuse("epsilon_fraction", self.epsilon_fraction > 0.0, "more than 0")
         self._refuse("huber_delta", self.huber_delta > 0.0, "more than 0")
+        for name in ("learning_starts", "priority_exponent", "epsilon_exponent"):
+            self._refuse(name, getattr(self, name) >= 0, "at least 0")
+        n_envs = self.n_envs * max(1, self.n_processes)
+        least = least_capacity(n_envs, self.n_timesteps, self.n_stack)
+        self._refuse(
+            "replay_capacity",
+            self.replay_capacity >= least,
+            f"at least {least}: {self.n_timesteps} steps of {n_envs} environments, each of which may end an episode",
+        )
 
 
 def losses(agent: RL_Agent, target_agent: RL_Agent, batch: DictTensor, config: DQNConfig) -> dict[str, Tensor]:
@@ -114,7 +126,7 @@ def losses(agent: RL_Agent, target_agent: RL_Agent, batch: DictTensor, config: D
         agent: acts with the network that learns.
         target_agent: acts with the target network.
         batch: what `ReplayBuffer.sample` gives, on the learner's device.  [K]
-        config: its ``double`` and ``huber_delta``.
+        config: its ``reward_scale``, ``double`` and ``huber_delta``.
 
     Returns:
         ``loss`` [], carries the gradient; ``value`` of the actions taken, and ``error`` = value - target.  [K] each
@@ -125,7 +137,7 @@ def losses(agent: RL_Agent, target_agent: RL_Agent, batch: DictTensor, config: D
         reached = batch.truncate_key("_observation/")
         judged = action_values(target_agent, reached)  # [K, A]
         next_value = double_q_value(action_values(agent, reached), judged) if config.double else greedy_value(judged)
-        target = td_target(batch["reward"], batch["discount"], batch["terminated"], next_value)
+        target = td_target(batch["reward"] * config.reward_scale, batch["discount"], batch["terminated"], next_value)
     return {
         "loss": q_loss(value, target, batch["weight"], config.huber_delta),
         "value": value.detach(),
@@ -257,6 +269,7 @@ def _create_buffer(config: DQNConfig) -> ReplayBuffer:
         n_step=config.n_step,
         discount=config.discount,
         n_stack=config.n_stack,
+        pin_memory=config.replay_pinned,
         seed=config.seed,
     )
 
@@ -283,14 +296,16 @@ def train(
         create_env: called as ``create_env(n_envs=…, seed=…, **env_args)``; where it computes is its own affair, a
             `DeviceEnv` moves it to the batcher's device. Its environments restart by themselves.
         env_args: further arguments of ``create_env``.
-        run: where to log; None logs nothing.
+        run: where to log; None logs nothing. One from `RunFolder.resume` goes on from its checkpoint.
 
     Returns:
         The trained network and its history.
 
     Raises:
         WorkerError: a worker process raised or died.
-        ValueError: a device of the configuration does not exist, or an environment does not restart by itself.
+        ValueError: a device of the configuration does not exist, an environment does not restart by itself, or the
+            checkpoint is that of other settings.
+        TrainingDiverged: a loss is NaN or infinite.
     """
 
     def create_learner(model: nn.Module) -> Learner:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,15 +38,20 @@ def draw_learning_curve(rows: Sequence[Mapping[str, float]], path: Path, *, titl
     figure, axes = _begin()
     training = sorted((row["env_steps"], row["train/return"]) for row in rows if "train/return" in row)
     if training:
-        steps, returns = zip(*training, strict=True)
-        axes.plot(steps, returns, color=_TRAINING, linewidth=1.2, label="training, mean of an update")
-    evaluations = sorted(
-        (row["env_steps"], row["evaluation/mean_return"], row["evaluation/std_return"])
-        for row in rows
-        if "evaluation/mean_return" in row
-    )
+        marker = "" if training[1:] else "o"  # one point makes no line
+        axes.plot(
+            *zip(*training, strict=True),
+            color=_TRAINING,
+            linewidth=1.2,
+            marker=marker,
+            markersize=4,
+            label="training, mean return",
+        )
+    evaluations = latest_at_each_step(row for row in rows if "evaluation/mean_return" in row)
     if evaluations:
-        steps, means, deviations = zip(*evaluations, strict=True)
+        steps = [row["env_steps"] for row in evaluations]
+        means = [row["evaluation/mean_return"] for row in evaluations]
+        deviations = [row["evaluation/std_return"] for row in evaluations]
         low = [mean - deviation for mean, deviation in zip(means, deviations, strict=True)]
         high = [mean + deviation for mean, deviation in zip(means, deviations, strict=True)]
         axes.fill_between(
@@ -64,6 +69,18 @@ def draw_learning_curve(rows: Sequence[Mapping[str, float]], path: Path, *, titl
     if training or evaluations:
         axes.legend(frameon=False, loc="best", fontsize=9)
     _finish(figure, axes, path, title=title, metric="return (sum of rewards of an episode)")
+
+
+def latest_at_each_step(rows: Iterable[Mapping[str, float]]) -> list[Mapping[str, float]]:
+    """Of the lines with equal ``env_steps`` keep the last one, and sort by these.
+
+    Where two evaluations judged the same weights, the later one counts: nothing was selected by it.
+
+    Args:
+        rows: lines of metrics, in the order in which they were written.
+    """
+    latest = {row["env_steps"]: row for row in rows}
+    return [latest[step] for step in sorted(latest)]
 
 
 def draw_curves(groups: Mapping[str, Sequence[Curve]], path: Path, *, title: str, metric: str) -> None:

@@ -125,7 +125,10 @@ class PrioritisedReplayBuffer(ReplayBuffer):
         self._largest = torch.ones((), dtype=torch.float64, device=self.device)
 
     def update_priorities(self, index: Tensor, error: Tensor) -> None:
-        """Say how wrong the values of sampled steps were. Steps that have been overwritten since are left alone.
+        """Say how wrong the values of sampled steps were. Call it before the next `extend`.
+
+        After that another step may stand where a sampled one did, and would get its priority until it is drawn itself;
+        where none stands any more, nothing is written.
 
         Args:
             index: as it came with the batch.         [K] int64 on the buffer's device

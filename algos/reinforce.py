@@ -59,7 +59,7 @@ def losses(
             `rlstruct.algos.policy.judge_actions`.
         trajectories: what was collected, same device.  [B, T]
         next_value: baseline of the true next observations, see `next_values`; zeros for no bootstrap.  [B, T]
-        config: its discount, its coefficients, and whether to whiten.
+        config: its discount, its scale of rewards, its coefficients, and whether to whiten.
 
     Returns:
         ``loss`` and its terms ``policy_loss``, ``value_loss`` and ``entropy_loss`` (minus the mean entropy).  [] each
@@ -67,7 +67,7 @@ def losses(
     steps = trajectories.trajectories
     mask = steps.mask()  # [B, T]
     target = bootstrapped_return(
-        steps["_observation/reward"],
+        steps["_observation/reward"] * config.reward_scale,
         steps["_observation/terminated"],
         steps["_observation/done"],
         mask,
@@ -148,14 +148,15 @@ def train(
         create_env: called as ``create_env(n_envs=…, seed=…, **env_args)``; where it computes is its own affair, a
             `DeviceEnv` moves it to the batcher's device. It starts an episode at ``reset``.
         env_args: further arguments of ``create_env``.
-        run: where to log; None logs nothing.
+        run: where to log; None logs nothing. One from `RunFolder.resume` goes on from its checkpoint.
 
     Returns:
         The trained network and its history.
 
     Raises:
         WorkerError: a worker process raised or died.
-        ValueError: a device of the configuration does not exist.
+        ValueError: a device of the configuration does not exist, or the checkpoint is that of other settings.
+        TrainingDiverged: a loss is NaN or infinite.
     """
 
     def create_learner(model: nn.Module) -> Learner:

@@ -27,6 +27,17 @@ _FROM_STEPS = ("_observation/reward", "_observation/terminated")
 _OF_SLOTS = {"ready": torch.bool, "number": torch.int64, "slot_of": torch.int64, "age": torch.int64}
 
 
+def least_capacity(n_envs: int, n_timesteps: int, n_stack: int = 1) -> int:
+    """Return how many observations a buffer must keep to take pieces of ``n_timesteps``, each step of which may end.
+
+    Args:
+        n_envs: rows of a piece.
+        n_timesteps: steps of a piece.
+        n_stack: see `ReplayBuffer`.
+    """
+    return n_envs * (2 * n_timesteps + n_stack)
+
+
 @dataclass(frozen=True)
 class ReplayMemory:
     """What a replay buffer holds on to.
@@ -62,7 +73,7 @@ class ReplayBuffer:
         seed: of the sampling; equal on all devices.
 
     Raises:
-        ValueError: a number is out of range, or the device does not exist.
+        ValueError: a number is out of range, the device does not exist, or there is no GPU to pin memory for.
 
     Attributes:
         device: where everything is.
@@ -86,6 +97,11 @@ class ReplayBuffer:
             if number < 1:
                 raise ValueError(f"{type(self).__name__}: {name} is {number}, expected at least 1.")
         self.device = resolve_device(device)
+        if pin_memory and (self.device.type != "cpu" or not torch.cuda.is_available()):
+            raise ValueError(
+                f"{type(self).__name__}: pin_memory is True on {self.device}, expected the cpu of a machine with a "
+                "GPU, which reads pinned memory without making the host wait. Leave it out."
+            )
         self.capacity, self.n_step, self.discount, self.n_stack = capacity, n_step, discount, n_stack
         self.stack_padding, self.pin_memory = stack_padding, pin_memory
         self.columns: dict[str, Tensor] = {}
@@ -335,9 +351,9 @@ class ReplayBuffer:
                 f"{where}: the trajectories have {B} rows, expected {len(self._bases)} as before: one for each "
                 "environment. Collect with environments that restart by themselves."
             )
-        needed = 2 * T + self.n_stack  # every step may end an episode
-        if self.capacity // B < needed:
+        needed = least_capacity(B, T, self.n_stack)
+        if self.capacity < needed:
             raise ShapeMismatchError(
-                f"{where}: {T} steps of {B} environments may take {B * needed} slots, and the capacity is "
+                f"{where}: {T} steps of {B} environments may take {needed} slots, and the capacity is "
                 f"{self.capacity}. Make it larger, or the pieces shorter."
             )

@@ -40,7 +40,8 @@ def replay_with_next_values(agent: RL_Agent, trajectories: Trajectories) -> tupl
     with torch.no_grad():
         following, _ = agent.call_replay(_one_step_each(trajectories, DictTensor.stack(states)), 0, None)
     next_value = following["value"].view(steps.n_elems(), steps.n_steps())  # [B, T]
-    return DictTensor.stack(outputs, lengths=steps.lengths), next_value
+    replayed = TemporalDictTensor._trusted(dict(DictTensor.stack(outputs).items()), steps.lengths)
+    return replayed, next_value
 
 
 def _one_step_each(trajectories: Trajectories, states: TemporalDictTensor) -> Trajectories:

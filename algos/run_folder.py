@@ -64,13 +64,12 @@ class RunFolder:
         self, name: str, config: object, *, n_env_steps: int, root: str | Path = "runs", progress: bool = True
     ) -> None:
         """Make the folder and write the settings."""
-        if not is_dataclass(config) or isinstance(config, type):
-            raise TypeError(f"RunFolder: config is a {type(config).__name__}, expected an instance of a dataclass.")
+        text = _settings_text("RunFolder", config)
         for module in ("tqdm", "torch.utils.tensorboard", "matplotlib"):
             _extra(module)
         self.path = _new_folder(Path(root), name)
         file = self.path / "config.json"
-        file.write_text(json.dumps(asdict(config), indent=2, default=str) + "\n")
+        file.write_bytes(text)
         self._lease = Lease(file, "RunFolder")
         self._open(n_env_steps, progress)
 
@@ -171,6 +170,21 @@ class RunFolder:
         if self._last[0] == 0:
             self._last = (0, time.perf_counter())  # learning begins now
 
+    def save_config(self, config: object) -> None:
+        """Replace the settings in ``config.json``, where a training goes on with others, such as more steps.
+
+        Args:
+            config: a dataclass of settings.
+
+        Raises:
+            TypeError: config is not a dataclass instance.
+        """
+        text, file = _settings_text("RunFolder.save_config", config), self.path / "config.json"
+        # The lease is held on this very file, so it cannot be replaced as a whole; one write, which leaves nothing of
+        # the old text behind it, is as good: whoever is killed has written all of it or nothing.
+        with file.open("r+b", buffering=0) as opened:
+            opened.write(text.ljust(file.stat().st_size, b"\n"))
+
     def save_checkpoint(self, state: Mapping[str, object]) -> None:
         """Replace ``checkpoint.pt``; whoever reads it sees the old one or the new one, never a part.
 
@@ -244,6 +258,12 @@ class RunFolder:
     def _append(self, rows: list[dict[str, float]]) -> None:
         with (self.path / "metrics.csv").open("a", newline="") as file:
             csv.DictWriter(file, self._columns, restval="").writerows(rows)
+
+
+def _settings_text(where: str, config: object) -> bytes:
+    if not is_dataclass(config) or isinstance(config, type):
+        raise TypeError(f"{where}: config is a {type(config).__name__}, expected an instance of a dataclass.")
+    return (json.dumps(asdict(config), indent=2, default=str) + "\n").encode()
 
 
 def read_lines(path: Path, n: int | None = None) -> list[dict[str, float]]:

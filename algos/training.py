@@ -234,12 +234,14 @@ class Training:
     def _collect(self) -> tuple[Trajectories, int]:
         """Return the next batch, and the version of the weights that collected it."""
         (trajectories, n_running, version), self._fetched = self._fetched or self._fetch(), None
-        self.env_steps += int(trajectories.lengths.sum())  # sync: once per batch
+        steps = trajectories.trajectories
         if self.collection.whole_episodes:
+            self.env_steps += int(steps.lengths.sum())  # sync: once per batch of whole episodes
             self._warn_of_cuts(trajectories, n_running)
         else:
             self._refuse_episodic(n_running)
-            self.returns.add(trajectories.trajectories)
+            self.env_steps += steps.n_elems() * steps.n_steps()  # all rows are full: nobody waits for the device
+            self.returns.add(steps)
         if self.collection.overlap and self.env_steps < self.config.n_env_steps:
             self._order()
         return trajectories, version

@@ -32,7 +32,8 @@ def replay_agent(agent: RL_Agent, trajectories: Trajectories) -> TemporalDictTen
     for t in range(n_steps):
         output, state = agent.call_replay(trajectories, t, state)
         outputs.append(output)
-    return DictTensor.stack(outputs, lengths=trajectories.trajectories.lengths)  # [B, T]
+    stacked = DictTensor.stack(outputs)  # [B, T]
+    return TemporalDictTensor._trusted(dict(stacked.items()), trajectories.trajectories.lengths)
 
 
 def replay_agent_stateless(agent: RL_Agent, trajectories: Trajectories) -> TemporalDictTensor:

@@ -46,8 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name = f"rlstruct {command}" if command in COMMANDS else "rlstruct"
         sys.stderr.write(f"{name}: {error}\n")
         return 2
-    except KeyboardInterrupt:
-        sys.stderr.write(f"\nrlstruct {command}: interrupted.\n")
+    except KeyboardInterrupt as stop:
+        sys.stderr.write(f"\nrlstruct {command}: {str(stop) or 'interrupted.'}\n")
         return INTERRUPTED
     except SystemExit as leaving:  # of the parser of options: it has said why
         return leaving.code if isinstance(leaving.code, int) else 2

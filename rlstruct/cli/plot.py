@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from rlstruct.algos.learning_curve import Curve, draw_curves
+from rlstruct.algos.learning_curve import Curve, draw_curves, latest_at_each_step
+from rlstruct.algos.run_folder import read_lines
 from rlstruct.cli.complaint import UserError, nearest, require, say
 from rlstruct.cli.parsing import named, parse, positional
 from rlstruct.cli.record import RunRecord, load
 
 # Settings that change where things are computed, or how closely one looks, but not what is learnt.
 _IGNORED = {"seed", "learner_device", "batcher_device", "replay_device", "evaluation_processes", "log_interval"}
+_IGNORED |= {"replay_pinned", "checkpoint_interval", "evaluation_step_limit"}
 _IGNORED |= {"evaluation_device", "evaluation_episodes", "evaluation_interval", "evaluation_timesteps"}
 
 _ABOUT = "Draw learning curves; runs that differ only by seed make one, with a band."
@@ -75,21 +76,21 @@ def read_curve(folder: Path, metric: str) -> Curve:
     """Read one column of a run's ``metrics.csv``.
 
     Raises:
-        UserError: there is no such file or column, or nothing in it; the message suggests the nearest.
+        UserError: there is no such file or column, the message suggests the nearest; or it is damaged.
     """
     file = folder / "metrics.csv"
     if not file.exists():
         raise UserError(f"{folder} has no metrics.csv: nothing was logged.")
-    with file.open(newline="") as opened:
-        rows = list(csv.DictReader(opened))
-    columns = list(rows[0]) if rows else []
+    try:
+        lines = read_lines(file)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    columns = list(dict.fromkeys(name for line in lines for name in line))
     if metric not in columns:
-        raise UserError(f"{file} has no column {metric!r}, only {', '.join(columns)}.{nearest(metric, columns)}")
-    # Where two evaluations judged the same weights, the later one: nothing was selected by it.
-    points = sorted({int(row["env_steps"]): float(row[metric]) for row in rows if row[metric]}.items())
-    if not points:
-        raise UserError(f"{file}: nothing in column {metric!r}.")
-    return Curve([step for step, _ in points], [value for _, value in points])
+        known = f"only {', '.join(columns)}" if columns else "and no line yet"
+        raise UserError(f"{file} has no column {metric!r}, {known}.{nearest(metric, columns)}")
+    points = latest_at_each_step(line for line in lines if metric in line)
+    return Curve([line["env_steps"] for line in points], [line[metric] for line in points])
 
 
 def labels_of(records: Sequence[RunRecord]) -> list[str]:

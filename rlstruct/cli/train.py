@@ -130,35 +130,38 @@ def train(
         UserError: the environment, a device or the agent does not exist; the run cannot go on with these settings; or
             the loss is not finite any more.
     """
-    for name in ("learner_device", "batcher_device", "evaluation_device"):
-        check_device(f"--{name.replace('_', '-')}", getattr(config, name))
+    for name in ("learner_device", "batcher_device", "evaluation_device", "replay_device"):
+        if (device := getattr(config, name, None)) is not None:
+            check_device(f"--{name.replace('_', '-')}", device)
     factory = find(task, auto_reset=algorithm != "reinforce")
     choice = choose(algorithm, task, *spaces_of(factory))
     config = _fitted(algorithm, config, factory)
     if output.threads or choice.small:
         torch.set_num_threads(output.threads or 1)
-    folder = _begun(algorithm, task, choice, config, output) if resumed is None else _resumed(resumed, config, output)
+    record = RunRecord(algorithm=algorithm, task=task, agent=choice.kind, config=config, versions=versions())
+    folder = _begun(record, output) if resumed is None else _resumed(resumed, record, output)
     say(f"{algorithm} on {task.env}: {choice.kind}, learner on {config.learner_device}")
     say(f"run folder: {folder.path}" + ("" if folder.checkpoint is None else ", from its checkpoint"))
     try:
         with folder:
             result = _train(algorithm, config, choice, factory, folder)
     except KeyboardInterrupt:
-        say(f"\nStopped. To go on: rlstruct train --resume {folder.path}")
-        raise
+        raise KeyboardInterrupt(f"stopped. To go on: rlstruct train --resume {folder.path}") from None
     except TrainingDiverged as error:
         raise UserError(str(error)) from None
     _tell(result, folder)
     return result
 
 
-def _begun(algorithm: str, task: Task, choice: AgentChoice, config: TrainingConfig, output: Output) -> RunFolder:
-    record = RunRecord(algorithm=algorithm, task=task, agent=choice.kind, config=config, versions=versions())
-    name = (output.name or f"{algorithm}-{task.env}-seed{config.seed}").replace("/", "-").replace(":", "-")
+def _begun(record: RunRecord, output: Output) -> RunFolder:
+    config = record.config
+    name = output.name or f"{record.algorithm}-{record.task.env}-seed{config.seed}"
+    name = name.replace("/", "-").replace(":", "-")
     return RunFolder(name, record, n_env_steps=config.n_env_steps, root=output.runs, progress=output.progress)
 
 
-def _resumed(run: Path, config: TrainingConfig, output: Output) -> RunFolder:
+def _resumed(run: Path, record: RunRecord, output: Output) -> RunFolder:
+    config = record.config
     try:
         folder = RunFolder.resume(run, n_env_steps=config.n_env_steps, progress=output.progress)
         try:
@@ -167,6 +170,7 @@ def _resumed(run: Path, config: TrainingConfig, output: Output) -> RunFolder:
         except ValueError:
             folder.close()
             raise
+        folder.save_config(record)
     except (ValueError, FileNotFoundError, RuntimeError) as error:
         raise UserError(f"--resume {run}: {error}") from None
     return folder

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import nn
 
+from rlstruct.algos.checkpoint import read_checkpoint
 from rlstruct.cli.agents import AgentChoice, choose
 from rlstruct.cli.complaint import UserError
 from rlstruct.cli.environments import Factory, find, spaces_of
@@ -50,7 +50,10 @@ def load_trained(run: Path, *, auto_reset: bool, render: bool = False) -> Traine
     file = run / "checkpoint.pt"
     if not file.exists():
         raise UserError(f"{run} has no checkpoint.pt: the first one is written after the first evaluation.")
-    checkpoint = torch.load(file, weights_only=True, map_location="cpu")
+    try:
+        checkpoint = read_checkpoint(file)
+    except ValueError as error:
+        raise UserError(str(error)) from None
     model = choice.create_model()
     try:
         model.load_state_dict(checkpoint["model"])

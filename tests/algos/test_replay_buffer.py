@@ -328,6 +328,8 @@ def test_mistakes_are_named() -> None:
     buffer.extend(trajectories)
     with pytest.raises(ShapeMismatchError, match="have 1 rows, expected 2 as before"):
         buffer.extend(trajectories.slice(0))
+    with pytest.raises(ValueError, match="pin_memory is True on sim:0, expected the cpu of a machine with a GPU"):
+        ReplayBuffer(10, device="sim:0", pin_memory=True)
     with pytest.raises(ValueError, match="exponent is -1"):
         PrioritisedReplayBuffer(10, exponent=-1.0)
 

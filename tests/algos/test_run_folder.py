@@ -56,6 +56,18 @@ def test_a_run_leaves_its_five_files(tmp_path: Path) -> None:
     assert (third["evaluation/mean_return"], third["evaluation/std_return"]) == ("6.0", "1.0")
 
 
+def test_settings_are_replaced_where_they_are(tmp_path: Path) -> None:
+    with make_folder(tmp_path) as folder:
+        file = folder.path / "config.json"
+        node = file.stat().st_ino  # the lease is held on it
+        for rate in (0.123456789, 2.0):
+            folder.save_config(Config(rate))
+            assert json.loads(file.read_text()) == {"rate": rate, "device": "cpu"}
+        assert file.stat().st_ino == node
+        with pytest.raises(TypeError, match=r"RunFolder.save_config: config is a dict, expected an instance"):
+            folder.save_config({})
+
+
 def test_metrics_are_on_disk_before_the_run_ends(tmp_path: Path) -> None:
     with make_folder(tmp_path) as folder:
         folder.log(10, 1, {"loss": 1.0}, at=time.perf_counter())

@@ -22,7 +22,7 @@ from rlstruct.cli.agents import choose
 from rlstruct.cli.environments import find, spaces_of
 from rlstruct.cli.main import COMMANDS, main
 from rlstruct.cli.plot import read_curve
-from rlstruct.cli.record import ALGORITHMS, config_class
+from rlstruct.cli.record import ALGORITHMS, config_class, load
 from rlstruct.cli.task import Task
 
 for package in ("tyro", "tqdm", "tensorboard", "matplotlib"):
@@ -160,7 +160,8 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(monkeypatch: pytest
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "log_evaluation", stopped_at_the_second)
         assert main(["train", *options, "--name", "stopped"]) == 130
-    assert "To go on: rlstruct train --resume runs/stopped-" in capsys.readouterr().out
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert said.startswith("rlstruct train: stopped. To go on: rlstruct train --resume runs/stopped-")
     (stopped,) = pathlib.Path("runs").glob("stopped-*")
     assert main(["train", "--resume", str(stopped), "--discount", "0.5", "--no-progress"]) == 2
     assert "discount is 0.5, but 0.99 in the checkpoint" in capsys.readouterr().err
@@ -176,6 +177,11 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(monkeypatch: pytest
     weights = [torch.load(run / "checkpoint.pt", weights_only=True)["model"] for run in (whole, stopped)]
     for name, value in weights[0].items():
         assert torch.equal(value, weights[1][name])
+    assert main(["train", "--resume", str(stopped), "--n-env-steps", "300", "--no-progress"]) == 0
+    assert load(stopped).config.n_env_steps == 300  # what --config repeats, and plot tells apart
+    (stopped / "checkpoint.pt").write_bytes(b"half of it")
+    assert main(["evaluate", str(stopped)]) == 2
+    assert "cannot be read as a checkpoint" in capsys.readouterr().err
 
 
 def test_two_runs_are_plotted_as_one_curve_and_a_film_of_the_agent_moves(capsys: Capture) -> None:
@@ -242,6 +248,10 @@ def test_play_draws_every_kind_of_environment(env: str, capsys: Capture) -> None
         (["train", "a2c", "--env", "CartPole-v1", "--preset", "Acrobat-v1"], "Did you mean 'Acrobot-v1'?"),
         (["train", "a2c", "--env", "CartPole-v1", "--learner-device", "cuda:7"], "Devices here: cpu"),
         (["train", "a2c", "--env", "CartPole-v1", "--batcher-device", "gpu"], "'gpu' is no device. Devices here: cpu"),
+        (
+            ["train", "dqn", "--env", "CartPole-v1", "--replay-device", "cuda:7"],
+            "--replay-device cuda:7: cuda",
+        ),
         (["train", "dqn", "--env", "Pendulum-v1"], "take a2c or reinforce"),
         (["train", "dqn", "--env", "CartPole-v1", "--recurrent"], "take a2c"),
         (["train", "a2c", "--env", "Breakout-MinAtar", "--recurrent"], "no bundled agent remembers images"),
@@ -271,6 +281,7 @@ def test_a_mistake_is_one_line_with_the_mend_and_status_2(words: list[str], says
     [
         (["--learnin-rate", "3"], "--learning-rate FLOAT"),
         (["--discount", "2"], "discount is 2.0, expected 0 to 1"),
+        (["--n-processes", "-1"], "n_processes is -1, expected at least 0"),
         (["--n-envs", "many"], "--n-envs"),
         ([], "--env"),
     ],

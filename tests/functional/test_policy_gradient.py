@@ -32,6 +32,28 @@ def test_losses_by_hand_and_without_host_syncs(device: torch.device) -> None:
     assert randomness.item() == pytest.approx(-0.5)
 
 
+@given(B=st.integers(1, 4), T=st.integers(1, 6), seed=st.integers(0, 10**6))
+def test_losses_means_and_whitening_are_the_slow_loop_over_any_mask(B: int, T: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.rand(B, T, generator=generator) < 0.7
+    first, second = (torch.randn(B, T, generator=generator, dtype=torch.float64).where(mask, NAN) for _ in range(2))
+    pairs = [(first[b, t].item(), second[b, t].item()) for b in range(B) for t in range(T) if mask[b, t]]
+    n = max(1, len(pairs))
+    close = {"abs": 1e-6, "rel": 1e-6}
+    assert policy_gradient_loss(first, second, mask).item() == pytest.approx(-sum(x * y for x, y in pairs) / n, **close)
+    squares = sum((x - y) ** 2 for x, y in pairs)
+    assert value_loss(first, second, mask).item() == pytest.approx(squares / n / 2, **close)
+    mean = sum(x for x, _ in pairs) / n
+    assert entropy_loss(first, mask.double()).item() == pytest.approx(-mean, **close)
+    assert masked_mean(first, mask).item() == pytest.approx(mean, **close)
+    deviation = math.sqrt(sum((x - mean) ** 2 for x, _ in pairs) / n)
+    white = whiten(first, mask)
+    expected = iter([(x - mean) / (deviation + 1e-8) for x, _ in pairs])
+    for b in range(B):
+        for t in range(T):
+            assert white[b, t].item() == pytest.approx(next(expected) if mask[b, t] else 0.0, **close)
+
+
 def test_the_gradient_of_the_policy_loss_is_the_policy_gradient() -> None:
     # d log pi(a) / d logits = one_hot(a) - pi, so the gradient is -(one_hot(a) - pi) * advantage: pi = (1/2, 1/2).
     logits = torch.zeros(1, 1, 2, requires_grad=True)
@@ -53,6 +75,14 @@ def test_no_gradient_reaches_advantage_or_target_and_none_of_the_padding() -> No
 def test_shapes_that_would_broadcast_are_refused(loss: object) -> None:
     with pytest.raises(ShapeMismatchError, match=r"is \[2, 3\], but .* is \[2, 3, 1\]"):
         loss(torch.ones(2, 3, 1), torch.ones(2, 3), torch.ones(2, 3))  # type: ignore[operator]
+
+
+def test_categorical_by_hand() -> None:
+    logits = torch.tensor([[0.0, math.log(3.0)], [5.0, 5.0]])  # probabilities 1/4 and 3/4; 1/2 and 1/2
+    expected = torch.tensor([math.log(0.75), math.log(0.5)])
+    torch.testing.assert_close(log_probability(logits, torch.tensor([1, 0])), expected)
+    in_bits = torch.tensor([2 / 4 + 0.75 * math.log2(4 / 3), 1.0])
+    torch.testing.assert_close(entropy(logits), in_bits * math.log(2))
 
 
 @given(A=st.integers(1, 6), seed=st.integers(0, 10**6))

@@ -106,6 +106,23 @@ def test_the_loss_weighs_each_step_and_leaves_the_target_alone() -> None:
     assert target.grad is None
 
 
+@given(K=st.integers(1, 6), A=st.integers(1, 4), delta=st.sampled_from([0.1, 1.0, 3.0]), seed=st.integers(0, 10**6))
+def test_losses_and_duelling_values_are_the_slow_loop(K: int, A: int, delta: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    value, target, weight = (2 * torch.randn(K, generator=generator, dtype=torch.float64) for _ in range(3))
+    advantage = torch.randn(K, A, generator=generator, dtype=torch.float64)
+    total, duelling = 0.0, duelling_values(value.unsqueeze(1), advantage)
+    for k in range(K):
+        error = abs(value[k].item() - target[k].item())
+        each = error**2 / 2 if error <= delta else delta * error - delta**2 / 2
+        assert huber(value - target, delta)[k].item() == pytest.approx(each, abs=1e-6)
+        total += weight[k].item() * each
+        row = advantage[k].tolist()
+        for a in range(A):
+            assert duelling[k, a].item() == pytest.approx(value[k].item() + row[a] - sum(row) / A, abs=1e-6)
+    assert q_loss(value, target, weight, delta).item() == pytest.approx(total / K, abs=1e-6)
+
+
 def test_duelling_values_average_to_the_state_value_whatever_is_added_to_the_advantages() -> None:
     value, advantage = torch.tensor([[5.0], [1.0]]), torch.tensor([[1.0, 3.0, 2.0], [0.0, 0.0, 6.0]])
     values = duelling_values(value, advantage)

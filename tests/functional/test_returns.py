@@ -98,6 +98,8 @@ def test_any_masks_agree_with_the_slow_loop(B: int, T: int, seed: int, discount:
     padded = reward.masked_fill(~mask, NAN), value.masked_fill(~mask, NAN)
     out = bootstrapped_return(padded[0], terminated, done, mask, next_value=padded[1], discount=discount)
     torch.testing.assert_close(out, slow_return(reward, terminated, done, lengths, value, discount))
+    ends = [[t < n and (done[b, t].item() or t == n - 1) for t in range(T)] for b, n in enumerate(lengths.tolist())]
+    assert episode_ends(done, mask).tolist() == ends
     never = torch.zeros_like(done)
     whole = slow_return(reward, never, never, lengths, torch.zeros_like(value), discount)
     torch.testing.assert_close(reward_to_go(padded[0], mask.double(), discount), whole)

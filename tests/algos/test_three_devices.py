@@ -1,0 +1,159 @@
+"""Every algorithm with learner, batcher and evaluation on three devices: nothing is misplaced, and nobody waits."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlstruct import RL_Agent, RL_Agent_CheckDevice, Trajectories, VecEnv, agents, sims
+from rlstruct.algos import a2c, dqn, reinforce
+from rlstruct.algos.training import TrainingResult
+from rlstruct.envs import GymEnv, GymEnvInf
+from rlstruct.testing import allow_host_sync, count_host_syncs, forbid_host_sync
+
+DEVICES = {"learner_device": "sim:0", "batcher_device": "sim:1", "evaluation_device": "cpu"}
+ALL: dict[str, Any] = {"evaluation_episodes": 3, "evaluation_processes": 0, "n_processes": 0, "log_interval": 3}
+ALL |= {"evaluation_interval": 10**6, "evaluation_timesteps": 25, "max_gradient_norm": 0.5}
+PIECES = {**ALL, "n_env_steps": 240, "n_timesteps": 10, "n_envs": 6}
+
+
+def create_env(n_envs: int, seed: int) -> VecEnv:
+    return GymEnvInf([gymnasium.make("CartPole-v1", max_episode_steps=25) for _ in range(n_envs)], seed=seed)
+
+
+def create_episodic_env(n_envs: int, seed: int) -> VecEnv:
+    return GymEnv([gymnasium.make("CartPole-v1", max_episode_steps=25) for _ in range(n_envs)], seed=seed)
+
+
+def create_pendulum(n_envs: int, seed: int) -> VecEnv:
+    return GymEnvInf([gymnasium.make("Pendulum-v1", max_episode_steps=25) for _ in range(n_envs)], seed=seed)
+
+
+def create_simulator(n_envs: int, seed: int, device: str) -> VecEnv:
+    return sims.make("CartPole-v1", n_envs, seed, device=device, auto_reset=True)
+
+
+def perceptron() -> nn.Module:
+    return agents.ActorCritic(4, 2, hidden=(16,))
+
+
+def recurrent() -> nn.Module:
+    return agents.RecurrentActorCritic(4, 2, n_hidden=8)
+
+
+def gaussian() -> nn.Module:
+    return agents.GaussianActorCritic(3, 1, hidden=(16,))
+
+
+def recurrent_gaussian() -> nn.Module:
+    return agents.RecurrentGaussianActorCritic(3, 1, n_hidden=8)
+
+
+def action_values() -> nn.Module:
+    return agents.QNetwork(4, 2, hidden=(16,), duelling=True)
+
+
+A2C = a2c.A2CConfig(**PIECES)
+LAGGING = a2c.A2CConfig(**PIECES, overlap=True, vtrace=True, n_updates=2, n_minibatches=2)
+DQN = dqn.DQNConfig(**PIECES, learning_starts=60, n_updates=2, batch_size=16)
+EPISODES = reinforce.ReinforceConfig(**ALL, n_env_steps=200, n_timesteps=25, n_envs=6)
+KINDS: dict[str, tuple[Any, Any, Any, Any, Any]] = {
+    "a2c": (a2c, A2C, perceptron, agents.ActorCriticAgent, create_env),
+    "a2c with memory": (a2c, A2C, recurrent, agents.RecurrentAgent, create_env),
+    "a2c with lag": (a2c, LAGGING, gaussian, agents.GaussianAgent, create_pendulum),
+    "a2c with lag and memory": (a2c, LAGGING, recurrent_gaussian, agents.RecurrentGaussianAgent, create_pendulum),
+    "dqn": (dqn, DQN, action_values, agents.QAgent, create_env),
+    "dqn, prioritised": (dqn, dataclasses.replace(DQN, prioritised=True), action_values, agents.QAgent, create_env),
+    "reinforce": (reinforce, EPISODES, perceptron, agents.ActorCriticAgent, create_episodic_env),
+    "reinforce with memory": (reinforce, EPISODES, recurrent, agents.RecurrentAgent, create_episodic_env),
+}  # fmt: skip
+
+
+def checked(create_agent: Callable[..., RL_Agent]) -> Callable[..., RL_Agent]:
+    def create_checked(model: nn.Module, **arguments: Any) -> RL_Agent:
+        agent = create_agent(model, **arguments)
+        return RL_Agent_CheckDevice(agent, arguments["device"], host_syncs=forbid_host_sync)
+
+    return create_checked
+
+
+@pytest.fixture
+def guarded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Let no update of any learner wait for its device, but for the one crossing, ahead of it; counts the updates."""
+    counts: Counter[str] = Counter()
+    # Adam counts its steps in tensors on the CPU, wherever the weights are: reading those waits for no device.
+    monkeypatch.setattr(torch.optim.Adam, "step", allow_host_sync()(torch.optim.Adam.step))
+    for module in (a2c, dqn, reinforce):
+
+        def update(
+            self: Any, trajectories: Trajectories, progress: float, unguarded: Any = module.Learner.update
+        ) -> dict[str, Tensor]:
+            counts["updates"] += 1
+            trajectories = trajectories.to(self.device)
+            with forbid_host_sync():
+                terms: dict[str, Tensor] = unguarded(self, trajectories, progress)
+            return terms
+
+        monkeypatch.setattr(module.Learner, "update", update)
+    return counts
+
+
+def train(kind: str, **changes: Any) -> TrainingResult:
+    module, config, create_model, create_agent, make_env = KINDS[kind]
+    config = dataclasses.replace(config, **changes)
+    result: TrainingResult = module.train(config, create_model, checked(create_agent), make_env)
+    return result
+
+
+# Sums are associated alike on the simulated devices, which compute on the CPU, but Adam has one kernel there only: an
+# error of a Q-network grows from update to update.
+@pytest.mark.parametrize("kind", KINDS)
+def test_three_devices_reach_the_losses_of_the_cpu_and_loss_and_step_never_wait(
+    kind: str, guarded: Counter[str]
+) -> None:
+    elsewhere = train(kind, **DEVICES)
+    assert guarded["updates"] >= 2
+    on_cpu = train(kind)
+    assert len(on_cpu.losses["loss"]) >= 2
+    rel, absolute = (1e-3, 1e-4) if "dqn" in kind else (1e-5, 1e-5)
+    for name, numbers in on_cpu.losses.items():
+        assert elsewhere.losses[name] == pytest.approx(numbers, rel=rel, abs=absolute), name
+    for there, here in zip(elsewhere.evaluations, on_cpu.evaluations, strict=True):
+        assert there.returns == pytest.approx(here.returns, rel=1e-5)
+    assert {weight.device for weight in elsewhere.model.parameters()} == {torch.device("sim:0")}
+
+
+@pytest.mark.parametrize("prioritised", [False, True])
+def test_a_replay_buffer_on_a_fourth_device_changes_nothing(prioritised: bool) -> None:
+    here, there = (train("dqn", prioritised=prioritised, **DEVICES, replay_device=name) for name in (None, "cpu"))
+    for name, numbers in here.losses.items():
+        assert there.losses[name] == pytest.approx(numbers, rel=1e-5, abs=1e-5), name
+
+
+@pytest.mark.parametrize("log_interval", [1, 4])
+@pytest.mark.parametrize(
+    ("module", "config", "create_model", "create_agent"),
+    [(a2c, A2C, perceptron, agents.ActorCriticAgent), (dqn, DQN, action_values, agents.QAgent)],
+    ids=["a2c", "dqn"],
+)
+def test_the_loop_waits_for_the_devices_once_in_log_interval_updates(
+    module: Any, config: Any, create_model: Any, create_agent: Any, log_interval: int, guarded: Counter[str]
+) -> None:
+    config = dataclasses.replace(config, **DEVICES, log_interval=log_interval)
+    with count_host_syncs() as waits:
+        result = module.train(config, create_model, create_agent, create_simulator)
+    assert not [call for call in waits.calls if "training.py" in call and "int" in call]  # steps are counted by shape
+    looks = -(-len(result.losses["loss"]) // log_interval)  # the last one takes what is left
+    where = Counter(
+        pathlib.Path(call.partition(":")[0]).name for call in waits.calls if "tolist" in call or "int" in call
+    )
+    assert where["training.py"] == looks  # the losses
+    assert where["episode_returns.py"] == looks  # the returns of the episodes that ended since
