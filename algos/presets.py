@@ -66,8 +66,8 @@ PRESETS: dict[tuple[str, str], Preset] = {
             evaluation_interval=20_000, target_return=150.0, evaluation_episodes=50, evaluation_processes=0,
         )
     ),
-    # Where the next ball seems lost anyway all actions are worth the same: only much entropy, and advantages with little
-    # noise, keep them all alive.
+    # Where the next ball seems lost anyway all actions are worth the same: only much entropy, and advantages with
+    # little noise, keep them all alive.
     ("a2c", "Breakout-MinAtar"): Preset(
         A2CConfig(
             n_env_steps=4_000_000, n_envs=64, n_timesteps=16, reward_scale=1.0, learning_rate=0.002, trace_decay=0.8,
