@@ -18,7 +18,8 @@ _CANNOT = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
 class Lease:
     """Held on a file until it is closed, or its process ends, in whichever way: the kernel takes it back.
 
-    The file's content is left alone, and others may read it. Where there is no ``fcntl`` (Windows) every process gets
+    Worker processes, which are spawned, do not hold it; one that is forked does. The file's content is left alone, and
+    others may read it. Where there is no ``fcntl`` (Windows) every process gets
     the lease; where the file system cannot lock, too, with a warning.
 
     Args:
