@@ -23,6 +23,7 @@ import psutil
 HERE = Path(__file__).parent
 SHARED = Path("/dev/shm")
 PATIENCE = 30.0
+START_SECONDS = 300.0
 LIMIT = 10.0  # as faulty.py sets it
 FAULTS = {
     "kill": "SIGKILL to one worker",
@@ -135,9 +136,11 @@ def run(python: str, library: str, fault: str) -> Outcome:
     program = Program(python, library)
     family: list[psutil.Process] = [psutil.Process(program.process.pid)]
     try:
-        ready = program.event("ready", 120.0)
+        ready = program.event("ready", START_SECONDS)
         if ready is None:
-            last = program.printed.strip().splitlines() or ["it said nothing"]
+            if program.process.poll() is None:
+                return Outcome(f"did not start within {START_SECONDS:.0f} s", "did not start")
+            last = program.said().strip().splitlines() or ["it said nothing"]
             return Outcome(f"not installed, or failed to start: {last[-1][:120]}", "did not start")
         time.sleep(0.5)
         family, workers = program.family(), program.workers()

@@ -11,7 +11,7 @@ twenty times to rlstruct, and fails unless it keeps its promises every time:
 * the main process or the whole group killed: no worker alive after 1 s;
 * and never a name left in /dev/shm.
 
-Linux only.
+Both may be done in pieces, with ``--faults`` and ``--libraries``: results add up at one commit. Linux only.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import _report
-from _faults import ENDING, FAULTS, PATIENCE, Outcome, closing_seconds, promises_kept, run
+from _faults import ENDING, FAULTS, PATIENCE, closing_seconds, promises_kept, run
 
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parent / "docs" / "robustness.md"
@@ -39,12 +40,8 @@ COLUMNS = {
 
 
 def repeat(faults: list[str], n: int) -> bool:
-    """Do each fault to rlstruct n times, and say how often the promises were kept; return whether it was always.
-
-    After each fault the results are written, beside those of the other faults at this commit: it may be done in pieces.
-    """
-    path = _report.result_path("robustness_repetitions")
-    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    """Do each fault to rlstruct n times, and say how often the promises were kept; return whether it was always."""
+    name = "robustness_repetitions"
     for fault in faults:
         kept, seconds, closing, loads = 0, [], [], []
         for _ in range(n):
@@ -58,20 +55,36 @@ def repeat(faults: list[str], n: int) -> bool:
                 print(f"{FAULTS[fault]}: {outcome.cell}; load {loads[-1]:.1f}", flush=True)
                 if fault in ENDING:
                     print(f"the same without any worker: {run(sys.executable, 'no_workers', fault).cell}", flush=True)
-        rows = [row for row in rows if row["fault"] != fault]
-        rows.append({"fault": fault, "kept": kept, "of": n, "seconds": seconds, "closing": closing, "loads": loads})
-        _report.write("robustness_repetitions", rows)
+        keep(name, {"fault": fault, "kept": kept, "of": n, "seconds": seconds, "closing": closing, "loads": loads})
         told = f"; at most {max(seconds):.2f} s, closed in at most {max(closing):.2f} s" if any(seconds) else ""
         print(f"{FAULTS[fault]}: {kept} of {n}{told}; load up to {max(loads):.1f}", flush=True)
-    print(f"Written: {path}")
-    return all(row["kept"] == row["of"] for row in rows)
+    print(f"Written: {_report.result_path(name)}")
+    return all(row["kept"] == row["of"] for row in kept_rows(name))
 
 
-def document(outcomes: dict[tuple[str, str], Outcome], loads: list[float]) -> str:
+def keep(name: str, row: dict[str, Any]) -> None:
+    """Write a result beside those of the other faults and libraries at this commit: all may be done in pieces."""
+    others = [
+        other
+        for other in kept_rows(name)
+        if (other["fault"], other.get("library")) != (row["fault"], row.get("library"))
+    ]
+    _report.write(name, [*others, row])
+
+
+def kept_rows(name: str) -> list[dict[str, Any]]:
+    """What has been written at this commit."""
+    path = _report.result_path(name)
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
+    return rows
+
+
+def document(rows: list[dict[str, Any]]) -> str:
     """Write the page."""
     machine = _report.machine()
-    versions = {library: outcomes[library, "kill"].versions for library in COLUMNS}
-    named = [f"{package} {number}" for library in COLUMNS for package, number in versions[library].items()]
+    found = {(row["library"], row["fault"]): row for row in rows}
+    versions = {f"{package} {number}" for row in rows for package, number in row["versions"].items()}
+    loads = [row["load"] for row in rows]
     names = [name.split(" ") for name in COLUMNS.values()]
     lines = [
         "# What happens when something breaks",
@@ -80,7 +93,7 @@ def document(outcomes: dict[tuple[str, str], Outcome], loads: list[float]) -> st
         "1 ms. A time limit of 10 s is set wherever a library has one; whoever says nothing is watched for "
         f"{PATIENCE:.0f} s.",
         "",
-        f"{datetime.date.today().isoformat()}, Linux, Python {machine['python']}, {', '.join(sorted(set(named)))}, "
+        f"{datetime.date.today().isoformat()}, Linux, Python {machine['python']}, {', '.join(sorted(versions))}, "
         f"rlstruct at commit {machine['commit']}, {machine['cores']} cores, load {min(loads):.0f} to {max(loads):.0f} "
         "(this benchmark included). One run; run it yourself:",
         "",
@@ -95,11 +108,11 @@ def document(outcomes: dict[tuple[str, str], Outcome], loads: list[float]) -> st
         "|---|" + "---|" * len(names),
     ]
     for fault, title in FAULTS.items():
-        lines.append(f"| {title} | " + " | ".join(outcomes[library, fault].short for library in COLUMNS) + " |")
+        lines.append(f"| {title} | " + " | ".join(found[library, fault]["short"] for library in COLUMNS) + " |")
     lines.append("")
     for fault, title in FAULTS.items():
         lines += [f"## {title}", "", "| library | what happened |", "|---|---|"]
-        lines += [f"| {name} | {outcomes[library, fault].cell} |" for library, name in COLUMNS.items()]
+        lines += [f"| {name} | {found[library, fault]['cell']} |" for library, name in COLUMNS.items()]
         lines.append("")
     lines += [
         "`make soak` does such things to rlstruct at random moments for ten minutes, and compares every row with a",
@@ -112,25 +125,28 @@ def document(outcomes: dict[tuple[str, str], Outcome], loads: list[float]) -> st
 
 
 def compare(peers: str, libraries: list[str], faults: list[str]) -> None:
-    """Do the faults to the libraries; with all of both, write the page."""
-    outcomes, rows, loads = {}, [], [os.getloadavg()[0]]
+    """Do the faults to the libraries; write the page as soon as all of both have been done at this commit."""
     for fault in faults:
         for library in libraries:
             outcome = run(sys.executable if library == "rlstruct" else peers, library, fault)
-            outcomes[library, fault] = outcome
-            loads.append(os.getloadavg()[0])
-            rows.append({"library": library, "fault": fault, "versions": outcome.versions, **outcome.facts})
             print(f"{FAULTS[fault]} | {COLUMNS[library]} | {outcome.cell}", flush=True)
-    if len(outcomes) == len(COLUMNS) * len(FAULTS):
-        DOCUMENT.write_text(document(outcomes, loads))
-        print(f"Written: {DOCUMENT}, {_report.write('robustness', rows)}")
+            row = {"library": library, "fault": fault, **vars(outcome), "load": os.getloadavg()[0]}
+            keep("robustness", row)
+    rows = kept_rows("robustness")
+    if len(rows) == len(COLUMNS) * len(FAULTS):
+        DOCUMENT.write_text(document(rows))
+        print(f"Written: {DOCUMENT}, {_report.result_path('robustness')}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", default=str(HERE.parent / ".venv-peers/bin/python"), help="the peers' interpreter")
-    parser.add_argument("--libraries", nargs="+", choices=[*COLUMNS], default=[*COLUMNS], help="some of them: no page")
-    parser.add_argument("--faults", nargs="+", choices=[*FAULTS], default=[*FAULTS], help="some of them: no page")
+    parser.add_argument(
+        "--libraries", nargs="+", choices=[*COLUMNS], default=[*COLUMNS], help="some of them, the rest later"
+    )
+    parser.add_argument(
+        "--faults", nargs="+", choices=[*FAULTS], default=[*FAULTS], help="some of them, the rest later"
+    )
     parser.add_argument("--repetitions", type=int, default=0, help="of each fault, to rlstruct alone: no page")
     options = parser.parse_args()
     start = time.monotonic()
