@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -154,18 +154,30 @@ def _stream(parts: Sequence[Part], T: int, device: torch.device, padded: _Padded
     for key in parts[0].slab.reached:
         reached = _join(parts, [part.slab.reached[key][:T] for part in parts], device)
         steps[f"_observation/{key}"] = reached
-    first = 0
+    return steps | _with_finals(parts, steps)
+
+
+def _with_finals(parts: Sequence[Part], steps: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return ``_observation/`` of the keys that restarts change, final observations in their places, [B, T, ...]."""
+    first, n_envs = 0, sum(part.slab.running.shape[1] for part in parts)
+    ended, places = [], []
     for part in parts:
         n, at = part.collected.n_final, part.slab.final_at
         if n and at is not None:
-            t, b = at[:n].to(device).unbind(1)
-            for key, packed in part.slab.final.items():
-                name = f"_observation/{key}"
-                if steps[name]._base is steps[f"observation/{key}"]._base:
-                    steps[name] = steps[name].clone()
-                as_signed(steps[name])[b + first, t] = as_signed(packed[:n].to(device))
+            t, b = at[:n].unbind(1)
+            ended.append(part)
+            places.append(t * n_envs + (b + first))
         first += part.slab.running.shape[1]
-    return steps
+    changed: dict[str, Tensor] = {}
+    if not ended:
+        return changed
+    where = torch.cat(places)
+    for key in ended[0].slab.final:
+        final = torch.cat([part.slab.final[key][: part.collected.n_final] for part in ended])
+        following = steps[f"_observation/{key}"].transpose(0, 1).clone(memory_format=torch.contiguous_format)
+        as_signed(following).flatten(0, 1).index_copy_(0, where, as_signed(final))  # [T * B, ...]
+        changed[f"_observation/{key}"] = following.transpose(0, 1)
+    return changed
 
 
 def _running(parts: Sequence[Part], T: int, device: torch.device) -> Tensor:
@@ -201,6 +213,8 @@ def _cat(parts: list[Tensor], device: torch.device) -> Tensor:
 
     So whole rows are copied, which is several times faster than to turn them, and every batch has the same strides.
     """
+    if all(part.device == device for part in parts):
+        return torch.cat(parts, dim=1).transpose(0, 1)
     T, B = parts[0].shape[0], sum(part.shape[1] for part in parts)
     joined = torch.empty((T, B, *parts[0].shape[2:]), dtype=parts[0].dtype, device=device)
     first = 0

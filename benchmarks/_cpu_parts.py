@@ -64,24 +64,20 @@ def slow(options: argparse.Namespace) -> list[dict[str, Any]]:
     for each in (1, 4):
         task = {"n_envs": 8 * each, "n_processes": 8, "n_timesteps": T, "environment": "slow"}
         name = f"rlstruct, 8 workers x {each} environments"
-        reports = [
+        eager = [
             Entry(f"{name}, get()", "rlstruct_batcher.py", task),
             Entry(f"{name}, get(n_workers=1)", "rlstruct_batcher.py", task, ("any",)),
-            Entry(f"{name}, get(), compiled agent", "rlstruct_batcher.py", task, ("compiled",)),
-            Entry(f"{name}, get(n_workers=1), compiled agent", "rlstruct_batcher.py", task, ("any", "compiled")),
+        ]
+        compiled = [
+            Entry(f"{entry.name}, compiled agent", entry.script, task, (*entry.arguments, "compiled"))
+            for entry in eager
         ]
         if each == 1:
-            reports.append(
-                Entry(
-                    "gymnasium AsyncVectorEnv, 8 environments",
-                    "gymnasium_vector.py",
-                    task,
-                    ("async",),
-                    python=options.peers,
-                    requires="gymnasium",
-                )
-            )
-        for result in compete(reports, options.rounds, options.seconds):
+            vector = ("gymnasium AsyncVectorEnv, 8 environments", "gymnasium_vector.py", task, ("async",))
+            eager.append(Entry(*vector, python=options.peers, requires="gymnasium"))
+        # One group after the other: 40 processes at once are too many for 16 GB.
+        results = [result for group in (eager, compiled) for result in compete(group, options.rounds, options.seconds)]
+        for result in results:
             if result.rate is None:
                 print(f"| {result.name} | {result.why} | | |")
                 continue
