@@ -59,7 +59,7 @@ def train(*options: str) -> pathlib.Path:
         ("a2c", ["--env", "Seaquest-MinAtar"], "convolutional policy"),
         ("dqn", ["--env", "Seaquest-MinAtar"], "convolutional network of action values, duelling"),
         # Who says how wide a perceptron shall be gets one, also for images: as the tuned settings of Breakout do.
-        ("a2c", ["--env", "Breakout-MinAtar"], "policy, perceptron"),
+        ("a2c", ["--env", "Breakout-MinAtar", "--n-minibatches", "1"], "policy, perceptron"),
         ("dqn", ["--env", "Breakout-MinAtar", "--network", "hidden=[16]"], "perceptron of action values, duelling"),
         ("dqn", ["--env", "FrozenLake-v1", "--env-options", "is_slippery=false"], "perceptron of action values"),
     ],
