@@ -169,7 +169,7 @@ TASKS: dict[str, Task] = {
     ),
     "a2c_breakout": _A2C(
         _tuned("a2c", "Breakout-MinAtar"), _network("a2c", "Breakout-MinAtar", ActorCritic, 400, 3), ActorCriticAgent,
-        partial(simulator, "Breakout-MinAtar"), 10.0, "A2C on MinAtar's Breakout", n_seeds=2,
+        partial(simulator, "Breakout-MinAtar"), 10.0, "A2C on MinAtar's Breakout",
     ),
     "dqn_breakout": _DQN(
         _tuned("dqn", "Breakout-MinAtar"),
