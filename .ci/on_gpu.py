@@ -271,7 +271,9 @@ def main() -> int:
         if "benchmark" in options.parts:
             found["benchmark"] = session.benchmark()
         (options.out / "summary.json").write_text(json.dumps(found, indent=1) + "\n")
-        print(json.dumps({key: value for key, value in found.items() if key != "machine"}, indent=1))
+        print(f"tests: {found.get('tests', 'not asked for')}")
+        for row in found.get("benchmark", {}).get("ratios", []):
+            print(f"{row['ratio']}: {row['value']}, target {row['target']}, met: {row.get('met')}")
     good = set(found.get("tests", {})) <= {"passed", "skipped"}
     return 0 if good and found.get("benchmark", {"exit_code": 0})["exit_code"] == 0 else 1
 

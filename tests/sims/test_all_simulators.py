@@ -8,6 +8,9 @@ import gymnasium
 import pytest
 import torch
 
+from rlstruct import resolve_device
+from rlstruct.agents import RandomAgent
+from rlstruct.batchers import RL_Batcher
 from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.functional.random import randint, step_keys, uniform
 from rlstruct.sims import TensorEnv, make, names
@@ -126,6 +129,25 @@ def test_a_gpu_does_what_the_cpu_does(name: str) -> None:
         for action in one_by_one:
             there.step(action)
         there.rollout(on_gpu)
+
+
+def create_random_agent(space: gymnasium.Space, device: str) -> RandomAgent:
+    return RandomAgent(space, device=device)
+
+
+@pytest.mark.parametrize("device", ["sim:1", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_of_every_simulator_is_one_graph(name: str, device: str) -> None:
+    agent_args = {"space": make(name, 1).action_space, "device": device}
+    env_args = {"name": name, "n_envs": 2, "device": device, "time_limit": 5}
+    with RL_Batcher(
+        3, create_random_agent, make, agent_args=agent_args, env_args=env_args, seed=0, device=resolve_device(device)
+    ) as batcher:
+        batcher.reset()
+        for _ in range(3):
+            batcher.execute()  # a batch that cannot be recorded warns, and warnings are errors in the tests
+            batcher.get()
+        assert batcher._backend._replayer._replay is not None
 
 
 @pytest.mark.parametrize("name", NAMES)
