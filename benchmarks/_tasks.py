@@ -174,6 +174,6 @@ TASKS: dict[str, Task] = {
     "dqn_breakout": _DQN(
         _tuned("dqn", "Breakout-MinAtar"),
         _network("dqn", "Breakout-MinAtar", partial(QNetwork, duelling=True), 400, 3), QAgent,
-        partial(simulator, "Breakout-MinAtar"), 10.0, "DQN on MinAtar's Breakout", n_seeds=2,
+        partial(simulator, "Breakout-MinAtar"), 10.0, "DQN on MinAtar's Breakout",
     ),
 }  # fmt: skip
