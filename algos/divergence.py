@@ -90,7 +90,8 @@ def refuse_non_finite(
         }
         state |= {"env_steps": env_steps, "policy_version": policy_version}
         path = run.save_evidence(EVIDENCE, state)
-        what = f"the weights and its {len(batches)} batches, one for each gradient step," if batches else "the weights"
+        of_it = "its batch" if len(batches) == 1 else f"its {len(batches)} batches, one for each gradient step,"
+        what = f"the weights and {of_it}" if batches else "the weights"
         kept = f"{path} has {what} to look at."
         if not batches:
             kept += " Its batch had to make room before the look at the losses: resume with log_interval=1 to keep it."

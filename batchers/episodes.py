@@ -12,7 +12,12 @@ from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 
 
 def collect_episodes(
-    batcher: RL_Batcher, n: int, *, agent_info: DictTensor | None = None, env_info: DictTensor | None = None
+    batcher: RL_Batcher,
+    n: int,
+    *,
+    agent_info: DictTensor | None = None,
+    env_info: DictTensor | None = None,
+    step_limit: int | None = 100_000,
 ) -> Trajectories:
     """Reset the batcher and play exactly ``n`` whole episodes, short and long ones in their true proportion.
 
@@ -25,6 +30,7 @@ def collect_episodes(
         n: the number of episodes.
         agent_info: see `RL_Batcher.reset`.
         env_info: likewise.
+        step_limit: an episode that goes on after so many steps is an error; None waits for its end, whenever that is.
 
     Returns:
         One row per episode, by environment and then in order; shortened to the longest. ``info`` is that of the batch
@@ -33,6 +39,7 @@ def collect_episodes(
 
     Raises:
         ValueError: n is less than 1.
+        RuntimeError: an episode goes on after ``step_limit`` steps.
         BatcherStateError: a batch is being collected, or the batcher is closed.
     """
     if n < 1:
@@ -60,11 +67,24 @@ def collect_episodes(
                 episode = n // B + (b < n % B) - missing[b]
                 found.append((b, episode, first[b], _join(begun[b])))
                 begun[b], missing[b] = [], missing[b] - 1
+        _refuse_endless(begun, step_limit)
     found.sort(key=lambda one: one[:2])
     device = batcher.device
     numbers = torch.tensor([episode for _, episode, _, _ in found], dtype=torch.int64, device=device)
     info = DictTensor.cat([info for _, _, info, _ in found]) + DictTensor({"episode": numbers})
     return Trajectories(info, TemporalDictTensor.cat([steps for _, _, _, steps in found]))
+
+
+def _refuse_endless(begun: dict[int, list[TemporalDictTensor]], step_limit: int | None) -> None:
+    taken = {b: sum(piece.n_steps() for piece in pieces) for b, pieces in begun.items()}
+    endless = [b for b, steps in taken.items() if step_limit is not None and steps >= step_limit]
+    if endless:
+        more = f" and {len(endless) - 5} more" if endless[5:] else ""
+        raise RuntimeError(
+            f"collect_episodes: environments {endless[:5]}{more} had not ended their episode after "
+            f"{max(taken.values())} steps, expected an end within step_limit = {step_limit}. Give the environment "
+            "a time limit, such as gymnasium.make(..., max_episode_steps=...), or raise step_limit."
+        )
 
 
 def _pieces(batch: Trajectories) -> Iterator[tuple[int, DictTensor, TemporalDictTensor, bool]]:

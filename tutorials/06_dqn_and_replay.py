@@ -65,7 +65,11 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     buffer, losses = by_hand(20)
     report = buffer.memory_report()
-    print(f"{report.n_transitions} steps in the buffer, {report.observation_bytes} bytes of observations")
+    # An observation is kept once, though it is what one step led to and what the next one starts from.
+    print(
+        f"{report.n_transitions} steps in the buffer; it has {report.observation_bytes} bytes for 10,000 observations"
+    )
+    # Not a sign of how well it goes: the values grow with the returns, and their errors with them.
     print("loss:", [round(loss, 3) for loss in losses[::4]])
     assert report.n_transitions == 20 * 16 * 8
 

@@ -1,4 +1,4 @@
-"""What a user did wrong, in one line, with the mend. Part of rlstruct.cli."""
+"""What is said to the user: results, and what was wrong, in one line, with the mend. Part of rlstruct.cli."""
 
 from __future__ import annotations
 
@@ -65,6 +65,15 @@ def check_device(option: str, device: str) -> None:
         resolve_device(device)
     except ValueError as error:
         raise UserError(f"{option} {device}: {str(error).partition(': ')[2]}") from None
+
+
+def number(value: float) -> str:
+    """Write a return: one digit behind the point, three where the whole is small.
+
+    >>> number(475.31), number(-0.0527)
+    ('475.3', '-0.053')
+    """
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3f}"
 
 
 def say(text: str = "") -> None:

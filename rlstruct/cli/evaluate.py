@@ -14,7 +14,7 @@ import torch
 from rlstruct.algos.evaluation import Evaluator
 from rlstruct.algos.placement import PlacedEnv
 from rlstruct.batchers import RL_Batcher
-from rlstruct.cli.complaint import UserError, check_device, require, say
+from rlstruct.cli.complaint import UserError, check_device, number, require, say
 from rlstruct.cli.environments import Factory
 from rlstruct.cli.film import check_path, film, seconds_of, write
 from rlstruct.cli.parsing import named, parse, positional
@@ -123,8 +123,9 @@ def _summary(returns: list[float], lengths: list[int], actions: str) -> str:
     mean = sum(returns) / n
     deviation = (sum((value - mean) ** 2 for value in returns) / n) ** 0.5
     return (
-        f"{n} episodes, {actions} actions: return {mean:.1f} ± {deviation:.1f} (standard deviation), median "
-        f"{median(returns):.1f}, from {min(returns):.1f} to {max(returns):.1f}; {sum(lengths) / n:.0f} steps each"
+        f"{n} episodes, {actions} actions: return {number(mean)} ± {number(deviation)} (standard deviation), "
+        f"median {number(median(returns))}, from {number(min(returns))} to {number(max(returns))}; "
+        f"{sum(lengths) / n:.0f} steps each"
     )
 
 

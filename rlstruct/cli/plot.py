@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from rlstruct.algos.learning_curve import Curve, draw_curves, latest_at_each_step
 from rlstruct.algos.run_folder import read_lines
-from rlstruct.cli.complaint import UserError, nearest, require, say
+from rlstruct.cli.complaint import UserError, nearest, number, require, say
 from rlstruct.cli.parsing import named, parse, positional
 from rlstruct.cli.record import RunRecord, load
 
@@ -64,10 +64,10 @@ def run(arguments: Sequence[str]) -> None:
     draw_curves(groups, options.out, title=options.title or ", ".join(environments), metric=metric)
     for label, curves in groups.items():
         last = [curve.values[-1] for curve in curves]
-        end = f"ends at {sum(last) / len(last):.1f}"
+        end = f"ends at {number(sum(last) / len(last))}"
         say(
             f"{label}: {_runs(len(curves))}, {end}"
-            + (f" (from {min(last):.1f} to {max(last):.1f})" if last[1:] else "")
+            + (f" (from {number(min(last))} to {number(max(last))})" if last[1:] else "")
         )
     say(f"{options.out}")
 

@@ -15,7 +15,7 @@ from rlstruct.algos.presets import PRESETS
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import TrainingResult
 from rlstruct.cli.agents import AgentChoice, choose
-from rlstruct.cli.complaint import UserError, check_device, nearest, require, say
+from rlstruct.cli.complaint import UserError, check_device, nearest, number, require, say
 from rlstruct.cli.environments import ATARI_STACK, Factory, GymFactory, find, spaces_of
 from rlstruct.cli.parsing import parse
 from rlstruct.cli.record import ALGORITHMS, RunRecord, config_class, load, module_of, versions
@@ -102,17 +102,22 @@ def run(arguments: Sequence[str]) -> None:
     template = load(stored) if stored else None
     algorithm = _algorithm(words, template)
     options = _parse(algorithm, words, template)
-    if template is None:
-        say(_about_preset(algorithm, options.environment.env, options.preset))
-    elif options.preset is not None:
+    if template is not None and options.preset is not None:
         raise UserError("--preset begins with other settings than the run's: leave it out.")
     if resumed and template and options.environment != template.task:
         raise UserError(f"--resume goes on in {template.task.env} as it was. To change it begin anew, see --config.")
-    train(algorithm, options.environment, options.training, options.output, resumed=resumed)
+    note = "" if template else _about_preset(algorithm, options.environment.env, options.preset)
+    train(algorithm, options.environment, options.training, options.output, resumed=resumed, note=note)
 
 
 def train(
-    algorithm: str, task: Task, config: TrainingConfig, output: Output, *, resumed: Path | None = None
+    algorithm: str,
+    task: Task,
+    config: TrainingConfig,
+    output: Output,
+    *,
+    resumed: Path | None = None,
+    note: str = "",
 ) -> TrainingResult:
     """Train, and say what came of it.
 
@@ -122,6 +127,7 @@ def train(
         config: the settings.
         output: where results go.
         resumed: folder of a run to go on with; None begins a new one.
+        note: what else to say when it begins.
 
     Returns:
         As the algorithm's ``train``.
@@ -141,6 +147,8 @@ def train(
     record = RunRecord(algorithm=algorithm, task=task, agent=choice.kind, config=config, versions=versions())
     folder = _begun(record, output) if resumed is None else _resumed(resumed, record, output)
     say(f"{algorithm} on {task.env}: {choice.kind}, learner on {config.learner_device}")
+    if note:
+        say(note)
     say(f"run folder: {folder.path}" + ("" if folder.checkpoint is None else ", from its checkpoint"))
     try:
         with folder:
@@ -253,7 +261,7 @@ def _preset(algorithm: str, words: list[str]) -> Training[Any] | None:
 def _about_preset(algorithm: str, env: str, chosen: str | None) -> str:
     name = chosen or env
     if (algorithm, name) in PRESETS:
-        return f"settings: tuned for {name}, where you say nothing else (--preset none for the defaults)"
+        return f"settings: tuned for {name}, but for those that you give (--preset none for the defaults)"
     known = ", ".join(name for kind, name in PRESETS if kind == algorithm)
     return f"settings: the defaults, made for CartPole-v1 (--preset takes those for {known})"
 
@@ -261,7 +269,7 @@ def _about_preset(algorithm: str, env: str, chosen: str | None) -> str:
 def _tell(result: TrainingResult, folder: RunFolder) -> None:
     for when, evaluation in (("before", result.before), ("after", result.after)):
         say(
-            f"{when:>6} training: return {evaluation.mean_return:.1f} ± {evaluation.std_return:.1f} "
+            f"{when:>6} training: return {number(evaluation.mean_return)} ± {number(evaluation.std_return)} "
             f"over {len(evaluation.returns)} episodes"
         )
     say(f"{result.env_steps:,} environment steps in {result.seconds:.1f} s")

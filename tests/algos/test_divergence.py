@@ -73,7 +73,7 @@ def test_a_loss_that_is_no_number_stops_and_leaves_batch_and_weights(tmp_path: P
         train("a2c", run, BadReward(34), final_learning_rate_fraction=1.0)
     assert (e.value.policy_version, e.value.env_steps) == (4, 160)
     assert "loss" in e.value.terms
-    assert str(run.path / "diverged.pt") in str(e.value)
+    assert f"{run.path / 'diverged.pt'} has the weights and its batch to look at" in str(e.value)
     evidence = torch.load(run.path / "diverged.pt", weights_only=True)
     (batch,) = evidence["batches"]
     reward = batch["trajectories"]["_observation/reward"]

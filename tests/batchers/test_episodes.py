@@ -48,6 +48,15 @@ def test_exactly_n_episodes_each_as_long_as_it_is(n: int, B: int, T: int, length
     assert steps.n_steps() == int(found.lengths.max())
 
 
+@pytest.mark.parametrize("auto_reset", [False, True])
+def test_an_episode_that_never_ends_is_refused_at_the_limit(auto_reset: bool) -> None:
+    env_args = {"n_envs": 2, "auto_reset": auto_reset, "lengths": [3, 10**6]}  # environments 0 and 1 of seed 0
+    with RL_Batcher(4, RngAgent, create_counting_env, env_args=env_args, seed=0) as batcher:
+        with pytest.raises(RuntimeError, match=r"environments \[1\] had not ended .* 12 steps.* step_limit = 11"):
+            collect_episodes(batcher, 2, step_limit=11)
+        assert collect_episodes(batcher, 1, step_limit=3).lengths.tolist() == [3]  # the other one need not end
+
+
 class CoinEnv(gymnasium.Env[Any, Any]):
     """Tosses a coin whether an episode takes 1 step or 100; each is rewarded with 1."""
 
