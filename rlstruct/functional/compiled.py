@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from rlstruct.functional._results import Results, pieces_of
+
 Tensors = dict[str, Tensor]
 Pure = Callable[..., tuple[Tensors, ...]]
 
@@ -37,13 +39,18 @@ class Compiled:
     Args:
         fn: the function; no Python control flow on values, every later call with the same keys, shapes and dtypes.
 
+        reuse: whether on the CPU all results of a call share one block of memory that is used again when nobody holds
+            any of them, see `rlstruct.functional._results`: faster, but who keeps one result keeps all.
+
     Attributes:
         held: tensors that the function reads beside its arguments, such as weights. Every call reads their values
             anew; who puts others in their place, of the same layout, has those read.
     """
 
-    def __init__(self, fn: Pure) -> None:
+    def __init__(self, fn: Pure, *, reuse: bool = False) -> None:
         """Remember ``fn``; nothing is compiled yet."""
+        self._reuse = reuse
+        self._results: Results | None = None  # where the code writes; None if it allocates itself
         self.held: list[Tensor] = []
         self._fn = fn
         self._run: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
@@ -66,7 +73,11 @@ class Compiled:
                 empty = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
                 tensor = empty.copy_(tensor)
             inputs.append(tensor)
-        outputs = list(self._run(inputs + self.held))  # type: ignore[misc]  # _compile sets it
+        if self._results is not None:
+            pieces, outputs = self._results.next()
+            self._run([*inputs, *self.held, *pieces])  # type: ignore[misc]  # _compile sets it
+        else:
+            outputs = list(self._run(inputs + self.held))  # type: ignore[misc]
         for i in self._masks:
             outputs[i] = outputs[i].view(torch.bool)
         return [{key: outputs[i] for key, i in result.items()} for result in self._out]
@@ -88,6 +99,8 @@ class Compiled:
 
         aten = torch.ops.aten
         names = [(i, key) for i, tensors in enumerate(dicts) for key in tensors]
+        on_cpu = not names or dicts[names[0][0]][names[0][1]].device.type == "cpu"
+        reuse = self._reuse and on_cpu
 
         def flat(*inputs: Tensor) -> list[Tensor]:
             given: list[Tensors] = [{} for _ in dicts]
@@ -97,8 +110,7 @@ class Compiled:
             outputs = {id(tensor): tensor for result in results for tensor in result.values()}
             place = {identity: i for i, identity in enumerate(outputs)}
             self._out = [{key: place[id(tensor)] for key, tensor in result.items()} for result in results]
-            on_cpu = not inputs or inputs[0].device.type == "cpu"
-            self._masks = [i for i, v in enumerate(outputs.values()) if on_cpu and v.dtype is torch.bool]
+            self._masks = [i for i, v in enumerate(outputs.values()) if on_cpu and not reuse and v.dtype is torch.bool]
             return [as_bytes(v) if i in self._masks else v for i, v in enumerate(outputs.values())]
 
         # Copies: a tensor that is there twice, such as two zeros of a first state, would be traced as one input.
@@ -117,13 +129,17 @@ class Compiled:
             pure = torch.func.functionalize(traced, remove="mutations")
             graph = make_fx(pure, decomposition_table=table)(*inputs)
             _take_apart(graph.graph)
+            outputs, pieces = traced(*inputs), list[Tensor]()
             answer = graph.graph.find_nodes(op="output")[0]
-            answer.meta["user_visible_output_idxs"] = range(len(answer.args[0]))  # these keep their strides:
-            answer.meta["original_output_strides"] = [tensor.stride() for tensor in traced(*inputs)]
+            answer.meta["user_visible_output_idxs"] = range(len(outputs))  # these keep their strides:
+            answer.meta["original_output_strides"] = [tensor.stride() for tensor in outputs]
             used = _drop_unused(graph.graph)
             held = _lift_held(graph)
+            if reuse:
+                self._results = Results(outputs, pieces_of(graph.graph, outputs))
+                pieces = self._results.next()[0]
             graph.recompile()
-            run = compile_fx_inner(graph, [*(inputs[i] for i in used), *held])
+            run = compile_fx_inner(graph, [*(inputs[i] for i in used), *held, *pieces])
         self._inputs = [(*names[i], inputs[i].stride()) for i in used]
         self.held, self._run = held, getattr(run, "current_callable", run)  # the code itself, without what traces it
 

@@ -44,7 +44,10 @@ def _bits(key: Tensor, shape: tuple[int, ...], stream: int) -> Tensor:
         return key if stream == 0 else _mix(key + _wrap(stream * _GAMMA))
     first = stream + 1  # an array never holds number 0, which may have been drawn beside it
     lanes = _multiples(_GAMMA, first, math.prod(shape), key.device)
-    return _mix(key.unsqueeze(-1) + lanes).view(*key.shape, *shape)
+    if key.dim() != 1:
+        return _mix(key.unsqueeze(-1) + lanes).view(*key.shape, *shape)
+    # In memory one draw of all keys stands after the other, as simulators read them: field by field.
+    return _mix(lanes.unsqueeze(1) + key).view(*shape, -1).movedim(-1, 0)
 
 
 def _multiples(factor: int, first: int, n: int, device: torch.device) -> Tensor:

@@ -24,10 +24,8 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.functional.random import child_key, randint
-from rlstruct.sims._spaces import Space, random_action
+from rlstruct.sims._spaces import Space, layout, random_action
 from rlstruct.sims._state import Tensors, fields_of, make_state, stack_steps, where_done
-
-MASKS = {"terminated", "truncated", "done", "ran", "running"}
 
 
 class Simulator(Protocol):
@@ -62,6 +60,8 @@ class Motion:
         self._action_space = action_space
         self._plain_action = not isinstance(action_space, spaces.Dict | spaces.Tuple)
         self._no_key = no_key
+        dtypes = {torch.float32, *(dtype for _, dtype in layout(action_space, "action").values())}
+        self._zero = {dtype: torch.zeros((), dtype=dtype, device=no_key.device) for dtype in dtypes}
         self._where = f"{type(simulator).__name__}.transition"
         self._kind: type[Any] = type(None)  # the class of states and their fields, known from the first state on
         self._names: list[str] = []
@@ -123,7 +123,7 @@ class Motion:
     def step(self, carry: Tensors, action: Tensors) -> tuple[Tensors, Tensors, Tensors]:
         """Do `advance` and `complete`."""
         changed, reached, current = self.advance(carry, action)
-        return changed, *complete(reached, current, action)
+        return changed, *self.complete(reached, current, action)
 
     def advance_episodic(self, carry: Tensors, action: Tensors) -> tuple[Tensors, Tensors, Tensors]:
         """Take one step where ended environments idle; see `advance`. There is no `current`: it is `reached`."""
@@ -172,12 +172,11 @@ class Motion:
             n_steps: K.
             auto_reset: whether ended environments restart.
             between_draws: draw start states once in so many steps.
-            for_compiler: do all in one loop: `wiped` within the steps, and `MASKS` as uint8, see
-                `rlstruct.functional.compiled.as_bytes`.
+            for_compiler: do all in one loop: what `complete` computes within the steps.
 
         Returns:
-            As `advance`, each tensor of the last two with a time axis, [K, B, ...]; then the masks ``ran`` and
-            ``running``, [K, B] (episodic only); then the actions that were drawn, [K, B, ...].
+            As `advance`, each tensor of the last two with a time axis, [B, K, ...]; then the masks ``ran`` and
+            ``running``, [B, K] (episodic only); then the actions that were drawn, [B, K, ...] (not for a compiler).
         """
         changed: Tensors = {}
         reached, current, masks, drawn = [], [], [], []
@@ -189,13 +188,14 @@ class Motion:
             action = {key: value[k] for key, value in actions.items()} or self.explore(now)
             step, seen, after = move(now, action)
             if for_compiler and auto_reset:
-                after |= wiped(seen["done"], seen["reward"], action)
+                after |= self.wiped(seen["done"], seen["reward"], action)
+                seen |= {f"last_{key}": value for key, value in action.items()}
             changed |= step
             reached.append(seen)
             current.append(after)
             masks.append({} if auto_reset else {"ran": now["running"], "running": step["running"]})
-            drawn.append({} if actions else action)
-        return changed, *(_stack(steps, for_compiler) for steps in (reached, current, masks, drawn))
+            drawn.append({} if actions or for_compiler else action)
+        return changed, *(_stack(steps) for steps in (reached, current, masks, drawn))
 
     def frames(self, state: Any, carried: Tensors | None = None) -> Tensors:  # noqa: ANN401 - the user's own class
         """Show states as ``frame`` or ``frame/<key>``.
@@ -214,6 +214,32 @@ class Motion:
     def state(self, fields: Tensors) -> Any:  # noqa: ANN401 - the user's own class
         """Build a state of the user's class."""
         return make_state(self._kind, fields)
+
+    def complete(self, reached: Tensors, current: Tensors, action: Tensors) -> tuple[Tensors, Tensors]:
+        """Add what follows from the action and from who is done to what `advance` or `many` returned.
+
+        Args:
+            reached: [B, ...] or [B, K, ...]
+            current: the same
+            action: the same
+
+        Returns:
+            Both, complete but for the masks that are False everywhere.
+        """
+        done = reached["done"]
+        if "reward" not in current:
+            current |= self.wiped(done, reached["reward"], action)
+            reached |= {f"last_{key}": value.clone() for key, value in action.items()}
+        current["initial_state"] = done
+        return reached, current
+
+    def wiped(self, done: Tensor, reward: Tensor, action: Tensors) -> Tensors:
+        """Take ``reward`` and ``last_…`` of `current`: nothing was received or done in an episode that begins."""
+        wiped = {"reward": torch.where(done, self._zero[reward.dtype], reward)}
+        for key, value in action.items():
+            rows = done if value.dim() == done.dim() else done.view(*done.shape, *[1] * (value.dim() - done.dim()))
+            wiped[f"last_{key}"] = torch.where(rows, self._zero[value.dtype], value)
+        return wiped
 
     def _fields(self, state: object) -> Tensors:
         return fields_of(self._where, state)
@@ -241,38 +267,5 @@ def part(tensors: Tensors, prefix: str) -> Tensors:
     return {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
 
 
-def complete(reached: Tensors, current: Tensors, action: Tensors) -> tuple[Tensors, Tensors]:
-    """Add what follows from the action and from who is done to what `Motion.advance` or `Motion.many` returned.
-
-    Args:
-        reached: [B, ...] or [K, B, ...]
-        current: the same
-        action: the same
-
-    Returns:
-        Both, complete but for the masks that are False everywhere.
-    """
-    done = reached["done"]
-    if "reward" not in current:
-        current = {**current, **wiped(done, reached["reward"], action)}
-    last = {f"last_{key}": value.clone() for key, value in action.items()}
-    return {**reached, **last}, {**current, "initial_state": done}
-
-
-def wiped(done: Tensor, reward: Tensor, action: Tensors) -> Tensors:
-    """Take ``reward`` and ``last_…`` of `current`: nothing was received or done in an episode that begins."""
-    wiped = {"reward": torch.where(done, 0, reward)}
-    for key, value in action.items():
-        rows = done if value.dim() == done.dim() else done.view(*done.shape, *[1] * (value.dim() - done.dim()))
-        wiped[f"last_{key}"] = torch.where(rows, 0, value)
-    return wiped
-
-
-def _stack(steps: list[Tensors], byte_masks: bool) -> Tensors:
-    def stacked(key: str) -> Tensor:
-        values = [step[key] for step in steps]
-        if byte_masks and key in MASKS:  # as `as_bytes`; floats are stacked within the loop that computes them
-            return stack_steps([value.to(torch.float32) for value in values]).to(torch.uint8)
-        return stack_steps(values)
-
-    return {key: stacked(key) for key in steps[0]}
+def _stack(steps: list[Tensors]) -> Tensors:
+    return {key: stack_steps([step[key] for step in steps]).transpose(0, 1) for key in steps[0]}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.functional.compiled import Compiled
-from rlstruct.sims._motion import MASKS, Motion, complete
+from rlstruct.sims._motion import Motion
 from rlstruct.sims._state import Tensors
 
 
@@ -43,7 +43,7 @@ class Stepper(Protocol):
             n_steps: K.
 
         Returns:
-            As `step`, the observations [K, B, ...]; then the masks ``ran`` and ``running``, [K, B], if episodic.
+            As `step`, the observations [B, K, ...]; then the masks ``ran`` and ``running``, [B, K], if episodic.
         """
 
     def forget(self) -> None:
@@ -103,21 +103,22 @@ class TensorStepper:
         name = f"rollout of {n_steps}" if plan else f"exploration of {n_steps}"
         changed, *results, drawn = self._call(name, many, carry, plan)
         self._age = (n_steps - 1) % self._between_draws + 1
-        for masks in results:
-            masks |= {key: masks[key].view(torch.bool) for key in MASKS & masks.keys()}
         reached, current, masks = results
-        no = self._no.expand(n_steps, -1)
+        no = self._no.unsqueeze(1).expand(-1, n_steps)
         if self._auto_reset:
-            reached, current = _quiet(*complete(reached, current, plan or drawn), no)
+            acted = drawn or {key: value.transpose(0, 1) for key, value in plan.items()}
+            reached, current = _quiet(*self._motion.complete(reached, current, acted), no)
             return {**carry, **changed}, reached, current, masks
         seen = {**reached, "initial_state": no}
         return {**carry, **changed}, seen, seen, masks
 
     def _call(self, name: str, fn: Callable[..., Any], *args: Tensors) -> Any:  # noqa: ANN401 - dicts of tensors
         if not self._compile:
-            return fn(*args)
+            # Nobody differentiates a simulation: without autograd's part of each call, a step takes a tenth less.
+            with torch._C._AutoDispatchBelowAutograd():
+                return fn(*args)
         if name not in self._compiled:
-            self._compiled[name] = Compiled(fn)
+            self._compiled[name] = Compiled(fn, reuse=True)
         return self._compiled[name](*args)
 
 

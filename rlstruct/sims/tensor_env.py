@@ -25,7 +25,7 @@ from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.functional.random import child_key
 from rlstruct.sims._motion import Motion, part
 from rlstruct.sims._spaces import check_action, check_frames, layout, zeros
-from rlstruct.sims._state import Tensors, batch_first, check_carry, check_fields, fields_of
+from rlstruct.sims._state import Tensors, check_carry, check_fields, fields_of
 from rlstruct.sims._stepping import Stepper, TensorStepper
 from rlstruct.vec_env import Observed, VecEnv
 
@@ -102,7 +102,7 @@ class TensorEnv(VecEnv, Generic[State]):
         seeds = torch.arange(seed, seed + n_envs, dtype=torch.int64, device=self._device)
         self._carry: Tensors = {"env_key": child_key(seeds, _SALT), "episode": torch.full_like(seeds, -1)}
         self._stepper = self._make_stepper(pooled=False)
-        self._current = DictTensor()  # what was shown last
+        self._current: DictTensor | TemporalDictTensor = DictTensor()  # ends with what was shown last
 
     @abstractmethod
     def initial(self, key: Tensor) -> State:
@@ -202,10 +202,8 @@ class TensorEnv(VecEnv, Generic[State]):
         sent = self._sent(action, (self._n_envs,))
         ran = self._carry.get("running", self._yes)
         self._carry, reached, current = self._stepper.step(self._carry, sent)
-        seen = after = DictTensor._trusted(reached)
-        if current is not reached:
-            after = DictTensor._trusted(current)
-        self._current = after
+        seen = DictTensor._trusted(reached)
+        self._current = after = seen if current is reached else DictTensor._trusted(current)
         return (seen, ran), (after, self._carry.get("running", self._yes))
 
     def rollout(
@@ -241,13 +239,10 @@ class TensorEnv(VecEnv, Generic[State]):
             plan = {key: value.expand(k, *value.shape) for key, value in sent.items()}  # [K, B, ...]
         self._carry, reached, current, masks = self._stepper.rollout(self._carry, plan, k)
         lengths = torch.full((self._n_envs,), k, dtype=torch.int64, device=self._device)
-        seen = after = TemporalDictTensor._trusted(batch_first(reached), lengths)
-        if current is not reached:
-            after = TemporalDictTensor._trusted(batch_first(current), lengths)
-        self._current = after.temporal_index(k - 1)
-        always = self._yes.expand(k, self._n_envs)
-        ran, running = (masks.get(name, always).transpose(0, 1) for name in ("ran", "running"))
-        return (seen, ran), (after, running)
+        seen = TemporalDictTensor._trusted(reached, lengths)
+        self._current = after = seen if current is reached else TemporalDictTensor._trusted(current, lengths)
+        always = masks or dict.fromkeys(("ran", "running"), self._yes.unsqueeze(1).expand(-1, k))
+        return (seen, always["ran"]), (after, always["running"])
 
     def get_state(self, ids: Sequence[int] | Tensor | None = None) -> State:
         """Copy the states of some environments.
@@ -297,7 +292,7 @@ class TensorEnv(VecEnv, Generic[State]):
             carry["terminated"] = carry["terminated"].index_fill(0, rows, False)
         self.set_carry(carry)
         first = self._first()
-        shown = self._current.items()
+        shown = self._shown().items()
         fresh = {key: old.index_copy(0, rows, first[key].index_select(0, rows)) for key, old in shown}
         self._current = current = DictTensor._trusted(fresh)
         return current, self._carry.get("running", self._yes)
@@ -335,7 +330,7 @@ class TensorEnv(VecEnv, Generic[State]):
     def state_dict(self) -> Tensors:
         """Return the whole simulation; see `VecEnv.state_dict`."""
         return {f"carry/{name}": value for name, value in self._carry.items()} | {
-            f"shown/{key}": value for key, value in self._current.items()
+            f"shown/{key}": value for key, value in self._shown().items()
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -376,6 +371,11 @@ class TensorEnv(VecEnv, Generic[State]):
     def _state(self, fields: Tensors) -> State:
         state: State = self._motion.state(fields)
         return state
+
+    def _shown(self) -> DictTensor:
+        """What was shown last."""
+        shown = self._current
+        return shown if isinstance(shown, DictTensor) else shown.temporal_index(shown.n_steps() - 1)
 
     def _rows(self, ids: Sequence[int] | Tensor) -> Tensor:
         return torch.as_tensor(ids, dtype=torch.int64, device=self._device)

@@ -18,7 +18,7 @@ from torch import Tensor
 from rlstruct.errors import ShapeMismatchError
 from rlstruct.sims._motion import Motion, part
 from rlstruct.sims._spaces import Space
-from rlstruct.sims._state import Tensors
+from rlstruct.sims._state import Tensors, batch_first
 from rlstruct.sims.kernels.advance import make_advance
 from rlstruct.sims.kernels.game import GameKernel
 from rlstruct.sims.kernels.given import make_given
@@ -113,7 +113,12 @@ class WarpStepper:
         if action is not None:
             by.actions.data = action.data_ptr()
         seen = self.allocate(lead)
-        return self.launch(self._launch, carry, n_steps, seen), *self._answer(seen, lead)
+        following, (reached, current, masks) = self.launch(self._launch, carry, n_steps, seen), self._answer(seen, lead)
+        if lead:
+            same = reached is current
+            reached, masks = batch_first(reached), batch_first(masks)
+            current = reached if same else batch_first(current)
+        return following, reached, current, masks
 
     def launch(self, launch: Any, carry: Tensors, n_steps: int, seen: dict[str, Tensor]) -> Tensors:
         """Take K steps with a recorded launch.
