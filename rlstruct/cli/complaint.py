@@ -68,12 +68,12 @@ def check_device(option: str, device: str) -> None:
 
 
 def number(value: float) -> str:
-    """Write a return: one digit behind the point, three where the whole is small.
+    """Write a return: one digit behind the point, three where nothing stands before it.
 
     >>> number(475.31), number(-0.0527)
     ('475.3', '-0.053')
     """
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3f}"
+    return f"{value:.1f}" if abs(value) >= 1 else f"{value:.3f}"
 
 
 def say(text: str = "") -> None:
