@@ -62,7 +62,8 @@ class A2CConfig(TrainingConfig):
     log_interval: int = 20
     trace_decay: float = 0.98
     value_coefficient: float = 0.5
-    entropy_coefficient: float = 0.001
+    entropy_coefficient: float = 0.01
+    max_gradient_norm: float | None = 0.5
     whiten_advantages: bool = False
     overlap: bool = False
     vtrace: bool = False

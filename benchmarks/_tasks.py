@@ -113,7 +113,7 @@ _A2C, _DQN = partial(_task, a2c.train), partial(_task, dqn.train)
 _LUNAR_LANDER = partial(one_by_one, "LunarLander-v3")
 _MEMORY = A2CConfig(
     n_env_steps=1_000_000, n_envs=64, n_timesteps=32, learning_rate=0.004, trace_decay=0.95, max_gradient_norm=0.5,
-    whiten_advantages=True, evaluation_interval=100_000,
+    entropy_coefficient=0.001, whiten_advantages=True, evaluation_interval=100_000,
 )  # fmt: skip
 
 TASKS: dict[str, Task] = {
@@ -128,7 +128,8 @@ TASKS: dict[str, Task] = {
     "a2c_cartpole_1024": _A2C(
         A2CConfig(
             n_env_steps=300_000, n_envs=1024, n_timesteps=16, n_minibatches=4, vtrace=True, rho_clip=10.0,
-            learning_rate=0.005, trace_decay=0.95, evaluation_interval=16_000, evaluation_timesteps=100,
+            learning_rate=0.005, trace_decay=0.95, entropy_coefficient=0.001, max_gradient_norm=None,
+            evaluation_interval=16_000, evaluation_timesteps=100,
         ),
         partial(ActorCritic, 4, 2), ActorCriticAgent,
         partial(simulator, "CartPole-v1"), 475.0, "A2C on 1,024 simulators of CartPole-v1", n_seeds=5,
