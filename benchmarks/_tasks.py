@@ -123,7 +123,8 @@ TASKS: dict[str, Task] = {
     ),
     "a2c_cartpole": _A2C(
         _tuned("a2c", "CartPole-v1"), partial(ActorCritic, 4, 2), ActorCriticAgent,
-        partial(vectorised, "CartPole-v1"), 475.0, "A2C on CartPole-v1", n_seeds=10, tuned_on=(0, 1, 2),
+        partial(vectorised, "CartPole-v1"), 475.0, "A2C on CartPole-v1", n_seeds=10,
+        tuned_on=(0, 1, 2, 3, 5, 7),
     ),
     "a2c_cartpole_1024": _A2C(
         A2CConfig(
