@@ -56,7 +56,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
         A2CConfig(
             n_env_steps=500_000, n_timesteps=8, discount=0.995, reward_scale=0.05, learning_rate=0.001,
             trace_decay=0.97, entropy_coefficient=0.001, max_gradient_norm=0.5, n_envs=8,
-            evaluation_interval=5_000, evaluation_timesteps=200, evaluation_stochastic=False, target_return=170.0,
+            evaluation_interval=5_000, evaluation_timesteps=200, evaluation_stochastic=False, target_return=150.0,
             evaluation_episodes=50, evaluation_processes=0,
         )
     ),

@@ -163,7 +163,7 @@ TASKS: dict[str, Task] = {
     ),
     "a2c_lunar_lander": _A2C(
         _tuned("a2c", "LunarLander-v3"), partial(ActorCritic, 8, 4), ActorCriticAgent,
-        _LUNAR_LANDER, 150.0, "A2C on LunarLander-v3", episodes=50,
+        _LUNAR_LANDER, 150.0, "A2C on LunarLander-v3", episodes=50, tuned_on=(0, 1, 2),
     ),
     "dqn_lunar_lander": _DQN(
         _tuned("dqn", "LunarLander-v3"), partial(QNetwork, 8, 4, duelling=True), QAgent,
