@@ -120,7 +120,8 @@ def uniform(key: Tensor, shape: tuple[int, ...] = (), stream: int = 0) -> Tensor
 
     Args:
         key: [B] int64.
-        shape: what to draw for each key.
+        shape: what to draw for each key. One number of all keys stands after the other in memory: a compiler makes
+            vector code of ``uniform(key, (4,)).t().unbind(0)``, and scalar code of columns.
         stream: draws with the same key and different streams are independent, if the ranges
             ``stream .. stream + prod(shape)`` do not overlap.
 

@@ -83,8 +83,8 @@ class Acrobot(TensorEnv[AcrobotState]):
 
     def initial(self, key: Tensor) -> AcrobotState:
         """Draw all four numbers from [-0.1, 0.1)."""
-        drawn = uniform(key, (4,)).to(self.dtype).sub_(0.5).mul_(0.2)  # [n, 4]
-        return AcrobotState(*drawn.unbind(1))
+        drawn = uniform(key, (4,)).t().to(self.dtype).sub_(0.5).mul_(0.2)  # [4, n], whose rows a compiler vectorises
+        return AcrobotState(*drawn.unbind(0))
 
     def transition(self, state: AcrobotState, action: Tensor, key: Tensor) -> tuple[AcrobotState, Tensor, Tensor]:
         """Swing for one step of Runge and Kutta's method of fourth order; terminated where the tip is high enough."""

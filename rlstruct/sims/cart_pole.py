@@ -87,8 +87,8 @@ class CartPole(TensorEnv[CartPoleState]):
 
     def initial(self, key: Tensor) -> CartPoleState:
         """Draw all four numbers from [-0.05, 0.05)."""
-        drawn = uniform(key, (4,)).to(self.dtype).sub_(0.5).mul_(0.1)  # [n, 4]
-        return CartPoleState(*drawn.unbind(1))
+        drawn = uniform(key, (4,)).t().to(self.dtype).sub_(0.5).mul_(0.1)  # [4, n], whose rows a compiler vectorises
+        return CartPoleState(*drawn.unbind(0))
 
     def transition(self, state: CartPoleState, action: Tensor, key: Tensor) -> tuple[CartPoleState, Tensor, Tensor]:
         """Push for one step of Euler's method; terminated where cart or pole are out of bounds.

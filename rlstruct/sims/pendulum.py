@@ -70,7 +70,8 @@ class Pendulum(TensorEnv[PendulumState]):
 
     def initial(self, key: Tensor) -> PendulumState:
         """Draw the angle from [-pi, pi), the velocity from [-1, 1)."""
-        theta, theta_dot = uniform(key, (2,)).to(self.dtype).mul_(2).sub_(1).unbind(1)
+        drawn = uniform(key, (2,)).t().to(self.dtype).mul_(2).sub_(1)  # [2, n], whose rows a compiler vectorises
+        theta, theta_dot = drawn.unbind(0)
         return PendulumState(theta * math.pi, theta_dot.contiguous())
 
     def transition(self, state: PendulumState, action: Tensor, key: Tensor) -> tuple[PendulumState, Tensor, Tensor]:
