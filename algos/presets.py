@@ -52,6 +52,14 @@ PRESETS: dict[tuple[str, str], Preset] = {
         ),
         {"initial_log_std": 1.0},  # wide draws at first: white noise of little torque never swings it up
     ),
+    ("reinforce", "Pendulum-v1"): Preset(
+        ReinforceConfig(
+            n_env_steps=4_000_000, n_processes=0, n_envs=16, n_timesteps=200, discount=0.9, reward_scale=0.1,
+            learning_rate=0.003, entropy_coefficient=0.0, max_gradient_norm=0.5,
+            evaluation_interval=250_000, evaluation_timesteps=200, evaluation_stochastic=False,
+        ),
+        {"initial_log_std": 1.0},
+    ),
     ("a2c", "LunarLander-v3"): Preset(
         A2CConfig(
             n_env_steps=500_000, n_timesteps=8, discount=0.995, reward_scale=0.05, learning_rate=0.001,

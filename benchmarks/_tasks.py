@@ -36,9 +36,9 @@ from rlstruct.envs import GymEnv, GymEnvInf, GymVectorEnv
 Config = TypeVar("Config", bound=TrainingConfig)
 
 
-def simulator(name: str, n_envs: int, seed: int) -> VecEnv:
+def simulator(name: str, n_envs: int, seed: int, auto_reset: bool = True) -> VecEnv:
     """Make environments of `rlstruct.sims`."""
-    return sims.make(name, n_envs, seed)
+    return sims.make(name, n_envs, seed, auto_reset=auto_reset)
 
 
 def vectorised(name: str, n_envs: int, seed: int) -> VecEnv:
@@ -152,6 +152,12 @@ TASKS: dict[str, Task] = {
         _tuned("a2c", "Pendulum-v1"), _network("a2c", "Pendulum-v1", GaussianActorCritic, 3, 1), GaussianAgent,
         # The pendulum clips its torque to [-2, 2] itself; others want gymnasium.wrappers.ClipAction.
         partial(simulator, "Pendulum-v1"), -250.0, "A2C with Gaussian actions on Pendulum-v1", tuned_on=(0, 1),
+    ),
+    "reinforce_pendulum": _task(
+        reinforce.train, _tuned("reinforce", "Pendulum-v1"),
+        _network("reinforce", "Pendulum-v1", GaussianActorCritic, 3, 1), GaussianAgent,
+        partial(simulator, "Pendulum-v1", auto_reset=False), -250.0,
+        "REINFORCE with Gaussian actions on Pendulum-v1", tuned_on=(0,),
     ),
     "a2c_memory": _A2C(
         _MEMORY, partial(RecurrentActorCritic, 2, 2), RecurrentAgent,
