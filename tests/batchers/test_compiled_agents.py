@@ -148,10 +148,9 @@ def test_without_a_compiler_the_agent_acts_as_it_is(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing is compiled there yet
     import torch._inductor.config
 
-    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
     agents = {"model": model(2)}
     compiled, eager = (batcher(ActorCriticAgent, yes, agent_args=agents) for yes in (True, False))
-    with compiled, eager:
+    with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}), compiled, eager:
         with pytest.warns(UserWarning, match="no-such-compiler"):
             found = collect(compiled)
         assert_equal(found, collect(eager))
