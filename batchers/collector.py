@@ -253,7 +253,7 @@ class Collector:
 
     def state_dict(self) -> CollectorState:
         """Return what decides the next batch, but for weights and settings."""
-        self._progress.enter(Phase.ENVIRONMENT)
+        self._progress.enter(Phase.SAVE)
         environment = self.env.state_dict()
         return {
             "environment": None if environment is None else on_cpu(environment),
@@ -275,13 +275,13 @@ class Collector:
         Raises:
             KeyError, ValueError: the state is that of other environments, or of another number of them.
         """
+        self._progress.enter(Phase.LOAD)
         check_rows(state, self.env.n_envs())
         self._count_from(state["episode"], state["step"])
         if state["environment"] is None:
             if self._episode >= 0:
                 self.reset(agent_info, env_info)
             return False
-        self._progress.enter(Phase.ENVIRONMENT)
         load_environment(self.env, state["environment"])
         self.set_agent_info(agent_info)
         self._observation = moved(state["observation"], self._device)

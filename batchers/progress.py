@@ -20,6 +20,8 @@ class Phase(IntEnum):
     AGENT = 3
     ENVIRONMENT = 4
     COPY = 5
+    SAVE = 6
+    LOAD = 7
 
     @property
     def words(self) -> str:
@@ -31,6 +33,8 @@ class Phase(IntEnum):
             Phase.AGENT: "agent",
             Phase.ENVIRONMENT: "environment.step",
             Phase.COPY: "writing the batch",
+            Phase.SAVE: "saving a checkpoint",
+            Phase.LOAD: "loading a checkpoint",
         }[self]
 
 

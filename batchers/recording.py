@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlstruct._waits import judge_recorded
+from rlstruct._waits import is_composite, judge_recorded
 from rlstruct.device import registered_backends
 
 Work = Callable[[], None]
@@ -97,6 +97,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives
         self.last, kwargs = str(func), kwargs or {}
         if reason := judge_recorded(func, args, kwargs):
             raise RuntimeError(f"{reason} needs the host")
+        if is_composite(func):  # below autograd nothing above this has taken it apart
+            with self:
+                return func.decompose(*args, **kwargs)
         return func(*args, **kwargs)
 
     def around(self, work: Work) -> Work:

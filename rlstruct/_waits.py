@@ -1,4 +1,4 @@
-"""Which operators of torch make the host wait for a device. Layer 0: torch alone.
+"""Which operators of torch make the host wait for a device, and how to see them all. Layer 0: torch alone.
 
 Waits cost most of the time on a GPU, and a CUDA graph cannot record them: `rlstruct.testing.forbid_host_sync` looks for
 them, and so does whoever records a graph, before CUDA meets them.
@@ -8,6 +8,7 @@ them, and so does whoever records a graph, before CUDA meets them.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Final
 
 import torch
@@ -29,6 +30,16 @@ _OPERATORS: Final = {
     **dict.fromkeys(("multinomial",), DRAW),  # checks its probabilities on the host
 }
 _INDEXING: Final = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
+
+
+@functools.cache
+def is_composite(func: Any) -> bool:
+    """Tell whether torch defines an operator by other operators, for every device.
+
+    Autograd takes such operators apart before any ``__torch_dispatch__`` sees them. In inference mode, and wherever
+    else one is below autograd, nobody has: whoever wants to see the parts must call ``func.decompose`` itself.
+    """
+    return bool(func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
 
 
 def judge_operator(func: Any, args: Any, kwargs: Any, writes_number: bool) -> tuple[str, str]:

@@ -16,8 +16,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from rlstruct._waits import is_composite
 from rlstruct.errors import DeviceMismatchError
-from rlstruct.testing._operators import is_composite
 from rlstruct.testing._sim_rnn import DECOMPOSED
 
 DEVICE_COUNT: Final = 4

@@ -246,6 +246,15 @@ class HostNumberAgent(HostInfoAgent):
         return DictTensor({"action": (uniform(observation["rng"]) < epsilon).long()}), state
 
 
+class BelowAutogradAgent(HostInfoAgent):
+    """The same where nothing takes ``.to`` apart into what it does."""
+
+    def __call__(self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: Any = None) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            epsilon = torch.full((B,), 0.5).to(observation.device, non_blocking=True)
+            return DictTensor({"action": (uniform(observation["rng"]) < epsilon).long()}), state
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
@@ -254,6 +263,7 @@ class HostNumberAgent(HostInfoAgent):
         (PythonRandomAgent, r"Python's global random generator changes"),
         (MovedInfoAgent, r"_to_copy.*test_replays\.py"),
         (HostNumberAgent, r"_to_copy.*test_replays\.py:\d+: copying from cpu to (sim|cuda).* needs the host"),
+        (BelowAutogradAgent, r"_to_copy.*test_replays\.py:\d+: copying from cpu to (sim|cuda).* needs the host"),
     ],
 )
 def test_what_would_freeze_is_named_once_and_steps_go_on(device: str, kind: Any, words: str) -> None:

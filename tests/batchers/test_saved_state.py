@@ -156,8 +156,9 @@ def test_a_foreign_state_is_refused_with_the_reason() -> None:
             other.load_state_dict({"model": {}})
         with pytest.raises(ValueError, match=r"that of 0 collecting processes, expected 1\..* same n_processes"):
             other.load_state_dict({**state, "collectors": []})
-        with pytest.raises(WorkerError, match=r"that of 4 environments in each process, expected 3"):
+        with pytest.raises(WorkerError, match=r"that of 4 environments in each process, expected 3") as caught:
             other.load_state_dict(state)
+    assert caught.value.phase == "loading a checkpoint"
 
 
 @pytest.mark.parametrize(
@@ -179,6 +180,7 @@ def test_the_state_of_other_environments_is_refused_with_the_reason(name: str, w
         state = batcher.state_dict()
     with create_batcher(create_env) as other, pytest.raises(WorkerError, match=words) as caught:
         other.load_state_dict(state)
+    assert "raised in loading a checkpoint, environments 0 to 3, seed 5" in str(caught.value)
     assert "Make the batcher with the create_env and env_args of the one that was saved" in str(caught.value)
 
 
