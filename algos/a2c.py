@@ -39,14 +39,14 @@ class A2CConfig(TrainingConfig):
             nothing but noise in them, this makes the noise large: it may forget what it knew.
         overlap: collect the next piece while learning from this one, with weights that are one update older. It pays
             with worker processes, where neither has to wait for the other.
-        vtrace: correct for actions that older weights chose, as ``overlap``, ``n_updates`` and ``n_minibatches`` bring
+        vtrace: correct for actions that older weights chose, as overlap, n_updates and n_minibatches bring
             them.
         n_updates: how often each piece is learnt from. Where collecting is slow, more than once makes better use of
-            it; the second time meets actions that older weights chose, so it wants ``vtrace``.
+            it; the second time meets actions that older weights chose, so it wants vtrace.
         n_minibatches: the environments of a piece are learnt from in so many parts, one gradient step on each. Where
             there are many environments, one step on all of them wastes what they saw: more steps cost nothing, and
-            also want ``vtrace``.
-        rho_clip: bound of V-trace's weight of a step, see `rlstruct.functional.advantages.vtrace`. With several steps
+            also want vtrace.
+        rho_clip: bound of V-trace's weight of a step, see rlstruct.functional.advantages.vtrace. With several steps
             on a piece choose more than 1: actions that have become more probable then count too little, and where
             most advantages are negative, that drives the policy ever further from the one that acted.
         c_clip: bound of V-trace's weight of what flows back.

@@ -13,7 +13,7 @@ AnyConfig = TypeVar("AnyConfig", bound="TrainingConfig")
 
 # What may change when a training is resumed: how long, how it is watched, and where it computes.
 _MAY_CHANGE = {
-    *("n_env_steps", "target_return", "log_interval", "checkpoint_interval"),
+    *("n_env_steps", "target_return", "log_interval", "checkpoint_interval", "compile_agent"),
     *("evaluation_interval", "evaluation_step_limit", "learner_device", "batcher_device", "evaluation_device"),
 }
 _COUNTS = (
@@ -33,22 +33,24 @@ class TrainingConfig:
         n_timesteps: longest piece of an episode that one update sees.
         n_envs: environments in each process.
         n_processes: worker processes that collect; 0 collects in this one.
+        compile_agent: let TorchInductor compile what the agent does in a step of collection, see RL_Batcher. It pays
+            with few environments and small networks on the CPU; the first batch then takes some seconds more.
         discount: per-step factor of the return, in [0, 1].
         reward_scale: factor of every reward that the learner sees. Values around 1 to 10 are learnt fastest; what the
             network says is in this unit, returns and evaluations are not.
         learning_rate: of the optimiser at the beginning; falls linearly with the collected steps.
-        final_learning_rate_fraction: what is left of ``learning_rate`` at the end.
+        final_learning_rate_fraction: what is left of the learning rate at the end.
         max_gradient_norm: gradients of all weights together are scaled down to this norm; None leaves them.
-        evaluation_episodes: episodes of one evaluation; a multiple of ``max(1, evaluation_processes)``.
+        evaluation_episodes: episodes of one evaluation; a multiple of evaluation_processes, if there are any.
         evaluation_processes: worker processes that evaluate; 0 evaluates in this one, and learning waits.
         evaluation_interval: environment steps between the beginnings of two evaluations, at least.
         evaluation_timesteps: steps that the evaluation takes before it looks whether all episodes have ended; None
-            for ``n_timesteps``.
+            for n_timesteps.
         evaluation_stochastic: evaluate the policy that is trained, which draws its actions; False takes the most
             probable one, which may be good or bad by chance long before the policy is.
         evaluation_step_limit: an episode of an evaluation that has not ended after so many steps is cut there, with a
-            warning. It may go on for up to ``evaluation_timesteps`` more.
-        checkpoint_interval: environment steps between two checkpoints, at least; None for ``evaluation_interval``. A
+            warning. It may go on for up to evaluation_timesteps more.
+        checkpoint_interval: environment steps between two checkpoints, at least; None for evaluation_interval. A
             checkpoint holds the replay buffer: with a large one, choose more.
         target_return: training ends early when an evaluation reaches this mean return; None never does.
         log_interval: updates between two looks of the host at the losses; the log gets their lines then.
@@ -62,6 +64,7 @@ class TrainingConfig:
     n_timesteps: int = 500
     n_envs: int = 8
     n_processes: int = 2
+    compile_agent: bool = False
     discount: float = 0.99
     reward_scale: float = 1.0
     learning_rate: float = 0.01
@@ -141,17 +144,18 @@ def load_config(path: str | Path, kind: type[AnyConfig]) -> AnyConfig:
     return kind(**stored)
 
 
-def check_resumed(saved: Mapping[str, Any], config: TrainingConfig) -> None:
-    """Raise unless a training with these settings can go on from a checkpoint with those.
+def check_resumed(checkpoint: Mapping[str, Any], config: TrainingConfig) -> None:
+    """Raise unless a training with these settings can go on from a checkpoint.
 
     Args:
-        saved: the settings in the checkpoint.
-        config: those of now.
+        checkpoint: its settings are ``config``, and it has collected ``env_steps``.
+        config: the settings of now.
 
     Raises:
-        ValueError: one differs that shapes what is learnt, or they belong to another algorithm.
+        ValueError: one differs that shapes what is learnt, or they belong to another algorithm, or fewer environment
+            steps are asked for than were collected.
     """
-    now = asdict(config)
+    saved, now = checkpoint["config"], asdict(config)
     for name in sorted(saved.keys() | now.keys()):
         if name in _MAY_CHANGE or (name in saved and name in now and saved[name] == now[name]):
             continue
@@ -159,4 +163,11 @@ def check_resumed(saved: Mapping[str, Any], config: TrainingConfig) -> None:
             f"{type(config).__name__}: {name} is {now.get(name, 'missing')}, but {saved.get(name, 'missing')} in the "
             f"checkpoint. Resume with the settings of the run, see load_config; only {', '.join(sorted(_MAY_CHANGE))} "
             "may change."
+        )
+    collected = checkpoint["env_steps"]
+    if config.n_env_steps < collected and config.n_env_steps != saved["n_env_steps"]:
+        raise ValueError(
+            f"{type(config).__name__}: n_env_steps is {config.n_env_steps}, but {collected} were collected until the "
+            f"checkpoint, expected more than these: it counts them in. Leave it at {saved['n_env_steps']}, or name the "
+            "sum."
         )

@@ -48,19 +48,19 @@ class DQNConfig(TrainingConfig):
             by this part towards it, usually with an interval of 1 (soft, Lillicrap et al., ICLR 2016).
         average_rate: part by which the weights that act follow those that learn, at each gradient step; 1 acts with
             the latest ones.
-        replay_capacity: observations that the buffer keeps, see `ReplayBuffer`.
+        replay_capacity: observations that the buffer keeps, see ReplayBuffer.
         replay_device: where it keeps them; None for the learner's device. Elsewhere, prioritised replay makes the host
             wait for the errors at each gradient step.
-        replay_pinned: keep them in pinned memory, where ``replay_device`` is the CPU of a machine with a GPU.
+        replay_pinned: keep them in pinned memory, where replay_device is the CPU of a machine with a GPU.
         learning_starts: environment steps before the first gradient step.
-        n_stack: the frames are stacks of so many, see `ReplayBuffer`.
-        prioritised: draw steps with large errors more often, see `PrioritisedReplayBuffer`.
+        n_stack: the frames are stacks of so many, see ReplayBuffer.
+        prioritised: draw steps with large errors more often, see PrioritisedReplayBuffer.
         priority_exponent: 0 draws uniformly, 1 in proportion to the error.
         initial_correction: how much of the bias of these draws is undone at the beginning; rises linearly to 1.
         initial_epsilon: share of random actions at the beginning.
         final_epsilon: share of random actions when they have become fewest.
         epsilon_fraction: part of the training in which epsilon falls linearly.
-        epsilon_exponent: spreads epsilon over the environments, see `epsilon_ladder`; 0 gives all the same.
+        epsilon_exponent: spreads epsilon over the environments, see epsilon_ladder; 0 gives all the same.
         overlap: collect the next piece while learning. It pays with worker processes.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ class Curve:
     """One number along one training.
 
     Attributes:
-        steps: environment steps, rising.
+        steps: environment steps, in order. Two values of one step are drawn one above the other, such as the evaluation
+            that ended a training and the final one of the same weights.
         values: the number there.
     """
 
@@ -47,7 +49,7 @@ def draw_learning_curve(rows: Sequence[Mapping[str, float]], path: Path, *, titl
             markersize=4,
             label="training, mean return",
         )
-    evaluations = latest_at_each_step(row for row in rows if "evaluation/mean_return" in row)
+    evaluations = in_order(row for row in rows if "evaluation/mean_return" in row)
     if evaluations:
         steps = [row["env_steps"] for row in evaluations]
         means = [row["evaluation/mean_return"] for row in evaluations]
@@ -71,16 +73,13 @@ def draw_learning_curve(rows: Sequence[Mapping[str, float]], path: Path, *, titl
     _finish(figure, axes, path, title=title, metric="return (sum of rewards of an episode)")
 
 
-def latest_at_each_step(rows: Iterable[Mapping[str, float]]) -> list[Mapping[str, float]]:
-    """Of the lines with equal ``env_steps`` keep the last one, and sort by these.
-
-    Where two evaluations judged the same weights, the later one counts: nothing was selected by it.
+def in_order(rows: Iterable[Mapping[str, float]]) -> list[Mapping[str, float]]:
+    """Sort by ``env_steps``: an evaluation beside the training is written after what was learnt meanwhile.
 
     Args:
-        rows: lines of metrics, in the order in which they were written.
+        rows: lines of metrics, in the order in which they were written, which those of equal ``env_steps`` keep.
     """
-    latest = {row["env_steps"]: row for row in rows}
-    return [latest[step] for step in sorted(latest)]
+    return sorted(rows, key=itemgetter("env_steps"))
 
 
 def draw_curves(groups: Mapping[str, Sequence[Curve]], path: Path, *, title: str, metric: str) -> None:
@@ -115,7 +114,8 @@ def together(curves: Sequence[Curve]) -> tuple[Any, Any]:
     """Put curves on common steps, linearly between their points.
 
     Args:
-        curves: they are measured at different steps, as far as each of them goes.
+        curves: they are measured at different steps, as far as each of them goes. Of two values of one step the later
+            one counts: nothing was selected by it.
 
     Returns:
         ``(steps, values)``: numpy arrays [S] and [len(curves), S], where all curves are defined.
@@ -123,7 +123,8 @@ def together(curves: Sequence[Curve]) -> tuple[Any, Any]:
     first, last = max(curve.steps[0] for curve in curves), min(curve.steps[-1] for curve in curves)
     inside = {step for curve in curves for step in curve.steps if first <= step <= last}
     steps = np.array(sorted(inside | {first}), dtype=np.float64)
-    return steps, np.stack([np.interp(steps, curve.steps, curve.values) for curve in curves])
+    latest = [dict(zip(curve.steps, curve.values, strict=True)) for curve in curves]
+    return steps, np.stack([np.interp(steps, list(points), list(points.values())) for points in latest])
 
 
 def _begin() -> tuple[Any, Any]:

@@ -91,6 +91,7 @@ class BatchersOfTraining:
             n_envs=config.n_envs,
             n_processes=config.n_processes,
             device=config.batcher_device,
+            compile_agent=config.compile_agent,
         )
 
     def evaluating(self) -> RL_Batcher:
@@ -110,7 +111,15 @@ class BatchersOfTraining:
         return self.config.seed * _SEEDS_PER_RUN + since_resumed
 
     def _make(
-        self, n_timesteps: int, seed: int, *, stochastic: bool, n_envs: int, n_processes: int, device: str
+        self,
+        n_timesteps: int,
+        seed: int,
+        *,
+        stochastic: bool,
+        n_envs: int,
+        n_processes: int,
+        device: str,
+        compile_agent: bool = False,
     ) -> RL_Batcher:
         return RL_Batcher(
             n_timesteps,
@@ -121,4 +130,5 @@ class BatchersOfTraining:
             n_processes=n_processes,
             seed=seed,
             device=device,
+            compile_agent=compile_agent,
         )

@@ -110,6 +110,7 @@ class ReplayBuffer:
         self._bases = torch.zeros(0, dtype=torch.int64, device=self.device)
         self._seed = torch.full((1,), seed, dtype=torch.int64, device=self.device)
         self._n_draws = 0
+        self._drawable = False  # whether some step surely can be drawn
 
     def extend(self, trajectories: Trajectories) -> None:
         """Add steps; the oldest make room.
@@ -155,6 +156,8 @@ class ReplayBuffer:
         self._write(self.columns["slot_of"], self._slot(number, ready), slot)
         self._state["count"] = self._state["count"] + ready.sum(1)
         self._find_range()
+        # Whatever a row set in with, its step number n_stack has a whole stack before it.
+        self._drawable |= steps.n_steps() >= self.n_stack
         self._stored(slot, following, ready)
 
     def sample(self, batch_size: int) -> DictTensor:
@@ -181,8 +184,7 @@ class ReplayBuffer:
         Raises:
             ValueError: there is nothing to sample.
         """
-        if not self.columns:
-            raise ValueError(f"{type(self).__name__}.sample: the buffer is empty. Call extend() first.")
+        self._refuse_empty()
         # One key for each draw, from a counter: nothing to wait for, and equal on all devices.
         lanes = torch.arange(batch_size, device=self.device, dtype=torch.int64)
         key = random.step_keys(self._seed, self._n_draws, lanes).squeeze(1)  # [K]
@@ -216,9 +218,21 @@ class ReplayBuffer:
         columns: dict[str, Tensor] = state["columns"]
         self.columns = {name: self._zeros(tuple(v.shape), v.dtype).copy_(v) for name, v in columns.items()}
         self._state = {name: value.to(self.device, copy=True) for name, value in state["state"].items()}
-        self._n_draws = state["n_draws"]
+        self._n_draws, self._drawable = state["n_draws"], False
         if self._state:
             self._lay_out(len(self._state["head"]))
+
+    def _refuse_empty(self) -> None:
+        if not self.columns:
+            raise ValueError(f"{type(self).__name__}.sample: the buffer is empty. Call extend() first.")
+        # Waits for the device, in a buffer that has only had pieces shorter than a stack, until something can be drawn.
+        self._drawable = self._drawable or self.n_transitions() > 0
+        if not self._drawable:
+            raise ValueError(
+                f"{type(self).__name__}.sample: 0 steps can be drawn, expected at least 1: all that were added set in "
+                f"within an episode, and n_stack is {self.n_stack}, so the first {self.n_stack - 1} of a row lack "
+                "frames of their stacks. Add the steps that follow, or begin with the batch after a reset."
+            )
 
     def _draw(self, key: Tensor) -> tuple[Tensor, Tensor]:
         """Choose steps by random keys [K]: their slots [K] int64 and importance [K] float32."""

@@ -36,7 +36,8 @@ class TrainingResult:
         model: the trained network, on the learner's device.
         before: evaluation of the untrained network.
         after: evaluation of the trained one, on episodes that nothing was selected by.
-        evaluations: all of them, in the order of their weights; the first is ``before``, the last ``after``.
+        evaluations: all of them, in the order of their weights; the first is ``before``, the last ``after``. One that
+            reached the target stands before ``after``, which judges the same weights if learning waited for it.
         losses: name to one number for each update: the learner's terms, and ``policy_lag``, the changes of the weights
             between those that collected the batch and those that learnt from it.
         env_steps: environment steps collected.
@@ -106,7 +107,7 @@ def run_training(
     """
     checkpoint = None if run is None else run.checkpoint
     if checkpoint is not None:
-        check_resumed(checkpoint["config"], config)
+        check_resumed(checkpoint, config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = create_model()

@@ -86,7 +86,7 @@ def draw(name: str, rows: Sequence[Row], target: float, path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for row in rows:
-        steps, returns = zip(*((int(at), value) for at, value in row["returns"].items()), strict=True)
+        steps, returns = zip(*evaluations_of(row), strict=True)
         axes.plot(steps, returns, linewidth=1.4, label=f"seed {row['seed']}")
     axes.axhline(target, color="#9aa5b1", linestyle="--", linewidth=1)
     axes.set_title(name, loc="left", fontsize=11)
@@ -97,6 +97,14 @@ def draw(name: str, rows: Sequence[Row], target: float, path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8, ncols=2 if len(rows) > 5 else 1)
     figure.savefig(path)
+
+
+def evaluations_of(row: Row) -> list[tuple[float, float]]:
+    """Return (environment steps, mean return) of all evaluations of a training, as a file of results has them."""
+    returns = row["returns"]
+    # Files of before have one for each step: there the final evaluation replaced the one that reached the target.
+    pairs = returns.items() if isinstance(returns, dict) else returns
+    return [(float(step), value) for step, value in pairs]
 
 
 def learning_seconds(result: TrainingResult) -> float:
@@ -126,5 +134,5 @@ def _measure(task: Task, settings: dict[str, Any], seed: int) -> Row:
         "env_steps": result.env_steps,
         "seconds": round(time.perf_counter() - start, 1),
         "learning_seconds": round(learning_seconds(result), 1),
-        "returns": {evaluation.env_steps: round(evaluation.mean_return, 1) for evaluation in result.evaluations},
+        "returns": [[evaluation.env_steps, round(evaluation.mean_return, 1)] for evaluation in result.evaluations],
     }

@@ -6,6 +6,8 @@ import json
 import sys
 from pathlib import Path
 
+from _learning import evaluations_of
+
 from rlstruct.algos.learning_curve import Curve, draw_curves
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -14,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def main() -> None:
     """Write docs/learning_curve.png."""
     results = json.loads(Path(sys.argv[1]).read_text())
-    curves = [Curve([float(step) for step in row["returns"]], list(row["returns"].values())) for row in results["rows"]]
+    curves = [Curve(*zip(*evaluations_of(row), strict=True)) for row in results["rows"]]
     name = results["benchmark"].partition("_")[0].upper()
     picture = ROOT / "docs" / "learning_curve.png"
     draw_curves({name: curves}, picture, title=f"{name} on CartPole-v1", metric="return of the evaluations")

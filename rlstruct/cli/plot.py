@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from rlstruct.algos.learning_curve import Curve, draw_curves, latest_at_each_step
+from rlstruct.algos.learning_curve import Curve, draw_curves, in_order
 from rlstruct.algos.run_folder import read_lines
 from rlstruct.cli.complaint import UserError, nearest, number, require, say
 from rlstruct.cli.parsing import named, parse, positional
@@ -15,7 +15,7 @@ from rlstruct.cli.record import RunRecord, load
 
 # Settings that change where things are computed, or how closely one looks, but not what is learnt.
 _IGNORED = {"seed", "learner_device", "batcher_device", "replay_device", "evaluation_processes", "log_interval"}
-_IGNORED |= {"replay_pinned", "checkpoint_interval", "evaluation_step_limit"}
+_IGNORED |= {"replay_pinned", "compile_agent", "checkpoint_interval", "evaluation_step_limit"}
 _IGNORED |= {"evaluation_device", "evaluation_episodes", "evaluation_interval", "evaluation_timesteps"}
 
 _ABOUT = "Draw learning curves; runs that differ only by seed make one, with a band."
@@ -89,7 +89,7 @@ def read_curve(folder: Path, metric: str) -> Curve:
     if metric not in columns:
         known = f"only {', '.join(columns)}" if columns else "and no line yet"
         raise UserError(f"{file} has no column {metric!r}, {known}.{nearest(metric, columns)}")
-    points = latest_at_each_step(line for line in lines if metric in line)
+    points = in_order(line for line in lines if metric in line)
     return Curve([line["env_steps"] for line in points], [line[metric] for line in points])
 
 

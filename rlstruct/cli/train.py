@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.config import TrainingConfig, check_resumed
 from rlstruct.algos.presets import PRESETS
 from rlstruct.algos.run_folder import RunFolder
@@ -101,13 +102,15 @@ def run(arguments: Sequence[str]) -> None:
     stored = resumed or pattern
     template = load(stored) if stored else None
     algorithm = _algorithm(words, template)
-    options = _parse(algorithm, words, template)
+    default = _default(algorithm, words, template)
+    options = _parse(algorithm, words, default)
     if template is not None and options.preset is not None:
         raise UserError("--preset begins with other settings than the run's: leave it out.")
     if resumed and template and options.environment != template.task:
         raise UserError(f"--resume goes on in {template.task.env} as it was. To change it begin anew, see --config.")
-    note = "" if template else _about_preset(algorithm, options.environment.env, options.preset)
-    train(algorithm, options.environment, options.training, options.output, resumed=resumed, note=note)
+    notes = [] if template else [_about_preset(algorithm, options.environment.env, options.preset)]
+    notes += _about_parts(words, default, options.training)
+    train(algorithm, options.environment, options.training, options.output, resumed=resumed, notes=notes)
 
 
 def train(
@@ -117,7 +120,7 @@ def train(
     output: Output,
     *,
     resumed: Path | None = None,
-    note: str = "",
+    notes: Sequence[str] = (),
 ) -> TrainingResult:
     """Train, and say what came of it.
 
@@ -127,7 +130,7 @@ def train(
         config: the settings.
         output: where results go.
         resumed: folder of a run to go on with; None begins a new one.
-        note: what else to say when it begins.
+        notes: what else to say when it begins, line by line.
 
     Returns:
         As the algorithm's ``train``.
@@ -147,7 +150,7 @@ def train(
     record = RunRecord(algorithm=algorithm, task=task, agent=choice.kind, config=config, versions=versions())
     folder = _begun(record, output) if resumed is None else _resumed(resumed, record, output)
     say(f"{algorithm} on {task.env}: {choice.kind}, learner on {config.learner_device}")
-    if note:
+    for note in notes:
         say(note)
     say(f"run folder: {folder.path}" + ("" if folder.checkpoint is None else ", from its checkpoint"))
     try:
@@ -174,7 +177,7 @@ def _resumed(run: Path, record: RunRecord, output: Output) -> RunFolder:
         folder = RunFolder.resume(run, n_env_steps=config.n_env_steps, progress=output.progress)
         try:
             if folder.checkpoint is not None:
-                check_resumed(folder.checkpoint["config"], config)
+                check_resumed(folder.checkpoint, config)
         except ValueError:
             folder.close()
             raise
@@ -215,7 +218,7 @@ def _find(words: Sequence[str], option: str) -> tuple[str, slice] | None:
     """Return the value of an option, empty if it has none, and its words."""
     for i, word in enumerate(words):
         name, equals, value = word.partition("=")
-        if name == option:
+        if name.replace("_", "-") == option:  # as the parser reads it
             return (value, slice(i, i + 1)) if equals else ("".join(words[i + 1 : i + 2]), slice(i, i + 2))
     return None
 
@@ -233,14 +236,19 @@ def _algorithm(words: list[str], template: RunRecord | None) -> str:
     return template.algorithm
 
 
-def _parse(algorithm: str, words: list[str], template: RunRecord | None) -> Training[Any]:
+def _parse(algorithm: str, words: list[str], default: Training[Any] | None) -> Training[Any]:
     cls = config_class(algorithm)
     described = f"Train with {algorithm.upper()}; results go into a new folder, see --runs."
-    if template is not None:
-        default: Any = Training(environment=template.task, training=template.config)
-    else:
-        default = _preset(algorithm, words)
+    if default is not None:
+        default = replace(default, training=_with_fitting_parts(default.training, words))
     return parse(Training[cls], words, f"rlstruct train {algorithm}", described, default)  # type: ignore[valid-type]
+
+
+def _default(algorithm: str, words: list[str], template: RunRecord | None) -> Training[Any] | None:
+    """Return what the command line begins with: a stored run, a preset, or None for the defaults."""
+    if template is not None:
+        return Training(environment=template.task, training=template.config)
+    return _preset(algorithm, words)
 
 
 def _preset(algorithm: str, words: list[str]) -> Training[Any] | None:
@@ -256,6 +264,28 @@ def _preset(algorithm: str, words: list[str]) -> Training[Any] | None:
     preset = PRESETS[algorithm, name]
     network = tuple(f"{key}={json.dumps(value)}" for key, value in preset.network.items())
     return Training(environment=Task(env=env, network=network), training=preset.config)
+
+
+def _with_fitting_parts(config: TrainingConfig, words: Sequence[str]) -> TrainingConfig:
+    """Let stored or tuned settings ask for no more minibatches than the command line has environments for them."""
+    if not isinstance(config, A2CConfig):
+        return config
+    n_envs = _count(words, "--n-envs", config.n_envs) * max(1, _count(words, "--n-processes", config.n_processes))
+    return replace(config, n_minibatches=max(1, min(config.n_minibatches, n_envs)))
+
+
+def _count(words: Sequence[str], option: str, default: int) -> int:
+    """Return the number that an option asks for; the parser complains about what is none."""
+    value, _ = _find(words, option) or ("", None)
+    return int(value) if value.isdecimal() else default
+
+
+def _about_parts(words: Sequence[str], default: Training[Any] | None, config: TrainingConfig) -> list[str]:
+    """Say that `_with_fitting_parts` has changed something."""
+    if default is None or not isinstance(config, A2CConfig) or _find(words, "--n-minibatches"):
+        return []
+    n, wanted = config.n_minibatches, default.training.n_minibatches
+    return [] if n == wanted else [f"n_minibatches: {n} in place of {wanted}, one for each environment"]
 
 
 def _about_preset(algorithm: str, env: str, chosen: str | None) -> str:

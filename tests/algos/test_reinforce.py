@@ -13,7 +13,7 @@ import rlstruct.testing.sim_device  # noqa: F401 - registers sim:0 and sim:1
 from rlstruct import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic
 from rlstruct.algos import reinforce
-from rlstruct.algos.placement import PlacedEnv, cpu_copy
+from rlstruct.algos.placement import BatchersOfTraining, PlacedEnv, cpu_copy
 from rlstruct.algos.reinforce import Learner, ReinforceConfig, ReinforceResult, train
 from rlstruct.envs import GymEnv
 from rlstruct.testing import CountingEnv, allow_host_sync, forbid_host_sync
@@ -209,6 +209,17 @@ def test_environments_appear_where_the_batcher_wants_them() -> None:
     assert env.device == torch.device("sim:1")
     native = PlacedEnv(CountingEnv, "sim:1")(n_envs=2, seed=0, device="sim:1")
     assert isinstance(native, CountingEnv)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_collecting_compiles_the_agent_if_asked_to_and_evaluating_never(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlstruct.algos.placement.RL_Batcher", lambda *args, **settings: settings)
+    config = dataclasses.replace(SMALL, compile_agent=compiled)
+    make: Any = BatchersOfTraining(config, ActorCriticAgent, create_env, {}, create_model(), 0)
+    assert make.collecting()["compile_agent"] is compiled
+    assert make.evaluating()["compile_agent"] is False
 
 
 def test_a_cpu_copy_shares_nothing_and_is_equal() -> None:

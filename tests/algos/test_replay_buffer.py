@@ -247,6 +247,42 @@ def test_stacks_are_rebuilt_as_the_environment_makes_them(padding: Any, prioriti
     assert buffer.columns["observation/frame"].shape == (2 * 61, 2, 3)
 
 
+class ClockEnv(gymnasium.Env[Any, Any]):
+    """Shows the number of the step; episodes do not end."""
+
+    observation_space, action_space = spaces.Box(0, 255, (1,), np.float32), spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.now = 0
+        return np.float32([0]), {}
+
+    def step(self, action: Any) -> Any:
+        self.now += 1
+        return np.float32([self.now]), 1.0, False, False, {}
+
+
+def create_stacked_clock(n_envs: int, seed: int) -> GymEnvInf:
+    return GymEnvInf([FrameStackObservation(ClockEnv(), 4) for _ in range(n_envs)], seed=seed)
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, PrioritisedReplayBuffer])
+def test_nothing_is_drawn_before_a_stack_is_whole(kind: Any) -> None:
+    with RL_Batcher(1, RngAgent, create_stacked_clock, env_args={"n_envs": 1}, seed=0) as batcher:
+        batcher.reset()
+        pieces = [collect(batcher) for _ in range(5)]
+    from_reset, within = kind(30, n_stack=4, n_step=3), kind(30, n_stack=4, n_step=3)
+    from_reset.extend(pieces[0])
+    assert from_reset.sample(2)["_observation/frame"].shape == (2, 4, 1)  # padded, as the environment does
+    for piece in pieces[1:4]:  # steps 1 to 3 of the episode
+        within.extend(piece)
+        words = r"Buffer\.sample: 0 steps can be drawn, expected at least 1.*n_stack is 4, so the first 3 of a row"
+        with pytest.raises(ValueError, match=words):
+            within.sample(2)
+    within.extend(pieces[4])
+    assert within.n_transitions() == 1
+    assert within.sample(2)["observation/frame"].flatten(1).tolist() == [[1, 2, 3, 4]] * 2
+
+
 @pytest.mark.parametrize("prioritised", [False, True])
 def test_the_same_steps_on_a_device_of_its_own_without_a_wait(prioritised: bool) -> None:
     kind = PrioritisedReplayBuffer if prioritised else ReplayBuffer

@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.evaluation import Evaluation
-from rlstruct.algos.learning_curve import Curve
+from rlstruct.algos.learning_curve import Curve, together
 from rlstruct.algos.presets import PRESETS
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.cli.agents import choose
@@ -124,6 +124,20 @@ def test_another_preset_or_none_can_be_chosen(capsys: Capture) -> None:
     assert settings_of(none)["trace_decay"] == A2CConfig().trace_decay
 
 
+def test_a_preset_has_no_more_minibatches_than_there_are_environments(capsys: Capture) -> None:
+    assert PRESETS["a2c", "Breakout-MinAtar"].config.n_minibatches == 4
+    run = train("a2c", "--env", "Breakout-MinAtar", *SMALL)  # has --n-envs 2
+    assert "\nn_minibatches: 2 in place of 4, one for each environment\n" in capsys.readouterr().out
+    assert settings_of(run)["n_minibatches"] == 2
+    again = train("--config", str(run), "--n_envs=1", "--no-progress")
+    assert "\nn_minibatches: 1 in place of 2, one for each environment\n" in capsys.readouterr().out
+    assert settings_of(again)["n_minibatches"] == 1
+    train("a2c", "--env", "Breakout-MinAtar", *SMALL, "--n-minibatches", "1")
+    assert "in place of" not in capsys.readouterr().out
+    assert main(["train", "a2c", "--env", "Breakout-MinAtar", *SMALL, "--n-minibatches", "3"]) == 2
+    assert "n_minibatches is 3, expected at most one" in capsys.readouterr().err
+
+
 def test_a_wider_network_is_remembered() -> None:
     run = train("a2c", "--env", "CartPole-v1", *SMALL, "--network", "hidden=[16]", "orthogonal=false")
     weights = torch.load(run / "checkpoint.pt", weights_only=True)["model"]
@@ -179,6 +193,11 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(monkeypatch: pytest
         assert torch.equal(value, weights[1][name])
     assert main(["train", "--resume", str(stopped), "--n-env-steps", "300", "--no-progress"]) == 0
     assert load(stopped).config.n_env_steps == 300  # what --config repeats, and plot tells apart
+    capsys.readouterr()
+    assert main(["train", "--resume", str(stopped), "--n-env-steps", "250", "--no-progress"]) == 2
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert said.startswith(f"rlstruct train: --resume {stopped}: A2CConfig: n_env_steps is 250, but 3")
+    assert load(stopped).config.n_env_steps == 300
     (stopped / "checkpoint.pt").write_bytes(b"half of it")
     assert main(["evaluate", str(stopped)]) == 2
     assert "cannot be read as a checkpoint" in capsys.readouterr().err
@@ -201,10 +220,15 @@ def test_two_runs_are_plotted_as_one_curve_and_a_film_of_the_agent_moves(capsys:
     assert "a2c after 2" in capsys.readouterr().out  # 200 environment steps and a bit
 
 
-def test_of_two_evaluations_of_the_same_weights_the_later_one_is_drawn(tmp_path: pathlib.Path) -> None:
-    lines = ["env_steps,evaluation/mean_return", "0,20", "50,90", "50,70", "25,"]
+def test_the_evaluation_that_ended_a_training_is_drawn_and_the_final_one_counts(tmp_path: pathlib.Path) -> None:
+    # 90 reached the target; 70 are other episodes of the same weights. What is learnt beside is written in between.
+    lines = ["env_steps,evaluation/mean_return", "0,20", "50,", "25,40", "50,90", "50,70"]
     (tmp_path / "metrics.csv").write_text("\n".join(lines))
-    assert read_curve(tmp_path, "evaluation/mean_return") == Curve([0, 50], [20.0, 70.0])
+    curve = read_curve(tmp_path, "evaluation/mean_return")
+    assert curve == Curve([0, 25, 50, 50], [20.0, 40.0, 90.0, 70.0])
+    steps, values = together([curve, Curve([0, 50], [0.0, 50.0])])
+    assert steps.tolist() == [0, 25, 50]
+    assert values.tolist() == [[20, 40, 70], [0, 25, 50]]
 
 
 def frames_differ(path: pathlib.Path) -> int:
@@ -309,11 +333,12 @@ def test_help_shows_every_command_and_every_algorithm_on_a_narrow_screen(capsys:
     assert max(map(len, text.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("words", [["train", "dqn"], ["evaluate"], ["plot"], ["play"]])
-def test_help_of_options_fits_a_narrow_screen(words: list[str], capsys: Capture) -> None:
+@pytest.mark.parametrize("words", [*(["train", name] for name in ALGORITHMS), ["evaluate"], ["plot"], ["play"]])
+def test_help_of_options_fits_a_narrow_screen_in_plain_words(words: list[str], capsys: Capture) -> None:
     assert main([*words, "--help"]) == 0
     text = capsys.readouterr().out
     assert "show this help message" in text
+    assert "`" not in text  # what the documentation is written in
     assert max(map(len, text.splitlines()[1:])) <= 80  # the parser does not fold the line of the usage
 
 
