@@ -21,6 +21,7 @@ class Backend(Protocol):
     """What RL_Batcher asks of a backend. Lists have one entry per collector."""
 
     auto_reset: bool
+    queues: bool  # whether a second batch may be ordered before the first is handed over
     gaps: bool  # see VecEnv.restarts_take_steps
     lost: list[LostEpisodes]
 
@@ -30,11 +31,11 @@ class Backend(Protocol):
     def reset(self, agent_infos: list[DictTensor], env_infos: list[DictTensor]) -> None:
         """Start new episodes."""
 
-    def execute(self, agent_infos: Sequence[DictTensor | None]) -> None:
-        """Begin a batch, with all collectors that are idle."""
+    def execute(self, agent_infos: Sequence[DictTensor | None], depth: int) -> None:
+        """Order a batch from each collector that owes fewer than ``depth``: 1, or 2 if this `queues`."""
 
     def collect(self, blocking: bool, timeout: float, n_workers: int | None) -> list[Part] | None:
-        """Return the batch; if it is not ready, None when not blocking, else WorkerTimeout after ``timeout`` s.
+        """Return the oldest batch; if it is not ready, None when not blocking, else WorkerTimeout after ``timeout`` s.
 
         ``n_workers`` is how many must be ready, None for all that collect; the parts of those that are come back.
         """
@@ -43,10 +44,10 @@ class Backend(Protocol):
         """Return how many environments go on, as far as is known; for batches of some of the workers only."""
 
     def collecting(self) -> bool:
-        """Return whether a part of the batch has not been handed over."""
+        """Return whether anything that was ordered has not been handed over."""
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Give weights to the agents; the batch in flight, if any, keeps the old ones."""
+        """Give weights to the agents; batches that have been ordered keep the old ones."""
 
     def state_dicts(self) -> list[CollectorState]:
         """Return what decides the next batch, between two batches."""

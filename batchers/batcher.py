@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
@@ -27,13 +26,14 @@ from rlstruct.batchers.backend import Backend
 from rlstruct.batchers.hand_over import hand_over
 from rlstruct.batchers.in_process import InProcess
 from rlstruct.batchers.lanes import move
+from rlstruct.batchers.life_cycle import LifeCycle
 from rlstruct.batchers.making import CreateAgent, CreateEnv, Factories
 from rlstruct.batchers.reports import BatcherStats, LostEpisodes, MemoryReport, report_memory
 from rlstruct.batchers.saved_state import BatcherState, check_state, on_cpu
 from rlstruct.batchers.worker_pool import WorkerPool
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.errors import BatcherStateError, WorkerTimeout
+from rlstruct.errors import BatcherStateError
 from rlstruct.profile import PhaseClock
 
 
@@ -99,7 +99,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         max_restarts: int = 3,
     ) -> None:
         """Create agent and environments, or start the processes that do."""
-        self._state = "closed"  # until everything is there: __del__ and close() may come early
+        self._life = LifeCycle()
         check_numbers(n_timesteps, n_processes, on_worker_error, max_restarts)
         factories = Factories(create_agent, {**(agent_args or {})}, create_env, {**(env_args or {})}, compile_agent)
         check_factories(factories, seed)
@@ -109,11 +109,8 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         self.timeout = timeout
         warn_of_contexts(self.device, n_processes)
         self._default_infos = (agent_info or DictTensor(), env_info or DictTensor())
-        self._infos = DictTensor()
-        self._version = 0
-        self._n_running = self._n_batches = 0
+        self._n_batches = 0
         self._told = False  # whether the user knows that the agent is not compiled
-        self._partly = False  # whether some workers are idle and others collect
         self._clock = PhaseClock(("elsewhere", "wait", "hand_over"))
         self._backend: Backend
         if n_processes == 0:
@@ -130,13 +127,15 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
                 timeout=timeout,
                 max_restarts=max_restarts if on_worker_error == "restart" else 0,
             )
-        self._state = "new"
+        # What Ctrl-C leaves of a batcher that was giving orders: this process knows what it has done, workers may not.
+        self._broken: Literal["new", "failed"] = "new" if n_processes == 0 else "failed"
+        self._life.state = "new"
         self._seeds_may_overlap = seeds is not None
 
     def n_envs(self) -> int:
         """Return B, the environments of all processes together. Waits until they are created."""
-        self._refuse_closed("n_envs")
-        with self._failing():
+        self._life.refuse_closed("n_envs")
+        with self._life.failing():
             n_envs = self._backend.n_envs()
         if self._seeds_may_overlap:
             self._seeds_may_overlap = False
@@ -157,18 +156,28 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             DeviceMismatchError: an info is not on the CPU.
             WorkerError: creating or resetting failed; with worker processes the next `get` may say so instead.
         """
-        self._refuse_executing("reset")
+        self._life.refuse_executing("reset")
         B = self.n_envs()
         agent_infos = spread("agent_info", agent_info or self._default_infos[0], B)
         env_infos = spread("env_info", env_info or self._default_infos[1], B)
-        with self._failing(ordering=True):
+        with self._life.failing(self._broken):
             self._backend.reset(split(agent_infos, self._backend.n_envs()), split(env_infos, self._backend.n_envs()))
-        self._infos = self._moved(agent_infos.prepend_key("agent_info/") + env_infos.prepend_key("env_info/"))
-        self._n_running = B
-        self._state = "ready"
+        infos = self._moved(agent_infos.prepend_key("agent_info/") + env_infos.prepend_key("env_info/"))
+        self._life.begin(infos, B)
 
     def execute(self, agent_info: DictTensor | None = None) -> None:
-        """Begin to collect the next batch, with the weights of the last `update`.
+        """Begin to collect the next batch, with the weights of the last `update`; or queue it behind the one before.
+
+        Worker processes whose environments restart by themselves take a second order before `get` has handed over the
+        first batch. They begin it the moment they have finished the first, without waiting for this process::
+
+            batcher.execute()
+            for _ in range(n):
+                batcher.execute()
+                trajectories, n_running = batcher.get()  # the oldest batch
+
+        The batches are those of execute and get in turn; each acts with the weights and the settings of its own
+        ``execute``, so with weights that are one batch older than they could be, as ``policy_version`` tells.
 
         With worker processes this returns at once. With ``n_processes=0`` it collects; on CUDA it queues the work on a
         stream of its own, behind what is queued now, and returns: call it before you compute on the last batch. (For
@@ -178,31 +187,29 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             agent_info: new settings of the agent.  [B] or [1] on the CPU; default: those of `reset`
 
         Raises:
-            BatcherStateError: `reset` or `get` is missing, every episode has ended, or the batcher is closed.
+            BatcherStateError: `reset` or `get` is missing, every episode has ended, or the batcher is closed. `get` is
+                missing if two batches are outstanding, or one where none can be queued.
+            WorkerTimeout: a worker has not even begun a batch, so that it may still read the weights of before. Nothing
+                was ordered: `execute` can be called again.
             ShapeMismatchError: agent_info has another number of rows than B or 1.
             DeviceMismatchError: agent_info is not on the CPU.
         """
-        self._refuse_closed("execute")
-        if self._partly and agent_info is not None:
-            self._refuse_executing("execute(agent_info)")
-        if self._state != "ready" and not self._partly:
-            missing = "reset" if self._state == "new" else "get"
-            raise BatcherStateError(f"RL_Batcher.execute: {missing}() has not been called. Call {missing}() first.")
-        if self._n_running == 0:
-            raise BatcherStateError("RL_Batcher.execute: every episode has ended. Call reset() to start new ones.")
-        infos: Sequence[DictTensor | None] = [None] * len(self._backend.n_envs())
+        backend, life = self._backend, self._life
+        depth = life.check_execute(agent_info is not None, backend.queues and backend.auto_reset)
+        given: Sequence[DictTensor | None] = [None] * len(backend.n_envs())
+        infos = life.infos
         if agent_info is not None:
-            infos = split(agent_info := spread("agent_info", agent_info, self.n_envs()), self._backend.n_envs())
-            kept = self._infos.truncate_key("env_info/").prepend_key("env_info/")
-            self._infos = self._moved(agent_info.prepend_key("agent_info/")) + kept
-        with self._failing(ordering=True):
-            self._backend.execute(infos)
-        self._state, self._partly = "executing", False
+            given = split(agent_info := spread("agent_info", agent_info, self.n_envs()), backend.n_envs())
+            kept = infos.truncate_key("env_info/").prepend_key("env_info/")
+            infos = self._moved(agent_info.prepend_key("agent_info/")) + kept
+        with life.failing(self._broken):
+            backend.execute(given, depth)
+        life.executed(infos)
 
     def get(
         self, blocking: bool = True, timeout: float | None = None, *, n_workers: int | None = None
     ) -> tuple[Trajectories, int] | tuple[None, None]:
-        """Hand over the batch that `execute` began.
+        """Hand over the batch that `execute` began; the oldest, if two are outstanding.
 
         Args:
             blocking: whether to wait for it.
@@ -217,34 +224,32 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             CUDA the tensors may still be in the making: whatever is queued on the current stream comes after that.
 
         Raises:
-            BatcherStateError: `execute` is missing, or the batcher is closed.
+            BatcherStateError: `execute` is missing, the batcher is closed, or ``n_workers`` asks for a part of a batch
+                while a second one is queued.
             ValueError: ``n_workers`` is out of range.
             WorkerError: a worker raised or died; the batcher can only be closed after that.
             WorkerTimeout: the batch was not ready in time; `get` can be called again.
         """
-        self._refuse_closed("get")
-        if self._state != "executing":
-            raise BatcherStateError("RL_Batcher.get: no batch is being collected. Call execute() first.")
         backend, seconds = self._backend, self.timeout if timeout is None else timeout
-        n_collectors = len(backend.n_envs())
+        n_collectors = len(backend.n_envs()) if self._life.state == "executing" else 0
+        self._life.check_get(some=n_workers not in (None, n_collectors))
         check_n_workers(n_workers, n_collectors)
         self._clock.enter(1)
         try:
-            with self._failing():
+            with self._life.failing():
                 parts = backend.collect(blocking, seconds, n_workers)
             if parts is None:
                 return None, None
             self._clock.enter(2)
+            infos = self._life.taken(backend.collecting())
             kind = {"auto_reset": backend.auto_reset, "gaps": backend.gaps}
-            trajectories, n_running = hand_over(parts, self._infos, self.device, **kind)
+            trajectories, n_running = hand_over(parts, infos, self.device, **kind)
         finally:
             self._clock.enter(0)
-        self._n_running = n_running if len(parts) == n_collectors else backend.n_running()
-        self._partly = backend.collecting()
-        self._state = "executing" if self._partly else "ready"
+        self._life.n_running = n_running if len(parts) == n_collectors else backend.n_running()
         self._n_batches += 1
         self._told = self._told or warn_of_uncompiled([part.collected.uncompiled for part in parts])
-        return trajectories, self._n_running
+        return trajectories, self._life.n_running
 
     def update(self, weights: Mapping[str, Tensor]) -> None:
         """Give new weights to every agent; the next `execute` acts with them.
@@ -256,11 +261,11 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             BatcherStateError: the batcher is closed.
             TypeError: a value is not a tensor.
         """
-        self._refuse_closed("update")
+        self._life.refuse_closed("update")
         check_weights(weights)
-        self._version += 1
-        with self._failing(ordering=True):
-            self._backend.update(weights, self._version)
+        self._life.version += 1
+        with self._life.failing(self._broken):
+            self._backend.update(weights, self._life.version)
 
     def state_dict(self) -> BatcherState:
         """Return what decides the next batch, for a checkpoint: environments, agent states, counters of random keys.
@@ -272,11 +277,17 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             BatcherStateError: a batch is being collected, or the batcher is closed.
             WorkerError: a worker raised or died.
         """
-        self._refuse_executing("state_dict")
-        with self._failing(ordering=True):
+        self._life.refuse_executing("state_dict")
+        with self._life.failing(self._broken):
             states = self._backend.state_dicts()
-        begun, n, infos = self._state == "ready", self._n_running, on_cpu(self._infos)
-        return BatcherState(collectors=states, infos=infos, begun=begun, n_running=n, policy_version=self._version)
+        life = self._life
+        return BatcherState(
+            collectors=states,
+            infos=on_cpu(life.infos),
+            begun=life.state == "ready",
+            n_running=life.n_running,
+            policy_version=life.version,
+        )
 
     def load_state_dict(self, state: Mapping[str, Any], weights: Mapping[str, Tensor] | None = None) -> bool:
         """Go on where `state_dict` was called, in a batcher made alike: the next batches are equal bit by bit.
@@ -294,24 +305,23 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             KeyError, ValueError: the state is not that of such a batcher.
             WorkerError: an environment refused it.
         """
-        self._refuse_executing("load_state_dict")
+        self._life.refuse_executing("load_state_dict")
         B, n_envs = self.n_envs(), self._backend.n_envs()
         check_state(state, len(n_envs))
         infos = DictTensor(state["infos"])
         settings = [split(infos.truncate_key(prefix), n_envs) for prefix in ("agent_info/", "env_info/")]
-        with self._failing(ordering=True):
+        with self._life.failing(self._broken):
             exact = self._backend.load_state_dicts(state["collectors"], *settings)
             if weights is not None:
                 self._backend.update(weights, state["policy_version"])
-        self._infos, self._version = self._moved(infos), state["policy_version"]
-        self._n_running = state["n_running"] if exact else B
-        self._state = "ready" if state["begun"] else "new"
+        self._life.version = state["policy_version"]
+        self._life.begin(self._moved(infos), state["n_running"] if exact else B, begun=state["begun"])
         return exact
 
     @property
     def policy_version(self) -> int:
         """How many times `update` was called; trajectories carry the version that acted."""
-        return self._version
+        return self._life.version
 
     @property
     def lost_episodes(self) -> tuple[LostEpisodes, ...]:
@@ -323,35 +333,40 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         seconds = self._clock.seconds()
         return BatcherStats(tuple(self._backend.seconds()), seconds["wait"], seconds["hand_over"], self._n_batches)
 
-    def memory_report(self) -> MemoryReport:
+    def memory_report(self, queued: bool = False) -> MemoryReport:
         """Return how many bytes collecting takes, also before anything is collected.
 
         Then a second agent and environment are made where the first ones are, take one step, and are closed again.
+
+        Args:
+            queued: whether to count what queueing a second batch is going to take (see `execute`): a second slab in
+                each worker. Once a batch has been queued it is counted anyway.
 
         Raises:
             BatcherStateError: the first batch is being collected, or the batcher is closed.
             WorkerError: the second agent or environment cannot be made or raises.
         """
-        self._refuse_closed("memory_report")
-        if self._state == "executing" and self._n_batches == 0:
+        self._life.refuse_closed("memory_report")
+        if self._life.state == "executing" and self._n_batches == 0:
             raise BatcherStateError("RL_Batcher.memory_report: the first batch is being collected. Call get() first.")
         names, B = ("agent_info", "env_info"), self.n_envs()
         infos = [spread(name, info, B) for name, info in zip(names, self._default_infos, strict=True)]
-        if self._state == "ready":
-            infos = [self._infos.truncate_key(f"{name}/").to("cpu") for name in names]
-        with self._failing(ordering=True):
+        if self._life.state == "ready":
+            infos = [self._life.infos.truncate_key(f"{name}/").to("cpu") for name in names]
+        with self._life.failing(self._broken):
             layouts = self._backend.layouts(*(split(info, self._backend.n_envs())[0] for info in infos))
-        return report_memory(layouts, infos, self._backend.auto_reset, self._backend.weight_bytes())
+        n_slabs = max(self._life.deepest, 2 if queued and self._backend.queues else 1)
+        return report_memory(layouts, infos, self._backend.auto_reset, self._backend.weight_bytes(), n_slabs)
 
     def close(self) -> None:
         """End the workers and close agents and environments, in at most two seconds. Calling it again does nothing."""
-        if self._state != "closed":
-            self._state = "closed"
+        if self._life.state != "closed":
+            self._life.state = "closed"
             self._backend.close()
 
     def __enter__(self) -> RL_Batcher:
         """Return the batcher; leaving the block closes it."""
-        self._refuse_closed("__enter__")
+        self._life.refuse_closed("__enter__")
         return self
 
     def __exit__(
@@ -362,39 +377,9 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
 
     def __del__(self) -> None:
         """Close a batcher that was dropped."""
-        if getattr(self, "_state", "closed") != "closed":
+        if hasattr(self, "_life"):  # not if the arguments did not fit
             self.close()
 
     def _moved(self, infos: DictTensor) -> DictTensor:
         """Settings on the device of the trajectories, which carry them."""
         return infos.map(lambda tensor: move(tensor, self.device))
-
-    def _refuse_executing(self, method: str) -> None:
-        self._refuse_closed(method)
-        if self._state == "executing":
-            raise BatcherStateError(f"RL_Batcher.{method}: a batch is being collected. Call get() first.")
-
-    def _refuse_closed(self, method: str) -> None:
-        if self._state in ("closed", "failed"):
-            why = "the batcher is closed" if self._state == "closed" else "collection has failed; close() this batcher"
-            raise BatcherStateError(f"RL_Batcher.{method}: {why}. Create a new one.")
-
-    @contextlib.contextmanager
-    def _failing(self, ordering: bool = False) -> Iterator[None]:
-        """After a worker has failed only close() is left; a worker that is merely late may still answer.
-
-        Args:
-            ordering: whether orders are sent. Ctrl-C may then have kept some workers from theirs; while they only are
-                waited for it does no harm.
-        """
-        try:
-            yield
-        except WorkerTimeout:
-            raise
-        except Exception:
-            self._state = "failed"
-            raise
-        except BaseException:
-            if ordering:
-                self._state = "new" if isinstance(self._backend, InProcess) else "failed"
-            raise

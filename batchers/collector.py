@@ -213,11 +213,19 @@ class Collector:
         """Return which environments go on, [B] bool; None if all do, always."""
         return None if self.env.auto_reset else self._running
 
-    def renew(self) -> None:
-        """Leave the slab to whoever has it now, and write the next batch into new memory."""
-        if (slab := self.slab) is not None:
-            self._state = self._state.map(lambda tensor: tensor.clone() if slab.holds(tensor) else tensor)
-            self.slab = Slab(self._allocate(layout_of(slab.tensors)))
+    def renew(self, slab: Slab | None = None) -> None:
+        """Leave the slab to whoever has it now, and write the next batch into another; before the first, do nothing.
+
+        Args:
+            slab: of the same layout, or None for new memory.
+        """
+        if (left := self.slab) is None:
+            return
+        self.slab = new = Slab(self._allocate(layout_of(left.tensors))) if slab is None else slab
+        self._state = self._state.map(lambda tensor: tensor.clone() if left.holds(tensor) else tensor)
+        if left.holds(self._observation["done"]):  # the agent shall see memory that is watched
+            new.write_observation(0, self._observation)
+            self._observation = new.slots[0]
 
     def carry(self) -> dict[str, Tensor]:
         """Return all tensors on the device that one batch hands to the next, by name; the environment is `Carrying`."""

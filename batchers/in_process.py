@@ -41,6 +41,7 @@ class InProcess:
         self._lane = lane_of(device)
         self._progress = Progress(torch.zeros(4, dtype=torch.int64, device="cpu"))
         self.lost: list[LostEpisodes] = []
+        self.queues = False
         self._seed = seed
         self._batch: tuple[Collected, Steps] | None = None
         self._failure: BaseException | None = None
@@ -76,7 +77,7 @@ class InProcess:
         with self._named(), self._lane.work():
             self._collector.reset(agent_infos[0], env_infos[0])
 
-    def execute(self, agent_infos: Sequence[DictTensor | None]) -> None:
+    def execute(self, agent_infos: Sequence[DictTensor | None], depth: int) -> None:
         """See Backend."""
         self._batch = None
         try:

@@ -44,9 +44,10 @@ class MemoryReport:
     """Bytes that collecting takes, environments and agents not counted; all of them on the batcher's device.
 
     Attributes:
-        slabs: for each worker, what every batch of T steps writes into. Worker processes keep theirs in shared memory
-            on the CPU, and those that collect on another device a second one there.
-        final_observations: for each worker, room kept beside it for the final observations of environments that
+        slabs: for each worker, what batches of T steps are written into: one slab, and a second one once a batch was
+            queued (see `RL_Batcher.execute`). Worker processes keep theirs in shared memory on the CPU, and those that
+            collect on another device as many again there.
+        final_observations: for each worker, room kept beside them for the final observations of environments that
             restart (on the CPU; elsewhere the slab has them). Each episode that ends makes one of them real memory.
         batch: one batch handed over by `get`, all workers together; at most, where environments restart by themselves:
             without any restart ``_observation/`` shares the memory of ``observation/``.
@@ -73,7 +74,7 @@ class LostEpisodes:
         environments: global indices ``(first, last + 1)`` of its environments, which have begun new episodes.
         seed: the seed of the first of them until then.
         new_seed: its seed from then on, since the old one would play the same episodes again.
-        batch: how many batches had been handed over; the next one holds the new episodes from their first step.
+        batch: the batch, counted from 0, that holds the new episodes from their first step.
         step: step inside the batch at which the worker failed.
         reason: message of the WorkerError.
     """
@@ -88,12 +89,20 @@ class LostEpisodes:
 
 
 def report_memory(
-    layouts: Sequence[Layout], infos: Sequence[DictTensor], auto_reset: bool, weights: int
+    layouts: Sequence[Layout], infos: Sequence[DictTensor], auto_reset: bool, weights: int, n_slabs: int
 ) -> MemoryReport:
-    """Build the report from the layouts of all slabs, the settings that batches carry, and the bytes of the weights."""
+    """Build the report.
+
+    Args:
+        layouts: of one slab of each worker.
+        infos: the settings that batches carry.  [B]
+        auto_reset: see `batch_layout`.
+        weights: bytes of their buffer.
+        n_slabs: how many slabs each worker has.
+    """
     room = [{name: value for name, value in layout.items() if name.startswith("final")} for layout in layouts]
-    whole = [n_bytes(layout) for layout in layouts]
-    finals = [n_bytes(final) for final in room]
+    whole = [n_slabs * n_bytes(layout) for layout in layouts]
+    finals = [n_slabs * n_bytes(final) for final in room]
     slabs = tuple(total - final for total, final in zip(whole, finals, strict=True))
     batch = sum(n_bytes(batch_layout(layout, auto_reset)) for layout in layouts)
     batch += sum(value.nbytes for info in infos for value in info.values())

@@ -30,6 +30,7 @@ from rlstruct.batchers.processes import die_with, leave
 from rlstruct.batchers.progress import Interrupted, Phase, Progress
 from rlstruct.batchers.saved_state import CollectorState
 from rlstruct.batchers.shared_memory import Layout, SharedBlock, layout_of
+from rlstruct.batchers.slab import Slab
 from rlstruct.core import DictTensor
 from rlstruct.device import resolve_device
 
@@ -47,7 +48,7 @@ class Created:
 
 @dataclass(frozen=True)
 class Batch:
-    """Answer to an execute order. ``layout`` comes when the slab is new, which is with the first batch."""
+    """Answer to an execute order. ``layout`` comes when the slab is new, which is with the first batch in it."""
 
     collected: Collected
     n_still_running: int
@@ -79,7 +80,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Start:
-    """Everything a worker is born with, except its end of the pipe."""
+    """Everything a worker is born with, except its end of the pipe. ``steps``: where its two slabs are shared."""
 
     factories: bytes
     n_timesteps: int
@@ -88,7 +89,7 @@ class Start:
     index: int
     status: SharedBlock
     n_workers: int
-    steps: SharedBlock
+    steps: tuple[SharedBlock, SharedBlock]
     weights: SharedBlock
 
 
@@ -130,7 +131,9 @@ class _Worker:
         self.progress = Progress(start.status.map(status_layout(start.n_workers))["status"][start.index])
         self._collector: Collector | None = None
         self._seeds = (0, 0)
-        self._shared: dict[str, Tensor] = {}
+        self._slab = 0  # the one of its two that it writes to; the second exists once a batch was queued
+        self._slabs: list[Slab | None] = [None, None]  # the collector has the one that it writes to
+        self._shared: list[dict[str, Tensor]] = [{}, {}]
         self._new_layout: Layout | None = None
         self._weights: dict[str, Tensor] = {}
 
@@ -216,17 +219,22 @@ class _Worker:
         seeds = self._seeds
         return measure(factories, *seeds, agent_info, env_info, n_timesteps=start.n_timesteps, device=device)
 
-    def _execute(self, agent_info: DictTensor | None) -> Batch:
-        collected = self._ready.collect(agent_info)
-        slab = self._ready.slab
+    def _execute(self, agent_info: DictTensor | None, slab_number: int) -> Batch:
+        collector = self._ready
+        if slab_number != self._slab:
+            self.progress.enter(Phase.COPY)
+            self._slabs[self._slab], self._slab = collector.slab, slab_number
+            collector.renew(self._slabs[slab_number])
+        collected = collector.collect(agent_info)
+        slab, shared = collector.slab, self._shared[slab_number]
         if slab is not None:
             self._actions.check(slab, collected.n_steps)
-        if slab is not None and slab.tensors is not self._shared:
+        if slab is not None and slab.tensors is not shared:
             self.progress.enter(Phase.COPY)
             for name, tensor in slab.tensors.items():
-                self._shared[name].copy_(tensor)
+                shared[name].copy_(tensor)
         layout, self._new_layout = self._new_layout, None
-        return Batch(collected, self._ready.count_running(), layout, self.progress.clock.seconds())
+        return Batch(collected, collector.count_running(), layout, self.progress.clock.seconds())
 
     def _load(self, state: CollectorState, agent_info: DictTensor, env_info: DictTensor) -> Loaded:
         exact = self._ready.load_state_dict(state, agent_info, env_info)
@@ -242,8 +250,8 @@ class _Worker:
 
     def _allocate(self, layout: Layout) -> dict[str, Tensor]:
         self._new_layout = layout
-        self._shared = self._start.steps.map(layout)
-        return self._shared
+        self._shared[self._slab] = self._start.steps[self._slab].map(layout)
+        return self._shared[self._slab]
 
     def _allocate_on_device(self, layout: Layout) -> dict[str, Tensor]:
         device = resolve_device(self._start.device)

@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import pickle
 import signal
+from collections import deque
+from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, TypeVar
 
 from rlstruct.batchers.failures import Failure, spell, unpickled, worker_error
+from rlstruct.batchers.hand_over import Part
 from rlstruct.batchers.processes import GUARD, NO_MAIN_GUARD, WORKER_NAME, limit_sending, mortal_parent
 from rlstruct.batchers.progress import Phase, Progress
-from rlstruct.batchers.shared_memory import Layout, SharedBlock
-from rlstruct.batchers.slab import Slab
+from rlstruct.batchers.shared_memory import Layout
+from rlstruct.batchers.slab import Steps
 from rlstruct.batchers.worker import Batch, Created, Loaded, Measured, Saved, Start, main
+from rlstruct.core import DictTensor
 from rlstruct.errors import WorkerError, WorkerTimeout
 
 # A killed worker is gone at once. One whose main script cannot be imported closes its end of the pipe, and then Python
@@ -23,6 +27,19 @@ from rlstruct.errors import WorkerError, WorkerTimeout
 _LEAVING_SECONDS = 5.0
 
 AnyWorkerError = TypeVar("AnyWorkerError", bound=WorkerError)
+
+
+@dataclass(frozen=True)
+class Order:
+    """A batch that a worker owes.
+
+    Attributes:
+        agent_info: new settings of its agent from this batch on, or None.  [B]
+        slab: which of its two slabs is written: not the one of the order before, if that is still owed.
+    """
+
+    agent_info: DictTensor | None
+    slab: int
 
 
 class Worker:
@@ -41,12 +58,12 @@ class Worker:
         n_envs: how many environments it has, 0 as long as it has not said so.
         n_running: how many of them go on, as far as is known.
         n_batches: how many it has handed over since the last reset.
-        collecting: whether it has been told to, and its batch has not been handed over.
+        settings: ``agent_info`` and ``env_info`` of its last reset, or newer ones that finished batches had.  [B] each
+        owed: the batches that it was ordered and that have not been handed over, the oldest first.
+        finished: those of them that are ready, also the oldest first.
         version: the version of the weights that it was told to read.
         weights_layout: their layout.
-        batch: its last answer, None while it collects.
         layout: of where it writes; empty as long as nobody knows.
-        slab: where it writes.
         reply: its answer to an order to save or load, None while it does so.
     """
 
@@ -60,15 +77,16 @@ class Worker:
         self.created: Created | None = None
         self.n_running = 0
         self.n_batches = 0
-        self.collecting = False
+        self.settings: tuple[DictTensor, DictTensor] | None = None
+        self.owed: deque[Order] = deque()
+        self.finished: deque[Part] = deque()
         self.version = 0
         self.weights_layout: Layout = {}
-        self.batch: Batch | None = None
         self.reply: Saved | Loaded | None = None
         self.seconds = {phase.name.lower(): 0.0 for phase in Phase}
-        self.slab: Slab | None = None
         self.layout: Layout = {}
-        self.block: SharedBlock = start.steps
+        self.blocks = start.steps
+        self._slabs: list[Steps | None] = [None, None]
         self.status = status
         self._start = start
         self._timeout = timeout
@@ -86,7 +104,7 @@ class Worker:
         self.process.start()
         theirs.close()
         self.pid = self.process.pid
-        self.batch, self.n_running = None, self.n_envs
+        self.n_running = self.n_envs
         self.version, self.weights_layout = 0, {}
         return self.process, self.connection
 
@@ -99,6 +117,30 @@ class Worker:
         """Order agent and environments; the agent is seeded as its environments unless told otherwise."""
         self.seed, self.created, self.ordered = seed, None, True
         self.order("create", seed, seed if agent_seed is None else agent_seed)
+
+    def order_reset(self, agent_info: DictTensor, env_info: DictTensor) -> None:
+        """Order new episodes."""
+        self.n_running, self.n_batches, self.settings = self.n_envs, 0, (agent_info, env_info)
+        self.order("reset", agent_info, env_info)
+
+    def owe(self, agent_info: DictTensor | None) -> None:
+        """Note a batch that `order_batch` is going to order."""
+        self.owed.append(Order(agent_info, 1 - self.owed[-1].slab if self.owed else 0))
+
+    def order_batch(self) -> None:
+        """Order the batch that was noted last."""
+        order = self.owed[-1]
+        self.order("execute", order.agent_info, order.slab)
+
+    def order_again(self) -> None:
+        """Order from a new process what the old one has not done: the last reset, and every batch it still owes."""
+        unfinished = list(self.owed)[len(self.finished) :]
+        if self.settings is not None:
+            agent_info, env_info = self.settings
+            newest = unfinished[0].agent_info if unfinished else None
+            self.order("reset", agent_info if newest is None else newest, env_info)
+        for order in unfinished:
+            self.order("execute", order.agent_info, order.slab)
 
     def order(self, *order: Any) -> None:  # noqa: ANN401 - tensors, layouts, numbers
         """Send an order.
@@ -144,12 +186,32 @@ class Worker:
         elif isinstance(answer, Saved | Loaded):
             self.reply = answer
         else:
-            self.batch = answer
-            self.seconds = answer.seconds
-            if answer.layout is not None:
-                self.layout = answer.layout
-                self.slab = Slab(self.block.map(answer.layout))
+            self._finish(answer)
         return True
+
+    def _finish(self, answer: Batch) -> None:
+        """Note that the oldest batch that was not finished is."""
+        order = self.owed[len(self.finished)]
+        if order.agent_info is not None and self.settings is not None:
+            self.settings = order.agent_info, self.settings[1]
+        if answer.layout is not None:
+            self.layout = answer.layout
+            self._slabs[order.slab] = Steps(self.blocks[order.slab].map(answer.layout))
+        slab = self._slabs[order.slab]
+        if slab is None:  # unreachable: the first batch in a slab brings its layout; narrows the type
+            raise RuntimeError("rlstruct.batchers.worker_handle: the slab is missing.")
+        self.seconds = answer.seconds
+        # The seed now: this process may be replaced by one with another before the batch is handed over.
+        self.finished.append(Part(slab, answer.collected, self.seed, self.first_environment, answer.n_still_running))
+
+    def take(self) -> Part:
+        """Return the oldest finished batch, which is no longer owed then."""
+        self.owed.popleft()
+        part = self.finished.popleft()
+        self.n_batches += 1
+        if isinstance(part.running, int):  # always: the worker has counted; narrows the type
+            self.n_running = part.running
+        return part
 
     def stop(self) -> None:
         """Tell it to end, at its next phase or when it reads its next order."""

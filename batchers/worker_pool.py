@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from multiprocessing.util import Finalize
 from typing import Any
@@ -27,6 +27,7 @@ from rlstruct.batchers.reports import LostEpisodes
 from rlstruct.batchers.saved_state import CollectorState
 from rlstruct.batchers.shared_memory import Layout, SharedBlock
 from rlstruct.batchers.shared_weights import SharedWeights
+from rlstruct.batchers.watch import Watch
 from rlstruct.batchers.worker import Loaded, Saved, Start, status_layout
 from rlstruct.batchers.worker_handle import Worker
 from rlstruct.core import DictTensor
@@ -73,7 +74,7 @@ class WorkerPool:
     ) -> None:
         """Start the processes."""
         self.auto_reset = False
-        self.gaps = True
+        self.gaps = self.queues = True
         self.lost: list[LostEpisodes] = []
         self._pid = os.getpid()
         self._timeout = timeout
@@ -83,7 +84,6 @@ class WorkerPool:
         self._status_block, self._weights = SharedBlock(), SharedWeights()
         self._created = False
         self._seeds = seeds
-        self._infos: list[tuple[DictTensor, DictTensor]] = []
         payload = _pickled(factories)
         status = self._status_block.map(status_layout(n_workers))["status"]
         self._workers = []
@@ -96,10 +96,11 @@ class WorkerPool:
                 index=index,
                 status=self._status_block,
                 n_workers=n_workers,
-                steps=SharedBlock(),
+                steps=(SharedBlock(), SharedBlock()),
                 weights=self._weights.block,
             )
             self._workers.append(Worker(start, Progress(status[index]), timeout))
+        self._watch = Watch()
         self._processes: list[SpawnProcess] = []
         self._connections: list[Connection] = []
         # Not weakref.finalize: this one does nothing in a forked child, and at exit it runs before multiprocessing
@@ -116,54 +117,41 @@ class WorkerPool:
 
     def reset(self, agent_infos: list[DictTensor], env_infos: list[DictTensor]) -> None:
         """See Backend."""
-        self._infos = list(zip(agent_infos, env_infos, strict=True))
-        for worker, infos in zip(self._workers, self._infos, strict=True):
-            worker.n_running, worker.n_batches = worker.n_envs, 0
+        for worker, *infos in zip(self._workers, agent_infos, env_infos, strict=True):
             with self._replacing():
-                worker.order("reset", *infos)
+                worker.order_reset(*infos)
 
-    def execute(self, agent_infos: Sequence[DictTensor | None]) -> None:
-        """See Backend. Every worker that is idle and has episodes to go on with, unless it is too far ahead."""
+    def execute(self, agent_infos: Sequence[DictTensor | None], depth: int) -> None:
+        """See Backend. Every such worker that has episodes to go on with, unless it is too far ahead."""
         self._weights.publish(self._collecting(), self._timeout)
         playing = [worker for worker in self._workers if worker.n_running]
         last = min(worker.n_batches for worker in playing)
-        chosen = [worker for worker in playing if not worker.collecting and worker.n_batches <= last + _LEAD]
-        for worker in self._workers:
-            if (agent_info := agent_infos[worker.index]) is not None:
-                self._infos[worker.index] = (agent_info, self._infos[worker.index][1])
+        chosen = [worker for worker in playing if len(worker.owed) < depth and worker.n_batches <= last + _LEAD]
         for worker in chosen:
-            worker.batch, worker.collecting = None, True
+            worker.owe(agent_infos[worker.index])
         for worker in chosen:
             with self._replacing():
                 self._weights.send(worker)
-                worker.order("execute", agent_infos[worker.index])
+                worker.order_batch()
 
     def collect(self, blocking: bool, timeout: float, n_workers: int | None) -> list[Part] | None:
         """See Backend."""
         deadline = time.monotonic() + (timeout if blocking else 0.0)
         collecting = self._collecting()
-        while missing := [worker for worker in collecting if worker.batch is None]:
+        while missing := [worker for worker in collecting if not worker.finished]:
             late = len(missing) > len(collecting) - (n_workers or len(collecting))
             with self._replacing():
-                if not self._receive(missing, deadline - time.monotonic() if late else 0.0):
+                if not self._receive(deadline - time.monotonic() if late else 0.0):
                     if not late:
                         break
                     if not blocking:
                         return None
                     raise missing[0].timeout_error(timeout, missing[1:])
         self._n_batches += 1
-        return [self._take(worker) for worker in collecting if worker.batch is not None]
-
-    def _take(self, worker: Worker) -> Part:
-        batch, slab = worker.batch, worker.slab
-        if batch is None or slab is None:  # unreachable: it has answered; narrows the types
-            raise RuntimeError("rlstruct.batchers.worker_pool: there is no batch.")
-        worker.collecting, worker.n_running = False, batch.n_still_running
-        worker.n_batches += 1
-        return Part(slab, batch.collected, worker.seed, worker.first_environment, worker.n_running)
+        return [worker.take() for worker in collecting if worker.finished]
 
     def _collecting(self) -> list[Worker]:
-        return [worker for worker in self._workers if worker.collecting]
+        return [worker for worker in self._workers if worker.owed]
 
     def n_running(self) -> int:
         """See Backend."""
@@ -174,7 +162,7 @@ class WorkerPool:
         return bool(self._collecting())
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """See Backend. Workers read the shared buffer when a batch begins, so it is written only between batches."""
+        """See Backend. Workers read the shared buffer when a batch begins, so it is written only between orders."""
         self._weights.update(weights, version, self.collecting())
 
     def state_dicts(self) -> list[CollectorState]:
@@ -186,11 +174,12 @@ class WorkerPool:
         self, states: Sequence[CollectorState], agent_infos: list[DictTensor], env_infos: list[DictTensor]
     ) -> bool:
         """See Backend."""
-        self._infos = list(zip(agent_infos, env_infos, strict=True))
-        self._ask([("load", state, *infos) for state, infos in zip(states, self._infos, strict=True)])
+        infos = list(zip(agent_infos, env_infos, strict=True))
+        self._ask([("load", state, *settings) for state, settings in zip(states, infos, strict=True)])
         replies = [worker.reply for worker in self._workers if isinstance(worker.reply, Loaded)]
-        for worker, reply in zip(self._workers, replies, strict=True):
+        for worker, reply, settings in zip(self._workers, replies, infos, strict=True):
             worker.seed, worker.n_running, worker.n_batches = reply.seed, worker.n_envs, 0
+            worker.settings = settings
         return all(reply.exact for reply in replies)
 
     def seconds(self) -> list[dict[str, float]]:
@@ -204,7 +193,7 @@ class WorkerPool:
             first.order("measure", agent_info, env_info)
             deadline = time.monotonic() + self._timeout
             while not first.layout:
-                if not self._receive([first], deadline - time.monotonic()):
+                if not self._receive(deadline - time.monotonic()):
                     raise first.timeout_error(self._timeout, [])
         return [worker.layout or first.layout for worker in self._workers]
 
@@ -224,7 +213,8 @@ class WorkerPool:
                 with contextlib.suppress(ValueError):  # one that was replaced
                     child.join(max(0.0, deadline - time.monotonic()))
             self._kill()
-        for block in (self._status_block, self._weights.block, *(worker.block for worker in self._workers)):
+        steps = [block for worker in self._workers for block in worker.blocks]
+        for block in (self._status_block, self._weights.block, *steps):
             block.close()
 
     def _ask(self, orders: Sequence[tuple[Any, ...]]) -> None:
@@ -235,7 +225,7 @@ class WorkerPool:
             worker.order(*order)
         deadline = time.monotonic() + self._timeout
         while missing := [worker for worker in self._workers if worker.reply is None]:
-            if not self._receive(missing, deadline - time.monotonic()):
+            if not self._receive(deadline - time.monotonic()):
                 raise missing[0].timeout_error(self._timeout, missing[1:])
 
     def _spawn(self, workers: Sequence[Worker]) -> None:
@@ -244,6 +234,7 @@ class WorkerPool:
                 process, connection = worker.spawn()
                 self._processes.append(process)
                 self._connections.append(connection)
+                self._watch.add(worker)
 
     def _order_creation(self, n_envs: Any) -> None:  # noqa: ANN401 - whatever env_args["n_envs"] is, if anything
         """Order what can be ordered now: all workers if their seeds are known, or can be guessed from ``n_envs``."""
@@ -258,7 +249,7 @@ class WorkerPool:
         while True:
             waiting = [worker for worker in self._workers if worker.ordered and worker.created is None]
             if waiting:
-                if not self._receive(waiting, deadline - time.monotonic()):
+                if not self._receive(deadline - time.monotonic()):
                     raise waiting[0].timeout_error(self._timeout, waiting[1:])
             elif wrong := [worker for worker in self._workers if worker.seed != self._right_seed(worker)]:
                 for worker in wrong:
@@ -295,12 +286,10 @@ class WorkerPool:
     def _agent_seed(self, worker: Worker) -> int | None:
         return None if self._agent_seeds is None else self._agent_seeds[worker.index]
 
-    def _receive(self, waiting: Sequence[Worker], timeout: float) -> bool:
+    def _receive(self, timeout: float) -> bool:
         """Take in the answers that are there, or wait for one; False if none came in time."""
-        sources: dict[Any, Worker] = {worker.connection: worker for worker in waiting}
-        sources |= {worker.process.sentinel: worker for worker in self._workers}
-        ready = wait(list(sources), max(0.0, timeout))
-        for worker in {sources[source].index: sources[source] for source in ready}.values():
+        ready = self._watch.wait(timeout)
+        for worker in ready:
             if not worker.take_answer() and not worker.process.is_alive():
                 raise worker.death()
         return bool(ready)
@@ -328,12 +317,13 @@ class WorkerPool:
                 environments=(ids.start, ids.stop),
                 seed=worker.seed,
                 new_seed=seed,
-                batch=self._n_batches,
+                batch=self._n_batches + len(worker.finished),
                 step=error.step or 0,
                 reason=str(error),
             )
         )
         _logger.warning("RL_Batcher starts a worker again, its episodes are lost: %s", error)
+        self._watch.remove(worker)
         kill([worker.process], [worker.connection])
         self._processes.remove(worker.process)
         self._connections.remove(worker.connection)
@@ -342,10 +332,7 @@ class WorkerPool:
         try:
             worker.order_creation(seed, None if agent_seed is None else agent_seed + _SEED_STRIDE)
             self._weights.send(worker)
-            if self._infos:
-                worker.order("reset", *self._infos[worker.index])
-            if worker.collecting:
-                worker.order("execute", None)
+            worker.order_again()
         except WorkerError as failure:
             return failure
         return None

@@ -21,6 +21,7 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -181,8 +182,10 @@ class Round:
             self.faults = {self.victim * self.n_envs: (self.fault, dice.randint(0, 2 * self.T))}
         self.counters: list[Counter] = []
         self.version = 0
-        self.rows = 0
-        self.n_lost = 0
+        self.outstanding: deque[int] = deque()  # the version of the weights of each order
+        self.n_handed_over = self.rows = self.n_lost = 0
+        # Environments of replaced workers, and the last batch ordered before: the new worker has newer weights.
+        self.renewed: dict[int, int] = {}
 
     def _choose_fault(self) -> tuple[str, int]:
         victim = self.dice.randrange(max(1, self.n_processes))
@@ -266,16 +269,16 @@ class Round:
 
     def _batch(self, batcher: RL_Batcher, n: int) -> None:
         dice = self.dice
-        if not self._anyone() or dice.random() < 0.15:
-            batcher.reset()
-            for counter in self.counters:
-                counter.reset()
-        if dice.random() < 0.5:
-            self._update(batcher)
-        acting = self.version
-        batcher.execute()
+        if not self.outstanding:
+            if not self._anyone() or dice.random() < 0.15:
+                batcher.reset()
+                for counter in self.counters:
+                    counter.reset()
+            self._order(batcher)
+        if len(self.outstanding) == 1 and self.n_processes and self.auto_reset and dice.random() < 0.5:
+            self._order(batcher)
         if dice.random() < 0.3:
-            self._update(batcher)  # for the next batch
+            self._update(batcher)  # for the next order
         try:
             batch, n_running = batcher.get(timeout=limit(3.0) if self.fault in LATE else None)
         except WorkerTimeout as error:
@@ -287,8 +290,15 @@ class Round:
             self.fault = ""
         assert batch is not None
         self._replaced(batcher)
-        self._count(batch, acting)
+        self._count(batch, self.outstanding.popleft())
+        self.n_handed_over += 1
         assert n_running == sum(counter.running for counter in self.counters), n_running
+
+    def _order(self, batcher: RL_Batcher) -> None:
+        if self.dice.random() < 0.5:
+            self._update(batcher)
+        self.outstanding.append(self.version)
+        batcher.execute()
 
     def _update(self, batcher: RL_Batcher) -> None:
         self.version += 1
@@ -297,13 +307,16 @@ class Round:
     def _replaced(self, batcher: RL_Batcher) -> None:
         """Environments of replaced workers begin anew; each loss must be listed, and be one that was done to them."""
         for lost in batcher.lost_episodes[self.n_lost :]:
+            if lost.batch > self.n_handed_over:
+                break  # the batch that is here was finished before
+            self.n_lost += 1
             assert lost.worker == self.victim, lost
             self._matches(lost.reason)
             for b in range(*lost.environments):
                 seed = lost.new_seed + b - lost.environments[0]
                 self.counters[b] = Counter(seed, self.lengths, self.auto_reset)
                 self.counters[b].reset()
-        self.n_lost = len(batcher.lost_episodes)
+                self.renewed[b] = self.n_handed_over + len(self.outstanding) - 1
         if self.n_lost and self.fault in SIGNALS:
             self.fault = ""  # done
 
@@ -312,7 +325,10 @@ class Round:
         assert batch.info["environment"].tolist() == rows
         assert batch.info["env_seed"].tolist() == [self.counters[b].seed for b in rows]
         assert batch.info["step"].tolist() == [self.counters[b].age for b in rows]
-        assert batch.info["policy_version"].tolist() == [acting] * len(rows)
+        versions = batch.info["policy_version"].tolist()
+        for version, b in zip(versions, rows, strict=True):
+            renewed = self.n_handed_over <= self.renewed.get(b, -1)
+            assert version == acting or (renewed and acting < version <= self.version), (b, version, acting)
         steps = batch.trajectories
         for row, b in enumerate(rows):
             truth = self.counters[b].take(self.T)
@@ -322,7 +338,7 @@ class Round:
             assert steps["_observation/frame"][row, :real].tolist() == [after for _, after, _ in truth]
             assert steps["_observation/done"][row, :real].tolist() == [done for _, _, done in truth]
             for name in ("lowest", "highest"):
-                assert steps[f"action/{name}"][row, :real].tolist() == [acting] * real, name
+                assert steps[f"action/{name}"][row, :real].tolist() == [versions[row]] * real, name
             self.rows += real
 
     def _expected(self, error: WorkerError) -> str:

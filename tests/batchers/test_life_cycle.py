@@ -40,8 +40,12 @@ def test_wrong_orders_name_the_missing_call(n_processes: int, request: pytest.Fi
     batcher.execute()
     with pytest.raises(BatcherStateError, match=r"memory_report: the first batch .* Call get\(\) first"):
         batcher.memory_report()
-    with pytest.raises(BatcherStateError, match=r"execute: get\(\) has not been called"):
+    if n_processes:
+        batcher.execute()  # waits behind the first one
+    with pytest.raises(BatcherStateError, match=r"execute: get\(\) has not been called. Call get\(\) first: "):
         batcher.execute()
+    if n_processes:
+        batcher.get()
     with pytest.raises(BatcherStateError, match=r"reset: a batch is being collected. Call get\(\) first"):
         batcher.reset()
     batch, n_running = batcher.get()
@@ -138,7 +142,7 @@ def test_more_than_one_cuda_process_warns(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(batcher_module, "WorkerPool", lambda *args, **kwargs: None)
     with pytest.warns(UserWarning, match="2 processes on cuda:0 open 2 CUDA contexts, 300 to 700 MB"):
         batcher = make(2, device="cuda:0")
-    batcher._state = "closed"
+    batcher._life.state = "closed"
 
 
 @pytest.mark.parametrize("n_processes", [0, 1])

@@ -58,7 +58,7 @@ def test_every_step_comes_once_in_order_with_whole_weights_and_nobody_is_far_ahe
         truth = steps_of(b, T * len(found))
         assert [frame for piece in found for frame in piece] == [before for before, _, _ in truth]
     assert n_ended == sum(done for b, found in pieces.items() for _, _, done in steps_of(b, T * len(found)))
-    if batcher._state == "executing":
+    if batcher._life.state == "executing":
         batcher.get()
 
 

@@ -1,0 +1,292 @@
+"""execute() before get(): workers begin the second batch by themselves, and nothing else is any different."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import deque
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from batcher_fakes import InfoAgent, create_cartpole, create_version_agent, limit
+
+from rlstruct import BatcherStateError, DictTensor, RL_Agent, Trajectories, WorkerError, WorkerTimeout
+from rlstruct.batchers import RL_Batcher
+from rlstruct.functional.random import uniform
+from rlstruct.testing.fake_agents import RngAgent
+from rlstruct.testing.fake_envs import create_counting_env, create_failing_env, create_slow_env
+
+B = 6
+
+
+class Everything(RL_Agent):
+    """Its answers depend on weights, settings, random keys and a state, which holds observations uncopied."""
+
+    def __init__(self) -> None:
+        self.weight = torch.zeros(1)
+
+    def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
+        return DictTensor({"total": torch.zeros(B), "last": torch.zeros(B, 4)})
+
+    def __call__(self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: Any = None) -> Any:
+        total = state["total"] * 0.9 + state["last"][:, 2] + self.weight * agent_info["epsilon"]
+        drawn = uniform(observation["rng"])
+        action = {"action": (total + drawn > 0.5).to(torch.int64), "total": total, "drawn": drawn}
+        return DictTensor(action), DictTensor({"total": total, "last": observation["frame"]})
+
+    def update(self, info: Any) -> None:
+        self.weight = info["w"].clone()
+
+
+Move = tuple[int, str]  # its number, from which weights and settings are made, and what to call
+Kept = list[tuple[Trajectories, dict[str, torch.Tensor]]]
+
+
+def draw_moves(seed: int, n_batches: int) -> tuple[list[Move], list[Move]]:
+    """Draw legal moves that queue batches; return also those that order the same batches one by one."""
+    dice, queued, plain = random.Random(seed), list[Move](), list[Move]()
+    outstanding: deque[list[Move]] = deque()
+    n_ordered = 0
+    while n_ordered < n_batches or outstanding:
+        if n_ordered < n_batches and len(outstanding) < 2 and dice.random() < 0.7:
+            names = ["update"] * dice.choice([0, 1, 2]) + [dice.choice(["execute", "execute with settings"])]
+            order = [(len(queued) + i, name) for i, name in enumerate(names)]
+            queued += order
+            outstanding.append(order)
+            n_ordered += 1
+        elif outstanding:
+            queued.append((len(queued), "get"))
+            plain += [*outstanding.popleft(), (0, "get")]
+    return queued, plain
+
+
+def follow(moves: list[Move], n_processes: int, T: int) -> Kept:
+    """Make the moves; return each batch as it came, with a copy of it."""
+    kept: Kept = []
+    with RL_Batcher(
+        T,
+        Everything,
+        create_cartpole,
+        env_args={"n_envs": B // max(1, n_processes)},
+        n_processes=n_processes,
+        seed=5,
+        agent_info=DictTensor({"epsilon": torch.zeros(1)}),
+    ) as batcher:
+        batcher.reset()
+        for number, name in moves:
+            if name == "update":
+                batcher.update({"w": torch.full((1,), float(number))})
+            elif name == "get":
+                batch, n_running = batcher.get()
+                assert batch is not None
+                assert n_running == B
+                kept.append((batch, {key: value.clone() for key, value in tensors_of(batch).items()}))
+            else:
+                epsilon = DictTensor({"epsilon": torch.arange(float(B)) + number})
+                batcher.execute(epsilon if name == "execute with settings" else None)
+    return kept
+
+
+def tensors_of(batch: Trajectories) -> dict[str, torch.Tensor]:
+    return {**batch.info._tensors, **batch.trajectories._tensors}
+
+
+@pytest.mark.parametrize(("n_processes", "T"), [(1, 1), (2, 20), (3, 7)])
+def test_batches_are_bit_equal_to_those_ordered_one_by_one(n_processes: int, T: int) -> None:
+    queued, plain = draw_moves(n_processes, 16)
+    ours, truth = follow(queued, n_processes, T), follow(plain, 0, T)
+    assert len(ours) == len(truth) == 16
+    assert not torch.equal(ours[0][1]["policy_version"], ours[-1][1]["policy_version"])
+    assert not torch.equal(ours[0][1]["agent_info/epsilon"], ours[-1][1]["agent_info/epsilon"])
+    for (batch, copy), (_, expected) in zip(ours, truth, strict=True):
+        assert copy.keys() == expected.keys()
+        for key, value in expected.items():
+            assert torch.equal(copy[key], value), key
+        now = tensors_of(batch)
+        assert all(torch.equal(now[key], value) for key, value in copy.items())  # nobody has written to it since
+
+
+@pytest.fixture(scope="module")
+def batcher() -> Iterator[RL_Batcher]:
+    env_args = {"n_envs": 2, "auto_reset": True}
+    with RL_Batcher(3, create_version_agent, create_counting_env, env_args=env_args, n_processes=2, seed=0) as batcher:
+        batcher.update(weights(1.0))
+        yield batcher
+
+
+def weights(value: float, size: int = 300_000) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((size,), value)}
+
+
+def shared_bytes(batcher: RL_Batcher) -> list[list[int]]:
+    workers = batcher._backend._workers  # type: ignore[attr-defined]
+    return [[os.fstat(block._fd).st_size for block in worker.blocks] for worker in workers]
+
+
+def test_the_second_slab_takes_memory_once_it_is_used_and_the_report_says_so(batcher: RL_Batcher) -> None:
+    before, planned = batcher.memory_report(), batcher.memory_report(queued=True)
+    batcher.reset()
+    for _ in range(3):
+        batcher.execute()
+        batcher.get()
+    assert batcher.memory_report() == before
+    assert all(second == 0 < first for first, second in shared_bytes(batcher))
+    batcher.execute()
+    batcher.execute()
+    batcher.get()
+    batcher.get()
+    after = batcher.memory_report()
+    assert after == planned
+    assert after.slabs == tuple(2 * size for size in before.slabs)
+    for (first, second), slab, finals in zip(shared_bytes(batcher), after.slabs, after.final_observations, strict=True):
+        assert first == second
+        # Each tensor begins at a cache line, which shows in slabs of three steps.
+        assert slab + finals <= first + second < slab + finals + 2 * 64 * 40
+
+
+def test_weights_are_those_of_the_order_and_never_torn(batcher: RL_Batcher) -> None:
+    batcher.reset()
+    versions: deque[int] = deque()
+
+    def order(value: float) -> None:
+        batcher.update(weights(-1.0))
+        batcher.update(weights(value))
+        batcher.execute()
+        versions.append(batcher.policy_version)
+
+    order(1000.0)
+    for i in range(25):
+        order(float(i))
+        batcher.update(weights(-2.0))  # for nobody: the next order brings others
+        batch, _ = batcher.get()
+        assert batch is not None
+        assert (batch.info["policy_version"] == versions.popleft()).all()
+        for key in ("lowest", "highest"):
+            assert (batch.trajectories[f"action/{key}"] == (i - 1 if i else 1000)).all()
+        assert batch.info["step"].tolist() == [3 * i] * 4
+    batcher.get()
+
+
+def test_what_cannot_be_done_with_a_batch_queued_says_so(batcher: RL_Batcher) -> None:
+    batcher.reset()
+    batcher.execute()
+    batcher.execute()
+    with pytest.raises(
+        BatcherStateError, match=r"execute: get\(\) has not .* Call get\(\) first: .* another waits behind"
+    ):
+        batcher.execute()
+    with pytest.raises(
+        BatcherStateError, match=r"n_workers was given, and a second batch is queued. Call get\(\) for all"
+    ):
+        batcher.get(n_workers=1)
+    batcher.get(n_workers=2)
+    for call in (batcher.reset, batcher.state_dict):
+        with pytest.raises(BatcherStateError, match=r"a batch is being collected. Call get\(\) first"):
+            call()
+    batcher.get()
+    with pytest.raises(BatcherStateError, match="no batch is being collected"):
+        batcher.get()
+
+
+def test_only_workers_with_endless_environments_queue() -> None:
+    words = r"get\(\) has not been called.* only worker processes whose environments restart by themselves"
+    for n_processes, auto_reset in ((0, True), (1, False)):
+        env_args = {"n_envs": 1, "auto_reset": auto_reset}
+        with RL_Batcher(2, RngAgent, create_counting_env, env_args=env_args, n_processes=n_processes) as batcher:
+            batcher.reset()
+            batcher.execute()
+            with pytest.raises(BatcherStateError, match=words):
+                batcher.execute()
+            assert batcher.get()[0] is not None
+
+
+def failing(failure: Any, **settings: Any) -> RL_Batcher:
+    # Environments 0 to 3, T = 4; worker 1 fails in step 1 of the second batch.
+    env_args = {"n_envs": 2, "auto_reset": True, "failure": failure, "step": 5, "failing_seed": 2}
+    return RL_Batcher(4, RngAgent, create_failing_env, env_args=env_args, n_processes=2, seed=0, **settings)
+
+
+def close_leaves_nothing(batcher: RL_Batcher) -> None:
+    start = time.monotonic()
+    batcher.close()
+    assert time.monotonic() - start < limit(2.0)
+    children = [child.cmdline() for child in psutil.Process().children()]
+    assert not [words for words in children if "rlstruct-worker" in " ".join(words)], children
+
+
+def test_a_worker_that_fails_in_its_queued_batch_is_replaced_and_its_finished_batch_is_kept() -> None:
+    with failing(partial(os._exit, 5), on_worker_error="restart") as batcher:
+        batcher.reset()
+        batcher.execute()
+        batcher.execute()
+        time.sleep(0.5)  # it is dead before anybody has asked for its first batch
+        found = []
+        for _ in range(3):
+            batch, _ = batcher.get()
+            assert batch is not None
+            found.append((batch.info["env_seed"].tolist(), batch.info["step"].tolist()))
+            steps = batch.trajectories["observation/frame"]
+            assert steps[:, :, 0].eq(batch.info["env_seed"].unsqueeze(1)).all()
+            if len(found) < 2:
+                batcher.execute()
+        (lost,) = batcher.lost_episodes
+    new = lost.new_seed
+    assert (lost.worker, lost.environments, lost.seed, lost.batch, lost.step) == (1, (2, 4), 2, 1, 1)
+    assert found == [
+        ([0, 1, 2, 3], [0, 0, 0, 0]),
+        ([0, 1, new, new + 1], [4, 4, 0, 0]),
+        ([0, 1, new, new + 1], [8, 8, 4, 4]),
+    ]
+
+
+def test_an_exception_in_a_queued_batch_is_told_by_the_next_get_that_waits() -> None:
+    batcher = failing(ValueError("no road"))
+    batcher.reset()
+    batcher.execute()
+    batcher.execute()
+
+    def get_both() -> None:
+        batcher.get()  # may come: that worker had finished this one
+        batcher.get()
+
+    with pytest.raises(WorkerError, match="no road") as caught:
+        get_both()
+    assert (caught.value.worker, caught.value.step) == (1, 1)
+    close_leaves_nothing(batcher)
+
+
+def test_kill_and_stop_with_a_batch_queued() -> None:
+    env_args = {"n_envs": 1, "auto_reset": True, "seconds": 0.01}
+    batcher = RL_Batcher(
+        20, InfoAgent, create_slow_env, env_args=env_args, n_processes=2, seed=0, on_worker_error="restart"
+    )
+    info = [DictTensor({"epsilon": torch.full((1,), float(i))}) for i in range(4)]
+    batcher.reset(info[0])
+    batcher.execute(info[1])
+    batcher.execute(info[2])
+    time.sleep(0.1)
+    first, second = (worker.process for worker in batcher._backend._workers)  # type: ignore[attr-defined]
+    os.kill(first.pid, signal.SIGKILL)  # in its first batch: it owes both, each with its own settings
+    os.kill(second.pid, signal.SIGSTOP)
+    with pytest.raises(WorkerTimeout, match=r"worker 1\b"):
+        batcher.get(timeout=0.5)
+    os.kill(second.pid, signal.SIGCONT)
+    for i in (1, 2, 3):
+        batch, _ = batcher.get()
+        assert batch is not None
+        assert batch.info["agent_info/epsilon"].tolist() == [i, i]
+        assert (batch.trajectories["action/seen_epsilon"] == i).all()
+        assert batch.info["step"].tolist() == [20 * (i - 1)] * 2
+        if i < 3:
+            batcher.execute(info[3] if i == 1 else None)
+    assert [lost.worker for lost in batcher.lost_episodes] == [0]
+    assert batcher.get()[0] is not None
+    batcher.execute()
+    batcher.execute()
+    close_leaves_nothing(batcher)  # in the middle of the first of two batches
