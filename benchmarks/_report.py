@@ -130,7 +130,8 @@ def result_path(name: str) -> Path:
 
 
 def _calls_in(call: Callable[[], object], seconds: float, clock: Clock) -> int:
-    """How many calls fill the time; also warms up."""
+    """How many calls fill the time; also warms up. The first call is not counted: in it, code may be compiled."""
+    call()
     count = 1
     while (taken := _time(call, count, clock)) < seconds / 4:
         count *= 2

@@ -133,6 +133,24 @@ def uniform(key: Tensor, shape: tuple[int, ...] = (), stream: int = 0) -> Tensor
     return (_bits(key, shape, stream) >> 40).bitwise_and_(_LOW[40]).to(torch.float32).mul_(2.0**-24)
 
 
+def symmetric_uniform(key: Tensor, n: int, bound: float, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    """Draw n numbers uniformly from [-bound, bound), as start states of simulators are: the draws of ``uniform``.
+
+    Args:
+        key: [B] int64.
+        n: how many for each key.
+        bound: half the width of the interval.
+        dtype: of the result.
+
+    Returns:
+        n tensors [B]; number i comes from ``uniform(key, (n,))[:, i]``.
+    """
+    if type(key) is not Tensor:  # traced: a compiler makes one loop of single draws, and mixes each key once
+        drawn = (uniform(key, (), 1 + i) for i in range(n))
+        return tuple(u.to(dtype).sub_(0.5).mul_(2 * bound) for u in drawn)
+    return uniform(key, (n,)).t().to(dtype).sub_(0.5).mul_(2 * bound).unbind(0)
+
+
 def draw_ahead(keys: Tensor, rows: Sequence[Tensor]) -> None:
     """Draw the commonest number, `uniform` of shape () and stream 0, of many keys at once: it costs as much as of one.
 

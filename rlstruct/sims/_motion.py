@@ -176,7 +176,7 @@ class Motion:
 
         Returns:
             As `advance`, each tensor of the last two with a time axis, [B, K, ...]; then the masks ``ran`` and
-            ``running``, [B, K] (episodic only); then the actions that were drawn, [B, K, ...] (not for a compiler).
+            ``running``, [B, K] (episodic only); then the actions that were drawn, [B, K, ...].
         """
         changed: Tensors = {}
         reached, current, masks, drawn = [], [], [], []
@@ -189,12 +189,11 @@ class Motion:
             step, seen, after = move(now, action)
             if for_compiler and auto_reset:
                 after |= self.wiped(seen["done"], seen["reward"], action)
-                seen |= {f"last_{key}": value for key, value in action.items()}
             changed |= step
             reached.append(seen)
             current.append(after)
             masks.append({} if auto_reset else {"ran": now["running"], "running": step["running"]})
-            drawn.append({} if actions or for_compiler else action)
+            drawn.append({} if actions else action)
         return changed, *(_stack(steps) for steps in (reached, current, masks, drawn))
 
     def frames(self, state: Any, carried: Tensors | None = None) -> Tensors:  # noqa: ANN401 - the user's own class
@@ -229,7 +228,7 @@ class Motion:
         done = reached["done"]
         if "reward" not in current:
             current |= self.wiped(done, reached["reward"], action)
-            reached |= {f"last_{key}": value.clone() for key, value in action.items()}
+        reached |= {f"last_{key}": value.clone() for key, value in action.items()}
         current["initial_state"] = done
         return reached, current
 

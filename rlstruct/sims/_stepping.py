@@ -70,6 +70,7 @@ class TensorStepper:
         self._compile = compiled
         self._compiled: dict[str, Compiled] = {}
         self._no = no
+        self._never = no.unsqueeze(1)  # [B, K]
 
     def forget(self) -> None:
         """See Stepper."""
@@ -104,7 +105,9 @@ class TensorStepper:
         changed, *results, drawn = self._call(name, many, carry, plan)
         self._age = (n_steps - 1) % self._between_draws + 1
         reached, current, masks = results
-        no = self._no.unsqueeze(1).expand(-1, n_steps)
+        if self._never.shape[1] != n_steps:
+            self._never = self._no.unsqueeze(1).expand(-1, n_steps)
+        no = self._never
         if self._auto_reset:
             acted = drawn or {key: value.transpose(0, 1) for key, value in plan.items()}
             reached, current = _quiet(*self._motion.complete(reached, current, acted), no)

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.device import DeviceLike
-from rlstruct.functional.random import uniform
+from rlstruct.functional.random import symmetric_uniform
 from rlstruct.sims._spaces import box
 from rlstruct.sims._state import columns
 from rlstruct.sims.tensor_env import Backend, TensorEnv
@@ -83,8 +83,7 @@ class Acrobot(TensorEnv[AcrobotState]):
 
     def initial(self, key: Tensor) -> AcrobotState:
         """Draw all four numbers from [-0.1, 0.1)."""
-        drawn = uniform(key, (4,)).t().to(self.dtype).sub_(0.5).mul_(0.2)  # [4, n], whose rows a compiler vectorises
-        return AcrobotState(*drawn.unbind(0))
+        return AcrobotState(*symmetric_uniform(key, 4, 0.1, self.dtype))
 
     def transition(self, state: AcrobotState, action: Tensor, key: Tensor) -> tuple[AcrobotState, Tensor, Tensor]:
         """Swing for one step of Runge and Kutta's method of fourth order; terminated where the tip is high enough."""

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.device import DeviceLike
-from rlstruct.functional.random import uniform
+from rlstruct.functional.random import symmetric_uniform
 from rlstruct.sims._spaces import box
 from rlstruct.sims._state import columns
 from rlstruct.sims.tensor_env import Backend, TensorEnv
@@ -87,8 +87,7 @@ class CartPole(TensorEnv[CartPoleState]):
 
     def initial(self, key: Tensor) -> CartPoleState:
         """Draw all four numbers from [-0.05, 0.05)."""
-        drawn = uniform(key, (4,)).t().to(self.dtype).sub_(0.5).mul_(0.1)  # [4, n], whose rows a compiler vectorises
-        return CartPoleState(*drawn.unbind(0))
+        return CartPoleState(*symmetric_uniform(key, 4, 0.05, self.dtype))
 
     def transition(self, state: CartPoleState, action: Tensor, key: Tensor) -> tuple[CartPoleState, Tensor, Tensor]:
         """Push for one step of Euler's method; terminated where cart or pole are out of bounds.

@@ -95,6 +95,7 @@ class TensorEnv(VecEnv, Generic[State]):
         self._n_envs = n_envs
         self._no = torch.zeros(n_envs, dtype=torch.bool, device=self._device)
         self._yes = ~self._no
+        self._whole: dict[int, tuple[Tensor, Tensor]] = {}  # lengths and mask of a rollout of K steps, of the last K
         self._no_action = zeros(self.action_space, "action", n_envs, self._device)
         self._actions = {key: (tuple(value.shape[1:]), value.dtype) for key, value in self._no_action.items()}
         no_key = torch.zeros(0, dtype=torch.int64, device=self._device)
@@ -238,11 +239,13 @@ class TensorEnv(VecEnv, Generic[State]):
             sent = self._sent(action, (self._n_envs,))
             plan = {key: value.expand(k, *value.shape) for key, value in sent.items()}  # [K, B, ...]
         self._carry, reached, current, masks = self._stepper.rollout(self._carry, plan, k)
-        lengths = torch.full((self._n_envs,), k, dtype=torch.int64, device=self._device)
+        if k not in self._whole:
+            lengths = torch.full((self._n_envs,), k, dtype=torch.int64, device=self._device)
+            self._whole = {k: (lengths, self._yes.unsqueeze(1).expand(-1, k))}
+        lengths, always = self._whole[k]
         seen = TemporalDictTensor._trusted(reached, lengths)
         self._current = after = seen if current is reached else TemporalDictTensor._trusted(current, lengths)
-        always = masks or dict.fromkeys(("ran", "running"), self._yes.unsqueeze(1).expand(-1, k))
-        return (seen, always["ran"]), (after, always["running"])
+        return (seen, masks.get("ran", always)), (after, masks.get("running", always))
 
     def get_state(self, ids: Sequence[int] | Tensor | None = None) -> State:
         """Copy the states of some environments.

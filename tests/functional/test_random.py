@@ -65,6 +65,24 @@ def test_a_wider_shape_begins_with_the_draws_of_a_narrower_one() -> None:
     torch.testing.assert_close(random.uniform(keys, (4,))[:, :2], random.uniform(keys, (2,)), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_symmetric_numbers_are_uniform_ones_stretched_also_for_a_tracer(dtype: torch.dtype) -> None:
+    keys = make_keys(1000)
+
+    def draw(key: Tensor) -> tuple[Tensor, ...]:
+        return random.symmetric_uniform(key, 3, 0.25, dtype)
+
+    drawn = draw(keys)
+    traced = make_fx(draw, tracing_mode="fake")(keys)(keys)
+    for i, number in enumerate(drawn):
+        expected = (random.uniform(keys, (3,))[:, i].to(dtype) - 0.5) * 0.5
+        assert torch.equal(number, expected)
+        assert torch.equal(traced[i], expected)
+        assert number.dtype is dtype
+    assert -0.25 <= drawn[0].min() < -0.24
+    assert 0.24 < drawn[0].max() < 0.25
+
+
 def test_streams_are_shifted_views_of_one_sequence() -> None:
     keys = make_keys(1000)
     wide = random.uniform(keys, (5,))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rlstruct.core import DictTensor, TemporalDictTensor
+from rlstruct.functional.compiled import Compiled
 from rlstruct.functional.random import child_key, randint
 from rlstruct.sims import make
 
@@ -45,6 +46,22 @@ def test_trajectories_are_those_of_the_eager_backend(name: str, settings: dict) 
             tolerance = 1e-3 if expected[key].is_floating_point() else 0
             torch.testing.assert_close(got[key], expected[key], rtol=tolerance, atol=tolerance)
     assert sum(bool(e["done"].any()) for (e, _), _ in observed) > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [16, 19])  # whole vectors, and some that are not
+def test_every_dtype_is_loaded_as_it_is(n: int) -> None:
+    dtypes = [torch.float32, torch.float64, torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool]
+    given = {str(dtype): (torch.arange(n) * 7 % 5).to(dtype) for dtype in dtypes}
+    given["half"] = given["torch.int64"].half()
+
+    def double(values: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor]]:
+        return ({name: torch.where(values["torch.bool"], value, value + value) for name, value in values.items()},)
+
+    (got,) = Compiled(double)(given)
+    for name, value in double(given)[0].items():
+        assert got[name].dtype is value.dtype
+        assert torch.equal(got[name], value), name
 
 
 @pytest.mark.exhaustive
