@@ -1,4 +1,4 @@
-"""What `import rlstruct` costs beyond `import torch`, in fresh processes. Layer 5.
+"""What `from rlstruct import *` costs beyond `import torch`, in fresh processes. Layer 5.
 
     python benchmarks/import_time.py [--rounds 9]
 
@@ -17,14 +17,16 @@ import tempfile
 from _report import machine, write
 
 TARGET_SECONDS = 0.15
-TIMED = "import time; start = time.perf_counter(); import {first}; middle = time.perf_counter(); import {second}; " + (
+TIMED = "import time; start = time.perf_counter(); {first}; middle = time.perf_counter(); {second}; " + (
     "print(middle - start, time.perf_counter() - middle)"
 )
+# rlstruct imports each of its names when it is first asked for: here all of them.
+STATEMENTS = {"rlstruct": "from rlstruct import *", "gymnasium": "import gymnasium"}
 
 
 def import_seconds(second: str) -> tuple[float, float]:
     """Seconds to import torch, and then `second`, in a process of their own."""
-    code = TIMED.format(first="torch", second=second)
+    code = TIMED.format(first="import torch", second=STATEMENTS[second])
     # Elsewhere, so that the installed package is imported and not ./rlstruct.
     with tempfile.TemporaryDirectory() as folder:
         run = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
@@ -37,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9, help="processes of each kind, at least 5")
     rounds = max(5, parser.parse_args().rounds)
-    names = ("rlstruct", "gymnasium")
+    names = tuple(STATEMENTS)
     for name in names:
         import_seconds(name)  # fills the caches of files and of byte code
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -51,7 +53,7 @@ def main() -> None:
     median = statistics.median(seconds["rlstruct"])
     print(machine())
     print(f"import torch                {statistics.median(torch_seconds):7.3f} s")
-    print(f"import rlstruct after it    {median:7.3f} s   (target: at most {TARGET_SECONDS} s)")
+    print(f"all of rlstruct after it    {median:7.3f} s   (target: at most {TARGET_SECONDS} s)")
     print(f"import gymnasium after it   {statistics.median(seconds['gymnasium']):7.3f} s   (what rlstruct leaves out)")
     rows = [
         {"import": name, "after": "torch", "median_s": statistics.median(taken), "rounds_s": taken}
@@ -60,7 +62,7 @@ def main() -> None:
     rows[0]["after"] = None
     print(f"written to {write('import_time', rows)}")
     if median > TARGET_SECONDS:
-        sys.exit(f"import rlstruct takes {median:.3f} s beyond torch, more than {TARGET_SECONDS} s")
+        sys.exit(f"rlstruct takes {median:.3f} s beyond torch, more than {TARGET_SECONDS} s")
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ import importlib
 import sys
 from collections.abc import Iterable
 
-from rlstruct.device import resolve_device
-
 
 class UserError(Exception):
     """A mistake of the user: shown as one line, without a traceback; the exit status is 2."""
@@ -61,6 +59,8 @@ def check_device(option: str, device: str) -> None:
     Raises:
         UserError: with the devices that are.
     """
+    from rlstruct.device import resolve_device  # imported here: it brings torch, and mistakes are told without
+
     try:
         resolve_device(device)
     except ValueError as error:

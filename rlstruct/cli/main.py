@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 
 from rlstruct.cli.complaint import UserError, nearest, say
 
@@ -41,17 +45,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if command not in COMMANDS:
             raise UserError(f"there is no command {command!r}, only {', '.join(COMMANDS)}.{nearest(command, COMMANDS)}")
-        importlib.import_module(f"rlstruct.cli.{command}").run(rest)
+        with _leaving_at_once(command):
+            module = importlib.import_module(f"rlstruct.cli.{command}")
+        module.run(rest)
     except UserError as error:
         name = f"rlstruct {command}" if command in COMMANDS else "rlstruct"
         sys.stderr.write(f"{name}: {error}\n")
         return 2
     except KeyboardInterrupt as stop:
-        sys.stderr.write(f"\nrlstruct {command}: {str(stop) or 'interrupted.'}\n")
+        sys.stderr.write(_interrupted(command, str(stop)))
         return INTERRUPTED
     except SystemExit as leaving:  # of the parser of options: it has said why
         return leaving.code if isinstance(leaving.code, int) else 2
     return 0
+
+
+@contextlib.contextmanager
+def _leaving_at_once(command: str) -> Iterator[None]:
+    """Let Ctrl-C end the process while torch is imported.
+
+    There is nothing to put in order yet, and an exception in there may come out as another one, or as a broken module.
+    """
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield  # whoever calls from Python, or has the signal ignored, has decided
+        return
+
+    def leave(signum: int, frame: object) -> None:
+        os.write(2, _interrupted(command).encode())
+        os._exit(INTERRUPTED)
+
+    signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _interrupted(command: str, why: str = "") -> str:
+    return f"\nrlstruct {command}: {why or 'interrupted.'}\n"
 
 
 def _help() -> str:

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -340,6 +341,40 @@ def test_help_of_options_fits_a_narrow_screen_in_plain_words(words: list[str], c
     assert "show this help message" in text
     assert "`" not in text  # what the documentation is written in
     assert max(map(len, text.splitlines()[1:])) <= 80  # the parser does not fold the line of the usage
+
+
+_WAITS_IN_TORCH = """
+import sys, runpy, time
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print("now", flush=True)
+            try:
+                time.sleep(60)
+            except KeyboardInterrupt:  # as code in C does that knows failed imports only
+                raise ImportError("initialization failed")
+sys.meta_path.insert(0, Slow())
+sys.argv = ["rlstruct", "devices"]
+runpy.run_module("rlstruct", run_name="__main__")
+"""
+
+
+def test_ctrl_c_while_torch_is_imported_is_one_line_and_status_130() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _WAITS_IN_TORCH], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "now\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert said == "\nrlstruct devices: interrupted.\n"
+    assert process.returncode == 130
+
+
+def test_a_wrong_command_is_told_without_torch() -> None:
+    code = "import sys; from rlstruct.cli.main import main; print(main(['tain']), 'torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout == "2 False\n"
 
 
 def test_it_runs_as_a_module_and_leaves_the_import_of_the_library_alone() -> None:
