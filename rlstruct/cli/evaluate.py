@@ -130,6 +130,6 @@ def _summary(returns: list[float], lengths: list[int], actions: str) -> str:
 
 
 def _film(factory: Factory, agent: RL_Agent, path: Path, seed: int) -> None:
-    pictures = film(factory, agent, n_envs=1, n_steps=_FILM_STEPS, seed=seed, one_episode=True)
-    write(pictures, path, seconds=seconds_of(factory))
-    say(f"{path}: one episode, {len(pictures)} pictures")
+    shot = film(factory, agent, n_envs=1, n_steps=_FILM_STEPS, seed=seed, one_episode=True)
+    write(shot, path, seconds=seconds_of(factory))
+    say(f"{path}: one episode, {len(shot.pictures)} pictures")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from rlstruct.cli.complaint import UserError
 from rlstruct.cli.environments import Factory, SimulatorFactory
-from rlstruct.cli.pictures import Painter, Picture, captioned, grid, painter_of
+from rlstruct.cli.pictures import Painter, Picture, beside, captioned, grid, legend_of, painter_of
 from rlstruct.core import DictTensor
 from rlstruct.functional.random import step_keys
 from rlstruct.rl_agent import RL_Agent
@@ -18,11 +19,24 @@ from rlstruct.vec_env import VecEnv
 
 _SECONDS = {"CartPole": 0.02, "Pendulum": 0.05, "Acrobot": 0.06, "MountainCar": 0.03, "MountainCarContinuous": 0.03}
 _COLOURS = 64  # of a gif
+_SHEET_GAP = 16  # pixels between two steps on a sheet
 
 
-def film(
-    factory: Factory, agent: RL_Agent, *, n_envs: int, n_steps: int, seed: int, one_episode: bool
-) -> list[Picture]:
+@dataclass(frozen=True)
+class Film:
+    """An agent at work.
+
+    Attributes:
+        pictures: the first observations, and what every step led to; where an episode ended, both its end and the next
+            start.
+        legend: what the colours mean; None where they mean nothing.
+    """
+
+    pictures: list[Picture]
+    legend: Picture | None
+
+
+def film(factory: Factory, agent: RL_Agent, *, n_envs: int, n_steps: int, seed: int, one_episode: bool) -> Film:
     """Let an agent act and draw every step.
 
     Args:
@@ -32,32 +46,31 @@ def film(
         n_steps: at most so many steps.
         seed: of environments and agent.
         one_episode: stop when an episode of the first environment ends.
-
-    Returns:
-        The first observations, and what every step led to; where an episode ended, both its end and the next start.
     """
     env = factory(n_envs=n_envs, seed=seed)
     try:
-        return list(_frames(env, agent, painter_of(factory), n_steps, seed, one_episode, factory.name))
+        pictures = list(_frames(env, agent, painter_of(factory), n_steps, seed, one_episode, factory.name))
+        return Film(pictures, legend_of(factory, env))
     finally:
         env.close()
 
 
-def write(pictures: Sequence[Picture], path: Path, *, seconds: float) -> None:
-    """Write a film as a gif, or some of its pictures on one sheet as a png.
+def write(shot: Film, path: Path, *, seconds: float) -> None:
+    """Write a film as a gif, or some of its pictures on one sheet as a png; the legend once beside them.
 
     Args:
-        pictures: at least one.
+        shot: at least one picture.
         path: ends with .gif or .png; its folder is made.
         seconds: time of one picture in the gif.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    pictures = shot.pictures
     if path.suffix.lower() == ".png":
         n = min(12, len(pictures))
         chosen = [pictures[round(i * (len(pictures) - 1) / max(1, n - 1))] for i in range(n)]
-        grid(chosen, min(n, 4)).save(path)
+        beside(grid(chosen, min(n, 4), _SHEET_GAP), shot.legend).save(path)
         return
-    few = [picture.quantize(_COLOURS) for picture in pictures]
+    few = [beside(picture, shot.legend).quantize(_COLOURS) for picture in pictures]
     # Gifs count in hundredths of a second. The last picture stays for a second: the end is what one wants to see.
     times = [max(20, round(seconds * 100) * 10)] * (len(few) - 1) + [1000]
     few[0].save(path, save_all=True, append_images=few[1:], duration=times, loop=0, optimize=True)

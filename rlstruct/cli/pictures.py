@@ -19,6 +19,7 @@ Painter = Callable[[VecEnv, DictTensor, int], Picture]
 """Draws row ``b`` of an observation; the environments are at hand for those that draw themselves."""
 
 _CELL = 24  # pixels of a cell of MinAtar and of Connect Four
+_GAP = 4  # between pictures
 _DARK = "#20242c"
 # One colour for each channel of a MinAtar frame: far apart, bright on dark.
 _COLOURS = (
@@ -43,11 +44,10 @@ def array_of(observation: DictTensor, key: str, row: int) -> Any:  # noqa: ANN40
     return observation[key][row].cpu().numpy()  # sync: a picture is for people, once per frame of a film
 
 
-def grid(pictures: Sequence[Picture], columns: int) -> Picture:
-    """Put pictures of equal size side by side, in rows of ``columns``."""
+def grid(pictures: Sequence[Picture], columns: int, gap: int = _GAP) -> Picture:
+    """Put pictures of equal size side by side, in rows of ``columns``, so many pixels apart."""
     from PIL import Image
 
-    gap = 4
     width, height = pictures[0].size
     rows = -(-len(pictures) // columns)
     whole = Image.new("RGB", (columns * (width + gap) - gap, rows * (height + gap) - gap), "white")
@@ -71,24 +71,47 @@ def _frame(observation: DictTensor, row: int) -> Any:  # noqa: ANN401 - a numpy 
     return array_of(observation, "frame", row)
 
 
-def _minatar(env: VecEnv, observation: DictTensor, row: int) -> Picture:
-    """Colour the cells by channel, the first channel on top, and say what the colours mean."""
+def legend_of(factory: Factory, env: VecEnv) -> Picture | None:
+    """Return what the colours of its pictures mean, where they mean something: in MinAtar's games."""
     from PIL import Image, ImageDraw, ImageFont
 
-    frame = _frame(observation, row)  # [10, 10, C] bool
-    names: Sequence[str] = getattr(env, "channels", [f"channel {c}" for c in range(frame.shape[2])])
-    size = frame.shape[0] * _CELL
-    picture = Image.new("RGB", (size + 112, size), _DARK)
+    if not factory.name.endswith("-MinAtar") or isinstance(factory, GymFactory):
+        return None
+    n = env.observation_space.shape[2]  # type: ignore[index]  # [10, 10, C]
+    names: Sequence[str] = getattr(env, "channels", [f"channel {c}" for c in range(n)])
+    picture = Image.new("RGB", (112, 20 * n + 8), _DARK)
     draw, font = ImageDraw.Draw(picture), ImageFont.load_default(12)
+    for channel, name in enumerate(names):
+        top = 8 + 20 * channel
+        draw.rectangle((8, top, 19, top + 11), _COLOURS[channel])
+        draw.text((25, top - 1), name.replace("_", " "), "white", font)
+    return picture
+
+
+def beside(picture: Picture, legend: Picture | None) -> Picture:
+    """Put a legend to the right of a picture, or nothing."""
+    from PIL import Image
+
+    if legend is None:
+        return picture
+    whole = Image.new("RGB", (picture.width + _GAP + legend.width, max(picture.height, legend.height)), "white")
+    whole.paste(picture, (0, 0))
+    whole.paste(legend, (picture.width + _GAP, 0))
+    return whole
+
+
+def _minatar(env: VecEnv, observation: DictTensor, row: int) -> Picture:
+    """Colour the cells by channel, the first channel on top; see `legend_of`."""
+    from PIL import Image, ImageDraw
+
+    frame = _frame(observation, row)  # [10, 10, C] bool
+    size = frame.shape[0] * _CELL
+    picture = Image.new("RGB", (size, size), _DARK)
+    draw = ImageDraw.Draw(picture)
     for channel in reversed(range(frame.shape[2])):
         for y, x in np.argwhere(frame[:, :, channel]):
             left, top = int(x) * _CELL, int(y) * _CELL
             draw.rectangle((left + 1, top + 1, left + _CELL - 2, top + _CELL - 2), _COLOURS[channel])
-    draw.line((size, 0, size, size), "#55606e")
-    for channel, name in enumerate(names):
-        top = 8 + 20 * channel
-        draw.rectangle((size + 8, top, size + 19, top + 11), _COLOURS[channel])
-        draw.text((size + 25, top - 1), name.replace("_", " "), "white", font)
     return picture
 
 

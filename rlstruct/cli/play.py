@@ -54,9 +54,9 @@ def run(arguments: Sequence[str]) -> None:
     out = options.out or Path(f"play-{Path(options.what).name}.gif")
     check_path(out)
     factory, agent, who = _actor(options.what)
-    pictures = film(factory, agent, n_envs=options.n_envs, n_steps=options.steps, seed=options.seed, one_episode=False)
-    write(pictures, out, seconds=seconds_of(factory))
-    say(f"{out}: {len(pictures)} pictures of {factory.name}, {who}")
+    shot = film(factory, agent, n_envs=options.n_envs, n_steps=options.steps, seed=options.seed, one_episode=False)
+    write(shot, out, seconds=seconds_of(factory))
+    say(f"{out}: {len(shot.pictures)} pictures of {factory.name}, {who}")
 
 
 def _actor(what: str) -> tuple[Factory, RL_Agent, str]:

@@ -160,7 +160,7 @@ def train(
         raise KeyboardInterrupt(f"stopped. To go on: rlstruct train --resume {folder.path}") from None
     except TrainingDiverged as error:
         raise UserError(str(error)) from None
-    _tell(result, folder)
+    _tell(result, config.target_return, folder)
     return result
 
 
@@ -296,10 +296,12 @@ def _about_preset(algorithm: str, env: str, chosen: str | None) -> str:
     return f"settings: the defaults, made for CartPole-v1 (--preset takes those for {known})"
 
 
-def _tell(result: TrainingResult, folder: RunFolder) -> None:
-    for when, evaluation in (("before", result.before), ("after", result.after)):
+def _tell(result: TrainingResult, target: float | None, folder: RunFolder) -> None:
+    reached = [one for one in result.evaluations if target is not None and one.mean_return >= target]
+    told = [("before training", result.before), *(("at the target", one) for one in reached[:1])]
+    for when, evaluation in (*told, ("after training", result.after)):
         say(
-            f"{when:>6} training: return {number(evaluation.mean_return)} ± {number(evaluation.std_return)} "
+            f"{when:>15}: return {number(evaluation.mean_return)} ± {number(evaluation.std_return)} "
             f"over {len(evaluation.returns)} episodes"
         )
     say(f"{result.env_steps:,} environment steps in {result.seconds:.1f} s")

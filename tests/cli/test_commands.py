@@ -221,6 +221,14 @@ def test_two_runs_are_plotted_as_one_curve_and_a_film_of_the_agent_moves(capsys:
     assert "a2c after 2" in capsys.readouterr().out  # 200 environment steps and a bit
 
 
+def test_a_training_that_stops_at_its_target_shows_the_return_that_stopped_it(capsys: Capture) -> None:
+    run = train("a2c", "--env", "CartPole-v1", *SMALL, "--target-return", "1", "--n-env-steps", "100")
+    lines = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines() if ": return " in line]
+    assert lines == ["before training", "  at the target", " after training"]
+    curve = read_curve(run, "evaluation/mean_return")
+    assert curve.steps == [0, 0]  # the untrained agent reaches 1, and is judged again on other episodes
+
+
 def test_the_evaluation_that_ended_a_training_is_drawn_and_the_final_one_counts(tmp_path: pathlib.Path) -> None:
     # 90 reached the target; 70 are other episodes of the same weights. What is learnt beside is written in between.
     lines = ["env_steps,evaluation/mean_return", "0,20", "50,", "25,40", "50,90", "50,70"]
@@ -253,6 +261,17 @@ def test_play_draws_every_kind_of_environment(env: str, capsys: Capture) -> None
     assert main(["play", env, "--steps", "6", "--n-envs", "2"]) == 0
     assert "acting at random" in capsys.readouterr().out
     assert frames_differ(pathlib.Path(f"play-{env}.gif")) >= 3
+
+
+def test_a_legend_stands_once_beside_all_pictures() -> None:
+    options = ["play", "Breakout-MinAtar", "--steps", "2", "--n-envs", "4"]
+    assert main([*options, "--out", "sheet.png"]) == 0
+    assert main([*options, "--out", "film.gif"]) == 0
+    four, legend, caption = 240 + 4 + 240, 112, 20
+    with Image.open("sheet.png") as sheet:  # three steps side by side
+        assert sheet.size == (3 * four + 2 * 16 + 4 + legend, four + caption)
+    with Image.open("film.gif") as film:
+        assert film.size == (four + 4 + legend, four + caption)
 
 
 @pytest.mark.parametrize(
