@@ -16,7 +16,7 @@ INSTALLED := $(VENV)/.installed-dev
 .PHONY: help demo test gpu soak lint format types wheel bench bench-cpu peers clean
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(TRAIN) ## train REINFORCE on CartPole-v1, about half a minute on two cores
 	$(RUN) tutorials/train_cartpole.py $(ARGS)

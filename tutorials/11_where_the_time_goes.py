@@ -144,7 +144,8 @@ if __name__ == "__main__":
     shares_of_a_collection(64)
     shares_of_a_collection(4096)
 
-    # 3. Your agent's calls can be compiled too, whatever environments it acts in: compile_agent=True.
+    # 3. Your agent's calls can be compiled too, whatever environments it acts in: compile_agent=True,
+    # an argument of RL_Batcher and a setting of every training.
     if "--compile" in sys.argv:
         model = ActorCritic(n_inputs=4, n_actions=2)
         for n_envs in (8, 64):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,12 +12,14 @@ from rlstruct.algos.learning_curve import Curve, draw_curves, in_order
 from rlstruct.algos.run_folder import read_lines
 from rlstruct.cli.complaint import UserError, nearest, number, require, say
 from rlstruct.cli.parsing import named, parse, positional
-from rlstruct.cli.record import RunRecord, load
+from rlstruct.cli.record import ForeignRun, RunRecord, load
 
 # Settings that change where things are computed, or how closely one looks, but not what is learnt.
 _IGNORED = {"seed", "learner_device", "batcher_device", "replay_device", "evaluation_processes", "log_interval"}
 _IGNORED |= {"replay_pinned", "compile_agent", "checkpoint_interval", "evaluation_step_limit"}
 _IGNORED |= {"evaluation_device", "evaluation_episodes", "evaluation_interval", "evaluation_timesteps"}
+
+_TIME_BEHIND = re.compile(r"-\d{8}-\d{6}(-\d+)?$")  # of the name of a folder
 
 _ABOUT = "Draw learning curves; runs that differ only by seed make one, with a band."
 
@@ -53,12 +56,14 @@ def run(arguments: Sequence[str]) -> None:
         raise UserError("name one folder of a run, or several: rlstruct plot runs/*")
     if options.out.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise UserError(f"--out {options.out}: expected a name that ends with .png, .svg or .pdf.")
-    records = [load(folder) for folder in options.runs]
-    labels = labels_of(records)
+    records = [_load_if_ours(folder) for folder in options.runs]
+    ours = [record for record in records if record is not None]
+    labels = iter(labels_of(ours))
     groups: dict[str, list[Curve]] = {}
-    for folder, label in zip(options.runs, labels, strict=True):
+    for folder, record in zip(options.runs, records, strict=True):
+        label = _name_of(folder) if record is None else next(labels)
         groups.setdefault(label, []).append(read_curve(folder, options.metric))
-    environments = sorted({record.task.env for record in records})
+    environments = sorted({record.task.env for record in ours}) or sorted(groups)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     metric = "return of the evaluations" if options.metric == "evaluation/mean_return" else options.metric
     draw_curves(groups, options.out, title=options.title or ", ".join(environments), metric=metric)
@@ -113,12 +118,25 @@ def labels_of(records: Sequence[RunRecord]) -> list[str]:
     return labels
 
 
+def _load_if_ours(folder: Path) -> RunRecord | None:
+    """Read what `rlstruct train` has written; None where the user's own program trained."""
+    try:
+        return load(folder)
+    except ForeignRun:
+        return None
+
+
+def _name_of(folder: Path) -> str:
+    """Return the name that a `RunFolder` was made with: several runs of one program have the same."""
+    return _TIME_BEHIND.sub("", folder.resolve().name)
+
+
 def _settings(record: RunRecord) -> dict[str, Any]:
     return {name: value for name, value in asdict(record.config).items() if name not in _IGNORED}
 
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [name for name in settings[0] if len({str(one[name]) for one in settings}) > 1]
+    return [name for name in (settings[0] if settings else ()) if len({str(one[name]) for one in settings}) > 1]
 
 
 def _runs(n: int) -> str:

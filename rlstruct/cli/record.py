@@ -21,6 +21,10 @@ ALGORITHMS = {"reinforce": "ReinforceConfig", "a2c": "A2CConfig", "dqn": "DQNCon
 _PACKAGES = ("rlstruct", "torch", "gymnasium", "numpy", "ale-py")
 
 
+class ForeignRun(UserError):
+    """A run folder that a program of the user's has made: it does not say what would make its agent again."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """Everything that decides what a training does; ``config.json`` of its folder.
@@ -77,7 +81,8 @@ def load(run: Path) -> RunRecord:
         run: the folder, or its ``config.json``.
 
     Raises:
-        UserError: it is no folder of `rlstruct train`, or one of another version with other settings.
+        ForeignRun: it was not made by `rlstruct train`.
+        UserError: it is no run folder, or one of another version with other settings.
     """
     file = run if run.name == "config.json" else run / "config.json"
     if not file.exists():
@@ -88,7 +93,7 @@ def load(run: Path) -> RunRecord:
     except json.JSONDecodeError as error:
         raise UserError(f"{file} is damaged: {error}") from None
     if not isinstance(stored, dict) or not {"algorithm", "task", "config"} <= stored.keys():
-        raise UserError(
+        raise ForeignRun(
             f"{run} was not made by rlstruct train: its config.json does not name algorithm, task and config. Whoever "
             "made it has the environment and the network."
         )

@@ -112,6 +112,13 @@ def test_unpinned_names_what_is_missing() -> None:
     assert unpinned(["torch>=2.11", "numpy"], "# numpy==1\ntorch==2.13.0\n") == ["numpy"]
 
 
+def test_make_help_lists_every_command() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    commands = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[0].split()
+    run = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
+    assert sorted(line.split()[1] for line in run.stdout.splitlines()) == sorted(commands)
+
+
 def test_versions_agree(pyproject: dict[str, Any]) -> None:
     import rlstruct
 
