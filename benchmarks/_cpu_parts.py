@@ -54,8 +54,9 @@ def slow(options: argparse.Namespace) -> list[dict[str, Any]]:
 
     Without any barrier a worker would start its next step whenever the last one is over: all of its time would be
     environment time. The share is the environment seconds of the mean worker over those of the clock. Whole batches
-    wait for the slowest of 8 sums of T steps, which leaves 84 % at best with one environment each, 92 % with four;
-    with ``get(n_workers=1)`` nobody waits. What 8 workers compute on fewer cores is not environment time either: a
+    wait for the slowest of 8 sums of T steps, which leaves 84 % at best with one environment each, 92 % with four.
+    With the next batch queued a worker waits only when it is a whole batch ahead of the slowest, and with
+    ``get(n_workers=1)`` nobody waits. What 8 workers compute on fewer cores is not environment time either: a
     compiled agent leaves less of that.
     """
     print("\n## Slow environments: 1 ms per step, one in ten 10 ms; 8 workers\n")
@@ -66,6 +67,7 @@ def slow(options: argparse.Namespace) -> list[dict[str, Any]]:
         name = f"rlstruct, 8 workers x {each} environments"
         eager = [
             Entry(f"{name}, get()", "rlstruct_batcher.py", task),
+            Entry(f"{name}, get() with the next batch queued", "rlstruct_batcher.py", task, ("queued",)),
             Entry(f"{name}, get(n_workers=1)", "rlstruct_batcher.py", task, ("any",)),
         ]
         compiled = [
@@ -75,7 +77,7 @@ def slow(options: argparse.Namespace) -> list[dict[str, Any]]:
         if each == 1:
             vector = ("gymnasium AsyncVectorEnv, 8 environments", "gymnasium_vector.py", task, ("async",))
             eager.append(Entry(*vector, python=options.peers, requires="gymnasium"))
-        # One group after the other: 40 processes at once are too many for 16 GB.
+        # One group after the other: 60 processes at once are too many for 16 GB.
         results = [result for group in (eager, compiled) for result in compete(group, options.rounds, options.seconds)]
         for result in results:
             if result.rate is None:

@@ -3,7 +3,9 @@
 Run: ``make peers`` once, then ``python benchmarks/cpu_collect.py --rlstructures PATH``, where PATH is a checkout of
 facebookresearch/rlstructures at v0.2. ``--part`` takes some of the parts:
 
-* ``throughput``: CartPole-v1, a 4-64-64-2 policy that draws its actions, T = 128, at 64 and at 8 environments;
+* ``throughput``: CartPole-v1, a 4-64-64-2 policy that draws its actions, T = 128, at 64 and at 8 environments; ours
+  four times: the agent as it is and compiled, each batch ordered when the one before has been handed over, and (queued)
+  while the one before is collected;
 * ``scaling``: one process and two, each with 32 environments, ours and the bare loop;
 * ``slow``: environments of 1 ms per step, one step in ten 10 ms, 8 workers;
 * ``weights``: a million parameters to 4 workers;  ``startup``: 2 workers to the first batch;
@@ -29,6 +31,15 @@ ROOT = Path(__file__).parent.parent
 T = 128
 OURS = "rlstruct RL_Batcher"
 COMPILED = "rlstruct RL_Batcher, compile_agent=True"
+QUEUED = f"{OURS}, queued"
+COMPILED_QUEUED = f"{COMPILED}, queued"
+# Keys of the ratios that each row has, and whose they are.
+VARIANTS = {
+    "ratio": OURS,
+    "compiled_ratio": COMPILED,
+    "queued_ratio": QUEUED,
+    "compiled_queued_ratio": COMPILED_QUEUED,
+}
 BARE = "bare loop, 1 process, half of them"
 # What the issue asks of ours / peer, by number of environments.
 TARGETS = {
@@ -52,6 +63,8 @@ def entries(n_envs: int, n_processes: int, peers: str, rlstructures: str) -> lis
     return [
         Entry(OURS, "rlstruct_batcher.py", task),
         Entry(COMPILED, "rlstruct_batcher.py", task, ("compiled",)),
+        Entry(QUEUED, "rlstruct_batcher.py", task, ("queued",)),
+        Entry(COMPILED_QUEUED, "rlstruct_batcher.py", task, ("compiled", "queued")),
         Entry(BARE, "bare_loop.py", half),
         Entry(f"bare loop, {n_processes} processes", "bare_loop.py", task),
         Entry("rlstructures v0.2", "rlstructures_v02.py", task, python=peers, variables=old),
@@ -77,14 +90,13 @@ def throughput(options: argparse.Namespace) -> list[dict[str, Any]]:
         results = compete(entries(n_envs, 2, options.peers, options.rlstructures), options.rounds, options.seconds)
         rates = {result.name: result.rate for result in results}
         print(f"\n## {n_envs} environments, 2 processes, T = {T}, {options.rounds} rounds\n")
-        print(
-            "| | environment steps/s | slowest - fastest round | ours / it | compiled / it | target | CPU µs per step |"
-        )
-        print("|---|---:|---:|---:|---:|---:|---:|")
+        print("| | environment steps/s | slowest - fastest round | ours / it | compiled / it | queued / it |", end=" ")
+        print("compiled, queued / it | target | CPU µs per step |")
+        print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
         for result in results:
             rows.append(row(result, rates, n_envs))
             print(line(rows[-1]))
-        for name in (OURS, COMPILED):
+        for name in VARIANTS.values():
             if rates[name] and rates[BARE]:
                 share = rates[name] / (2 * rates[BARE])
                 print(f"\n{name}, share of 2 x bare loop of one process: {share:.1%}, {_report.verdict(share, LIMIT)}")
@@ -112,7 +124,7 @@ def print_phases(reports: list[dict[str, Any]]) -> None:
 def row(result: Result, rates: dict[str, float | None], n_envs: int) -> dict[str, Any]:
     def over(name: str) -> float | None:
         ours = rates[name]
-        return ours / result.rate if ours and result.rate and result.name not in (OURS, COMPILED) else None
+        return ours / result.rate if ours and result.rate and result.name not in VARIANTS.values() else None
 
     return {
         "name": result.name,
@@ -120,8 +132,7 @@ def row(result: Result, rates: dict[str, float | None], n_envs: int) -> dict[str
         "rate": result.rate,
         "rates": result.rates,
         "cpu_us": None if result.cpu is None else result.cpu * 1e6,
-        "ratio": over(OURS),
-        "compiled_ratio": over(COMPILED),
+        **{key: over(name) for key, name in VARIANTS.items()},
         "target": TARGETS.get(n_envs, {}).get(result.name),
         "why": result.why,
         "versions": result.versions,
@@ -131,12 +142,12 @@ def row(result: Result, rates: dict[str, float | None], n_envs: int) -> dict[str
 
 def line(row: dict[str, Any]) -> str:
     if row["rate"] is None:
-        return f"| {row['name']} | {row['why']} | | | | | |"
+        return f"| {row['name']} | {row['why']} | | | | | | | |"
     spread = f"{min(row['rates']):,.0f} - {max(row['rates']):,.0f}"
-    ratios = [row["ratio"], row["compiled_ratio"]]
-    words = " | ".join("" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
-    judged = [_report.verdict(ratio, row["target"]) for ratio in ratios if None not in (row["target"], ratio)]
-    target = "; compiled: ".join(judged)
+    ratios = {key.removesuffix("ratio").replace("_", " "): row[key] for key in VARIANTS}
+    words = " | ".join("" if ratio is None else f"{ratio:.2f}" for ratio in ratios.values())
+    judged = {} if row["target"] is None else {who: ratio for who, ratio in ratios.items() if ratio is not None}
+    target = "; ".join(f"{who}{_report.verdict(ratio, row['target'])}" for who, ratio in judged.items())
     return f"| {row['name']} | {row['rate']:,.0f} | {spread} | {words} | {target} | {row['cpu_us']:.1f} |"
 
 
@@ -152,7 +163,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     for panel, n_envs in zip(panels[0], counts, strict=True):
         shown = [row for row in rows if row["n_envs"] == n_envs and "rate" in row][::-1]
         rates = [(row["rate"] or 0.0) / 1000 for row in shown]
-        colours = ["tab:blue" if row["name"] in (OURS, COMPILED) else "0.65" for row in shown]
+        colours = ["tab:blue" if row["name"] in VARIANTS.values() else "0.65" for row in shown]
         bars = panel.barh([row["name"] for row in shown], rates, color=colours)
         labels = [f"{row['rate'] / 1000:.1f}" if row["rate"] else row["why"].split(" (")[0] for row in shown]
         panel.bar_label(bars, labels, padding=3, fontsize=8)

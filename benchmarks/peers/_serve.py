@@ -30,6 +30,8 @@ class Task:
 
 
 class Contender(Protocol):
+    """May also have ``begin(batches)``, called before so many of `collect`, and ``report()``, called after them."""
+
     def collect(self) -> int:
         """Collect one batch; return how many environment steps it holds, steps that only reset not counted."""
 
@@ -85,6 +87,8 @@ def serve(create: Callable[[Task], Contender], packages: list[str]) -> None:
     for line in sys.stdin:
         batches = json.loads(line)["batches"]
         start, steps = time.perf_counter(), 0
+        if begin := getattr(contender, "begin", None):
+            begin(batches)
         with torch.no_grad():
             for _ in range(batches):
                 steps += contender.collect()

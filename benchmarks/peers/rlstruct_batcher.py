@@ -1,7 +1,7 @@
 """Ours: RL_Batcher with worker processes, an agent that draws from the batcher's random keys and keeps its logits.
 
-With the argument ``any`` a batch is what any worker has ready, with ``compiled`` the agent is; with ``random`` it is a
-RandomAgent.
+With the argument ``any`` a batch is what any worker has ready, with ``queued`` each batch is ordered while the one
+before is collected, with ``compiled`` the agent is; with ``random`` it is a RandomAgent.
 """
 
 from __future__ import annotations
@@ -61,10 +61,20 @@ class Ours:
         )
         self.batcher.reset()
         self.n_workers = 1 if "any" in sys.argv else None
+        self.depth = 2 if "queued" in sys.argv else 1
+        self.to_order = self.n_ordered = 0
         self.before: dict[str, float] = {}
 
+    def begin(self, batches: int) -> None:
+        """Take note of how many batches this turn has: none is collected in the turns of others."""
+        self.to_order = batches
+
     def collect(self) -> int:
-        self.batcher.execute()
+        while self.to_order and self.n_ordered < self.depth:
+            self.batcher.execute()
+            self.to_order -= 1
+            self.n_ordered += 1
+        self.n_ordered -= 1
         trajectories, _ = self.batcher.get(n_workers=self.n_workers)
         if trajectories is None:  # get() waits: it never is
             raise RuntimeError("no batch")
