@@ -24,6 +24,8 @@ from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf, GymVectorEnv
 
 T = 128
+# A batch takes a quarter of a second here. A turn begins and ends with a wait for all, which a training does not have.
+SLOW_SECONDS = 4.0
 
 
 def scaling(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -78,7 +80,8 @@ def slow(options: argparse.Namespace) -> list[dict[str, Any]]:
             vector = ("gymnasium AsyncVectorEnv, 8 environments", "gymnasium_vector.py", task, ("async",))
             eager.append(Entry(*vector, python=options.peers, requires="gymnasium"))
         # One group after the other: 60 processes at once are too many for 16 GB.
-        results = [result for group in (eager, compiled) for result in compete(group, options.rounds, options.seconds)]
+        seconds = max(options.seconds, SLOW_SECONDS)
+        results = [result for group in (eager, compiled) for result in compete(group, options.rounds, seconds)]
         for result in results:
             if result.rate is None:
                 print(f"| {result.name} | {result.why} | | |")
