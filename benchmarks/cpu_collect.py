@@ -12,8 +12,8 @@ facebookresearch/rlstructures at v0.2. ``--part`` takes some of the parts:
 * ``weights``: a million parameters to 4 workers;  ``startup``: 2 workers to the first batch;
 * ``frames``: ALE Pong, uint8 84x84x4, 16 environments: bytes moved and kept per step (extra ``atari``).
 
-All of it takes about fifteen minutes on an idle machine. Contenders run in turns, each a warm process of its own with one
-torch thread per process; medians over the rounds.
+All of it takes about fifteen minutes on an idle machine. Contenders run in turns, each a warm process of its own with
+one torch thread per process; medians over the rounds.
 """
 
 from __future__ import annotations
