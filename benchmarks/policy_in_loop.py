@@ -3,12 +3,13 @@
     python benchmarks/policy_in_loop.py [--n-envs 1024] [--steps 64] [--rounds 7] [--sizes 64 1024 16384 262144]
 
 Every row acts with the same network (4-64-64-2) and draws its actions. Target at 1,024 environments: RL_Batcher over
-our simulator at least 1.5x the same loop, RL_Batcher again, over gymnasium's numpy CartPoleVectorEnv. The row "by hand"
-is what a user would write without a library: it stores the same tensors and nothing else. The share of the time that
-the network takes is the same in all rows, and bounds every ratio: row "network alone". Times are those of the CPU.
+our simulator at least 1.5x the same loop, RL_Batcher with the same settings, over gymnasium's numpy CartPoleVectorEnv;
+once as it is, once with ``compile_agent=True`` on both sides. The row "by hand" is what a user would write without a
+library: it stores the same tensors and nothing else. The time that the network takes is the same in all rows, and
+bounds every ratio: row "network alone". Times are those of the CPU.
 
 Then the cost of collection for several numbers of environments, with the bytes that one environment takes: it shall
-grow no faster than their number.
+grow no faster than their number. Once as it is, once after `rlstruct.device.keep_freed_memory`.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from torch import nn
 
 from rlstruct import DictTensor, RL_Agent, VecEnv
 from rlstruct.batchers import RL_Batcher
+from rlstruct.device import keep_freed_memory
 from rlstruct.envs import GymVectorEnv
 from rlstruct.functional.random import categorical
 from rlstruct.sims import make
 
+EAGER, COMPILED = "eager agent", "compiled agent"
 ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
 
@@ -60,11 +63,18 @@ def create_ours(n_envs: int, seed: int, backend: str) -> VecEnv:
 
 
 def collecting(
-    create: Callable[..., VecEnv], activation: str, n_steps: int, **env_args: object
+    create: Callable[..., VecEnv], activation: str, n_steps: int, compile_agent: bool, **env_args: object
 ) -> Callable[[], object]:
     """One batch, from execute to get."""
     batcher = RL_Batcher(
-        n_steps, Policy, create, agent_args={"activation": activation}, env_args=env_args, seed=0, device="cpu"
+        n_steps,
+        Policy,
+        create,
+        agent_args={"activation": activation},
+        env_args=env_args,
+        seed=0,
+        device="cpu",
+        compile_agent=compile_agent,
     )
     batcher.reset()
 
@@ -118,23 +128,22 @@ def network_alone(n_envs: int, activation: str, n_steps: int) -> Callable[[], ob
 
 def compare(n_envs: int, n_steps: int, rounds: int, activation: str, backends: list[str]) -> list[dict[str, Any]]:
     """Measure all ways side by side."""
-    base = "batcher, gymnasium"
-    calls = {
-        "by hand, gymnasium": by_hand(n_envs, activation, n_steps),
-        base: collecting(create_gymnasium, activation, n_steps, n_envs=n_envs),
-        **{
-            f"batcher, ours {backend}": collecting(create_ours, activation, n_steps, n_envs=n_envs, backend=backend)
-            for backend in backends
-        },
-        "network alone": network_alone(n_envs, activation, n_steps),
-    }
+    calls = {"by hand, gymnasium": by_hand(n_envs, activation, n_steps)}
+    for agent in (EAGER, COMPILED):
+        settings: dict[str, Any] = {"compile_agent": agent == COMPILED, "n_envs": n_envs}
+        calls[f"gymnasium, {agent}"] = collecting(create_gymnasium, activation, n_steps, **settings)
+        for backend in backends:
+            ours = collecting(create_ours, activation, n_steps, **settings, backend=backend)
+            calls[f"ours {backend}, {agent}"] = ours
+    calls["network alone"] = network_alone(n_envs, activation, n_steps)
     times = _report.interleaved_rounds(calls, rounds, 0.2, clock=time.process_time)
     rows = []
     for name, seconds in times.items():
+        base = f"gymnasium, {COMPILED if COMPILED in name else EAGER}"
         ratio = statistics.median(a / b for a, b in zip(times[base], seconds, strict=True))
         target = 1.5 if "ours" in name else None
         rate = n_steps * n_envs / statistics.median(seconds)
-        print(f"{activation} {name:22} N {n_envs} {rate / 1e6:7.2f} M steps/s {ratio:6.2f} x {base}  target {target}")
+        print(f"{activation} {name:28} N {n_envs} {rate / 1e6:7.2f} M steps/s {ratio:6.2f} x {base}  target {target}")
         rows.append(
             {
                 "row": name,
@@ -143,15 +152,16 @@ def compare(n_envs: int, n_steps: int, rounds: int, activation: str, backends: l
                 "T": n_steps,
                 "steps_per_second": rate,
                 "ratio": ratio,
+                "to": base,
                 "target": target,
             }
         )
     return rows
 
 
-def growth(sizes: list[int], rounds: int, n_steps: int) -> list[dict[str, Any]]:
+def growth(sizes: list[int], rounds: int, n_steps: int, name: str) -> list[dict[str, Any]]:
     """Measure collection for several numbers of environments."""
-    calls = {str(n): collecting(create_ours, "tanh", n_steps, n_envs=n, backend="torch") for n in sizes}
+    calls = {str(n): collecting(create_ours, "tanh", n_steps, False, n_envs=n, backend="torch") for n in sizes}
     times = _report.interleaved(calls, rounds, 0.2, clock=time.process_time)
     rows = []
     for n in sizes:
@@ -159,12 +169,12 @@ def growth(sizes: list[int], rounds: int, n_steps: int) -> list[dict[str, Any]]:
         memory = calls[str(n)].batcher.memory_report().total / n / n_steps  # type: ignore[attr-defined]
         simulation = sum(v.nbytes for v in _simulation(n).values()) / n
         print(
-            f"collection N {n:7} {cost * 1e9:8.1f} ns per environment and step; bytes per environment: "
+            f"{name} N {n:7} {cost * 1e9:8.1f} ns per environment and step; bytes per environment: "
             f"{simulation:.0f} of the simulation, {memory:.0f} for each step of a batch"
         )
         rows.append(
             {
-                "row": "collection",
+                "row": name,
                 "N": n,
                 "seconds_per_environment_step": cost,
                 "bytes_per_environment": simulation,
@@ -195,7 +205,9 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for activation in ACTIVATIONS:
         rows += compare(arguments.n_envs, arguments.steps, arguments.rounds, activation, arguments.backends)
-    rows += growth(arguments.sizes, arguments.rounds, n_steps=8)
+    rows += growth(arguments.sizes, arguments.rounds, 8, "collection")
+    if keep_freed_memory():
+        rows += growth(arguments.sizes, arguments.rounds, 8, "collection, freed memory kept")
     print(_report.write("policy_in_loop", rows))
 
 

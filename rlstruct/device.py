@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+import sys
 
 import torch
 
 DeviceLike = str | torch.device
 
 _BACKENDS: dict[str, str] = {}
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_… of glibc's malloc.h
+_NEVER = 2**31 - 1  # bytes; the largest int
 
 
 def register_backend(device_type: str, module: str) -> None:
@@ -77,6 +81,23 @@ def device_count(device_type: str) -> int:
         return 1
     backend = getattr(torch, device_type, None)
     return 0 if backend is None or not hasattr(backend, "device_count") else int(backend.device_count())
+
+
+def keep_freed_memory() -> bool:
+    """Let this process keep the CPU memory of tensors that are gone for the next ones, as torch does with a GPU's.
+
+    The C library of Linux hands every block beyond 32 MB back to the system as soon as it is freed, and gets new pages,
+    all to be filled with zeros, for the next one: a network that acts in 262,144 environments on the CPU takes half of
+    its time for that. Afterwards the process stays as large as it ever was. Call it once, at the start of a program;
+    worker processes are not affected.
+
+    Returns:
+        Whether it had an effect: glibc takes the advice, other C libraries know nothing of it.
+    """
+    advise = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if advise is None:
+        return False
+    return all([advise(_MMAP_THRESHOLD, _NEVER), advise(_TRIM_THRESHOLD, _NEVER)])
 
 
 def _listing() -> str:

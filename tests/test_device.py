@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from rlstruct.device import device_count, register_backend, registered_backends, resolve_device
+from rlstruct.device import device_count, keep_freed_memory, register_backend, registered_backends, resolve_device
 
 
 @pytest.mark.parametrize("word", ["cpu", "cpu:0", torch.device("cpu"), torch.device("cpu", 0)])
@@ -76,3 +76,37 @@ def test_a_registered_backend_is_imported_when_it_is_named(
 def test_the_list_of_backends_is_a_copy() -> None:
     registered_backends()["madeup"] = "nowhere"
     assert "madeup" not in registered_backends()
+
+
+PAGES_OF_TEN_BLOCKS = """
+import resource, torch
+from rlstruct.device import keep_freed_memory
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def use_ten_blocks():
+    before = faults()
+    for _ in range(10):
+        torch.zeros(16 << 20)  # 64 MB
+    return faults() - before
+
+use_ten_blocks()
+handed_back = use_ten_blocks()
+assert keep_freed_memory()
+use_ten_blocks()
+print(handed_back, use_ten_blocks())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux's C library is told")
+def test_kept_memory_is_used_again_without_new_pages() -> None:
+    run = subprocess.run([sys.executable, "-c", PAGES_OF_TEN_BLOCKS], check=True, capture_output=True, text=True)
+    handed_back, kept = map(int, run.stdout.split())
+    assert handed_back > 100
+    assert kept < handed_back / 10
+
+
+def test_a_c_library_without_mallopt_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlstruct.device.ctypes.CDLL", lambda _: object())
+    assert keep_freed_memory() is False

@@ -144,7 +144,10 @@ if __name__ == "__main__":
     shares_of_a_collection(64)
     shares_of_a_collection(4096)
 
-    # 3. Your agent's calls can be compiled too, whatever environments it acts in: compile_agent=True,
+    # 3. With very many environments the network's activations are blocks that the C library gives back to the system in
+    # each step, to get new pages for the next. `rlstruct.device.keep_freed_memory()`, called once, ends that.
+
+    # 4. Your agent's calls can be compiled too, whatever environments it acts in: compile_agent=True,
     # an argument of RL_Batcher and a setting of every training.
     if "--compile" in sys.argv:
         model = ActorCritic(n_inputs=4, n_actions=2)

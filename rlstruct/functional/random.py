@@ -23,6 +23,7 @@ _GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64: the odd number nea
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 _DRAWN = "_rlstruct_drawn"  # attribute of a key, see `draw_ahead`
+_FEW_CLASSES = 8
 _LOW = {bits: (1 << (64 - bits)) - 1 for bits in (27, 30, 31, 40)}  # clears the sign bits that int64 >> drags in
 
 
@@ -220,9 +221,16 @@ def categorical(logits: Tensor, key: Tensor, stream: int = 0) -> Tensor:
     Returns:
         [B] int64, from 0 to A - 1.
     """
-    cumulative = torch.softmax(logits, dim=-1, dtype=torch.float32).cumsum(dim=-1)
+    if logits.is_cpu:
+        # Not softmax, which on the CPU takes few classes row by row; nor does it matter what the probabilities sum to.
+        # Few classes are reduced class by class, for all rows at once. Every row's bits are its own either way.
+        dim = 0 if logits.dim() == 2 and logits.shape[1] <= _FEW_CLASSES else -1
+        scores = logits.to(torch.float32).movedim(-1, dim)
+        cumulative = (scores - scores.amax(dim, keepdim=True)).exp_().cumsum(dim)
+    else:
+        dim = -1
+        cumulative = torch.softmax(logits, dim, dtype=torch.float32).cumsum(dim)
     # u < 1 scaled by the last sum, which rounding puts beside 1: the result is below A and no empty class is hit.
     drawn = _drawn_ahead(key, stream)
     u = uniform(key, (), stream) if drawn is None else drawn
-    threshold = u.unsqueeze(-1) * cumulative[..., -1:]
-    return (cumulative <= threshold).sum(dim=-1)
+    return (cumulative <= u.unsqueeze(dim) * cumulative.narrow(dim, -1, 1)).sum(dim)

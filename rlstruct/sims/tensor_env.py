@@ -95,7 +95,7 @@ class TensorEnv(VecEnv, Generic[State]):
         self._n_envs = n_envs
         self._no = torch.zeros(n_envs, dtype=torch.bool, device=self._device)
         self._yes = ~self._no
-        self._whole: dict[int, tuple[Tensor, Tensor]] = {}  # lengths and mask of a rollout of K steps, of the last K
+        self._whole: dict[int, tuple[Tensor, Tensor]] = {}  # lengths and mask of the last rollout, by its K
         self._no_action = zeros(self.action_space, "action", n_envs, self._device)
         self._actions = {key: (tuple(value.shape[1:]), value.dtype) for key, value in self._no_action.items()}
         no_key = torch.zeros(0, dtype=torch.int64, device=self._device)
@@ -180,7 +180,7 @@ class TensorEnv(VecEnv, Generic[State]):
         check_fields(f"{self._name}.initial", own, self._n_envs, self._device)
         given = {} if env_info is None else part(dict(env_info.items()), "state/")
         if given:
-            given = {**own, **{name: value.to(self._device) for name, value in given.items()}}
+            given = own | {name: value.to(self._device) for name, value in given.items()}
             check_fields(f"{self._name}.reset: env_info 'state/'", given, self._n_envs, self._device, own)
             begun |= {f"state/{name}": value for name, value in given.items()}
         carry |= {**begun, "elapsed": torch.zeros_like(carry["episode"])}
@@ -231,17 +231,14 @@ class TensorEnv(VecEnv, Generic[State]):
         if k is None or k < 1:
             raise ValueError(f"{self._name}.rollout: got {k} steps, expected n_steps >= 1 for actions without a time.")
         self._check_begun("rollout")
-        plan: Tensors | None = None
+        plan: Tensors | None = None  # [K, B, ...]
         if isinstance(action, TemporalDictTensor):
-            sent = self._sent(action, (self._n_envs, k))
-            plan = {key: value.transpose(0, 1) for key, value in sent.items()}  # [K, B, ...]
+            plan = {key: v.transpose(0, 1) for key, v in self._sent(action, (self._n_envs, k)).items()}
         elif action is not None:
-            sent = self._sent(action, (self._n_envs,))
-            plan = {key: value.expand(k, *value.shape) for key, value in sent.items()}  # [K, B, ...]
+            plan = {key: v.expand(k, *v.shape) for key, v in self._sent(action, (self._n_envs,)).items()}
         self._carry, reached, current, masks = self._stepper.rollout(self._carry, plan, k)
         if k not in self._whole:
-            lengths = torch.full((self._n_envs,), k, dtype=torch.int64, device=self._device)
-            self._whole = {k: (lengths, self._yes.unsqueeze(1).expand(-1, k))}
+            self._whole = {k: (torch.full_like(self._carry["env_key"], k), self._yes.unsqueeze(1).expand(-1, k))}
         lengths, always = self._whole[k]
         seen = TemporalDictTensor._trusted(reached, lengths)
         self._current = after = seen if current is reached else TemporalDictTensor._trusted(current, lengths)
