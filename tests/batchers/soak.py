@@ -270,7 +270,9 @@ class Round:
     def _batch(self, batcher: RL_Batcher, n: int) -> None:
         dice = self.dice
         if not self.outstanding:
-            if not self._anyone() or dice.random() < 0.15:
+            ended = not self._anyone()
+            self._replaced(batcher)  # those whose last batch was still handed over
+            if ended or dice.random() < 0.15:
                 batcher.reset()
                 for counter in self.counters:
                     counter.reset()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -288,5 +289,12 @@ def test_kill_and_stop_with_a_batch_queued() -> None:
     assert [lost.worker for lost in batcher.lost_episodes] == [0]
     assert batcher.get()[0] is not None
     batcher.execute()
+    batcher.execute()
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        batcher.get()
+    batch, _ = batcher.get()  # Ctrl-C while it waited has lost nothing
+    assert batch is not None
+    assert batch.info["step"].tolist() == [80, 80]
     batcher.execute()
     close_leaves_nothing(batcher)  # in the middle of the first of two batches
