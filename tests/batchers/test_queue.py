@@ -17,7 +17,17 @@ import pytest
 import torch
 from batcher_fakes import InfoAgent, create_cartpole, create_version_agent, limit
 
-from rlstruct import BatcherStateError, DictTensor, RL_Agent, Trajectories, WorkerError, WorkerTimeout
+import rlstruct.testing.sim_device  # noqa: F401 - makes sim:1 known
+from rlstruct import (
+    BatcherStateError,
+    DeviceEnv,
+    DictTensor,
+    RL_Agent,
+    Trajectories,
+    VecEnv,
+    WorkerError,
+    WorkerTimeout,
+)
 from rlstruct.batchers import RL_Batcher
 from rlstruct.functional.random import uniform
 from rlstruct.testing.fake_agents import RngAgent
@@ -29,11 +39,14 @@ B = 6
 class Everything(RL_Agent):
     """Its answers depend on weights, settings, random keys and a state, which holds observations uncopied."""
 
-    def __init__(self) -> None:
-        self.weight = torch.zeros(1)
+    agent_info_on_device = True
+
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device)
+        self.weight = torch.zeros(1, device=self.device)
 
     def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
-        return DictTensor({"total": torch.zeros(B), "last": torch.zeros(B, 4)})
+        return DictTensor({"total": torch.zeros(B), "last": torch.zeros(B, 4)}).to(self.device)
 
     def __call__(self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: Any = None) -> Any:
         total = state["total"] * 0.9 + state["last"][:, 2] + self.weight * agent_info["epsilon"]
@@ -42,7 +55,7 @@ class Everything(RL_Agent):
         return DictTensor(action), DictTensor({"total": total, "last": observation["frame"]})
 
     def update(self, info: Any) -> None:
-        self.weight = info["w"].clone()
+        self.weight = info["w"].to(self.device, copy=True)
 
 
 Move = tuple[int, str]  # its number, from which weights and settings are made, and what to call
@@ -67,15 +80,22 @@ def draw_moves(seed: int, n_batches: int) -> tuple[list[Move], list[Move]]:
     return queued, plain
 
 
-def follow(moves: list[Move], n_processes: int, T: int) -> Kept:
+def create_cartpole_on(n_envs: int, seed: int, device: str) -> VecEnv:
+    env = create_cartpole(n_envs, seed)
+    return env if device == "cpu" else DeviceEnv(env, device)
+
+
+def follow(moves: list[Move], n_processes: int, T: int, device: str = "cpu") -> Kept:
     """Make the moves; return each batch as it came, with a copy of it."""
     kept: Kept = []
     with RL_Batcher(
         T,
         Everything,
-        create_cartpole,
-        env_args={"n_envs": B // max(1, n_processes)},
+        create_cartpole_on,
+        agent_args={"device": device},
+        env_args={"n_envs": B // max(1, n_processes), "device": device},
         n_processes=n_processes,
+        device=device,
         seed=5,
         agent_info=DictTensor({"epsilon": torch.zeros(1)}),
     ) as batcher:
@@ -87,6 +107,7 @@ def follow(moves: list[Move], n_processes: int, T: int) -> Kept:
                 batch, n_running = batcher.get()
                 assert batch is not None
                 assert n_running == B
+                batch = batch.to("cpu")
                 kept.append((batch, {key: value.clone() for key, value in tensors_of(batch).items()}))
             else:
                 epsilon = DictTensor({"epsilon": torch.arange(float(B)) + number})
@@ -98,10 +119,12 @@ def tensors_of(batch: Trajectories) -> dict[str, torch.Tensor]:
     return {**batch.info._tensors, **batch.trajectories._tensors}
 
 
-@pytest.mark.parametrize(("n_processes", "T"), [(1, 1), (2, 20), (3, 7)])
-def test_batches_are_bit_equal_to_those_ordered_one_by_one(n_processes: int, T: int) -> None:
+@pytest.mark.parametrize(
+    ("n_processes", "T", "device"), [(1, 1, "cpu"), (2, 20, "cpu"), (3, 7, "cpu"), (1, 7, "sim:1")]
+)
+def test_batches_are_bit_equal_to_those_ordered_one_by_one(n_processes: int, T: int, device: str) -> None:
     queued, plain = draw_moves(n_processes, 16)
-    ours, truth = follow(queued, n_processes, T), follow(plain, 0, T)
+    ours, truth = follow(queued, n_processes, T, device), follow(plain, 0, T)
     assert len(ours) == len(truth) == 16
     assert not torch.equal(ours[0][1]["policy_version"], ours[-1][1]["policy_version"])
     assert not torch.equal(ours[0][1]["agent_info/epsilon"], ours[-1][1]["agent_info/epsilon"])
