@@ -86,13 +86,13 @@ class Progress:
         self._word[1] = t
 
     @property
-    def version(self) -> int:
-        """The version of the weights that the worker has read."""
+    def edition(self) -> int:
+        """Which writing of the weights the worker has read, 0 for none."""
         return int(self._word[3])
 
-    @version.setter
-    def version(self, version: int) -> None:
-        self._word[3] = version
+    @edition.setter
+    def edition(self, edition: int) -> None:
+        self._word[3] = edition
 
     def clear(self) -> None:
         """Forget everything, for a worker that is about to be started."""

@@ -21,6 +21,7 @@ class SharedWeights:
         self.block = SharedBlock()
         self._tensors: dict[str, Tensor] = {}
         self._version = 0
+        self._edition = 0  # how often they were written; a version comes again when a checkpoint was loaded
         self._pending: tuple[dict[str, Tensor], int] | None = None
 
     def update(self, weights: Mapping[str, Tensor], version: int, collecting: bool) -> None:
@@ -51,7 +52,7 @@ class SharedWeights:
             return
         deadline = time.monotonic() + timeout
         for worker in collecting:
-            while worker.status.version != worker.version and worker.process.is_alive():
+            while worker.status.edition != worker.edition and worker.process.is_alive():
                 if time.monotonic() > deadline:
                     raise worker.timeout_error(timeout, [])
                 time.sleep(_LOOK_AGAIN)
@@ -60,10 +61,10 @@ class SharedWeights:
 
     def send(self, worker: Worker) -> None:
         """Tell a worker to read the weights before its next batch, if it has others."""
-        if worker.version != self._version:
+        if worker.edition != self._edition:
             layout = layout_of(self._tensors)
-            worker.order("weights", self._version, None if layout == worker.weights_layout else layout)
-            worker.version, worker.weights_layout = self._version, layout
+            worker.order("weights", self._version, self._edition, None if layout == worker.weights_layout else layout)
+            worker.edition, worker.weights_layout = self._edition, layout
 
     def n_bytes(self) -> int:
         """Return the size of the buffer."""
@@ -76,3 +77,4 @@ class SharedWeights:
         for key, tensor in weights.items():
             self._tensors[key].copy_(tensor.detach())
         self._version = version
+        self._edition += 1

@@ -242,11 +242,11 @@ class _Worker:
             torch.set_rng_state(state["generator"])
         return Loaded(exact, self._ready.seed)
 
-    def _take_weights(self, version: int, layout: Layout | None) -> None:
+    def _take_weights(self, version: int, edition: int, layout: Layout | None) -> None:
         if layout is not None:
             self._weights = self._start.weights.map(layout)
         self._ready.update(self._weights, version)
-        self.progress.version = version
+        self.progress.edition = edition
 
     def _allocate(self, layout: Layout) -> dict[str, Tensor]:
         self._new_layout = layout

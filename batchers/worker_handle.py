@@ -61,7 +61,7 @@ class Worker:
         settings: ``agent_info`` and ``env_info`` of its last reset, or newer ones that finished batches had.  [B] each
         owed: the batches that it was ordered and that have not been handed over, the oldest first.
         finished: those of them that are ready, also the oldest first.
-        version: the version of the weights that it was told to read.
+        edition: which writing of the weights it was told to read, 0 for none.
         weights_layout: their layout.
         layout: of where it writes; empty as long as nobody knows.
         reply: its answer to an order to save or load, None while it does so.
@@ -80,7 +80,7 @@ class Worker:
         self.settings: tuple[DictTensor, DictTensor] | None = None
         self.owed: deque[Order] = deque()
         self.finished: deque[Part] = deque()
-        self.version = 0
+        self.edition = 0
         self.weights_layout: Layout = {}
         self.reply: Saved | Loaded | None = None
         self.seconds = {phase.name.lower(): 0.0 for phase in Phase}
@@ -105,7 +105,7 @@ class Worker:
         theirs.close()
         self.pid = self.process.pid
         self.n_running = self.n_envs
-        self.version, self.weights_layout = 0, {}
+        self.edition, self.weights_layout = 0, {}
         return self.process, self.connection
 
     @property

@@ -11,8 +11,8 @@ import torch
 DeviceLike = str | torch.device
 
 _BACKENDS: dict[str, str] = {}
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_… of glibc's malloc.h
-_NEVER = 2**31 - 1  # bytes; the largest int
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # M_… of glibc's malloc.h
+_NEVER = -1  # as a number of bytes: more than there are
 
 
 def register_backend(device_type: str, module: str) -> None:
@@ -89,7 +89,7 @@ def keep_freed_memory() -> bool:
     The C library of Linux hands every block beyond 32 MB back to the system as soon as it is freed, and gets new pages,
     all to be filled with zeros, for the next one: a network that acts in 262,144 environments on the CPU takes half of
     its time for that. Afterwards the process stays as large as it ever was. Call it once, at the start of a program;
-    worker processes are not affected.
+    worker processes are not affected, nor are large tensors of other threads.
 
     Returns:
         Whether it had an effect: glibc takes the advice, other C libraries know nothing of it.
@@ -97,7 +97,9 @@ def keep_freed_memory() -> bool:
     advise = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if advise is None:
         return False
-    return all([advise(_MMAP_THRESHOLD, _NEVER), advise(_TRIM_THRESHOLD, _NEVER)])
+    # No block is mapped by itself. To raise the size from which blocks are would not do: an int cannot name more than
+    # 2 GB, and glibc before 2.35 takes no more than 32 MB.
+    return all([advise(_MMAP_MAX, 0), advise(_TRIM_THRESHOLD, _NEVER)])
 
 
 def _listing() -> str:

@@ -99,6 +99,26 @@ print(handed_back, use_ten_blocks())
 """
 
 
+SIZE_AFTER_A_LARGE_BLOCK = """
+import pathlib, re, torch
+from rlstruct.device import keep_freed_memory
+
+def size():
+    return int(re.search(r"VmSize:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1]) * 1024
+
+assert keep_freed_memory()
+before = size()
+torch.empty(5 << 29, dtype=torch.uint8)  # 2.5 GB, of which nothing is written, so that it takes no real memory
+print(size() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux's C library is told")
+def test_blocks_beyond_what_an_int_counts_are_kept() -> None:
+    run = subprocess.run([sys.executable, "-c", SIZE_AFTER_A_LARGE_BLOCK], check=True, capture_output=True, text=True)
+    assert int(run.stdout) >= 5 << 29
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux's C library is told")
 def test_kept_memory_is_used_again_without_new_pages() -> None:
     run = subprocess.run([sys.executable, "-c", PAGES_OF_TEN_BLOCKS], check=True, capture_output=True, text=True)

@@ -9,6 +9,7 @@ directly.
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,6 +22,8 @@ from rlstruct.functional._results import Results, pieces_of
 
 Tensors = dict[str, Tensor]
 Pure = Callable[..., tuple[Tensors, ...]]
+
+_compiling = threading.RLock()  # tracing, Inductor's settings and `_whole_loads` belong to the process, not to a thread
 
 MAX_FUSED = 4096
 """So many stores may share a loop: eight steps of CartPole are some 150, beyond Inductor's own limit of 64."""
@@ -90,7 +93,7 @@ class Compiled:
         Raises:
             NotPureError: see `__call__`.
         """
-        with warnings.catch_warnings():
+        with _compiling, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's importing its own deprecated parts
             self._compile(dicts)
 
@@ -159,9 +162,9 @@ def _whole_loads() -> Iterator[None]:
 
     def load_line(kernel: CppVecKernel, var: str, index: Any, dtype: torch.dtype, mask: Any = None) -> str:  # noqa: ANN401
         line: str = original(kernel, var, index, dtype, mask)
-        width = kernel.tiling_factor * dtype.itemsize * 8
+        width, number = kernel.tiling_factor * dtype.itemsize * 8, f", static_cast<int64_t>({kernel.tiling_factor}))"
         whole = mask is None and not kernel.tail_size and width % kernel.vec_isa.bit_width() == 0
-        return line[: line.rindex(", ")] + ")" if whole else line  # without the number
+        return line.removesuffix(number) + ")" if whole and line.endswith(number) else line
 
     CppVecKernel._get_vec_load_line = load_line  # type: ignore[assignment, method-assign]
     try:

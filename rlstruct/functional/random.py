@@ -224,7 +224,7 @@ def categorical(logits: Tensor, key: Tensor, stream: int = 0) -> Tensor:
     if logits.is_cpu:
         # Not softmax, which on the CPU takes few classes row by row; nor does it matter what the probabilities sum to.
         # Few classes are reduced class by class, for all rows at once. Every row's bits are its own either way.
-        dim = 0 if logits.dim() == 2 and logits.shape[1] <= _FEW_CLASSES else -1
+        dim = 0 if logits.dim() == 2 and key.dim() < 2 and logits.shape[1] <= _FEW_CLASSES else -1
         scores = logits.to(torch.float32).movedim(-1, dim)
         cumulative = (scores - scores.amax(dim, keepdim=True)).exp_().cumsum(dim)
     else:

@@ -64,6 +64,20 @@ def test_the_next_execute_acts_with_the_last_update(batcher: RL_Batcher) -> None
     act(batcher)
 
 
+def test_weights_that_come_with_a_checkpoint_act_also_if_their_version_is_the_one_of_now(batcher: RL_Batcher) -> None:
+    batcher.update(weights(7, 10))
+    state = batcher.state_dict()
+    version = batcher.policy_version
+    check(act(batcher), 7, 10, version)
+    batcher.load_state_dict(state, weights(8, 10))  # of another training that has come as far
+    check(act(batcher), 8, 10, version)
+    batcher.update(weights(9, 10))
+    check(act(batcher), 9, 10, version + 1)
+    batcher.load_state_dict(state, weights(8, 10))
+    batcher.update(weights(10, 10))
+    check(act(batcher), 10, 10, version + 1)
+
+
 def test_weights_are_read_before_update_returns(batcher: RL_Batcher) -> None:
     sent = weights(8, 1000)
     batcher.update(sent)

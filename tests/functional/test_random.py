@@ -201,6 +201,12 @@ def test_categorical_takes_any_float(dtype: torch.dtype) -> None:
     assert drawn.unique().tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("A", [4, 12])
+def test_several_keys_for_each_row_draw_as_often(A: int) -> None:
+    logits, keys = torch.randn(6, A), make_keys(600)[:24].view(4, 6)
+    assert torch.equal(random.categorical(logits, keys), torch.stack([random.categorical(logits, k) for k in keys]))
+
+
 def test_streams_make_independent_draws_from_one_key() -> None:
     logits, keys = torch.zeros(N, 4), make_keys()
     pair = random.categorical(logits, keys, stream=0) * 4 + random.categorical(logits, keys, stream=1)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
+from torch._inductor.codegen.cpp import CppVecKernel
 
 from rlstruct.core import DictTensor, TemporalDictTensor
-from rlstruct.functional.compiled import Compiled
+from rlstruct.functional.compiled import Compiled, _whole_loads
 from rlstruct.functional.random import child_key, randint
 from rlstruct.sims import make
 
@@ -62,6 +65,35 @@ def test_every_dtype_is_loaded_as_it_is(n: int) -> None:
     for name, value in double(given)[0].items():
         assert got[name].dtype is value.dtype
         assert torch.equal(got[name], value), name
+
+
+def triple(values: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor]]:
+    return ({name: value * 3 for name, value in values.items()},)
+
+
+@pytest.mark.slow
+def test_a_torch_that_loads_whole_vectors_itself_is_left_alone() -> None:
+    given = {"a": torch.arange(40)}
+    with _whole_loads():  # such a torch
+        assert torch.equal(Compiled(triple)(given)[0]["a"], given["a"] * 3)
+
+
+@pytest.mark.slow
+def test_two_threads_compile_one_after_the_other_and_leave_inductor_as_it_was() -> None:
+    before, together, right = CppVecKernel._get_vec_load_line, threading.Barrier(2), []
+
+    def work(n: int) -> None:
+        given = {"a": torch.arange(n)}
+        together.wait()
+        right.append(torch.equal(Compiled(triple)(given)[0]["a"], given["a"] * 3))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in (48, 56)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert right == [True, True]
+    assert CppVecKernel._get_vec_load_line is before
 
 
 @pytest.mark.exhaustive
