@@ -252,8 +252,9 @@ def promises_kept(fault: str, facts: dict[str, Any]) -> bool:
     if facts["raised"] is None or facts["closed"] is None:
         return False
     told = re.search(PROMISED[fault], f"{facts['raised']['type']}: {facts['raised']['text']}") is not None
-    earliest = LIMIT if fault == "stop" else 0.0
-    quick = earliest <= facts["seconds"] < earliest + 1.0 and closing_seconds(facts) < 2.0
+    # The limit counts from the call of get(), which may have waited for some steps when the worker is stopped.
+    expected = LIMIT if fault == "stop" else 0.0
+    quick = abs(facts["seconds"] - expected) < 1.0 and closing_seconds(facts) < 2.0
     return told and quick and not facts["closed"]["error"] and not facts["left"]
 
 
