@@ -155,6 +155,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             ShapeMismatchError: an info has another number of rows than B or 1.
             DeviceMismatchError: an info is not on the CPU.
             WorkerError: creating or resetting failed; with worker processes the next `get` may say so instead.
+            WorkerTimeout: a worker has not even read the weights of before. Nothing was ordered.
         """
         self._life.refuse_executing("reset")
         B = self.n_envs()
@@ -252,7 +253,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         return trajectories, self._life.n_running
 
     def update(self, weights: Mapping[str, Tensor]) -> None:
-        """Give new weights to every agent; the next `execute` acts with them.
+        """Give new weights to every agent; the next `reset` and `execute` act with them.
 
         Args:
             weights: name to tensor, usually ``model.state_dict()``, on any device. Read before this call returns.
@@ -311,9 +312,9 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         infos = DictTensor(state["infos"])
         settings = [split(infos.truncate_key(prefix), n_envs) for prefix in ("agent_info/", "env_info/")]
         with self._life.failing(self._broken):
-            exact = self._backend.load_state_dicts(state["collectors"], *settings)
-            if weights is not None:
+            if weights is not None:  # first: where episodes begin anew, the agent's first state may come from them
                 self._backend.update(weights, state["policy_version"])
+            exact = self._backend.load_state_dicts(state["collectors"], *settings)
         self._life.version = state["policy_version"]
         self._life.begin(self._moved(infos), state["n_running"] if exact else B, begun=state["begun"])
         return exact

@@ -14,7 +14,7 @@ _LOOK_AGAIN = 1e-4  # seconds
 
 
 class SharedWeights:
-    """Written here, read by each worker when it begins a batch; no worker ever reads what is half written."""
+    """Written here, read by each worker when it is told to; no worker ever reads what is half written."""
 
     def __init__(self) -> None:
         """Begin without weights."""
@@ -24,26 +24,26 @@ class SharedWeights:
         self._edition = 0  # how often they were written; a version comes again when a checkpoint was loaded
         self._pending: tuple[dict[str, Tensor], int] | None = None
 
-    def update(self, weights: Mapping[str, Tensor], version: int, collecting: bool) -> None:
-        """Take in new weights. While workers collect they are kept aside until `publish`.
+    def update(self, weights: Mapping[str, Tensor], version: int, workers: Sequence[Worker]) -> None:
+        """Take in new weights. While any worker collects, or may be reading, they are kept aside until `publish`.
 
         Args:
             weights: name to tensor, on any device.
             version: their number.
-            collecting: whether any worker does.
+            workers: all of them.
         """
-        if collecting:
+        if any(worker.owed or _may_read(worker) for worker in workers):
             self._pending = ({key: tensor.detach().clone() for key, tensor in weights.items()}, version)
         else:
             self._pending = None
             self._write(weights, version)
 
-    def publish(self, collecting: Sequence[Worker], timeout: float) -> None:
+    def publish(self, workers: Sequence[Worker], timeout: float) -> None:
         """Write the weights that were kept aside, as soon as no worker can be reading the ones before.
 
         Args:
-            collecting: the workers that do; they read at the beginning of their batch.
-            timeout: seconds that they may take for that.
+            workers: all of them.
+            timeout: seconds that they may take to read.
 
         Raises:
             WorkerTimeout: one of them does not get so far.
@@ -51,8 +51,8 @@ class SharedWeights:
         if self._pending is None:
             return
         deadline = time.monotonic() + timeout
-        for worker in collecting:
-            while worker.status.edition != worker.edition and worker.process.is_alive():
+        for worker in workers:
+            while _may_read(worker):
                 if time.monotonic() > deadline:
                     raise worker.timeout_error(timeout, [])
                 time.sleep(_LOOK_AGAIN)
@@ -60,7 +60,7 @@ class SharedWeights:
         self._pending = None
 
     def send(self, worker: Worker) -> None:
-        """Tell a worker to read the weights before its next batch, if it has others."""
+        """Tell a worker to read the weights, if it has others."""
         if worker.edition != self._edition:
             layout = layout_of(self._tensors)
             worker.order("weights", self._version, self._edition, None if layout == worker.weights_layout else layout)
@@ -78,3 +78,8 @@ class SharedWeights:
             self._tensors[key].copy_(tensor.detach())
         self._version = version
         self._edition += 1
+
+
+def _may_read(worker: Worker) -> bool:
+    """Whether a worker was told to read weights and has not said that it has."""
+    return worker.status.edition != worker.edition and worker.process.is_alive()

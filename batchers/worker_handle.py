@@ -118,10 +118,13 @@ class Worker:
         self.seed, self.created, self.ordered = seed, None, True
         self.order("create", seed, seed if agent_seed is None else agent_seed)
 
-    def order_reset(self, agent_info: DictTensor, env_info: DictTensor) -> None:
-        """Order new episodes."""
+    def begin(self, agent_info: DictTensor, env_info: DictTensor) -> None:
+        """Note the new episodes that `order_reset` is going to order."""
         self.n_running, self.n_batches, self.settings = self.n_envs, 0, (agent_info, env_info)
-        self.order("reset", agent_info, env_info)
+
+    def order_reset(self) -> None:
+        """Order the episodes that were noted last."""
+        self.order("reset", *(self.settings or ()))
 
     def owe(self, agent_info: DictTensor | None) -> None:
         """Note a batch that `order_batch` is going to order."""

@@ -117,13 +117,16 @@ class WorkerPool:
 
     def reset(self, agent_infos: list[DictTensor], env_infos: list[DictTensor]) -> None:
         """See Backend."""
+        self._weights.publish(self._workers, self._timeout)
         for worker, *infos in zip(self._workers, agent_infos, env_infos, strict=True):
+            worker.begin(*infos)
             with self._replacing():
-                worker.order_reset(*infos)
+                self._weights.send(worker)  # the agent's first state may come from them
+                worker.order_reset()
 
     def execute(self, agent_infos: Sequence[DictTensor | None], depth: int) -> None:
         """See Backend. Every such worker that has episodes to go on with, unless it is too far ahead."""
-        self._weights.publish(self._collecting(), self._timeout)
+        self._weights.publish(self._workers, self._timeout)
         playing = [worker for worker in self._workers if worker.n_running]
         last = min(worker.n_batches for worker in playing)
         chosen = [worker for worker in playing if len(worker.owed) < depth and worker.n_batches <= last + _LEAD]
@@ -162,8 +165,8 @@ class WorkerPool:
         return bool(self._collecting())
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """See Backend. Workers read the shared buffer when a batch begins, so it is written only between orders."""
-        self._weights.update(weights, version, self.collecting())
+        """See Backend."""
+        self._weights.update(weights, version, self._workers)
 
     def state_dicts(self) -> list[CollectorState]:
         """See Backend."""
@@ -175,6 +178,9 @@ class WorkerPool:
     ) -> bool:
         """See Backend."""
         infos = list(zip(agent_infos, env_infos, strict=True))
+        self._weights.publish(self._workers, self._timeout)
+        for worker in self._workers:
+            self._weights.send(worker)
         self._ask([("load", state, *settings) for state, settings in zip(states, infos, strict=True)])
         replies = [worker.reply for worker in self._workers if isinstance(worker.reply, Loaded)]
         for worker, reply, settings in zip(self._workers, replies, infos, strict=True):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from batcher_fakes import create_cartpole, create_policy, create_version_agent
 
 import rlstruct.testing.sim_device  # noqa: F401 - makes sim:1 known
-from rlstruct import DeviceEnv, RL_Agent, Trajectories
+from rlstruct import DeviceEnv, DictTensor, RL_Agent, Trajectories
 from rlstruct.agents import ActorCritic
 from rlstruct.batchers import RL_Batcher
 from rlstruct.testing.fake_envs import create_counting_env
@@ -76,6 +77,43 @@ def test_weights_that_come_with_a_checkpoint_act_also_if_their_version_is_the_on
     batcher.load_state_dict(state, weights(8, 10))
     batcher.update(weights(10, 10))
     check(act(batcher), 10, 10, version + 1)
+
+
+class FirstState(RL_Agent):
+    """Its state is a weight, which it shows."""
+
+    def __init__(self) -> None:
+        self.weight = torch.zeros(1)
+
+    def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
+        return DictTensor({"first": self.weight.repeat(B)})
+
+    def __call__(self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: Any = None) -> Any:
+        action = {"action": torch.zeros_like(observation["last_action"]), "first": state["first"].clone()}
+        return DictTensor(action), state
+
+    def update(self, info: Any) -> None:
+        self.weight = info["w"].clone()
+
+
+@pytest.mark.parametrize("n_processes", [0, 1])
+def test_first_states_are_made_with_the_last_update(n_processes: int) -> None:
+    def first() -> float:
+        return float(act(batcher).trajectories["action/first"][0, 0])
+
+    with RL_Batcher(
+        2, FirstState, create_counting_env, env_args={"n_envs": 1, "auto_reset": True}, n_processes=n_processes, seed=0
+    ) as batcher:
+        for value in (1.0, 2.0):
+            batcher.update(weights(value, 1))
+            batcher.reset()
+            batcher.update(weights(-1.0, 1))  # on the heels of the reset: not for that
+            assert first() == value
+        batcher.execute()
+        batcher.update(weights(3.0, 1))
+        batcher.get()
+        batcher.reset()
+        assert first() == 3
 
 
 def test_weights_are_read_before_update_returns(batcher: RL_Batcher) -> None:
