@@ -24,6 +24,7 @@ class Backend(Protocol):
     queues: bool  # whether a second batch may be ordered before the first is handed over
     gaps: bool  # see VecEnv.restarts_take_steps
     lost: list[LostEpisodes]
+    waiting: bool  # whether `collect` does nothing but wait at this moment: to be interrupted then loses nothing
 
     def n_envs(self) -> list[int]:
         """Return how many environments each collector has; waits for their creation."""

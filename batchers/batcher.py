@@ -237,7 +237,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         check_n_workers(n_workers, n_collectors)
         self._clock.enter(1)
         try:
-            with self._life.failing():
+            with self._life.failing(self._broken, lambda: backend.waiting):
                 parts = backend.collect(blocking, seconds, n_workers)
             if parts is None:
                 return None, None

@@ -41,7 +41,7 @@ class InProcess:
         self._lane = lane_of(device)
         self._progress = Progress(torch.zeros(4, dtype=torch.int64, device="cpu"))
         self.lost: list[LostEpisodes] = []
-        self.queues = False
+        self.queues = self.waiting = False
         self._seed = seed
         self._batch: tuple[Collected, Steps] | None = None
         self._failure: BaseException | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from rlstruct.core import DictTensor
@@ -118,12 +118,15 @@ class LifeCycle:
             raise BatcherStateError(f"RL_Batcher.{method}: {why}. Create a new one.")
 
     @contextlib.contextmanager
-    def failing(self, interrupted: Literal["new", "failed"] | None = None) -> Iterator[None]:
+    def failing(
+        self, interrupted: Literal["new", "failed"] | None = None, harmless: Callable[[], bool] = lambda: False
+    ) -> Iterator[None]:
         """After a worker has failed only close() is left; a worker that is merely late may still answer.
 
         Args:
-            interrupted: the state after Ctrl-C. While orders are sent it may have kept some workers from theirs; while
-                workers only are waited for it does no harm, and changes nothing.
+            interrupted: the state after Ctrl-C, which may have kept some workers from their orders, or lost an answer;
+                None for that of before.
+            harmless: whether Ctrl-C has interrupted nothing but waiting, which changes nothing.
         """
         try:
             yield
@@ -133,7 +136,7 @@ class LifeCycle:
             self.state = "failed"
             raise
         except BaseException:
-            if interrupted is not None:
+            if interrupted is not None and not harmless():
                 self.state, self._partly = interrupted, False
                 self._ordered.clear()
             raise

@@ -75,6 +75,7 @@ class WorkerPool:
         """Start the processes."""
         self.auto_reset = False
         self.gaps = self.queues = True
+        self.waiting = False
         self.lost: list[LostEpisodes] = []
         self._pid = os.getpid()
         self._timeout = timeout
@@ -139,6 +140,7 @@ class WorkerPool:
 
     def collect(self, blocking: bool, timeout: float, n_workers: int | None) -> list[Part] | None:
         """See Backend."""
+        self.waiting = False  # it may have been interrupted
         deadline = time.monotonic() + (timeout if blocking else 0.0)
         collecting = self._collecting()
         while missing := [worker for worker in collecting if not worker.finished]:
@@ -294,7 +296,9 @@ class WorkerPool:
 
     def _receive(self, timeout: float) -> bool:
         """Take in the answers that are there, or wait for one; False if none came in time."""
+        self.waiting = True
         ready = self._watch.wait(timeout)
+        self.waiting = False
         for worker in ready:
             if not worker.take_answer() and not worker.process.is_alive():
                 raise worker.death()

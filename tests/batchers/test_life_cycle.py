@@ -13,6 +13,7 @@ from batcher_fakes import create_cartpole
 import rlstruct.batchers.batcher as batcher_module
 from rlstruct import BatcherStateError, DeviceMismatchError, DictTensor, ShapeMismatchError, VecEnv, WorkerError
 from rlstruct.batchers import RL_Batcher
+from rlstruct.batchers.worker_handle import Worker
 from rlstruct.testing.fake_agents import HistoryAgent, RngAgent, StatefulAgent
 from rlstruct.testing.fake_envs import create_counting_env, create_slow_env
 
@@ -27,6 +28,21 @@ def make(n_processes: int = 0, *, T: int = 3, n_envs: int = 2, auto_reset: bool 
 def two_workers() -> Iterator[RL_Batcher]:
     with make(2) as batcher:
         yield batcher
+
+
+def test_ctrl_c_that_loses_an_answer_leaves_no_batcher_that_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(worker: Worker) -> bool:
+        worker.connection.recv()
+        raise KeyboardInterrupt
+
+    with make(1) as batcher:
+        batcher.reset()
+        batcher.execute()
+        monkeypatch.setattr(Worker, "take_answer", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            batcher.get()
+        with pytest.raises(BatcherStateError, match="collection has failed; close"):
+            batcher.get(timeout=0.5)
 
 
 @pytest.mark.parametrize("n_processes", [0, 2])
