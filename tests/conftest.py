@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 
 import hypothesis
 import pytest
 import torch
 
 torch.set_num_threads(1)
+# Ctrl-C does nothing to what a shell starts in the background, nor to its children: tests of it would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline: the first call of a torch operator may take seconds. The same examples in every run of CI.
 hypothesis.settings.register_profile("local", deadline=None)
