@@ -75,7 +75,9 @@ class Ours:
             self.to_order -= 1
             self.n_ordered += 1
         self.n_ordered -= 1
-        trajectories, _ = self.batcher.get(n_workers=self.n_workers)
+        # The last one waits for all workers: what they did in the turns of others would be counted, too.
+        last = not self.to_order and not self.n_ordered
+        trajectories, _ = self.batcher.get(n_workers=None if last else self.n_workers)
         if trajectories is None:  # get() waits: it never is
             raise RuntimeError("no batch")
         return int(trajectories.lengths.sum())
