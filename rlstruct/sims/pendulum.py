@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.device import DeviceLike
-from rlstruct.functional.random import uniform
+from rlstruct.functional.random import symmetric_uniform
 from rlstruct.sims._spaces import box
 from rlstruct.sims._state import columns
 from rlstruct.sims.tensor_env import Backend, TensorEnv
@@ -70,9 +70,8 @@ class Pendulum(TensorEnv[PendulumState]):
 
     def initial(self, key: Tensor) -> PendulumState:
         """Draw the angle from [-pi, pi), the velocity from [-1, 1)."""
-        drawn = uniform(key, (2,)).t().to(self.dtype).mul_(2).sub_(1)  # [2, n], whose rows a compiler vectorises
-        theta, theta_dot = drawn.unbind(0)
-        return PendulumState(theta * math.pi, theta_dot.contiguous())
+        theta, theta_dot = symmetric_uniform(key, 2, 1.0, self.dtype)
+        return PendulumState(theta * math.pi, theta_dot)
 
     def transition(self, state: PendulumState, action: Tensor, key: Tensor) -> tuple[PendulumState, Tensor, Tensor]:
         """Turn for one step; the cost is that of the angle, velocity and torque before it."""
