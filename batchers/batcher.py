@@ -25,7 +25,6 @@ from rlstruct.batchers.arguments import (
 from rlstruct.batchers.backend import Backend
 from rlstruct.batchers.hand_over import hand_over
 from rlstruct.batchers.in_process import InProcess
-from rlstruct.batchers.lanes import move
 from rlstruct.batchers.life_cycle import LifeCycle
 from rlstruct.batchers.making import CreateAgent, CreateEnv, Factories
 from rlstruct.batchers.reports import BatcherStats, LostEpisodes, MemoryReport, report_memory
@@ -33,6 +32,7 @@ from rlstruct.batchers.saved_state import BatcherState, check_state, on_cpu
 from rlstruct.batchers.worker_pool import WorkerPool
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.engine.streams import move
 from rlstruct.errors import BatcherStateError
 from rlstruct.profile import PhaseClock
 

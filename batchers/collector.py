@@ -14,12 +14,12 @@ from torch import Tensor
 from rlstruct.batchers.compiled_agent import CompiledAgent
 from rlstruct.batchers.failures import spell_given
 from rlstruct.batchers.history import history_until
-from rlstruct.batchers.lanes import move
 from rlstruct.batchers.progress import Phase, Progress
 from rlstruct.batchers.saved_state import CollectorState, check_rows, load_environment, moved, on_cpu
 from rlstruct.batchers.shared_memory import layout_of
 from rlstruct.batchers.slab import Allocate, Slab, slab_layout
 from rlstruct.core import DictTensor
+from rlstruct.engine.streams import move
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional.random import step_keys
 from rlstruct.rl_agent import RL_Agent, check_answer

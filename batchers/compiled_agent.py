@@ -12,7 +12,7 @@ from torch import Tensor
 from rlstruct.batchers.fingerprint import Fingerprint, fingerprint, first_change, host_generators
 from rlstruct.batchers.shared_memory import layout_of
 from rlstruct.core import DictTensor, TemporalDictTensor
-from rlstruct.functional.compiled import Compiled
+from rlstruct.engine.compiled import Compiled
 from rlstruct.rl_agent import RL_Agent, check_answer
 
 # So many compilations in a row that served for one batch only are worse than none.

@@ -15,16 +15,16 @@ from rlstruct.batchers.action_range import ActionRange
 from rlstruct.batchers.collector import Collected
 from rlstruct.batchers.failures import describe, worker_error
 from rlstruct.batchers.hand_over import Part
-from rlstruct.batchers.lanes import lane_of
 from rlstruct.batchers.making import Factories, make_collector, measure
 from rlstruct.batchers.progress import Phase, Progress
-from rlstruct.batchers.recording import recorder_of
 from rlstruct.batchers.replayer import Replayer
 from rlstruct.batchers.reports import LostEpisodes
 from rlstruct.batchers.saved_state import CollectorState
 from rlstruct.batchers.shared_memory import Layout, layout_of
 from rlstruct.batchers.slab import Steps
 from rlstruct.core import DictTensor
+from rlstruct.engine.graph import recorder_of
+from rlstruct.engine.streams import lane_of
 from rlstruct.errors import WorkerError
 from rlstruct.vec_env import Carrying
 

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from rlstruct.batchers.collector import Collected, Collector
 from rlstruct.batchers.fingerprint import Fingerprint, fingerprint, first_change, host_generators, values_of
-from rlstruct.batchers.recording import Record, RecordingError, Work, record
 from rlstruct.batchers.shared_memory import layout_of
 from rlstruct.batchers.slab import Slab, Steps
 from rlstruct.core import DictTensor
+from rlstruct.engine.graph import Record, RecordingError, Work, record
 from rlstruct.vec_env import VecEnv
 
 # So many recordings in a row that were each replayed once only are worse than none.

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rlstruct.functional.compiled import Compiled
+from rlstruct.engine.compiled import Compiled
 from rlstruct.sims._motion import Motion
 from rlstruct.sims._state import Tensors
 

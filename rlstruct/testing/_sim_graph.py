@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rlstruct._waits import is_composite
+from rlstruct.engine.waits import is_composite
 from rlstruct.testing.host_sync import forbid_host_sync
 
 

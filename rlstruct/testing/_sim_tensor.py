@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from rlstruct._waits import is_composite
+from rlstruct.engine.waits import is_composite
 from rlstruct.errors import DeviceMismatchError
 from rlstruct.testing._sim_rnn import DECOMPOSED
 

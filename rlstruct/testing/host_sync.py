@@ -39,7 +39,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlstruct._waits import CROSS, NUMBER, SHAPE, is_accelerator, is_composite, judge_operator
+from rlstruct.engine.waits import CROSS, NUMBER, SHAPE, is_accelerator, is_composite, judge_operator
 
 # Python calls by the name of the method, and how to do without.
 _FUNCTIONS: Final = {

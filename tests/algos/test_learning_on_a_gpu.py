@@ -11,7 +11,8 @@ from resume_tasks import TASKS, create_network, train
 
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos import a2c
-from rlstruct.batchers import RL_Batcher, recording
+from rlstruct.batchers import RL_Batcher
+from rlstruct.engine import graph as recording
 from rlstruct.sims import make
 
 pytestmark = pytest.mark.gpu

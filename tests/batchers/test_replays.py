@@ -53,7 +53,7 @@ class Recordings:
 
 @pytest.fixture
 def recordings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recordings]:
-    from rlstruct.batchers import recording
+    from rlstruct.engine import graph as recording
 
     counts = Recordings()
     if simulated := sys.modules.get("rlstruct.testing.sim_device"):  # kept out of processes that work on CUDA

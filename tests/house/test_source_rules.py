@@ -58,8 +58,9 @@ def test_imports_go_downward() -> None:
         ("rlstruct.vec_env", "if TYPE_CHECKING:\n    from rlstruct.envs import GymEnv"),  # for types only
         ("rlstruct.vec_env", "import importlib\nimportlib.import_module('rlstruct.envs')"),  # by a string
         ("rlstruct.core.dict_tensor", "from rlstruct import functional"),  # same layer
-        ("rlstruct.agents.mlp", "from rlstruct.envs import GymEnv"),  # sibling of layer 3
+        ("rlstruct.agents.mlp", "from rlstruct.envs import GymEnv"),  # sibling of layer 4
         ("rlstruct.agents.mlp", "from ..batchers import RL_Batcher"),  # the same, relative
+        ("rlstruct.engine.graph", "from rlstruct.testing import forbid_host_sync"),  # upward
         ("rlstruct.algos.dqn", "from rlstruct.agents import QAgent"),  # agents arrive as factories
         ("rlstruct.envs.gym", "from tests.fakes import CountingEnv"),  # nobody imports the tests
         ("rlstruct.unheard_of", "import torch"),  # no layer
@@ -76,6 +77,7 @@ def test_layer_checker_catches(module: str, source: str) -> None:
         ("rlstruct.core.dict_tensor", "from .specs import TensorSpec\nfrom ..device import resolve_device"),
         ("rlstruct.agents.mlp", "from rlstruct import DictTensor, core\nfrom .networks import mlp"),
         ("rlstruct.algos.dqn", "from rlstruct.batchers import RL_Batcher"),
+        ("rlstruct.algos.dqn", "from rlstruct.engine.graph import Graph"),
     ],
 )
 def test_layer_checker_allows(module: str, source: str) -> None:

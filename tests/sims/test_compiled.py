@@ -9,7 +9,7 @@ import torch
 from torch._inductor.codegen.cpp import CppVecKernel
 
 from rlstruct.core import DictTensor, TemporalDictTensor
-from rlstruct.functional.compiled import Compiled, _whole_loads
+from rlstruct.engine.compiled import Compiled, _whole_loads
 from rlstruct.functional.random import child_key, randint
 from rlstruct.sims import make
 

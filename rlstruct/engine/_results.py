@@ -1,4 +1,4 @@
-"""Memory for the results of compiled code on the CPU, made once and used again. Layer 1.
+"""Memory for the results of compiled code on the CPU, made once and used again.
 
 A kernel of 10 us is called by some 30 us of Python if every result is allocated and every column of it addressed in
 each call, and writes to memory that is in no cache. So all results of a call are one block, whose parts are found once,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlstruct.batchers import recording
+from rlstruct.engine import graph as recording
 
 POOL = (0, 7)
 

@@ -9,7 +9,8 @@ import torch
 
 from rlstruct import RL_Agent
 from rlstruct.agents import ActorCritic, ActorCriticAgent
-from rlstruct.batchers import RL_Batcher, lanes
+from rlstruct.batchers import RL_Batcher
+from rlstruct.engine import streams as lanes
 from rlstruct.sims import make
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlstruct.functional._results import MAX_KEPT, Results
+from rlstruct.engine._results import MAX_KEPT, Results
 
 B, K = 2048, 3
 

@@ -1,4 +1,4 @@
-"""Which operators of torch make the host wait for a device, and how to see them all. Layer 0: torch alone.
+"""Which operators of torch make the host wait for a device, and how to see them all.
 
 Waits cost most of the time on a GPU, and a CUDA graph cannot record them: `rlstruct.testing.forbid_host_sync` looks for
 them, and so does whoever records a graph, before CUDA meets them.

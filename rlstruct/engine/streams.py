@@ -1,4 +1,4 @@
-"""Where a collector's work is queued: nowhere on a CPU, on a stream of its own on CUDA. Part of rlstruct.batchers.
+"""Where a collector's work is queued: nowhere on a CPU, on a stream of its own on CUDA.
 
 Work of the caller (a learner on the same GPU) and work of the collector run beside each other. Events say where one
 must wait for the other, and the allocator is told whenever memory passes from one to the other; the device as a whole

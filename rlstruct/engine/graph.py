@@ -1,4 +1,4 @@
-"""Turn a piece of device work into one launch: CUDA graphs, and the seam for stand-ins. Part of rlstruct.batchers.
+"""Turn a piece of device work into one launch: CUDA graphs, and the seam for stand-ins.
 
 A graph is recorded once and replayed: the same kernels read and write the same memory, and no Python runs. What Python
 decided while recording, and every number that it read on the host, stays as it was.
@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlstruct._waits import is_composite, judge_recorded
 from rlstruct.device import registered_backends
+from rlstruct.engine.waits import is_composite, judge_recorded
 
 Work = Callable[[], None]
 Record = Callable[[Work], Work]
 """Takes work that only queues operations on tensors; returns what queues the same operations on the same memory."""
 
-_NOT_THE_USERS = ("torch", "contextlib", "rlstruct.batchers", "rlstruct.testing")  # modules
+_NOT_THE_USERS = ("torch", "contextlib", "rlstruct.engine", "rlstruct.batchers", "rlstruct.testing")  # modules
 _SPOILT: list[Any] = []  # graphs of failed recordings: torch's allocator of pinned memory goes on to ask them
 
 

@@ -1,4 +1,4 @@
-"""One call for many operations: a pure function of tensors, compiled by TorchInductor. Layer 1.
+"""One call for many operations: a pure function of tensors, compiled by TorchInductor.
 
 The step of a simulator or of a small policy is a few dozen operations on small tensors, so what it costs is calls.
 `torch.compile` turns them into few kernels, but looks at all its arguments again in each call (guards), which costs
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from rlstruct.functional._results import Results, pieces_of
+from rlstruct.engine._results import Results, pieces_of
 
 Tensors = dict[str, Tensor]
 Pure = Callable[..., tuple[Tensors, ...]]
@@ -45,7 +45,7 @@ class Compiled:
         fn: the function; no Python control flow on values, every later call with the same keys, shapes and dtypes.
 
         reuse: whether on the CPU all results of a call share one block of memory that is used again when nobody holds
-            any of them, see `rlstruct.functional._results`: faster, but who keeps one result keeps all.
+            any of them, see `rlstruct.engine._results`: faster, but who keeps one result keeps all.
 
     Attributes:
         held: tensors that the function reads beside its arguments, such as weights. Every call reads their values
