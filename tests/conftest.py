@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import sys
 
 import hypothesis
 import pytest
@@ -19,6 +20,7 @@ hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
+SIMULATED = "rlstruct.testing.sim_device"
 DEVICES = ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)]
 
 
@@ -36,17 +38,20 @@ def _torch_as_new() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Make sim:0 to sim:3 known, but not where all tests need a GPU.
+    """Make sim:0 to sim:3 known to the tests that run without a GPU; a process that has them skips the others.
 
-    A process that has the simulated accelerator cannot pin memory for CUDA, and autograd forgets CUDA's streams.
+    torch has one accelerator per process: with the simulated one, CUDA can neither pin memory nor run backward().
     """
     if not item.get_closest_marker("gpu"):
-        importlib.import_module("rlstruct.testing.sim_device")
+        importlib.import_module(SIMULATED)
+    elif SIMULATED in sys.modules:
+        pytest.skip("the simulated accelerator is in this process; pytest -m gpu leaves it out")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests marked gpu, with the reason, where torch finds no CUDA device."""
+    """Skip the tests marked gpu where torch finds no CUDA device, and say so; where it finds one they come last."""
     if torch.cuda.is_available():
+        items.sort(key=lambda item: item.get_closest_marker("gpu") is not None)
         return
     reason = f"needs a CUDA device; torch {torch.__version__} sees none"
     for item in items:

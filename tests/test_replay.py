@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-import rlstruct.testing.sim_device  # noqa: F401 - registers sim:0, sim:1, …
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.functional.random import step_keys
 from rlstruct.replay import replay_agent, replay_agent_stateless

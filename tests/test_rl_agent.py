@@ -18,7 +18,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import rlstruct.testing.sim_device  # noqa: F401 - registers sim:0, sim:1, …
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.errors import DeviceMismatchError
 from rlstruct.replay import replay_agent

@@ -27,8 +27,9 @@ What differs from a real accelerator:
 * ``module.to("sim:0")`` keeps the parameters' identity as on CUDA, but fails while a graph that uses them is alive;
   ``module.to("cpu")`` makes new parameters: make the optimiser after it.
 * ``torch.load`` gives the tensor its old device back, whatever ``map_location`` says: save ``.cpu()`` tensors.
-* No streams, no pinned memory, no ``torch.compile``, no sparse or quantised tensors. Do not import this module into a
-  process that also works on CUDA: torch has one accelerator per process, and takes this one (pinned memory fails then).
+* No streams, no pinned memory, no ``torch.compile``, no sparse or quantised tensors.
+* torch has one accelerator per process. Importing this module into a process that works on CUDA already is refused;
+  once it is imported, pinned memory and ``backward()`` fail on CUDA.
 * An operation costs about 50 microseconds more than on the CPU.
 """
 
@@ -141,6 +142,11 @@ def _explain_backward(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _install() -> Any:
+    if torch.cuda.is_initialized():
+        raise RuntimeError(
+            f"{__name__}: got a process that works on CUDA already, expected one that does not: torch has one "
+            "accelerator per process. Import this module before anything touches CUDA, or in a process of its own."
+        )
     _setup_privateuseone_for_python_backend("sim", backend_module=_SimModule())
     make_library: Any = torch.library.Library  # torch gives it no types
     library = make_library("aten", "IMPL")

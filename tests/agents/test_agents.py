@@ -6,7 +6,6 @@ import pytest
 import torch
 from gymnasium import spaces
 
-import rlstruct.testing.sim_device  # noqa: F401 - registers sim:0 and sim:1
 from rlstruct import DeviceMismatchError, DictTensor
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RandomAgent, RecurrentActorCritic, RecurrentAgent
 from rlstruct.functional.random import step_keys

@@ -5,7 +5,6 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-import rlstruct.testing.sim_device  # noqa: F401 - registers sim:0 and sim:1
 from rlstruct.agents import ActorCriticAgent, ConvolutionalActorCritic, ConvolutionalTrunk
 from rlstruct.testing import check_agent, forbid_host_sync
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from gymnasium import spaces
 
-import rlstruct.testing.sim_device  # noqa: F401 - registers sim:0 and sim:1
 from rlstruct import DictTensor, RL_Agent, replay_agent
 from rlstruct.agents import (
     GaussianActorCritic,

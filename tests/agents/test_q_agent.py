@@ -4,7 +4,6 @@ import pytest
 import torch
 from gymnasium import spaces
 
-import rlstruct.testing.sim_device  # noqa: F401 - registers sim:0 and sim:1
 from rlstruct import DictTensor, RL_Agent, Trajectories, replay_agent
 from rlstruct.agents import DuellingHead, QAgent, QNetwork
 from rlstruct.batchers import RL_Batcher

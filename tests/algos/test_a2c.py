@@ -13,7 +13,6 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-import rlstruct.testing.sim_device  # noqa: F401 - registers sim:0 and sim:1
 from rlstruct import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.agents import (
     ActorCritic,

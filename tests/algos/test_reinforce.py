@@ -9,7 +9,6 @@ import gymnasium
 import pytest
 import torch
 
-import rlstruct.testing.sim_device  # noqa: F401 - registers sim:0 and sim:1
 from rlstruct import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic
 from rlstruct.algos import reinforce

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import rlstruct.testing.sim_device  # noqa: F401 - registers sim:0 and sim:1
 from rlstruct import DeviceMismatchError, DictTensor, ShapeMismatchError, TemporalDictTensor, Trajectories
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer, SumTree
 from rlstruct.algos.replay_buffer import ReplayBuffer

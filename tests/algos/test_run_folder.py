@@ -14,7 +14,6 @@ from typing import Any, BinaryIO
 import pytest
 import torch
 
-import rlstruct.testing.sim_device  # noqa: F401 - registers sim:0
 from rlstruct.algos import lease
 from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.run_folder import RunFolder

@@ -9,7 +9,6 @@ import pytest
 import torch
 from gymnasium import spaces
 
-import rlstruct.testing.sim_device  # noqa: F401 - registers sim:1
 from rlstruct import DictTensor, RL_Agent
 from rlstruct.batchers import RL_Batcher
 from rlstruct.batchers.action_range import ActionRange

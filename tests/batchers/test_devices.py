@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-import rlstruct.testing.sim_device  # noqa: F401 - makes sim:0 known
 from rlstruct import DeviceEnv, DeviceMismatchError, DictTensor, ShapeMismatchError, WorkerError
 from rlstruct.batchers import RL_Batcher, collect_episodes
 from rlstruct.testing.fake_agents import RngAgent, StatefulAgent

@@ -13,7 +13,6 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import rlstruct.testing.sim_device  # noqa: F401 - makes sim:0 known
 from rlstruct import DeviceEnv, DictTensor, VecEnv
 from rlstruct.agents import RandomAgent
 from rlstruct.batchers import EpisodeStatistics, RL_Batcher, collect_episodes

@@ -11,7 +11,6 @@ import pytest
 import torch
 from gymnasium import spaces
 
-import rlstruct.testing.sim_device  # noqa: F401 - makes sim:0 known
 from rlstruct import DeviceEnv, Trajectories, VecEnv
 from rlstruct.agents import RandomAgent
 from rlstruct.batchers import RL_Batcher

@@ -13,7 +13,6 @@ import torch
 from batcher_fakes import GlobalRandomAgent, create_cartpole
 from gymnasium import spaces
 
-import rlstruct.testing.sim_device  # noqa: F401 - makes sim:0 known
 from rlstruct import DeviceEnv, Trajectories, VecEnv
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf

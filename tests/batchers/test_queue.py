@@ -17,7 +17,6 @@ import pytest
 import torch
 from batcher_fakes import InfoAgent, create_cartpole, create_version_agent, limit
 
-import rlstruct.testing.sim_device  # noqa: F401 - makes sim:1 known
 from rlstruct import (
     BatcherStateError,
     DeviceEnv,

@@ -10,7 +10,6 @@ import pytest
 import torch
 from batcher_fakes import create_cartpole, create_policy, create_version_agent
 
-import rlstruct.testing.sim_device  # noqa: F401 - makes sim:1 known
 from rlstruct import DeviceEnv, DictTensor, RL_Agent, Trajectories
 from rlstruct.agents import ActorCritic
 from rlstruct.batchers import RL_Batcher

@@ -21,12 +21,13 @@ def test_losses_by_hand_and_without_host_syncs(device: torch.device) -> None:
     mask = MASK.to(device)
     log_pi = torch.tensor([[-1.0, -2.0], [-3.0, NAN]], device=device)
     advantage = torch.tensor([[3.0, 0.5], [-1.0, NAN]], device=device)
+    predicted = torch.tensor([[1.0, 2.0], [3.0, NAN]], device=device)
+    target = torch.zeros(2, 2, device=device)
+    spread = torch.tensor([[0.5, 0.25], [0.75, NAN]], device=device)
     with forbid_host_sync():
         policy = policy_gradient_loss(log_pi, advantage, mask)
-        value = value_loss(
-            torch.tensor([[1.0, 2.0], [3.0, NAN]], device=device), torch.zeros(2, 2, device=device), mask
-        )
-        randomness = entropy_loss(torch.tensor([[0.5, 0.25], [0.75, NAN]], device=device), mask)
+        value = value_loss(predicted, target, mask)
+        randomness = entropy_loss(spread, mask)
     assert policy.item() == pytest.approx((3.0 + 1.0 - 3.0) / 3)
     assert value.item() == pytest.approx((1.0 + 4.0 + 9.0) / 3 / 2)
     assert randomness.item() == pytest.approx(-0.5)

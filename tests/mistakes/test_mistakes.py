@@ -19,7 +19,6 @@ import pytest
 import torch
 from gymnasium import spaces
 
-import rlstruct.testing.sim_device  # noqa: F401 - makes sim:0 known
 from rlstruct import DeviceEnv, DictTensor, RL_Agent, TemporalDictTensor, Trajectories, VecEnv, sims
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnv, GymEnvInf

@@ -12,7 +12,6 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-import rlstruct.testing.sim_device  # noqa: F401 - registers sim:0, sim:1, …
 from rlstruct.core import DictTensor
 from rlstruct.errors import DeviceMismatchError
 from rlstruct.functional.masks import masked_dicttensor

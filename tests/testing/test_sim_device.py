@@ -6,6 +6,8 @@ import copy
 import io
 import multiprocessing
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -19,6 +21,10 @@ from torch.nn import functional as F
 
 from rlstruct.device import registered_backends, resolve_device
 from rlstruct.errors import DeviceMismatchError
+
+if torch.cuda.is_available():
+    pytest.skip("one process has one accelerator, and here it is CUDA", allow_module_level=True)
+
 from rlstruct.testing.sim_device import DEVICE_COUNT, SimDeviceMismatchError
 
 SIM0, SIM1 = torch.device("sim:0"), torch.device("sim:1")
@@ -559,6 +565,12 @@ def test_distributions_draw_what_the_cpu_draws(name: str) -> None:
         assert devices(result) == {str(device)}
         results.append(on_host(result))
     torch.testing.assert_close(results[1], results[0])
+
+
+def test_a_process_that_works_on_cuda_is_refused() -> None:
+    code = "import torch; torch.cuda.is_initialized = lambda: True; import rlstruct.testing.sim_device"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert "got a process that works on CUDA already, expected one that does not" in run.stderr
 
 
 # --- other processes -------------------------------------------------------------------------------------------------
