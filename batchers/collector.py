@@ -188,12 +188,13 @@ class Collector:
             progress.enter(Phase.ENVIRONMENT)
             slot = slab.slots[t + 1]
             self.env.lend(slot)
-            (reached, ran), (current, running) = self.env.step(action)
+            step = self.env.step(action)
+            (reached, ran), (current, running) = step
             progress.enter(Phase.COPY)
             slab.write_action(t, action, ran)
-            if current is not slot:
+            if not getattr(step, "lent", False):
                 slab.write_observation(t + 1, current)
-            if slab.reached or current is not reached:
+            if slab.reached or (slab.final and getattr(step, "restarted", True)):
                 n_final = slab.write_restarts(t, reached, n_final)
             t += 1
             self._state, self._observation, self._running = state, current, running

@@ -1,10 +1,10 @@
-"""VecEnv: the contract of B environments that step together, and DeviceEnv, which moves one elsewhere. Layer 2."""
+"""VecEnv: the contract of B environments that step together, and DeviceEnv, which moves one to another device."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,6 +18,34 @@ if TYPE_CHECKING:
 
 Observed = tuple[DictTensor, Tensor]
 """An observation of all B environments, and the mask [B] bool of those that run."""
+
+
+class _Pair(NamedTuple):
+    reached: Observed
+    current: Observed
+
+
+class Stepped(_Pair):
+    """What `VecEnv.step` returns: the pair ``((reached, running), (current, still_running))``, and what is known of it.
+
+    It unpacks like the plain pair, which an environment of your own may return instead: then everything is assumed.
+
+    Attributes:
+        reached: ``(reached, running)``.
+        current: ``(current, still_running)``.
+        restarted: False says that no environment restarted in this step, so that ``current`` equals ``reached`` in
+            every row and a batcher has no final observation to keep. True says that some may have.
+        lent: whether ``current`` was written into the memory that `VecEnv.lend` brought.
+    """
+
+    restarted: bool
+    lent: bool
+
+    def __new__(cls, reached: Observed, current: Observed, *, restarted: bool = True, lent: bool = False) -> Stepped:
+        """Put the pair together."""
+        made = super().__new__(cls, reached, current)
+        made.restarted, made.lent = restarted, lent
+        return made
 
 
 class VecEnv(ABC):
@@ -82,22 +110,23 @@ class VecEnv(ABC):
             ``((reached, running), (current, still_running))``, each a DictTensor [B] with a mask [B] bool.
             ``reached`` is the true next observation of the environments that ran (``running``), also at an episode's
             end. ``current`` is what the agent acts on next; it differs from ``reached`` only in the rows where an
-            auto-resetting environment restarted, and is the same object when none did.
-            In an auto-resetting environment everybody runs always. Only a wrapped vector environment that restarts on
-            its own clock may leave a row out of one step; batchers drop that step.
+            auto-resetting environment restarted. Return a `Stepped` with ``restarted=False`` where none did: it spares
+            the batcher a look.
+            In an auto-resetting environment all rows run in every step. Only a wrapped vector environment that takes a
+            step to restart may leave a row out of one step; batchers drop that step.
         """
 
     def lend(self, out: DictTensor) -> None:
-        """Lend memory for the observation that the next `step` returns as ``current``; see there.
+        """Lend memory for the observation that the next `step` returns as ``current``.
 
-        An environment may ignore this, as it does by default; then `step` returns memory of its own. One that does
-        not writes every key of ``out`` and returns this very object as ``current``. What such a step returns is valid
-        until the next one only, but ``out`` itself stays as it is until the same object is lent again: batchers lend
-        each slot of their batch in turn, so that an observation is written once, and there. The environment may keep
-        ``out`` as long as it lives.
+        An environment may ignore this, as it does by default; then `step` returns memory of its own. One that uses it
+        writes every key of ``out``, returns ``out`` as ``current``, and says so with ``Stepped(..., lent=True)``. What
+        such a step returns is valid only until the next one, but ``out`` itself stays as it is until the same object
+        is lent again: batchers lend each slot of their batch in turn, so that every observation is written once. The
+        environment may keep ``out`` as long as it lives.
 
         Args:
-            out: tensors of the same keys, shapes and dtypes as each observation, not the ones that hold the last one.
+            out: tensors with the keys, shapes and dtypes of an observation, but not those that hold the last one.
                 [B] on ``device``
         """
         return
@@ -195,7 +224,7 @@ class DeviceEnv(VecEnv):
             )
         return self._out(self.env.reset(env_info))
 
-    def step(self, action: DictTensor) -> tuple[Observed, Observed]:
+    def step(self, action: DictTensor) -> Stepped:
         """Step the wrapped environment; see `VecEnv.step`.
 
         Raises:
@@ -207,11 +236,12 @@ class DeviceEnv(VecEnv):
                 f"DeviceEnv.step: tensor {key!r} of the action is on {action.device}, expected {self._device}. "
                 f"Create it with device={str(self._device)!r}, or move the agent's model there."
             )
-        reached, current = self.env.step(action.to(self.env.device))
+        answer = self.env.step(action.to(self.env.device))
+        (reached, current), restarted = answer, getattr(answer, "restarted", True)
         moved = self._out(reached)
-        # One transfer less in all steps without a restart, and the batcher's sign that there was none.
-        same = current[0] is reached[0]
-        return moved, (moved[0], current[1].to(self._device)) if same else self._out(current)
+        # Without a restart the two observations are equal: move one.
+        after = self._out(current) if restarted else (moved[0], current[1].to(self._device))
+        return Stepped(moved, after, restarted=restarted)
 
     def close(self) -> None:
         """Close the wrapped environment."""

@@ -55,17 +55,26 @@ def test_step_brings_the_action_home_and_moves_the_answer() -> None:
     assert {reached.device, current.device, ran.device, running.device} == {META}
 
 
-def test_current_is_reached_without_a_restart_and_only_then() -> None:
+def test_without_a_restart_one_observation_is_moved() -> None:
     env = CountingEnv(2, lengths=(2,), auto_reset=True)
     moved = DeviceEnv(env, "cpu")
     moved.reset()
     action = DictTensor({"action": torch.zeros(2, dtype=torch.int64)})
-    (reached, _), (current, _) = moved.step(action)
-    assert current is reached
-    (reached, _), (current, _) = moved.step(action)  # every second step ends all episodes
-    assert current is not reached
+    first = moved.step(action)
+    assert first.restarted is False
+    assert first.current[0] is first.reached[0]
+    second = moved.step(action)  # every second step ends all episodes
+    (reached, _), (current, _) = second
+    assert second.restarted is True
     assert reached["done"].all()
     assert current["initial_state"].all()
+
+
+def test_a_plain_pair_may_have_restarted() -> None:
+    env = OnMeta()
+    answer = DeviceEnv(env, "meta").step(DictTensor({"action": torch.zeros(2, device=META)}))
+    assert answer.restarted is True  # OnMeta says nothing, so that both observations are moved
+    assert answer.current[0] is not answer.reached[0]
 
 
 def test_an_action_elsewhere_is_refused() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlstruct.core import DictTensor
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
-from rlstruct.vec_env import Observed, VecEnv
+from rlstruct.vec_env import Observed, Stepped, VecEnv
 
 Space = spaces.Space[Any]
 Tensors = dict[str, Tensor]
@@ -74,7 +74,7 @@ class Adapter(VecEnv):
 
     def _answer(
         self, action: Tensors, reward: Tensor, ends: tuple[Tensor, Tensor], reached: Tensors, current: Tensors | None
-    ) -> tuple[Observed, Observed]:
+    ) -> Stepped:
         """Put a step's answer together.
 
         Args:
@@ -91,11 +91,11 @@ class Adapter(VecEnv):
         flags = {"terminated": terminated, "truncated": truncated, "done": done, "initial_state": self._no}
         seen = DictTensor._trusted({**reached, "reward": reward, **flags, **last})
         if current is None:
-            return (seen, self._yes), (seen, self._yes)
+            return Stepped((seen, self._yes), (seen, self._yes), restarted=False)
         last = {key: value.masked_fill(rows(done, value), 0) for key, value in last.items()}
         flags = {"terminated": self._no, "truncated": self._no, "done": self._no, "initial_state": done}
         after = DictTensor._trusted({**current, "reward": reward.masked_fill(done, 0), **flags, **last})
-        return (seen, self._yes), (after, self._yes)
+        return Stepped((seen, self._yes), (after, self._yes))
 
 
 def optional(module: str, extra: str, who: str) -> Any:  # noqa: ANN401 - a module

@@ -13,7 +13,7 @@ from torch.utils.dlpack import from_dlpack
 from rlstruct.adapters._adapter import Adapter, Space, Tensors, flatten, nest, no_action, optional
 from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.vec_env import Observed
+from rlstruct.vec_env import Observed, Stepped
 
 
 class JaxEnv(Adapter):
@@ -74,7 +74,7 @@ class JaxEnv(Adapter):
         self._keys, self._state, frames = self._functions[0](self._keys)
         return self._begin(self._shared(frames), no_action(self.action_space, self._n_envs, self._device))
 
-    def step(self, action: DictTensor) -> tuple[Observed, Observed]:
+    def step(self, action: DictTensor) -> Stepped:
         """Take one step in every environment; see `VecEnv.step`.
 
         Raises:

@@ -15,7 +15,7 @@ from rlstruct.adapters._adapter import Adapter, Space, choose, no_action, option
 from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.functional.random import child_key
-from rlstruct.vec_env import Observed
+from rlstruct.vec_env import Observed, Stepped
 
 # What a world carries from step to step beside qpos and qvel, as far as the model has it.
 _MEMORY = ("act", "time", "qacc_warmstart")
@@ -111,7 +111,7 @@ class MujocoWarpEnv(Adapter):
         self._start(self._yes)
         return self._begin({"frame": self._frame()}, no_action(self.action_space, self._n_envs, self._device))
 
-    def step(self, action: DictTensor) -> tuple[Observed, Observed]:
+    def step(self, action: DictTensor) -> Stepped:
         """Take ``frame_skip`` steps in every world; see `VecEnv.step`."""
         sent = action["action"]
         self.ctrl.copy_(sent)

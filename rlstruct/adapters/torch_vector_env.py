@@ -10,7 +10,7 @@ import torch
 from rlstruct.adapters._adapter import Adapter, Space, Tensors, choose, flatten, nest, no_action
 from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.vec_env import Observed
+from rlstruct.vec_env import Observed, Stepped
 
 # How libraries call the observation that an ended episode ended with.
 _FINAL_KEYS = ("final_obs", "final_observation")
@@ -79,7 +79,7 @@ class TorchVectorEnv(Adapter):
         self._previous = frames
         return self._begin(frames, no_action(self.action_space, self._n_envs, self._device))
 
-    def step(self, action: DictTensor) -> tuple[Observed, Observed]:
+    def step(self, action: DictTensor) -> Stepped:
         """Take one step in every environment; see `VecEnv.step`.
 
         Raises:

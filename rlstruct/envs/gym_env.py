@@ -14,7 +14,7 @@ from rlstruct.envs.options import Options, options_of
 from rlstruct.envs.rows import RowMemory, Rows
 from rlstruct.envs.spaces import Element, SpaceCodec
 from rlstruct.errors import ShapeMismatchError, tag_environment
-from rlstruct.vec_env import Observed, VecEnv
+from rlstruct.vec_env import Observed, Stepped, VecEnv
 
 _logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class GymEnv(VecEnv):
         """Write the next observation into ``out``; see `VecEnv.lend`."""
         self._memory.lend(out)
 
-    def step(self, action: DictTensor) -> tuple[Observed, Observed]:
+    def step(self, action: DictTensor) -> Stepped:
         """Take one step in every environment that runs; see `VecEnv.step`.
 
         Raises:
@@ -126,7 +126,8 @@ class GymEnv(VecEnv):
             self._order = [j for j in self._order if j not in ended]
             self._mask = ran & ~rows.observation["done"]
         self._rows = rows
-        return (reached.observation, ran), (rows.observation, self._mask)
+        restarted, lent = reached is not rows, self._memory.lent(rows)
+        return Stepped((reached.observation, ran), (rows.observation, self._mask), restarted=restarted, lent=lent)
 
     def render(self) -> list[Any]:
         """Return what `render` of each environment gives."""

@@ -15,7 +15,7 @@ from rlstruct.envs.options import options_of
 from rlstruct.envs.rows import RowMemory, Rows
 from rlstruct.envs.spaces import SpaceCodec
 from rlstruct.errors import tag_environment
-from rlstruct.vec_env import Observed, VecEnv
+from rlstruct.vec_env import Observed, Stepped, VecEnv
 
 
 class GymVectorEnv(VecEnv):
@@ -117,7 +117,7 @@ class GymVectorEnv(VecEnv):
         """Write the next observation into ``out``; see `VecEnv.lend`."""
         self._memory.lend(out)
 
-    def step(self, action: DictTensor) -> tuple[Observed, Observed]:
+    def step(self, action: DictTensor) -> Stepped:
         """Take one step in every environment that runs; see `VecEnv.step`.
 
         Raises:
@@ -150,7 +150,8 @@ class GymVectorEnv(VecEnv):
             still |= result.restarted
         self._rows, self._running = rows, still
         ran, runs = torch.from_numpy(running.copy()), torch.from_numpy(still.copy())
-        return (reached.observation, ran), (rows.observation, runs)
+        restarted, lent = reached is not rows, self._memory.lent(rows)
+        return Stepped((reached.observation, ran), (rows.observation, runs), restarted=restarted, lent=lent)
 
     def render(self) -> tuple[Any, ...] | None:
         """Return what `vec.render` gives."""

@@ -148,9 +148,13 @@ class RowMemory:
         rows, self._lent = self._lent, None
         return self.new() if rows is None or rows is previous else rows
 
+    def lent(self, rows: Rows) -> bool:
+        """Whether rows are in memory that was lent."""
+        return self._known.get(id(rows.observation)) is rows
+
     def reached(self, rows: Rows) -> Rows:
         """Copy rows that are about to restart; the copy of lent rows serves again for the next ones."""
-        lent = self._known.get(id(rows.observation)) is rows
+        lent = self.lent(rows)
         copy = self._reached if lent and self._reached is not None else self.new()
         if lent:
             self._reached = copy

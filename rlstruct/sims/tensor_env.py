@@ -27,7 +27,7 @@ from rlstruct.sims._motion import Motion, part
 from rlstruct.sims._spaces import check_action, check_frames, layout, zeros
 from rlstruct.sims._state import Tensors, check_carry, check_fields, fields_of
 from rlstruct.sims._stepping import Stepper, TensorStepper
-from rlstruct.vec_env import Observed, VecEnv
+from rlstruct.vec_env import Observed, Stepped, VecEnv
 
 if TYPE_CHECKING:
     from rlstruct.sims.kernels import GameKernel
@@ -191,7 +191,7 @@ class TensorEnv(VecEnv, Generic[State]):
         self._current = first = self._first()
         return first, self._yes
 
-    def step(self, action: DictTensor) -> tuple[Observed, Observed]:
+    def step(self, action: DictTensor) -> Stepped:
         """Take one step in every environment that runs; see `VecEnv.step`.
 
         Raises:
@@ -205,7 +205,7 @@ class TensorEnv(VecEnv, Generic[State]):
         self._carry, reached, current = self._stepper.step(self._carry, sent)
         seen = DictTensor._trusted(reached)
         self._current = after = seen if current is reached else DictTensor._trusted(current)
-        return (seen, ran), (after, self._carry.get("running", self._yes))
+        return Stepped((seen, ran), (after, self._carry.get("running", self._yes)), restarted=self.auto_reset)
 
     def rollout(
         self, action: DictTensor | TemporalDictTensor | None, n_steps: int | None = None

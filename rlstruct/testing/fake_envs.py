@@ -21,7 +21,7 @@ from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import tag_environment
 from rlstruct.functional.masks import masked_dicttensor
 from rlstruct.testing.spaces import Space, leaf_dtype, leaf_shape, leaves, sample_rows
-from rlstruct.vec_env import Observed, VecEnv
+from rlstruct.vec_env import Observed, Stepped, VecEnv
 
 LENGTHS = (3, 1, 4, 2, 6)
 
@@ -98,7 +98,7 @@ class CountingEnv(VecEnv):
         self._current = self._first()
         return self._current, self._running
 
-    def step(self, action: DictTensor) -> tuple[Observed, Observed]:
+    def step(self, action: DictTensor) -> Stepped:
         """Count one further where an environment runs; see `VecEnv.step`."""
         ran = self._running
         self._step = torch.where(ran, self._step + 1, self._step)
@@ -123,7 +123,8 @@ class CountingEnv(VecEnv):
             self._restart(reached, done)
         else:
             self._running = ran & ~done
-        return (reached, ran), (self._current, self._running)
+        restarted = self._current is not reached
+        return Stepped((reached, ran), (self._current, self._running), restarted=restarted)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the counters; see `VecEnv.state_dict`."""
@@ -219,14 +220,14 @@ class RandomEnv(VecEnv):
         first = self._observe(np.zeros(self._n_envs), initial=True)
         return first, torch.ones_like(first["done"])
 
-    def step(self, action: DictTensor) -> tuple[Observed, Observed]:
+    def step(self, action: DictTensor) -> Stepped:
         """Sample next frames; see `VecEnv.step`."""
         reached = self._observe(self._random.random(self._n_envs), initial=False)
         for key in self._actions:
             reached.set(f"last_{key}", action[key].clone())
         current = masked_dicttensor(reached, self._observe(np.zeros(self._n_envs), initial=True), reached["done"])
         running = torch.ones_like(reached["done"])
-        return (reached, running), (current, running.clone())
+        return Stepped((reached, running), (current, running.clone()))
 
     def _observe(self, chance: np.ndarray[Any, Any], *, initial: bool) -> DictTensor:
         terminated = torch.from_numpy(chance > 7 / 8).to(self._device)

@@ -197,13 +197,25 @@ class _Walk:
         )
         self._check_reached(f"{where}, reached", reached, ran, sent)
         self._check_current(f"{where}, current", current, running, reached, ran)
+        if not getattr(answer, "restarted", True):
+            mend = "Say restarted=False only where no environment restarted: the final observation is not kept then."
+            check_same(f"{where}, current", current, reached, mend)
+        self._check_lent(where, answer)
         self._count_ends(reached, current, ran, running)
         self.current, self.running = current, running
         if self._used is not None:
             mend = "Lent memory stays as it is until it is lent again."
             check_same(f"{where} changed what lend() had brought", self._used[0].map(on_cpu), self._used[1], mend)
-        self._used = (self._slots[0], current) if answer[1][0] is self._slots[0] else None
+        self._used = (self._slots[0], current) if self._lend and answer[1][0] is self._slots[0] else None
         self._check_memory(where)
+
+    def _check_lent(self, where: str, answer: tuple[Any, Any]) -> None:
+        """A batcher does not copy what is said to be in lent memory."""
+        used = self._lend and answer[1][0] is self._slots[0]
+        if getattr(answer, "lent", False) and not used:
+            got = "lent=True and another `current`" if self._lend else "lent=True, and nothing was lent"
+            mend = "Say lent=True only where `current` is the very object that lend() brought for this step."
+            fail(where, None, got, "`current` in the memory that lend() brought", mend)
 
     def _count_ends(self, reached: DictTensor, current: DictTensor, ran: Tensor, running: Tensor) -> None:
         """Count the restarts whose final frame is the first one of the next episode."""
