@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.functional import random
 from rlstruct.rl_agent import RL_Agent
+from rlstruct.spaces import leaves
 
 
 class RandomAgent(RL_Agent):
@@ -35,7 +36,8 @@ class RandomAgent(RL_Agent):
         """Find the parts of the space, and put their bounds on ``device`` once."""
         self.action_space = action_space
         self.device = resolve_device(device)
-        self._draws = {name: _draw(space, self.device) for name, space in _leaves("action", action_space)}
+        found = leaves(action_space, "action", where="RandomAgent")
+        self._draws = {name: _draw(leaf.space, self.device) for name, leaf in found.items()}
 
     def __call__(
         self,
@@ -50,22 +52,6 @@ class RandomAgent(RL_Agent):
 
     def update(self, info: Mapping[str, Tensor]) -> None:
         """Do nothing: there are no weights."""
-
-
-def _leaves(name: str, space: spaces.Space[Any]) -> Iterator[tuple[str, spaces.Space[Any]]]:
-    if isinstance(space, spaces.Dict):
-        for key, part in space.spaces.items():
-            yield from _leaves(f"{name}/{key}", part)
-    elif isinstance(space, spaces.Tuple):
-        for index, part in enumerate(space.spaces):
-            yield from _leaves(f"{name}/{index}", part)
-    elif isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
-        yield name, space
-    else:
-        raise TypeError(
-            f"RandomAgent: {name!r} is a {type(space).__name__} space, expected Box, Discrete, MultiDiscrete, "
-            "MultiBinary, Dict or Tuple. Wrap the environment so that its actions have a fixed shape."
-        )
 
 
 def _draw(space: spaces.Space[Any], device: torch.device) -> Callable[[Tensor], Tensor]:

@@ -6,7 +6,6 @@ like any other to them, and nobody would notice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from gymnasium import spaces
 
 from rlstruct.batchers.slab import Steps
 from rlstruct.errors import tag_environment
+from rlstruct.spaces import Leaf, leaves
 
 
 class ActionRange:
@@ -28,7 +28,11 @@ class ActionRange:
 
     def __init__(self, space: spaces.Space[Any]) -> None:
         """Find the ranges."""
-        self._ranges = list(_ranges(space, "action"))
+        self._ranges = [
+            (key, leaf.space, *bounds)
+            for key, leaf in leaves(space, "action").items()
+            if (bounds := _bounds(leaf)) is not None
+        ]
         self._looked = False
 
     def check(self, steps: Steps, n_steps: int) -> None:
@@ -71,17 +75,8 @@ def _error(key: str, space: spaces.Space[Any], value: object, t: int, j: int) ->
     return error
 
 
-def _ranges(space: spaces.Space[Any], key: str) -> Iterator[tuple[str, spaces.Space[Any], Any, Any]]:
-    """Key, space, least and greatest of every part of a space that has them."""
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        children = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        for name, child in children:
-            yield from _ranges(child, f"{key}/{name}")
-    elif isinstance(space, spaces.Discrete):
-        yield key, space, int(space.start), int(space.start + space.n - 1)
-    elif isinstance(space, spaces.MultiDiscrete):
-        yield key, space, space.start, space.start + space.nvec - 1
-    elif isinstance(space, spaces.MultiBinary):
-        yield key, space, 0, 1
-    elif isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        yield key, space, -np.inf, np.inf
+def _bounds(leaf: Leaf) -> tuple[Any, Any] | None:
+    """Least and greatest value; of floating-point Boxes any number, of integer ones nothing is checked."""
+    if not isinstance(leaf.space, spaces.Box):
+        return leaf.bounds()
+    return (-np.inf, np.inf) if leaf.torch_dtype.is_floating_point else None

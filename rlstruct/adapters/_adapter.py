@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.core import DictTensor
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
+from rlstruct.spaces import Element, Space, leaves, nest, zeros
 from rlstruct.vec_env import Observed, Stepped, VecEnv
 
-Space = spaces.Space[Any]
 Tensors = dict[str, Tensor]
 
 
@@ -39,6 +36,8 @@ class Adapter(VecEnv):
         self._device = device
         self.observation_space = observation_space
         self.action_space = action_space
+        self._frame_leaves = leaves(observation_space, "frame", where=self._name)
+        self._action_leaves = leaves(action_space, "action", where=self._name)
         self._no = torch.zeros(n_envs, dtype=torch.bool, device=device)
         self._yes = ~self._no
 
@@ -55,7 +54,16 @@ class Adapter(VecEnv):
         if env_info is not None and not env_info.empty():
             raise ValueError(f"{self._name}.reset: got env_info {list(env_info.keys())}, expected none: it takes none.")
 
-    def _begin(self, frames: Tensors, no_action: Tensors) -> Observed:
+    def _flat(self, element: Element) -> dict[str, Any]:
+        """Name the frames of an observation."""
+        return {key: leaf.get(element) for key, leaf in self._frame_leaves.items()}
+
+    def _sent(self, action: DictTensor) -> tuple[Element, Tensors]:
+        """Return an action as the space nests it, and by key."""
+        flat = {key: action[key] for key in self._action_leaves}
+        return nest(self.action_space, flat, "action"), flat
+
+    def _begin(self, frames: Tensors) -> Observed:
         """Show the first observations; checks them, once."""
         for key, value in frames.items():
             if value.device != self._device:
@@ -68,7 +76,7 @@ class Adapter(VecEnv):
                     f"{self._name}.reset: {key!r} has shape {list(value.shape)}, expected [{self._n_envs}, ...]."
                 )
         flags = dict.fromkeys(("terminated", "truncated", "done"), self._no)
-        last = {f"last_{key}": value for key, value in no_action.items()}
+        last = zeros(self.action_space, "last_action", self._n_envs, self._device)
         reward = torch.zeros(self._n_envs, dtype=torch.float32, device=self._device)
         return DictTensor({**frames, "reward": reward, **flags, "initial_state": self._yes, **last}), self._yes
 
@@ -118,33 +126,3 @@ def rows(mask: Tensor, like: Tensor) -> Tensor:
 def choose(mask: Tensor, yes: Tensors, no: Tensors) -> Tensors:
     """Take the rows of ``yes`` where the mask is set, else those of ``no``."""
     return {key: torch.where(rows(mask, value), yes[key], value) for key, value in no.items()}
-
-
-def flatten(element: Any, key: str) -> dict[str, Any]:  # noqa: ANN401 - whatever a space holds
-    """Name the leaves of nested dicts and tuples: ``key``, or ``key/<name>``."""
-    if isinstance(element, Mapping):
-        children = list(element.items())
-    elif isinstance(element, tuple | list):
-        children = list(enumerate(element))
-    else:
-        return {key: element}
-    return {k: leaf for name, child in children for k, leaf in flatten(child, f"{key}/{name}").items()}
-
-
-def nest(space: Space, tensors: DictTensor, key: str) -> Any:  # noqa: ANN401 - whatever a space holds
-    """Put an action together again as its space says; the opposite of `flatten`."""
-    if isinstance(space, spaces.Dict):
-        return {name: nest(child, tensors, f"{key}/{name}") for name, child in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(nest(child, tensors, f"{key}/{i}") for i, child in enumerate(space.spaces))
-    return tensors[key]
-
-
-def no_action(space: Space, n_envs: int, device: torch.device) -> Tensors:
-    """Make the last action of environments that have not acted, by key.  [B, ...] zeros."""
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        inner = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        nested = {str(name): no_action(child, n_envs, device) for name, child in inner}
-        return {key.replace("action", f"action/{n}", 1): v for n, part in nested.items() for key, v in part.items()}
-    dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype
-    return {"action": torch.zeros((n_envs, *(space.shape or ())), dtype=dtype, device=device)}

@@ -10,9 +10,10 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from rlstruct.adapters._adapter import Adapter, Space, Tensors, flatten, nest, no_action, optional
+from rlstruct.adapters._adapter import Adapter, Tensors, optional
 from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.spaces import Space
 from rlstruct.vec_env import Observed, Stepped
 
 
@@ -72,7 +73,7 @@ class JaxEnv(Adapter):
         """
         self._refuse_settings(env_info)
         self._keys, self._state, frames = self._functions[0](self._keys)
-        return self._begin(self._shared(frames), no_action(self.action_space, self._n_envs, self._device))
+        return self._begin(self._shared(frames))
 
     def step(self, action: DictTensor) -> Stepped:
         """Take one step in every environment; see `VecEnv.step`.
@@ -82,13 +83,13 @@ class JaxEnv(Adapter):
         """
         if self._state is None:
             raise RuntimeError("JaxEnv.step: there is nothing to step. Call reset() first.")
-        sent = nest(self.action_space, action, "action")
+        sent, acted = self._sent(action)
         given = self._jax.tree.map(self._to_jax, sent)
         self._keys, self._state, answer = self._functions[1](self._keys, self._state, given)
         reached, current, reward, terminated, truncated = answer
         ends = (from_dlpack(terminated), from_dlpack(truncated))
         frames = self._shared(reached), self._shared(current)
-        return self._answer(flatten(sent, "action"), from_dlpack(reward), ends, *frames)
+        return self._answer(acted, from_dlpack(reward), ends, *frames)
 
     def _to_jax(self, tensor: Tensor) -> Any:  # noqa: ANN401
         # JAX without 64 bits refuses int64, and its own spaces are int32.
@@ -96,7 +97,7 @@ class JaxEnv(Adapter):
         return self._jax.numpy.from_dlpack(narrow.detach().contiguous())
 
     def _shared(self, observation: Any) -> Tensors:  # noqa: ANN401
-        return {key: from_dlpack(value) for key, value in flatten(observation, "frame").items()}
+        return {key: from_dlpack(value) for key, value in self._flat(observation).items()}
 
 
 def _compile(jax: Any, env: Any, parameters: Any) -> tuple[Any, Any]:  # noqa: ANN401

@@ -11,10 +11,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rlstruct.adapters._adapter import Adapter, Space, choose, no_action, optional, rows
+from rlstruct.adapters._adapter import Adapter, choose, optional, rows
 from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.functional.random import child_key
+from rlstruct.spaces import Space
 from rlstruct.vec_env import Observed, Stepped
 
 # What a world carries from step to step beside qpos and qvel, as far as the model has it.
@@ -109,7 +110,7 @@ class MujocoWarpEnv(Adapter):
         """
         self._refuse_settings(env_info)
         self._start(self._yes)
-        return self._begin({"frame": self._frame()}, no_action(self.action_space, self._n_envs, self._device))
+        return self._begin({"frame": self._frame()})
 
     def step(self, action: DictTensor) -> Stepped:
         """Take ``frame_skip`` steps in every world; see `VecEnv.step`."""

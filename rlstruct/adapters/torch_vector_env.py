@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from rlstruct.adapters._adapter import Adapter, Space, Tensors, choose, flatten, nest, no_action
+from rlstruct.adapters._adapter import Adapter, Tensors, choose
 from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.vec_env import Observed, Stepped
@@ -55,8 +55,8 @@ class TorchVectorEnv(Adapter):
         copy: bool = False,
     ) -> None:
         """Take over ``vec``."""
-        observation_space: Space = vec.single_observation_space
-        super().__init__(int(vec.num_envs), resolve_device(device), observation_space, vec.single_action_space)
+        spaces = vec.single_observation_space, vec.single_action_space
+        super().__init__(int(vec.num_envs), resolve_device(device), *spaces)
         if missing_final not in ("raise", "previous"):
             raise ValueError(f"TorchVectorEnv: missing_final={missing_final!r}, expected 'raise' or 'previous'.")
         self.vec = vec
@@ -77,7 +77,7 @@ class TorchVectorEnv(Adapter):
         seed, self._seed = self._seed, None
         frames = self._frames(self.vec.reset(seed=seed)[0])
         self._previous = frames
-        return self._begin(frames, no_action(self.action_space, self._n_envs, self._device))
+        return self._begin(frames)
 
     def step(self, action: DictTensor) -> Stepped:
         """Take one step in every environment; see `VecEnv.step`.
@@ -85,7 +85,7 @@ class TorchVectorEnv(Adapter):
         Raises:
             RuntimeError: an episode ended and its final observation is missing.
         """
-        sent = nest(self.action_space, action, "action")
+        sent, acted = self._sent(action)
         observation, reward, terminated, truncated, info = self.vec.step(sent)
         terminated, truncated = terminated.to(torch.bool), truncated.to(torch.bool)
         current = self._frames(observation)
@@ -93,7 +93,7 @@ class TorchVectorEnv(Adapter):
         final = next((info[key] for key in _FINAL_KEYS if info.get(key) is not None), None)
         reached: Tensors | None = None
         if final is not None:
-            reached = choose(done, flatten(final, "frame"), current)
+            reached = choose(done, self._flat(final), current)
         elif self._missing == "previous":
             reached = choose(done, self._previous, current)
         elif bool(done.any()):  # sync: only where the info shows no final observation
@@ -105,7 +105,6 @@ class TorchVectorEnv(Adapter):
             )
         if self._missing == "previous":  # kept only where it may be shown again
             self._previous = current if self._copy else {key: value.clone() for key, value in current.items()}
-        acted = flatten(sent, "action")
         if reached is None:
             return self._answer(acted, reward, (terminated, truncated), current, None)
         return self._answer(acted, reward, (terminated, truncated), reached, current)
@@ -117,5 +116,5 @@ class TorchVectorEnv(Adapter):
             self.vec.close()
 
     def _frames(self, observation: Mapping[str, Any] | torch.Tensor) -> Tensors:
-        frames: Tensors = flatten(observation, "frame")
+        frames: Tensors = self._flat(observation)
         return {key: value.clone() for key, value in frames.items()} if self._copy else frames

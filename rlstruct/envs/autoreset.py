@@ -12,10 +12,11 @@ import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
+from rlstruct.envs.codec import Arrays, SpaceCodec
 from rlstruct.envs.options import Options, merge, same
 from rlstruct.envs.rows import Mask
-from rlstruct.envs.spaces import Arrays, Element, SpaceCodec
 from rlstruct.errors import ShapeMismatchError
+from rlstruct.spaces import Element
 
 Vector = VectorEnv[Any, Any, Any]
 

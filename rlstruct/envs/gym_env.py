@@ -10,10 +10,11 @@ import gymnasium
 import torch
 
 from rlstruct.core import DictTensor
+from rlstruct.envs.codec import SpaceCodec
 from rlstruct.envs.options import Options, options_of
 from rlstruct.envs.rows import RowMemory, Rows
-from rlstruct.envs.spaces import Element, SpaceCodec
 from rlstruct.errors import ShapeMismatchError, tag_environment
+from rlstruct.spaces import Element
 from rlstruct.vec_env import Observed, Stepped, VecEnv
 
 _logger = logging.getLogger(__name__)

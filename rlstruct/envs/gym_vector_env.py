@@ -11,9 +11,9 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from rlstruct.core import DictTensor
 from rlstruct.envs.autoreset import autoreset_mode as find_mode
 from rlstruct.envs.autoreset import make_restarter
+from rlstruct.envs.codec import SpaceCodec
 from rlstruct.envs.options import options_of
 from rlstruct.envs.rows import RowMemory, Rows
-from rlstruct.envs.spaces import SpaceCodec
 from rlstruct.errors import tag_environment
 from rlstruct.vec_env import Observed, Stepped, VecEnv
 

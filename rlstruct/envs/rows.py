@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rlstruct.core import DictTensor
-from rlstruct.envs.spaces import Arrays, SpaceCodec
+from rlstruct.envs.codec import Arrays, SpaceCodec
 from rlstruct.errors import ShapeMismatchError, tag_environment
 
 Array = np.ndarray[Any, Any]

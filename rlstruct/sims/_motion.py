@@ -24,8 +24,9 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.functional.random import child_key, randint
-from rlstruct.sims._spaces import Space, layout, random_action
+from rlstruct.sims._spaces import random_action
 from rlstruct.sims._state import Tensors, fields_of, make_state, stack_steps, where_done
+from rlstruct.spaces import Space, leaves
 
 
 class Simulator(Protocol):
@@ -60,7 +61,7 @@ class Motion:
         self._action_space = action_space
         self._plain_action = not isinstance(action_space, spaces.Dict | spaces.Tuple)
         self._no_key = no_key
-        dtypes = {torch.float32, *(dtype for _, dtype in layout(action_space, "action").values())}
+        dtypes = {torch.float32, *(leaf.torch_dtype for leaf in leaves(action_space, "action").values())}
         self._zero = {dtype: torch.zeros((), dtype=dtype, device=no_key.device) for dtype in dtypes}
         self._where = f"{type(simulator).__name__}.transition"
         self._kind: type[Any] = type(None)  # the class of states and their fields, known from the first state on

@@ -1,10 +1,10 @@
-"""Gymnasium spaces as shapes and dtypes of tensors. Part of rlstruct.sims."""
+"""What simulators do with spaces: explore them, and check frames and actions against them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -13,35 +13,10 @@ from torch import Tensor
 from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional.random import randint, uniform
+from rlstruct.spaces import Leaf, Space
 
 EXPLORE_STREAM = 1 << 20
 """Of a step's key: apart from what transitions draw from the same key."""
-
-Space = gymnasium.Space[Any]
-_LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-
-
-def layout(space: Space, key: str) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Return shape and dtype of one row for every key of a space, nested ones joined by ``/``.
-
-    Raises:
-        TypeError: a space has no fixed shape.
-
-    >>> layout(spaces.Dict(board=spaces.MultiBinary(3), turn=spaces.Discrete(2)), "frame")
-    {'frame/board': ((3,), torch.int8), 'frame/turn': ((), torch.int64)}
-    """
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        children = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        return {k: row for name, child in children for k, row in layout(child, f"{key}/{name}").items()}
-    if not isinstance(space, _LEAVES):
-        raise TypeError(f"{key}: {type(space).__name__} has no fixed shape: use Box, Discrete, MultiDiscrete, ….")
-    return {key: (tuple(space.shape or ()), torch.from_numpy(np.empty(0, space.dtype)).dtype)}
-
-
-def zeros(space: Space, key: str, n: int, device: torch.device) -> dict[str, Tensor]:
-    """Make n rows of zeros for every key of a space."""
-    rows = layout(space, key).items()
-    return {name: torch.zeros((n, *shape), dtype=dtype, device=device) for name, (shape, dtype) in rows}
 
 
 def random_action(space: Space, key: Tensor) -> Tensor:
@@ -75,9 +50,7 @@ def box(low: Any, high: Any, dtype: torch.dtype) -> spaces.Box:  # noqa: ANN401 
     return spaces.Box(np.asarray(low, kind), np.asarray(high, kind), dtype=kind)
 
 
-def check_frames(
-    name: str, frames: dict[str, Tensor], expected: dict[str, tuple[tuple[int, ...], torch.dtype]], n_envs: int
-) -> None:
+def check_frames(name: str, frames: dict[str, Tensor], expected: Mapping[str, Leaf], n_envs: int) -> None:
     """Raise unless frames have the keys, shapes and dtypes of the observation space.
 
     Raises:
@@ -85,7 +58,8 @@ def check_frames(
     """
     for key in sorted(frames.keys() | expected.keys()):
         got = (tuple(frames[key].shape), frames[key].dtype) if key in frames else "missing"
-        shape, dtype = expected.get(key, ((), None))
+        leaf = expected.get(key)
+        shape, dtype = (leaf.shape, leaf.torch_dtype) if leaf is not None else ((), None)
         if got != ((n_envs, *shape), dtype):
             raise ShapeMismatchError(
                 f"{name}.observe: {key!r} is {got}, expected {[n_envs, *shape]} of {dtype}, as the observation space "
@@ -97,7 +71,7 @@ def check_action(
     where: str,
     action: DictTensor | TemporalDictTensor,
     lead: tuple[int, ...],
-    expected: dict[str, tuple[tuple[int, ...], torch.dtype]],
+    expected: Mapping[str, Leaf],
     device: torch.device,
 ) -> dict[str, Tensor]:
     """Return the tensors of an action that its space knows.
@@ -108,8 +82,8 @@ def check_action(
         DeviceMismatchError: one is on another device.
     """
     found = {}
-    for key, (shape, dtype) in expected.items():
-        value = action[key]
+    for key, leaf in expected.items():
+        value, shape, dtype = action[key], leaf.shape, leaf.torch_dtype
         if value.shape != (*lead, *shape) or value.dtype != dtype:
             raise ShapeMismatchError(
                 f"{where}: action {key!r} has shape {list(value.shape)} of {value.dtype}, "

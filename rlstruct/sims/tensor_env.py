@@ -24,9 +24,10 @@ from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.functional.random import child_key
 from rlstruct.sims._motion import Motion, part
-from rlstruct.sims._spaces import check_action, check_frames, layout, zeros
+from rlstruct.sims._spaces import check_action, check_frames
 from rlstruct.sims._state import Tensors, check_carry, check_fields, fields_of
 from rlstruct.sims._stepping import Stepper, TensorStepper
+from rlstruct.spaces import leaves, zeros
 from rlstruct.vec_env import Observed, Stepped, VecEnv
 
 if TYPE_CHECKING:
@@ -97,10 +98,9 @@ class TensorEnv(VecEnv, Generic[State]):
         self._yes = ~self._no
         self._whole: dict[int, tuple[Tensor, Tensor]] = {}  # lengths and mask of the last rollout, by its K
         self._no_action = zeros(self.action_space, "action", n_envs, self._device)
-        self._actions = {key: (tuple(value.shape[1:]), value.dtype) for key, value in self._no_action.items()}
-        no_key = torch.zeros(0, dtype=torch.int64, device=self._device)
-        self._motion = Motion(self, time_limit, self.action_space, no_key)
+        self._actions = leaves(self.action_space, "action")
         seeds = torch.arange(seed, seed + n_envs, dtype=torch.int64, device=self._device)
+        self._motion = Motion(self, time_limit, self.action_space, no_key=seeds[:0])
         self._carry: Tensors = {"env_key": child_key(seeds, _SALT), "episode": torch.full_like(seeds, -1)}
         self._stepper = self._make_stepper(pooled=False)
         self._current: DictTensor | TemporalDictTensor = DictTensor()  # ends with what was shown last
@@ -394,7 +394,7 @@ class TensorEnv(VecEnv, Generic[State]):
         """What all environments show at the start of an episode."""
         fields = part(self._carry, "state/")
         frames = self._motion.frames(self._motion.state(fields), fields)
-        check_frames(self._name, frames, layout(self.observation_space, "frame"), self._n_envs)
+        check_frames(self._name, frames, leaves(self.observation_space, "frame"), self._n_envs)
         flags = dict.fromkeys(("terminated", "truncated", "done"), self._no)
         first = {**frames, "reward": self._no.to(torch.float32), **flags, "initial_state": self._yes}
         return DictTensor(first | {f"last_{key}": value for key, value in self._no_action.items()})

@@ -8,11 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rlstruct.core import DictTensor
-from rlstruct.testing.spaces import Space, leaf_dtype, leaf_shape, outside
+from rlstruct.spaces import Leaf
+
+# Frames are often computed in float32 and bounds in float64: a rounding beyond the bound is no fault.
+_ROUNDING = 1e-5
 
 
 class ConformanceError(AssertionError):
@@ -130,7 +134,7 @@ def check_tensor(
         fail(where, key, tensor.dtype, dtype, mend)
 
 
-def check_in_space(where: str, key: str, tensor: Tensor, leaf: Space, n_rows: int, *, values: bool = True) -> None:
+def check_in_space(where: str, key: str, tensor: Tensor, leaf: Leaf, n_rows: int, *, values: bool = True) -> None:
     """Compare shape, dtype and, if asked, values with a plain space.
 
     Args:
@@ -144,15 +148,26 @@ def check_in_space(where: str, key: str, tensor: Tensor, leaf: Space, n_rows: in
     Raises:
         ConformanceError: naming the key.
     """
-    mend = f"Return it in the shape and dtype of {leaf}, one row for each environment, or correct the space."
-    check_tensor(where, key, tensor, (n_rows, *leaf_shape(leaf)), leaf_dtype(leaf), mend)
+    mend = f"Return it in the shape and dtype of {leaf.space}, one row for each environment, or correct the space."
+    check_tensor(where, key, tensor, (n_rows, *leaf.shape), leaf.torch_dtype, mend)
     if not values:
         return
-    beyond = outside(leaf, tensor)
+    beyond = _outside(leaf, tensor)
     if not holds(~beyond):
         rows = ~beyond.flatten(1).any(dim=1) if beyond.dim() > 1 else ~beyond
         mend = "Keep the values inside the space, or widen the space."
-        fail(f"{where}, row {first_false(rows)}", key, short(tensor[beyond][:3]), f"values inside {leaf}", mend)
+        fail(f"{where}, row {first_false(rows)}", key, short(tensor[beyond][:3]), f"values inside {leaf.space}", mend)
+
+
+def _outside(leaf: Leaf, rows: Tensor) -> Tensor:
+    """Find the values [n, ...], on the CPU, that are NaN or beyond the space's bounds by more than rounding."""
+    low, high = (torch.from_numpy(np.array(bound)) for bound in leaf.bounds())
+    values = rows
+    if rows.is_floating_point():
+        values, low, high = rows.double(), low.double(), high.double()
+        low, high = low - _ROUNDING * (1 + low.abs()), high + _ROUNDING * (1 + high.abs())
+        low, high = low.nan_to_num(-torch.inf, neginf=-torch.inf), high.nan_to_num(torch.inf, posinf=torch.inf)
+    return ~((values >= low) & (values <= high))
 
 
 def first_false(rows: Tensor) -> int:

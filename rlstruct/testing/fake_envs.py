@@ -20,7 +20,7 @@ from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import tag_environment
 from rlstruct.functional.masks import masked_dicttensor
-from rlstruct.testing.spaces import Space, leaf_dtype, leaf_shape, leaves, sample_rows
+from rlstruct.spaces import Space, leaves, sample, zeros
 from rlstruct.vec_env import Observed, Stepped, VecEnv
 
 LENGTHS = (3, 1, 4, 2, 6)
@@ -183,7 +183,7 @@ class RandomEnv(VecEnv):
         device: where everything lives.
 
     Raises:
-        ValueError: a space has no fixed shape.
+        TypeError: a space has no fixed shape.
     """
 
     def __init__(
@@ -203,8 +203,8 @@ class RandomEnv(VecEnv):
         self.observation_space.seed(seed)
         self._random = np.random.default_rng(seed)
         self._n_envs = n_envs
-        self._actions = leaves(action_space, "action")
-        leaves(observation_space, "frame")
+        self._actions = leaves(action_space, "action", where="RandomEnv")
+        leaves(observation_space, "frame", where="RandomEnv")
 
     @property
     def device(self) -> torch.device:
@@ -233,12 +233,9 @@ class RandomEnv(VecEnv):
         terminated = torch.from_numpy(chance > 7 / 8).to(self._device)
         truncated = torch.from_numpy((chance > 6 / 8) & (chance <= 7 / 8)).to(self._device)
         reward = np.zeros(self._n_envs) if initial else self._random.normal(size=self._n_envs)
-        last_action = {
-            f"last_{key}": torch.zeros((self._n_envs, *leaf_shape(leaf)), dtype=leaf_dtype(leaf), device=self._device)
-            for key, leaf in self._actions.items()
-        }
+        last_action = zeros(self.action_space, "last_action", self._n_envs, self._device)
         return DictTensor(
-            sample_rows(self.observation_space, "frame", self._n_envs, self._device)
+            sample(self.observation_space, "frame", self._n_envs, self._device)
             | {
                 "reward": torch.from_numpy(reward.astype(np.float32)).to(self._device),
                 "terminated": terminated,

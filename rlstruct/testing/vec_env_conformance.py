@@ -13,6 +13,7 @@ from torch import Tensor
 from rlstruct.core import DictTensor
 from rlstruct.device import resolve_device
 from rlstruct.functional.masks import masked_dicttensor
+from rlstruct.spaces import leaves, sample
 from rlstruct.testing.conformance import (
     build_error,
     check_in_space,
@@ -25,7 +26,6 @@ from rlstruct.testing.conformance import (
     same,
     short,
 )
-from rlstruct.testing.spaces import leaves, sample_rows
 from rlstruct.vec_env import VecEnv
 
 _COLUMNS = {
@@ -147,8 +147,8 @@ class _Walk:
         self._B = env.n_envs()
         self._actions = deepcopy(env.action_space)
         self._actions.seed(seed)
-        self._frames = leaves(env.observation_space, "frame")
-        self._last_actions = leaves(env.action_space, "last_action")
+        self._frames = leaves(env.observation_space, "frame", where=self.name)
+        self._last_actions = leaves(env.action_space, "last_action", where=self.name)
 
     def run(self, n_steps: int) -> None:
         """Reset in every way, then take steps; reset once in mid-episode, and whenever all have idled for two steps."""
@@ -182,7 +182,7 @@ class _Walk:
         """Step with random actions, and check what comes back."""
         self._calls += 1
         where = f"{self.name}.step (call {self._calls})"
-        action = DictTensor(sample_rows(self._actions, "action", self._B, self.env.device))
+        action = DictTensor(sample(self._actions, "action", self._B, self.env.device))
         action.set("unrelated", torch.arange(self._B, device=self.env.device))
         sent = action.map(on_cpu)
         if self._lend:

@@ -73,7 +73,7 @@ def test_integer_boxes_reach_both_ends() -> None:
 
 
 def test_spaces_without_a_fixed_shape_are_named() -> None:
-    with pytest.raises(TypeError, match=r"RandomAgent: 'action/words' is a Text space"):
+    with pytest.raises(TypeError, match=r"RandomAgent: space 'action/words' is Text"):
         RandomAgent(spaces.Dict({"words": spaces.Text(5)}))
 
 

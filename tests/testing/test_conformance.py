@@ -299,7 +299,7 @@ def test_a_wrong_attribute_or_call_is_named(kind: type[CountingEnv], where: str,
 def test_a_space_without_a_shape_is_named() -> None:
     env = CountingEnv(B)
     env.observation_space = spaces.Dict(words=spaces.Text(3))
-    with pytest.raises(ValueError, match=r"frame/words: Text has no fixed shape"):
+    with pytest.raises(TypeError, match=r"CountingEnv: space .frame/words. .* has no fixed shape"):
         check_vec_env(env)
 
 

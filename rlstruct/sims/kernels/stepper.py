@@ -17,13 +17,13 @@ from torch import Tensor
 
 from rlstruct.errors import ShapeMismatchError
 from rlstruct.sims._motion import Motion, part
-from rlstruct.sims._spaces import Space
 from rlstruct.sims._state import Tensors, batch_first
 from rlstruct.sims.kernels.advance import make_advance
 from rlstruct.sims.kernels.game import GameKernel
 from rlstruct.sims.kernels.given import make_given
 from rlstruct.sims.kernels.launching import Streams, point, record
 from rlstruct.sims.kernels.memory import make_access, make_memory
+from rlstruct.spaces import Space
 
 
 class WarpStepper:

@@ -1,24 +1,22 @@
-"""Gymnasium spaces as tensors, and back. Layer 3: CPU only, one numpy array [B, ...] per leaf of the space."""
+"""Elements of gymnasium spaces as numpy arrays and tensors, and back: one array [B, ...] for each leaf of a space."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
-from gymnasium import spaces
+from gymnasium.spaces import Discrete
 from torch import Tensor
 
 from rlstruct.core import DictTensor
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
+from rlstruct.spaces import Element, Leaf, Space, leaves, nest
 
 Arrays: TypeAlias = list[np.ndarray[Any, Any]]
 """One array [B, ...] per leaf of a space, in the order of `SpaceCodec.leaves`."""
-
-Element: TypeAlias = Any
-"""An element of a space, or a batch of them; only the space knows its type."""
 
 
 class Target(Protocol):
@@ -28,71 +26,28 @@ class Target(Protocol):
         """Write one row."""
 
 
-_LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 _RANK = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """One array of a space.
-
-    Attributes:
-        key: name of its tensor, such as ``frame/inventory/count``.
-        path: how to reach it inside an element of the space; empty when the space is this leaf.
-        shape: shape of one element, without the batch axis.
-        dtype: numpy dtype of the space.
-        torch_dtype: the same for torch.
-    """
-
-    key: str
-    path: tuple[Any, ...]
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    torch_dtype: torch.dtype
-
-    def get(self, element: Element) -> Element:
-        """Take this leaf's part out of an element (or a batch of elements) of the space.
-
-        Raises:
-            ShapeMismatchError: the element lacks the entry.
-        """
-        value = element
-        for part in self.path:
-            try:
-                value = value[part]
-            except (KeyError, IndexError, TypeError) as error:
-                raise ShapeMismatchError(
-                    f"{self.key}: the environment gave a {type(value).__name__} without the entry {part!r} that its "
-                    f"space declares. Return every entry, or leave it out of the space."
-                ) from error
-        return value
 
 
 class SpaceCodec:
     """Turns elements of a gymnasium space into named tensors [B, ...] in the space's own dtypes, and back.
 
     Args:
-        space: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them, nested as deep as you like.
-        prefix: name of the tensor of a plain space, and first part of the names of a nested one: ``frame``,
-            ``frame/<key>``, ``frame/<key>/<key>``, and ``frame/0`` in tuples.
+        space: see `rlstruct.spaces.leaves`.
+        prefix: name of the tensor of a plain space, and first part of the names of a nested one.
         where: start of the error messages.
 
     Raises:
-        TypeError: some part of the space has no fixed shape, or a dtype that torch lacks; the message names its key.
-        ValueError: two parts get the same key.
+        TypeError, ValueError: the space cannot become tensors; see `rlstruct.spaces.leaves`.
     """
 
-    def __init__(self, space: spaces.Space[Any], prefix: str, *, where: str) -> None:
+    def __init__(self, space: Space, prefix: str, *, where: str) -> None:
         """Find the leaves of ``space``."""
         self.space = space
         self.where = where
-        self.leaves = tuple(_leaves(space, prefix, (), where))
+        self._prefix = prefix
+        self.leaves = tuple(leaves(space, prefix, where=where).values())
         self.keys = tuple(leaf.key for leaf in self.leaves)
-        for key in self.keys:
-            if self.keys.count(key) > 1:
-                raise ValueError(
-                    f"{where}: two parts of the space are both called {key!r}. Rename one: '/' separates the levels."
-                )
         self._plain = not self.leaves[0].path
 
     def empty(self, n: int) -> Arrays:
@@ -180,15 +135,16 @@ class SpaceCodec:
 
         The arrays in them are copies, so that an environment may keep or change the action it gets.
         """
-        return _elements(self.space, iter(columns))
+        lists = [_rows(leaf, column) for leaf, column in zip(self.leaves, columns, strict=True)]
+        if self._plain:
+            return lists[0]
+        rows = (dict(zip(self.keys, row, strict=True)) for row in zip(*lists, strict=True))
+        return [nest(self.space, row, self._prefix) for row in rows]
 
     def batch_element(self, columns: Arrays) -> Element:
         """Turn columns [B, ...] into one batched action, as `gymnasium.vector.VectorEnv.step` takes it."""
-        return _batch_element(self.space, iter(columns))
-
-    def tensors(self, arrays: Arrays) -> dict[str, Tensor]:
-        """Name the arrays; the tensors share their memory."""
-        return dict(zip(self.keys, map(torch.from_numpy, arrays), strict=True))
+        copies = {key: column.copy() for key, column in zip(self.keys, columns, strict=True)}
+        return nest(self.space, copies, self._prefix)
 
     def _check_action(self, tensor: Tensor, leaf: Leaf, n: int) -> None:
         if not tensor.is_cpu:
@@ -229,48 +185,8 @@ def _exact(got: torch.dtype, want: torch.dtype) -> bool:
     return torch.iinfo(want).min <= torch.iinfo(got).min and torch.iinfo(got).max <= torch.iinfo(want).max
 
 
-def _leaves(space: spaces.Space[Any], key: str, path: tuple[Any, ...], where: str) -> Iterator[Leaf]:
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        if not space.spaces:
-            raise TypeError(f"{where}: space {key!r} is {space}, which holds nothing. Leave it out.")
-        for part, inner in parts:
-            yield from _leaves(inner, f"{key}/{part}", (*path, part), where)
-        return
-    if not isinstance(space, _LEAVES):
-        raise TypeError(
-            f"{where}: space {key!r} is {space}, which has no fixed shape. Only Box, Discrete, MultiDiscrete, "
-            f"MultiBinary, and Dict and Tuple of them become tensors: convert or leave out this part, for example with "
-            f"gymnasium.wrappers.TransformObservation."
-        )
-    dtype = np.dtype(space.dtype)
-    try:
-        torch_dtype = torch.from_numpy(np.empty(0, dtype)).dtype
-    except TypeError as error:
-        raise TypeError(
-            f"{where}: space {key!r} has dtype {dtype}, which torch lacks. Declare the space with another dtype."
-        ) from error
-    yield Leaf(key, path, tuple(space.shape or ()), dtype, torch_dtype)
-
-
-def _elements(space: spaces.Space[Any], columns: Iterator[np.ndarray[Any, Any]]) -> Sequence[Element]:
-    if isinstance(space, spaces.Dict):
-        inner = [_elements(part, columns) for part in space.spaces.values()]
-        names = tuple(space.spaces)
-        return [dict(zip(names, row, strict=True)) for row in zip(*inner, strict=True)]
-    if isinstance(space, spaces.Tuple):
-        return list(zip(*[_elements(part, columns) for part in space.spaces], strict=True))
-    column = next(columns)
-    if isinstance(space, spaces.Discrete):
-        return list(column)
-    if not space.shape:
-        return [np.array(value) for value in column]
-    return list(column.copy())
-
-
-def _batch_element(space: spaces.Space[Any], columns: Iterator[np.ndarray[Any, Any]]) -> Element:
-    if isinstance(space, spaces.Dict):
-        return {name: _batch_element(part, columns) for name, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_batch_element(part, columns) for part in space.spaces)
-    return next(columns).copy()
+def _rows(leaf: Leaf, column: np.ndarray[Any, Any]) -> list[Element]:
+    """One element per row: numpy scalars for Discrete, else arrays of their own."""
+    if leaf.shape:
+        return list(column.copy())
+    return list(column) if isinstance(leaf.space, Discrete) else [np.array(value) for value in column]

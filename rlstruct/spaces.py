@@ -1,0 +1,165 @@
+"""Gymnasium spaces as named tensors: the one place that walks through nested spaces.
+
+`import rlstruct` does not import this module, because it imports gymnasium.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rlstruct.errors import ShapeMismatchError
+
+Space: TypeAlias = spaces.Space[Any]
+Element: TypeAlias = Any
+"""An element of a space, or a batch of them; only the space knows its type."""
+
+_PLAIN = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One plain space inside a nested one, which becomes one tensor.
+
+    Attributes:
+        key: name of its tensor, such as ``frame/inventory/count``.
+        path: how to reach it inside an element of the nested space; empty when the space is plain itself.
+        space: Box, Discrete, MultiDiscrete or MultiBinary.
+        shape: shape of one element, without the batch axis.
+        dtype: numpy dtype of the space.
+        torch_dtype: the same for torch.
+    """
+
+    key: str
+    path: tuple[Any, ...]
+    space: Space
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    torch_dtype: torch.dtype
+
+    def get(self, element: Element) -> Element:
+        """Take this leaf's entry out of an element (or a batch of elements) of the nested space.
+
+        Raises:
+            ShapeMismatchError: the element lacks the entry.
+        """
+        value = element
+        for name in self.path:
+            try:
+                value = value[name]
+            except (KeyError, IndexError, TypeError) as error:
+                raise ShapeMismatchError(
+                    f"{self.key}: the environment gave a {type(value).__name__} without the entry {name!r} that its "
+                    f"space declares. Return every entry, or leave it out of the space."
+                ) from error
+        return value
+
+    def bounds(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Return the least and the greatest value, both included.  each of ``shape``, or one for all entries."""
+        space = self.space
+        if isinstance(space, spaces.Box):
+            return space.low, space.high
+        if isinstance(space, spaces.Discrete):
+            return np.asarray(space.start), np.asarray(space.start + space.n - 1)
+        if isinstance(space, spaces.MultiDiscrete):
+            return space.start, space.start + space.nvec - 1
+        return np.zeros((), np.int8), np.ones((), np.int8)
+
+
+def leaves(space: Space, key: str, *, where: str = "spaces") -> dict[str, Leaf]:
+    """Flatten a space into the keys of a DictTensor.
+
+    Args:
+        space: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them, nested as deep as you like.
+        key: name of the tensor of a plain space, and first part of the names of a nested one: ``frame``,
+            ``frame/<key>``, ``frame/<key>/<key>``, and ``frame/0`` in tuples.
+        where: start of the error messages.
+
+    Returns:
+        Key to leaf, in the space's own order.
+
+    Raises:
+        TypeError: this is no space, or some part of it has no fixed shape (Text, Graph, Sequence, …), is empty, or has
+            a dtype that torch lacks; the message names its key.
+        ValueError: two parts get the same key.
+
+    >>> list(leaves(spaces.Tuple([spaces.Discrete(2), spaces.Dict(x=spaces.Discrete(3))]), "frame"))
+    ['frame/0', 'frame/1/x']
+    """
+    found: dict[str, Leaf] = {}
+    for leaf in _walk(space, key, (), where):
+        if leaf.key in found:
+            raise ValueError(
+                f"{where}: two parts of the space are both called {leaf.key!r}. Rename one: '/' separates the levels."
+            )
+        found[leaf.key] = leaf
+    return found
+
+
+def nest(space: Space, values: Mapping[str, Element], key: str) -> Element:
+    """Put an element (or a batch of elements) of a space together from the values of its leaves.
+
+    Args:
+        space: the space.
+        values: one for each key of `leaves`.
+        key: as for `leaves`.
+
+    Returns:
+        Dicts and tuples as the space nests them, around the same values.
+    """
+    if isinstance(space, spaces.Dict):
+        return {name: nest(child, values, f"{key}/{name}") for name, child in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(nest(child, values, f"{key}/{name}") for name, child in enumerate(space.spaces))
+    return values[key]
+
+
+def zeros(space: Space, key: str, n: int, device: torch.device) -> dict[str, Tensor]:
+    """Make n rows of zeros for every key of a space; see `leaves`.  each [n, ...]."""
+    return {
+        name: torch.zeros((n, *leaf.shape), dtype=leaf.torch_dtype, device=device)
+        for name, leaf in leaves(space, key).items()
+    }
+
+
+def sample(space: Space, key: str, n: int, device: torch.device) -> dict[str, Tensor]:
+    """Draw n elements for every key of a space, from the space's own generators: seed the space, not torch.
+
+    Returns:
+        Key to tensor, in the space's dtypes.  each [n, ...]
+    """
+    return {
+        name: torch.from_numpy(np.stack([np.asarray(leaf.space.sample(), leaf.dtype) for _ in range(n)])).to(device)
+        for name, leaf in leaves(space, key).items()
+    }
+
+
+def _walk(space: Space, key: str, path: tuple[Any, ...], where: str) -> Iterator[Leaf]:
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        if not space.spaces:
+            raise TypeError(f"{where}: space {key!r} is {space}, which holds nothing. Leave it out.")
+        for name, child in space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
+            yield from _walk(child, f"{key}/{name}", (*path, name), where)
+        return
+    if not isinstance(space, spaces.Space):
+        raise TypeError(f"{where}: space {key!r} is a {type(space).__name__}, expected a space of gymnasium.spaces.")
+    if not isinstance(space, _PLAIN):
+        raise TypeError(
+            f"{where}: space {key!r} is {space}, which has no fixed shape. Only Box, Discrete, MultiDiscrete, "
+            f"MultiBinary, and Dict and Tuple of them become tensors: convert or leave out this part, for example with "
+            f"gymnasium.wrappers.TransformObservation."
+        )
+    dtype = np.dtype(space.dtype)
+    try:
+        torch_dtype = torch.from_numpy(np.empty(0, dtype)).dtype
+    except TypeError as error:
+        raise TypeError(
+            f"{where}: space {key!r} has dtype {dtype}, which torch lacks. Declare the space with another dtype."
+        ) from error
+    yield Leaf(key, path, space, tuple(space.shape or ()), dtype, torch_dtype)
