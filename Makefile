@@ -24,7 +24,7 @@ demo: $(TRAIN) ## train REINFORCE on CartPole-v1, about half a minute on two cor
 test: $(INSTALLED) ## run the tests
 	$(VENV)/bin/pytest $(ARGS)
 
-gpu: ## what needs a CUDA device, tests and ladder, with the packages that are there: make gpu ARGS="--minutes 20"
+gpu: ## half an hour on a GPU, tests and benchmark, with the packages that are there: make gpu ARGS="--minutes 10"
 	$(PYTHON) .ci/on_gpu.py $(ARGS)
 
 soak: $(INSTALLED) ## break batchers at random for ten minutes: make soak ARGS="--seconds 60 --seed 3"

@@ -1,13 +1,22 @@
-"""All that needs a CUDA device, in one command, with the Python that runs it; nothing is installed or fetched.
+"""Half an hour on a machine with a GPU, in one command, with the Python that runs it; nothing is installed or fetched.
 
-    python3 .ci/on_gpu.py --out build/gpu                      the tests marked gpu, then benchmarks/gpu.py
-    python3 .ci/on_gpu.py --parts benchmark --minutes 9 --out build/gpu --site packages
+    make gpu                                            30 minutes, results into benchmarks/results/
+    python3 .ci/on_gpu.py --minutes 10 --out build/gpu --site packages
+    python3 .ci/on_gpu.py --quick --out build/look      whether everything starts, also without a GPU
 
-torch, numpy, gymnasium, cloudpickle, pytest and hypothesis must be there, or in the folder that `--site` names (as
+The steps, in order; a step that ends early leaves its time to those that follow:
+
+1. ``first tests``: recording, replays, learning, collection, random numbers. If these are wrong, speed means nothing.
+2. ``targets``: Warp's first launch, then what the library has targets for, and the device's limits.
+3. ``other tests``: every other test marked ``gpu``.
+4. ``ladder``: all sizes of the benchmark, a training, and last what is compiled for minutes.
+
+torch, numpy, gymnasium, cloudpickle, pytest and hypothesis must be there, or in the folder that ``--site`` names (as
 `pip install --target` fills it); warp-lang too, or what needs it is left out. Every test file has processes of its own:
-one that hangs, dies or breaks CUDA loses one test, and the rest of its file is run in a new process. What is found is
-written as it is found, so a run that is cut leaves what it has: ``tests.json`` (every test with its outcome, seconds
-and what it said), ``tests.log``, ``gpu-….json`` of the benchmark, ``benchmark.log``, and ``summary.json``.
+one that hangs, dies or breaks CUDA loses one test, and the rest of its file runs in a new process. Every result is
+written as it comes, into files named by device and commit, so a run that is cut keeps what it has:
+``gpu_tests-….json`` (every test with its outcome, seconds and what it said), ``gpu-….json`` (the benchmark's rows),
+``gpu_run-….json`` (what came of each step), and ``gpu_run-….log``.
 
 Exit code 0: every test passed and the benchmark ran to its end.
 """
@@ -24,27 +33,51 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-REPORT = "RLSTRUCT_ON_GPU_REPORT"  # where the part of this file that pytest loads writes
-BROKEN = 70  # exit code: CUDA answers to nothing from here on
-# What matters most comes first.
-FIRST = ("test_cuda_recording", "test_lanes", "test_replays", "test_all_simulators", "test_warp", "test_policy_rollout")
+REPORT = "RLSTRUCT_ON_GPU_REPORT"  # names the file that the half of this script inside pytest writes
+BROKEN = 70  # exit code: CUDA answers nothing from here on
 LEFT_OUT = {"tests/house/test_benchmarks_run.py"}  # the benchmark itself is run
 _SELECTS = re.compile(r"mark\.gpu\b|\bdevice: torch\.device\b")  # the second: the fixture of tests/conftest.py
 _MOST_STARTS = 6  # of one file
 Row = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Step:
+    """A share of the half hour: test files, or parts of benchmarks/gpu.py.
+
+    Attributes:
+        name: as it is printed and written.
+        share: of the whole time.
+        tests: words in the names of the test files; no word takes all files that are left.
+        parts: of the benchmark; if there is one, no tests are run.
+    """
+
+    name: str
+    share: float
+    tests: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
+
+
+STEPS = (
+    Step("first tests", 5 / 30, tests=("recording", "graph", "replays", "lanes", "learning", "collection", "random")),
+    Step("targets", 9 / 30, parts=("first_launch", "targets", "sync", "limits")),
+    Step("other tests", 8 / 30),
+    Step("ladder", 8 / 30, parts=("policy", "simulation", "fused", "training", "launches", "compiled")),
+)
+
+
 def pytest_runtest_logstart(nodeid: str) -> None:
-    """Write that a test begins: whether it ends is another matter."""
+    """Write that a test begins; it may never end."""
     _note({"test": nodeid, "outcome": "began"})
 
 
 def pytest_runtest_logreport(report: Any) -> None:  # noqa: ANN401 - pytest's own type
-    """Write how a test ended; leave the process where CUDA has broken down, since all that follows would fail."""
+    """Write how a test ended; leave the process once CUDA is broken, since everything after it would fail."""
     said = report.longreprtext if report.failed else str(report.longrepr or "")
     if report.when == "call" or not report.passed:
         outcome = "error" if report.failed and report.when != "call" else report.outcome
@@ -63,45 +96,56 @@ class Session:
 
     Args:
         options: from the command line.
-        scratch: a folder for caches and for the package.
+        scratch: a folder for what is needed while it runs.
     """
 
     def __init__(self, options: argparse.Namespace, scratch: Path) -> None:
         """Let the folders of the repository be one package, as an installation would."""
         self.options, self.scratch = options, scratch
-        self.deadline = time.monotonic() + 60 * options.minutes
+        self.started = time.monotonic()
         self.rows: list[Row] = []
+        self.steps: list[Row] = []
+        self._taken: set[str] = set()
         self._lock = threading.Lock()
         package = scratch / "path" / "rlstruct"
         package.mkdir(parents=True)
         for source in [*(ROOT / "rlstruct").iterdir(), *(ROOT / name for name in ("agents", "batchers", "algos"))]:
             (package / source.name).symlink_to(source)
-        paths = [str(package.parent), str(ROOT / ".ci"), *([str(options.site.resolve())] if options.site else [])]
-        self.environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])]),
-            "PYTHONUNBUFFERED": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "OMP_NUM_THREADS": "1",
-            "CI": "true",
-            "JAX_PLATFORMS": "cpu",  # where JAX is installed it would take most of the GPU's memory
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # this machine's plugins are not ours
-            "WARP_CACHE_PATH": str(scratch / "warp"),
-            "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
-            "RLSTRUCT_COMMIT": options.commit,
-        }
+        paths = [package.parent, ROOT / ".ci", ROOT / "benchmarks", *([options.site.resolve()] if options.site else [])]
+        commit = {"RLSTRUCT_COMMIT": options.commit} if options.commit else {}
+        self.environment = (
+            os.environ
+            | {
+                "PYTHONPATH": os.pathsep.join([*map(str, paths), *filter(None, [os.environ.get("PYTHONPATH")])]),
+                "PYTHONUNBUFFERED": "1",
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "OMP_NUM_THREADS": "1",
+                "CI": "true",
+                "JAX_PLATFORMS": "cpu",  # where JAX is installed it would take most of the GPU's memory
+                "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # this machine's plugins are not ours
+                "WARP_CACHE_PATH": str(options.cache.resolve() / "warp"),  # compiled once, kept for the next call
+                "TORCHINDUCTOR_CACHE_DIR": str(options.cache.resolve() / "inductor"),
+            }
+            | commit
+        )
+        self.here = self._machine()
 
-    def left(self) -> float:
-        """Seconds until the end."""
-        return self.deadline - time.monotonic()
+    def left(self, share: float = 1.0) -> float:
+        """Seconds until this share of the time is used up."""
+        return self.started + 60 * self.options.minutes * share - time.monotonic()
 
-    def machine(self) -> Row:
-        """Describe Python, torch and the GPU, in a process of their own."""
+    def path(self, name: str, ending: str = "json") -> Path:
+        """A result file of this device and commit."""
+        device = str(self.here["device"]).lower().replace(" ", "-")
+        path: Path = self.options.out / f"{name}-{device}-{self.here['commit']}.{ending}"
+        return path
+
+    def _machine(self) -> Row:
+        """Describe the machine as the benchmarks do, and the packages that are missing, in a process of its own."""
         code = (
-            "import json, platform, importlib.util as u, torch\n"
+            "import json, importlib.util as u, _report\n"
             "names = 'numpy gymnasium cloudpickle pytest pytest_timeout hypothesis warp triton'.split()\n"
-            "gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None\n"
-            "print(json.dumps({'python': platform.python_version(), 'torch': torch.__version__, 'gpu': gpu,"
-            " 'missing': [n for n in names if u.find_spec(n) is None]}))"
+            "print(json.dumps(_report.machine() | {'missing': [n for n in names if u.find_spec(n) is None]}))"
         )
         run = subprocess.run([sys.executable, "-c", code], env=self.environment, capture_output=True, text=True)
         if run.returncode:
@@ -109,38 +153,59 @@ class Session:
         found: Row = json.loads(run.stdout.splitlines()[-1])
         return found
 
-    def tests(self, until: float, has_timeout: bool) -> Row:
-        """Run the tests, several files at a time.
+    def run(self) -> bool:
+        """Take the steps in order, each for its share and what those before it left; returns whether all is well."""
+        self.path("gpu_run", "log").write_text("")
+        share, good = 0.0, True
+        for step in STEPS:
+            share += step.share
+            start = time.monotonic()
+            print(f"== {step.name}, {max(0.0, self.left(share)):.0f} s", flush=True)
+            came = self.benchmark(step.parts, share) if step.parts else self.tests(step.tests, share)
+            self.steps.append({"step": step.name, "seconds": round(time.monotonic() - start, 1)} | came)
+            summary = {"benchmark": "gpu_run", "machine": self.here, "rows": self.steps}
+            self.path("gpu_run").write_text(json.dumps(summary, indent=1) + "\n")
+            good &= came.get("exit_code", 0) == 0 and set(came.get("tests", ())) <= {"passed", "skipped"}
+        return good
+
+    def tests(self, words: tuple[str, ...], share: float) -> Row:
+        """Run test files, several at a time; returns how many tests had which outcome.
 
         Args:
-            until: of time.monotonic.
-            has_timeout: whether pytest-timeout is there.
+            words: files whose name has one of them, in the order of the words; none: all that have not been run.
+            share: of the whole time, when to stop.
         """
-        files = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if _SELECTS.search(file.read_text())]
-        files = [file for file in files if str(file.relative_to(ROOT)) not in LEFT_OUT]
-        files.sort(key=lambda file: FIRST.index(file.stem) if file.stem in FIRST else len(FIRST))
+        names = [str(file.relative_to(ROOT)) for file in sorted((ROOT / "tests").rglob("test_*.py"))]
+        names = [
+            name for name in names if name not in LEFT_OUT | self._taken and _SELECTS.search((ROOT / name).read_text())
+        ]
+        order = {name: next((i for i, word in enumerate(words) if word in Path(name).stem), None) for name in names}
+        if words:
+            names = sorted((name for name in names if order[name] is not None), key=lambda name: order[name] or 0)
+        self._taken |= set(names)
         if self.options.tests:
-            files = [file for file in files if any(word in str(file) for word in self.options.tests)]
-        (self.options.out / "tests.log").write_text("")
+            names = [name for name in names if any(word in name for word in self.options.tests)]
+        names = names[:1] if self.options.quick else names
+        before = len(self.rows)
         with ThreadPoolExecutor(self.options.jobs) as pool:
-            list(pool.map(lambda file: self._file(file, until, has_timeout), files))
+            list(pool.map(lambda name: self._file(ROOT / name, share), names))
         counts: Row = {}
-        for row in self.rows:
+        for row in self.rows[before:]:
             counts[row["outcome"]] = counts.get(row["outcome"], 0) + 1
-        return counts
+        return {"tests": counts}
 
-    def _file(self, file: Path, until: float, has_timeout: bool) -> None:
-        """Run one file, again and again until every test has begun and ended, or has shown that it does not."""
+    def _file(self, file: Path, share: float) -> None:
+        """Run one file, again and again until every test has begun and ended, or has shown that it does not end."""
         name = str(file.relative_to(ROOT))
-        report = self.scratch / f"{file.stem}.jsonl"
+        report = self.scratch / f"{name.replace('/', '-')}.jsonl"
         known: dict[str, Row] = {}
         for start in range(_MOST_STARTS):
-            seconds = min(self.options.file_seconds, until - time.monotonic())
+            seconds = min(self.options.file_seconds, self.left(share))
             if seconds < 5:
                 self._keep(name, [{"test": name, "outcome": "not run", "said": "the time is used up"}])
                 return
             report.write_text("")
-            code, log = self._pytest(file, report, list(known), seconds, has_timeout)
+            code, log = self._pytest(file, report, list(known), seconds)
             rows = [json.loads(line) for line in report.read_text().splitlines()]
             new: dict[str, Row] = {}
             for row in rows:
@@ -149,32 +214,24 @@ class Session:
             for row in new.values():
                 if row["outcome"] == "began":
                     row |= {"outcome": "lost", "said": f"the process ended here, with {code}:\n{log[-3000:]}"}
-            if not new and code not in (0, 5):  # 5: no test was selected
+            began = bool(new)
+            if not began and code not in (0, 5):  # 5: no test was selected
                 new[name] = {"test": name, "outcome": "error", "said": log[-3000:]}
             known |= new
             self._keep(name, list(new.values()), f"\n== {name}, start {start + 1}, exit code {code}\n{log}")
             ended = all(row["outcome"] != "lost" for row in new.values())
-            if not new or (ended and code in (0, 1, 5)):
+            if not began or (ended and code in (0, 1, 5)):  # a file that fails before its first test fails again
                 return
 
-    def _pytest(
-        self, file: Path, report: Path, known: list[str], seconds: float, has_timeout: bool
-    ) -> tuple[int | None, str]:
+    def _pytest(self, file: Path, report: Path, known: list[str], seconds: float) -> tuple[int | None, str]:
         command = [sys.executable, "-X", "faulthandler", "-m", "pytest", str(file), "-m", "gpu and not exhaustive"]
-        command += [
-            "-c",
-            str(ROOT / "pyproject.toml"),
-            "--rootdir",
-            str(ROOT),
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "on_gpu",
-        ]
-        command += ["-v", "--tb=short", "--no-header"]
+        command += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
+        command += ["-p", "no:cacheprovider", "-p", "on_gpu", "-v", "--tb=short", "--no-header"]
         for kind in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning"):
             command += ["-W", f"default::{kind}"]  # the packages of this machine may be newer than those we pin
-        if has_timeout:  # the thread ends a process whose main thread waits in C code for the GPU
+        if (
+            "pytest_timeout" not in self.here["missing"]
+        ):  # the thread ends a process whose main thread waits in C code for the GPU
             command += ["-p", "pytest_timeout", "--timeout-method=thread", f"--timeout={self.options.test_seconds}"]
         else:
             command += ["-o", "addopts=", "-W", "ignore::pytest.PytestConfigWarning"]
@@ -206,35 +263,45 @@ class Session:
             print(f"{name}: {len(rows) - len(bad)} passed or skipped, {len(bad)} not", flush=True)
             for row in bad:
                 print(f"  {row['outcome']}: {row['test']}\n{_last_lines(row['said'], 6)}", flush=True)
-            (self.options.out / "tests.json").write_text(json.dumps(self.rows, indent=1) + "\n")
-            with (self.options.out / "tests.log").open("a") as file:
-                file.write(log)
+            found = {"benchmark": "gpu_tests", "machine": self.here, "rows": self.rows}
+            self.path("gpu_tests").write_text(json.dumps(found, indent=1) + "\n")
+            self._log(log)
 
-    def benchmark(self) -> Row:
-        """Run benchmarks/gpu.py for what time is left, again where CUDA broke."""
+    def _log(self, text: str) -> None:
+        with self.path("gpu_run", "log").open("a") as file:
+            file.write(text)
+
+    def benchmark(self, parts: tuple[str, ...], share: float) -> Row:
+        """Run parts of benchmarks/gpu.py, again where CUDA broke; returns the exit code, and ratios beside targets."""
         code: int | None = None
-        with (self.options.out / "benchmark.log").open("w") as log:
-            for _ in range(3):
-                minutes = (self.left() - 15) / 60
-                if minutes <= 0:
-                    break
-                command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--resume", "--out", self.options.out]
-                command += ["--minutes", f"{minutes:.2f}", *(["--quick"] if self.options.quick else [])]
-                try:
-                    run = subprocess.run(
-                        command, env=self.environment, timeout=max(5, self.left()), stdout=log, stderr=subprocess.STDOUT
-                    )
-                except subprocess.TimeoutExpired:
-                    code = None
-                    break
-                code = run.returncode
-                if code != BROKEN:
-                    break
-        files = sorted(self.options.out.glob("gpu-*.json"), key=lambda file: file.stat().st_mtime)
-        rows = json.loads(files[-1].read_text())["rows"] if files else []
+        for _ in range(3):
+            seconds = self.left(share)
+            if seconds < 15:
+                break
+            command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--resume", "--out", str(self.options.out)]
+            command += ["--minutes", f"{(seconds - 10) / 60:.2f}", *(["--quick"] if self.options.quick else [])]
+            try:
+                run = subprocess.run(
+                    [*command, "--parts", *parts],
+                    env=self.environment,
+                    timeout=seconds,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                )
+            except subprocess.TimeoutExpired as error:
+                said = error.stdout or b""
+                self._log(f"\n== {parts}: cut\n{said.decode(errors='replace') if isinstance(said, bytes) else said}")
+                break
+            self._log(f"\n== {parts}: exit code {run.returncode}\n{run.stdout}")
+            print(_last_lines(run.stdout, 12), flush=True)
+            code = run.returncode
+            if code != BROKEN:
+                break
+        rows = json.loads(self.path("gpu").read_text())["rows"] if self.path("gpu").exists() else []
         return {
             "exit_code": code,
-            "file": files[-1].name if files else None,
             "ratios": [row for row in rows if row["part"] == "summary"],
             "left_out": [row for row in rows if "left_out" in row],
         }
@@ -245,37 +312,31 @@ def _last_lines(text: str, n: int) -> str:
 
 
 def main() -> int:
-    """Do the parts, and say what came of them."""
+    """Take the steps, and say what came of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu", help="folder of what is found")
-    parser.add_argument("--parts", nargs="+", choices=("tests", "benchmark"), default=["tests", "benchmark"])
-    parser.add_argument("--minutes", type=float, default=9.0, help="for everything")
-    parser.add_argument("--tests", nargs="+", default=[], help="only test files whose path holds one of these words")
-    parser.add_argument("--test-seconds", type=int, default=60, help="longest time of one test")
-    parser.add_argument("--file-seconds", type=int, default=180, help="longest time of one process of tests")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of all results")
+    parser.add_argument("--minutes", type=float, default=30.0, help="for everything")
+    parser.add_argument("--tests", nargs="+", default=[], help="only test files whose path has one of these words")
+    parser.add_argument("--test-seconds", type=int, default=120, help="longest time of one test")
+    parser.add_argument("--file-seconds", type=int, default=240, help="longest time of one process of tests")
     parser.add_argument("--jobs", type=int, default=4, help="test files at a time")
     parser.add_argument("--site", type=Path, help="folder of further packages")
-    parser.add_argument("--commit", default="unknown", help="what to call the code, where there is no git")
-    parser.add_argument("--quick", action="store_true", help="benchmark: only look whether it runs")
+    parser.add_argument("--cache", type=Path, default=ROOT / "build" / "gpu-cache", help="folder of compiled code")
+    parser.add_argument("--commit", default="", help="what to call the code, where there is no git")
+    parser.add_argument("--quick", action="store_true", help="only look whether everything starts")
     options = parser.parse_args()
     options.out = options.out.resolve()
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         session = Session(options, Path(scratch))
-        found: Row = {"machine": session.machine()}
-        print(json.dumps(found["machine"]), flush=True)
-        share = 0.5 if "benchmark" in options.parts else 0.97
-        if "tests" in options.parts:
-            until = time.monotonic() + session.left() * share
-            found["tests"] = session.tests(until, "pytest_timeout" not in found["machine"]["missing"])
-        if "benchmark" in options.parts:
-            found["benchmark"] = session.benchmark()
-        (options.out / "summary.json").write_text(json.dumps(found, indent=1) + "\n")
-        print(f"tests: {found.get('tests', 'not asked for')}")
-        for row in found.get("benchmark", {}).get("ratios", []):
+        print(json.dumps(session.here), flush=True)
+        good = session.run()
+        for step in session.steps:
+            print(f"{step['step']}: {step['seconds']:.0f} s, {step.get('tests', step.get('exit_code'))}")
+        for row in session.steps[-1].get("ratios", []):
             print(f"{row['ratio']}: {row['value']}, target {row['target']}, met: {row.get('met')}")
-    good = set(found.get("tests", {})) <= {"passed", "skipped"}
-    return 0 if good and found.get("benchmark", {"exit_code": 0})["exit_code"] == 0 else 1
+        print(session.path("gpu_run"))
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

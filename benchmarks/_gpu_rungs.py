@@ -141,19 +141,23 @@ def our_rungs(n_envs: int, device: torch.device, k: int) -> list[MakeRung]:
     return [*rungs, partial(fused_rung, n_envs, device, k)]
 
 
-def simulation_rungs(n_envs: int, device: torch.device, compiled: bool, k: int) -> list[MakeRung]:
-    """Everything that steps the simulation alone.
+def simulation_rungs(n_envs: int, device: torch.device, k: int) -> list[MakeRung]:
+    """Everything that steps the simulation alone, but for what compiles for minutes.
 
     Args:
         n_envs: N.
         device: of ours.
-        compiled: whether to wait for TorchInductor too.
         k: steps in a fused launch.
     """
     rungs = [partial(gymnasium_rung, n_envs, vectorised=False)] if n_envs <= 1024 else []
     rungs += [partial(gymnasium_rung, n_envs, vectorised=True)] if n_envs <= 1 << 17 else []
-    rungs += [partial(step_rung, "torch.compile", n_envs, device, "compile")] if compiled else []
     return [*rungs, *our_rungs(n_envs, device, k)]
+
+
+def compiled_rungs(n_envs: int, device: torch.device) -> list[MakeRung]:
+    """Single steps, eager and as TorchInductor compiles them."""
+    backends = {"torch eager": "torch", "torch.compile": "compile"}
+    return [partial(step_rung, name, n_envs, device, backend) for name, backend in backends.items()]
 
 
 def create_gymnasium(n_envs: int, seed: int) -> VecEnv:

@@ -1,27 +1,31 @@
-"""The ladder on one device, from SyncVectorEnv to a policy inside a kernel, beside the device's limits. Layer 5.
+"""The ladder on one device, from SyncVectorEnv to a policy inside a kernel, beside the device's limits.
 
     python benchmarks/gpu.py                       everything, at most 8 minutes on a GPU
     python benchmarks/gpu.py --minutes 4 --out DIR --resume    go on where a run with the same commit was cut
     python benchmarks/gpu.py --quick --out DIR     a look whether it runs, under 20 seconds, also without a GPU
     python benchmarks/gpu.py --parts simulation fused --device cpu
 
-Parts: ``targets`` (what there are targets for: a few sizes of the parts below, and ``sync``), ``sync`` (no hidden wait
-in a batch), ``limits`` (a copy and a multiply-add kernel), ``training`` (A2C on 4,096 environments until an evaluation
-of 100 episodes reaches 475), ``policy`` (a 64-64 actor and critic in the loop), ``simulation`` (CartPole alone, N from
-1 to 2^20), ``fused`` (K from 1 to 256 steps in a launch). Timings are medians of interleaved repeats after a warm-up,
-compilation left out. The most valuable rows come first and each is written as it comes, so a run that is cut short
-leaves what it has; sizes that are measured are not measured again. What cannot run here (CUDA, Warp) is left out, and
-the file says so. Exit code 70: CUDA broke; `--resume` goes on behind the rung that broke it.
+Parts, in this order: ``first_launch`` (how long Warp takes until its first kernel has run), ``targets`` (what there are
+targets for, in a few sizes), ``sync`` (no hidden wait in a batch), ``limits`` (a copy and a multiply-add kernel),
+``policy`` (a 64-64 actor and critic in the loop), ``simulation`` (CartPole alone, N from 1 to 2^20), ``fused`` (K from
+1 to 256 steps in a launch), ``training`` (A2C on 4,096 environments until an evaluation of 100 episodes reaches 475),
+``launches`` (kernels per step), ``compiled`` (what TorchInductor compiles for minutes first).
+
+Timings are medians of interleaved repeats after a warm-up, compilation left out. Every row is written as it comes, so a
+run that is cut keeps what it has; what is measured is not measured again. An exception costs the rung that raised it.
+What cannot run here (CUDA, Warp) is left out, and the file says so. Exit code 70: CUDA broke; `--resume` goes on behind
+the rung that broke it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +33,7 @@ from typing import Any
 
 import _gpu_limits
 import _gpu_rungs
+import _gpu_summary
 import _report
 import torch
 from _gpu_rungs import MakeRung, Rung
@@ -38,7 +43,9 @@ from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos import a2c
 from rlstruct.sims import make
 
-PARTS = ("targets", "sync", "limits", "training", "policy", "simulation", "fused")
+PARTS = (
+    "first_launch", "targets", "sync", "limits", "policy", "simulation", "fused", "training", "launches", "compiled",
+)  # fmt: skip
 BROKEN = 70  # exit code
 NO_TIME = "the time budget is used up"
 Row = dict[str, Any]
@@ -72,10 +79,11 @@ class Run:
             print("  ".join(f"{key} {_words(value)}" for key, value in row.items() if key != "rounds"), flush=True)
         return row
 
-    def measured(self, part: str, n_envs: int, k: int | None = None) -> bool:
-        """Whether the rungs of a size have their rows, also those that failed."""
+    def measured(self, part: str, **where: object) -> bool:
+        """Whether a part has rows with these values; a rung that failed has no K."""
         return any(
-            row.get("part") == part and row.get("N") == n_envs and (k is None or row.get("K") in (k, None))
+            row["part"] == part
+            and all(row.get(key) == value or (key == "K" and "left_out" in row) for key, value in where.items())
             for row in self.rows
         )
 
@@ -87,9 +95,16 @@ class Run:
         return False
 
     def rate(self, part: str, n_envs: int, makers: Sequence[MakeRung]) -> None:
-        """Measure rungs side by side, one row each."""
+        """Measure rungs side by side, one row each; one that raises is a row of its own, and the others go on."""
         rungs = self.made(part, n_envs, makers)
-        rounds = _report.interleaved_rounds({rung.name: rung.run for rung in rungs}, 5, 0.002 if self.quick else 0.08)
+        rounds: dict[str, list[float]] = {}
+        while rungs and not rounds:
+            calls = {rung.name: partial(_guarded, rung) for rung in rungs}
+            try:
+                rounds = _report.interleaved_rounds(calls, 5, 0.002 if self.quick else 0.08)
+            except _RungError as failure:
+                rungs.remove(failure.rung)
+                self.failed(failure.error, part=part, rung=failure.rung.name, N=n_envs)
         for rung in rungs:
             seconds = statistics.median(rounds[rung.name])
             carry = {} if rung.env is None else rung.env.carry()
@@ -104,21 +119,26 @@ class Run:
             )
 
     def made(self, part: str, n_envs: int, makers: Sequence[MakeRung]) -> list[Rung]:
-        """Make rungs and warm them up; one that fails is a row of its own, and the others go on."""
-        rungs = []
+        """Make rungs and warm them up; one that raises is a row of its own."""
         if self.device.type == "cuda":
             gc.collect()  # the rungs before hold each other, and many gigabytes
             torch.cuda.empty_cache()
+        rungs = []
         for maker in makers:
-            try:
+            with self.caught(part=part, rung=_name(maker), N=n_envs):
                 rung = maker()
                 rung.run()
                 rung.run()
-            except Exception as error:  # whatever it is: the others shall be measured all the same
-                self.failed(error, part=part, rung=_name(maker), N=n_envs)
-            else:
                 rungs.append(rung)
         return rungs
+
+    @contextlib.contextmanager
+    def caught(self, **row: object) -> Iterator[None]:
+        """Turn an exception inside into a row that says what was left out."""
+        try:
+            yield
+        except Exception as error:  # whatever it is, what follows is measured all the same
+            self.failed(error, **row)
 
     def failed(self, error: Exception, **row: Any) -> None:  # noqa: ANN401 - plain values
         """Write down what could not be measured; end the program if CUDA answers to nothing from here on.
@@ -146,6 +166,32 @@ class Run:
         return max(found, default=None)
 
 
+class _RungError(Exception):
+    """A rung raised while it was timed."""
+
+    def __init__(self, rung: Rung, error: Exception) -> None:
+        super().__init__(rung.name)
+        self.rung, self.error = rung, error
+
+
+def _guarded(rung: Rung) -> None:
+    try:
+        rung.run()
+    except Exception as error:
+        raise _RungError(rung, error) from error
+
+
+def first_launch(run: Run) -> None:
+    """How long it takes until a kernel of Warp has run: its import, its compilation or its cache, the launch."""
+    if run.measured("first_launch"):
+        return
+    start = time.perf_counter()
+    for rung in run.made("first_launch", 64, [partial(_gpu_rungs.fused_rung, 64, run.device, 8)]):
+        seconds = time.perf_counter() - start
+        rung.run()
+        run.add(part="first_launch", rung=rung.name, N=64, seconds=seconds)
+
+
 def targets(run: Run) -> None:
     """What there are targets for, most valuable first."""
     sizes = [64] if run.quick else [4096]
@@ -156,27 +202,39 @@ def targets(run: Run) -> None:
 
 
 def simulation(run: Run, sizes: Sequence[int] = ()) -> None:
-    """The simulation alone, for N from 1 to 2^20, and how many kernels a step is."""
-    on_cpu = run.device.type == "cpu"
-    every = [1, 64] if run.quick else [1 << n for n in range(0, 21, 2)]
-    compiled_at = () if run.quick else (4096,) if on_cpu else (64, 4096, 1 << 20)
-    for n_envs in sizes or every:
-        if run.measured("simulation", n_envs):
+    """The simulation alone, for N from 1 to 2^20."""
+    for n_envs in sizes or ([1, 64] if run.quick else [1 << n for n in range(0, 21, 2)]):
+        if run.measured("simulation", N=n_envs):
             continue
-        if not run.left(60 if n_envs in compiled_at else 8, "simulation"):
+        if not run.left(8, "simulation"):
             return
-        k = min(64, max(1, (1 << (20 if on_cpu else 26)) // n_envs))
-        run.rate("simulation", n_envs, _gpu_rungs.simulation_rungs(n_envs, run.device, n_envs in compiled_at, k))
-    if sizes:
+        run.rate("simulation", n_envs, _gpu_rungs.simulation_rungs(n_envs, run.device, _fused_steps(run, n_envs)))
+    if run.device.type == "cpu" and not sizes and not run.measured("simulation", rung="CUDA graph", N=None):
+        run.add(part="simulation", rung="CUDA graph", left_out="there is no CUDA device")
+
+
+def _fused_steps(run: Run, n_envs: int) -> int:
+    return min(64, max(1, (1 << (20 if run.device.type == "cpu" else 26)) // n_envs))
+
+
+def launches(run: Run) -> None:
+    """How many kernels a step is."""
+    if run.measured("launches"):
         return
-    if run.quick:
-        run.add(part="simulation", rung="torch.compile", left_out="it compiles for half a minute")
-    if not run.measured("launches", 4096):
-        for rung in run.made("launches", 4096, _gpu_rungs.our_rungs(4096, run.device, 64)):
+    for rung in run.made("launches", 4096, _gpu_rungs.our_rungs(4096, run.device, 64)):
+        with run.caught(part="launches", rung=rung.name, N=4096):
             counted = _gpu_limits.launches(rung, run.device)
             run.add(part="launches", rung=rung.name, N=4096, K=rung.steps, **counted)
-    if on_cpu:
-        run.add(part="simulation", rung="CUDA graph", left_out="there is no CUDA device")
+
+
+def compiled(run: Run) -> None:
+    """The simulation as TorchInductor compiles it, beside the eager one."""
+    if run.quick:
+        run.add(part="compiled", left_out="it compiles for half a minute")
+        return
+    for n_envs in (4096,) if run.device.type == "cpu" else (4096, 1 << 18):
+        if not run.measured("compiled", N=n_envs) and run.left(60, "compiled"):
+            run.rate("compiled", n_envs, _gpu_rungs.compiled_rungs(n_envs, run.device))
 
 
 def fused(run: Run) -> None:
@@ -184,7 +242,7 @@ def fused(run: Run) -> None:
     for n_envs in [64] if run.quick else [4096, 1 << 16, 1 << 20]:
         for k in [1, 8] if run.quick else [1, 2, 4, 8, 16, 32, 64, 128, 256]:
             too_much = n_envs * k > (1 << (21 if run.device.type == "cpu" else 26))
-            if not too_much and not run.measured("fused", n_envs, k) and run.left(2, "fused"):
+            if not too_much and not run.measured("fused", N=n_envs, K=k) and run.left(2, "fused"):
                 run.rate("fused", n_envs, [partial(_gpu_rungs.fused_rung, n_envs, run.device, k)])
 
 
@@ -193,7 +251,7 @@ def policy(run: Run, sizes: Sequence[int] = ()) -> None:
     every = [64] if run.quick else [64, 1024, 4096]
     on_cpu = run.device.type == "cpu"
     for n_envs in sizes or every + ([] if run.quick or on_cpu else [1 << 14, 1 << 16, 1 << 18, 1 << 20]):
-        if run.measured("policy", n_envs):
+        if run.measured("policy", N=n_envs):
             continue
         if not run.left(15, "policy"):
             return
@@ -202,20 +260,20 @@ def policy(run: Run, sizes: Sequence[int] = ()) -> None:
 
 def limits(run: Run) -> None:
     """What the device can do at most."""
-    if any(row.get("part") == "limits" for row in run.rows):
-        return
-    run.add(part="limits", **_gpu_limits.limits(run.device, run.quick))
+    if not run.measured("limits"):
+        run.add(part="limits", **_gpu_limits.limits(run.device, run.quick))
 
 
 def sync(run: Run) -> None:
     """A whole batch without a hidden wait."""
-    if any(row.get("part") == "sync" for row in run.rows):
+    if run.measured("sync"):
         return
     if run.device.type != "cuda":
         run.add(part="sync", left_out="there is no CUDA device")
         return
     for graph in (False, True):
-        run.add(part="sync", graph=graph, sync_debug_mode=_gpu_limits.sync_clean(run.device, graph), target="clean")
+        with run.caught(part="sync", graph=graph):
+            run.add(part="sync", graph=graph, sync_debug_mode=_gpu_limits.sync_clean(run.device, graph), target="clean")
 
 
 def training(run: Run) -> None:
@@ -241,97 +299,22 @@ def training(run: Run) -> None:
         evaluation_device=device,
     )
     for seed in range(3):
-        if any(row.get("part") == "training" and row.get("seed") == seed for row in run.rows):
+        if run.measured("training", seed=seed):
             continue
         if not run.left(60, "training"):
             return
-        result = a2c.train(
-            replace(config, seed=seed), partial(ActorCritic, 4, 2), ActorCriticAgent, partial(_simulator, run.device)
-        )
-        reached = result.evaluations[-2].mean_return >= 475.0 if len(result.evaluations) > 1 else False
-        run.add(
-            part="training",
-            seed=seed,
-            N=4096,
-            reached=reached,
-            seconds=learning_seconds(result),
-            env_steps=result.env_steps,
-        )
+        with run.caught(part="training", seed=seed):
+            seeded = replace(config, seed=seed)
+            create_env = partial(_simulator, run.device)
+            result = a2c.train(seeded, partial(ActorCritic, 4, 2), ActorCriticAgent, create_env)
+            reached = result.evaluations[-2].mean_return >= 475.0 if len(result.evaluations) > 1 else False
+            seconds = learning_seconds(result)
+            steps = result.env_steps
+            run.add(part="training", seed=seed, N=4096, reached=reached, seconds=seconds, env_steps=steps)
 
 
 def _simulator(device: torch.device, n_envs: int, seed: int) -> Any:  # noqa: ANN401 - a VecEnv
     return make("CartPole-v1", n_envs, seed, device=device)
-
-
-def summary(run: Run) -> None:
-    """Ratios beside their targets, and shares of the limits."""
-    run.rows = [row for row in run.rows if row["part"] != "summary"]
-    small = {n for n in (64, 256, 1024, 4096) if run.best("simulation", "torch eager", N=n)}
-    graph = [
-        _ratio(run.best("simulation", "CUDA graph", N=n), run.best("simulation", "torch eager", N=n)) for n in small
-    ]
-    ours = ("torch eager", "torch.compile", "CUDA graph", "Warp in CUDA graph", "Warp one step", "Warp fused")
-    vectorised = max((run.best("simulation", name) or 0.0 for name in ours[:-1]), default=0.0)
-    fastest = max(run.best("fused", "Warp fused") or 0.0, run.best("simulation", "Warp fused") or 0.0) or None
-    deciding = max(
-        (row["steps_per_second"] for row in run.rows if row["part"] == "policy" and "steps_per_second" in row),
-        default=None,
-    )
-    n = 64 if run.quick else 4096
-    rows = {
-        "graph over eager, N <= 4096": (min((g for g in graph if g), default=None), 4.0),
-        "Warp fused over Warp one step, N = 4096": (
-            _ratio(run.best("simulation", "Warp fused", N=n), run.best("simulation", "Warp one step", N=n)), 5.0),
-        "vectorised (best N) over SyncVectorEnv (best N)": (
-            _ratio(vectorised or None, run.best("simulation", "SyncVectorEnv")), 1000.0),
-        "policy in the loop, steps per second": (deciding, 1e8),
-    }  # fmt: skip
-    for name, (value, target) in rows.items():
-        met = "not measured" if value is None else value >= target
-        run.add(part="summary", ratio=name, value=value, target=target, met=met)
-    waits = [row["sync_debug_mode"] for row in run.rows if row.get("part") == "sync" and "graph" in row]
-    clean = "not measured" if len(waits) < 2 else waits == ["clean", "clean"]
-    run.add(
-        part="summary", ratio="sync_debug_mode('error') through execute()", value=str(waits), target="clean", met=clean
-    )
-    bound = next((row for row in run.rows if row.get("part") == "limits"), None)
-    if bound is not None and fastest and "bytes_per_second" in bound:
-        share = fastest * _gpu_limits.BYTES_PER_FUSED_STEP / bound["bytes_per_second"]
-        run.add(part="summary", ratio="Warp fused: share of the copy's bandwidth", value=share, target=None)
-    decided = run.best("policy", "Warp fused policy")
-    if bound is not None and decided and "flops_per_second" in bound:
-        share = decided * _gpu_limits.FLOPS_PER_DECISION / bound["flops_per_second"]
-        run.add(part="summary", ratio="Warp fused policy: share of the multiply-adds", value=share, target=None)
-
-
-def draw(run: Run) -> None:
-    """Draw rates over N, one panel for each part."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        print("no picture: matplotlib is not installed (extra train)")
-        return
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, 2, figsize=(11, 4), sharey=True)
-    for axes, part in zip(panels, ("simulation", "policy"), strict=True):
-        rows = [row for row in run.rows if row.get("part") == part and "steps_per_second" in row]
-        for name in dict.fromkeys(row["rung"] for row in rows):
-            points = [(row["N"], row["steps_per_second"]) for row in rows if row["rung"] == name]
-            axes.loglog(*zip(*points, strict=True), marker="o", markersize=3, label=name)
-        axes.set_title({"simulation": "CartPole alone", "policy": "with a 64-64 policy in the loop"}[part])
-        axes.set_xlabel(f"environments, {_report.machine()['device']}")
-        if rows:
-            axes.legend(fontsize=7)
-    panels[0].set_ylabel("steps per second")
-    figure.tight_layout()
-    figure.savefig(run.path.with_suffix(".png"), dpi=120)
-    plt.close(figure)
-
-
-def _ratio(a: float | None, b: float | None) -> float | None:
-    return a / b if a and b else None
 
 
 def _name(maker: MakeRung) -> str:
@@ -365,14 +348,12 @@ def main() -> None:
         torch.set_num_threads(1)
     print(_report.machine())
     for part in options.parts:
-        try:
+        with run.caught(part=part):
             globals()[part](run)
-        except Exception as error:  # the parts that follow shall be measured all the same
-            run.failed(error, part=part)
         run.silent = part != options.parts[-1]  # the run may be cut: the file has a summary after each part
-        summary(run)
+        _gpu_summary.summary(run)
         run.silent = False
-    draw(run)
+    _gpu_summary.draw(run)
     print(run.path)
 
 

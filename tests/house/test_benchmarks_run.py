@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 import subprocess
 import sys
+import time
+from types import ModuleType
 
 import pytest
+import torch
 
 from checkers import ROOT
 
 pytest.importorskip("warp", reason="needs the extra warp")
 
-PARTS = {"limits", "sync", "fused", "policy", "simulation", "launches", "training", "summary"}
+PARTS = {
+    "first_launch", "sync", "limits", "policy", "simulation", "fused", "training", "launches", "compiled", "summary",
+}  # fmt: skip
 EVERYWHERE = {"SyncVectorEnv", "numpy-vectorised", "torch eager", "Warp one step", "Warp fused"}
 LEFT_OUT = {"it compiles for half a minute", "it takes minutes: --quick leaves it out"}
 
@@ -41,3 +47,40 @@ def test_the_quick_ladder_of_the_gpu_benchmark(device: str, tmp_path: pathlib.Pa
     assert again.returncode == 0, again.stdout + again.stderr
     assert "steps_per_second" not in again.stdout  # all is measured
     assert json.loads(next(tmp_path.glob("gpu-*.json")).read_text())["rows"][: len(measured)] == rows[: len(measured)]
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> ModuleType:
+    """The benchmark as a module, with results that go elsewhere."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import _report
+    import gpu
+
+    monkeypatch.setattr(_report, "RESULTS", tmp_path)
+    return gpu
+
+
+def test_a_rung_that_raises_costs_itself_and_no_other(gpu: ModuleType) -> None:
+    from _gpu_rungs import Rung
+
+    calls = iter(range(1000))
+
+    def fails_late() -> None:
+        if next(calls) > 5:
+            raise ZeroDivisionError("late")
+
+    def cannot_be_made() -> Rung:
+        raise RuntimeError("early")
+
+    def rung(name: str, run: object) -> object:
+        return lambda: Rung(name, run, 1)
+
+    run = gpu.Run(torch.device("cpu"), quick=True, deadline=math.inf, silent=True)
+    run.rate("simulation", 64, [rung("late", fails_late), cannot_be_made, rung("good", lambda: time.sleep(1e-4))])
+    assert [row["left_out"] for row in run.rows if "left_out" in row] == [
+        "RuntimeError: early",
+        "ZeroDivisionError: late",
+    ]
+    assert [row["rung"] for row in run.rows if "steps_per_second" in row] == ["good"]
+    assert run.measured("simulation", N=64)
+    assert not run.measured("simulation", N=1)

@@ -1,0 +1,82 @@
+"""What the rows of benchmarks/gpu.py come to: ratios beside their targets, shares of the limits, and a picture."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import _gpu_limits
+import _report
+
+if TYPE_CHECKING:
+    from gpu import Run
+
+
+def summary(run: Run) -> None:
+    """Ratios beside their targets, and shares of the limits."""
+    run.rows = [row for row in run.rows if row["part"] != "summary"]
+    small = {n for n in (64, 256, 1024, 4096) if run.best("simulation", "torch eager", N=n)}
+    graph = [
+        _ratio(run.best("simulation", "CUDA graph", N=n), run.best("simulation", "torch eager", N=n)) for n in small
+    ]
+    ours = ("torch eager", "torch.compile", "CUDA graph", "Warp in CUDA graph", "Warp one step", "Warp fused")
+    vectorised = max(run.best(part, name) or 0.0 for name in ours[:-1] for part in ("simulation", "compiled"))
+    fastest = max(run.best("fused", "Warp fused") or 0.0, run.best("simulation", "Warp fused") or 0.0) or None
+    deciding = max(
+        (row["steps_per_second"] for row in run.rows if row["part"] == "policy" and "steps_per_second" in row),
+        default=None,
+    )
+    n = 64 if run.quick else 4096
+    rows = {
+        "graph over eager, N <= 4096": (min((g for g in graph if g), default=None), 4.0),
+        "Warp fused over Warp one step, N = 4096": (
+            _ratio(run.best("simulation", "Warp fused", N=n), run.best("simulation", "Warp one step", N=n)), 5.0),
+        "vectorised (best N) over SyncVectorEnv (best N)": (
+            _ratio(vectorised or None, run.best("simulation", "SyncVectorEnv")), 1000.0),
+        "policy in the loop, steps per second": (deciding, 1e8),
+    }  # fmt: skip
+    for name, (value, target) in rows.items():
+        met = "not measured" if value is None else value >= target
+        run.add(part="summary", ratio=name, value=value, target=target, met=met)
+    waits = [row["sync_debug_mode"] for row in run.rows if row.get("part") == "sync" and "graph" in row]
+    clean = "not measured" if len(waits) < 2 else waits == ["clean", "clean"]
+    run.add(
+        part="summary", ratio="sync_debug_mode('error') through execute()", value=str(waits), target="clean", met=clean
+    )
+    bound = next((row for row in run.rows if row.get("part") == "limits"), None)
+    if bound is not None and fastest and "bytes_per_second" in bound:
+        share = fastest * _gpu_limits.BYTES_PER_FUSED_STEP / bound["bytes_per_second"]
+        run.add(part="summary", ratio="Warp fused: share of the copy's bandwidth", value=share, target=None)
+    decided = run.best("policy", "Warp fused policy")
+    if bound is not None and decided and "flops_per_second" in bound:
+        share = decided * _gpu_limits.FLOPS_PER_DECISION / bound["flops_per_second"]
+        run.add(part="summary", ratio="Warp fused policy: share of the multiply-adds", value=share, target=None)
+
+
+def draw(run: Run) -> None:
+    """Draw rates over N, one panel for each part."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        print("no picture: matplotlib is not installed (extra train)")
+        return
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4), sharey=True)
+    for axes, part in zip(panels, ("simulation", "policy"), strict=True):
+        rows = [row for row in run.rows if row.get("part") == part and "steps_per_second" in row]
+        for name in dict.fromkeys(row["rung"] for row in rows):
+            points = [(row["N"], row["steps_per_second"]) for row in rows if row["rung"] == name]
+            axes.loglog(*zip(*points, strict=True), marker="o", markersize=3, label=name)
+        axes.set_title({"simulation": "CartPole alone", "policy": "with a 64-64 policy in the loop"}[part])
+        axes.set_xlabel(f"environments, {_report.machine()['device']}")
+        if rows:
+            axes.legend(fontsize=7)
+    panels[0].set_ylabel("steps per second")
+    figure.tight_layout()
+    figure.savefig(run.path.with_suffix(".png"), dpi=120)
+    plt.close(figure)
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    return a / b if a and b else None
