@@ -31,9 +31,14 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
 
     Attributes:
         agent_info_on_device: whether the agent wants ``agent_info`` on its own device instead of the CPU.
+        pure: the author's promise that what `__call__` returns depends on the parameters and buffers of the agent's
+            modules and on its arguments, and on nothing else: no global, no attribute that changes, no generator.
+            Batchers then run it compiled or as part of a CUDA graph, which would not see such things.
+            `rlstruct.testing.check_agent` tests the promise. An agent that does not promise acts eagerly.
     """
 
     agent_info_on_device: bool = False
+    pure: bool = False
 
     @abstractmethod
     def __call__(
@@ -157,6 +162,11 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
     def agent_info_on_device(self) -> bool:  # type: ignore[override]
         """What the agent says."""
         return self.agent.agent_info_on_device
+
+    @property
+    def pure(self) -> bool:  # type: ignore[override]
+        """What the agent promises; False where ``host_syncs`` watches every call, which no recorded graph would do."""
+        return self._guard is None and self.agent.pure
 
     def __call__(
         self,

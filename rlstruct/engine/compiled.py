@@ -1,29 +1,26 @@
-"""One call for many operations: a pure function of tensors, compiled by TorchInductor.
+"""The compiled executor: a pure step of tensors as few kernels, made by TorchInductor.
 
-The step of a simulator or of a small policy is a few dozen operations on small tensors, so what it costs is calls.
-`torch.compile` turns them into few kernels, but looks at all its arguments again in each call (guards), which costs
-more than the kernels. Here the shapes are known for life, so the function is traced once and Inductor's code is called
-directly.
+The step of a simulator or of a small policy is a few dozen operations on small tensors, and each costs a call.
+`torch.compile` turns them into few kernels, but checks all its arguments in every call (guards), which takes longer
+than the kernels. Here the shapes never change, so the step is traced once and Inductor's code is called directly.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from rlstruct.engine._results import Results, pieces_of
+from rlstruct.engine import private
 
 Tensors = dict[str, Tensor]
 Pure = Callable[..., tuple[Tensors, ...]]
 
-_compiling = threading.RLock()  # tracing, Inductor's settings and `_whole_loads` belong to the process, not to a thread
+_compiling = threading.RLock()  # tracing and Inductor's settings belong to the process, not to a thread
 
 MAX_FUSED = 4096
 """So many stores may share a loop: eight steps of CartPole are some 150, beyond Inductor's own limit of 64."""
@@ -44,18 +41,13 @@ class Compiled:
     Args:
         fn: the function; no Python control flow on values, every later call with the same keys, shapes and dtypes.
 
-        reuse: whether on the CPU all results of a call share one block of memory that is used again when nobody holds
-            any of them, see `rlstruct.engine._results`: faster, but who keeps one result keeps all.
-
     Attributes:
         held: tensors that the function reads beside its arguments, such as weights. Every call reads their values
             anew; who puts others in their place, of the same layout, has those read.
     """
 
-    def __init__(self, fn: Pure, *, reuse: bool = False) -> None:
+    def __init__(self, fn: Pure) -> None:
         """Remember ``fn``; nothing is compiled yet."""
-        self._reuse = reuse
-        self._results: Results | None = None  # where the code writes; None if it allocates itself
         self.held: list[Tensor] = []
         self._fn = fn
         self._run: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
@@ -78,11 +70,7 @@ class Compiled:
                 empty = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
                 tensor = empty.copy_(tensor)
             inputs.append(tensor)
-        if self._results is not None:
-            pieces, outputs = self._results.next()
-            self._run([*inputs, *self.held, *pieces])  # type: ignore[misc]  # _compile sets it
-        else:
-            outputs = list(self._run(inputs + self.held))  # type: ignore[misc]
+        outputs = list(self._run(inputs + self.held))  # type: ignore[misc]  # _compile sets it
         for i in self._masks:
             outputs[i] = outputs[i].view(torch.bool)
         return [{key: outputs[i] for key, i in result.items()} for result in self._out]
@@ -105,7 +93,6 @@ class Compiled:
         aten = torch.ops.aten
         names = [(i, key) for i, tensors in enumerate(dicts) for key in tensors]
         on_cpu = not names or dicts[names[0][0]][names[0][1]].device.type == "cpu"
-        reuse = self._reuse and on_cpu
 
         def flat(*inputs: Tensor) -> list[Tensor]:
             given: list[Tensors] = [{} for _ in dicts]
@@ -115,14 +102,14 @@ class Compiled:
             outputs = {id(tensor): tensor for result in results for tensor in result.values()}
             place = {identity: i for i, identity in enumerate(outputs)}
             self._out = [{key: place[id(tensor)] for key, tensor in result.items()} for result in results]
-            self._masks = [i for i, v in enumerate(outputs.values()) if on_cpu and not reuse and v.dtype is torch.bool]
+            self._masks = [i for i, v in enumerate(outputs.values()) if on_cpu and v.dtype is torch.bool]
             return [as_bytes(v) if i in self._masks else v for i, v in enumerate(outputs.values())]
 
         # Copies: a tensor that is there twice, such as two zeros of a first state, would be traced as one input.
         inputs = [dicts[i][key].clone() for i, key in names]
         # Strides are compared in __call__. Random numbers are to be those of eager torch.
         settings = {"max_fusion_size": MAX_FUSED, "size_asserts": False, "fallback_random": True}
-        with torch.no_grad(), torch._inductor.config.patch(settings), _whole_loads():
+        with torch.no_grad(), torch._inductor.config.patch(settings):
             table: dict[OpOverload, Callable[..., object]] = {
                 **select_decomp_table(),
                 aten.cumsum.default: _cumulative_sum,
@@ -134,43 +121,16 @@ class Compiled:
             pure = torch.func.functionalize(traced, remove="mutations")
             graph = make_fx(pure, decomposition_table=table)(*inputs)
             _take_apart(graph.graph)
-            outputs, pieces = traced(*inputs), list[Tensor]()
+            outputs = traced(*inputs)
             answer = graph.graph.find_nodes(op="output")[0]
             answer.meta["user_visible_output_idxs"] = range(len(outputs))  # these keep their strides:
             answer.meta["original_output_strides"] = [tensor.stride() for tensor in outputs]
             used = _drop_unused(graph.graph)
             held = _lift_held(graph)
-            if reuse:
-                self._results = Results(outputs, pieces_of(graph.graph, outputs))
-                pieces = self._results.next()[0]
             graph.recompile()
-            run = compile_fx_inner(graph, [*(inputs[i] for i in used), *held, *pieces])
+            run = compile_fx_inner(graph, [*(inputs[i] for i in used), *held])
         self._inputs = [(*names[i], inputs[i].stride()) for i in used]
         self.held, self._run = held, getattr(run, "current_callable", run)  # the code itself, without what traces it
-
-
-@contextlib.contextmanager
-def _whole_loads() -> Iterator[None]:
-    """Let Inductor's C++ load whole vectors as such.
-
-    It tells each load how many numbers to take; those of integers then go by way of an array on the stack, even where
-    all of a vector are taken, which was 5 of the 13 us that 1,024 CartPoles took.
-    """
-    from torch._inductor.codegen.cpp import CppVecKernel
-
-    original = CppVecKernel._get_vec_load_line
-
-    def load_line(kernel: CppVecKernel, var: str, index: Any, dtype: torch.dtype, mask: Any = None) -> str:  # noqa: ANN401
-        line: str = original(kernel, var, index, dtype, mask)
-        width, number = kernel.tiling_factor * dtype.itemsize * 8, f", static_cast<int64_t>({kernel.tiling_factor}))"
-        whole = mask is None and not kernel.tail_size and width % kernel.vec_isa.bit_width() == 0
-        return line.removesuffix(number) + ")" if whole and line.endswith(number) else line
-
-    CppVecKernel._get_vec_load_line = load_line  # type: ignore[assignment, method-assign]
-    try:
-        yield
-    finally:
-        CppVecKernel._get_vec_load_line = original  # type: ignore[method-assign]
 
 
 def _refuse_changes(graph: torch.fx.Graph) -> None:
@@ -179,7 +139,7 @@ def _refuse_changes(graph: torch.fx.Graph) -> None:
     for node in graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, OpOverload):
             continue
-        for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+        for argument, value in zip(private.schema_of(node.target).arguments, node.args, strict=False):
             shown = isinstance(value, torch.fx.Node) and value in outer
             if shown and argument.alias_info is not None:
                 if argument.alias_info.is_write:

@@ -1,7 +1,8 @@
-"""Turn a piece of device work into one launch: CUDA graphs, and the seam for stand-ins.
+"""The graph executor: all device work of a step as one launch, by CUDA graphs or what stands in for them.
 
-A graph is recorded once and replayed: the same kernels read and write the same memory, and no Python runs. What Python
-decided while recording, and every number that it read on the host, stays as it was.
+A graph is recorded once and replayed: the same kernels read and write the same memory, and no Python runs. So the
+arguments of a step live in tensors that stay where they are, and the last operation of a replay copies the new carry
+into them. Python values, and every number that was read on the host, stay as they were when the graph was recorded.
 """
 
 from __future__ import annotations
@@ -9,14 +10,18 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import Tensor
 
 from rlstruct.device import registered_backends
-from rlstruct.engine.waits import is_composite, judge_recorded
+from rlstruct.engine import private
+from rlstruct.engine.compiled import Tensors
+from rlstruct.engine.private import TorchDispatchMode, is_composite
+from rlstruct.engine.promise import Step
+from rlstruct.engine.waits import judge_recorded
 
 Work = Callable[[], None]
 Record = Callable[[Work], Work]
@@ -30,10 +35,88 @@ class RecordingError(RuntimeError):
     """Work cannot be recorded; the message names the operation and the line that called it."""
 
 
+class Graph:
+    """A step as one recorded graph. The step may write in place to memory that it holds, such as weights.
+
+    Args:
+        step: queues work on tensors, and has run before, so that libraries have made what they need. Its carry has the
+            same keys, shapes and dtypes before and after.
+        recorder: see `recorder_of`.
+    """
+
+    def __init__(self, step: Step, recorder: Record) -> None:
+        """Record nothing yet."""
+        self._step = step
+        self._recorder = recorder
+        self._replay: Work | None = None
+        self._arguments: list[Tensors] = []  # what a replay reads; the first one is also what it leaves its carry in
+        self._record: Tensors = {}  # what a replay writes
+
+    def __call__(self, carry: Mapping[str, Tensor], *inputs: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
+        """Replay the step; record it first if that was not done for such arguments.
+
+        Returns:
+            The carry, valid until the next call, and free to hand to it; and the record, in memory of its own.
+
+        Raises:
+            RecordingError: the step cannot be recorded. It has had no effect.
+        """
+        given = (carry, *inputs)
+        if self._replay is None or [*map(layout_of, given)] != [*map(layout_of, self._arguments)]:
+            self._replay = None
+            self._arguments = [{key: value.clone() for key, value in tensors.items()} for tensors in given]
+            self._replay = record(self._recorder, self._work)
+        places, values = [], []
+        for static, now in zip(self._arguments, given, strict=True):
+            for key, place in static.items():
+                if now[key] is not place:  # it came from elsewhere since the last replay
+                    places.append(place)
+                    values.append(now[key])
+        copy_grouped(places, values)
+        self._replay()
+        return dict(self._arguments[0]), {key: value.clone() for key, value in self._record.items()}
+
+    def forget(self) -> None:
+        """Record anew in the next call: the step reads other tensors, or does something else, from now on."""
+        self._replay = None
+
+    @torch.no_grad()
+    def _work(self) -> None:
+        carry, *inputs = (dict(tensors) for tensors in self._arguments)
+        after, self._record = self._step(carry, *inputs)
+        static = self._arguments[0]
+        kept = {tensor.untyped_storage().data_ptr() for tensor in static.values()}
+        new = {key: value for key, value in after.items() if value is not static[key]}
+        # One that shows another's static memory is copied before that is written.
+        values = [v.clone() if v.untyped_storage().data_ptr() in kept else v for v in new.values()]
+        copy_grouped([static[key] for key in new], values)
+
+
+def layout_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Return shape and dtype of each tensor, by name."""
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+
+
+def copy_grouped(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Copy tensors to their places with one kernel for each dtype: given several, torch makes a kernel for each tensor.
+
+    Args:
+        places: where to.
+        values: what, of the same shapes.
+    """
+    kinds: dict[object, tuple[list[Tensor], list[Tensor]]] = {}
+    for place, value in zip(places, values, strict=True):
+        to, what = kinds.setdefault((place.dtype, value.dtype), ([], []))
+        to.append(place)
+        what.append(value)
+    for to, what in kinds.values():
+        torch._foreach_copy_(to, what)
+
+
 def recorder_of(device: torch.device) -> Record | None:
     """Return what records work on a device: CUDA graphs, the ``record`` of a registered backend's module, or None."""
     if device.type == "cuda":
-        return record_cuda
+        return None if private.missing("graph") else record_cuda
     module = registered_backends().get(device.type)
     record: Record | None = None if module is None else getattr(importlib.import_module(module), "record", None)
     return record
@@ -58,14 +141,20 @@ def record_cuda(work: Work) -> Work:
     gc.collect()  # what is collected while recording might call CUDA
     graph = torch.cuda.CUDAGraph()
     pool = torch.cuda.graph_pool_handle()
-    # Other threads may go on to use CUDA meanwhile.
-    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    # cuBLAS shall make its workspace in the graph's own pool. One from before does not belong to the graph: torch 2.13
+    # frees it when another graph is destroyed, and replays would write to memory that others have by then.
+    private.clear_cublas_workspaces()
     try:
-        work()
-        graph.capture_end()
-    except BaseException:
-        _abandon(graph, pool)
-        raise
+        # Other threads may go on to use CUDA meanwhile.
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            work()
+            graph.capture_end()
+        except BaseException:
+            _abandon(graph, pool)
+            raise
+    finally:
+        private.clear_cublas_workspaces()  # nor shall eager work use the graph's
     replay: Work = graph.replay
     return replay
 
@@ -74,16 +163,14 @@ def _abandon(graph: Any, pool: tuple[int, int]) -> None:  # noqa: ANN401 - torch
     """End a recording that failed, and let torch's allocator know.
 
     CUDA refuses to end a recording that an operation has spoilt, and then torch does not tell its allocator that it is
-    over: from there on no memory that two streams have used (every batch that was handed over) would be used again.
+    over: from then on no memory that two streams have used (every batch that was handed over) would be reused.
     """
     try:
         graph.capture_end()
     except RuntimeError:  # says again what is known
         _SPOILT.append(graph)
-        device = torch.cuda.current_device()
         with contextlib.suppress(RuntimeError):  # it knows already
-            torch._C._cuda_endAllocateToPool(device, pool)
-            torch._C._cuda_releasePool(device, pool)
+            private.end_allocating(torch.cuda.current_device(), pool)
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives it no types

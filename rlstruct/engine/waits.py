@@ -8,7 +8,6 @@ them, and so does whoever records a graph, before CUDA meets them.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Final
 
 import torch
@@ -30,16 +29,6 @@ _OPERATORS: Final = {
     **dict.fromkeys(("multinomial",), DRAW),  # checks its probabilities on the host
 }
 _INDEXING: Final = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
-
-
-@functools.cache
-def is_composite(func: Any) -> bool:
-    """Tell whether torch defines an operator by other operators, for every device.
-
-    Autograd takes such operators apart before any ``__torch_dispatch__`` sees them. In inference mode, and wherever
-    else one is below autograd, nobody has: whoever wants to see the parts must call ``func.decompose`` itself.
-    """
-    return bool(func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
 
 
 def judge_operator(func: Any, args: Any, kwargs: Any, writes_number: bool) -> tuple[str, str]:

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from rlstruct.engine.compiled import Compiled
+from rlstruct.engine.private import below_autograd
 from rlstruct.sims._motion import Motion
 from rlstruct.sims._state import Tensors
 
@@ -118,10 +118,10 @@ class TensorStepper:
     def _call(self, name: str, fn: Callable[..., Any], *args: Tensors) -> Any:  # noqa: ANN401 - dicts of tensors
         if not self._compile:
             # Nobody differentiates a simulation: without autograd's part of each call, a step takes a tenth less.
-            with torch._C._AutoDispatchBelowAutograd():
+            with below_autograd():
                 return fn(*args)
         if name not in self._compiled:
-            self._compiled[name] = Compiled(fn, reuse=True)
+            self._compiled[name] = Compiled(fn)
         return self._compiled[name](*args)
 
 

@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rlstruct.engine.waits import is_composite
+from rlstruct.engine.private import TorchDispatchMode, is_composite, schema_of
 from rlstruct.testing.host_sync import forbid_host_sync
 
 
@@ -84,7 +83,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch g
 
 def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
     """Give the arguments that an operator writes to."""
-    for position, argument in enumerate(func._schema.arguments):
+    for position, argument in enumerate(schema_of(func).arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[position] if position < len(args) else kwargs.get(argument.name)
             yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
@@ -92,6 +91,6 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
 
 def _fresh(func: Any, results: Any) -> list[tuple[int, Tensor]]:
     """Give the results that are new memory, neither arguments nor views of them, with their positions."""
-    if any(returned.alias_info is not None for returned in func._schema.returns):
+    if any(returned.alias_info is not None for returned in schema_of(func).returns):
         return []
     return [(i, leaf) for i, leaf in enumerate(tree_leaves(results)) if isinstance(leaf, Tensor)]

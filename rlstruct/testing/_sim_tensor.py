@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from rlstruct.engine.waits import is_composite
+from rlstruct.engine.private import disabled_torch_function, is_composite, schema_of, wrapper_of
 from rlstruct.errors import DeviceMismatchError
 from rlstruct.testing._sim_rnn import DECOMPOSED
 
@@ -48,19 +48,12 @@ class SimTensor(torch.Tensor):
     __module__ = "rlstruct.testing.sim_device"
     _inner: Tensor  # the CPU tensor that holds the values; views of a SimTensor hold views of it
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = disabled_torch_function()
 
     @staticmethod
     def __new__(cls: type[SimTensor], inner: Tensor, device: torch.device) -> SimTensor:
         """Wrap a CPU tensor without copying it."""
-        wrapper: SimTensor = torch.Tensor._make_wrapper_subclass(
-            cls,
-            inner.shape,
-            strides=inner.stride(),
-            storage_offset=inner.storage_offset(),
-            dtype=inner.dtype,
-            device=device,
-        )
+        wrapper: SimTensor = wrapper_of(cls, inner, device)
         wrapper._inner = inner
         return wrapper
 
@@ -89,7 +82,7 @@ class SimTensor(torch.Tensor):
         if inner_kwargs.get("device") is not None:
             inner_kwargs["device"] = "cpu"
         result = func(*inner_args, **inner_kwargs)
-        if func._schema.is_mutable:
+        if schema_of(func).is_mutable:
             _follow_shape(met)
         return _Wrapper(func, name, met, device).wrap_result(result)
 
@@ -197,7 +190,7 @@ def unwrap(value: Any, met: list[Tensor]) -> Any:
 
 def _places(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, str, Tensor]]:
     """Give every tensor argument of the call: its entry in the schema, its name for a message, the tensor."""
-    for position, argument in enumerate(func._schema.arguments):
+    for position, argument in enumerate(schema_of(func).arguments):
         value = args[position] if position < len(args) else kwargs.get(argument.name)
         if isinstance(value, Tensor):
             yield argument, repr(argument.name), value

@@ -37,9 +37,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlstruct.engine.waits import CROSS, NUMBER, SHAPE, is_accelerator, is_composite, judge_operator
+from rlstruct.engine.private import TorchDispatchMode, is_composite
+from rlstruct.engine.waits import CROSS, NUMBER, SHAPE, is_accelerator, judge_operator
 
 # Python calls by the name of the method, and how to do without.
 _FUNCTIONS: Final = {

@@ -43,9 +43,9 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from rlstruct.device import register_backend
+from rlstruct.engine.private import operator_names, register_python_backend, schema_of, wrap_backward
 from rlstruct.testing._sim_graph import record
 from rlstruct.testing._sim_rnn import DECOMPOSED
 from rlstruct.testing._sim_tensor import (
@@ -88,7 +88,7 @@ class _SimModule:
 
 def _factories() -> Iterator[tuple[str, Any]]:
     """Every operation that makes one tensor on a device out of no tensor."""
-    for full_name in torch._C._dispatch_get_all_op_names():
+    for full_name in operator_names():
         if not full_name.startswith("aten::"):
             continue
         name, _, overload = full_name[len("aten::") :].partition(".")
@@ -96,7 +96,7 @@ def _factories() -> Iterator[tuple[str, Any]]:
             func = getattr(getattr(torch.ops.aten, name), overload or "default")
         except (AttributeError, RuntimeError):  # registered for TorchScript only
             continue
-        arguments, returns = func._schema.arguments, func._schema.returns
+        arguments, returns = schema_of(func).arguments, schema_of(func).returns
         takes_tensor = any("Tensor" in str(argument.type) for argument in arguments)
         takes_device = any(argument.name == "device" for argument in arguments)
         if takes_device and not takes_tensor and [str(r.type) for r in returns] == ["Tensor"]:
@@ -147,7 +147,7 @@ def _install() -> Any:
             f"{__name__}: got a process that works on CUDA already, expected one that does not: torch has one "
             "accelerator per process. Import this module before anything touches CUDA, or in a process of its own."
         )
-    _setup_privateuseone_for_python_backend("sim", backend_module=_SimModule())
+    register_python_backend("sim", _SimModule())
     make_library: Any = torch.library.Library  # torch gives it no types
     library = make_library("aten", "IMPL")
     for name, func in _factories():
@@ -156,9 +156,7 @@ def _install() -> Any:
     library.impl("_local_scalar_dense", _local_scalar_dense, "PrivateUse1")
     for name, decomposition in DECOMPOSED.items():
         library.impl(name, decomposition, "AutogradPrivateUse1")
-    torch.autograd._engine_run_backward = _explain_backward(  # type: ignore[attr-defined]
-        torch.autograd._engine_run_backward  # type: ignore[attr-defined]
-    )
+    wrap_backward(_explain_backward)
     torch.serialization.add_safe_globals([rebuild])
     register_backend("sim", __name__)
     return library

@@ -1,0 +1,196 @@
+"""What an agent that promises to be pure may depend on, and an executor that holds it to that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from rlstruct.engine import private
+from rlstruct.engine.compiled import Compiled, Tensors
+from rlstruct.rl_agent import RL_Agent
+
+Step = Callable[..., tuple[Tensors, Tensors]]
+"""``step(carry, *inputs) -> (carry, record)``, pure; dicts of tensors."""
+
+# Compiled code fuses and so rounds differently; a wrong answer is further off.
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-4
+_OF_MODULES = ("_parameters", "_buffers", "_modules")
+_FLIPPED = 1000  # one row in so many may differ: where two classes are equally near, rounding decides which is drawn
+_MEND = (
+    "`pure = True` promises that what __call__ returns depends on parameters, buffers and arguments only, but this "
+    "depends on something else: a global, a Python value that changes, torch's generator. "
+    "rlstruct.testing.check_agent finds out what; or set pure = False."
+)
+
+
+class PurityError(RuntimeError):
+    """A step that promises to be pure gives other results when it does not run as it is."""
+
+
+def weights_of(owner: object) -> dict[str, Tensor]:
+    """Return the tensors that an agent acts with, by name: parameters, buffers, and tensors in its own attributes.
+
+    Args:
+        owner: an agent, or a module.
+    """
+    found: dict[str, Tensor] = {}
+    for path, value in _parts(owner):
+        if isinstance(value, nn.Module):
+            found |= {f"{path}.{key}".strip("."): p for key, p in [*value.named_parameters(), *value.named_buffers()]}
+        else:
+            found[path] = value
+    return found
+
+
+def modules_of(owner: object) -> dict[str, nn.Module]:
+    """Return the modules of an agent and all modules within them, by name.
+
+    Args:
+        owner: an agent, or a module.
+    """
+    found: dict[str, nn.Module] = {}
+    for path, value in _parts(owner):
+        if isinstance(value, nn.Module):
+            found |= {f"{path}.{key}".strip("."): module for key, module in value.named_modules()}
+    return found
+
+
+class Weights:
+    """Notices when other tensors stand where an agent's weights were. New values in the same tensors are no change.
+
+    Args:
+        owner: the agent.
+    """
+
+    def __init__(self, owner: object) -> None:
+        """Look for the first time."""
+        self._owner = owner
+        self._seen = self._look()
+
+    def replaced(self) -> bool:
+        """Look again: whether a tensor has another place or layout, or a module another mode, than at the last look."""
+        before, self._seen = self._seen, self._look()
+        return before != self._seen
+
+    def _look(self) -> object:
+        modes = {name: module.training for name, module in modules_of(self._owner).items()}
+        return modes, {name: place_of(tensor) for name, tensor in weights_of(self._owner).items()}
+
+
+class CompiledStep:
+    """A step that promises to be pure, as compiled code.
+
+    Its first call runs the step as it is, has it compiled, and compares what both give.
+
+    Args:
+        step: see `Step`.
+        owner: what holds the weights that the step reads.
+        device: where it computes.
+
+    Attributes:
+        why_not: why the step runs as it is after all, or "".
+    """
+
+    def __init__(self, step: Step, owner: object, device: torch.device) -> None:
+        """Compile nothing yet: the first call tells the shapes."""
+        names = private.missing("compiled")
+        self.why_not = f"torch {torch.__version__} lacks {', '.join(names)}" if names else ""
+        self._step = step
+        self._owner = owner
+        self._device = device
+        self._code: Compiled | None = None
+        self._names: list[str | None] = []  # of each tensor that the code holds
+
+    def __call__(self, carry: Mapping[str, Tensor], *inputs: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
+        """Take the step.
+
+        Raises:
+            PurityError: the compiled code gives something else than the step does.
+        """
+        if self._code is not None:
+            after, record = self._code(carry, *inputs)
+            return after, record
+        answer = self._step(carry, *inputs)
+        if not self.why_not:
+            self._compile(answer, carry, *inputs)
+        return answer
+
+    def forget(self) -> None:
+        """Compile anew in the next call: the step has other arguments from now on."""
+        self._code = None
+
+    def refresh(self) -> None:
+        """Read the tensors that now stand where the weights were; compile anew if they have another layout."""
+        if self._code is None:
+            return
+        now = weights_of(self._owner)
+        held = zip(self._names, self._code.held, strict=True)
+        pairs = [(old, old if name is None else now.get(name)) for name, old in held]
+        if all(new is not None and place_of(new)[1:] == place_of(old)[1:] for old, new in pairs):
+            self._code.held = [new.detach() for _, new in pairs if new is not None]
+        else:
+            self.forget()
+
+    def _compile(self, answer: tuple[Tensors, Tensors], *given: Mapping[str, Tensor]) -> None:
+        code = Compiled(self._step)
+        try:
+            with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
+                code.compile(*given)
+                found = code(*given)
+        except Exception as error:  # whatever tracing and a compiler may say
+            lines = str(error).strip().splitlines()
+            self.why_not = f"{type(error).__name__}: {lines[0] if lines else ''}"
+            return
+        for expected, got in zip(answer, found, strict=True):
+            check_equal(expected, got)
+        names = {place_of(tensor): name for name, tensor in weights_of(self._owner).items()}
+        self._names = [names.get(place_of(tensor)) for tensor in code.held]
+        self._code = code
+
+
+def check_equal(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    """Raise unless an executor gives what the step itself gives, to rounding.
+
+    Args:
+        expected: what the step gave.  [B, ...]
+        found: what the executor gave.
+
+    Raises:
+        PurityError: it names the key.
+    """
+    for key, value in expected.items():
+        other = found.get(key)
+        if other is None or other.shape != value.shape or other.dtype != value.dtype:
+            got = "is missing" if other is None else f"is {list(other.shape)} {other.dtype}"
+            raise PurityError(
+                f"{key!r} {got} in the compiled answer, expected {list(value.shape)} {value.dtype}. {_MEND}"
+            )
+        same = value == other
+        if value.is_floating_point():
+            same = torch.isclose(value, other, _RELATIVE, _ABSOLUTE, equal_nan=True)
+        rows = same.flatten(1).all(dim=1) if same.dim() > 1 else same.view(-1)
+        n_different = int((~rows).sum())  # sync: once when the code is made
+        if n_different > rows.numel() // _FLIPPED:
+            raise PurityError(f"{key!r} differs in {n_different} of {rows.numel()} rows when compiled. {_MEND}")
+
+
+def place_of(tensor: Tensor) -> tuple[object, ...]:
+    """Return where a tensor is, and then its layout: equal for tensors that show the same memory in the same way."""
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
+
+
+def _parts(value: object, path: str = "") -> Iterator[tuple[str, nn.Module | Tensor]]:
+    """The modules and tensors that an agent holds, directly, in containers or in an agent within it."""
+    if isinstance(value, nn.Module | Tensor):
+        yield path, value
+    inner: Mapping[object, object] = {}
+    if isinstance(value, RL_Agent):
+        inner = {key: part for key, part in vars(value).items() if key not in _OF_MODULES and part is not value}
+    elif isinstance(value, Mapping):
+        inner = value
+    elif isinstance(value, list | tuple):
+        inner = dict(enumerate(value))
+    for key, part in inner.items():
+        yield from _parts(part, f"{path}.{key}".strip("."))
