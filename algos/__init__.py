@@ -1,1 +1,36 @@
-"""Algorithms on top of the batchers. Layer 4: `rlstruct.algos.reinforce` is the first to read."""
+"""REINFORCE, A2C and DQN on one training loop; `rlstruct.algos.reinforce` is the first to read.
+
+Each algorithm is a module with a `train` function and a class of settings: ``a2c.train(A2CConfig(...), ...)``.
+"""
+
+from rlstruct.algos import a2c, dqn, reinforce
+from rlstruct.algos.a2c import A2CConfig
+from rlstruct.algos.config import TrainingConfig, load_config
+from rlstruct.algos.dqn import DQNConfig
+from rlstruct.algos.evaluation import Evaluation, Evaluator
+from rlstruct.algos.learner import GradientLearner, Learner
+from rlstruct.algos.prioritised import PrioritisedReplayBuffer
+from rlstruct.algos.reinforce import ReinforceConfig
+from rlstruct.algos.replay_buffer import ReplayBuffer
+from rlstruct.algos.run_folder import RunFolder
+from rlstruct.algos.training import TrainingResult, run_training
+
+__all__ = [
+    "A2CConfig",
+    "DQNConfig",
+    "Evaluation",
+    "Evaluator",
+    "GradientLearner",
+    "Learner",
+    "PrioritisedReplayBuffer",
+    "ReinforceConfig",
+    "ReplayBuffer",
+    "RunFolder",
+    "TrainingConfig",
+    "TrainingResult",
+    "a2c",
+    "dqn",
+    "load_config",
+    "reinforce",
+    "run_training",
+]

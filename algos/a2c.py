@@ -1,4 +1,4 @@
-"""A2C: pieces of n steps in, one gradient step out; GAE or V-trace, with or without memory. Layer 4.
+"""A2C: n steps of every environment in, one gradient step out; GAE or V-trace, with or without memory.
 
 Mnih et al., "Asynchronous methods for deep reinforcement learning" (ICML 2016), section 4.3, in its synchronous form;
 Schulman et al., "High-dimensional continuous control using generalized advantage estimation" (ICLR 2016); Espeholt et
@@ -14,12 +14,10 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.learner import GradientLearner, mean_terms
-from rlstruct.algos.placement import CreateAgent, CreateEnv
-from rlstruct.algos.policy import judge_actions
-from rlstruct.algos.replay_values import replay_with_next_values
+from rlstruct.algos.learner import CreateAgent, GradientLearner, judge_actions, mean_terms, replay_with_next_values
+from rlstruct.algos.placement import CreateEnv
 from rlstruct.algos.run_folder import RunFolder
-from rlstruct.algos.training import Collection, CreateModel, TrainingResult, run_training
+from rlstruct.algos.training import CreateModel, TrainingResult, run_training
 from rlstruct.core import TemporalDictTensor, Trajectories
 from rlstruct.functional.advantages import VTrace, generalized_advantage, vtrace
 from rlstruct.functional.policy_gradient import entropy_loss, policy_gradient_loss, value_loss
@@ -29,25 +27,23 @@ from rlstruct.rl_agent import RL_Agent
 
 @dataclass(frozen=True, kw_only=True)
 class A2CConfig(TrainingConfig):
-    """Settings of a training, beside those of `TrainingConfig`; the defaults are for CartPole-v1.
+    """Settings of A2C and those of `TrainingConfig`; the defaults are for CartPole-v1.
 
     Attributes:
         trace_decay: lambda of GAE and of V-trace, in [0, 1]: 0 trusts the critic, 1 the rewards.
         value_coefficient: weight of the critic's loss.
         entropy_coefficient: weight of the entropy, in 1 / nat.
-        whiten_advantages: scale the advantages of an update to mean 0 and variance 1. Where a good policy leaves
-            nothing but noise in them, this makes the noise large: it may forget what it knew.
-        overlap: collect the next piece while learning from this one, with weights that are one update older. It pays
+        whiten_advantages: scale the advantages of an update to mean 0 and variance 1. Once a good policy leaves only
+            noise in them, this makes the noise large, and the policy may be forgotten.
+        overlap: collect the next batch while learning from this one, with weights that are one update older. It pays
             with worker processes, where neither has to wait for the other.
-        vtrace: correct for actions that older weights chose, as overlap, n_updates and n_minibatches bring
-            them.
-        n_updates: how often each piece is learnt from. Where collecting is slow, more than once makes better use of
-            it; the second time meets actions that older weights chose, so it wants vtrace.
-        n_minibatches: the environments of a piece are learnt from in so many parts, one gradient step on each. Where
-            there are many environments, one step on all of them wastes what they saw: more steps cost nothing, and
-            also want vtrace.
+        vtrace: correct for actions that older weights chose, as overlap, n_updates and n_minibatches cause them.
+        n_updates: how often each batch is learnt from. Where collecting is slow, more than once makes better use of
+            it. From the second time on older weights chose the actions, so it needs vtrace.
+        n_minibatches: split the environments of a batch into this many minibatches, one gradient step on each. With
+            many environments, a single step on all of them wastes what they saw. Needs vtrace, too.
         rho_clip: bound of V-trace's weight of a step, see rlstruct.functional.advantages.vtrace. With several steps
-            on a piece choose more than 1: actions that have become more probable then count too little, and where
+            on a batch choose more than 1: otherwise actions that have become more probable count too little, and where
             most advantages are negative, that drives the policy ever further from the one that acted.
         c_clip: bound of V-trace's weight of what flows back.
     """
@@ -96,8 +92,8 @@ def losses(
     """Compute the terms of the loss.
 
     Args:
-        replayed: what the learner's agent returns, with gradients: ``value`` [B, T] and its policy, see
-            `rlstruct.algos.policy.judge_actions`.
+        replayed: what the learner's agent returned, with gradients: ``value`` [B, T] and its policy, see
+            `rlstruct.algos.learner.judge_actions`.
         trajectories: what was collected, same device.  [B, T]
         next_value: the critic's judgement of the true next observations.  [B, T]
         config: its discount, its coefficients, and how to correct.
@@ -147,7 +143,7 @@ def _targets(
 
 
 class Learner(GradientLearner):
-    """The network that learns, on a device of its own.
+    """The network that learns.
 
     Args:
         model: on the learner's device.
@@ -158,14 +154,14 @@ class Learner(GradientLearner):
     def __init__(self, model: nn.Module, agent: RL_Agent, config: A2CConfig) -> None:
         """Create the optimiser."""
         super().__init__(model, agent, config)
-        self.config = config
+        self.config, self.overlap = config, config.overlap
 
-    def update(self, trajectories: Trajectories, progress: float) -> dict[str, Tensor]:
+    def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
         """Take ``n_updates * n_minibatches`` gradient steps.
 
         Args:
-            trajectories: pieces of a stream, on any device.  [B, T]
-            progress: how much of the training is over, in [0, 1]; the learning rate falls with it.
+            trajectories: the next steps of every environment, on any device.  [B, T]
+            fraction_done: see `rlstruct.algos.learner.Learner.update`.
 
         Returns:
             Detached means over these steps, on the learner's device: the terms of `losses`, and the
@@ -173,18 +169,20 @@ class Learner(GradientLearner):
         """
         trajectories = trajectories.to(self.device)
         self.batches = [trajectories]
-        parts = _parts(trajectories, self.config.n_minibatches)
-        return mean_terms([self.learn(part, progress) for _ in range(self.config.n_updates) for part in parts])
+        minibatches = _minibatches(trajectories, self.config.n_minibatches)
+        return mean_terms(
+            [self._learn(one, fraction_done) for _ in range(self.config.n_updates) for one in minibatches]
+        )
 
-    def learn(self, trajectories: Trajectories, progress: float) -> dict[str, Tensor]:
-        """Take one gradient step on trajectories [B, T] on the learner's device; see `update`."""
+    def _learn(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
+        """Take one gradient step on trajectories [B, T] on the learner's device."""
         replayed, next_value = replay_with_next_values(self.agent, trajectories)
         terms = losses(replayed, trajectories, next_value, self.config)
-        terms |= self.descend(terms["loss"], progress)
+        terms |= self.descend(terms["loss"], fraction_done)
         return {name: term.detach() for name, term in terms.items()}
 
 
-def _parts(trajectories: Trajectories, n: int) -> list[Trajectories]:
+def _minibatches(trajectories: Trajectories, n: int) -> list[Trajectories]:
     """Split rows [B, T] into n runs of neighbours, of almost equal size, which share the memory."""
     bounds = [trajectories.n_elems() * k // n for k in range(n + 1)]
     return [trajectories.slice(start, stop) for start, stop in pairwise(bounds)]
@@ -199,37 +197,10 @@ def train(
     env_args: Mapping[str, object] | None = None,
     run: RunFolder | None = None,
 ) -> TrainingResult:
-    """Train a policy.
+    """Train an actor and a critic; arguments, result and errors are those of `run_training`.
 
-    The factories travel to worker processes.
-
-    Args:
-        config: all numbers.
-        create_model: makes the network, on the CPU; torch's generator is seeded around the call.
-        create_agent: called as ``create_agent(model, device=…, stochastic=…, copy_model=…)``; the agent returns
-            ``action``, ``log_probability``, ``value``, and ``action_logits`` or ``action_mean`` and ``action_log_std``.
-            `rlstruct.agents` has such factories: `ActorCriticAgent`, `RecurrentAgent`, `GaussianAgent`,
-            `RecurrentGaussianAgent`.
-        create_env: called as ``create_env(n_envs=…, seed=…, **env_args)``; where it computes is its own affair, a
-            `DeviceEnv` moves it to the batcher's device. Its environments restart by themselves.
-        env_args: further arguments of ``create_env``.
-        run: where to log; None logs nothing. One from `RunFolder.resume` goes on from its checkpoint.
-
-    Returns:
-        The trained network and its history.
-
-    Raises:
-        WorkerError: a worker process raised or died.
-        ValueError: a device of the configuration does not exist, an environment does not restart by itself, or the
-            checkpoint is that of other settings.
-        TrainingDiverged: a loss is NaN or infinite.
+    The agent returns ``action``, ``log_probability``, ``value``, and ``action_logits`` or ``action_mean`` and
+    ``action_log_std``, as `rlstruct.agents.ActorCriticAgent`, `RecurrentAgent`, `GaussianAgent` and
+    `RecurrentGaussianAgent` do.
     """
-
-    def create_learner(model: nn.Module) -> Learner:
-        agent = create_agent(model, device=config.learner_device, stochastic=True, copy_model=False)
-        return Learner(model, agent, config)
-
-    collection = Collection(whole_episodes=False, overlap=config.overlap)
-    return run_training(
-        config, collection, create_learner, create_model, create_agent, create_env, env_args=env_args, run=run
-    )
+    return run_training(Learner, config, create_model, create_agent, create_env, env_args=env_args, run=run)

@@ -1,8 +1,12 @@
-"""Files of a checkpoint: written as a whole or not at all, read with nothing but tensors and plain values. Layer 4."""
+"""Files of a run folder: written whole or not at all, by one process at a time, and read back safely."""
 
 from __future__ import annotations
 
+import errno
+import importlib
+import importlib.util
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -10,12 +14,15 @@ from typing import Any, BinaryIO
 import torch
 from torch.utils._pytree import tree_map_only
 
-FORMAT = 1
+FORMAT = 2
 _NEEDED = ("format", "model", "optimizer", "config", "policy_version", "env_steps", "training", "run")
+
+fcntl: Any = importlib.import_module("fcntl") if importlib.util.find_spec("fcntl") else None  # Windows has none
+_CANNOT_LOCK = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}  # what some file systems of clusters answer
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Replace a file; whoever reads it, whenever this process or machine dies, finds the old one or the new one.
+    """Replace a file. Whenever this process or machine dies, a reader finds the old file or the new one.
 
     Args:
         path: of the file.
@@ -27,7 +34,7 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
         file.flush()
         os.fsync(file.fileno())  # the content must be on the disk before the name is
     os.replace(unfinished, path)
-    if os.name == "posix":  # elsewhere a folder cannot be opened
+    if os.name == "posix":  # Windows cannot open a folder
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -60,7 +67,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(
             f"{path} does not exist. The first checkpoint is written after the first evaluation."
         ) from None
-    except Exception as error:  # of a damaged file the reader makes what it can, and fails in any way
+    except Exception as error:  # torch.load fails in many ways on a damaged file
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(
             f"{path} cannot be read as a checkpoint: {reason} It is damaged, or was not written by a RunFolder. Take a "
@@ -78,3 +85,47 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             "wrote it."
         )
     return state
+
+
+class Lease:
+    """Lets one process at a time write into a run folder: a lock on a file, until it is closed or its process ends.
+
+    The kernel releases it, however the process ends. Spawned workers do not hold it; a forked process does. The file's
+    content is left alone, and others may read it. Without ``fcntl`` (Windows) every process gets the lease; where the
+    file system cannot lock, too, with a warning.
+
+    Args:
+        path: of a file that nobody replaces or deletes.
+        holder: stands before the message of the error.
+
+    Raises:
+        RuntimeError: another process, or this one, holds it.
+    """
+
+    def __init__(self, path: Path, holder: str) -> None:
+        """Take the lock."""
+        self._file = path.open("ab")
+        if fcntl is None:
+            return
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise RuntimeError(
+                f"{holder}: {path.parent} is in use: a training writes into it, in another process or in this one. Let "
+                f"it end, or stop it ('fuser -v {path}' shows its process); a RunFolder of this process is released by "
+                "close()."
+            ) from None
+        except OSError as error:
+            if error.errno not in _CANNOT_LOCK:
+                self._file.close()
+                raise
+            warnings.warn(
+                f"{holder}: the file system of {path.parent} cannot lock files ({error}): nothing keeps two processes "
+                "from training in this folder.",
+                stacklevel=3,
+            )
+
+    def close(self) -> None:
+        """Release the lock. Calling it again does nothing."""
+        self._file.close()

@@ -1,8 +1,8 @@
-"""DQN: pieces of n steps into a replay buffer, batches out of it, a target network behind. Layer 4.
+"""DQN: steps go into a replay buffer, batches come out of it, and a target network follows behind.
 
 Mnih et al., "Human-level control through deep reinforcement learning" (Nature, 2015), with the parts of Hessel et al.,
-"Rainbow" (AAAI 2018), that are switched on in the configuration. The greedy policy hangs on small differences of large
-values, so it acts and is evaluated with a running average of the weights that learn (Polyak and Juditsky, 1992).
+"Rainbow" (AAAI 2018), that the configuration switches on. The greedy policy depends on small differences of large
+values, so a running average of the learning weights acts and is evaluated (Polyak and Juditsky, 1992).
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.learner import GradientLearner, mean_terms
-from rlstruct.algos.placement import CreateAgent, CreateEnv
+from rlstruct.algos.learner import CreateAgent, GradientLearner, mean_terms
+from rlstruct.algos.placement import CreateEnv
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer
 from rlstruct.algos.replay_buffer import ReplayBuffer, least_capacity
 from rlstruct.algos.run_folder import RunFolder
-from rlstruct.algos.training import Collection, CreateModel, TrainingResult, run_training
+from rlstruct.algos.training import CreateModel, TrainingResult, run_training
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.functional.q_learning import double_q_value, greedy_value, q_loss, td_target
 from rlstruct.functional.schedules import epsilon_ladder, linear_schedule
@@ -34,34 +34,34 @@ _SHARES = ("target_update_rate", "average_rate", "initial_epsilon", "final_epsil
 
 @dataclass(frozen=True, kw_only=True)
 class DQNConfig(TrainingConfig):
-    """Settings of a training, beside those of `TrainingConfig`; the defaults are for CartPole-v1.
+    """Settings of DQN and those of `TrainingConfig`; the defaults are for CartPole-v1.
 
     Attributes:
         n_step: steps of the return before the network's value stands for the rest (Sutton and Barto, 2018, 7.1).
         double: let the network that learns choose the action that the target network judges (van Hasselt et al.,
             AAAI 2016).
         batch_size: steps of one gradient step.
-        n_updates: gradient steps for each piece that is collected.
+        n_updates: gradient steps for each batch that is collected.
         huber_delta: errors above this size count linearly.
         target_update_interval: gradient steps between two updates of the target network.
         target_update_rate: 1 copies the network that learns (hard, Mnih et al., 2015); less moves the target network
-            by this part towards it, usually with an interval of 1 (soft, Lillicrap et al., ICLR 2016).
-        average_rate: part by which the weights that act follow those that learn, at each gradient step; 1 acts with
+            by this share towards it, usually with an interval of 1 (soft, Lillicrap et al., ICLR 2016).
+        average_rate: share by which the weights that act follow those that learn, at each gradient step; 1 acts with
             the latest ones.
         replay_capacity: observations that the buffer keeps, see ReplayBuffer.
         replay_device: where it keeps them; None for the learner's device. Elsewhere, prioritised replay makes the host
             wait for the errors at each gradient step.
         replay_pinned: keep them in pinned memory, where replay_device is the CPU of a machine with a GPU.
         learning_starts: environment steps before the first gradient step.
-        n_stack: the frames are stacks of so many, see ReplayBuffer.
+        n_stack: the number of images in a stack, where frames are stacks, see ReplayBuffer.
         prioritised: draw steps with large errors more often, see PrioritisedReplayBuffer.
         priority_exponent: 0 draws uniformly, 1 in proportion to the error.
         initial_correction: how much of the bias of these draws is undone at the beginning; rises linearly to 1.
         initial_epsilon: share of random actions at the beginning.
-        final_epsilon: share of random actions when they have become fewest.
-        epsilon_fraction: part of the training in which epsilon falls linearly.
+        final_epsilon: lowest share of random actions.
+        epsilon_fraction: share of the training in which epsilon falls linearly.
         epsilon_exponent: spreads epsilon over the environments, see epsilon_ladder; 0 gives all the same.
-        overlap: collect the next piece while learning. It pays with worker processes.
+        overlap: collect the next batch while learning. It pays with worker processes.
     """
 
     n_env_steps: int = 50_000
@@ -152,7 +152,7 @@ def action_values(agent: RL_Agent, observation: DictTensor) -> Tensor:
 
 
 class Learner(GradientLearner):
-    """The network that learns, its two slow copies and its memory.
+    """The network that learns, its two slow copies and its replay buffer.
 
     Args:
         model: on the learner's device.
@@ -161,15 +161,15 @@ class Learner(GradientLearner):
 
     Attributes:
         model: the running average, which acts and is evaluated.
-        online_model: what learns: the model that was given.
-        target_model: judges what a step led to.
-        target_agent: acts with it.
+        online_model: the model that was given, which learns.
+        target_model: judges the observations that steps led to.
+        target_agent: acts with the target model.
         buffer: what was collected, on a device of its own.
     """
 
     def __init__(self, model: nn.Module, create_agent: CreateAgent, config: DQNConfig) -> None:
         """Create the copies, the optimiser and the replay buffer."""
-        self.config = config
+        self.config, self.overlap = config, config.overlap
         self.online_model = model
         self.target_model = copy.deepcopy(model).requires_grad_(False)
         agent, self.target_agent = (
@@ -181,12 +181,17 @@ class Learner(GradientLearner):
         self._average, self._target = Follower(self.model, model), Follower(self.target_model, model)
         self.buffer = _create_buffer(config)
 
-    def update(self, trajectories: Trajectories, progress: float) -> dict[str, Tensor]:
-        """Remember a piece, and take ``n_updates`` gradient steps.
+    @classmethod
+    def create(cls, model: nn.Module, create_agent: CreateAgent, config: DQNConfig) -> Self:
+        """Make a learner, which makes two agents."""
+        return cls(model, create_agent, config)
+
+    def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
+        """Add a batch to the replay buffer, and take ``n_updates`` gradient steps.
 
         Args:
-            trajectories: pieces of a stream, on any device.  [B, T]
-            progress: how much of the training is over, in [0, 1]; the learning rate falls with it.
+            trajectories: the next steps of every environment, on any device.  [B, T]
+            fraction_done: see `rlstruct.algos.learner.Learner.update`.
 
         Returns:
             Detached means over the gradient steps, on the learner's device: ``loss``, ``value`` of the actions taken,
@@ -194,19 +199,19 @@ class Learner(GradientLearner):
         """
         self.buffer.extend(trajectories.to(self.buffer.device))
         self.batches = []
-        if progress * self.config.n_env_steps < self.config.learning_starts:
+        if fraction_done * self.config.n_env_steps < self.config.learning_starts:
             return {}
-        return mean_terms([self.learn(progress) for _ in range(self.config.n_updates)])
+        return mean_terms([self.learn(fraction_done) for _ in range(self.config.n_updates)])
 
-    def learn(self, progress: float) -> dict[str, Tensor]:
+    def learn(self, fraction_done: float) -> dict[str, Tensor]:
         """Take one gradient step on a batch from the buffer; see `update`."""
         config, buffer = self.config, self.buffer
         if isinstance(buffer, PrioritisedReplayBuffer):
-            buffer.correction = linear_schedule(progress, config.initial_correction, 1.0)
+            buffer.correction = linear_schedule(fraction_done, config.initial_correction, 1.0)
         batch = buffer.sample(config.batch_size).to(self.device, non_blocking=True)
         self.batches.append(batch)
         terms = losses(self.agent, self.target_agent, batch, config)
-        norms = self.descend(terms["loss"], progress)
+        norms = self.descend(terms["loss"], fraction_done)
         if isinstance(buffer, PrioritisedReplayBuffer):
             buffer.update_priorities(batch["index"].to(buffer.device), terms["error"].to(buffer.device))
         self._average.follow(config.average_rate)
@@ -215,10 +220,10 @@ class Learner(GradientLearner):
         means = {"value": terms["value"].mean(), "error": terms["error"].abs().mean()}
         return {"loss": terms["loss"].detach(), **means, **norms}
 
-    def agent_info(self, progress: float, n_envs: int) -> DictTensor:
+    def agent_info(self, fraction_done: float, n_envs: int) -> DictTensor:
         """Return the ``epsilon`` of each environment.  [B] float32 on the CPU."""
         config = self.config
-        epsilon = linear_schedule(progress, config.initial_epsilon, config.final_epsilon, config.epsilon_fraction)
+        epsilon = linear_schedule(fraction_done, config.initial_epsilon, config.final_epsilon, config.epsilon_fraction)
         ladder = epsilon_ladder(epsilon, n_envs, config.epsilon_exponent)
         return DictTensor({"epsilon": torch.tensor(ladder, dtype=torch.float32, device="cpu")})
 
@@ -239,7 +244,7 @@ class Follower:
     """Moves the weights of a copy towards those of a model, in place.
 
     Args:
-        copied: takes over; buffers are copied as they are.
+        copied: what moves; buffers are copied as they are.
         model: same architecture, same device.
     """
 
@@ -283,35 +288,9 @@ def train(
     env_args: Mapping[str, object] | None = None,
     run: RunFolder | None = None,
 ) -> TrainingResult:
-    """Train a network of action values.
+    """Train a network of action values; arguments, result and errors are those of `run_training`.
 
-    The factories travel to worker processes.
-
-    Args:
-        config: all numbers.
-        create_model: makes the network, on the CPU; torch's generator is seeded around the call.
-        create_agent: called as ``create_agent(model, device=…, stochastic=…, copy_model=…)``; the agent keeps no state,
-            heeds ``agent_info["epsilon"]`` and returns ``action`` and ``action_values``. `rlstruct.agents.QAgent` is
-            such a factory.
-        create_env: called as ``create_env(n_envs=…, seed=…, **env_args)``; where it computes is its own affair, a
-            `DeviceEnv` moves it to the batcher's device. Its environments restart by themselves.
-        env_args: further arguments of ``create_env``.
-        run: where to log; None logs nothing. One from `RunFolder.resume` goes on from its checkpoint.
-
-    Returns:
-        The trained network and its history.
-
-    Raises:
-        WorkerError: a worker process raised or died.
-        ValueError: a device of the configuration does not exist, an environment does not restart by itself, or the
-            checkpoint is that of other settings.
-        TrainingDiverged: a loss is NaN or infinite.
+    The agent keeps no state, heeds ``agent_info["epsilon"]`` and returns ``action`` and ``action_values``, as
+    `rlstruct.agents.QAgent` does.
     """
-
-    def create_learner(model: nn.Module) -> Learner:
-        return Learner(model, create_agent, config)
-
-    collection = Collection(whole_episodes=False, overlap=config.overlap)
-    return run_training(
-        config, collection, create_learner, create_model, create_agent, create_env, env_args=env_args, run=run
-    )
+    return run_training(Learner, config, create_model, create_agent, create_env, env_args=env_args, run=run)

@@ -1,4 +1,4 @@
-"""Evaluation beside learning: a batcher of its own, which plays whole episodes while the learner goes on. Layer 4."""
+"""Evaluation beside learning: a batcher of its own plays whole episodes while the learner goes on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstruct.batchers import BatcherState, RL_Batcher
+from rlstruct.batchers import BatcherState, EpisodeStatistics, RL_Batcher
 from rlstruct.core import Trajectories
 from rlstruct.errors import BatcherStateError
 
@@ -21,11 +21,11 @@ class Evaluation:
     """The outcome of one evaluation.
 
     Attributes:
-        env_steps: environment steps that the learner had collected when it handed over these weights.
+        env_steps: environment steps collected when the learner handed over these weights.
         policy_version: updates of the weights until then.
         returns: undiscounted sum of the rewards of each episode.
         lengths: steps of each episode.
-        seconds: from start to result; learning went on meanwhile.
+        seconds: from start to result, while learning went on.
         n_cut: episodes that had not ended at the step limit; they count with what they had until then.
     """
 
@@ -54,14 +54,14 @@ class Evaluation:
 
 
 class Evaluator:
-    """Plays one whole episode in each environment of a batcher, and can be asked now and then whether it is done.
+    """Plays one whole episode in each environment of a batcher, without making the caller wait.
 
-    Every evaluation plays fresh episodes: the environments go on with their own random streams. Environments that
-    restart by themselves count with their first episode.
+    Every evaluation plays new episodes, as the environments keep their random streams. Of environments that restart by
+    themselves the first episode counts.
 
     Args:
         batcher: used by nobody else. Whoever made it closes it.
-        step_limit: episodes that go on after so many steps are cut, with a warning; None waits for their end.
+        step_limit: longer episodes are cut after this many steps, with a warning; None waits for their end.
         resumable: keep what `state_dict` needs while an evaluation is under way: a copy of the weights.
     """
 
@@ -72,10 +72,6 @@ class Evaluator:
         self._resumable = resumable
         self._started: tuple[int, int, float] | None = None
         self._before: tuple[BatcherState, dict[str, Tensor]] | None = None  # state and weights of the one under way
-        self._n_steps = 0
-        self._returns = torch.zeros(0, device="cpu")
-        self._lengths = torch.zeros(0, device="cpu")
-        self._unfinished = torch.zeros(0, device="cpu")
 
     @property
     def busy(self) -> bool:
@@ -83,7 +79,7 @@ class Evaluator:
         return self._started is not None
 
     def start(self, weights: Mapping[str, Tensor], *, env_steps: int, policy_version: int) -> None:
-        """Begin an evaluation; with worker processes this returns at once.
+        """Begin an evaluation. With worker processes this returns at once.
 
         Args:
             weights: the model's state_dict, on any device; read before this returns.
@@ -95,20 +91,16 @@ class Evaluator:
         """
         if self._started is not None:
             raise BatcherStateError("Evaluator.start: an evaluation is under way. Call wait() first.")
-        n_envs = self.batcher.n_envs()
-        self._returns = torch.zeros(n_envs, dtype=torch.float64, device="cpu")
-        self._lengths = torch.zeros(n_envs, dtype=torch.int64, device="cpu")
-        self._unfinished = torch.ones(n_envs, dtype=torch.bool, device="cpu")
+        self._begin_count()
         if self._resumable:
             self._before = self.batcher.state_dict(), {name: weight.clone() for name, weight in weights.items()}
-        self._n_steps = 0
         self._started = (env_steps, policy_version, time.perf_counter())
         self.batcher.update(weights)
         self.batcher.reset()
         self.batcher.execute()
 
     def poll(self) -> Evaluation | None:
-        """Return the result if it is there; never waits for worker processes.
+        """Return the result if there is one; never waits for worker processes.
 
         Raises:
             WorkerError: a worker raised or died.
@@ -130,7 +122,7 @@ class Evaluator:
                 return result
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint needs, also while an evaluation is under way: it will begin again, with its weights.
+        """Return what a checkpoint needs. An evaluation that is under way will begin again, with its weights.
 
         Raises:
             BatcherStateError: an evaluation is under way, and the evaluator was not made ``resumable``.
@@ -157,27 +149,35 @@ class Evaluator:
         if (begun := state["under_way"]) is not None:
             self.start(begun["weights"], env_steps=begun["env_steps"], policy_version=begun["policy_version"])
 
+    def _begin_count(self) -> None:
+        """Count from here on the first episode of each environment."""
+        self._n_steps = 0
+        self._statistics = EpisodeStatistics(self.batcher.n_envs(), self.batcher.device)
+        self._returns = torch.zeros_like(self._statistics.open_return)
+        self._lengths = torch.zeros_like(self._statistics.open_length)
+        self._unfinished = torch.ones_like(self._lengths, dtype=torch.bool)
+
     def _advance(self, blocking: bool) -> Evaluation | None:
         trajectories, _ = self.batcher.get(blocking=blocking)
-        if trajectories is None:
+        if trajectories is None or self._started is None:
             return None
         self._count(trajectories)
         self._n_steps += trajectories.trajectories.n_steps()
-        n_cut = int(self._unfinished.sum())  # sync: on the CPU, once per batch of the evaluation
+        n_cut = int(self._unfinished.sum())  # sync: once per batch of the evaluation
         if n_cut and (self.step_limit is None or self._n_steps < self.step_limit):
             self.batcher.execute()
             return None
         if n_cut:
             self._warn(n_cut)
-        if self._started is None:
-            raise BatcherStateError("Evaluator.poll: no evaluation is under way. Call start() first.")
         env_steps, policy_version, start = self._started
         self._started = self._before = None
+        returns = torch.where(self._unfinished, self._statistics.open_return, self._returns)
+        lengths = torch.where(self._unfinished, self._statistics.open_length, self._lengths)
         return Evaluation(
             env_steps,
             policy_version,
-            tuple(self._returns.tolist()),  # sync: on the CPU, once per evaluation
-            tuple(self._lengths.tolist()),  # sync: on the CPU, once per evaluation
+            tuple(returns.tolist()),  # sync: once per evaluation
+            tuple(lengths.tolist()),  # sync: once per evaluation
             time.perf_counter() - start,
             n_cut,
         )
@@ -192,14 +192,10 @@ class Evaluator:
         )
 
     def _count(self, trajectories: Trajectories) -> None:
-        """Add the steps of a batch to the first episode of each environment."""
-        steps = trajectories.trajectories
-        environment = trajectories.info["environment"].cpu()  # sync: once per batch of the evaluation
-        reward = steps["_observation/reward"].cpu()  # sync: once per batch of the evaluation
-        done = steps["_observation/done"].cpu()  # sync: once per batch of the evaluation
-        mask = steps.mask().cpu()  # sync: once per batch of the evaluation
-        ended_before = (done & mask).cumsum(dim=1) - (done & mask).to(torch.int64)  # [B, T]
-        counts = mask & (ended_before == 0) & self._unfinished[environment].unsqueeze(1)
-        self._returns[environment] += torch.where(counts, reward, 0.0).sum(dim=1, dtype=torch.float64)
-        self._lengths[environment] += counts.sum(dim=1)
-        self._unfinished[environment] &= ~(done & counts).any(dim=1)
+        """Note the first episodes that end in a batch."""
+        counted, environment = self._statistics.track(trajectories), trajectories.info["environment"]
+        ended = counted["ended"]
+        first = ended & (ended.cumsum(1) == 1) & self._unfinished[environment].unsqueeze(1)  # [B, T], once in a row
+        self._returns[environment] += torch.where(first, counted["return"], 0.0).sum(1)
+        self._lengths[environment] += torch.where(first, counted["length"], 0).sum(1)
+        self._unfinished[environment] &= ~first.any(1)

@@ -1,29 +1,40 @@
-"""What learns: the contract that the training loop knows, and what learners with one network share. Layer 4."""
+"""What learns: the contract that the training loop knows, and what learners with one network share."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.core import DictTensor, Trajectories
+from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import resolve_device
+from rlstruct.functional import categorical, gaussian
+from rlstruct.functional.schedules import linear_schedule
+from rlstruct.replay import replay_agent, replay_agent_stateless
 from rlstruct.rl_agent import RL_Agent
+
+CreateAgent = Callable[..., RL_Agent]
 
 
 class Learner(Protocol):
     """Turns what was collected into better weights.
 
     Attributes:
+        whole_episodes: every batch starts new episodes; otherwise each continues where the last one stopped, in
+            environments that restart by themselves.
+        overlap: begin to collect the next batch before learning from this one. Worker processes then collect while the
+            learner learns, with weights that are one update older than they could be.
         model: whose weights are published to the batchers.
         policy_version: how often the weights have changed.
     """
 
+    whole_episodes: ClassVar[bool]
+    overlap: bool
     model: nn.Module
     policy_version: int
 
@@ -31,19 +42,19 @@ class Learner(Protocol):
     def batches(self) -> Sequence[Trajectories | DictTensor]:
         """What the last update has learnt from."""
 
-    def update(self, trajectories: Trajectories, progress: float) -> dict[str, Tensor]:
+    def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
         """Learn from one batch.
 
         Args:
             trajectories: on any device.  [B, T]
-            progress: how much of the training is over, in [0, 1].
+            fraction_done: how much of the training is over, in [0, 1].
 
         Returns:
             Detached numbers on one device, always the same names; empty if nothing was learnt.  [] each
         """
 
-    def agent_info(self, progress: float, n_envs: int) -> DictTensor:
-        """Return the settings with which the agent shall collect the next batch: [B] on the CPU, or empty."""
+    def agent_info(self, fraction_done: float, n_envs: int) -> DictTensor:
+        """Return the ``agent_info`` with which to collect the next batch: [B] on the CPU, or empty."""
 
     def state_dict(self) -> dict[str, object]:
         """Return what a checkpoint needs."""
@@ -53,11 +64,10 @@ class Learner(Protocol):
 
 
 class GradientLearner(ABC):
-    """One network, one optimiser, one gradient step for each batch.
+    """One network and one optimiser.
 
-    From the first loss or gradient norm on that is not finite the optimiser leaves the weights alone, without anybody
-    waiting for the device: whoever finds out later finds the weights that led there. (Where torch has a fused Adam, on
-    CPU and CUDA.)
+    As soon as a loss or gradient norm is not finite, the optimiser stops changing the weights, and nobody waits for the
+    device: whoever finds out later finds the weights that led there. (Where torch has a fused Adam: CPU and CUDA.)
 
     Args:
         model: on the learner's device.
@@ -69,73 +79,78 @@ class GradientLearner(ABC):
         agent: as given.
         device: where the losses are computed.
         optimizer: Adam (Kingma and Ba, ICLR 2015).
-        policy_version: how many steps it took.
-        batches: see `Learner`.
+        policy_version: the number of gradient steps so far.
+        batches: see `Learner`, as are ``whole_episodes`` and ``overlap``.
     """
+
+    whole_episodes: ClassVar[bool] = False
+    overlap: bool = False
 
     def __init__(self, model: nn.Module, agent: RL_Agent, config: TrainingConfig) -> None:
         """Create the optimiser."""
         self.model = model
         self.agent = agent
         self.device = resolve_device(config.learner_device)
-        # One kernel for all weights, where torch has one: an update of a small network costs what its calls cost.
+        # One kernel for all weights, where torch has one: the calls are what an update of a small network costs.
         fused = self.device.type in ("cpu", "cuda")
         self.optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=fused)
         self.policy_version = 0
         self.batches: list[Trajectories | DictTensor] = []
         self._finite = torch.ones((), dtype=torch.bool, device=self.device) if fused else None
         self._weights = list(model.parameters())
-        self._settings = config
+        self._training = config
+
+    @classmethod
+    def create(cls, model: nn.Module, create_agent: CreateAgent, config: Any) -> Self:  # noqa: ANN401 - its own config
+        """Make a learner whose agent shares ``model``, which is on the learner's device."""
+        return cls(model, create_agent(model, device=config.learner_device, stochastic=True, copy_model=False), config)
 
     @abstractmethod
-    def update(self, trajectories: Trajectories, progress: float) -> dict[str, Tensor]:
-        """Take one gradient step; see `Learner.update`."""
+    def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
+        """Learn from one batch; see `Learner.update`."""
 
-    def agent_info(self, progress: float, n_envs: int) -> DictTensor:
-        """Return nothing: these agents have no settings."""
+    def agent_info(self, fraction_done: float, n_envs: int) -> DictTensor:
+        """Return nothing: these agents need no ``agent_info``."""
         return DictTensor()
 
-    def descend(self, loss: Tensor, progress: float) -> dict[str, Tensor]:
+    def descend(self, loss: Tensor, fraction_done: float) -> dict[str, Tensor]:
         """Take a gradient step.
 
         Args:
             loss: what to make smaller.  []
-            progress: how much of the training is over, in [0, 1]; the learning rate falls with it.
+            fraction_done: how much of the training is over, in [0, 1]; the learning rate falls with it.
 
         Returns:
             ``gradient_norm`` before it was scaled down, if there is a bound.  []
         """
-        config = self._settings
-        rate = config.learning_rate * (1.0 + (config.final_learning_rate_fraction - 1.0) * min(progress, 1.0))
+        config = self._training
+        last = config.learning_rate * config.final_learning_rate_fraction
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = linear_schedule(fraction_done, config.learning_rate, last)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         norms = {}
         if config.max_gradient_norm is not None:
             norms["gradient_norm"] = nn.utils.clip_grad_norm_(self._weights, config.max_gradient_norm)
-        self._hold_unless_finite(norms.get("gradient_norm", loss.detach()))
+        if self._finite is not None:
+            self._finite = self._finite & torch.isfinite(norms.get("gradient_norm", loss.detach()))
+            # torch.amp.GradScaler sets the same attribute: the kernel of a fused optimiser then writes nothing.
+            self.optimizer.found_inf = (~self._finite).to(torch.float32)  # type: ignore[attr-defined]
         self.optimizer.step()
         self.policy_version += 1
         return norms
 
-    def _hold_unless_finite(self, number: Tensor) -> None:
-        if self._finite is not None:
-            self._finite = self._finite & torch.isfinite(number)
-            # What torch.amp.GradScaler sets, too: the kernel of a fused optimiser then writes nothing.
-            self.optimizer.found_inf = (~self._finite).to(torch.float32)  # type: ignore[attr-defined]
-
     def state_dict(self) -> dict[str, object]:
-        """Return what a checkpoint needs: model, optimiser, configuration, number of updates."""
+        """Return what a checkpoint needs: model, optimiser, configuration, number of gradient steps."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "config": asdict(self._settings),
+            "config": asdict(self._training),
             "policy_version": self.policy_version,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called; the settings are those of now.
+        """Go on where `state_dict` was called, with the present settings.
 
         Raises:
             RuntimeError: the model is another one.
@@ -146,7 +161,7 @@ class GradientLearner(ABC):
 
 
 def mean_terms(steps: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Average what several gradient steps say.
+    """Average the terms of several gradient steps.
 
     Args:
         steps: at least one; name to number, the same names in all.  [] each
@@ -155,3 +170,82 @@ def mean_terms(steps: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         Name to the mean over the steps.  [] each
     """
     return {name: torch.stack([terms[name] for terms in steps]).mean() for name in steps[0]}
+
+
+def judge_actions(replayed: TemporalDictTensor, steps: TemporalDictTensor) -> tuple[Tensor, Tensor]:
+    """Judge the stored actions, not the replayed ones: with newer weights the same random key may draw another.
+
+    Args:
+        replayed: what `rlstruct.replay_agent` returned: ``action_logits`` [B, T, A], or [B, T, K, A] for K actions at
+            once, or ``action_mean`` and ``action_log_std`` [B, T, D].
+        steps: what was collected: ``action/action`` [B, T], [B, T, K] or [B, T, D], same device.
+
+    Returns:
+        ``(log_probability, entropy)`` of the policy at every step, with gradients.  [B, T] each
+
+    Raises:
+        KeyError: the agent returns neither.
+    """
+    action = steps["action/action"]
+    if "action_logits" in replayed.keys():
+        logits = replayed["action_logits"]
+        log_probability, entropy = categorical.log_probability(logits, action), categorical.entropy(logits)
+        return (log_probability, entropy) if logits.dim() == 3 else (log_probability.sum(-1), entropy.sum(-1))
+    if "action_mean" in replayed.keys():
+        mean, log_std = replayed["action_mean"], replayed["action_log_std"]
+        return gaussian.log_probability(mean, log_std, action), gaussian.entropy(log_std)
+    raise KeyError(
+        f"judge_actions: the agent returns {sorted(replayed.keys())}, expected 'action_logits' (discrete actions) or "
+        "'action_mean' and 'action_log_std' (continuous ones). Return them beside 'action'."
+    )
+
+
+def replay_with_next_values(agent: RL_Agent, trajectories: Trajectories) -> tuple[TemporalDictTensor, Tensor]:
+    """Replay an agent with gradients, and judge the true next observation of every step without.
+
+    The next observations include the final ones that a restart hides. All of them are judged in one call, each with the
+    state that the agent had then: its new state of step t.
+
+    Args:
+        agent: returns ``value`` [B].
+        trajectories: [B, T] on the agent's device.
+
+    Returns:
+        ``(replayed, next_value)``: what `rlstruct.replay_agent` returns [B, T, ...]; v(s_{t+1}) [B, T].
+
+    Raises:
+        ValueError: the trajectories hold no step, or the agent wants a history, which ends before the next observation.
+    """
+    if agent.require_history():
+        raise ValueError(
+            f"replay_with_next_values: {type(agent).__name__} wants a history, and there is none behind the last step. "
+            "Collect whole episodes that terminate, and do not bootstrap."
+        )
+    steps = trajectories.trajectories
+    reached = steps.truncate_key("_observation/").prepend_key("observation/")
+    if not any(key.startswith("agent_state/") for key in trajectories.info.keys()):
+        shifted = Trajectories(trajectories.info, TemporalDictTensor._trusted(dict(reached.items()), steps.lengths))
+        with torch.no_grad():
+            next_value = replay_agent_stateless(agent, shifted)["value"]
+        return replay_agent(agent, trajectories), next_value
+    outputs: list[DictTensor] = []
+    states: list[DictTensor] = []
+    state: DictTensor | None = None
+    for t in range(steps.n_steps()):
+        output, state = agent.call_replay(trajectories, t, state)
+        outputs.append(output)
+        states.append(state.detach())
+    with torch.no_grad():
+        single = _one_step_each(trajectories.info, DictTensor.stack(states), reached)
+        following, _ = agent.call_replay(single, 0, None)
+    next_value = following["value"].view(steps.n_elems(), steps.n_steps())  # [B, T]
+    return TemporalDictTensor._trusted(dict(DictTensor.stack(outputs).items()), steps.lengths), next_value
+
+
+def _one_step_each(info: DictTensor, states: TemporalDictTensor, reached: TemporalDictTensor) -> Trajectories:
+    """Make every step's next observation a trajectory of its own, which starts from the state there: [B * T, 1]."""
+    given = info.truncate_key("agent_info/").prepend_key("agent_info/")
+    rows = {key: value.repeat_interleave(states.n_steps(), dim=0) for key, value in given.items()}
+    rows |= {f"agent_state/{key}": value.flatten(0, 1) for key, value in states.items()}
+    single = {key: value.flatten(0, 1).unsqueeze(1) for key, value in reached.items()}
+    return Trajectories(DictTensor(rows), TemporalDictTensor(single))

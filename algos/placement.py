@@ -1,4 +1,4 @@
-"""Environments, weights and batchers where a training wants them. Layer 4."""
+"""Environments, weights and batchers where a training wants them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -16,11 +17,10 @@ from rlstruct.device import resolve_device
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import DeviceEnv, VecEnv
 
-CreateAgent = Callable[..., RL_Agent]
 CreateEnv = Callable[..., VecEnv]
 
-# Seeds of environments: so many for each run, the second half for its evaluation, so that no two runs and no two
-# batchers play the same episodes.
+# Each run has a range of environment seeds of its own, the second half of it for the evaluation, so that no two runs
+# and no two batchers play the same episodes.
 _SEEDS_PER_RUN = 1_000_000
 _SEEDS_PER_RESUMPTION = 10_007
 
@@ -60,75 +60,60 @@ def cpu_copy(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-@dataclass(frozen=True)
-class BatchersOfTraining:
-    """Makes the two batchers of a training, with agents that act with copies of one network.
+def create_batchers(
+    config: TrainingConfig,
+    create_agent: Callable[..., RL_Agent],
+    create_env: CreateEnv,
+    env_args: Mapping[str, object],
+    model: nn.Module,
+    resumptions: int,
+) -> tuple[Callable[[], RL_Batcher], Callable[[], RL_Batcher]]:
+    """Return what makes the two batchers of a training, with agents that act with copies of one network.
 
-    Attributes:
+    Args:
         config: where they live, and how much they do.
         create_agent: called as ``create_agent(model, device=…, stochastic=…, copy_model=True)``.
         create_env: called as ``create_env(n_envs=…, seed=…, **env_args)``.
         env_args: its further arguments.
-        weights: the network, on the CPU: it travels to every process.
-        resumptions: how often the training was resumed. Environments that cannot be saved would play their first
-            episodes again, did they not get other seeds.
+        model: the network, on any device; a copy of it travels to every process.
+        resumptions: how often the training was resumed: environments that cannot be saved would play their first
+            episodes again, so they get new seeds.
+
+    Returns:
+        What makes the batcher that learning gets its batches from, and the one that the evaluation plays with.
     """
+    weights = cpu_copy(model)
+    first_seed = config.seed * _SEEDS_PER_RUN + resumptions * _SEEDS_PER_RESUMPTION % (_SEEDS_PER_RUN // 2)
 
-    config: TrainingConfig
-    create_agent: CreateAgent
-    create_env: CreateEnv
-    env_args: Mapping[str, object]
-    weights: nn.Module
-    resumptions: int
-
-    def collecting(self) -> RL_Batcher:
-        """Make the one that learning gets its batches from."""
-        config = self.config
-        return self._make(
-            config.n_timesteps,
-            self._first_seed(),
-            stochastic=True,
-            n_envs=config.n_envs,
-            n_processes=config.n_processes,
-            device=config.batcher_device,
-            compile_agent=config.compile_agent,
-        )
-
-    def evaluating(self) -> RL_Batcher:
-        """Make the one that the evaluation plays with."""
-        config = self.config
-        return self._make(
-            config.evaluation_timesteps or config.n_timesteps,
-            self._first_seed() + _SEEDS_PER_RUN // 2,
-            stochastic=config.evaluation_stochastic,
-            n_envs=config.evaluation_episodes // max(1, config.evaluation_processes),
-            n_processes=config.evaluation_processes,
-            device=config.evaluation_device,
-        )
-
-    def _first_seed(self) -> int:
-        since_resumed = self.resumptions * _SEEDS_PER_RESUMPTION % (_SEEDS_PER_RUN // 2)
-        return self.config.seed * _SEEDS_PER_RUN + since_resumed
-
-    def _make(
-        self,
-        n_timesteps: int,
-        seed: int,
-        *,
-        stochastic: bool,
-        n_envs: int,
-        n_processes: int,
-        device: str,
-        compile_agent: bool = False,
-    ) -> RL_Batcher:
+    def create(n_timesteps: int, device: str, stochastic: bool, n_envs: int, seed: int, **kind: Any) -> RL_Batcher:  # noqa: ANN401 - passed on
         return RL_Batcher(
             n_timesteps,
-            self.create_agent,
-            PlacedEnv(self.create_env, device),
-            agent_args={"model": self.weights, "copy_model": True, "device": device, "stochastic": stochastic},
-            env_args={**self.env_args, "n_envs": n_envs},
-            n_processes=n_processes,
+            create_agent,
+            PlacedEnv(create_env, device),
+            agent_args={"model": weights, "copy_model": True, "device": device, "stochastic": stochastic},
+            env_args={**env_args, "n_envs": n_envs},
             seed=seed,
             device=device,
-            compile_agent=compile_agent,
+            **kind,
         )
+
+    collecting = partial(
+        create,
+        config.n_timesteps,
+        config.batcher_device,
+        True,
+        config.n_envs,
+        first_seed,
+        n_processes=config.n_processes,
+        compile_agent=config.compile_agent,
+    )
+    evaluating = partial(
+        create,
+        config.evaluation_timesteps or config.n_timesteps,
+        config.evaluation_device,
+        config.evaluation_stochastic,
+        config.evaluation_episodes // max(1, config.evaluation_processes),
+        first_seed + _SEEDS_PER_RUN // 2,
+        n_processes=config.evaluation_processes,
+    )
+    return collecting, evaluating

@@ -1,4 +1,4 @@
-"""REINFORCE with a learned baseline: whole episodes in, one gradient step out, evaluation beside it. Layer 4.
+"""REINFORCE with a learned baseline: whole episodes in, one gradient step out, evaluation beside it.
 
 Williams, "Simple statistical gradient-following algorithms for connectionist reinforcement learning" (1992); Sutton and
 Barto, "Reinforcement Learning" (2018), section 13.4.
@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from rlstruct.algos.bootstrap import next_values
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.learner import GradientLearner
-from rlstruct.algos.placement import CreateAgent, CreateEnv
-from rlstruct.algos.policy import judge_actions
+from rlstruct.algos.learner import CreateAgent, GradientLearner, judge_actions, replay_with_next_values
+from rlstruct.algos.placement import CreateEnv
 from rlstruct.algos.run_folder import RunFolder
-from rlstruct.algos.training import Collection, CreateModel, TrainingResult, run_training
+from rlstruct.algos.training import CreateModel, TrainingResult, run_training
 from rlstruct.core import TemporalDictTensor, Trajectories
 from rlstruct.functional.policy_gradient import entropy_loss, policy_gradient_loss, value_loss
 from rlstruct.functional.returns import bootstrapped_return
@@ -31,7 +30,7 @@ ReinforceResult = TrainingResult
 
 @dataclass(frozen=True, kw_only=True)
 class ReinforceConfig(TrainingConfig):
-    """Settings of a training, beside those of `TrainingConfig`; ``n_envs`` episodes of each process make one update.
+    """Settings of REINFORCE and those of `TrainingConfig`; ``n_envs`` episodes of each process make one update.
 
     Attributes:
         value_coefficient: weight of the baseline's loss.
@@ -56,9 +55,9 @@ def losses(
 
     Args:
         replayed: what the learner's agent returns, with gradients: ``value`` [B, T] and its policy, see
-            `rlstruct.algos.policy.judge_actions`.
+            `rlstruct.algos.learner.judge_actions`.
         trajectories: what was collected, same device.  [B, T]
-        next_value: baseline of the true next observations, see `next_values`; zeros for no bootstrap.  [B, T]
+        next_value: baseline of the true next observations; zeros for no bootstrap.  [B, T]
         config: its discount, its scale of rewards, its coefficients, and whether to whiten.
 
     Returns:
@@ -89,7 +88,7 @@ def losses(
 
 
 class Learner(GradientLearner):
-    """The network that learns, on a device of its own.
+    """The network that learns.
 
     Args:
         model: on the learner's device.
@@ -97,17 +96,19 @@ class Learner(GradientLearner):
         config: see `ReinforceConfig`.
     """
 
+    whole_episodes: ClassVar[bool] = True
+
     def __init__(self, model: nn.Module, agent: RL_Agent, config: ReinforceConfig) -> None:
         """Create the optimiser."""
         super().__init__(model, agent, config)
         self.config = config
 
-    def update(self, trajectories: Trajectories, progress: float) -> dict[str, Tensor]:
+    def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
         """Take one gradient step.
 
         Args:
             trajectories: collected with the present weights, on any device.  [B, T]
-            progress: how much of the training is over, in [0, 1]; the learning rate falls with it.
+            fraction_done: see `rlstruct.algos.learner.Learner.update`.
 
         Returns:
             Detached numbers on the learner's device: the terms of `losses`, the mean ``return`` and ``length`` of the
@@ -115,14 +116,16 @@ class Learner(GradientLearner):
         """
         trajectories = trajectories.to(self.device)
         self.batches = [trajectories]
-        replayed = replay_agent(self.agent, trajectories)
-        value = replayed["value"]
-        following = next_values(self.agent, trajectories) if self.config.bootstrap else torch.zeros_like(value)
-        terms = losses(replayed, trajectories, following, self.config)
-        terms |= self.descend(terms["loss"], progress)
+        if self.config.bootstrap:
+            replayed, next_value = replay_with_next_values(self.agent, trajectories)
+        else:
+            replayed = replay_agent(self.agent, trajectories)
+            next_value = torch.zeros_like(replayed["value"])
+        terms = losses(replayed, trajectories, next_value, self.config)
+        terms |= self.descend(terms["loss"], fraction_done)
         steps = trajectories.trajectories
         terms["return"] = torch.where(steps.mask(), steps["_observation/reward"], 0.0).sum(dim=1).mean()
-        terms["length"] = steps.lengths.to(value.dtype).mean()
+        terms["length"] = steps.lengths.to(next_value.dtype).mean()
         return {name: term.detach() for name, term in terms.items()}
 
 
@@ -135,35 +138,9 @@ def train(
     env_args: Mapping[str, object] | None = None,
     run: RunFolder | None = None,
 ) -> TrainingResult:
-    """Train a policy.
+    """Train a policy on whole episodes; arguments, result and errors are those of `run_training`.
 
-    The factories travel to worker processes.
-
-    Args:
-        config: all numbers.
-        create_model: makes the network, on the CPU; torch's generator is seeded around the call.
-        create_agent: called as ``create_agent(model, device=…, stochastic=…, copy_model=…)``; the agent returns
-            ``action``, ``value``, and ``action_logits`` or ``action_mean`` and ``action_log_std``.
-            `rlstruct.agents.ActorCriticAgent` is such a factory.
-        create_env: called as ``create_env(n_envs=…, seed=…, **env_args)``; where it computes is its own affair, a
-            `DeviceEnv` moves it to the batcher's device. It starts an episode at ``reset``.
-        env_args: further arguments of ``create_env``.
-        run: where to log; None logs nothing. One from `RunFolder.resume` goes on from its checkpoint.
-
-    Returns:
-        The trained network and its history.
-
-    Raises:
-        WorkerError: a worker process raised or died.
-        ValueError: a device of the configuration does not exist, or the checkpoint is that of other settings.
-        TrainingDiverged: a loss is NaN or infinite.
+    The agent returns ``action``, ``value``, and ``action_logits`` or ``action_mean`` and ``action_log_std``, as
+    `rlstruct.agents.ActorCriticAgent` and `GaussianAgent` do. The environments start an episode at ``reset``.
     """
-
-    def create_learner(model: nn.Module) -> Learner:
-        agent = create_agent(model, device=config.learner_device, stochastic=True, copy_model=False)
-        return Learner(model, agent, config)
-
-    collection = Collection(whole_episodes=True)
-    return run_training(
-        config, collection, create_learner, create_model, create_agent, create_env, env_args=env_args, run=run
-    )
+    return run_training(Learner, config, create_model, create_agent, create_env, env_args=env_args, run=run)

@@ -18,7 +18,7 @@ from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional import random
-from rlstruct.functional.q_learning import n_step_return
+from rlstruct.functional.q_learning import n_step_reward
 
 _POSITIVE = 2**63 - 1
 _FROM_STEPS = ("_observation/reward", "_observation/terminated")
@@ -249,7 +249,7 @@ class ReplayBuffer:
     def _read(self, index: Tensor) -> dict[str, Tensor]:
         columns = self.columns
         window = self._move(index.unsqueeze(1), torch.arange(self.n_step, device=self.device))  # [K, n]
-        reward, length = n_step_return(columns["_observation/reward"][window], columns["ready"][window], self.discount)
+        reward, length = n_step_reward(columns["_observation/reward"][window], columns["ready"][window], self.discount)
         reached = self._move(index, length)
         batch = {name: columns[name].index_select(0, index) for name in columns if name.startswith("action/")}
         for name in columns:

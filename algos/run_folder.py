@@ -1,6 +1,6 @@
-"""One folder per training: configuration, metrics, checkpoint, TensorBoard log, learning curve. Layer 4.
+"""One folder per training: configuration, metrics, checkpoint, TensorBoard log, learning curve.
 
-The only module that needs the extra ``train``: tqdm, tensorboard and matplotlib are imported when a RunFolder is made.
+It needs the extra ``train``: tqdm, tensorboard and matplotlib are imported when a RunFolder is made.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rlstruct.algos.checkpoint import read_checkpoint, replace_file, write_checkpoint
+from rlstruct.algos.checkpoint import Lease, read_checkpoint, replace_file, write_checkpoint
 from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.learning_curve import draw_learning_curve
-from rlstruct.algos.lease import Lease
 
 _COUNTERS = ("env_steps", "policy_version", "seconds", "steps_per_second")
 _EVALUATION = ("evaluation/mean_return", "evaluation/std_return", "evaluation/mean_length", "evaluation/seconds")
@@ -42,7 +41,7 @@ class RunFolder:
     learning_curve.png     return against environment steps
     ====================== =============================================================================
 
-    Until it is closed or its process ends, however that may be, no other one can `resume` it (see `Lease`).
+    Nobody else can `resume` the folder until it is closed or its process ends (see `Lease`).
 
     Args:
         name: first part of the folder's name.
@@ -57,7 +56,7 @@ class RunFolder:
 
     Attributes:
         path: the folder.
-        checkpoint: where the training shall go on; None in a new folder. The training takes it away.
+        checkpoint: where the training shall go on; None in a new folder. The training clears it.
     """
 
     def __init__(
@@ -119,7 +118,7 @@ class RunFolder:
         )
         self._n_env_steps = n_env_steps
         self._bar: Any = None
-        self._last = (0, self._start)
+        self._last: tuple[int, float] | None = None  # environment steps and time of the line before
         self._shown: dict[str, str] = {}
         self._rows: list[dict[str, float]] = []
         self._columns: tuple[str, ...] = ()
@@ -136,11 +135,10 @@ class RunFolder:
         self._open(n_env_steps or saved["n_env_steps"], progress, purge_step=last + 1)
         self.checkpoint, self._rows = checkpoint, lines
         self._start -= saved["seconds"]
-        self._last = (0 if checkpoint is None else checkpoint["env_steps"], time.perf_counter())
         self._rewrite()
 
     def log(self, env_steps: int, policy_version: int, values: Mapping[str, float], *, at: float) -> None:
-        """Write one line of numbers, and move the progress bar.
+        """Write one line of numbers, and move the progress bar. The first line of a process has no rate.
 
         Args:
             env_steps: collected until now.
@@ -148,10 +146,10 @@ class RunFolder:
             values: name to number; ``return`` is shown beside the bar.
             at: when that was, by `time.perf_counter`.
         """
-        since_steps, since = self._last
-        self._last = (env_steps, at)
         row = {"env_steps": env_steps, "policy_version": policy_version, "seconds": at - self._start}
-        row |= {"steps_per_second": (env_steps - since_steps) / max(at - since, 1e-9)}
+        if self._last is not None and at > self._last[1]:
+            row["steps_per_second"] = (env_steps - self._last[0]) / (at - self._last[1])
+        self._last = (env_steps, at)
         row |= {f"train/{name}": value for name, value in values.items()}
         self._write(row)
         if "return" in values:
@@ -167,8 +165,6 @@ class RunFolder:
         self._write(row | dict(zip(_EVALUATION, numbers, strict=True)))
         self._shown["evaluation"] = f"{result.mean_return:.1f}"
         self._show()
-        if self._last[0] == 0:
-            self._last = (0, time.perf_counter())  # learning begins now
 
     def save_config(self, config: object) -> None:
         """Replace the settings in ``config.json``, where a training goes on with others, such as more steps.

@@ -1,4 +1,4 @@
-"""The loop of all algorithms: collect, learn, publish, evaluate beside, log. Layer 4."""
+"""The loop of all algorithms: collect, learn, publish, evaluate beside, log."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from rlstruct.algos.checkpoint import FORMAT
 from rlstruct.algos.config import TrainingConfig, check_resumed
-from rlstruct.algos.divergence import RecentBatches, refuse_non_finite
-from rlstruct.algos.episode_returns import EpisodeReturns
 from rlstruct.algos.evaluation import Evaluation, Evaluator
-from rlstruct.algos.learner import Learner
-from rlstruct.algos.placement import BatchersOfTraining, CreateAgent, CreateEnv, cpu_copy
-from rlstruct.algos.resumption import Fetched, Update, restore, saved
+from rlstruct.algos.history import TrainingHistory, plain_batch
+from rlstruct.algos.learner import CreateAgent, GradientLearner, Learner
+from rlstruct.algos.placement import CreateEnv, create_batchers
 from rlstruct.algos.run_folder import RunFolder
-from rlstruct.batchers import RL_Batcher
-from rlstruct.core import Trajectories
+from rlstruct.batchers import EpisodeStatistics, RL_Batcher
+from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import resolve_device
 
 CreateModel = Callable[[], nn.Module]
-CreateLearner = Callable[[nn.Module], Learner]
+
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_RANDOM_IN_TRAINING = (*_DROPOUT, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 @dataclass(frozen=True)
@@ -53,25 +53,17 @@ class TrainingResult:
     seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Collection:
-    """How batches follow each other.
+class Fetched(NamedTuple):
+    """A batch, how many of its environments go on, and the version of the weights that collected it."""
 
-    Attributes:
-        whole_episodes: every batch starts new episodes; otherwise each goes on where the last one stopped, in
-            environments that restart by themselves.
-        overlap: begin to collect the next batch before learning from this one. Worker processes then collect while the
-            learner learns, with weights that are one update older than they could be.
-    """
-
-    whole_episodes: bool
-    overlap: bool = False
+    trajectories: Trajectories
+    n_running: int
+    version: int
 
 
 def run_training(
+    kind: type[GradientLearner],
     config: TrainingConfig,
-    collection: Collection,
-    create_learner: CreateLearner,
     create_model: CreateModel,
     create_agent: CreateAgent,
     create_env: CreateEnv,
@@ -79,28 +71,28 @@ def run_training(
     env_args: Mapping[str, object] | None = None,
     run: RunFolder | None = None,
 ) -> TrainingResult:
-    """Build learner, batcher and evaluation, each on its device, and train.
-
-    The factories travel to worker processes.
+    """Build learner, batcher and evaluation, each on its device, and train. The factories travel to worker processes.
 
     Args:
+        kind: the algorithm's learner, made by ``kind.create(model, create_agent, config)``.
         config: all numbers.
-        collection: how batches follow each other.
-        create_learner: called with the model, on the learner's device.
         create_model: makes the network, on the CPU; torch's generator is seeded around the call.
-        create_agent: called as ``create_agent(model, device=…, stochastic=…, copy_model=…)``.
-        create_env: called as ``create_env(n_envs=…, seed=…, **env_args)``; where it computes is its own affair, a
-            `DeviceEnv` moves it to the batcher's device.
+        create_agent: called as ``create_agent(model, device=…, stochastic=…, copy_model=…)``; `rlstruct.agents` has
+            such factories. Each algorithm says what its agents return.
+        create_env: called as ``create_env(n_envs=…, seed=…, **env_args)``. The environments may compute on any device,
+            a `DeviceEnv` moves what they show to the batcher's. They restart by themselves, unless the algorithm
+            learns from whole episodes.
         env_args: further arguments of ``create_env``.
-        run: where to log; None logs nothing. One from `RunFolder.resume` goes on from its checkpoint: bit by bit as if
-            nothing had happened, if the environments can be saved, as those of `rlstruct.sims`. Others, such as
-            gymnasium's, begin new episodes, with other seeds; everything else goes on.
+        run: where to log; None logs nothing. A folder from `RunFolder.resume` continues from its checkpoint: bit by
+            bit as if nothing had happened, if the environments can be saved, as those of `rlstruct.sims`. Others, such
+            as gymnasium's, begin new episodes, with other seeds; everything else goes on.
 
     Returns:
         The trained network and its history.
 
     Raises:
         WorkerError: a worker process raised or died.
+        TypeError: create_model is a network and not a function.
         ValueError: a device of the configuration does not exist, or the environments do not restart by themselves and
             should, or the checkpoint is that of other settings.
         TrainingDiverged: a loss is NaN or infinite.
@@ -108,97 +100,112 @@ def run_training(
     checkpoint = None if run is None else run.checkpoint
     if checkpoint is not None:
         check_resumed(checkpoint, config)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        model = create_model()
-    learner = create_learner(model.to(resolve_device(config.learner_device)))
+    model = _create(create_model, config.seed)
+    learner = kind.create(model.to(resolve_device(config.learner_device)), create_agent, config)
     resumptions = 0 if checkpoint is None else checkpoint["training"]["resumptions"] + 1
-    make = BatchersOfTraining(config, create_agent, create_env, env_args or {}, cpu_copy(model), resumptions)
-    with make.collecting() as batcher, make.evaluating() as evaluation:
+    collecting, evaluating = create_batchers(config, create_agent, create_env, env_args or {}, model, resumptions)
+    with collecting() as batcher, evaluating() as evaluation:
         evaluator = Evaluator(evaluation, step_limit=config.evaluation_step_limit, resumable=run is not None)
-        training = Training(config, collection, learner, batcher, evaluator, run)
+        loop = TrainingLoop(config, learner, batcher, evaluator, run)
         if run is not None and checkpoint is not None:
-            training.load_state_dict(checkpoint, resumptions=resumptions)
+            loop.load_state_dict(checkpoint, resumptions=resumptions)
             run.checkpoint = checkpoint = None  # a replay buffer may be large
-        return training.run()
+        return loop.run()
 
 
-class Training:
+def _create(create_model: CreateModel, seed: int) -> nn.Module:
+    """Make the network, and refuse what would go wrong in silence."""
+    if isinstance(create_model, nn.Module):
+        name = type(create_model).__name__
+        raise TypeError(
+            f"run_training: create_model is a network, {name}, expected a function that makes one: the weights follow "
+            f"from the configuration's seed. Pass lambda: {name}(…), or lambda: copy.deepcopy(model) to train on from "
+            "its present weights."
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = create_model()
+    parts = [part for part in model.modules() if isinstance(part, _RANDOM_IN_TRAINING) and part.training]
+    active = {type(part).__name__ for part in parts}
+    if active:
+        warnings.warn(
+            f"run_training: {type(model).__name__} has {', '.join(sorted(active))} in train mode: the policy that acts "
+            "and is evaluated differs at every call, and a replay finds other probabilities than the actions were "
+            "drawn with. Call model.eval() in create_model, or leave these layers out.",
+            stacklevel=4,
+        )
+    return model
+
+
+class TrainingLoop:
     """The loop, with what it has to remember.
 
     Args:
         config: all numbers.
-        collection: how batches follow each other.
         learner: learns from every batch.
         batcher: collects.
         evaluator: evaluates beside.
         run: where to log; None logs nothing.
+
+    Attributes:
+        env_steps: environment steps collected.
+        history: losses, returns and evaluations.
     """
 
     def __init__(
-        self,
-        config: TrainingConfig,
-        collection: Collection,
-        learner: Learner,
-        batcher: RL_Batcher,
-        evaluator: Evaluator,
-        run: RunFolder | None,
+        self, config: TrainingConfig, learner: Learner, batcher: RL_Batcher, evaluator: Evaluator, run: RunFolder | None
     ) -> None:
         """Begin with nothing collected."""
-        self.config = config
-        self.collection = collection
-        self.learner = learner
-        self.batcher = batcher
-        self.evaluator = evaluator
-        self.folder = run
+        self.config, self.learner, self.batcher, self.evaluator = config, learner, batcher, evaluator
         self.env_steps = 0
-        self.resumptions = 0
-        self.finished = False
-        self.returns = EpisodeReturns()
-        self.recent = RecentBatches()
-        self.evaluations: list[Evaluation] = []
-        self.losses: dict[str, list[float]] = {}
+        self.history = TrainingHistory(learner, EpisodeStatistics(batcher.n_envs(), batcher.device), run)
+        self._folder = run
+        self._resumptions = 0
+        self._finished = False
         self._ordered: int | None = None  # version of the weights that collect the batch under way
         self._published: int | None = None
         self._fetched: Fetched | None = None  # came before it was needed, because a checkpoint was written
-        self._unread: list[Update] = []
         self._saved_at = 0  # environment steps
         self._start = 0.0
         self._warned = False
 
     def run(self) -> TrainingResult:
         """Train until the steps are used up or the target is reached."""
-        if not self.evaluations:
-            self._evaluate_now()
+        evaluations = self.history.evaluations
+        if not evaluations:
+            self._evaluate()
             self._save()
         self._start += time.perf_counter()
         while self.env_steps < self.config.n_env_steps and not self._target_reached():
-            self.finished = False
+            self._finished = False
             self._iterate()
         seconds = time.perf_counter() - self._start
-        if not self.finished:
-            self._read_losses()
+        if not self._finished:
+            self.history.read()
             if self.evaluator.busy:
-                self._record(self.evaluator.wait())
-            self._evaluate_now()
-            self.finished = True
+                self.history.add_evaluation(self.evaluator.wait())
+            self._evaluate()
+            self._finished = True
             self._save()
-        before, after = self.evaluations[0], self.evaluations[-1]
         return TrainingResult(
-            self.learner.model, before, after, tuple(self.evaluations), self.losses, self.env_steps, seconds
+            self.learner.model,
+            evaluations[0],
+            evaluations[-1],
+            tuple(evaluations),
+            self.history.losses,
+            self.env_steps,
+            seconds,
         )
 
     def _iterate(self) -> None:
         trajectories, version = self._collect()
         lag = self.learner.policy_version - version
-        terms = self.learner.update(trajectories, self._progress())
+        terms = self.learner.update(trajectories, self._fraction_done())
         if terms:
-            version = self.learner.policy_version
-            self._unread.append(Update(self.env_steps, version, lag, time.perf_counter(), terms))
-            self.recent.add(version, self.learner.batches)
+            self.history.add_update(self.env_steps, lag, terms)
         self._evaluate_beside()
-        if len(self._unread) == self.config.log_interval:
-            self._read_losses()
+        if self.history.n_unread() == self.config.log_interval:
+            self.history.read()
         due = self._saved_at + (self.config.checkpoint_interval or self.config.evaluation_interval)
         if self.env_steps >= due:
             self._save()
@@ -210,7 +217,19 @@ class Training:
         """
         if self._ordered is not None and self._fetched is None:
             self._fetched = self._fetch()
-        return {**self.learner.state_dict(), "format": FORMAT, "env_steps": self.env_steps, "training": saved(self)}
+        fetched = self._fetched
+        training = {
+            "resumptions": self._resumptions,
+            "finished": self._finished,
+            "seconds": time.perf_counter() - self._start if self._start else 0.0,
+            "published": self._published,
+            "fetched": None if fetched is None else {**fetched._asdict(), "trajectories": plain_batch(fetched[0])},
+            "history": self.history.state_dict(),
+            "batcher": self.batcher.state_dict(),
+            "evaluator": self.evaluator.state_dict(),
+            "generators": _generators(),
+        }
+        return {**self.learner.state_dict(), "format": FORMAT, "env_steps": self.env_steps, "training": training}
 
     def load_state_dict(self, state: Mapping[str, Any], *, resumptions: int) -> None:
         """Go on where `state_dict` was called.
@@ -221,29 +240,39 @@ class Training:
         """
         self.learner.load_state_dict(state)
         self.env_steps = self._saved_at = state["env_steps"]
-        self.resumptions = resumptions
-        restore(self, state["training"])
+        training = state["training"]
+        self._resumptions, self._finished = resumptions, training["finished"]
+        self._start, self._published = -training["seconds"], training["published"]
+        self.history.load_state_dict(training["history"], resolve_device(self.config.learner_device))
+        if (fetched := training["fetched"]) is not None:
+            plain = fetched["trajectories"]
+            steps = TemporalDictTensor(plain["trajectories"], plain["lengths"])
+            trajectories = Trajectories(DictTensor(plain["info"]), steps).to(self.batcher.device)
+            self._fetched = Fetched(trajectories, fetched["n_running"], fetched["version"])
+        self.batcher.load_state_dict(training["batcher"], self.learner.model.state_dict())
+        self.evaluator.load_state_dict(training["evaluator"])
+        _set_generators(training["generators"])
 
     def _save(self) -> None:
-        if self.folder is not None:
-            self.folder.save_checkpoint(self.state_dict())
+        if self._folder is not None:
+            self._folder.save_checkpoint(self.state_dict())
             self._saved_at = self.env_steps
 
-    def _progress(self) -> float:
+    def _fraction_done(self) -> float:
         return self.env_steps / self.config.n_env_steps
 
     def _collect(self) -> tuple[Trajectories, int]:
         """Return the next batch, and the version of the weights that collected it."""
         (trajectories, n_running, version), self._fetched = self._fetched or self._fetch(), None
         steps = trajectories.trajectories
-        if self.collection.whole_episodes:
+        if self.learner.whole_episodes:
             self.env_steps += int(steps.lengths.sum())  # sync: once per batch of whole episodes
             self._warn_of_cuts(trajectories, n_running)
         else:
             self._refuse_episodic(n_running)
             self.env_steps += steps.n_elems() * steps.n_steps()  # all rows are full: nobody waits for the device
-            self.returns.add(steps)
-        if self.collection.overlap and self.env_steps < self.config.n_env_steps:
+            self.history.statistics.track(trajectories)
+        if self.learner.overlap and self.env_steps < self.config.n_env_steps:
             self._order()
         return trajectories, version
 
@@ -262,11 +291,11 @@ class Training:
             self.batcher.update(self.learner.model.state_dict())
         first = self._published is None
         self._published = self._ordered = self.learner.policy_version
-        info = self.learner.agent_info(self._progress(), self.batcher.n_envs())
-        settings = None if info.empty() else info
-        if first or self.collection.whole_episodes:
-            self.batcher.reset(settings)
-        self.batcher.execute(settings)
+        found = self.learner.agent_info(self._fraction_done(), self.batcher.n_envs())
+        agent_info = None if found.empty() else found
+        if first or self.learner.whole_episodes:
+            self.batcher.reset(agent_info)
+        self.batcher.execute(agent_info)
 
     def _refuse_episodic(self, n_running: int) -> None:
         n_envs = self.batcher.n_envs()
@@ -295,55 +324,35 @@ class Training:
 
     def _evaluate_beside(self) -> None:
         if (result := self.evaluator.poll()) is not None:
-            self._record(result)
-        due = self.evaluations[-1].env_steps + self.config.evaluation_interval
+            self.history.add_evaluation(result)
+        due = self.history.evaluations[-1].env_steps + self.config.evaluation_interval
         if self.evaluator.busy or self.env_steps < due or self._target_reached():
             return
         if self.config.evaluation_processes == 0:
-            self._evaluate_now()  # learning waits, and a target ends the training with the weights that reached it
+            self._evaluate()  # learning waits, and a target ends the training with the weights that reached it
         else:
             self._start_evaluation()
 
-    def _evaluate_now(self) -> Evaluation:
+    def _evaluate(self) -> None:
         self._start_evaluation()
-        return self._record(self.evaluator.wait())
+        self.history.add_evaluation(self.evaluator.wait())
 
     def _start_evaluation(self) -> None:
         weights, version = self.learner.model.state_dict(), self.learner.policy_version
         self.evaluator.start(weights, env_steps=self.env_steps, policy_version=version)
 
-    def _record(self, result: Evaluation) -> Evaluation:
-        self.evaluations.append(result)
-        if self.folder is not None:
-            self.folder.log_evaluation(result)
-        return result
-
     def _target_reached(self) -> bool:
         target = self.config.target_return
-        return target is not None and self.evaluations[-1].mean_return >= target
+        return target is not None and self.history.evaluations[-1].mean_return >= target
 
-    def _read_losses(self) -> None:
-        """Turn what the device computed into numbers, for several updates at once."""
-        if not self._unread:
-            return
-        columns = torch.stack([torch.stack(list(update.terms.values())) for update in self._unread])
-        rows = columns.tolist()  # sync: once per log_interval updates
-        mean_return = self.returns.read()
-        for update, row in zip(self._unread, rows, strict=True):
-            numbers = {**dict(zip(update.terms, row, strict=True)), "policy_lag": float(update.policy_lag)}
-            refuse_non_finite(
-                numbers,
-                env_steps=update.env_steps,
-                policy_version=update.policy_version,
-                recent=self.recent,
-                learner=self.learner,
-                run=self.folder,
-            )
-            for name, number in numbers.items():
-                self.losses.setdefault(name, []).append(number)
-            if mean_return is not None and update is self._unread[-1]:
-                numbers["return"] = mean_return
-            if self.folder is not None:
-                self.folder.log(update.env_steps, update.policy_version, numbers, at=update.at)
-        self._unread.clear()
-        self.recent.clear()
+
+def _generators() -> dict[str, Any]:
+    """States of torch's generators in this process."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    return {"cpu": torch.get_rng_state(), "cuda": cuda}
+
+
+def _set_generators(states: Mapping[str, Any]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if states["cuda"] and torch.cuda.device_count() == len(states["cuda"]):
+        torch.cuda.set_rng_state_all(states["cuda"])

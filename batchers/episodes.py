@@ -1,8 +1,8 @@
-"""Whole episodes out of batches: exactly N of them without bias, and what each was worth. Part of rlstruct.batchers."""
+"""Whole episodes out of batches: exactly N of them without bias, and what each was worth."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -119,61 +119,84 @@ def _join(pieces: list[TemporalDictTensor]) -> TemporalDictTensor:
 
 
 class EpisodeStatistics:
-    """Adds up rewards and steps over batches and tells what each episode was worth when it ends.
+    """Adds up rewards and steps over batches, and tells what each episode was worth when it ends.
 
-    It reads ``_observation/reward`` and ``_observation/done``, whatever the environment's own ``info`` says, and
-    starts again from zero wherever the batcher was reset. Nothing in it waits for the device, except that the number
-    of ended episodes is a shape.
+    It reads ``_observation/reward`` and ``_observation/done``, whatever the environment's own ``info`` says, and starts
+    again from zero wherever an environment was reset. Only `add` and `mean_return` wait for the device.
 
     Args:
         n_envs: B of the batcher.
         device: where its trajectories are.
+
+    Attributes:
+        open_return: rewards so far of the episode that each environment is in.  [B] float64
+        open_length: its steps so far.  [B] int64
     """
 
     def __init__(self, n_envs: int, device: torch.device | str = "cpu") -> None:
         """Start with no episode begun."""
-        self._reward = torch.zeros(n_envs, dtype=torch.float64, device=device)
-        self._steps = torch.zeros(n_envs, dtype=torch.int64, device=device)
+        self.open_return = torch.zeros(n_envs, dtype=torch.float64, device=device)
+        self.open_length = torch.zeros(n_envs, dtype=torch.int64, device=device)
+        self._ended = torch.zeros(2, dtype=torch.float64, device=device)  # sum of returns and number, see mean_return
 
-    def add(self, batch: Trajectories) -> DictTensor:
-        """Take in the next batch.
+    def track(self, batch: Trajectories) -> DictTensor:
+        """Take in the next batch without waiting for the device.
 
         Args:
             batch: as `RL_Batcher.get` returned it; none may be left out between two resets.
 
         Returns:
+            ``ended`` bool: whether an episode ended with this step; ``return`` float64 (undiscounted) and ``length``
+            int64 of the episode up to and including this step.  [B, T] each
+        """
+        steps, environment = batch.trajectories, batch.info["environment"]
+        mask, fresh = steps.mask(), steps["observation/initial_state"][:, 0]
+        ended = steps["_observation/done"] & mask
+        reward = torch.where(mask, steps["_observation/reward"], 0.0).to(torch.float64)
+        times = torch.arange(mask.shape[1], device=mask.device)
+        last_end = torch.where(ended, times, -1).cummax(1).values  # [B, T] up to and including this step
+        before = torch.nn.functional.pad(last_end[:, :-1], (1, 0), value=-1)  # [B, T] before this step
+        counted = {}
+        for name, carried, added in (("return", self.open_return, reward), ("length", self.open_length, mask)):
+            opening = torch.where(fresh, 0, carried[environment])  # [B]
+            total = opening.unsqueeze(1) + added.cumsum(1)  # [B, T]
+            counted[name] = total - torch.where(before >= 0, total.gather(1, before.clamp(min=0)), 0)
+            carried[environment] = torch.where(ended[:, -1], 0, counted[name][:, -1])
+        self._ended += torch.stack([torch.where(ended, counted["return"], 0.0).sum(), ended.sum()])
+        return DictTensor({"ended": ended, **counted})
+
+    def add(self, batch: Trajectories) -> DictTensor:
+        """Take in the next batch, and list the episodes that ended in it.
+
+        Args:
+            batch: see `track`.
+
+        Returns:
             One row for each episode that ended in it: ``environment`` int64, ``return`` float64 (undiscounted),
             ``length`` int64, ``terminated`` bool (else truncated).  [E]
         """
-        steps, environment = batch.trajectories, batch.info["environment"]
-        mask, fresh = steps.mask(), batch.info["step"] == 0
-        carried_reward = torch.where(fresh, 0.0, self._reward[environment])  # [B]
-        carried_steps = torch.where(fresh, 0, self._steps[environment])  # [B]
-        reward = torch.where(mask, steps["_observation/reward"].to(torch.float64), 0.0)
-        done = steps["_observation/done"] & mask
-        total = carried_reward.unsqueeze(1) + reward.cumsum(1)  # [B, T]
-        count = carried_steps.unsqueeze(1) + mask.cumsum(1)  # [B, T]
-        row, t = done.nonzero().unbind(1)  # sync: once per batch, the number of ended episodes is a shape
-        previous = row.new_tensor([-1]).expand_as(row[:1]) if row.numel() else row
-        same = torch.cat([previous, row[:-1]]) == row  # an earlier episode of the same row ended in this batch
-        before_reward = torch.where(same, total[row, t].roll(1), 0.0)
-        before_count = torch.where(same, count[row, t].roll(1), 0)
-        ended = DictTensor(
+        counted = self.track(batch)
+        row, t = counted["ended"].nonzero().unbind(1)  # sync: once per batch, the number of ended episodes is a shape
+        return DictTensor(
             {
-                "environment": environment[row],
-                "return": total[row, t] - before_reward,
-                "length": count[row, t] - before_count,
-                "terminated": steps["_observation/terminated"][row, t],
+                "environment": batch.info["environment"][row],
+                "return": counted["return"][row, t],
+                "length": counted["length"][row, t],
+                "terminated": batch.trajectories["_observation/terminated"][row, t],
             }
         )
-        self._reward[environment] = _since_last_end(total, done)
-        self._steps[environment] = _since_last_end(count, done)
-        return ended
 
+    def mean_return(self) -> float | None:
+        """Return the mean return of the episodes that ended since the last call; None if none did."""
+        total, count = self._ended.tolist()  # sync: once per call, the answer is a Python number
+        self._ended.zero_()
+        return total / count if count else None
 
-def _since_last_end(total: Tensor, done: Tensor) -> Tensor:
-    """What was added to the running totals [B, T] after the last end of each row, [B]."""
-    times = torch.arange(1, done.shape[1] + 1, device=done.device, dtype=torch.int64)
-    last = (done * times).amax(1)  # [B], 0 where nothing ended
-    at_end = total.gather(1, (last - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
-    return total[:, -1] - torch.where(last > 0, at_end, torch.zeros_like(at_end))
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what a checkpoint needs."""
+        return {"open_return": self.open_return, "open_length": self.open_length, "ended": self._ended}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on where `state_dict` was called; the tensors may be on any device, and are copied."""
+        for mine, theirs in zip(self.state_dict().values(), state.values(), strict=True):
+            mine.copy_(theirs)

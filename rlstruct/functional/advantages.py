@@ -1,4 +1,4 @@
-"""Advantages and targets over pieces of experience: GAE, n-step returns, V-trace. Layer 1: pure, no host sync.
+"""Advantages and targets over batches of experience: GAE and V-trace. Pure functions, no host sync.
 
 Rows may hold several episodes, whole or not. Everywhere here *what follows* step t is
 
@@ -72,46 +72,6 @@ def generalized_advantage(
     _check_shapes(where, reward, terminated=terminated, done=done, mask=mask, value=value, next_value=next_value)
     delta = _one_step_target(reward, terminated, mask, next_value, discount) - _real(value, mask, reward)
     return backward_recurrence(delta, _flow(done, mask, discount * trace_decay, reward))
-
-
-def n_step_return(
-    reward: Tensor, terminated: Tensor, done: Tensor, mask: Tensor, *, next_value: Tensor, discount: float, n: int
-) -> Tensor:
-    """Sum the next n discounted rewards, and add the value of what follows them.
-
-    Sutton and Barto, "Reinforcement Learning" (2018), equation 7.1; Mnih et al., "Asynchronous methods for deep
-    reinforcement learning" (ICML 2016), section 4. Fewer rewards are summed where the episode or the row ends before.
-
-    Args:
-        reward: reward received after acting at t.               [B, T] float
-        terminated: the observation after t is a terminal one.   [B, T] bool, same device
-        done: the observation after t ended its episode, by termination or truncation.  [B, T] bool
-        mask: 1 on real steps, 0 on padding.                     [B, T] float or bool
-        next_value: v of the true observation after t, before any restart; a constant.  [B, T] float
-        discount: gamma, in [0, 1].
-        n: how many rewards, at least 1.
-
-    Returns:
-        G1[b, t] = r[b, t] + discount * next_value[b, t], where next_value counts as 0 if terminated;
-        Gn[b, t] = G1[b, t] where the episode or the row ends, else r[b, t] + discount * G(n-1)[b, t + 1];
-        0 on padding.  [B, T], dtype and device of reward
-
-    Raises:
-        ShapeMismatchError: the shapes differ.
-        ValueError: discount is outside [0, 1], or n below 1.
-    """
-    where = "n_step_return"
-    _check_numbers(where, discount=discount)
-    _check_shapes(where, reward, terminated=terminated, done=done, mask=mask, next_value=next_value)
-    if n < 1:
-        raise ValueError(f"{where}: n is {n}, expected at least 1.")
-    one_step = _one_step_target(reward, terminated, mask, next_value, discount)
-    flow = _flow(done, mask, discount, reward)
-    stays = torch.where(flow > 0, _real(reward, mask, reward), one_step)
-    target = one_step
-    for _ in range(min(n, reward.shape[1]) - 1):
-        target = torch.addcmul(stays, flow, _following(target))
-    return target
 
 
 def vtrace(

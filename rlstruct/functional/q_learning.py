@@ -8,7 +8,7 @@ from torch import Tensor
 from rlstruct.errors import ShapeMismatchError
 
 
-def n_step_return(reward: Tensor, real: Tensor, discount: float) -> tuple[Tensor, Tensor]:
+def n_step_reward(reward: Tensor, real: Tensor, discount: float) -> tuple[Tensor, Tensor]:
     """Sum the discounted rewards of the steps that follow each other, as far as they go.
 
     The first part of the n-step return, Sutton and Barto, "Reinforcement Learning" (2018), equation 7.1; what comes
@@ -26,10 +26,10 @@ def n_step_return(reward: Tensor, real: Tensor, discount: float) -> tuple[Tensor
     Raises:
         ShapeMismatchError: the shapes differ.
 
-    >>> n_step_return(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[True, True, False]]), 0.5)
+    >>> n_step_reward(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[True, True, False]]), 0.5)
     (tensor([2.]), tensor([2]))
     """
-    _same_shape("n_step_return", reward=reward, real=real)
+    _same_shape("n_step_reward", reward=reward, real=real)
     leading = real.to(torch.int64).cumprod(dim=1).bool()  # [B, n]
     power = torch.arange(reward.shape[1], device=reward.device, dtype=reward.dtype)
     partial = torch.where(leading, reward * discount**power, 0.0).sum(dim=1)
@@ -84,7 +84,7 @@ def td_target(reward: Tensor, discount: Tensor, terminated: Tensor, next_value: 
     in reinforcement learning", ICML 2018).
 
     Args:
-        reward: of one step, or the discounted sum over m steps, see `n_step_return`.  [B] float
+        reward: of one step, or the discounted sum over m steps, see `n_step_reward`.  [B] float
         discount: of the state that was reached, discount^m.                           [B] float, same device
         terminated: the state that was reached is a terminal one.                      [B] bool
         next_value: its value, see `greedy_value` and `double_q_value`; not read where terminated.  [B] float

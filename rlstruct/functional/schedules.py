@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 
-def linear_schedule(progress: float, start: float, end: float, fraction: float = 1.0) -> float:
+def linear_schedule(fraction_done: float, start: float, end: float, fraction: float = 1.0) -> float:
     """Go from one number to another in a straight line, and stay there.
 
     Args:
-        progress: how much of the training is over, from 0.
-        start: at progress 0.
-        end: from progress ``fraction`` on.
+        fraction_done: how much of the training is over, from 0.
+        start: at fraction_done 0.
+        end: from fraction_done ``fraction`` on.
         fraction: where the line ends, above 0.
 
     Returns:
-        start + (end - start) * min(progress / fraction, 1).
+        start + (end - start) * min(fraction_done / fraction, 1).
 
-    >>> [linear_schedule(progress, 1.0, 0.5, fraction=0.5) for progress in (0.0, 0.25, 0.5, 1.0)]
+    >>> [linear_schedule(fraction_done, 1.0, 0.5, fraction=0.5) for fraction_done in (0.0, 0.25, 0.5, 1.0)]
     [1.0, 0.75, 0.5, 0.5]
     """
-    return start + (end - start) * min(progress / fraction, 1.0)
+    return start + (end - start) * min(fraction_done / fraction, 1.0)
 
 
 def epsilon_ladder(epsilon: float, n_envs: int, exponent: float) -> list[float]:

@@ -170,7 +170,7 @@ def test_one_update_moves_the_learners_model_and_never_syncs(corrected: bool, mo
     monkeypatch.setattr(learner.optimizer, "step", allow_host_sync()(learner.optimizer.step))
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     with forbid_host_sync():
-        terms = learner.update(piece, progress=0.0)
+        terms = learner.update(piece, fraction_done=0.0)
     assert all(weight.grad is not None for weight in model.parameters())
     assert all(not torch.equal(weight, before[name]) for name, weight in model.state_dict().items() if "weight" in name)
     assert all(not term.requires_grad and term.dim() == 0 for term in terms.values())
@@ -183,9 +183,9 @@ def test_several_updates_on_a_piece_are_as_many_gradient_steps_on_it() -> None:
     by_one.load_state_dict(twice.state_dict())
     config = dataclasses.replace(SMALL, vtrace=True)
     one = Learner(by_one, ActorCriticAgent(by_one, copy_model=False), config)
-    first, second = one.update(piece, progress=0.5), one.update(piece, progress=0.5)
+    first, second = one.update(piece, fraction_done=0.5), one.update(piece, fraction_done=0.5)
     both = Learner(twice, ActorCriticAgent(twice, copy_model=False), dataclasses.replace(config, n_updates=2))
-    terms = both.update(piece, progress=0.5)
+    terms = both.update(piece, fraction_done=0.5)
     assert both.policy_version == one.policy_version == 2
     assert terms["loss"].item() == pytest.approx((first["loss"].item() + second["loss"].item()) / 2)
     torch.testing.assert_close(dict(twice.state_dict()), dict(by_one.state_dict()), rtol=0, atol=0)
@@ -198,10 +198,10 @@ def test_minibatches_are_gradient_steps_on_neighbouring_environments() -> None:
     config = dataclasses.replace(SMALL, vtrace=True)
     one = Learner(by_one, ActorCriticAgent(by_one, copy_model=False), config)
     parts = [rows[0], Trajectories.cat(rows[1:])] * 2  # 3 environments in 2 parts, twice
-    losses = [one.update(part, progress=0.5)["loss"].item() for part in parts]
+    losses = [one.update(part, fraction_done=0.5)["loss"].item() for part in parts]
     config = dataclasses.replace(config, n_minibatches=2, n_updates=2)
     all_rows = Learner(at_once, ActorCriticAgent(at_once, copy_model=False), config)
-    terms = all_rows.update(Trajectories.cat(rows), progress=0.5)
+    terms = all_rows.update(Trajectories.cat(rows), fraction_done=0.5)
     assert all_rows.policy_version == one.policy_version == 4
     assert len(set(losses)) == 4
     assert terms["loss"].item() == pytest.approx(sum(losses) / 4)
@@ -225,7 +225,7 @@ def test_a_minibatch_holds_at_least_one_environment() -> None:
 def test_gradients_are_scaled_down_to_their_bound() -> None:
     model = create_model()
     config = dataclasses.replace(SMALL, max_gradient_norm=0.01)
-    terms = Learner(model, ActorCriticAgent(model, copy_model=False), config).update(two_steps(), progress=0.0)
+    terms = Learner(model, ActorCriticAgent(model, copy_model=False), config).update(two_steps(), fraction_done=0.0)
     squares = sum(weight.grad.square().sum().item() for weight in model.parameters() if weight.grad is not None)
     assert terms["gradient_norm"].item() > 0.01
     assert math.sqrt(squares) == pytest.approx(0.01, rel=1e-3)
@@ -243,9 +243,9 @@ def test_overlap_lags_by_one_version_and_says_so(monkeypatch: pytest.MonkeyPatch
     seen: list[list[int]] = []
     update = Learner.update
 
-    def watched(self: Learner, trajectories: Trajectories, progress: float) -> dict[str, Tensor]:
+    def watched(self: Learner, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
         seen.append(trajectories.info["policy_version"].unique().tolist())
-        return update(self, trajectories, progress)
+        return update(self, trajectories, fraction_done)
 
     monkeypatch.setattr(Learner, "update", watched)
     in_turn = train_small(n_env_steps=300)

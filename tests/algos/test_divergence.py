@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import types
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from resume_tasks import config_of, create_network, create_sim, train
 from rlstruct import DictTensor
 from rlstruct.agents import ActorCriticAgent
 from rlstruct.algos import a2c
-from rlstruct.algos.divergence import RecentBatches
 from rlstruct.algos.evaluation import Evaluator
+from rlstruct.algos.history import TrainingHistory
 from rlstruct.algos.run_folder import RunFolder
-from rlstruct.batchers import RL_Batcher
+from rlstruct.batchers import EpisodeStatistics, RL_Batcher
 from rlstruct.errors import TrainingDiverged
 from rlstruct.testing.fake_agents import RngAgent
 from rlstruct.testing.fake_envs import CountingEnv
@@ -99,24 +100,23 @@ def test_without_a_run_folder_the_message_says_how_to_keep_them() -> None:
 
 
 def test_a_batch_that_was_let_go_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlstruct.algos.divergence._MOST_BYTES", 1)
-    monkeypatch.setattr(RecentBatches.__init__, "__defaults__", (1,))
+    monkeypatch.setattr("rlstruct.algos.history._MOST_BYTES", 1)
     with (
         new_folder(tmp_path, "a2c") as run,
-        pytest.raises(TrainingDiverged, match=r"has the weights to look at.*make room.*log_interval=1"),
+        pytest.raises(TrainingDiverged, match=r"has the weights to look at.*dropped to save memory.*log_interval=1"),
     ):
         train("a2c", run, BadReward(34))
     assert torch.load(run.path / "diverged.pt", weights_only=True)["batches"] == []
 
 
-def test_recent_batches_stay_within_their_memory() -> None:
-    recent = RecentBatches(most_bytes=100)
-    batches = [DictTensor({"x": torch.full((10,), float(i))}) for i in range(4)]  # 40 bytes each
-    for version, batch in enumerate(batches):
-        recent.add(version, [batch])
-    assert [len(recent.of(version)) for version in range(4)] == [0, 0, 1, 1]
-    recent.clear()
-    assert recent.of(3) == ()
+def test_batches_that_wait_for_a_look_stay_within_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlstruct.algos.history._MOST_BYTES", 100)
+    learner: Any = types.SimpleNamespace(policy_version=0, batches=[])
+    history = TrainingHistory(learner, EpisodeStatistics(1), None)
+    for i in range(4):
+        learner.batches = [DictTensor({"x": torch.full((10,), float(i))})]  # 40 bytes each
+        history.add_update(i, 0, {"loss": torch.tensor(1.0)})
+    assert [len(update.batches) for update in history._unread] == [0, 0, 1, 1]
 
 
 def test_an_evaluation_that_never_ends_is_cut_with_a_warning() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import gymnasium
@@ -11,17 +10,16 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rlstruct import DictTensor, TemporalDictTensor
+from rlstruct import DictTensor
 from rlstruct.agents import QAgent, QNetwork
 from rlstruct.algos import dqn
 from rlstruct.algos.dqn import DQNConfig, Learner, train
-from rlstruct.algos.episode_returns import EpisodeReturns
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import TrainingResult
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf, GymVectorEnv
-from rlstruct.testing import allow_host_sync, create_counting_env, forbid_host_sync
+from rlstruct.testing import allow_host_sync, forbid_host_sync
 
 SMALL = DQNConfig(
     n_env_steps=600,
@@ -169,16 +167,16 @@ def test_the_weights_that_act_are_a_running_average(filled: Any) -> None:
 def test_the_learning_rate_falls_linearly(filled: Any) -> None:
     learner = filled(learning_rate=0.1, final_learning_rate_fraction=0.2)
     rates = []
-    for progress in (0.0, 0.5, 1.0, 1.3):
-        learner.learn(progress)
+    for fraction_done in (0.0, 0.5, 1.0, 1.3):
+        learner.learn(fraction_done)
         rates.append(learner.optimizer.param_groups[0]["lr"])
     assert rates == pytest.approx([0.1, 0.06, 0.02, 0.02])
 
 
 def test_every_environment_gets_its_epsilon_on_the_cpu(filled: Any) -> None:
     learner = filled(initial_epsilon=1.0, final_epsilon=0.25, epsilon_fraction=0.5, epsilon_exponent=1.0)
-    for progress, epsilon in ((0.0, 1.0), (0.25, 0.625), (0.5, 0.25), (1.0, 0.25)):
-        info = learner.agent_info(progress, 3)
+    for fraction_done, epsilon in ((0.0, 1.0), (0.25, 0.625), (0.5, 0.25), (1.0, 0.25)):
+        info = learner.agent_info(fraction_done, 3)
         assert info.device == torch.device("cpu")
         assert info["epsilon"].tolist() == pytest.approx([epsilon, epsilon**1.5, epsilon**2])
 
@@ -319,50 +317,6 @@ def test_a_run_folder_gets_losses_returns_and_a_checkpoint(tmp_path: Any) -> Non
     assert checkpoint["env_steps"] == result.env_steps == SMALL.n_env_steps
     for name, weight in result.model.state_dict().items():
         assert torch.equal(checkpoint["model"][name], weight)
-
-
-def test_returns_of_episodes_that_span_pieces() -> None:
-    returns = EpisodeReturns()
-    assert returns.read() is None
-
-    def piece(
-        reward: list[list[float]], done: list[list[int]], lengths: list[int], begun: tuple[bool, bool] = (False, False)
-    ) -> TemporalDictTensor:
-        steps = {"_observation/reward": torch.tensor(reward), "_observation/done": torch.tensor(done).bool()}
-        begins = torch.zeros(2, len(reward[0]), dtype=torch.bool)
-        begins[:, 0] = torch.tensor(begun)
-        return TemporalDictTensor({**steps, "observation/initial_state": begins}, torch.tensor(lengths))
-
-    returns.add(piece([[1.0, 2.0, 4.0], [1.0, 1.0, math.nan]], [[0, 0, 0], [0, 0, 1]], [3, 2]))
-    assert returns.read() is None
-    returns.add(piece([[8.0, 16.0, 32.0], [1.0, 1.0, 1.0]], [[1, 1, 0], [0, 0, 0]], [3, 3]))
-    # Row 0 ends 1 + 2 + 4 + 8 = 15 and 16; 32 stays open. Row 1 has 5 open.
-    assert returns.read() == pytest.approx((15 + 16) / 2)
-    assert returns.read() is None
-    returns.add(piece([[1.0], [1.0]], [[1], [1]], [1, 1]))
-    assert returns.read() == pytest.approx((33 + 6) / 2)
-    returns.add(piece([[7.0], [1.0]], [[0], [0]], [1, 1]))
-    returns.add(piece([[2.0], [1.0]], [[1], [1]], [1, 1], begun=(True, False)))
-    assert returns.read() == pytest.approx((2 + 2) / 2)  # the 7 belong to an episode that a reset cut short
-
-
-def test_returns_agree_with_the_counting_environment() -> None:
-    returns = EpisodeReturns()
-    env_args = {"n_envs": 3, "auto_reset": True}
-    episodes: list[float] = []
-    agent_args = {"model": QNetwork(3, 2)}
-    with RL_Batcher(4, QAgent, create_counting_env, agent_args=agent_args, env_args=env_args, seed=0) as batcher:
-        batcher.reset()
-        for _ in range(10):
-            batcher.execute()
-            trajectories, _ = batcher.get()
-            assert trajectories is not None
-            steps = trajectories.trajectories
-            ended = steps["_observation/frame"][..., 2][steps["_observation/done"]].tolist()
-            episodes += [n * (n + 1) / 2 for n in ended]  # 1 + 2 + … + n
-            with forbid_host_sync():
-                returns.add(steps)
-    assert returns.read() == pytest.approx(sum(episodes) / len(episodes))
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ import torch
 
 from rlstruct import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic
+from rlstruct import algos
 from rlstruct.algos import reinforce
-from rlstruct.algos.placement import BatchersOfTraining, PlacedEnv, cpu_copy
+from rlstruct.algos.placement import PlacedEnv, cpu_copy, create_batchers
 from rlstruct.algos.reinforce import Learner, ReinforceConfig, ReinforceResult, train
 from rlstruct.envs import GymEnv
 from rlstruct.testing import CountingEnv, allow_host_sync, forbid_host_sync
@@ -105,7 +106,7 @@ def test_one_update_moves_the_learners_model_and_never_syncs(monkeypatch: pytest
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     trajectories = two_steps(**{f"_observation/{key}": value for key, value in two_steps_frames().items()})
     with forbid_host_sync():
-        terms = learner.update(trajectories, progress=0.0)
+        terms = learner.update(trajectories, fraction_done=0.0)
     assert all(weight.grad is not None for weight in model.parameters())
     assert all(not torch.equal(weight, before[name]) for name, weight in model.state_dict().items() if "weight" in name)
     assert all(not term.requires_grad and term.dim() == 0 for term in terms.values())
@@ -123,8 +124,8 @@ def test_the_learning_rate_falls_linearly() -> None:
     learner = Learner(model, ActorCriticAgent(model, copy_model=False), config)
     trajectories = two_steps(**{f"_observation/{key}": value for key, value in two_steps_frames().items()})
     rates = []
-    for progress in (0.0, 0.5, 1.0, 1.3):
-        learner.update(trajectories, progress)
+    for fraction_done in (0.0, 0.5, 1.0, 1.3):
+        learner.update(trajectories, fraction_done)
         rates.append(learner.optimizer.param_groups[0]["lr"])
     assert rates == pytest.approx([0.1, 0.06, 0.02, 0.02])
 
@@ -216,9 +217,10 @@ def test_collecting_compiles_the_agent_if_asked_to_and_evaluating_never(
 ) -> None:
     monkeypatch.setattr("rlstruct.algos.placement.RL_Batcher", lambda *args, **settings: settings)
     config = dataclasses.replace(SMALL, compile_agent=compiled)
-    make: Any = BatchersOfTraining(config, ActorCriticAgent, create_env, {}, create_model(), 0)
-    assert make.collecting()["compile_agent"] is compiled
-    assert make.evaluating()["compile_agent"] is False
+    collecting, evaluating = create_batchers(config, ActorCriticAgent, create_env, {}, create_model(), 0)
+    made: list[Any] = [collecting(), evaluating()]  # what they would make a batcher with
+    assert made[0]["compile_agent"] is compiled
+    assert not made[1].get("compile_agent")
 
 
 def test_a_cpu_copy_shares_nothing_and_is_equal() -> None:
@@ -240,16 +242,16 @@ def test_gradients_are_scaled_down_to_the_given_norm() -> None:
     config = dataclasses.replace(SMALL, max_gradient_norm=1e-3)
     learner = Learner(model, ActorCriticAgent(model, copy_model=False), config)
     trajectories = two_steps(**{f"_observation/{key}": value for key, value in two_steps_frames().items()})
-    learner.update(trajectories, progress=0.0)
+    learner.update(trajectories, fraction_done=0.0)
     norm = torch.stack([weight.grad.norm() for weight in model.parameters() if weight.grad is not None]).norm()
     assert norm.item() == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_without_bootstrap_the_baseline_is_not_asked_about_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
-        raise AssertionError("next_values was called")
+        raise AssertionError("the baseline was called")
 
-    monkeypatch.setattr(reinforce, "next_values", refuse)
+    monkeypatch.setattr(reinforce, "replay_with_next_values", refuse)
     assert train_small(n_env_steps=200, bootstrap=False).env_steps >= 200
     with pytest.raises(AssertionError, match="was called"):
         train_small(n_env_steps=200)
@@ -267,3 +269,25 @@ def test_no_two_runs_and_no_two_batchers_share_an_environment() -> None:
         train(config, create_model, ActorCriticAgent, recording_env)
     assert len(seen) == 2 * (SMALL.n_envs + SMALL.evaluation_episodes)
     assert len(set(seen)) == len(seen)
+
+
+def test_a_network_in_place_of_a_function_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"create_model is a network, ActorCritic, expected .* Pass lambda: ActorCri"):
+        train(SMALL, create_model(), ActorCriticAgent, create_env)
+
+
+def test_a_network_with_dropout_in_train_mode_is_warned_of() -> None:
+    def with_dropout() -> ActorCritic:
+        model = create_model()
+        model.actor.layers.append(torch.nn.Dropout(0.5))
+        return model
+
+    config = dataclasses.replace(SMALL, n_env_steps=1)
+    with pytest.warns(UserWarning, match=r"ActorCritic has Dropout in train mode: .* Call model.eval\(\)"):
+        train(config, with_dropout, ActorCriticAgent, create_env)
+    train(config, lambda: with_dropout().eval(), ActorCriticAgent, create_env)  # warnings are errors here
+
+
+def test_public_names_are_found_in_the_package() -> None:
+    assert all(hasattr(algos, name) for name in algos.__all__)
+    assert algos.ReinforceConfig is ReinforceConfig

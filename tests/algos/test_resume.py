@@ -18,7 +18,7 @@ from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.config import load_config
 from rlstruct.algos.evaluation import Evaluator
 from rlstruct.algos.run_folder import RunFolder
-from rlstruct.algos.training import Training, TrainingResult
+from rlstruct.algos.training import TrainingLoop, TrainingResult
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf
 
@@ -55,15 +55,15 @@ def without_clocks(result: TrainingResult) -> tuple[Any, ...]:
 
 def train_until(monkeypatch: pytest.MonkeyPatch, env_steps: int, name: str, run: RunFolder, **changes: Any) -> None:
     """Train, and die in the middle of the loop once so many steps were collected."""
-    iterate = Training._iterate
+    iterate = TrainingLoop._iterate
 
-    def die(self: Training) -> None:
+    def die(self: TrainingLoop) -> None:
         if self.env_steps >= env_steps:
             raise Killed
         iterate(self)
 
     with monkeypatch.context() as patch, run:
-        patch.setattr(Training, "_iterate", die)
+        patch.setattr(TrainingLoop, "_iterate", die)
         with pytest.raises(Killed):
             train(name, run, **changes)
 
@@ -185,7 +185,7 @@ def test_what_cannot_be_resumed_says_why(tmp_path: Path, monkeypatch: pytest.Mon
         RunFolder.resume(run.path)
     file.write_bytes(whole)
     torch.save({**torch.load(file, weights_only=True), "format": 99}, file)
-    with pytest.raises(ValueError, match=r"has format 99, expected 1"):
+    with pytest.raises(ValueError, match=r"has format 99, expected 2"):
         RunFolder.resume(run.path)
     file.write_bytes(whole)
     lines = (run.path / "metrics.csv").read_text().splitlines(keepends=True)

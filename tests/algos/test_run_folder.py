@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import pytest
 import torch
 
-from rlstruct.algos import lease
+from rlstruct.algos import checkpoint
 from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.run_folder import RunFolder
 
@@ -30,6 +30,9 @@ class Config:
 
 def make_folder(root: Path) -> RunFolder:
     return RunFolder("test", Config(), n_env_steps=100, root=root, progress=False)
+
+
+COUNTERS = {"format": checkpoint.FORMAT, "policy_version": 2, "env_steps": 60}
 
 
 def read(folder: RunFolder) -> list[dict[str, str]]:
@@ -78,9 +81,18 @@ def test_metrics_are_on_disk_before_the_run_ends(tmp_path: Path) -> None:
 def test_the_rate_counts_the_steps_between_two_lines(tmp_path: Path) -> None:
     with make_folder(tmp_path) as folder:
         now = time.perf_counter()
+        folder.log_evaluation(Evaluation(0, 0, (1.0,), (1,), 0.1))
         folder.log(10, 1, {}, at=now + 1.0)
         folder.log(40, 2, {}, at=now + 3.0)
-    assert float(read(folder)[1]["steps_per_second"]) == pytest.approx(15.0)
+        folder.save_checkpoint({key: {} for key in ("model", "optimizer", "config", "training")} | COUNTERS)
+    with RunFolder.resume(folder.path, progress=False) as folder:
+        now = time.perf_counter()
+        folder.log(50, 3, {}, at=now - 5.0)  # an update that was not read when the checkpoint was written
+        folder.log(70, 4, {}, at=now + 5.0)
+    assert [row["steps_per_second"] for row in read(folder)] == ["", "", "15.0", "", "2.0"]
+    reader = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    events = reader.EventAccumulator(str(folder.path)).Reload().Scalars("steps_per_second")
+    assert [(event.step, event.value) for event in events] == [(40, 15.0), (70, 2.0)]
 
 
 def test_tensorboard_reads_the_log(tmp_path: Path) -> None:
@@ -161,9 +173,8 @@ def test_a_folder_in_use_is_refused_until_its_process_is_killed(tmp_path: Path) 
         written = file.read_bytes()
         with pytest.raises(RuntimeError, match=r"RunFolder\.resume: .* is in use: .* Let it end, or stop it \('fuser"):
             RunFolder.resume(folder.path)
-    # The process that holds it now needs nothing but the module of the lease, so it starts at once.
     hold = f"Lease(pathlib.Path({str(file)!r}), 'a test'); print('held', flush=True); time.sleep(60)"
-    code = f"import pathlib, runpy, time; Lease = runpy.run_path({lease.__file__!r})['Lease']; kept = {hold}"
+    code = f"import pathlib, runpy, time; Lease = runpy.run_path({checkpoint.__file__!r})['Lease']; kept = {hold}"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -184,6 +195,6 @@ def test_where_files_cannot_be_locked_a_warning_says_so(tmp_path: Path, monkeypa
     def refuse(*args: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(lease.fcntl, "flock", refuse)
+    monkeypatch.setattr(checkpoint.fcntl, "flock", refuse)
     with pytest.warns(UserWarning, match=r"cannot lock files .*No locks available"):
         make_folder(tmp_path).close()

@@ -94,12 +94,12 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     for module in (a2c, dqn, reinforce):
 
         def update(
-            self: Any, trajectories: Trajectories, progress: float, unguarded: Any = module.Learner.update
+            self: Any, trajectories: Trajectories, fraction_done: float, unguarded: Any = module.Learner.update
         ) -> dict[str, Tensor]:
             counts["updates"] += 1
             trajectories = trajectories.to(self.device)
             with forbid_host_sync():
-                terms: dict[str, Tensor] = unguarded(self, trajectories, progress)
+                terms: dict[str, Tensor] = unguarded(self, trajectories, fraction_done)
             return terms
 
         monkeypatch.setattr(module.Learner, "update", update)
@@ -155,5 +155,5 @@ def test_the_loop_waits_for_the_devices_once_in_log_interval_updates(
     where = Counter(
         pathlib.Path(call.partition(":")[0]).name for call in waits.calls if "tolist" in call or "int" in call
     )
-    assert where["training.py"] == looks  # the losses
-    assert where["episode_returns.py"] == looks  # the returns of the episodes that ended since
+    assert where["history.py"] == looks  # the losses
+    assert where["episodes.py"] == looks  # the returns of the episodes that ended since

@@ -19,6 +19,7 @@ from rlstruct.batchers import EpisodeStatistics, RL_Batcher, collect_episodes
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.functional.returns import reward_to_go
 from rlstruct.functional.statistics import masked_mean
+from rlstruct.testing import forbid_host_sync
 from rlstruct.testing.fake_agents import RngAgent
 from rlstruct.testing.fake_envs import counting_length, create_counting_env
 
@@ -209,3 +210,34 @@ def test_a_reset_begins_the_count_anew() -> None:
                 batcher.execute()
                 ended.append(statistics.add(batcher.get()[0])["length"].tolist())
         assert ended == [[], [5]]
+
+
+def test_tracking_never_waits_and_goes_on_after_a_checkpoint() -> None:
+    env_args = {"n_envs": 3, "auto_reset": True}
+    statistics, other, returns = EpisodeStatistics(3), EpisodeStatistics(3), []
+    assert statistics.mean_return() is None
+    with RL_Batcher(4, RngAgent, create_counting_env, env_args=env_args, seed=0) as batcher:
+        batcher.reset()
+        for _ in range(10):
+            batcher.execute()
+            batch = batcher.get()[0]
+            ended = batch.trajectories["_observation/frame"][..., 2][batch.trajectories["_observation/done"]].tolist()
+            returns += [n * (n + 1) / 2 for n in ended]  # 1 + 2 + … + n
+            with forbid_host_sync():
+                counted = statistics.track(batch)
+            assert counted["return"][counted["ended"]].tolist() == [n * (n + 1) / 2 for n in ended]
+            other.load_state_dict(statistics.state_dict())
+            statistics, other = other, EpisodeStatistics(3)
+    assert statistics.mean_return() == pytest.approx(sum(returns) / len(returns))
+    assert statistics.mean_return() is None
+
+
+def test_an_episode_that_a_reset_cut_short_counts_for_nobody() -> None:
+    statistics = EpisodeStatistics(1)
+    with RL_Batcher(3, RngAgent, create_counting_env, env_args={"n_envs": 1, "lengths": [5]}, seed=0) as batcher:
+        for n in (1, 2):
+            batcher.reset()
+            for _ in range(n):
+                batcher.execute()
+                statistics.track(batcher.get()[0])
+    assert statistics.mean_return() == 15.0  # of the second episode; the 6 of the first were cut off

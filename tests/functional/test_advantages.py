@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlstruct.errors import ShapeMismatchError
-from rlstruct.functional.advantages import generalized_advantage, n_step_return, vtrace
+from rlstruct.functional.advantages import generalized_advantage, vtrace
 from rlstruct.functional.returns import bootstrapped_return
 from rlstruct.testing import forbid_host_sync
 
@@ -20,7 +20,7 @@ YES, NO = True, False
 
 
 @dataclass
-class Piece:
+class Batch:
     """What all functions take. ``log_ratio`` is for V-trace alone."""
 
     reward: Tensor
@@ -37,11 +37,6 @@ class Piece:
             value=self.value, next_value=self.next_value, discount=discount, trace_decay=trace_decay,
         )  # fmt: skip
 
-    def n_step(self, discount: float, n: int) -> Tensor:
-        return n_step_return(
-            self.reward, self.terminated, self.done, self.mask, next_value=self.next_value, discount=discount, n=n
-        )
-
     def vtrace(self, discount: float, **options: float) -> tuple[Tensor, Tensor]:
         return vtrace(
             self.reward, self.terminated, self.done, self.mask, value=self.value, next_value=self.next_value,
@@ -49,9 +44,9 @@ class Piece:
         )  # fmt: skip
 
 
-def by_hand(device: torch.device) -> Piece:
+def by_hand(device: torch.device) -> Batch:
     """A row of four steps, of which the second is a termination and the last is left unfinished; a truncated row."""
-    return Piece(
+    return Batch(
         reward=torch.tensor([[1.0, 2.0, 3.0, 4.0], [1.0, 1.0, NAN, NAN]], device=device),
         terminated=torch.tensor([[NO, YES, NO, NO], [NO, NO, YES, YES]], device=device),
         done=torch.tensor([[NO, YES, NO, NO], [NO, YES, NO, NO]], device=device),
@@ -63,9 +58,9 @@ def by_hand(device: torch.device) -> Piece:
 
 
 def test_gae_by_hand_never_syncs(device: torch.device) -> None:
-    piece = by_hand(device)
+    batch = by_hand(device)
     with forbid_host_sync():
-        out = piece.gae(discount=0.5, trace_decay=0.5)
+        out = batch.gae(discount=0.5, trace_decay=0.5)
     # Errors of row 0: 1 + 4/2 - 1 = 2; 2 + 0 - 4 = -2 (terminated); 3 + 6/2 - 2 = 4; 4 + 8/2 - 6 = 2.
     # Backwards with 1/4: 2; 4 + 2/4 = 4.5; -2 (ended); 2 - 2/4 = 1.5.
     # Row 1: 1 + 2/2 - 2 = 0; 1 + 10/2 - 2 = 4 (truncated: its value counts). Backwards: 4; 0 + 4/4 = 1.
@@ -73,22 +68,10 @@ def test_gae_by_hand_never_syncs(device: torch.device) -> None:
     torch.testing.assert_close(out, torch.tensor(expected, device=device))
 
 
-def test_n_step_return_by_hand_never_syncs(device: torch.device) -> None:
-    piece = by_hand(device)
-    with forbid_host_sync():
-        one, two, many = (piece.n_step(discount=0.5, n=n) for n in (1, 2, 9))
-    # One step: 1 + 4/2 = 3; 2 (terminated); 3 + 6/2 = 6; 4 + 8/2 = 8.  Row 1: 1 + 2/2 = 2; 1 + 10/2 = 6.
-    torch.testing.assert_close(one, torch.tensor([[3.0, 2.0, 6.0, 8.0], [2.0, 6.0, 0.0, 0.0]], device=device))
-    # Two: 1 + 2/2 = 2; 2; 3 + 8/2 = 7; 8.  Row 1: 1 + 6/2 = 4; 6. More add nothing here: no episode has three steps.
-    expected = torch.tensor([[2.0, 2.0, 7.0, 8.0], [4.0, 6.0, 0.0, 0.0]], device=device)
-    torch.testing.assert_close(two, expected)
-    torch.testing.assert_close(many, expected)
-
-
 def test_vtrace_by_hand_never_syncs(device: torch.device) -> None:
-    piece = by_hand(device)
+    batch = by_hand(device)
     with forbid_host_sync():
-        target, advantage = piece.vtrace(discount=0.5, rho_clip=1.0, c_clip=2.0)
+        target, advantage = batch.vtrace(discount=0.5, rho_clip=1.0, c_clip=2.0)
     # Row 0: rho = 1, 1/2, 1, 1; c = 2, 1/2, 1, 1; errors 2, -2, 4, 2 as above.
     # v - V: 2; 4 + 1/2 * 1 * 2 = 5; -2/2 = -1 (ended); 2 + 1/2 * 2 * (-1) = 1. So v = 2, 3, 7, 8.
     # Advantages: 1 + 3/2 - 1 = 1.5; (2 - 4)/2 = -1; 3 + 8/2 - 2 = 5; 4 + 8/2 - 6 = 2.
@@ -97,7 +80,7 @@ def test_vtrace_by_hand_never_syncs(device: torch.device) -> None:
     torch.testing.assert_close(advantage, torch.tensor([[1.5, -1.0, 5.0, 2.0], [2.0, 4.0, 0.0, 0.0]], device=device))
 
 
-def random_piece(B: int, T: int, seed: int) -> tuple[Piece, list[int]]:
+def random_batch(B: int, T: int, seed: int) -> tuple[Batch, list[int]]:
     """A row is a stretch of a stream: next_value is the value of the next step, unless an episode ended between."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, T + 1, (B,), generator=generator)
@@ -107,7 +90,7 @@ def random_piece(B: int, T: int, seed: int) -> tuple[Piece, list[int]]:
     values = torch.randn(B, T + 1, dtype=torch.float64, generator=generator)
     final = torch.randn(B, T, dtype=torch.float64, generator=generator)
     reward = torch.randn(B, T, dtype=torch.float64, generator=generator)
-    piece = Piece(
+    batch = Batch(
         reward=reward.masked_fill(padding, NAN),
         terminated=terminated,
         done=done,
@@ -116,22 +99,22 @@ def random_piece(B: int, T: int, seed: int) -> tuple[Piece, list[int]]:
         next_value=torch.where(done, final, values[:, 1:]).masked_fill(padding, NAN),
         log_ratio=torch.randn(B, T, dtype=torch.float64, generator=generator).masked_fill(padding, NAN),
     )
-    return piece, lengths.tolist()
+    return batch, lengths.tolist()
 
 
-def slow(piece: Piece, lengths: list[int], one: Callable[[Piece, int, int, int], float]) -> Tensor:
+def slow(batch: Batch, lengths: list[int], one: Callable[[Batch, int, int, int], float]) -> Tensor:
     """Evaluate a definition at every real step; ``one`` gets the row, the step and one after its episode's last."""
-    out = torch.zeros_like(piece.reward)
+    out = torch.zeros_like(batch.reward)
     for b, length in enumerate(lengths):
         for t in range(length):
-            end = next((k + 1 for k in range(t, length) if piece.done[b, k]), length)
-            out[b, t] = one(piece, b, t, end)
+            end = next((k + 1 for k in range(t, length) if batch.done[b, k]), length)
+            out[b, t] = one(batch, b, t, end)
     return out
 
 
-def error(piece: Piece, b: int, k: int, discount: float) -> float:
-    following = 0.0 if piece.terminated[b, k] else float(piece.next_value[b, k])
-    return float(piece.reward[b, k]) + discount * following - float(piece.value[b, k])
+def error(batch: Batch, b: int, k: int, discount: float) -> float:
+    following = 0.0 if batch.terminated[b, k] else float(batch.next_value[b, k])
+    return float(batch.reward[b, k]) + discount * following - float(batch.value[b, k])
 
 
 SIZES = {"B": st.integers(1, 4), "T": st.integers(1, 18), "seed": st.integers(0, 10**6)}
@@ -140,100 +123,85 @@ FACTOR = st.sampled_from([0.0, 0.5, 0.95, 1.0])
 
 @given(**SIZES, discount=FACTOR, trace_decay=FACTOR)
 def test_gae_is_the_sum_of_its_definition(B: int, T: int, seed: int, discount: float, trace_decay: float) -> None:
-    piece, lengths = random_piece(B, T, seed)
+    batch, lengths = random_batch(B, T, seed)
 
-    def one(piece: Piece, b: int, t: int, end: int) -> float:  # Schulman et al., equation 16
-        return sum((discount * trace_decay) ** (k - t) * error(piece, b, k, discount) for k in range(t, end))
+    def one(batch: Batch, b: int, t: int, end: int) -> float:  # Schulman et al., equation 16
+        return sum((discount * trace_decay) ** (k - t) * error(batch, b, k, discount) for k in range(t, end))
 
-    torch.testing.assert_close(piece.gae(discount, trace_decay), slow(piece, lengths, one), rtol=1e-6, atol=1e-6)
-
-
-@given(**SIZES, discount=FACTOR, n=st.integers(1, 20))
-def test_n_step_returns_are_the_sum_of_their_definition(B: int, T: int, seed: int, discount: float, n: int) -> None:
-    piece, lengths = random_piece(B, T, seed)
-
-    def one(piece: Piece, b: int, t: int, end: int) -> float:
-        last = min(t + n, end) - 1
-        rewards = sum(discount ** (k - t) * float(piece.reward[b, k]) for k in range(t, last + 1))
-        following = 0.0 if piece.terminated[b, last] else float(piece.next_value[b, last])
-        return rewards + discount ** (last + 1 - t) * following
-
-    torch.testing.assert_close(piece.n_step(discount, n), slow(piece, lengths, one), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(batch.gae(discount, trace_decay), slow(batch, lengths, one), rtol=1e-6, atol=1e-6)
 
 
 @given(**SIZES, discount=FACTOR, trace_decay=FACTOR, rho_clip=st.sampled_from([0.5, 1.0, 2.0, math.inf]), c_clip=FACTOR)
 def test_vtrace_targets_are_the_sum_of_equation_1(
     B: int, T: int, seed: int, discount: float, trace_decay: float, rho_clip: float, c_clip: float
 ) -> None:
-    piece, lengths = random_piece(B, T, seed)
-    ratio = piece.log_ratio.exp()
+    batch, lengths = random_batch(B, T, seed)
+    ratio = batch.log_ratio.exp()
 
-    def one(piece: Piece, b: int, t: int, end: int) -> float:
+    def one(batch: Batch, b: int, t: int, end: int) -> float:
         traces = [trace_decay * min(c_clip, float(ratio[b, k])) for k in range(t, end)]
-        return float(piece.value[b, t]) + sum(
+        return float(batch.value[b, t]) + sum(
             discount ** (k - t) * math.prod(traces[: k - t]) * min(rho_clip, float(ratio[b, k]))
-            * error(piece, b, k, discount)
+            * error(batch, b, k, discount)
             for k in range(t, end)
         )  # fmt: skip
 
-    expected = slow(piece, lengths, one)
-    target, advantage = piece.vtrace(discount, trace_decay=trace_decay, rho_clip=rho_clip, c_clip=c_clip)
+    expected = slow(batch, lengths, one)
+    target, advantage = batch.vtrace(discount, trace_decay=trace_decay, rho_clip=rho_clip, c_clip=c_clip)
     torch.testing.assert_close(target, expected, rtol=1e-6, atol=1e-6)
 
-    def ahead(piece: Piece, b: int, t: int, end: int) -> float:
-        beyond = trace_decay * float(expected[b, t + 1] - piece.value[b, t + 1]) if t + 1 < end else 0.0
-        return min(rho_clip, float(ratio[b, t])) * (error(piece, b, t, discount) + discount * beyond)
+    def ahead(batch: Batch, b: int, t: int, end: int) -> float:
+        beyond = trace_decay * float(expected[b, t + 1] - batch.value[b, t + 1]) if t + 1 < end else 0.0
+        return min(rho_clip, float(ratio[b, t])) * (error(batch, b, t, discount) + discount * beyond)
 
-    torch.testing.assert_close(advantage, slow(piece, lengths, ahead), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(advantage, slow(batch, lengths, ahead), rtol=1e-6, atol=1e-6)
 
 
 @given(**SIZES, discount=FACTOR, trace_decay=FACTOR)
 def test_vtrace_of_the_same_policy_is_gae(B: int, T: int, seed: int, discount: float, trace_decay: float) -> None:
-    piece, _ = random_piece(B, T, seed)
-    piece.log_ratio = torch.zeros_like(piece.log_ratio)
-    target, advantage = piece.vtrace(discount, trace_decay=trace_decay)
-    expected = piece.gae(discount, trace_decay)
+    batch, _ = random_batch(B, T, seed)
+    batch.log_ratio = torch.zeros_like(batch.log_ratio)
+    target, advantage = batch.vtrace(discount, trace_decay=trace_decay)
+    expected = batch.gae(discount, trace_decay)
     torch.testing.assert_close(advantage, expected, rtol=1e-6, atol=1e-6)
-    baseline = piece.value.masked_fill(~piece.mask, 0.0)
+    baseline = batch.value.masked_fill(~batch.mask, 0.0)
     torch.testing.assert_close(target - baseline, expected, rtol=1e-6, atol=1e-6)
 
 
 @given(**SIZES, discount=FACTOR)
-def test_all_estimators_meet_in_the_bootstrapped_return(B: int, T: int, seed: int, discount: float) -> None:
-    piece, _ = random_piece(B, T, seed)
+def test_gae_without_decay_is_the_bootstrapped_return(B: int, T: int, seed: int, discount: float) -> None:
+    batch, _ = random_batch(B, T, seed)
     whole = bootstrapped_return(
-        piece.reward, piece.terminated, piece.done, piece.mask, next_value=piece.next_value, discount=discount
+        batch.reward, batch.terminated, batch.done, batch.mask, next_value=batch.next_value, discount=discount
     )
-    torch.testing.assert_close(piece.n_step(discount, n=T), whole, rtol=1e-6, atol=1e-6)
-    baseline = piece.value.masked_fill(~piece.mask, 0.0)
-    torch.testing.assert_close(piece.gae(discount, trace_decay=1.0) + baseline, whole, rtol=1e-6, atol=1e-6)
+    baseline = batch.value.masked_fill(~batch.mask, 0.0)
+    torch.testing.assert_close(batch.gae(discount, trace_decay=1.0) + baseline, whole, rtol=1e-6, atol=1e-6)
 
 
 def test_values_and_ratios_are_constants(device: torch.device) -> None:
-    piece = by_hand(device)
+    batch = by_hand(device)
     for name in ("value", "next_value", "log_ratio"):
-        setattr(piece, name, getattr(piece, name).requires_grad_())
-    results = [piece.gae(0.9, 0.9), piece.n_step(0.9, 2), *piece.vtrace(0.9)]
+        setattr(batch, name, getattr(batch, name).requires_grad_())
+    results = [batch.gae(0.9, 0.9), *batch.vtrace(0.9)]
     assert not any(result.requires_grad for result in results)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda piece: piece.gae(1.5, 0.5), r"generalized_advantage: discount is 1.5, expected 0 to 1"),
-        (lambda piece: piece.gae(0.5, -0.1), r"generalized_advantage: trace_decay is -0.1, expected 0 to 1"),
-        (lambda piece: piece.n_step(0.5, 0), r"n_step_return: n is 0, expected at least 1"),
-        (lambda piece: piece.vtrace(0.5, rho_clip=-1.0), r"vtrace: rho_clip is -1.0, expected at least 0"),
+        (lambda batch: batch.gae(1.5, 0.5), r"generalized_advantage: discount is 1.5, expected 0 to 1"),
+        (lambda batch: batch.gae(0.5, -0.1), r"generalized_advantage: trace_decay is -0.1, expected 0 to 1"),
+        (lambda batch: batch.vtrace(0.5, rho_clip=-1.0), r"vtrace: rho_clip is -1.0, expected at least 0"),
     ],
 )
-def test_wrong_numbers_are_named(call: Callable[[Piece], object], message: str) -> None:
+def test_wrong_numbers_are_named(call: Callable[[Batch], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call(by_hand(torch.device("cpu")))
 
 
 @pytest.mark.parametrize("name", ["value", "next_value", "done", "mask"])
 def test_a_trailing_axis_is_refused(name: str) -> None:
-    piece = by_hand(torch.device("cpu"))
-    setattr(piece, name, getattr(piece, name).unsqueeze(2))
+    batch = by_hand(torch.device("cpu"))
+    setattr(batch, name, getattr(batch, name).unsqueeze(2))
     with pytest.raises(ShapeMismatchError, match=rf"generalized_advantage: {name} is \[2, 4, 1\], expected \[B, T\]"):
-        piece.gae(0.5, 0.5)
+        batch.gae(0.5, 0.5)

@@ -11,7 +11,7 @@ from rlstruct.functional.q_learning import (
     duelling_values,
     greedy_value,
     huber,
-    n_step_return,
+    n_step_reward,
     q_loss,
     td_target,
 )
@@ -21,23 +21,23 @@ from rlstruct.testing import forbid_host_sync
 NAN = float("nan")
 
 
-def test_the_n_step_return_stops_at_the_first_step_that_is_not_real(device: torch.device) -> None:
+def test_the_n_step_reward_stops_at_the_first_step_that_is_not_real(device: torch.device) -> None:
     reward = torch.tensor([[1.0, 2.0, 4.0], [1.0, 2.0, NAN], [3.0, NAN, 8.0]], device=device)
     real = torch.tensor([[True, True, True], [True, True, False], [True, False, True]], device=device)
     with forbid_host_sync():
-        partial, m = n_step_return(reward, real, 0.5)
+        partial, m = n_step_reward(reward, real, 0.5)
     # 1 + 2/2 + 4/4 = 3;  1 + 2/2 = 2;  3, although a later step is real again.
     torch.testing.assert_close(partial, torch.tensor([3.0, 2.0, 3.0], device=device))
     assert m.tolist() == [3, 2, 1]
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.floats(0.0, 1.0), st.integers(0, 2**31))
-def test_the_n_step_return_is_the_slow_loop(B: int, n: int, discount: float, seed: int) -> None:
+def test_the_n_step_reward_is_the_slow_loop(B: int, n: int, discount: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     reward = torch.randn(B, n, generator=generator, dtype=torch.float64)
     real = torch.rand(B, n, generator=generator) < 0.7
     real[:, 0] = True
-    partial, m = n_step_return(reward, real, discount)
+    partial, m = n_step_reward(reward, real, discount)
     for b in range(B):
         total, factor, steps = 0.0, 1.0, 0
         for i in range(n):
@@ -139,8 +139,8 @@ def test_shapes_that_would_broadcast_are_refused() -> None:
         td_target(row, row, row.bool(), column)
     with pytest.raises(ShapeMismatchError, match="double_q_value"):
         double_q_value(torch.zeros(3, 2), torch.zeros(3, 4))
-    with pytest.raises(ShapeMismatchError, match="n_step_return"):
-        n_step_return(torch.zeros(3, 2), torch.ones(3, 1, dtype=torch.bool), 0.5)
+    with pytest.raises(ShapeMismatchError, match="n_step_reward"):
+        n_step_reward(torch.zeros(3, 2), torch.ones(3, 1, dtype=torch.bool), 0.5)
 
 
 def test_schedules_by_hand() -> None:

@@ -1,3 +1,5 @@
+"""An agent's outputs along trajectories, the values of what each step reached, and what a policy thinks of actions."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -7,8 +9,7 @@ import torch
 
 from rlstruct import RL_Agent, Trajectories, replay_agent
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
-from rlstruct.algos.bootstrap import next_values
-from rlstruct.algos.replay_values import replay_with_next_values
+from rlstruct.algos.learner import replay_with_next_values
 from rlstruct.batchers import RL_Batcher
 from rlstruct.testing import HistoryAgent, create_counting_env
 
@@ -29,23 +30,38 @@ def collect(create_agent: Any, agent_args: dict[str, Any], auto_reset: bool) -> 
 
 @pytest.mark.parametrize("auto_reset", [True, False])
 @pytest.mark.parametrize("kind", ["feed-forward", "recurrent"])
-def test_one_pass_gives_what_two_give(kind: str, auto_reset: bool) -> None:
+def test_next_values_are_the_values_one_step_later_and_exact_at_every_end(kind: str, auto_reset: bool) -> None:
     model = ActorCritic(3, 2) if kind == "feed-forward" else RecurrentActorCritic(3, 2, n_hidden=8)
     trajectories = collect(make_agent, {"kind": kind, "model": model}, auto_reset)
-    agent = make_agent(kind, model)
-    replayed, next_value = replay_with_next_values(agent, trajectories)
+    agent, steps, mask = make_agent(kind, model), trajectories.trajectories, trajectories.mask()
+    replayed, values = replay_with_next_values(agent, trajectories)
     assert replayed["value"].requires_grad
-    assert not next_value.requires_grad
+    assert not values.requires_grad
+    assert torch.equal(replayed.lengths, trajectories.lengths)
     expected = replay_agent(agent, trajectories)
     assert replayed.keys() == expected.keys()
-    mask = trajectories.mask()
     for key in expected.keys():
         torch.testing.assert_close(replayed[key][mask], expected[key][mask], rtol=0, atol=1e-6)
-    torch.testing.assert_close(next_value[mask], next_values(agent, trajectories)[mask], rtol=0, atol=1e-6)
-    assert torch.equal(replayed.lengths, trajectories.lengths)
+    goes_on = mask[:, 1:] & ~steps["observation/initial_state"][:, 1:]
+    stored = steps["action/value"][:, 1:]
+    torch.testing.assert_close(values[:, :-1][goes_on], stored[goes_on], rtol=0, atol=1e-6)
+    ends = steps["_observation/done"] & mask
+    assert ends.sum().item() >= 3
+    for b, t in ends.nonzero().tolist():
+        state, first = agent.initial_state(trajectories.info, 1), t
+        while not steps["observation/initial_state"][b, first]:
+            first -= 1
+        for now in range(first, t + 1):
+            _, state = agent(state, row_of(steps, "observation/", b, now), trajectories.info)
+        output, _ = agent(state, row_of(steps, "_observation/", b, t), trajectories.info)
+        torch.testing.assert_close(values[b, t], output["value"][0].detach(), rtol=0, atol=1e-6)
+
+
+def row_of(steps: Any, prefix: str, b: int, t: int) -> Any:
+    return steps.temporal_index(t).truncate_key(prefix).slice(b)
 
 
 def test_agents_that_want_a_history_are_refused_by_name() -> None:
     trajectories = collect(HistoryAgent, {}, True)
-    with pytest.raises(ValueError, match="next_values: HistoryAgent wants a history"):
+    with pytest.raises(ValueError, match="replay_with_next_values: HistoryAgent wants a history"):
         replay_with_next_values(HistoryAgent(), trajectories)

@@ -1,0 +1,177 @@
+"""What a training has measured: losses, returns and evaluations, and the batch behind a loss that is not finite."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlstruct.algos.evaluation import Evaluation
+from rlstruct.algos.learner import Learner
+from rlstruct.algos.run_folder import RunFolder
+from rlstruct.batchers import EpisodeStatistics
+from rlstruct.core import DictTensor, Trajectories
+from rlstruct.errors import TrainingDiverged
+
+EVIDENCE = "diverged.pt"
+"""Name of the file with the batch and the weights behind a loss that is not finite, in the run folder."""
+
+_MOST_BYTES = 256 * 2**20  # of batches that wait for a look at their losses
+Batch = Trajectories | DictTensor
+
+
+class _Update(NamedTuple):
+    """One update, with numbers that are still on the learner's device, and what it learnt from, if that is kept."""
+
+    env_steps: int
+    policy_version: int
+    policy_lag: int
+    at: float
+    terms: dict[str, Tensor]
+    batches: Sequence[Batch]
+
+
+class TrainingHistory:
+    """Keeps what a training measures, looks at the losses once in many updates, and writes the log.
+
+    Args:
+        learner: its weights go into the evidence of a training that diverged.
+        statistics: counts the episodes of the collection.
+        folder: where to log; None logs nothing.
+
+    Attributes:
+        statistics: as given.
+        evaluations: all so far.
+        losses: name to one number for each update that was looked at.
+    """
+
+    def __init__(self, learner: Learner, statistics: EpisodeStatistics, folder: RunFolder | None) -> None:
+        """Begin with nothing measured."""
+        self.statistics = statistics
+        self.evaluations: list[Evaluation] = []
+        self.losses: dict[str, list[float]] = {}
+        self._learner, self._folder = learner, folder
+        self._unread: list[_Update] = []
+
+    def n_unread(self) -> int:
+        """Return how many updates wait for a look at their losses."""
+        return len(self._unread)
+
+    def add_evaluation(self, result: Evaluation) -> None:
+        """Keep and log an evaluation."""
+        self.evaluations.append(result)
+        if self._folder is not None:
+            self._folder.log_evaluation(result)
+
+    def add_update(self, env_steps: int, policy_lag: int, terms: dict[str, Tensor]) -> None:
+        """Keep the terms of an update, which stay on the device until `read`.
+
+        Args:
+            env_steps: collected until now.
+            policy_lag: changes of the weights between those that collected the batch and those that learnt from it.
+            terms: what `Learner.update` returned.
+        """
+        batches = self._learner.batches
+        self._unread.append(
+            _Update(env_steps, self._learner.policy_version, policy_lag, time.perf_counter(), terms, batches)
+        )
+        # Batches of one training are of one size, or nearly.
+        n_kept = max(1, _MOST_BYTES // max(1, sum(map(_n_bytes, batches))))
+        if len(self._unread) > n_kept:
+            self._unread[-n_kept - 1] = self._unread[-n_kept - 1]._replace(batches=())
+
+    def read(self) -> None:
+        """Turn what the device computed into numbers, for several updates at once.
+
+        Raises:
+            TrainingDiverged: a number is NaN or infinite.
+        """
+        if not self._unread:
+            return
+        columns = torch.stack([torch.stack(list(update.terms.values())) for update in self._unread])
+        rows = columns.tolist()  # sync: once per log_interval updates
+        mean_return = self.statistics.mean_return()
+        for update, row in zip(self._unread, rows, strict=True):
+            numbers = {**dict(zip(update.terms, row, strict=True)), "policy_lag": float(update.policy_lag)}
+            if not all(map(math.isfinite, numbers.values())):
+                self._refuse(update, numbers)
+            for name, number in numbers.items():
+                self.losses.setdefault(name, []).append(number)
+            if mean_return is not None and update is self._unread[-1]:
+                numbers["return"] = mean_return
+            if self._folder is not None:
+                self._folder.log(update.env_steps, update.policy_version, numbers, at=update.at)
+        self._unread.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint needs."""
+        now = time.perf_counter()
+        return {
+            "unread": [{**update._asdict(), "at": now - update.at, "batches": ()} for update in self._unread],
+            "statistics": self.statistics.state_dict(),
+            "losses": {
+                name: torch.tensor(numbers, dtype=torch.float64, device="cpu") for name, numbers in self.losses.items()
+            },
+            "evaluations": [asdict(evaluation) for evaluation in self.evaluations],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Go on where `state_dict` was called, with a learner on ``device``."""
+        now = time.perf_counter()
+        for update in state["unread"]:
+            terms = {name: term.to(device) for name, term in update["terms"].items()}
+            self._unread.append(_Update(**{**update, "at": now - update["at"], "terms": terms}))
+        self.statistics.load_state_dict(state["statistics"])
+        self.losses = {name: column.tolist() for name, column in state["losses"].items()}  # sync: on the CPU, once
+        self.evaluations = [
+            Evaluation(**{**numbers, "returns": tuple(numbers["returns"]), "lengths": tuple(numbers["lengths"])})
+            for numbers in state["evaluations"]
+        ]
+
+    def _refuse(self, update: _Update, numbers: Mapping[str, float]) -> None:
+        """Stop a training that diverged, and write down what it learnt from.
+
+        The learner's weights are those that led there, if it is a `GradientLearner`; else the present ones.
+
+        Raises:
+            TrainingDiverged: always.
+        """
+        wrong = {name: number for name, number in numbers.items() if not math.isfinite(number)}
+        terms = ", ".join(f"{name} is {number}" for name, number in wrong.items())
+        kept = "Train with a run folder, run=RunFolder(…), to have its batch and the weights saved."
+        if self._folder is not None:
+            state: dict[str, Any] = {"learner": self._learner.state_dict(), "terms": dict(numbers)}
+            state |= {"env_steps": update.env_steps, "policy_version": update.policy_version}
+            n, plain = len(update.batches), [plain_batch(batch) for batch in update.batches]
+            path = self._folder.save_evidence(EVIDENCE, {**state, "batches": plain})
+            its = "its batch" if n == 1 else f"its {n} batches, one for each gradient step,"
+            kept = f"{path} has {f'the weights and {its}' if n else 'the weights'} to look at."
+            if not n:
+                kept += " Its batch was dropped to save memory before the losses were looked at: resume with "
+                kept += "log_interval=1 to keep it."
+        raise TrainingDiverged(
+            f"run_training: {terms}, in update {update.policy_version} at environment step {update.env_steps}, "
+            f"expected finite numbers. {kept} Usual mends: a smaller learning_rate, max_gradient_norm, finite rewards "
+            "and frames.",
+            terms=wrong,
+            policy_version=update.policy_version,
+            env_steps=update.env_steps,
+        )
+
+
+def plain_batch(batch: Batch) -> dict[str, Any]:
+    """Turn a batch into plain dicts of tensors, for a file."""
+    if isinstance(batch, DictTensor):
+        return dict(batch.items())
+    steps = batch.trajectories
+    return {"info": dict(batch.info.items()), "trajectories": dict(steps.items()), "lengths": batch.lengths}
+
+
+def _n_bytes(batch: Batch) -> int:
+    tensors = batch.trajectories if isinstance(batch, Trajectories) else batch
+    return sum(tensor.numel() * tensor.element_size() for _, tensor in tensors.items())
