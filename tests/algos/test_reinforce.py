@@ -9,9 +9,8 @@ import gymnasium
 import pytest
 import torch
 
-from rlstruct import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct import DictTensor, TemporalDictTensor, Trajectories, algos
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic
-from rlstruct import algos
 from rlstruct.algos import reinforce
 from rlstruct.algos.placement import PlacedEnv, cpu_copy, create_batchers
 from rlstruct.algos.reinforce import Learner, ReinforceConfig, ReinforceResult, train
