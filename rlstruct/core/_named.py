@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from rlstruct.core._staging import mover
 from rlstruct.core.specs import Specs, TensorSpec
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
@@ -41,6 +42,10 @@ class NamedTensors:
     def _each(self, fn: Callable[[Tensor], Tensor]) -> Self:
         """A structure of fn(tensor) for every tensor, the lengths included; fn acts on the batch axis only."""
         raise NotImplementedError
+
+    def _all(self) -> list[Tensor]:
+        """Every tensor, the lengths included."""
+        return list(self._tensors.values())
 
     def _home(self) -> torch.device | None:
         """Where an index must be; None if anywhere."""
@@ -185,6 +190,9 @@ class NamedTensors:
     def to(self, device: DeviceLike, non_blocking: bool = False) -> Self:
         """Move every tensor. What is already there is shared, as in ``Tensor.to``; the structure is always a new one.
 
+        From ordinary CPU memory to CUDA all tensors travel in one copy, through a block of pinned memory, and the host
+        does not wait.
+
         Args:
             device: the destination, a word or a torch.device.
             non_blocking: do not wait for copies between pinned CPU memory and a device.
@@ -197,8 +205,7 @@ class NamedTensors:
         """
         if device == self.device:  # the common case in a training loop; no need to look the device up
             return self._like(dict(self._tensors))
-        target = resolve_device(device)
-        return self._each(lambda v: v.to(target, non_blocking=non_blocking))
+        return self._each(mover(self._all(), resolve_device(device), non_blocking))
 
     def index(self, index: Index) -> Self:
         """Gather rows into new memory, in the order given, repeats allowed.

@@ -75,6 +75,9 @@ class TemporalDictTensor(NamedTensors):
     def _each(self, fn: Callable[[Tensor], Tensor]) -> Self:
         return type(self)._trusted({key: fn(v) for key, v in self._tensors.items()}, fn(self.lengths))
 
+    def _all(self) -> list[Tensor]:
+        return [*self._tensors.values(), self.lengths]
+
     def _home(self) -> torch.device:
         return self.lengths.device
 

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from rlstruct.core._named import Index
+from rlstruct.core._staging import mover
 from rlstruct.core.dict_tensor import DictTensor
 from rlstruct.core.temporal import TemporalDictTensor
-from rlstruct.device import DeviceLike
+from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 
 
@@ -86,7 +87,7 @@ class Trajectories:
         return self.trajectories.mask()
 
     def to(self, device: DeviceLike, non_blocking: bool = False) -> Trajectories:
-        """Move both parts; see `DictTensor.to`.
+        """Move both parts; see `DictTensor.to`. From ordinary CPU memory to CUDA they travel in one copy.
 
         Args:
             device: the destination, a word or a torch.device.
@@ -98,7 +99,10 @@ class Trajectories:
         Raises:
             ValueError: the device does not exist on this machine.
         """
-        return self._trusted(self.info.to(device, non_blocking), self.trajectories.to(device, non_blocking))
+        if device == self.device:
+            return self._trusted(self.info.to(device), self.trajectories.to(device))
+        move = mover([*self.info._all(), *self.trajectories._all()], resolve_device(device), non_blocking)
+        return self._trusted(self.info._each(move), self.trajectories._each(move))
 
     def detach(self) -> Trajectories:
         """Return the same values, cut off from the autograd graph. The memory is shared."""

@@ -1,0 +1,132 @@
+"""From CPU memory to a CUDA device in one copy.
+
+A batch is some 25 tensors in ordinary memory, and CUDA copies each of these by itself while the host waits. Here they
+are packed into one pinned block first, which is copied while the host goes on. Tensors that share memory are packed
+once and share it on the device too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_ALIGNMENT = 16  # bytes: the size of the largest dtype
+_LARGEST = 1 << 30  # bytes: more pinned memory than this is not worth a copy less
+
+
+class Packed(NamedTuple):
+    """Tensors in one block.
+
+    Attributes:
+        block: their bytes.  [n] uint8
+        views: for each tensor its dtype, shape, stride and first element in the block.
+    """
+
+    block: Tensor
+    views: list[tuple[torch.dtype, torch.Size, tuple[int, ...], int]]
+
+    def unpack(self, block: Tensor) -> list[Tensor]:
+        """Return the tensors as views of a copy of the block, which may be on another device."""
+        return [block.view(dtype).as_strided(shape, stride, first) for dtype, shape, stride, first in self.views]
+
+
+def stage(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Copy CPU tensors to a CUDA device. The host does not wait, and the sources may change as soon as this returns.
+
+    Args:
+        tensors: any shapes and dtypes, on the CPU.
+        device: a CUDA device; its current stream is where the tensors are valid from now on.
+
+    Returns:
+        The tensors there, as views of one block.
+    """
+    if sum(tensor.nbytes for tensor in tensors) > _LARGEST:
+        return [tensor.to(device) for tensor in tensors]
+    packed = pack(tensors, pin=True)
+    # torch keeps the pinned block until the copy is done, even if nobody holds it.
+    return packed.unpack(packed.block.to(device, non_blocking=True))
+
+
+def mover(tensors: Iterable[Tensor], device: torch.device, non_blocking: bool) -> Callable[[Tensor], Tensor]:
+    """Return a function that moves each of these tensors to a device; from the CPU to CUDA they travel as one.
+
+    Args:
+        tensors: all that will be moved.
+        device: the destination.
+        non_blocking: as in ``Tensor.to``, for those that travel by themselves.
+    """
+
+    def move(tensor: Tensor) -> Tensor:
+        moved = staged.get(id(tensor))
+        return tensor.to(device, non_blocking=non_blocking) if moved is None else moved
+
+    staged: dict[int, Tensor] = {}
+    if device.type == "cuda" and not torch.compiler.is_compiling():
+        here = [tensor for tensor in tensors if can_stage(tensor)]
+        staged.update(zip(map(id, here), stage(here, device), strict=True))
+    return move
+
+
+def can_stage(tensor: Tensor) -> bool:
+    """Whether a tensor is plain CPU memory: a pinned one needs no block, and no gradient would flow through it."""
+    plain = type(tensor) is Tensor and tensor.is_cpu and tensor.layout is torch.strided
+    return plain and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg() or tensor.is_pinned())
+
+
+def pack(tensors: Sequence[Tensor], *, pin: bool) -> Packed:
+    """Copy tensors into one block of CPU memory.
+
+    Args:
+        tensors: any shapes and dtypes, on the CPU.
+        pin: whether the block is pinned memory.
+
+    Returns:
+        The block, and how to find the tensors in it.
+    """
+    groups: dict[int, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        groups.setdefault(tensor.untyped_storage().data_ptr(), []).append(i)
+    sources: list[tuple[Tensor, int]] = []  # bytes, and where they start in the block
+    views = [(tensor.dtype, tensor.shape, tensor.stride(), 0) for tensor in tensors]
+    n_bytes = 0
+    for members in groups.values():
+        first, stop = _span([tensors[i] for i in members])
+        shared = stop - first <= sum(tensors[i].nbytes for i in members) + _ALIGNMENT
+        for run in [members] if shared else [[i] for i in members]:
+            one = tensors[run[0]]
+            if shared:  # the bytes as they lie, so that strides and what is shared stay
+                source = _bytes(one, first, stop)
+            else:  # a few rows of a larger tensor
+                one = one.clone()
+                source = _bytes(one, 0, one.nbytes)
+            for i in run:
+                here = tensors[i] if shared else one
+                start = n_bytes + here.storage_offset() * here.element_size() - (first if shared else 0)
+                views[i] = (here.dtype, here.shape, here.stride(), start // here.element_size())
+            sources.append((source, n_bytes))
+            n_bytes += -(-len(source) // _ALIGNMENT) * _ALIGNMENT
+    block = torch.empty(n_bytes, dtype=torch.uint8, device="cpu", pin_memory=pin)
+    for source, start in sources:
+        block[start : start + len(source)].copy_(source)
+    return Packed(block, views)
+
+
+def _span(tensors: Sequence[Tensor]) -> tuple[int, int]:
+    """The bytes of a storage from the first to the last that any of these tensors shows, from an aligned one on."""
+    starts, stops = [], []
+    for tensor in tensors:
+        size, last = tensor.element_size(), tensor.storage_offset()
+        starts.append(last * size)
+        if tensor.numel():
+            last += 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+        stops.append(last * size)
+    return min(starts) // _ALIGNMENT * _ALIGNMENT, max(stops)
+
+
+def _bytes(tensor: Tensor, first: int, stop: int) -> Tensor:
+    """Bytes ``first`` to ``stop`` of a tensor's storage, [stop - first] uint8."""
+    empty = torch.empty(0, dtype=torch.uint8, device="cpu")
+    return empty.set_(tensor.untyped_storage(), first, (stop - first,), (1,))
