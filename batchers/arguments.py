@@ -1,15 +1,19 @@
-"""Checks of what users hand to RL_Batcher. Part of rlstruct.batchers."""
+"""Checks of what users pass to RL_Batcher."""
 
 from __future__ import annotations
 
+import copy
 import inspect
+import operator
 import secrets
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from rlstruct.batchers.making import Factories
 from rlstruct.core import DictTensor
@@ -18,18 +22,30 @@ from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import VecEnv
 
 
-def check_numbers(n_timesteps: int, n_processes: int, on_worker_error: str, max_restarts: int) -> None:
-    """Raise ValueError for numbers out of range."""
-    if n_timesteps < 1 or n_processes < 0:
-        raise ValueError(
-            f"RL_Batcher: n_timesteps is {n_timesteps} and n_processes {n_processes}; "
-            "expected at least 1 step, and 0 processes (collect in this one) or more."
-        )
-    if on_worker_error not in ("raise", "restart") or max_restarts < 0:
-        raise ValueError(
-            f"RL_Batcher: on_worker_error is {on_worker_error!r} and max_restarts {max_restarts}; "
-            "expected 'raise' or 'restart', and 0 or more restarts."
-        )
+def whole(name: str, value: object, at_least: int | None = None) -> int:
+    """Return a whole number as an int.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: it is too small.
+    """
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]  # also numpy's integers
+    except TypeError:
+        raise TypeError(
+            f"RL_Batcher: {name} is {value!r}, a {type(value).__name__}; expected a whole number. Pass an int."
+        ) from None
+    if at_least is not None and number < at_least:
+        raise ValueError(f"RL_Batcher: {name} is {number}, expected at least {at_least}.")
+    return number
+
+
+def check_choices(timeout: object, on_worker_error: str, n_processes: int) -> None:
+    """Raise TypeError or ValueError for a time limit that is none, or for a reaction to errors that does not exist."""
+    if not isinstance(timeout, int | float):
+        raise TypeError(f"RL_Batcher: timeout is a {type(timeout).__name__}, expected seconds. Pass a number.")
+    if on_worker_error not in ("raise", "restart"):
+        raise ValueError(f"RL_Batcher: on_worker_error is {on_worker_error!r}, expected 'raise' or 'restart'.")
     if on_worker_error == "restart" and n_processes == 0:
         raise ValueError(
             "RL_Batcher: on_worker_error='restart' with n_processes=0; there is no worker to start again. "
@@ -38,20 +54,18 @@ def check_numbers(n_timesteps: int, n_processes: int, on_worker_error: str, max_
 
 
 def check_factories(factories: Factories, seed: int | None) -> None:
-    """Raise TypeError for an agent or environment where what makes one belongs, or for arguments that do not fit."""
-    given: tuple[tuple[str, object, type], ...] = (
-        ("create_agent", factories.create_agent, RL_Agent),
-        ("create_env", factories.create_env, VecEnv),
-    )
-    for name, factory, made in given:
-        if isinstance(factory, made) or not callable(factory):
+    """Raise TypeError for a factory that is none, or for arguments that do not fit."""
+    for name, factory, made, arguments in (
+        ("create_agent", factories.create_agent, RL_Agent, factories.agent_args),
+        ("create_env", factories.create_env, VecEnv, {**factories.env_args, "seed": seed}),
+    ):
+        if isinstance(factory, made | nn.Module) or not callable(factory):
             raise TypeError(
                 f"RL_Batcher: {name} is a {type(factory).__name__}, expected a function or a class. "
                 f"Every process makes its own {made.__name__}: pass what makes one, with its arguments in "
                 f"{name.removeprefix('create_')}_args."
             )
-    _check_call("create_agent", factories.create_agent, factories.agent_args)
-    _check_call("create_env", factories.create_env, {**factories.env_args, "seed": seed})
+        _check_call(name, factory, arguments)
 
 
 def _check_call(name: str, factory: Callable[..., object], arguments: Mapping[str, object]) -> None:
@@ -70,24 +84,41 @@ def _check_call(name: str, factory: Callable[..., object], arguments: Mapping[st
         ) from None
 
 
+def by_value(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy the tensors and modules in arguments, also those in lists, tuples and dicts, each on its own device.
+
+    An agent in this process then has weights of its own, as one in a worker has. What two arguments share, their copies
+    share. Other objects stay what they are.
+    """
+    memo: dict[int, Any] = {}
+
+    def copied(value: object) -> object:
+        if isinstance(value, Tensor) and not value.is_leaf:
+            return value.detach().clone()
+        return copy.deepcopy(value, memo) if isinstance(value, Tensor | nn.Module) else value
+
+    copies: dict[str, Any] = pytree.tree_map(copied, dict(arguments))
+    return copies
+
+
 def choose_seeds(seed: int | None, seeds: Sequence[int] | None, n: int) -> tuple[int, ...]:
     """One seed per process, or that of process 0 alone when the others follow from the number of environments."""
     if seed is not None and seeds is not None:
         raise ValueError("RL_Batcher: seed and seeds are both given. Pass one of them.")
-    check_count("seeds", seeds, n)
     if seeds is not None:
-        return tuple(seeds)
-    return (secrets.randbits(31) if seed is None else seed,)
+        return one_each("seeds", seeds, n)
+    return (secrets.randbits(31) if seed is None else whole("seed", seed),)
 
 
-def check_count(name: str, values: Sequence[int] | None, n: int) -> None:
-    """Raise ValueError unless there is one value for each of n processes."""
-    if values is not None and len(values) != n:
+def one_each(name: str, values: Sequence[int], n: int) -> tuple[int, ...]:
+    """Return whole numbers, one for each of n processes; ValueError if there are more or fewer."""
+    if len(values) != n:
         raise ValueError(f"RL_Batcher: {name} has {len(values)} entries, expected {n}, one per process.")
+    return tuple(whole(f"{name}[{index}]", value) for index, value in enumerate(values))
 
 
 def overlap_of_seeds(seeds: Sequence[int], n_envs: Sequence[int]) -> str | None:
-    """Say which mistake is in ``seeds`` that let two processes draw the same environments, if there is one."""
+    """Say what is wrong with ``seeds`` that give two environments the same seed, if they do."""
     spans = sorted(zip(seeds, n_envs, strict=True))
     if not any(low + n > high for (low, n), (high, _) in pairwise(spans)):
         return None
@@ -98,24 +129,40 @@ def overlap_of_seeds(seeds: Sequence[int], n_envs: Sequence[int]) -> str | None:
     )
 
 
-def check_weights(weights: Mapping[str, Tensor]) -> None:
-    """Raise TypeError unless every weight is a tensor."""
+def check_weights(weights: object) -> None:
+    """Raise TypeError unless this is a mapping to tensors."""
+    mend = "Pass model.state_dict()"
+    if not isinstance(weights, Mapping):
+        raise TypeError(
+            f"RL_Batcher.update: the weights are a {type(weights).__name__}, expected a mapping of names to tensors. "
+            f"{mend}."
+        )
     for key, value in weights.items():
         if not isinstance(value, Tensor):
             raise TypeError(
                 f"RL_Batcher.update: weight {key!r} is a {type(value).__name__}, expected a tensor. "
-                "Pass model.state_dict(), without extra state."
+                f"{mend}, without extra state."
             )
 
 
+def check_info(name: str, info: object) -> DictTensor:
+    """Return an agent_info or env_info; TypeError if it is something else than a DictTensor."""
+    if not isinstance(info, DictTensor):
+        raise TypeError(
+            f"RL_Batcher: {name} is a {type(info).__name__}, expected a DictTensor. "
+            f"Pass DictTensor({{...}}) with tensors of one row per environment, or of 1 row for all alike."
+        )
+    return info
+
+
 def spread(name: str, info: DictTensor, B: int) -> DictTensor:
-    """Check an info at the boundary, and repeat a single row for all B environments; the result is a copy."""
-    if info.empty():
+    """Check an agent_info or env_info, and repeat a single row for all B environments; the result is a copy."""
+    if check_info(name, info).empty():
         return info
     if info.device != torch.device("cpu"):
         key = next(iter(info.keys()))
         raise DeviceMismatchError(
-            f"RL_Batcher: {name} {key!r} is on {info.device}, expected cpu. Settings stay on the CPU: create it there."
+            f"RL_Batcher: {name} {key!r} is on {info.device}, expected cpu. It stays on the CPU: create it there."
         )
     if info.n_elems() not in (1, B):
         raise ShapeMismatchError(
@@ -125,19 +172,9 @@ def spread(name: str, info: DictTensor, B: int) -> DictTensor:
 
 
 def split(info: DictTensor, n_envs: Sequence[int]) -> list[DictTensor]:
-    """Cut an info into the parts of the collectors; each gets the empty one if it is empty."""
-    parts: list[DictTensor] = []
-    first = 0
-    for n in n_envs:
-        parts.append(info if info.empty() else info.slice(first, first + n).clone())
-        first += n
-    return parts
-
-
-def check_n_workers(n_workers: int | None, n_collectors: int) -> None:
-    """Raise ValueError unless `RL_Batcher.get` can wait for so many."""
-    if n_workers is not None and not 1 <= n_workers <= n_collectors:
-        raise ValueError(f"RL_Batcher.get: n_workers is {n_workers}, expected 1 to {n_collectors}, or None for all.")
+    """Cut an agent_info or env_info [B] into the rows of each collector; an empty one stays empty for all."""
+    stops = [sum(n_envs[: i + 1]) for i in range(len(n_envs))]
+    return [info if info.empty() else info.slice(stop - n, stop).clone() for n, stop in zip(n_envs, stops, strict=True)]
 
 
 def warn_of_contexts(device: torch.device, n_processes: int) -> None:
@@ -151,7 +188,7 @@ def warn_of_contexts(device: torch.device, n_processes: int) -> None:
 
 
 def warn_of_uncompiled(reasons: Sequence[str]) -> bool:
-    """Warn, at the line that calls `get`, if an agent acts as it is though it should be compiled; whether it does."""
+    """Warn, at the line that calls `get`, if an agent could not be compiled as ordered; return whether that is so."""
     why_not = next(filter(None, reasons), "")
     if why_not:
         warnings.warn(

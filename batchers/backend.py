@@ -1,7 +1,4 @@
-"""Who collects: this process, or k workers. Part of rlstruct.batchers.
-
-Both backends answer the same calls in the same order, so RL_Batcher does not know which one it has.
-"""
+"""What RL_Batcher asks of whoever collects: `InProcess` or `WorkerPool`; it does not know which one it has."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from rlstruct.batchers.hand_over import Part
+from rlstruct.batchers.hand_over import Share
 from rlstruct.batchers.reports import LostEpisodes
 from rlstruct.batchers.saved_state import CollectorState
 from rlstruct.batchers.shared_memory import Layout
@@ -24,7 +21,7 @@ class Backend(Protocol):
     queues: bool  # whether a second batch may be ordered before the first is handed over
     gaps: bool  # see VecEnv.restarts_take_steps
     lost: list[LostEpisodes]
-    waiting: bool  # whether `collect` does nothing but wait at this moment: to be interrupted then loses nothing
+    waiting: bool  # whether it only waits for answers at this moment, so that Ctrl-C loses nothing
 
     def n_envs(self) -> list[int]:
         """Return how many environments each collector has; waits for their creation."""
@@ -32,20 +29,14 @@ class Backend(Protocol):
     def reset(self, agent_infos: list[DictTensor], env_infos: list[DictTensor]) -> None:
         """Start new episodes."""
 
-    def execute(self, agent_infos: Sequence[DictTensor | None], depth: int) -> None:
-        """Order a batch from each collector that owes fewer than ``depth``: 1, or 2 if this `queues`."""
+    def execute(self, agent_infos: Sequence[DictTensor | None]) -> None:
+        """Order a batch; a second one before the first is handed over only if this `queues`."""
 
-    def collect(self, blocking: bool, timeout: float, n_workers: int | None) -> list[Part] | None:
-        """Return the oldest batch; if it is not ready, None when not blocking, else WorkerTimeout after ``timeout`` s.
+    def collect(self, blocking: bool, timeout: float) -> list[Share] | None:
+        """Return the oldest batch.
 
-        ``n_workers`` is how many must be ready, None for all that collect; the parts of those that are come back.
+        If it is not ready: None unless blocking, else WorkerTimeout after ``timeout`` seconds.
         """
-
-    def n_running(self) -> int:
-        """Return how many environments go on, as far as is known; for batches of some of the workers only."""
-
-    def collecting(self) -> bool:
-        """Return whether anything that was ordered has not been handed over."""
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Give weights to the agents; batches that have been ordered keep the old ones."""
@@ -64,7 +55,8 @@ class Backend(Protocol):
     def layouts(self, agent_info: DictTensor, env_info: DictTensor) -> list[Layout]:
         """Return the layout of each slab.
 
-        Before the first batch a second agent and environment, made for that, tell: they get these infos, [B of one].
+        Before the first batch, a second agent and environment are made to find it out; they get these infos,
+        [B of one collector].
         """
 
     def weight_bytes(self) -> int:

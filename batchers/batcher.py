@@ -1,26 +1,29 @@
-"""RL_Batcher: the one class that users of batchers see. Part of rlstruct.batchers."""
+"""RL_Batcher: the one class that users of batchers see."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from torch import Tensor
 
 from rlstruct.batchers.arguments import (
-    check_count,
+    by_value,
+    check_choices,
     check_factories,
-    check_n_workers,
-    check_numbers,
+    check_info,
     check_weights,
     choose_seeds,
+    one_each,
     overlap_of_seeds,
     split,
     spread,
     warn_of_contexts,
     warn_of_uncompiled,
+    whole,
 )
 from rlstruct.batchers.backend import Backend
 from rlstruct.batchers.hand_over import hand_over
@@ -29,7 +32,7 @@ from rlstruct.batchers.life_cycle import LifeCycle
 from rlstruct.batchers.making import CreateAgent, CreateEnv, Factories
 from rlstruct.batchers.reports import BatcherStats, LostEpisodes, MemoryReport, report_memory
 from rlstruct.batchers.saved_state import BatcherState, check_state, on_cpu
-from rlstruct.batchers.worker_pool import WorkerPool
+from rlstruct.batchers.workers.pool import WorkerPool
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.engine.streams import move
@@ -46,17 +49,20 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
     those that have not ended. Auto-resetting environments give B rows of T steps, always.
 
     Args:
-        n_timesteps: T, the longest piece that one ``execute`` collects.
+        n_timesteps: T, the most steps that one ``execute`` collects.
         create_agent: called as ``create_agent(**agent_args)`` in every process; returns an RL_Agent.
         create_env: called as ``create_env(**env_args, seed=…)`` in every process; returns a VecEnv on ``device``.
-        agent_args: arguments of ``create_agent``.
+        agent_args: arguments of ``create_agent``, by value: each process gets copies of the tensors and models in them,
+            this one too, so that `update` is the only way to new weights. What ``create_agent`` reaches otherwise, as a
+            global variable or from an enclosing function, is copied for worker processes only.
         env_args: arguments of ``create_env``. The batch has (environments of one VecEnv) x (processes) rows.
         n_processes: 0 to collect in this process, or the number of worker processes.
         seed: process p seeds with ``seed`` plus the index of its first environment, so that the same environments
             draw the same numbers however they are split. Drawn at random if neither it nor ``seeds`` is given.
         seeds: instead of ``seed``, one per process.
-        agent_info: settings of the agent, used where ``reset`` gets none. [B], or [1] for all alike; on the CPU.
-        env_info: settings of the environments, likewise.
+        agent_info: values for the agent in each environment, used where ``reset`` gets none. [B], or [1] for all alike;
+            on the CPU.
+        env_info: options of each environment, likewise.
         agent_seeds: one per process for ``agent.seed``; by default the seed of its environments.
         device: where agent and environments live and trajectories appear.
         timeout: seconds that a worker may take for one answer before `WorkerTimeout` is raised.
@@ -68,12 +74,12 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             compiled acts as it is, with one warning that says why. The first batch takes seconds longer.
         on_worker_error: ``"restart"`` starts a worker that raised or died again, with new episodes in its environments,
             and lists what was lost in `lost_episodes`; batches stay full. One that fails before its environments exist
-            raises all the same: there is nothing to lose, and it would fail again. ``"raise"`` raises `WorkerError`.
+            raises all the same: it would fail again. ``"raise"`` raises `WorkerError`.
         max_restarts: how often, over the batcher's life, before the next failure raises after all.
 
     Raises:
-        ValueError: a number is out of range, the device does not exist, or seeds are given twice.
-        TypeError: ``create_agent`` is an agent or ``create_env`` an environment, not what makes one.
+        ValueError: a number is out of range, the device does not exist, or both ``seed`` and ``seeds`` are passed.
+        TypeError: an argument has a wrong type, such as an agent or a model where ``create_agent`` belongs.
         WorkerError: agent or environments cannot be created; with worker processes the first call says so.
     """
 
@@ -100,20 +106,27 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
     ) -> None:
         """Create agent and environments, or start the processes that do."""
         self._life = LifeCycle()
-        check_numbers(n_timesteps, n_processes, on_worker_error, max_restarts)
-        factories = Factories(create_agent, {**(agent_args or {})}, create_env, {**(env_args or {})}, compile_agent)
+        n_timesteps, n_processes = whole("n_timesteps", n_timesteps, 1), whole("n_processes", n_processes, 0)
+        max_restarts = whole("max_restarts", max_restarts, 0)
+        check_choices(timeout, on_worker_error, n_processes)
+        factories = Factories(create_agent, dict(agent_args or {}), create_env, dict(env_args or {}), compile_agent)
         check_factories(factories, seed)
-        check_count("agent_seeds", agent_seeds, max(1, n_processes))
         self.seeds = choose_seeds(seed, seeds, max(1, n_processes))
+        if agent_seeds is not None:
+            agent_seeds = one_each("agent_seeds", agent_seeds, max(1, n_processes))
         self.device = resolve_device(device)
         self.timeout = timeout
         warn_of_contexts(self.device, n_processes)
-        self._default_infos = (agent_info or DictTensor(), env_info or DictTensor())
+        self._default_infos = (
+            DictTensor() if agent_info is None else check_info("agent_info", agent_info),
+            DictTensor() if env_info is None else check_info("env_info", env_info),
+        )
         self._n_batches = 0
         self._told = False  # whether the user knows that the agent is not compiled
         self._clock = PhaseClock(("elsewhere", "wait", "hand_over"))
         self._backend: Backend
         if n_processes == 0:
+            factories = replace(factories, agent_args=by_value(factories.agent_args))
             seed_pair = self.seeds[0], (agent_seeds or self.seeds)[0]
             self._backend = InProcess(factories, n_timesteps, self.device, *seed_pair, graph)
         else:
@@ -127,7 +140,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
                 timeout=timeout,
                 max_restarts=max_restarts if on_worker_error == "restart" else 0,
             )
-        # What Ctrl-C leaves of a batcher that was giving orders: this process knows what it has done, workers may not.
+        # The state after Ctrl-C in the middle of a call: a worker may have missed an order then.
         self._broken: Literal["new", "failed"] = "new" if n_processes == 0 else "failed"
         self._life.state = "new"
         self._seeds_may_overlap = seeds is not None
@@ -147,77 +160,81 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         """Start a new episode in every environment; the agent starts from its initial state.
 
         Args:
-            agent_info: settings of the agent for each environment.  [B] or [1] on the CPU; default: the constructor's
-            env_info: settings of the environments, for ``reset(options=…)`` of gymnasium's.  Likewise.
+            agent_info: values for the agent in each environment.  [B] or [1] on the CPU; default: the constructor's
+            env_info: options of each environment, for ``reset(options=…)`` of gymnasium's.  Likewise.
 
         Raises:
             BatcherStateError: a batch is being collected, or the batcher is closed.
-            ShapeMismatchError: an info has another number of rows than B or 1.
-            DeviceMismatchError: an info is not on the CPU.
+            TypeError: agent_info or env_info is no DictTensor.
+            ShapeMismatchError: one of them has another number of rows than B or 1.
+            DeviceMismatchError: one of them is not on the CPU.
             WorkerError: creating or resetting failed; with worker processes the next `get` may say so instead.
-            WorkerTimeout: a worker has not even read the weights of before. Nothing was ordered.
         """
         self._life.refuse_executing("reset")
         B = self.n_envs()
-        agent_infos = spread("agent_info", agent_info or self._default_infos[0], B)
-        env_infos = spread("env_info", env_info or self._default_infos[1], B)
+        agent_infos = spread("agent_info", self._default_infos[0] if agent_info is None else agent_info, B)
+        env_infos = spread("env_info", self._default_infos[1] if env_info is None else env_info, B)
         with self._life.failing(self._broken):
             self._backend.reset(split(agent_infos, self._backend.n_envs()), split(env_infos, self._backend.n_envs()))
         infos = self._moved(agent_infos.prepend_key("agent_info/") + env_infos.prepend_key("env_info/"))
         self._life.begin(infos, B)
 
     def execute(self, agent_info: DictTensor | None = None) -> None:
-        """Begin to collect the next batch, with the weights of the last `update`; or queue it behind the one before.
+        """Begin to collect the next batch, with the weights of the last `update`.
 
         Worker processes whose environments restart by themselves take a second order before `get` has handed over the
-        first batch. They begin it the moment they have finished the first, without waiting for this process::
+        first batch. They begin it as soon as they have finished the first, without waiting for this process::
 
             batcher.execute()
             for _ in range(n):
                 batcher.execute()
                 trajectories, n_running = batcher.get()  # the oldest batch
 
-        The batches are those of execute and get in turn; each acts with the weights and the settings of its own
-        ``execute``, so with weights that are one batch older than they could be, as ``policy_version`` tells.
+        The batches are the same as those of execute and get in turn. Each acts with the weights and the agent_info of
+        its own ``execute``, so with weights that are one batch old, as ``policy_version`` tells.
 
         With worker processes this returns at once. With ``n_processes=0`` it collects; on CUDA it queues the work on a
         stream of its own, behind what is queued now, and returns: call it before you compute on the last batch. (For
         episodes that are not captured as a graph it waits in every 16th step.)
 
         Args:
-            agent_info: new settings of the agent.  [B] or [1] on the CPU; default: those of `reset`
+            agent_info: new values for the agent.  [B] or [1] on the CPU; default: those of `reset`
 
         Raises:
             BatcherStateError: `reset` or `get` is missing, every episode has ended, or the batcher is closed. `get` is
                 missing if two batches are outstanding, or one where none can be queued.
-            WorkerTimeout: a worker has not even begun a batch, so that it may still read the weights of before. Nothing
-                was ordered: `execute` can be called again.
+            TypeError: agent_info is no DictTensor.
             ShapeMismatchError: agent_info has another number of rows than B or 1.
             DeviceMismatchError: agent_info is not on the CPU.
         """
         backend, life = self._backend, self._life
-        depth = life.check_execute(agent_info is not None, backend.queues and backend.auto_reset)
-        given: Sequence[DictTensor | None] = [None] * len(backend.n_envs())
+        life.check_execute(backend.queues and backend.auto_reset)
+        of_collectors: Sequence[DictTensor | None] = [None] * len(backend.n_envs())
         infos = life.infos
         if agent_info is not None:
-            given = split(agent_info := spread("agent_info", agent_info, self.n_envs()), backend.n_envs())
-            kept = infos.truncate_key("env_info/").prepend_key("env_info/")
-            infos = self._moved(agent_info.prepend_key("agent_info/")) + kept
+            agent_info = spread("agent_info", agent_info, self.n_envs())
+            of_collectors = split(agent_info, backend.n_envs())
+            env_info = infos.truncate_key("env_info/").prepend_key("env_info/")
+            infos = self._moved(agent_info.prepend_key("agent_info/")) + env_info
         with life.failing(self._broken):
-            backend.execute(given, depth)
+            backend.execute(of_collectors)
         life.executed(infos)
 
-    def get(
-        self, blocking: bool = True, timeout: float | None = None, *, n_workers: int | None = None
-    ) -> tuple[Trajectories, int] | tuple[None, None]:
+    @overload
+    def get(self, blocking: Literal[True] = True, timeout: float | None = None) -> tuple[Trajectories, int]: ...
+
+    @overload
+    def get(self, blocking: bool, timeout: float | None = None) -> tuple[Trajectories, int] | tuple[None, None]: ...
+
+    def get(self, blocking: bool = True, timeout: float | None = None) -> tuple[Trajectories, int] | tuple[None, None]:
         """Hand over the batch that `execute` began; the oldest, if two are outstanding.
+
+        Its tensors carry no gradients: the agent acted without. For a loss, `replay_agent` computes the agent's outputs
+        again, with gradients.
 
         Args:
             blocking: whether to wait for it.
             timeout: seconds to wait; default: the constructor's.
-            n_workers: how many workers must be ready, None for all; 1 waits least. The rows of those that are come back
-                (``info["environment"]`` tells whose), and the next `execute` lets them go on while the others finish.
-                Nothing is lost, and nobody preferred: no worker gets more than two batches ahead of the slowest.
 
         Returns:
             ``(trajectories, n_still_running)``: what happened, in memory that no later call changes, and how many
@@ -225,31 +242,25 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             CUDA the tensors may still be in the making: whatever is queued on the current stream comes after that.
 
         Raises:
-            BatcherStateError: `execute` is missing, the batcher is closed, or ``n_workers`` asks for a part of a batch
-                while a second one is queued.
-            ValueError: ``n_workers`` is out of range.
+            BatcherStateError: `execute` is missing, or the batcher is closed.
             WorkerError: a worker raised or died; the batcher can only be closed after that.
             WorkerTimeout: the batch was not ready in time; `get` can be called again.
         """
         backend, seconds = self._backend, self.timeout if timeout is None else timeout
-        n_collectors = len(backend.n_envs()) if self._life.state == "executing" else 0
-        self._life.check_get(some=n_workers not in (None, n_collectors))
-        check_n_workers(n_workers, n_collectors)
+        self._life.check_get()
         self._clock.enter(1)
         try:
             with self._life.failing(self._broken, lambda: backend.waiting):
-                parts = backend.collect(blocking, seconds, n_workers)
-            if parts is None:
+                shares = backend.collect(blocking, seconds)
+            if shares is None:
                 return None, None
             self._clock.enter(2)
-            infos = self._life.taken(backend.collecting())
             kind = {"auto_reset": backend.auto_reset, "gaps": backend.gaps}
-            trajectories, n_running = hand_over(parts, infos, self.device, **kind)
+            trajectories, self._life.n_running = hand_over(shares, self._life.taken(), self.device, **kind)
         finally:
             self._clock.enter(0)
-        self._life.n_running = n_running if len(parts) == n_collectors else backend.n_running()
         self._n_batches += 1
-        self._told = self._told or warn_of_uncompiled([part.collected.uncompiled for part in parts])
+        self._told = self._told or warn_of_uncompiled([share.collected.uncompiled for share in shares])
         return trajectories, self._life.n_running
 
     def update(self, weights: Mapping[str, Tensor]) -> None:
@@ -260,7 +271,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
 
         Raises:
             BatcherStateError: the batcher is closed.
-            TypeError: a value is not a tensor.
+            TypeError: this is no mapping, or one of its values is not a tensor.
         """
         self._life.refuse_closed("update")
         check_weights(weights)
@@ -271,7 +282,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
     def state_dict(self) -> BatcherState:
         """Return what decides the next batch, for a checkpoint: environments, agent states, counters of random keys.
 
-        Not in it: what the caller has (the weights, and with ``n_processes=0`` the state of torch's generator), and
+        It leaves out what the caller has (the weights, and with ``n_processes=0`` the state of torch's generator), and
         gymnasium's environments, which cannot be saved. `torch.load` reads it with ``weights_only=True``.
 
         Raises:
@@ -291,15 +302,16 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         )
 
     def load_state_dict(self, state: Mapping[str, Any], weights: Mapping[str, Tensor] | None = None) -> bool:
-        """Go on where `state_dict` was called, in a batcher made alike: the next batches are equal bit by bit.
+        """Go on where `state_dict` was called, in a batcher with the same arguments: the next batches are bit-equal.
 
         Args:
             state: what `state_dict` returned.
-            weights: those of the last `update` before it; None leaves agents as they were made, until the next one.
+            weights: those of the last `update` before it; None leaves the agents as they are until the next `update`.
 
         Returns:
-            True if all is as it was. False if environments could not be saved (`VecEnv.state_dict` is None, as that of
-            gymnasium's): they have begun new episodes, as after `reset`. Make the batcher with another seed for that.
+            True if everything is as it was. False if environments could not be saved (`VecEnv.state_dict` is None, as
+            it is for gymnasium's): they have begun new episodes, as after `reset`; create the batcher with another seed
+            then, or it plays the first episodes again.
 
         Raises:
             BatcherStateError: a batch is being collected, or the batcher is closed.
@@ -310,11 +322,11 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         B, n_envs = self.n_envs(), self._backend.n_envs()
         check_state(state, len(n_envs))
         infos = DictTensor(state["infos"])
-        settings = [split(infos.truncate_key(prefix), n_envs) for prefix in ("agent_info/", "env_info/")]
+        of_collectors = [split(infos.truncate_key(prefix), n_envs) for prefix in ("agent_info/", "env_info/")]
         with self._life.failing(self._broken):
-            if weights is not None:  # first: where episodes begin anew, the agent's first state may come from them
+            if weights is not None:  # first: where new episodes begin, the agent's first state may come from them
                 self._backend.update(weights, state["policy_version"])
-            exact = self._backend.load_state_dicts(state["collectors"], *settings)
+            exact = self._backend.load_state_dicts(state["collectors"], *of_collectors)
         self._life.version = state["policy_version"]
         self._life.begin(self._moved(infos), state["n_running"] if exact else B, begun=state["begun"])
         return exact
@@ -337,11 +349,12 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
     def memory_report(self, queued: bool = False) -> MemoryReport:
         """Return how many bytes collecting takes, also before anything is collected.
 
-        Then a second agent and environment are made where the first ones are, take one step, and are closed again.
+        Before the first batch, a second agent and environment are created to find out: they take one step and are
+        closed again.
 
         Args:
-            queued: whether to count what queueing a second batch is going to take (see `execute`): a second slab in
-                each worker. Once a batch has been queued it is counted anyway.
+            queued: whether to count the second slab in each worker that queueing a batch takes (see `execute`). Once a
+                batch has been queued it is counted anyway.
 
         Raises:
             BatcherStateError: the first batch is being collected, or the batcher is closed.
@@ -382,5 +395,5 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             self.close()
 
     def _moved(self, infos: DictTensor) -> DictTensor:
-        """Settings on the device of the trajectories, which carry them."""
+        """An agent_info or env_info on the device of the trajectories, which carry it."""
         return infos.map(lambda tensor: move(tensor, self.device))

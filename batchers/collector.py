@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from rlstruct.batchers.compiled_agent import CompiledAgent
-from rlstruct.batchers.failures import spell_given
 from rlstruct.batchers.history import history_until
-from rlstruct.batchers.progress import Phase, Progress
+from rlstruct.batchers.progress import Phase, Progress, spell_input
 from rlstruct.batchers.saved_state import CollectorState, check_rows, load_environment, moved, on_cpu
 from rlstruct.batchers.shared_memory import layout_of
 from rlstruct.batchers.slab import Allocate, Slab, slab_layout
@@ -126,7 +125,7 @@ class Collector:
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Give new weights to the agent."""
-        self._progress.enter(Phase.AGENT)
+        self._progress.enter(Phase.UPDATE)
         self.agent.update(weights)
         self.version = version
 
@@ -307,7 +306,7 @@ class Collector:
 
     def given(self) -> str:
         """Say in words what the agent is called with."""
-        return spell_given(self._observation, self._state, self._agent_info)
+        return spell_input(self._observation, self._state, self._agent_info)
 
     def close(self) -> None:
         """Close agent and environment."""

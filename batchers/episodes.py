@@ -49,14 +49,12 @@ def collect_episodes(
     begun: dict[int, list[TemporalDictTensor]] = {b: [] for b in range(B)}
     first: dict[int, DictTensor] = {}
     found: list[tuple[int, int, DictTensor, TemporalDictTensor]] = []
-    n_running: int | None = 0
+    n_running = 0
     while any(missing.values()):
         if not n_running:
             batcher.reset(agent_info, env_info)
         batcher.execute()
         batch, n_running = batcher.get()
-        if batch is None or n_running is None:  # unreachable: get() blocks; narrows the types
-            raise RuntimeError("collect_episodes: there is no batch.")
         for b, info, piece, ended in _pieces(batch):
             if not missing[b]:
                 continue

@@ -1,4 +1,4 @@
-"""From the collectors' slabs to one Trajectories: the only copy of a batch. Part of rlstruct.batchers."""
+"""From the collectors' slabs to one Trajectories: the only copy of a batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlstruct.engine.streams import move
 
 
 @dataclass(frozen=True)
-class Part:
+class Share:
     """One collector's share of a batch.
 
     Attributes:
@@ -25,8 +25,8 @@ class Part:
         collected: what it said about them.
         seed: seed of its first environment.
         first_environment: global index of its first environment.
-        running: how many environments go on, or which, if nobody has counted them.  [B] bool
-        given: whether the memory of the steps is given away: then it becomes the batch, and nothing is copied.
+        running: how many environments go on, or which ones, [B] bool, where counting would wait for the device.
+        owned: whether the memory of the steps becomes the batch, so that nothing is copied.
     """
 
     slab: Steps
@@ -34,11 +34,11 @@ class Part:
     seed: int
     first_environment: int
     running: int | Tensor
-    given: bool = False
+    owned: bool = False
 
 
 def hand_over(
-    parts: Sequence[Part],
+    shares: Sequence[Share],
     infos: DictTensor,
     device: torch.device,
     *,
@@ -48,36 +48,36 @@ def hand_over(
     """Copy a batch out of the slabs, batch first, on the batcher's device.
 
     Args:
-        parts: one per collector, in the order of their environments.
-        infos: ``agent_info/…`` and ``env_info/…`` of all environments, also of those that are in no part.  [B]
+        shares: one per collector, in the order of their environments.
+        infos: ``agent_info/…`` and ``env_info/…`` of all environments, on the device.  [B]
         device: the batcher's device.
         auto_reset: whether the environments restart by themselves.
         gaps: whether they may spend steps on that. If not, the device is asked nothing.
 
     Returns:
-        Trajectories that share no memory with the slabs (but for a slab that is given away), and how many environments
+        Trajectories that use no memory of the slabs (except of one that is owned), and how many environments
         go on. Auto-resetting: all B rows, T steps; fewer real ones where a vector environment spends steps on its
         restarts. Episodic: the rows that took part, shortened to the longest. ``observation/`` and ``_observation/`` of
         a key share memory unless an environment restarted. Padding is zero, except that the first padded step of
         ``observation/`` shows the final observation once more.
     """
-    info = _rows_of(parts, infos).to(device).clone() + _identity(parts, device)
-    T = max(part.collected.n_steps for part in parts)
+    info = infos.clone() + _identity(shares, device)
+    T = max(share.collected.n_steps for share in shares)
     if auto_reset:
-        steps = _stream(parts, T, device) | _actions(parts, T, device)
-        n_running = sum(part.slab.running.shape[1] for part in parts)
-        if not gaps or all(bool(part.slab.running[:T].all()) for part in parts):  # sync: once per batch
+        steps = _stream(shares, T, device) | _actions(shares, T, device)
+        n_running = sum(share.slab.running.shape[1] for share in shares)
+        if not gaps or all(bool(share.slab.running[:T].all()) for share in shares):  # sync: once per batch
             return Trajectories(info, TemporalDictTensor(steps)), n_running
-        return Trajectories(info, _without_gaps(steps, _running(parts, T, device))), n_running
-    lengths = _running(parts, T, device).sum(1)
-    on_cpu, n_running = _count(lengths, parts)
+        return Trajectories(info, _without_gaps(steps, _running(shares, T, device))), n_running
+    lengths = _running(shares, T, device).sum(1)
+    on_cpu, n_running = _count(lengths, shares)
     T = int(on_cpu.max())  # sync: of CPU memory. Off the CPU collectors do not look after every step whether all ended
     rows = None
     if not bool((on_cpu > 0).all()):  # sync: of CPU memory
         rows = move(on_cpu.nonzero().squeeze(1), device)  # sync: of CPU memory
         info, lengths = info.index(rows), lengths.index_select(0, rows)
     padded = _Padded(lengths, rows)
-    steps = _stream(parts, T, device, padded) | _actions(parts, T, device, padded)
+    steps = _stream(shares, T, device, padded) | _actions(shares, T, device, padded)
     return Trajectories(info, TemporalDictTensor(steps, lengths)), n_running
 
 
@@ -102,10 +102,10 @@ def batch_layout(layout: Layout, auto_reset: bool) -> Layout:
     return found
 
 
-def _count(lengths: Tensor, parts: Sequence[Part]) -> tuple[Tensor, int]:
+def _count(lengths: Tensor, shares: Sequence[Share]) -> tuple[Tensor, int]:
     """Bring the lengths of the episodes to the CPU, [B] int64, with the number of environments that go on."""
-    masks = [part.running for part in parts if isinstance(part.running, Tensor)]
-    counted = sum(part.running for part in parts if isinstance(part.running, int))
+    masks = [share.running for share in shares if isinstance(share.running, Tensor)]
+    counted = sum(share.running for share in shares if isinstance(share.running, int))
     numbers = torch.cat([lengths, *(mask.sum().view(1) for mask in masks)]).cpu()  # sync: once per batch of episodes
     n = lengths.shape[0]
     return numbers[:n], counted + int(numbers[n:].sum())  # sync: of CPU memory
@@ -124,70 +124,70 @@ class _Padded:
         return _zero_after(kept, self.lengths + extra)
 
 
-def _identity(parts: Sequence[Part], device: torch.device) -> DictTensor:
+def _identity(shares: Sequence[Share], device: torch.device) -> DictTensor:
     """Who collected what, with which weights and from which agent state, [B]."""
     rows: dict[str, list[Tensor]] = {key: [] for key in ("environment", "env_seed", "step", "policy_version")}
-    for part in parts:
-        B = part.slab.running.shape[1]
+    for share in shares:
+        B = share.slab.running.shape[1]
         index = torch.arange(B, device=device, dtype=torch.int64)
-        rows["environment"].append(index + part.first_environment)
-        rows["env_seed"].append(index + part.seed)
-        rows["step"].append(torch.full_like(index, part.collected.first_step))
-        rows["policy_version"].append(torch.full_like(index, part.collected.version))
+        rows["environment"].append(index + share.first_environment)
+        rows["env_seed"].append(index + share.seed)
+        rows["step"].append(torch.full_like(index, share.collected.first_step))
+        rows["policy_version"].append(torch.full_like(index, share.collected.version))
     states = {
-        f"agent_state/{key}": torch.cat([part.slab.state[key].to(device) for part in parts])
-        for key in parts[0].slab.state
+        f"agent_state/{key}": torch.cat([share.slab.state[key].to(device) for share in shares])
+        for key in shares[0].slab.state
     }
     return DictTensor({key: torch.cat(value) for key, value in rows.items()} | states)
 
 
-def _stream(parts: Sequence[Part], T: int, device: torch.device, padded: _Padded | None = None) -> dict[str, Tensor]:
+def _stream(shares: Sequence[Share], T: int, device: torch.device, padded: _Padded | None = None) -> dict[str, Tensor]:
     """Both observation keys, from one copy of the frames wherever no environment restarted, [B, T, ...]."""
     steps: dict[str, Tensor] = {}
-    for key in parts[0].slab.stream:
-        cut = [_cut(part.slab.stream[key], part.collected.n_steps + 1, T + 1) for part in parts]
-        frames = _join(parts, cut, device)
+    for key in shares[0].slab.stream:
+        cut = [_cut(share.slab.stream[key], share.collected.n_steps + 1, T + 1) for share in shares]
+        frames = _join(shares, cut, device)
         if padded is not None:
             frames = padded.cut(frames, 1)  # slot `lengths` holds the last reached observation
         steps[f"observation/{key}"] = frames[:, :T]
         steps[f"_observation/{key}"] = frames[:, 1:]
-    for key in parts[0].slab.reached:
-        reached = _join(parts, [part.slab.reached[key][:T] for part in parts], device)
+    for key in shares[0].slab.reached:
+        reached = _join(shares, [share.slab.reached[key][:T] for share in shares], device)
         steps[f"_observation/{key}"] = reached
-    return steps | _with_finals(parts, steps)
+    return steps | _with_finals(shares, steps)
 
 
-def _with_finals(parts: Sequence[Part], steps: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _with_finals(shares: Sequence[Share], steps: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return ``_observation/`` of the keys that restarts change, final observations in their places, [B, T, ...]."""
-    first, n_envs = 0, sum(part.slab.running.shape[1] for part in parts)
+    first, n_envs = 0, sum(share.slab.running.shape[1] for share in shares)
     ended, places = [], []
-    for part in parts:
-        n, at = part.collected.n_final, part.slab.final_at
+    for share in shares:
+        n, at = share.collected.n_final, share.slab.final_at
         if n and at is not None:
             t, b = at[:n].unbind(1)
-            ended.append(part)
+            ended.append(share)
             places.append(t * n_envs + (b + first))
-        first += part.slab.running.shape[1]
+        first += share.slab.running.shape[1]
     changed: dict[str, Tensor] = {}
     if not ended:
         return changed
     where = torch.cat(places)
     for key in ended[0].slab.final:
-        final = torch.cat([part.slab.final[key][: part.collected.n_final] for part in ended])
+        final = torch.cat([share.slab.final[key][: share.collected.n_final] for share in ended])
         following = steps[f"_observation/{key}"].transpose(0, 1).clone(memory_format=torch.contiguous_format)
         as_signed(following).flatten(0, 1).index_copy_(0, where, as_signed(final))  # [T * B, ...]
         changed[f"_observation/{key}"] = following.transpose(0, 1)
     return changed
 
 
-def _running(parts: Sequence[Part], T: int, device: torch.device) -> Tensor:
-    return _cat([_cut(part.slab.running, part.collected.n_steps, T) for part in parts], device)  # [B, T]
+def _running(shares: Sequence[Share], T: int, device: torch.device) -> Tensor:
+    return _cat([_cut(share.slab.running, share.collected.n_steps, T) for share in shares], device)  # [B, T]
 
 
-def _actions(parts: Sequence[Part], T: int, device: torch.device, padded: _Padded | None = None) -> dict[str, Tensor]:
+def _actions(shares: Sequence[Share], T: int, device: torch.device, padded: _Padded | None = None) -> dict[str, Tensor]:
     steps = {}
-    for key in parts[0].slab.action:
-        value = _join(parts, [_cut(part.slab.action[key], part.collected.n_steps, T) for part in parts], device)
+    for key in shares[0].slab.action:
+        value = _join(shares, [_cut(share.slab.action[key], share.collected.n_steps, T) for share in shares], device)
         steps[f"action/{key}"] = value if padded is None else padded.cut(value, 0)
     return steps
 
@@ -201,26 +201,26 @@ def _without_gaps(steps: dict[str, Tensor], running: Tensor) -> TemporalDictTens
     return TemporalDictTensor(moved, lengths).shorten()
 
 
-def _join(parts: Sequence[Part], steps: list[Tensor], device: torch.device) -> Tensor:
-    """Join the parts' shares of one tensor, [T, B, ...] each, to [sum of B, T, ...]; a given one is only shown."""
-    if len(parts) == 1 and parts[0].given:
+def _join(shares: Sequence[Share], steps: list[Tensor], device: torch.device) -> Tensor:
+    """Join what the shares have of one tensor, [T, B, ...] each, to [sum of B, T, ...]; an owned one is only viewed."""
+    if len(shares) == 1 and shares[0].owned:
         return steps[0].transpose(0, 1)
     return _cat(steps, device)
 
 
-def _cat(parts: list[Tensor], device: torch.device) -> Tensor:
+def _cat(shares: list[Tensor], device: torch.device) -> Tensor:
     """Copy time-first tensors [T, B, ...] to one [sum of B, T, ...] on ``device``; in memory time stays first.
 
     So whole rows are copied, which is several times faster than to turn them, and every batch has the same strides.
     """
-    if all(part.device == device for part in parts):
-        return torch.cat(parts, dim=1).transpose(0, 1)
-    T, B = parts[0].shape[0], sum(part.shape[1] for part in parts)
-    joined = torch.empty((T, B, *parts[0].shape[2:]), dtype=parts[0].dtype, device=device)
+    if all(share.device == device for share in shares):
+        return torch.cat(shares, dim=1).transpose(0, 1)
+    T, B = shares[0].shape[0], sum(share.shape[1] for share in shares)
+    joined = torch.empty((T, B, *shares[0].shape[2:]), dtype=shares[0].dtype, device=device)
     first = 0
-    for part in parts:
-        joined[:, first : first + part.shape[1]].copy_(part)
-        first += part.shape[1]
+    for share in shares:
+        joined[:, first : first + share.shape[1]].copy_(share)
+        first += share.shape[1]
     return joined.transpose(0, 1)
 
 
@@ -237,11 +237,3 @@ def _zero_after(tensor: Tensor, lengths: Tensor) -> Tensor:
     padding = times.unsqueeze(0) >= lengths.unsqueeze(1)  # [B, T]
     as_signed(tensor).masked_fill_(padding.view(*padding.shape, *[1] * (tensor.dim() - 2)), 0)
     return tensor
-
-
-def _rows_of(parts: Sequence[Part], infos: DictTensor) -> DictTensor:
-    """The rows of ``infos`` [B] that belong to the environments of these collectors, which may not be all."""
-    rows = [(part.first_environment, part.first_environment + part.slab.running.shape[1]) for part in parts]
-    if infos.empty() or rows == [(0, infos.n_elems())]:
-        return infos
-    return DictTensor.cat([infos.slice(first, stop) for first, stop in rows])

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from rlstruct.batchers.action_range import ActionRange
 from rlstruct.batchers.collector import Collected
-from rlstruct.batchers.failures import describe, worker_error
-from rlstruct.batchers.hand_over import Part
+from rlstruct.batchers.hand_over import Share
 from rlstruct.batchers.making import Factories, make_collector, measure
-from rlstruct.batchers.progress import Phase, Progress
+from rlstruct.batchers.progress import Phase, Progress, describe, worker_error
 from rlstruct.batchers.replayer import Replayer
 from rlstruct.batchers.reports import LostEpisodes
 from rlstruct.batchers.saved_state import CollectorState
@@ -77,7 +76,7 @@ class InProcess:
         with self._named(), self._lane.work():
             self._collector.reset(agent_infos[0], env_infos[0])
 
-    def execute(self, agent_infos: Sequence[DictTensor | None], depth: int) -> None:
+    def execute(self, agent_infos: Sequence[DictTensor | None]) -> None:
         """See Backend."""
         self._batch = None
         try:
@@ -87,7 +86,7 @@ class InProcess:
         except WorkerError as error:
             self._failure = error
 
-    def collect(self, blocking: bool, timeout: float, n_workers: int | None) -> list[Part] | None:
+    def collect(self, blocking: bool, timeout: float) -> list[Share] | None:
         """See Backend. On CUDA the host waits for nothing: what the caller queues from now on comes after the batch."""
         if self._failure is not None:
             raise self._failure
@@ -99,16 +98,8 @@ class InProcess:
         running = self._collector.running()
         self._lane.give([*steps.tensors.values(), *([] if running is None else [running])])
         return [
-            Part(steps, collected, self._seed, 0, self._n_envs if running is None else running, self._replayer.gives)
+            Share(steps, collected, self._seed, 0, self._n_envs if running is None else running, self._replayer.gives)
         ]
-
-    def n_running(self) -> int:
-        """See Backend. Never asked: there are no others."""
-        return self._n_envs
-
-    def collecting(self) -> bool:
-        """See Backend."""
-        return self._batch is not None
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
         """See Backend."""

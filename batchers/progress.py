@@ -1,11 +1,18 @@
-"""What a collector is doing, for whoever waits for it. Part of rlstruct.batchers."""
+"""Where a collector is, for whoever waits for it; and how a failure travels from there to the user."""
 
 from __future__ import annotations
 
+import os
+import traceback
+from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
+import cloudpickle
 from torch import Tensor
 
+from rlstruct.core import DictTensor
+from rlstruct.errors import ShapeMismatchError, WorkerError
 from rlstruct.profile import PhaseClock
 
 _UNBORN = -1  # in place of a phase, while Python starts and imports the user's main script
@@ -22,6 +29,7 @@ class Phase(IntEnum):
     COPY = 5
     SAVE = 6
     LOAD = 7
+    UPDATE = 8
 
     @property
     def words(self) -> str:
@@ -35,7 +43,13 @@ class Phase(IntEnum):
             Phase.COPY: "writing the batch",
             Phase.SAVE: "saving a checkpoint",
             Phase.LOAD: "loading a checkpoint",
+            Phase.UPDATE: "agent.update",
         }[self]
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether this happens in a step of a batch, so that an error message names it."""
+        return self in (Phase.AGENT, Phase.ENVIRONMENT, Phase.COPY)
 
 
 class Interrupted(BaseException):
@@ -43,16 +57,16 @@ class Interrupted(BaseException):
 
 
 class Progress:
-    """Where a collector is, for the process that waits for it: phase, step, and whether it shall stop.
+    """Phase and step of a collector, and whether it shall stop.
 
     Args:
-        word: [4] int64, in shared memory if another process shall see it.
+        words: [3] int64 or more, in shared memory if another process is to see them.
     """
 
-    def __init__(self, word: Tensor) -> None:
-        """Start in phase WAIT, and leave the word as it is: another process may have written it."""
+    def __init__(self, words: Tensor) -> None:
+        """Leave the words as they are: another process may have written them."""
         # A memoryview is written in a twentieth of the time that a tensor takes.
-        self._word = memoryview(word.numpy())  # type: ignore[arg-type]  # sync: a view, once
+        self._words = memoryview(words.numpy())  # type: ignore[arg-type]  # sync: a view, once
         self.clock = PhaseClock([phase.name.lower() for phase in Phase])
 
     def enter(self, phase: Phase) -> None:
@@ -61,45 +75,155 @@ class Progress:
         Raises:
             Interrupted: `stop` was called.
         """
-        self._word[0] = phase
+        self._words[0] = phase
         self.clock.enter(phase)
-        if self._word[2]:
+        if self._words[2]:
             raise Interrupted
 
     @property
     def phase(self) -> Phase:
         """What the collector is doing."""
-        return Phase(int(self._word[0])) if self.born else Phase.START
+        return Phase(int(self._words[0])) if self.born else Phase.START
 
     @property
     def born(self) -> bool:
         """Whether the worker has got as far as the code of this library."""
-        return bool(self._word[0] != _UNBORN)
+        return bool(self._words[0] != _UNBORN)
 
     @property
     def step(self) -> int:
         """The step of the batch that it is at."""
-        return int(self._word[1])
+        return int(self._words[1])
 
     @step.setter
     def step(self, t: int) -> None:
-        self._word[1] = t
-
-    @property
-    def edition(self) -> int:
-        """Which writing of the weights the worker has read, 0 for none."""
-        return int(self._word[3])
-
-    @edition.setter
-    def edition(self, edition: int) -> None:
-        self._word[3] = edition
+        self._words[1] = t
 
     def clear(self) -> None:
         """Forget everything, for a worker that is about to be started."""
-        for i in range(len(self._word)):
-            self._word[i] = 0
-        self._word[0] = _UNBORN
+        self._words[0], self._words[1], self._words[2] = _UNBORN, 0, 0
 
     def stop(self) -> None:
         """Ask the collector to give up at its next phase."""
-        self._word[2] = 1
+        self._words[2] = 1
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception that a collector raised, in a form that can be sent; ``seen`` is what the agent was called with."""
+
+    error: bytes | None
+    summary: str
+    traceback: str
+    phase: Phase
+    step: int | None
+    environment: int | None
+    seen: str = ""
+
+
+def describe(error: BaseException, progress: Progress, seen: str = "") -> Failure:
+    """Turn an exception into something that can be sent, whatever it holds.
+
+    Args:
+        error: the exception.
+        progress: where it happened.
+        seen: what the agent was called with, in words; told if it was the agent that raised.
+    """
+    phase = progress.phase
+    return Failure(
+        error=_pickled(error),
+        summary="".join(traceback.format_exception_only(error)).strip(),
+        traceback="".join(traceback.format_exception(error)),
+        phase=phase,
+        step=progress.step if phase.has_steps else None,
+        environment=getattr(error, "environment_index", None),
+        seen=seen if phase is Phase.AGENT and not isinstance(error, ShapeMismatchError) else "",
+    )
+
+
+def worker_error(
+    failure: Failure, cause: BaseException | None, worker: int, pid: int | None, seed: int, environments: range
+) -> WorkerError:
+    """Build the WorkerError for a collector that raised ``cause``, in a worker or in this process."""
+    index, here = failure.environment, pid == os.getpid()
+    environment = None if index is None else environments.start + index
+    where = spell(environments) if environment is None else f"environment {environment}"
+    seed = seed if index is None else seed + index
+    step = "" if failure.step is None else f", step {failure.step}"
+    who = "this process" if here else f"worker {worker} (pid {pid})"
+    text = f"{who} raised in {failure.phase.words}, {where}, seed {seed}{step}: {failure.summary}"
+    if failure.seen:
+        text += f"\nThe agent was called with {failure.seen}."
+    if not here:
+        text += f"\n\nTraceback of the worker:\n{failure.traceback}"
+    error = WorkerError(
+        text,
+        worker=worker,
+        pid=pid,
+        phase=failure.phase.words,
+        environment=environment,
+        environments=(environments.start, environments.stop),
+        seed=seed,
+        step=failure.step,
+        remote_traceback=failure.traceback,
+    )
+    error.__cause__ = cause
+    return error
+
+
+def spell(environments: range) -> str:
+    """Name a range of environments."""
+    return f"environments {environments.start} to {environments.stop - 1}" if environments else "no environment yet"
+
+
+def spell_input(observation: DictTensor, state: DictTensor, agent_info: DictTensor) -> str:
+    """Name what an agent is called with: frames, state and agent_info, with shapes, dtypes and devices."""
+    frames = {key: frame for key, frame in observation.items() if key.split("/")[0] == "frame"}
+    groups = {"observation": frames, "state": dict(state.items()), "agent_info": dict(agent_info.items())}
+    return ", ".join(
+        f"{name} {key!r} {list(tensor.shape)} {tensor.dtype} on {tensor.device}"
+        for name, tensors in groups.items()
+        for key, tensor in tensors.items()
+    )
+
+
+def rebuild(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    """Make an exception without calling its constructor, whose arguments nobody knows any more."""
+    error = kind.__new__(kind)
+    error.args = args
+    for name, value in state.items():
+        setattr(error, name, value)
+    return error
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    """The exception as bytes that surely can be read again, without whatever of it does not survive that."""
+    whole = _survives(error)
+    if whole is not None:
+        return whole
+    args = tuple(value if _survives(value) else repr(value) for value in error.args)
+    state = {name: value for name, value in getattr(error, "__dict__", {}).items() if _survives(value)}
+    try:
+        pickled: bytes = cloudpickle.dumps((type(error), args, state))
+        rebuild(*cloudpickle.loads(pickled))
+    except Exception:  # an exception that cannot travel at all is still described by its traceback
+        return None
+    return pickled
+
+
+def _survives(value: object) -> bytes | None:
+    try:
+        pickled: bytes = cloudpickle.dumps(value)
+        cloudpickle.loads(pickled)
+    except Exception:  # user code runs here: __reduce__, __setstate__, constructors
+        return None
+    return pickled
+
+
+def unpickled(pickled: bytes | None) -> BaseException | None:
+    """Read what `describe` wrote; None if the class of the exception does not exist in this process."""
+    try:
+        found = None if pickled is None else cloudpickle.loads(pickled)
+        return rebuild(*found) if isinstance(found, tuple) else found
+    except Exception:  # its traceback still tells the story
+        return None

@@ -1,4 +1,4 @@
-"""Memory that two processes see, without a name. Part of rlstruct.batchers.
+"""Memory without a name that two processes see.
 
 A block is an anonymous file: the parent creates it before a worker starts, the worker inherits its descriptor, and
 whoever knows the sizes first makes it as long as it must be. It has no name, so it vanishes with the last process that
@@ -7,6 +7,7 @@ holds it, however that process ends.
 
 from __future__ import annotations
 
+import fcntl
 import math
 import mmap
 import os
@@ -86,7 +87,14 @@ def _open_inherited(inherited: Any) -> SharedBlock:  # noqa: ANN401 - multiproce
 
 
 def _anonymous_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("rlstruct", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:  # no name either: it is unlinked at birth
+    """Open a file without a name; never as descriptor 0, 1 or 2, which get what is printed even if they are closed."""
+    low = os.memfd_create("rlstruct", os.MFD_CLOEXEC) if hasattr(os, "memfd_create") else _unlinked_file()
+    try:
+        return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(low)
+
+
+def _unlinked_file() -> int:
+    with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())

@@ -57,9 +57,8 @@ def slow(options: argparse.Namespace) -> list[dict[str, Any]]:
     Without any barrier a worker would start its next step whenever the last one is over: all of its time would be
     environment time. The share is the environment seconds of the mean worker over those of the clock. Whole batches
     wait for the slowest of 8 sums of T steps, which leaves 84 % at best with one environment each, 92 % with four.
-    With the next batch queued a worker waits only when it is a whole batch ahead of the slowest, and with
-    ``get(n_workers=1)`` nobody waits. What 8 workers compute on fewer cores is not environment time either: a
-    compiled agent leaves less of that.
+    With the next batch queued a worker waits only when it is a whole batch ahead of the slowest. What 8 workers compute
+    on fewer cores is not environment time either: a compiled agent leaves less of that.
     """
     print("\n## Slow environments: 1 ms per step, one in ten 10 ms; 8 workers\n")
     print("| | steps/s | share of the ideal without a barrier | target |\n|---|---:|---:|---:|")
@@ -70,7 +69,6 @@ def slow(options: argparse.Namespace) -> list[dict[str, Any]]:
         eager = [
             Entry(f"{name}, get()", "rlstruct_batcher.py", task),
             Entry(f"{name}, get() with the next batch queued", "rlstruct_batcher.py", task, ("queued",)),
-            Entry(f"{name}, get(n_workers=1)", "rlstruct_batcher.py", task, ("any",)),
         ]
         compiled = [
             Entry(f"{entry.name}, compiled agent", entry.script, task, (*entry.arguments, "compiled"))

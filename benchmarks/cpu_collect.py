@@ -7,8 +7,8 @@ facebookresearch/rlstructures at v0.2. ``--part`` takes some of the parts:
   four times: the agent as it is and compiled, each batch ordered when the one before has been handed over, and (queued)
   while the one before is collected;
 * ``scaling``: one process and two, each with 32 environments, ours and the bare loop;
-* ``slow``: environments of 1 ms per step, one step in ten 10 ms, 8 workers; a plain ``get()``, one with the next batch
-  queued, and ``get(n_workers=1)``; turns of 4 seconds at least;
+* ``slow``: environments of 1 ms per step, one step in ten 10 ms, 8 workers; a plain ``get()``, and one with the next
+  batch queued; turns of 4 seconds at least;
 * ``weights``: a million parameters to 4 workers;  ``startup``: 2 workers to the first batch;
 * ``frames``: ALE Pong, uint8 84x84x4, 16 environments: bytes moved and kept per step (extra ``atari``).
 

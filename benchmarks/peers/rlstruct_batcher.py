@@ -1,7 +1,7 @@
 """Ours: RL_Batcher with worker processes, an agent that draws from the batcher's random keys and keeps its logits.
 
-With the argument ``any`` a batch is what any worker has ready, with ``queued`` each batch is ordered while the one
-before is collected, with ``compiled`` the agent is; with ``random`` it is a RandomAgent.
+With the argument ``queued`` each batch is ordered while the one before is collected, with ``compiled`` the agent is
+compiled; with ``random`` it is a RandomAgent.
 """
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ class Ours:
             compile_agent="compiled" in sys.argv,
         )
         self.batcher.reset()
-        self.n_workers = 1 if "any" in sys.argv else None
         self.depth = 2 if "queued" in sys.argv else 1
         self.to_order = self.n_ordered = 0
         self.before: dict[str, float] = {}
@@ -75,11 +74,7 @@ class Ours:
             self.to_order -= 1
             self.n_ordered += 1
         self.n_ordered -= 1
-        # The last one waits for all workers: what they did in the turns of others would be counted, too.
-        last = not self.to_order and not self.n_ordered
-        trajectories, _ = self.batcher.get(n_workers=None if last else self.n_workers)
-        if trajectories is None:  # get() waits: it never is
-            raise RuntimeError("no batch")
+        trajectories, _ = self.batcher.get()
         return int(trajectories.lengths.sum())
 
     def report(self) -> dict[str, Any]:

@@ -16,9 +16,7 @@ from batcher_fakes import create_version_agent, limit, shared_memory_names
 
 from rlstruct import BatcherStateError, DictTensor, WorkerError, WorkerTimeout
 from rlstruct.batchers import RL_Batcher
-from rlstruct.batchers.failures import describe, unpickled
-from rlstruct.batchers.processes import limit_sending
-from rlstruct.batchers.progress import Phase, Progress
+from rlstruct.batchers.progress import Phase, Progress, describe, unpickled
 from rlstruct.testing.fake_agents import RngAgent
 from rlstruct.testing.fake_envs import CountingEnv, create_counting_env, create_failing_env, create_slow_env
 
@@ -181,7 +179,7 @@ def test_exceptions_of_the_agent_in_this_process(where: str) -> None:
     with pytest.raises(WorkerError, match=f"agent fails in {where}") as caught:
         live()
     assert isinstance(caught.value.__cause__, ValueError)
-    assert caught.value.phase == ("create_env / create_agent" if where == "create" else "agent")
+    assert caught.value.phase == {"create": "create_env / create_agent", "update": "agent.update"}.get(where, "agent")
 
 
 def test_exceptions_at_reset_and_in_update_come_with_the_batch() -> None:
@@ -192,7 +190,7 @@ def test_exceptions_at_reset_and_in_update_come_with_the_batch() -> None:
     close_leaves_nothing(batcher)
     batcher = RL_Batcher(2, create_version_agent, create_counting_env, env_args={"n_envs": 1}, n_processes=1, seed=0)
     batcher.update({"w": torch.arange(2.0)})
-    with pytest.raises(WorkerError, match=r"agent, .*torn weights"):
+    with pytest.raises(WorkerError, match=r"raised in agent\.update, .*seed \d+: ValueError: torn weights"):
         run(batcher)
     close_leaves_nothing(batcher)
 
@@ -267,8 +265,7 @@ def test_a_stopped_worker_does_not_block_orders() -> None:
     batcher = RL_Batcher(2, RngAgent, create_counting_env, env_args=env_args, n_processes=1, seed=0, timeout=60.0)
     run(batcher)
     batcher._backend._workers[0]._timeout = 1.0
-    limit_sending(batcher._backend._workers[0].connection, 1.0)
-    while batcher._backend._workers[0].status.phase is not Phase.WAIT:  # its answer is out a little earlier
+    while batcher._backend._workers[0].progress.phase is not Phase.WAIT:  # its answer is out a little earlier
         time.sleep(0.01)
     kill_worker(batcher, 0, signal.SIGSTOP)
     with pytest.raises(WorkerError, match="read none of its orders for 1 s; it is in no call of yours"):

@@ -13,7 +13,7 @@ from batcher_fakes import create_cartpole
 import rlstruct.batchers.batcher as batcher_module
 from rlstruct import BatcherStateError, DeviceMismatchError, DictTensor, ShapeMismatchError, VecEnv, WorkerError
 from rlstruct.batchers import RL_Batcher
-from rlstruct.batchers.worker_handle import Worker
+from rlstruct.batchers.workers.handle import WorkerHandle
 from rlstruct.testing.fake_agents import HistoryAgent, RngAgent, StatefulAgent
 from rlstruct.testing.fake_envs import create_counting_env, create_slow_env
 
@@ -31,14 +31,14 @@ def two_workers() -> Iterator[RL_Batcher]:
 
 
 def test_ctrl_c_that_loses_an_answer_leaves_no_batcher_that_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(worker: Worker) -> bool:
-        worker.connection.recv()
+    def interrupted(worker: WorkerHandle) -> bool:
+        worker.channel.receive(wait=True)
         raise KeyboardInterrupt
 
     with make(1) as batcher:
         batcher.reset()
         batcher.execute()
-        monkeypatch.setattr(Worker, "take_answer", interrupted)
+        monkeypatch.setattr(WorkerHandle, "take_answer", interrupted)
         with pytest.raises(KeyboardInterrupt):
             batcher.get()
         with pytest.raises(BatcherStateError, match="collection has failed; close"):
@@ -94,7 +94,7 @@ def test_closed_is_closed(method: str) -> None:
     ("arguments", "words"),
     [
         ({"T": 0}, "n_timesteps is 0"),
-        ({"n_processes": -1}, "n_processes -1"),
+        ({"n_processes": -1}, "n_processes is -1"),
         ({"device": "cuda:99"}, "cuda:99"),
         ({"device": "gpu"}, "'gpu' is no device"),
         ({"seeds": [1]}, "seed and seeds are both given"),
@@ -178,7 +178,7 @@ def test_statistics_add_up(n_processes: int) -> None:
     # Every second of a worker belongs to exactly one phase, so the sums grow as the clock does.
     assert totals[1] - totals[0] == pytest.approx(ends[1] - ends[0], rel=0.05)
     assert stats.batches == 2
-    assert set(stats.workers[0]) == {"environment", "agent", "copy", "reset", "start", "save", "load", "wait"}
+    assert set(stats.workers[0]) == {"environment", "agent", "copy", "reset", "start", "save", "load", "wait", "update"}
     assert stats.workers[0]["agent"] > 0.0
     assert "environment" in str(stats)
 

@@ -204,11 +204,7 @@ def test_what_cannot_be_done_with_a_batch_queued_says_so(batcher: RL_Batcher) ->
         BatcherStateError, match=r"execute: get\(\) has not .* Call get\(\) first: .* another waits behind"
     ):
         batcher.execute()
-    with pytest.raises(
-        BatcherStateError, match=r"n_workers was given, and a second batch is queued. Call get\(\) for all"
-    ):
-        batcher.get(n_workers=1)
-    batcher.get(n_workers=2)
+    batcher.get()
     for call in (batcher.reset, batcher.state_dict):
         with pytest.raises(BatcherStateError, match=r"a batch is being collected. Call get\(\) first"):
             call()

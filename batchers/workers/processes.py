@@ -1,4 +1,4 @@
-"""How worker processes are born and end. Part of rlstruct.batchers."""
+"""How worker processes start and end."""
 
 from __future__ import annotations
 
@@ -9,42 +9,16 @@ import ctypes
 import inspect
 import os
 import signal
-import socket
-import struct
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from multiprocessing import get_start_method, process, set_start_method
-from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 GUARD = 'Put the code that creates the batcher under `if __name__ == "__main__":`.'
 WORKER_NAME = "rlstruct-worker"
 NO_MAIN_GUARD = 86
 """Exit code of a worker whose main script starts workers while it is being imported."""
-
-
-def kill(processes: Sequence[SpawnProcess], connections: Sequence[Connection]) -> None:
-    """End every worker at once, also one that is stopped or in C code, and leave no zombie and no descriptor."""
-    for child in processes:
-        with contextlib.suppress(OSError, ValueError):  # it never started, or it is closed already
-            child.kill()
-    for child in processes:
-        with contextlib.suppress(OSError, ValueError, AssertionError):
-            child.join(1.0)  # not for ever: the kernel may hold a process that waits for a broken disk or driver
-            child.close()
-    for connection in connections:
-        connection.close()
-
-
-def limit_sending(connection: Connection, seconds: float) -> None:
-    """Let `Connection.send` raise OSError when a worker does not read for so long, instead of blocking for ever."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as end:
-        end.setblocking(True)  # socket.setdefaulttimeout() of the user's program would make the pipe non-blocking
-        whole = int(seconds)
-        limit = struct.pack("@ll", whole, max(1, int((seconds - whole) * 1e6)))
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 def mortal_parent() -> int | None:
@@ -79,7 +53,7 @@ def leave() -> None:
 
 @contextlib.contextmanager
 def quiet_start() -> Iterator[None]:
-    """Let children be born with one thread each, deaf to Ctrl-C; give this process back as it was.
+    """Let children start with one thread each, deaf to Ctrl-C; leave this process as it was.
 
     Raises:
         RuntimeError: the main script makes a batcher without a guard; every worker imports it and would do so again.
@@ -93,7 +67,8 @@ def quiet_start() -> Iterator[None]:
     in_main = threading.current_thread() is threading.main_thread()
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None
     try:
-        yield
+        with _standard_streams():
+            yield
     finally:
         if not chosen:  # Python has fixed it while it spawned: give the user's choice back
             set_start_method(None, force=True)
@@ -104,6 +79,24 @@ def quiet_start() -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _standard_streams() -> Iterator[None]:
+    """Open what is closed of standard input, output and error, for children to inherit.
+
+    Otherwise the next file that is opened gets descriptor 0, 1 or 2, and what a child prints is written into it.
+    """
+    opened = []
+    try:
+        while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+            os.set_inheritable(fd, True)
+            opened.append(fd)
+        os.close(fd)
+        yield
+    finally:
+        for fd in opened:
+            os.close(fd)
 
 
 def _refuse_while_imported() -> None:

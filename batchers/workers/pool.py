@@ -1,0 +1,329 @@
+"""Collection in k spawned processes, seen from their parent."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from multiprocessing.util import Finalize
+from selectors import EVENT_READ, PollSelector
+from typing import Any
+
+import cloudpickle
+import torch
+from torch import Tensor
+
+from rlstruct.batchers.hand_over import Share
+from rlstruct.batchers.making import Factories
+from rlstruct.batchers.progress import Progress
+from rlstruct.batchers.reports import LostEpisodes
+from rlstruct.batchers.saved_state import CollectorState
+from rlstruct.batchers.shared_memory import Layout, SharedBlock
+from rlstruct.batchers.workers.handle import WorkerHandle, end
+from rlstruct.batchers.workers.processes import quiet_start
+from rlstruct.batchers.workers.weights import N_SLOTS, SharedWeights, Weights
+from rlstruct.batchers.workers.worker import Start, progress_layout
+from rlstruct.core import DictTensor
+from rlstruct.device import registered_backends
+from rlstruct.errors import WorkerError, WorkerTimeout
+
+_logger = logging.getLogger(__name__)
+
+_CLOSING_SECONDS = 1.2  # how long workers may take to close their environments before they are killed
+_SEED_STRIDE = 1_000_003  # added to the seed of a worker that is started again; more than anyone has environments
+_LONGEST = 1e6  # seconds; poll() counts milliseconds in 32 bits
+
+
+class WorkerPool:
+    """k spawned processes; they start side by side, and the first call that needs them waits.
+
+    Args:
+        factories: how to make agents and environments.
+        n_workers: k.
+        n_timesteps: T.
+        device: where they collect.
+        seeds: one per worker, or that of worker 0 alone if the others follow from the number of environments.
+        agent_seeds: one per worker, or None for its environments' seed.
+        timeout: seconds that a worker may take to answer.
+        max_restarts: how many failed workers are replaced before one raises.
+
+    Raises:
+        TypeError: a factory or an argument cannot be sent to another process.
+    """
+
+    def __init__(
+        self,
+        factories: Factories,
+        n_workers: int,
+        n_timesteps: int,
+        device: torch.device,
+        *,
+        seeds: Sequence[int],
+        agent_seeds: Sequence[int] | None,
+        timeout: float,
+        max_restarts: int,
+    ) -> None:
+        """Start the processes."""
+        self.auto_reset = False
+        self.gaps = self.queues = True
+        self.waiting = False
+        self.lost: list[LostEpisodes] = []
+        self._pid = os.getpid()
+        self._timeout = timeout
+        self._max_restarts = max_restarts
+        self._n_batches = 0
+        self._seeds, self._agent_seeds = seeds, agent_seeds
+        self._created = False
+        self._progress, self._weights = SharedBlock(), SharedWeights()
+        payload = _pickled(factories)
+        progress = self._progress.map(progress_layout(n_workers))["progress"]
+        self._workers: list[WorkerHandle] = []
+        for index in range(n_workers):
+            start = Start(
+                factories=payload,
+                n_timesteps=n_timesteps,
+                device=str(device),
+                backends=registered_backends(),
+                index=index,
+                n_workers=n_workers,
+                progress=self._progress,
+                slabs=(SharedBlock(), SharedBlock()),
+                weights=self._weights.slots,
+            )
+            self._workers.append(WorkerHandle(start, Progress(progress[index]), timeout))
+        self._selector = PollSelector()
+        # Not weakref.finalize: this one does nothing in a forked child, and at exit it runs before multiprocessing
+        # waits for its children, of which one may be stopped.
+        self._kill = Finalize(self, end, args=(self._workers,), exitpriority=100)
+        self._spawn(self._workers)
+        n_envs = factories.env_args.get("n_envs")
+        for worker in self._workers:  # those whose seed is known now, or can be guessed
+            if worker.index == 0 or len(seeds) == n_workers or isinstance(n_envs, int):
+                worker.order_creation(*self._seeds_of(worker, n_envs or 0))
+
+    def n_envs(self) -> list[int]:
+        """See Backend."""
+        if not self._created:
+            first = self._workers[0]
+            self._wait([first], self._timeout)
+            for worker in self._workers:
+                seed, agent_seed = self._seeds_of(worker, first.n_envs)
+                if worker.seed != seed:
+                    worker.order_creation(seed, agent_seed)
+            self._wait(self._workers, self._timeout)
+            self._check_created()
+            self._created = True
+        return [worker.n_envs for worker in self._workers]
+
+    def reset(self, agent_infos: list[DictTensor], env_infos: list[DictTensor]) -> None:
+        """See Backend. The agent's first state may come from the weights, so they are sent with the order."""
+        for worker, agent_info, env_info in zip(self._workers, agent_infos, env_infos, strict=True):
+            with self._replacing():
+                worker.order_reset(agent_info, env_info, self._weights.newest)
+
+    def execute(self, agent_infos: Sequence[DictTensor | None]) -> None:
+        """See Backend."""
+        for worker in self._workers:
+            if worker.n_running:
+                with self._replacing():
+                    worker.order_batch(agent_infos[worker.index], self._weights.newest)
+
+    def collect(self, blocking: bool, timeout: float) -> list[Share] | None:
+        """See Backend."""
+        collecting = [worker for worker in self._workers if worker.owes]
+        try:
+            self._wait(collecting, timeout if blocking else 0.0, lambda worker: bool(worker.batches), restart=True)
+        except WorkerTimeout:
+            if blocking:
+                raise
+            return None
+        self._n_batches += 1
+        return [worker.take_batch() for worker in collecting]
+
+    def update(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """See Backend. Nobody waits, except after calls that have timed out."""
+        used = set[int]().union(*(worker.reads() for worker in self._workers))
+        if len(used) == N_SLOTS:
+            self._wait(self._workers, self._timeout)
+            used = set()
+        self._weights.write(weights, version, min(set(range(N_SLOTS)) - used))
+
+    def state_dicts(self) -> list[CollectorState]:
+        """See Backend."""
+        return self._ask([("save",)] * len(self._workers))
+
+    def load_state_dicts(
+        self, states: Sequence[CollectorState], agent_infos: list[DictTensor], env_infos: list[DictTensor]
+    ) -> bool:
+        """See Backend."""
+        arguments = zip(states, agent_infos, env_infos, strict=True)
+        answers = self._ask([("load", *of_worker) for of_worker in arguments], self._weights.newest)
+        for worker, (_, seed), *infos in zip(self._workers, answers, agent_infos, env_infos, strict=True):
+            worker.go_on(seed, *infos)
+        return all(exact for exact, _ in answers)
+
+    def seconds(self) -> list[dict[str, float]]:
+        """See Backend. As of the last batch."""
+        return [worker.seconds for worker in self._workers]
+
+    def layouts(self, agent_info: DictTensor, env_info: DictTensor) -> list[Layout]:
+        """See Backend. One worker measures for all."""
+        first = self._workers[0]
+        if not first.layout:
+            first.order("measure", agent_info, env_info)
+            self._wait([first], self._timeout)
+            first.layout = first.answer
+        return [worker.layout or first.layout for worker in self._workers]
+
+    def weight_bytes(self) -> int:
+        """See Backend."""
+        return self._weights.n_bytes()
+
+    def close(self) -> None:
+        """See Backend. Never takes more than two seconds: a worker that does not stop is killed."""
+        if os.getpid() != self._pid:
+            return  # a forked child holds a copy of this object: the workers are not its own
+        if self._kill.still_active():
+            for worker in self._workers:
+                worker.stop()
+            deadline = time.monotonic() + _CLOSING_SECONDS
+            for worker in self._workers:
+                worker.join(deadline - time.monotonic())
+            self._kill()
+        slabs = [block for worker in self._workers for block in worker.blocks]
+        for block in (self._progress, *self._weights.slots, *slabs):
+            block.close()
+
+    def _ask(self, orders: Sequence[tuple[Any, ...]], weights: Weights | None = None) -> list[Any]:
+        """Send each worker an order, and return their answers."""
+        self.n_envs()  # waits for their creation
+        for worker, order in zip(self._workers, orders, strict=True):
+            worker.order(*order, weights=weights)
+        self._wait(self._workers, self._timeout)
+        return [worker.answer for worker in self._workers]
+
+    def _wait(
+        self,
+        workers: Sequence[WorkerHandle],
+        seconds: float,
+        ready: Callable[[WorkerHandle], bool] = lambda worker: not worker.orders,
+        *,
+        restart: bool = False,
+    ) -> None:
+        """Take in answers until all of these workers are ready: by default, until no order is unanswered.
+
+        Args:
+            workers: whom to wait for; the others' answers are taken in as well.
+            seconds: for how long.
+            ready: says whether a worker is.
+            restart: whether to replace workers that fail meanwhile.
+
+        Raises:
+            WorkerTimeout: one of them is not ready in time.
+            WorkerError: a worker failed, and is not replaced.
+        """
+        deadline = time.monotonic() + seconds
+        while late := [worker for worker in workers if not ready(worker)]:
+            with self._replacing() if restart else contextlib.nullcontext():
+                if not self._receive(deadline - time.monotonic()):
+                    raise late[0].timeout_error(seconds, late[1:])
+
+    def _receive(self, seconds: float) -> bool:
+        """Take in the answers that are there, or wait for one; False if nothing came in time."""
+        self.waiting = True
+        ready = self._selector.select(min(max(0.0, seconds), _LONGEST))
+        self.waiting = False
+        for worker in dict.fromkeys(key.data for key, _ in ready):
+            if not worker.take_answer() and worker.died():
+                raise worker.death()
+        return bool(ready)
+
+    def _spawn(self, workers: Sequence[WorkerHandle]) -> None:
+        with quiet_start():
+            for worker in workers:
+                worker.spawn()
+                for source in worker.sources():
+                    self._selector.register(source, EVENT_READ, worker)
+
+    def _seeds_of(self, worker: WorkerHandle, n_envs: int) -> tuple[int, int | None]:
+        """The seeds of a worker's environments and agent, if each worker has so many environments."""
+        agent_seed = None if self._agent_seeds is None else self._agent_seeds[worker.index]
+        if len(self._seeds) == len(self._workers):
+            return self._seeds[worker.index], agent_seed
+        return self._seeds[0] + worker.index * n_envs, agent_seed
+
+    def _check_created(self) -> None:
+        created = [worker.created for worker in self._workers if worker.created is not None]
+        self.auto_reset = created[0].auto_reset
+        found = [(answer.n_envs, answer.auto_reset) for answer in created]
+        if len(set(found)) > 1:
+            raise ValueError(
+                f"RL_Batcher: create_env made different environments in different processes: (n_envs, auto_reset) is "
+                f"{found}. Make create_env depend on nothing but env_args and seed."
+            )
+        for worker in self._workers:
+            worker.first_environment = worker.index * worker.n_envs
+        if any(answer.cuda_initialised for answer in created):
+            warnings.warn(
+                "RL_Batcher: device='cpu', but a worker opened a CUDA context (300 to 700 MB of GPU memory for each "
+                "process). Keep CUDA tensors out of agent_args and env_args, or pass device='cuda:0'.",
+                stacklevel=4,
+            )
+
+    @contextlib.contextmanager
+    def _replacing(self) -> Iterator[None]:
+        """Start a worker that fails again, unless that has been done often enough."""
+        try:
+            yield
+        except WorkerTimeout:
+            raise  # it may still answer
+        except WorkerError as error:
+            failure: WorkerError | None = error
+            while failure is not None:
+                if len(self.lost) >= self._max_restarts:
+                    raise failure from failure.__cause__
+                failure = self._replace(self._workers[error.worker], failure)
+
+    def _replace(self, worker: WorkerHandle, error: WorkerError) -> WorkerError | None:
+        """Start a worker again and order what the old one was told; return the WorkerError of the new one, if any."""
+        ids, seed = worker.environments, worker.seed + _SEED_STRIDE
+        self.lost.append(
+            LostEpisodes(
+                worker=worker.index,
+                environments=(ids.start, ids.stop),
+                seed=worker.seed,
+                new_seed=seed,
+                batch=self._n_batches + len(worker.batches),
+                step=error.step or 0,
+                reason=str(error),
+            )
+        )
+        _logger.warning("RL_Batcher starts a worker again, its episodes are lost: %s", error)
+        for source in worker.sources():
+            self._selector.unregister(source)
+        end([worker])
+        self._spawn([worker])
+        agent_seed = self._seeds_of(worker, 0)[1]
+        try:
+            worker.order_again(seed, None if agent_seed is None else agent_seed + _SEED_STRIDE, self._weights.newest)
+        except WorkerError as failure:
+            return failure
+        return None
+
+
+def _pickled(factories: Factories) -> bytes:
+    """The factories by value: lambdas, closures and classes of the main script travel too."""
+    for field in fields(factories):
+        try:
+            cloudpickle.dumps(getattr(factories, field.name))
+        except Exception as error:
+            raise TypeError(
+                f"RL_Batcher: {field.name} cannot be sent to worker processes: {error}. "
+                "Create what cannot be pickled inside create_env or create_agent, or collect with n_processes=0."
+            ) from error
+    payload: bytes = cloudpickle.dumps(factories)
+    return payload

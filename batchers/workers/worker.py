@@ -1,0 +1,265 @@
+"""What a worker process does.
+
+The parent sends orders; the worker carries them out one by one and answers each. Tensors of batches and weights do not
+travel: they are written into shared memory. A worker ends when it is told to, when it fails, or when its parent ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import signal
+import socket
+import threading
+from dataclasses import dataclass
+from multiprocessing import parent_process
+from multiprocessing.connection import wait
+from typing import Any
+
+import cloudpickle
+import torch
+from torch import Tensor
+
+from rlstruct.batchers.action_range import ActionRange
+from rlstruct.batchers.collector import Collected, Collector
+from rlstruct.batchers.making import make_collector, measure
+from rlstruct.batchers.progress import Interrupted, Phase, Progress, describe
+from rlstruct.batchers.saved_state import CollectorState
+from rlstruct.batchers.shared_memory import Layout, SharedBlock, layout_of
+from rlstruct.batchers.slab import Slab
+from rlstruct.batchers.workers.channel import Channel
+from rlstruct.batchers.workers.processes import die_with, leave
+from rlstruct.batchers.workers.weights import Weights
+from rlstruct.core import DictTensor
+from rlstruct.device import resolve_device
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a worker process starts with, beside its end of the channel.
+
+    Attributes:
+        factories: how to make agent and environments, pickled.
+        n_timesteps: T.
+        device: where it collects.
+        backends: modules of registered backends, by device type.
+        index: which worker it is.
+        n_workers: how many there are.
+        progress: where each of them writes what it is doing.
+        slabs: where its batches go; the second one is used once a second batch is queued.
+        weights: where it reads weights.
+    """
+
+    factories: bytes
+    n_timesteps: int
+    device: str
+    backends: dict[str, str]
+    index: int
+    n_workers: int
+    progress: SharedBlock
+    slabs: tuple[SharedBlock, SharedBlock]
+    weights: tuple[SharedBlock, ...]
+
+
+@dataclass(frozen=True)
+class Created:
+    """Answer to ``create``."""
+
+    n_envs: int
+    auto_reset: bool
+    cuda_initialised: bool
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Answer to ``execute``; ``layout`` comes with the first batch in a slab."""
+
+    collected: Collected
+    n_running: int
+    layout: Layout | None
+    seconds: dict[str, float]
+
+
+def progress_layout(n_workers: int) -> Layout:
+    """One row of 8 words per worker, a cache line each; `Progress` uses the first three."""
+    return {"progress": ((n_workers, 8), torch.int64)}
+
+
+def main(start: Start, end: socket.socket, parent: int | None) -> None:
+    """Run a worker until it is told to stop.
+
+    Args:
+        start: see there.
+        end: where orders come from and answers go.
+        parent: the process that must not be outlived, None if the kernel cannot see to that.
+    """
+    if parent is not None:
+        die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    worker = Worker(start, Channel(end))
+    try:
+        worker.serve()
+    except Interrupted:
+        pass
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # the parent is gone: nobody is left to tell
+            worker.channel.send(worker.describe(error))
+    finally:
+        worker.close()
+    leave()
+
+
+class Worker:
+    """A worker process: one agent, one VecEnv, and the orders of its parent.
+
+    Each order is the name of a method without its underscore; what that returns is the answer.
+
+    Args:
+        start: what it starts with.
+        channel: where orders come from and answers go.
+    """
+
+    def __init__(self, start: Start, channel: Channel) -> None:
+        """Create nothing yet: the parent orders that."""
+        self.channel = channel
+        self._start = start
+        self._progress = Progress(start.progress.map(progress_layout(start.n_workers))["progress"][start.index])
+        self._seeds = 0, 0
+        self._slab = 0  # the one that it writes to
+        self._slabs: list[Slab | None] = [None, None]  # without that one, which the collector has
+        self._shared: list[dict[str, Tensor]] = [{}, {}]
+        self._new_layout: Layout | None = None
+        self._weights: list[tuple[Layout, dict[str, Tensor]]] = [({}, {}) for _ in start.weights]
+
+    def serve(self) -> None:
+        """Carry out orders."""
+        self._progress.enter(Phase.START)
+        for module in self._start.backends.values():
+            importlib.import_module(module)
+        self._factories = cloudpickle.loads(self._start.factories)
+        self._device = resolve_device(self._start.device)
+        orders = {
+            "create": self._create,
+            "measure": self._measure,
+            "reset": self._reset,
+            "execute": self._execute,
+            "save": self._save,
+            "load": self._load,
+        }
+        while True:
+            self._progress.enter(Phase.WAIT)
+            try:
+                name, weights, arguments = self.channel.receive(wait=True)
+            except (EOFError, OSError):
+                raise Interrupted from None
+            if name == "close":
+                return
+            if weights is not None:
+                self._read(weights)
+            answer = orders[name](*arguments)
+            try:
+                self.channel.send(answer)
+            except OSError:
+                raise Interrupted from None
+
+    def describe(self, error: BaseException) -> Any:  # noqa: ANN401
+        """Turn an exception into an answer."""
+        return describe(error, self._progress, self._collector.given() if self._created else "")
+
+    def close(self) -> None:
+        """Close agent and environments."""
+        if self._created:
+            try:
+                self._collector.close()
+            except Exception:  # the batcher is closing: nobody waits for an answer
+                _logger.warning("RL_Batcher.close: worker %d", self._start.index, exc_info=True)
+            del self._collector
+
+    @property
+    def _created(self) -> bool:
+        return hasattr(self, "_collector")
+
+    def _create(self, seed: int, agent_seed: int) -> Created:
+        self._progress.enter(Phase.START)
+        self.close()  # ordered again with another seed: the number of environments was not what env_args said
+        self._seeds = seed, agent_seed
+        torch.manual_seed(agent_seed)
+        self._collector: Collector = make_collector(
+            self._factories,
+            seed,
+            agent_seed,
+            n_timesteps=self._start.n_timesteps,
+            device=self._device,
+            allocate=self._allocate,
+            progress=self._progress,
+        )
+        env = self._collector.env
+        self._actions = ActionRange(env.action_space)
+        cuda_initialised = self._device.type != "cuda" and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return Created(env.n_envs(), env.auto_reset, cuda_initialised)
+
+    def _measure(self, agent_info: DictTensor, env_info: DictTensor) -> Layout:
+        self._progress.enter(Phase.START)
+        sizes = {"n_timesteps": self._start.n_timesteps, "device": self._device}
+        return measure(self._factories, *self._seeds, agent_info, env_info, **sizes)
+
+    def _reset(self, agent_info: DictTensor, env_info: DictTensor) -> bool:
+        self._collector.reset(agent_info, env_info)
+        return True
+
+    def _execute(self, agent_info: DictTensor | None, slab_number: int) -> Batch:
+        collector = self._collector
+        if slab_number != self._slab:
+            self._progress.enter(Phase.COPY)
+            self._slabs[self._slab], self._slab = collector.slab, slab_number
+            collector.renew(self._slabs[slab_number])
+        collected = collector.collect(agent_info)
+        slab, shared = collector.slab, self._shared[slab_number]
+        if slab is not None:
+            self._actions.check(slab, collected.n_steps)
+            if slab.tensors is not shared:
+                self._progress.enter(Phase.COPY)
+                for name, tensor in slab.tensors.items():
+                    shared[name].copy_(tensor)
+        layout, self._new_layout = self._new_layout, None
+        return Batch(collected, collector.count_running(), layout, self._progress.clock.seconds())
+
+    def _save(self) -> CollectorState:
+        return {**self._collector.state_dict(), "generator": torch.get_rng_state()}
+
+    def _load(self, state: CollectorState, agent_info: DictTensor, env_info: DictTensor) -> tuple[bool, int]:
+        exact = self._collector.load_state_dict(state, agent_info, env_info)
+        if state["generator"] is not None:
+            torch.set_rng_state(state["generator"])
+        return exact, self._collector.seed
+
+    def _read(self, weights: Weights) -> None:
+        layout, tensors = self._weights[weights.slot]
+        if layout != weights.layout:
+            tensors = self._start.weights[weights.slot].map(weights.layout)
+            self._weights[weights.slot] = weights.layout, tensors
+        self._collector.update(tensors, weights.version)
+
+    def _allocate(self, layout: Layout) -> dict[str, Tensor]:
+        """Bring memory for a slab: shared, or on another device; then batches are copied to the shared one."""
+        tensors: dict[str, Tensor] = {}
+        if self._device.type != "cpu":
+            tensors = {n: torch.empty(shape, dtype=dtype, device=self._device) for n, (shape, dtype) in layout.items()}
+            layout = layout_of(tensors)
+        self._new_layout = layout
+        self._shared[self._slab] = self._start.slabs[self._slab].map(layout)
+        return tensors or self._shared[self._slab]
+
+
+def _leave_with_parent() -> None:
+    """End this process as soon as its parent is gone, whatever it is doing."""
+    parent = parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
