@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from dataclasses import dataclass
 from enum import IntEnum
@@ -151,7 +152,9 @@ def worker_error(
     seed = seed if index is None else seed + index
     step = "" if failure.step is None else f", step {failure.step}"
     who = "this process" if here else f"worker {worker} (pid {pid})"
-    text = f"{who} raised in {failure.phase.words}, {where}, seed {seed}{step}: {failure.summary}"
+    # A VecEnv numbers its own environments; the user is told one number only, that of the batch.
+    summary = re.sub(rf"\benvironment {index}\b", where, failure.summary)
+    text = f"{who} raised in {failure.phase.words}, {where}, seed {seed}{step}: {summary}"
     if failure.seen:
         text += f"\nThe agent was called with {failure.seen}."
     if not here:
