@@ -1,4 +1,4 @@
-"""Gymnasium environments as VecEnvs: `GymEnv`, `GymEnvInf`, `GymVectorEnv`. Layer 3."""
+"""Gymnasium environments as VecEnvs: `GymEnv`, `GymEnvInf`, `GymVectorEnv`."""
 
 from rlstruct.envs.gym_env import GymEnv, GymEnvInf
 from rlstruct.envs.gym_vector_env import GymVectorEnv

@@ -1,15 +1,13 @@
-"""How a gymnasium vector environment restarts, brought to one form for all three autoreset modes. Layer 3."""
+"""How a gymnasium vector environment restarts, brought to one form for all three autoreset modes."""
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rlstruct.envs.codec import Arrays, SpaceCodec
@@ -75,7 +73,15 @@ class Restarter(ABC):
     def _step(self, action: Element, out: Arrays) -> tuple[VectorStep, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.vector.step(action)
         self.frames.batched(observation, self.n, out)
-        return VectorStep(reward, np.array(terminated, np.bool_), np.array(truncated, np.bool_)), info
+        return VectorStep(reward, self._mask("terminated", terminated), self._mask("truncated", truncated)), info
+
+    def _mask(self, name: str, value: Element) -> Mask:
+        mask = np.asarray(value)
+        if mask.shape != (self.n,) or mask.dtype.kind not in "biu":  # an array with None is of dtype object
+            raise ShapeMismatchError(
+                f"GymVectorEnv.step: {name!r} is {mask.dtype} {mask.shape}, expected bool ({self.n},)."
+            )
+        return mask.astype(np.bool_)
 
 
 class MaskedReset(Restarter):
@@ -158,18 +164,6 @@ class EnvPoolReset(MaskedReset):
         for array, part in zip(first, self.frames.batched(observation, len(rows)), strict=True):
             array[info["env_id"]] = part
         return first
-
-
-class CartPoleReset(MaskedReset):
-    """`MaskedReset` of gymnasium's numpy CartPole, whose own reset knows no mask: it draws as the next step would."""
-
-    def _reset_rows(self, mask: Mask) -> Arrays:
-        cartpole: Any = self.vector
-        first = cartpole.np_random.uniform(cartpole.low, cartpole.high, (4, int(mask.sum())))
-        cartpole.state[:, mask] = first
-        cartpole.steps[mask] = 0
-        cartpole.prev_done = cartpole.prev_done & ~mask
-        return self.frames.batched(cartpole.state.T, self.n)
 
 
 class SameStep(Restarter):
@@ -269,6 +263,9 @@ def make_restarter(vector: Vector, frames: SpaceCodec, mode: AutoresetMode, rese
         frames: codec of one environment's observation space.
         mode: its autoreset mode.
         reset_mask: whether its ``reset`` obeys ``options["reset_mask"]``; None to know it from its class.
+
+    Raises:
+        ValueError: an AsyncVectorEnv loses final observations in its mode.
     """
     base = vector.unwrapped
     if reset_mask is None or reset_mask:
@@ -278,28 +275,19 @@ def make_restarter(vector: Vector, frames: SpaceCodec, mode: AutoresetMode, rese
                 base.autoreset_mode = AutoresetMode.DISABLED
             return RowOptions(vector, frames)
         if isinstance(base, AsyncVectorEnv) and base.worker is None:
-            # SAME_STEP: as above, inside the worker. Without shared memory a masked reset does not end NEXT_STEP's
-            # pending restart (gymnasium 1.4).
+            # Without shared memory a masked reset does not end NEXT_STEP's pending restart (gymnasium 1.4).
             if mode is AutoresetMode.SAME_STEP or (mode is AutoresetMode.NEXT_STEP and not base.shared_memory):
-                _start_again_without_autoreset(base)
+                raise ValueError(
+                    f"GymVectorEnv: an AsyncVectorEnv in mode {mode.name} with shared_memory={base.shared_memory} may "
+                    "lose final observations. Make it with autoreset_mode=AutoresetMode.DISABLED: then GymVectorEnv "
+                    "restarts its environments, in the same step."
+                )
             return RowOptions(vector, frames)
         if hasattr(base, "all_env_ids") and hasattr(base, "async_reset"):
             return EnvPoolReset(vector, frames)
-        if type(vector) is CartPoleVectorEnv and mode is AutoresetMode.NEXT_STEP:  # wrappers would miss the reset
-            return CartPoleReset(vector, frames)
     obeys = type(base).__module__.startswith("ale_py.") if reset_mask is None else reset_mask
     if mode is AutoresetMode.SAME_STEP:
         return SameStep(vector, frames)
     if mode is AutoresetMode.DISABLED or obeys:
         return MaskedReset(vector, frames)
     return NextStep(vector, frames)
-
-
-def _start_again_without_autoreset(base: AsyncVectorEnv[Any, Any]) -> None:
-    """Restart the workers, before their first reset, in the mode that leaves restarting to us."""
-    kept = set(inspect.signature(AsyncVectorEnv.__init__).parameters) - {"self", "env_fns", "worker", "autoreset_mode"}
-    settings = {name: getattr(base, name) for name in kept if hasattr(base, name)}
-    base.close()
-    base.closed = False
-    # On the same object, so that wrappers around it stay.
-    AsyncVectorEnv.__init__(base, base.env_fns, autoreset_mode=AutoresetMode.DISABLED, **settings)

@@ -1,4 +1,4 @@
-"""GymEnv and GymEnvInf: a list of gymnasium environments as one VecEnv. Layer 3, on the CPU."""
+"""GymEnv and GymEnvInf: a list of gymnasium environments as one VecEnv on the CPU."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
-import torch
+import numpy as np
 
 from rlstruct.core import DictTensor
-from rlstruct.envs.codec import SpaceCodec
 from rlstruct.envs.options import Options, options_of
-from rlstruct.envs.rows import RowMemory, Rows
+from rlstruct.envs.rows import Rows, RowsEnv
 from rlstruct.errors import ShapeMismatchError, tag_environment
 from rlstruct.spaces import Element
-from rlstruct.vec_env import Observed, Stepped, VecEnv
+from rlstruct.vec_env import Observed, Stepped
 
 _logger = logging.getLogger(__name__)
+_NOTHING = object()  # what an environment returned that raised
 
 
-class GymEnv(VecEnv):
+class GymEnv(RowsEnv):
     """B gymnasium environments, stepped one after the other; an environment whose episode ended idles until `reset`.
 
     The final observation of an episode is always the true one, also when an environment reuses one buffer for all its
@@ -36,7 +36,7 @@ class GymEnv(VecEnv):
             with the environment's own random stream. None leaves them unseeded.
 
     Raises:
-        TypeError: ``envs`` is no sequence of gymnasium environments, or a space cannot become a tensor.
+        TypeError: ``envs`` is no sequence of gymnasium environments, or a space is missing or cannot become a tensor.
         ValueError: ``envs`` is empty, has the same object twice, or environments with different spaces.
     """
 
@@ -45,31 +45,15 @@ class GymEnv(VecEnv):
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], seed: int | None = None) -> None:
         """Take over ``envs``."""
         self.envs = _checked(envs, type(self).__name__)
-        self.observation_space = self.envs[0].observation_space
-        self.action_space = self.envs[0].action_space
-        self._where = type(self).__name__
-        self._frames = SpaceCodec(self.observation_space, "frame", where=f"{self._where}: observation")
-        self._actions = SpaceCodec(self.action_space, "action", where=f"{self._where}.step")
-        self._memory = RowMemory(len(self.envs), self._frames, self._actions)
+        super().__init__(len(self.envs), self.envs[0].observation_space, self.envs[0].action_space)
         self._seeds: list[int | None] = [None if seed is None else seed + j for j in range(len(self.envs))]
         if seed is not None:
             for j, env in enumerate(self.envs):
                 env.action_space.seed(seed + j)
         self._options: Options | None = None
-        self._rows: Rows | None = None
         self._steps = [env.step for env in self.envs]
         self._order: Sequence[int] = range(len(self.envs))  # the environments that run
-        self._mask = _all(len(self.envs))  # the same as a mask; handed out, so never written again
         self._closed = False
-
-    @property
-    def device(self) -> torch.device:
-        """The CPU."""
-        return torch.device("cpu")
-
-    def n_envs(self) -> int:
-        """Return B, the number of environments."""
-        return len(self.envs)
 
     def reset(self, env_info: DictTensor | None = None) -> Observed:
         """Start a new episode in every environment; see `VecEnv.reset`.
@@ -82,42 +66,35 @@ class GymEnv(VecEnv):
             ``(observation, running)``, [B] each.
 
         Raises:
+            TypeError: an environment follows the old gym API.
             ShapeMismatchError: ``env_info`` has not B rows, or an environment does not return what its space declares.
             DeviceMismatchError: ``env_info`` is not on the CPU.
         """
         self._options = options_of(env_info, len(self.envs), f"{self._where}.reset")
-        rows = self._memory.new()
-        rows.start()
+        rows = self._begin()
         target = self._frames.target(rows.frames)
         for j in range(len(self.envs)):
             frame = self._reset_one(j)
             self._frames.check(frame, index=j)
             target[j] = frame
-        self._rows = rows
         self._steps = [env.step for env in self.envs]
-        self._order, self._mask = range(len(self.envs)), _all(len(self.envs))
-        return rows.observation, self._mask
-
-    def lend(self, out: DictTensor) -> None:
-        """Write the next observation into ``out``; see `VecEnv.lend`."""
-        self._memory.lend(out)
+        self._order = range(len(self.envs))
+        return rows.observation, self._running
 
     def step(self, action: DictTensor) -> Stepped:
         """Take one step in every environment that runs; see `VecEnv.step`.
 
         Raises:
-            ShapeMismatchError: the action lacks a key or has another shape or dtype than the action space.
-            RuntimeError: called before `reset`.
+            ShapeMismatchError: the action lacks a key or has another shape or dtype than the action space, or an
+                environment returned a reward, an end or a frame that is none.
+            TypeError: an environment follows the old gym API.
+            RuntimeError: called before `reset`, or on and on after every episode has ended.
         """
-        previous = self._rows
-        if previous is None:
-            raise RuntimeError(f"{self._where}.step: there is nothing to step. Call reset() first.")
-        columns = self._actions.columns(action, len(self.envs))
-        reached = rows = self._memory.take(previous)
-        for array, column in zip(rows.last_action, columns, strict=True):
-            array[:] = column
+        if not self._order:
+            self._idle()
+        previous, rows, columns = self._next(action)
+        reached, ran = rows, self._running
         ended = self._step_envs(self._actions.elements(columns), rows)
-        ran = self._mask
         if len(self._order) < len(self.envs):
             rows.keep(previous, ~ran.numpy())  # sync: of CPU memory
         if ended and self.auto_reset:
@@ -125,10 +102,10 @@ class GymEnv(VecEnv):
             self._restart(rows, ended)
         elif ended:
             self._order = [j for j in self._order if j not in ended]
-            self._mask = ran & ~rows.observation["done"]
+            self._running = ran & ~rows.observation["done"]
         self._rows = rows
         restarted, lent = reached is not rows, self._memory.lent(rows)
-        return Stepped((reached.observation, ran), (rows.observation, self._mask), restarted=restarted, lent=lent)
+        return Stepped((reached.observation, ran), (rows.observation, self._running), restarted=restarted, lent=lent)
 
     def render(self) -> list[Any]:
         """Return what `render` of each environment gives."""
@@ -157,15 +134,19 @@ class GymEnv(VecEnv):
         target = self._frames.target(rows.frames)
         reward: list[Any] = [0.0] * len(self.envs)
         ended: list[tuple[int, bool, bool]] = []
-        steps, j, frame = self._steps, 0, None
+        steps, j, answer = self._steps, 0, _NOTHING
         try:
             for j in self._order:
-                frame, reward[j], terminated, truncated, _ = steps[j](actions[j])
+                answer = _NOTHING
+                answer = steps[j](actions[j])
+                frame, reward[j], terminated, truncated, _ = answer
                 target[j] = frame  # a copy, at once: the environment may reuse its buffer
-                if terminated or truncated:
-                    ended.append((j, terminated, truncated))
+                if terminated is not False or truncated is not False:
+                    ends = _flag("terminated", terminated), _flag("truncated", truncated)
+                    if any(ends):
+                        ended.append((j, *ends))
         except Exception as error:
-            explained = self._explained(error, j, actions[j], frame)
+            explained = self._explained(error, j, actions[j], answer)
             tag_environment(explained or error, j)
             if explained is not None:
                 raise explained from error
@@ -186,23 +167,41 @@ class GymEnv(VecEnv):
         options = None if self._options is None else dict(self._options[j])
         seed, self._seeds[j] = self._seeds[j], None
         try:
-            return self.envs[j].reset(seed=seed, options=options)[0]
+            answer = self.envs[j].reset(seed=seed, options=options)
+            if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], dict):
+                raise self._old_api("reset", j, "two values, (observation, info)", answer)
+            return answer[0]
         except Exception as error:
             tag_environment(error, j)
+            if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
+                mend = "Gymnasium passes both: write def reset(self, *, seed=None, options=None)."
+                raise TypeError(f"{self._where}.reset: environment {j}: {error}. {mend}") from error
             raise
 
-    def _explained(self, error: Exception, j: int, action: Element, frame: Element) -> Exception | None:
-        """What is wrong with the action that an environment refused, or with the frame that it returned, if anything.
+    def _old_api(self, method: str, j: int, expected: str, answer: Element) -> TypeError:
+        got = f"a {type(answer).__name__}"
+        if isinstance(answer, tuple):
+            got = f"{len(answer)} values, ({', '.join(type(value).__name__ for value in answer)})"
+        return TypeError(
+            f"{self._where}.{method}: environment {j}, a {type(self.envs[j].unwrapped).__name__}, returned {got}, "
+            f"expected gymnasium's {expected}. Port it from the old gym API."
+        )
+
+    def _explained(self, error: Exception, j: int, action: Element, answer: Element) -> Exception | None:
+        """What is wrong with the action that an environment refused, or with what it returned, if anything.
 
         Looked at only now that something has failed: gymnasium's own environments say little more than "invalid".
         """
-        deeper = error.__traceback__.tb_next if error.__traceback__ is not None else None
-        if deeper is None or deeper.tb_frame.f_globals.get("__name__") == SpaceCodec.__module__:  # raised while writing
+        if answer is not _NOTHING:  # raised after the environment's step
+            if not isinstance(answer, tuple) or len(answer) != 5:
+                expected = "five values, (observation, reward, terminated, truncated, info)"
+                return self._old_api("step", j, expected, answer)
             try:
-                self._frames.check(frame, index=j)
+                self._frames.check(answer[0], index=j)
             except ShapeMismatchError as misfit:
                 return misfit
-        elif not self.action_space.contains(action):
+            return ShapeMismatchError(f"{self._where}.step: environment {j}: {error}")
+        if not self.action_space.contains(action):
             return ValueError(
                 f"{self._where}.step: the action {action!r} of environment {j} is none of {self.action_space}, and the "
                 f"environment raised {type(error).__name__}: {error}. Give the agent's network one output per action."
@@ -220,8 +219,11 @@ class GymEnvInf(GymEnv):
     auto_reset = True
 
 
-def _all(n: int) -> torch.Tensor:
-    return torch.ones(n, dtype=torch.bool, device="cpu")
+def _flag(name: str, value: Element) -> bool:
+    found = np.asarray(value)
+    if found.shape or found.dtype.kind not in "biu":
+        raise ShapeMismatchError(f"{name!r} is {value!r}, expected True or False. Return it from step().")
+    return bool(found)
 
 
 def _checked(envs: Sequence[gymnasium.Env[Any, Any]], where: str) -> list[gymnasium.Env[Any, Any]]:
@@ -239,7 +241,13 @@ def _checked(envs: Sequence[gymnasium.Env[Any, Any]], where: str) -> list[gymnas
         if any(env is other for other in envs[:j]):
             raise ValueError(f"{where}: entry {j} is the same object as an earlier one. Build every environment anew.")
         for name in ("observation_space", "action_space"):
-            first, space = getattr(envs[0], name), getattr(env, name)
+            first, space = (getattr(one, name, None) for one in (envs[0], env))
+            if not isinstance(space, gymnasium.Space):
+                raise TypeError(
+                    f"{where}: environment {j}, a {type(env.unwrapped).__name__}, declares no {name}. Set it in its "
+                    f"__init__, for example self.{name} = gymnasium.spaces."
+                    + ("Discrete(n)." if name == "action_space" else "Box(low, high, shape).")
+                )
             if space != first:
                 raise ValueError(
                     f"{where}: environment {j} has {name} {space}, environment 0 has {first}. "

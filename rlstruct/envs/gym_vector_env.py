@@ -1,34 +1,33 @@
-"""GymVectorEnv: any gymnasium vector environment as a VecEnv. Layer 3, on the CPU."""
+"""GymVectorEnv: any gymnasium vector environment as a VecEnv on the CPU."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
 from rlstruct.core import DictTensor
 from rlstruct.envs.autoreset import autoreset_mode as find_mode
 from rlstruct.envs.autoreset import make_restarter
-from rlstruct.envs.codec import SpaceCodec
 from rlstruct.envs.options import options_of
-from rlstruct.envs.rows import RowMemory, Rows
+from rlstruct.envs.rows import RowsEnv
 from rlstruct.errors import tag_environment
-from rlstruct.vec_env import Observed, Stepped, VecEnv
+from rlstruct.vec_env import Observed, Stepped
 
 
-class GymVectorEnv(VecEnv):
+class GymVectorEnv(RowsEnv):
     """A `gymnasium.vector.VectorEnv` of any autoreset mode, with the restarts of `VecEnv`.
 
-    Ended rows restart in the same step, and their true final observation is in ``reached``, for gymnasium's Sync- and
-    AsyncVectorEnv in all modes and its numpy CartPole, for EnvPool, ale-py, and any environment in mode DISABLED or
-    SAME_STEP. Other NEXT_STEP environments (and CartPole inside a vector wrapper) must spend one step of the row on
-    its restart: then ``still_running`` is False for that row after the end, and ``running`` False in the step that
-    restarts it, which is no transition; ``current`` after that step is the first observation of the next episode.
+    Ended rows restart in the same step, and their true final observation is in ``reached``, for gymnasium's
+    SyncVectorEnv and AsyncVectorEnv, for EnvPool, ale-py, and any environment in mode DISABLED or SAME_STEP. Other
+    NEXT_STEP environments (gymnasium's numpy CartPole) spend one step of the row on its restart: then
+    ``still_running`` is False for that row after the end, and ``running`` is False in the step that restarts it, which
+    is no transition; ``current`` after that step is the first observation of the next episode.
 
-    A SyncVectorEnv in mode SAME_STEP is set to DISABLED, and an AsyncVectorEnv in that mode starts its workers again in
-    DISABLED, because gymnasium 1.4 loses the final observation of an environment that reuses its observation buffer.
+    A SyncVectorEnv in mode SAME_STEP is set to DISABLED, because gymnasium 1.4 loses the final observation of an
+    environment that reuses its observation buffer. An AsyncVectorEnv in that mode is refused for the same reason, and
+    so is one in mode NEXT_STEP without shared memory: make it in mode DISABLED, then it restarts in the same step, too.
 
     As with `GymEnv`, the middle of an episode cannot be saved: `state_dict` is None.
 
@@ -44,7 +43,7 @@ class GymVectorEnv(VecEnv):
     Raises:
         TypeError: ``vec`` is no vector environment, or a space cannot become a tensor.
         ValueError: the autoreset mode is unknown, ``vec`` answers in parts (``batch_size < num_envs``), or EnvPool was
-            made with another seed.
+            made with another seed, or an AsyncVectorEnv cannot restart exactly.
     """
 
     def __init__(
@@ -60,28 +59,12 @@ class GymVectorEnv(VecEnv):
         _check_vector(vec)
         self.vec = vec
         self.auto_reset = not episodic
-        self.observation_space = vec.single_observation_space
-        self.action_space = vec.single_action_space
-        self._frames = SpaceCodec(self.observation_space, "frame", where="GymVectorEnv: observation")
-        self._actions = SpaceCodec(self.action_space, "action", where="GymVectorEnv.step")
+        super().__init__(int(vec.num_envs), vec.single_observation_space, vec.single_action_space)
         self._restarter = make_restarter(vec, self._frames, find_mode(vec, autoreset_mode), reset_mask)
         self._seed = seed
         if seed is not None:
             self._take_seed(seed)
-        self._n = int(vec.num_envs)
-        self._memory = RowMemory(self._n, self._frames, self._actions)
-        self._rows: Rows | None = None
-        self._running = np.ones(self._n, np.bool_)
         self._closed = False
-
-    @property
-    def device(self) -> torch.device:
-        """The CPU."""
-        return torch.device("cpu")
-
-    def n_envs(self) -> int:
-        """Return B, the number of environments."""
-        return self._n
 
     def reset(self, env_info: DictTensor | None = None) -> Observed:
         """Start a new episode in every environment; see `VecEnv.reset`.
@@ -106,29 +89,20 @@ class GymVectorEnv(VecEnv):
         except Exception as error:
             _tag(error, self.vec)
             raise
-        self._rows = rows = self._memory.new()
-        rows.start()
+        rows = self._begin()
         for array, frame in zip(rows.frames, frames, strict=True):
             array[:] = frame
-        self._running = np.ones(self._n, np.bool_)
-        return rows.observation, torch.from_numpy(self._running.copy())
-
-    def lend(self, out: DictTensor) -> None:
-        """Write the next observation into ``out``; see `VecEnv.lend`."""
-        self._memory.lend(out)
+        return rows.observation, self._running
 
     def step(self, action: DictTensor) -> Stepped:
         """Take one step in every environment that runs; see `VecEnv.step`.
 
         Raises:
             ShapeMismatchError: the action lacks a key or has another shape or dtype than the action space.
-            RuntimeError: called before `reset`.
+            RuntimeError: called before `reset`, or on and on after every episode has ended.
         """
-        previous = self._rows
-        if previous is None:
-            raise RuntimeError("GymVectorEnv.step: there is nothing to step. Call reset() first.")
-        columns = self._actions.columns(action, self._n)
-        reached = rows = self._memory.take(previous)
+        previous, rows, columns = self._next(action)
+        reached = rows
         try:
             result = self._restarter.step(self._actions.batch_element(columns), rows.frames)
         except Exception as error:
@@ -136,11 +110,12 @@ class GymVectorEnv(VecEnv):
             raise
         rows.step(result.reward)
         rows.end(result.terminated, result.truncated)
-        for array, column in zip(rows.last_action, columns, strict=True):
-            array[:] = column
-        running = self._running
+        ran = self._running
+        running = ran.numpy()  # sync: a view of CPU memory
         if not running.all():
             rows.keep(previous, ~running)
+            if not self.auto_reset and not running.any():
+                self._idle()
         still = ~rows.done if self.auto_reset else running & ~rows.done
         if self.auto_reset and result.restarted is not None and result.first is not None:
             reached = self._memory.reached(rows)
@@ -148,10 +123,9 @@ class GymVectorEnv(VecEnv):
             for array, first in zip(rows.frames, result.first, strict=True):
                 array[result.restarted] = first[result.restarted]
             still |= result.restarted
-        self._rows, self._running = rows, still
-        ran, runs = torch.from_numpy(running.copy()), torch.from_numpy(still.copy())
+        self._rows, self._running = rows, torch.from_numpy(still)
         restarted, lent = reached is not rows, self._memory.lent(rows)
-        return Stepped((reached.observation, ran), (rows.observation, runs), restarted=restarted, lent=lent)
+        return Stepped((reached.observation, ran), (rows.observation, self._running), restarted=restarted, lent=lent)
 
     def render(self) -> tuple[Any, ...] | None:
         """Return what `vec.render` gives."""
@@ -199,10 +173,3 @@ def _tag(error: Exception, vec: VectorEnv[Any, Any, Any]) -> None:
         dead = [j for j, pipe in enumerate(base.parent_pipes) if pipe is None]
         if dead:
             tag_environment(error, dead[-1])
-    elif isinstance(base, SyncVectorEnv):  # the row is a local variable of the frame that called the environment
-        trace = error.__traceback__
-        while trace is not None:
-            row = trace.tb_frame.f_locals.get("i")
-            if trace.tb_frame.f_locals.get("self") is base and isinstance(row, int):
-                tag_environment(error, row)
-            trace = trace.tb_next

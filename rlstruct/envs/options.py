@@ -1,4 +1,4 @@
-"""env_info as the `options` of gymnasium's reset. Layer 3."""
+"""env_info as the `options` of gymnasium's reset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The observations of B environments while they are being written: numpy arrays, one row each. Layer 3."""
+"""The observations of B environments on the CPU: the numpy arrays that they are written into, one row each."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ import torch
 from rlstruct.core import DictTensor
 from rlstruct.envs.codec import Arrays, SpaceCodec
 from rlstruct.errors import ShapeMismatchError, tag_environment
+from rlstruct.spaces import Space
+from rlstruct.vec_env import VecEnv
+
+_MAX_IDLE_STEPS = 1000  # batchers look at least every 16 steps whether every episode has ended
 
 Array = np.ndarray[Any, Any]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
@@ -59,10 +63,6 @@ class Rows:
         """Terminated or truncated.  [B] bool."""
         return self.flags[2]
 
-    def start(self) -> None:
-        """Make all rows starts of episodes; their frames are the caller's to write."""
-        self.restart(slice(None))
-
     def step(self, reward: Array | list[Any]) -> None:
         """Write what a step gave that ended no episode; frames and last actions are the caller's to write.
 
@@ -70,10 +70,10 @@ class Rows:
             ShapeMismatchError: a reward is not a single number.
         """
         try:
-            rewards = np.array(reward, np.float32)
-        except (ValueError, TypeError) as error:
+            rewards = np.array(reward)
+        except ValueError as error:  # ragged
             raise _reward_error(reward) from error
-        if rewards.shape != self.reward.shape:
+        if rewards.shape != self.reward.shape or rewards.dtype.kind not in "fiub":  # None would become NaN
             raise _reward_error(reward)
         self.reward[:] = rewards
         for flag in self.flags:
@@ -172,6 +172,69 @@ class RowMemory:
         arrays.update(zip(last_action_keys(actions), actions.empty(n), strict=True))
         observation = DictTensor._trusted({key: torch.from_numpy(array) for key, array in arrays.items()})
         return Rows(observation, *self._codecs)
+
+
+class RowsEnv(VecEnv):
+    """What `GymEnv` and `GymVectorEnv` share: B environments on the CPU whose observations are written row by row.
+
+    Args:
+        n: B.
+        observation_space: of one environment.
+        action_space: of one environment.
+    """
+
+    def __init__(self, n: int, observation_space: Space, action_space: Space) -> None:
+        """Look at the spaces."""
+        self.observation_space, self.action_space = observation_space, action_space
+        self._n = n
+        self._where = type(self).__name__
+        self._frames = SpaceCodec(observation_space, "frame", where=f"{self._where}: observation")
+        self._actions = SpaceCodec(action_space, "action", where=f"{self._where}.step")
+        self._memory = RowMemory(n, self._frames, self._actions)
+        self._rows: Rows | None = None  # the last observation
+        self._running = torch.ones(n, dtype=torch.bool, device="cpu")  # handed out, so replaced and never written
+        self._idle_steps = 0
+
+    @property
+    def device(self) -> torch.device:
+        """The CPU."""
+        return torch.device("cpu")
+
+    def n_envs(self) -> int:
+        """Return B, the number of environments."""
+        return self._n
+
+    def lend(self, out: DictTensor) -> None:
+        """Write the next observation into ``out``; see `VecEnv.lend`."""
+        self._memory.lend(out)
+
+    def _begin(self) -> Rows:
+        """Return the rows of the first observation; the frames are still to be written."""
+        self._rows = rows = self._memory.new()
+        rows.restart(slice(None))
+        self._running, self._idle_steps = torch.ones_like(self._running), 0
+        return rows
+
+    def _next(self, action: DictTensor) -> tuple[Rows, Rows, Arrays]:
+        """Return the rows of the last observation, those of the next one, and the action, which is written there."""
+        previous = self._rows
+        if previous is None:
+            raise RuntimeError(f"{self._where}.step: there is nothing to step. Call reset() first.")
+        columns = self._actions.columns(action, self._n)
+        rows = self._memory.take(previous)
+        for array, column in zip(rows.last_action, columns, strict=True):
+            array[:] = column
+        return previous, rows, columns
+
+    def _idle(self) -> None:
+        """Count a step in which no environment ran, and refuse to do so for ever."""
+        self._idle_steps += 1
+        if self._idle_steps > _MAX_IDLE_STEPS:
+            raise RuntimeError(
+                f"{self._where}.step: every episode has ended, and no environment has run for {_MAX_IDLE_STEPS} steps. "
+                "Stop when running.any() is False, and call reset(). Finished environments keep their rows, so "
+                "running.size() and len(running) never change."
+            )
 
 
 def last_action_keys(actions: SpaceCodec) -> tuple[str, ...]:

@@ -154,13 +154,17 @@ def test_episodic_rows_stop_at_the_end_of_their_first_episode(name: str) -> None
     env.close()
 
 
-@pytest.mark.parametrize("shared_memory", [True, False])
-@pytest.mark.parametrize("mode", MODES)
-def test_async_in_every_mode_equals_the_list(mode: AutoresetMode, shared_memory: bool) -> None:
-    vec: Any = AsyncVectorEnv(
-        [functools.partial(Counting, True)] * B, autoreset_mode=mode, shared_memory=shared_memory, context="spawn"
-    )
-    env = GymVectorEnv(vec, seed=3)
+def async_counting(mode: AutoresetMode, shared_memory: bool) -> Any:
+    makes = [functools.partial(Counting, True)] * B
+    return AsyncVectorEnv(makes, autoreset_mode=mode, shared_memory=shared_memory, context="spawn")
+
+
+EXACT = [(AutoresetMode.DISABLED, True), (AutoresetMode.DISABLED, False), (AutoresetMode.NEXT_STEP, True)]
+
+
+@pytest.mark.parametrize(("mode", "shared_memory"), EXACT)
+def test_async_equals_the_list(mode: AutoresetMode, shared_memory: bool) -> None:
+    env = GymVectorEnv(async_counting(mode, shared_memory), seed=3)
     rows, idle = drive(env, 40)
     env.close()
     expected, _ = drive(lists(GymEnvInf, True)[0], 40)
@@ -168,12 +172,48 @@ def test_async_in_every_mode_equals_the_list(mode: AutoresetMode, shared_memory:
     assert idle == 0
 
 
-def test_restart_free_steps_hand_over_one_object() -> None:
-    env, _ = AUTO["GymEnvInf-True"]()
+def test_async_that_cannot_restart_exactly_is_refused() -> None:
+    vec = async_counting(AutoresetMode.SAME_STEP, True)
+    with pytest.raises(ValueError, match=r"mode SAME_STEP .*autoreset_mode=AutoresetMode.DISABLED"):
+        GymVectorEnv(vec)
+    vec.close()
+    vec = async_counting(AutoresetMode.NEXT_STEP, False)
+    with pytest.raises(ValueError, match=r"mode NEXT_STEP with shared_memory=False.*AutoresetMode.DISABLED"):
+        GymVectorEnv(vec)
+    vec.close()
+
+
+@pytest.mark.parametrize("name", ["GymEnvInf-True", "sync-DISABLED-True", "lockstep-NEXT_STEP"])
+def test_steps_say_whether_one_restarted(name: str) -> None:
+    env, _ = AUTO[name]()
     env.reset()
+    seen = set()
     for _ in range(20):
-        (reached, _), (current, _) = env.step(action())
-        assert (current is reached) == (not bool(reached["done"].any()))
+        step = env.step(action())
+        (reached, _), (current, _) = step
+        seen.add(step.restarted)  # type: ignore[attr-defined]
+        if not step.restarted:  # type: ignore[attr-defined]
+            assert not current["initial_state"].any()
+            assert all(current[key].equal(reached[key]) for key in current.keys())
+        else:
+            assert current["initial_state"].any()
+    assert seen == {False, True}
+
+
+@pytest.mark.parametrize("name", ["GymEnv-False", "sync-DISABLED"])
+def test_a_loop_that_never_ends_is_told(name: str) -> None:
+    env, _ = EPISODIC[name]()
+    _, running = env.reset()
+
+    def count_by_size() -> None:  # as rlstructures taught
+        still = running
+        while still.size()[0] > 0:
+            _, (_, still) = env.step(action())
+
+    with pytest.raises(RuntimeError, match=r"no environment has run for 1000 steps.*running.any\(\) is False"):
+        count_by_size()
+    env.reset()
+    assert env.step(action())[0][1].all()
 
 
 def test_reset_in_the_middle_of_a_lost_step_starts_clean() -> None:

@@ -175,6 +175,91 @@ def test_a_reward_that_is_no_number_is_refused() -> None:
         env.step(ones(1))
 
 
+class Answering(Counting):
+    """Returns from `reset`, or from `step`, what it is told to."""
+
+    def __init__(self, *, first: Any = None, then: Any = None) -> None:
+        super().__init__()
+        self.first, self.then = first, then
+
+    def reset(self, **settings: Any) -> Any:
+        answer = super().reset(**settings)
+        return answer if self.first is None else self.first
+
+    def step(self, action: Any) -> Any:
+        answer = super().step(action)
+        return answer if self.then is None else self.then(*answer)
+
+
+@pytest.mark.parametrize(
+    ("first", "got"),
+    [
+        (np.zeros((2, 2), np.float32), "a ndarray"),  # two rows, which would unpack
+        (np.zeros(2, np.float32), "a ndarray"),
+        ((0, np.zeros(2, np.float32)), r"2 values, \(int, ndarray\)"),  # an element of a Tuple space, without info
+        ((1, 2, {}), "3 values"),
+    ],
+)
+def test_a_reset_of_the_old_gym_api_is_told(first: Any, got: str) -> None:
+    env = GymEnv([Counting(), Answering(first=first)])
+    message = rf"GymEnv.reset: environment 1, a Answering, returned {got}.*two values, \(observation, info\)"
+    with pytest.raises(TypeError, match=message) as caught:
+        env.reset()
+    assert caught.value.environment_index == 1  # type: ignore[attr-defined]
+
+
+def test_a_reset_without_seed_is_told() -> None:
+    class Old(Counting):
+        def reset(self) -> Any:  # type: ignore[override]
+            return self.observe()
+
+    with pytest.raises(TypeError, match=r"environment 0: .*write def reset\(self, \*, seed=None, options=None\)"):
+        GymEnv([Old()]).reset()
+
+
+@pytest.mark.parametrize(
+    ("then", "error", "message"),
+    [
+        (lambda o, r, t, u, i: (o, r, t, i), TypeError, r"returned 4 values, .*five values, \(observation, reward"),
+        (lambda o, r, t, u, i: (o, r, t, u), TypeError, r"returned 4 values, .*five values"),
+        (lambda o, r, t, u, i: o, TypeError, "returned a ndarray, .*five values"),
+        (lambda o, r, t, u, i: (o, None, t, u, i), ShapeMismatchError, "'reward': environment 1 gave None, expected"),
+        (lambda o, r, t, u, i: (o, "1", t, u, i), ShapeMismatchError, "'reward': environment 1 gave '1', expected one"),
+        (lambda o, r, t, u, i: (o, r, None, u, i), ShapeMismatchError, "environment 1: 'terminated' is None, expect"),
+        (lambda o, r, t, u, i: (o, r, t, float("nan"), i), ShapeMismatchError, "environment 1: 'truncated' is nan"),
+    ],
+)  # fmt: skip
+def test_a_step_that_is_none_of_gymnasiums_is_told(then: Any, error: type[Exception], message: str) -> None:
+    env = GymEnv([Counting(), Answering(then=then)], seed=0)
+    env.reset()
+    with pytest.raises(error, match=message) as caught:
+        env.step(ones(2))
+    assert caught.value.environment_index == 1  # type: ignore[attr-defined]
+
+
+def test_numpy_flags_and_rewards_are_taken() -> None:
+    def numpy_scalars(o: Any, r: Any, t: Any, u: Any, i: Any) -> Any:
+        return o, np.float64(r), np.bool_(True), np.array(False), i
+
+    env = GymEnv([Counting(), Answering(then=numpy_scalars)], seed=0)
+    env.reset()
+    reached = env.step(ones(2))[0][0]
+    assert reached["terminated"][1]
+    assert not reached["truncated"][1]
+    assert reached["reward"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["observation_space", "action_space"])
+def test_a_space_that_is_not_declared_is_told(name: str) -> None:
+    class Bare(gymnasium.Env[Any, Any]):
+        pass
+
+    env, other = Bare(), "action_space" if name == "observation_space" else "observation_space"
+    setattr(env, other, spaces.Discrete(2))
+    with pytest.raises(TypeError, match=rf"GymEnv: environment 0, a Bare, declares no {name}. Set it in its __init__"):
+        GymEnv([env])
+
+
 def test_render_asks_every_environment() -> None:
     env = GymEnv([gymnasium.make("FrozenLake-v1", render_mode="ansi") for _ in range(2)], seed=0)
     env.reset()

@@ -28,7 +28,7 @@ def cartpoles(n: int, **settings: Any) -> Any:
 
 
 def test_numpy_cartpole_equals_gymnasium_and_marks_the_lost_steps() -> None:
-    env, alone = GymVectorEnv(cartpoles(6), seed=5, reset_mask=False), cartpoles(6)
+    env, alone = GymVectorEnv(cartpoles(6), seed=5), cartpoles(6)
     frames, _ = alone.reset(seed=5)
     observation, running = env.reset()
     ended = np.zeros(6, bool)
@@ -71,31 +71,6 @@ def follow(env: VecEnv, steps: int) -> int:
         ends += int(restarted.sum())
         observation = after
     return ends
-
-
-def test_numpy_cartpole_loses_no_step() -> None:
-    env = GymVectorEnv(cartpoles(4), seed=5)
-    assert follow(env, 100) > 10
-    first, alone = GymVectorEnv(cartpoles(4), seed=5), cartpoles(4)
-    frames, _ = alone.reset(seed=5)
-    observation, _ = first.reset()
-    done = np.zeros(4, bool)
-    while not done.any():  # up to the first end the two do the same
-        np.testing.assert_array_equal(observation["frame"].numpy(), frames)
-        frames, _, terminated, truncated, _ = alone.step(np.ones(4, np.int64))
-        (reached, _), (observation, _) = first.step(act([1, 1, 1, 1]))
-        done = terminated | truncated
-    np.testing.assert_array_equal(reached["frame"].numpy(), frames)
-    np.testing.assert_array_equal(reached["done"].numpy(), done)
-    frames, *_ = alone.step(np.ones(4, np.int64))  # and the restart is the one that gymnasium would have drawn
-    np.testing.assert_array_equal(observation["frame"].numpy()[done], frames[done])
-
-
-def test_numpy_cartpole_counts_time_from_each_restart() -> None:
-    env = GymVectorEnv(cartpoles(2, max_episode_steps=5), seed=0)
-    env.reset()
-    ends = [env.step(act([t % 2, t % 2]))[0][0]["truncated"].tolist() for t in range(15)]
-    assert ends == [[t % 5 == 4] * 2 for t in range(15)]
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
@@ -196,6 +171,18 @@ def test_same_step_without_final_observation_is_refused() -> None:
             env.step(act([0, 0]))
 
 
+def test_an_end_that_is_neither_true_nor_false_is_refused() -> None:
+    class Unsure(CountingVector):
+        def step(self, actions: Any) -> Any:
+            frame, reward, terminated, truncated, info = super().step(actions)
+            return frame, reward, terminated, np.array([None] * len(truncated)), info
+
+    env = GymVectorEnv(Unsure(2, AutoresetMode.NEXT_STEP), seed=0)
+    env.reset()
+    with pytest.raises(ShapeMismatchError, match=r"'truncated' is object \(2,\), expected bool \(2,\)"):
+        env.step(act([0, 0]))
+
+
 def test_only_whole_vector_environments_are_taken() -> None:
     with pytest.raises(TypeError, match=r"got a list, expected a gymnasium.vector.VectorEnv"):
         GymVectorEnv([Counting()])  # type: ignore[arg-type]
@@ -208,10 +195,9 @@ def test_only_whole_vector_environments_are_taken() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*ERROR")  # gymnasium's logger warns about what it raises
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_an_exception_knows_its_environment(kind: str) -> None:
+def test_an_exception_in_a_process_knows_its_environment() -> None:
     makes = [functools.partial(Breaking, "step" if j == 1 else "") for j in range(3)]
-    vec: Any = SyncVectorEnv(makes) if kind == "sync" else AsyncVectorEnv(makes, context="spawn")
+    vec: Any = AsyncVectorEnv(makes, context="spawn")
     env = GymVectorEnv(vec, seed=0)
     env.reset()
     with pytest.raises(ZeroDivisionError, match="mine") as caught:
