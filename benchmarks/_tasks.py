@@ -126,6 +126,16 @@ TASKS: dict[str, Task] = {
         partial(vectorised, "CartPole-v1"), 475.0, "A2C on CartPole-v1", n_seeds=10,
         tuned_on=(0, 1, 2, 3, 5, 7),
     ),
+    "a2c_cartpole_python": _A2C(
+        _tuned("a2c", "CartPole-v1"), partial(ActorCritic, 4, 2), ActorCriticAgent,
+        partial(one_by_one, "CartPole-v1"), 475.0, "the same, gymnasium's Python environments one by one",
+        tuned_on=(0, 1, 2, 3, 5, 7),
+    ),
+    "dqn_cartpole_python": _DQN(
+        _tuned("dqn", "CartPole-v1"), partial(QNetwork, 4, 2, duelling=True), QAgent,
+        partial(one_by_one, "CartPole-v1"), 475.0, "the same, gymnasium's Python environments one by one",
+        tuned_on=(0, 1, 3),
+    ),
     "a2c_cartpole_1024": _A2C(
         A2CConfig(
             n_env_steps=300_000, n_envs=1024, n_timesteps=16, n_minibatches=4, vtrace=True, rho_clip=10.0,
@@ -146,7 +156,7 @@ TASKS: dict[str, Task] = {
     ),
     "dqn_acrobot": _DQN(
         _tuned("dqn", "Acrobot-v1"), partial(QNetwork, 6, 3, duelling=True), QAgent,
-        partial(simulator, "Acrobot-v1"), -90.0, "DQN on Acrobot-v1",
+        partial(simulator, "Acrobot-v1"), -90.0, "DQN on Acrobot-v1", tuned_on=(),
     ),
     "a2c_pendulum": _A2C(
         _tuned("a2c", "Pendulum-v1"), _network("a2c", "Pendulum-v1", GaussianActorCritic, 3, 1), GaussianAgent,
@@ -165,7 +175,7 @@ TASKS: dict[str, Task] = {
     ),
     "a2c_no_memory": _A2C(
         _MEMORY, partial(ActorCritic, 2, 2), ActorCriticAgent,
-        HiddenVelocities, 150.0, "the same with a feed-forward agent, which shall stay below",
+        HiddenVelocities, 150.0, "the same with a feed-forward agent, which shall stay below", tuned_on=(),
     ),
     "a2c_lunar_lander": _A2C(
         _tuned("a2c", "LunarLander-v3"), partial(ActorCritic, 8, 4), ActorCriticAgent,
@@ -173,7 +183,7 @@ TASKS: dict[str, Task] = {
     ),
     "dqn_lunar_lander": _DQN(
         _tuned("dqn", "LunarLander-v3"), partial(QNetwork, 8, 4, duelling=True), QAgent,
-        _LUNAR_LANDER, 100.0, "DQN on LunarLander-v3", episodes=50,
+        _LUNAR_LANDER, 100.0, "DQN on LunarLander-v3", episodes=50, tuned_on=(),
     ),
     "a2c_breakout": _A2C(
         _tuned("a2c", "Breakout-MinAtar"), _network("a2c", "Breakout-MinAtar", ActorCritic, 400, 3), ActorCriticAgent,

@@ -39,6 +39,8 @@ ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 class Policy(RL_Agent):
     """A perceptron that draws its actions."""
 
+    pure = True
+
     def __init__(self, activation: str) -> None:
         """Make the network."""
         kind = ACTIVATIONS[activation]

@@ -1,7 +1,8 @@
-"""The benchmark that is to be run on a GPU runs here too, so that it does not break unseen."""
+"""Benchmarks can be started after every change, and the page of their results says what the results say."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import pathlib
@@ -15,8 +16,7 @@ import torch
 
 from checkers import ROOT
 
-pytest.importorskip("warp", reason="needs the extra warp")
-
+SCRIPTS = sorted(file.stem for file in (ROOT / "benchmarks").glob("[a-z]*.py"))
 PARTS = {
     "first_launch", "sync", "limits", "policy", "simulation", "fused", "training", "launches", "compiled", "summary",
 }  # fmt: skip
@@ -24,10 +24,27 @@ EVERYWHERE = {"SyncVectorEnv", "numpy-vectorised", "torch eager", "Warp one step
 LEFT_OUT = {"it compiles for half a minute", "it takes minutes: --quick leaves it out"}
 
 
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_benchmark_finds_all_that_it_imports(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    assert importlib.import_module(name).__doc__
+
+
+def test_the_tables_of_the_page_are_what_the_results_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import tables
+
+    page = tables.PAGE.read_text()
+    assert tables.rendered(page) == page, "run python benchmarks/tables.py"
+    assert page.count("<!-- end -->") == len(tables.TABLES)
+    assert tables.rendered("<!-- check_device -->\nold\n<!-- end -->") != "<!-- check_device -->\nold\n<!-- end -->"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 def test_the_quick_ladder_of_the_gpu_benchmark(device: str, tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("warp", reason="needs the extra warp")
     script = str(ROOT / "benchmarks" / "gpu.py")
     command = [sys.executable, script, "--quick", "--device", device, "--out", str(tmp_path)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)

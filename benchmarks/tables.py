@@ -1,0 +1,235 @@
+"""Write the tables of benchmarks/README.md from the files in results/: ``python benchmarks/tables.py [--check]``.
+
+A table stands between ``<!-- NAME -->`` and ``<!-- end -->``. So a number in the page is always one that a script has
+measured, and the page says at which commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import time_to_475
+from _tasks import TASKS
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE / "README.md"
+Rows = list[dict[str, Any]]
+_BLOCK = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def load(name: str) -> tuple[Rows, str]:
+    """Read the results of a benchmark on the CPU.
+
+    Args:
+        name: of the benchmark.
+
+    Returns:
+        Its rows and its commit; no row and an empty commit where it has not been measured.
+
+    Raises:
+        SystemExit: there are results of several commits.
+    """
+    files = sorted((HERE / "results").glob(f"{name}-cpu-*.json"))
+    if len(files) > 1:
+        raise SystemExit(f"{name}: got results of {len(files)} commits, expected one: remove the older ones.")
+    if not files:
+        return [], ""
+    found = json.loads(files[0].read_text())
+    return found["rows"], found["machine"]["commit"]
+
+
+def table(head: str, rows: Sequence[Sequence[object]], left: int = 1) -> list[str]:
+    """Format a table whose first columns are words and whose others are numbers."""
+    columns = head.count("|") + 1
+    lines = [f"| {head} |", f"|{'---|' * left}{'---:|' * (columns - left)}"]
+    return [*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)]
+
+
+def throughput(rows: Rows) -> list[str]:
+    """Thousand steps per second, and ours over theirs: eager, compiled, compiled and queued."""
+    cells: dict[str, list[str]] = {}
+    for row in rows:
+        if "rate" not in row:
+            continue
+        ratios = [row["ratio"], row["compiled_ratio"], row["compiled_queued_ratio"]]
+        words = ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+        cells.setdefault(row["name"], []).extend([f"{(row['rate'] or 0.0) / 1000:.1f}", *words])
+    sizes = dict.fromkeys(row["n_envs"] for row in rows)
+    head = " | ".join(["", *(f"{n} environments | ours / it | compiled | queued too" for n in sizes)])
+    return table(head.strip(), [[name, *words] for name, words in cells.items()])
+
+
+def slow(rows: Rows) -> list[str]:
+    """Shares of the ideal without a barrier."""
+    kept = [row for row in rows if "n_workers" not in row["name"]]  # older files have an argument that is gone
+    return table("| share of the ideal", [[row["name"], f"{row['share']:.0%}"] for row in kept])
+
+
+def scaling(rows: Rows) -> list[str]:
+    """Two processes over one."""
+    return table("| two processes over one", [[row["name"], f"{row['factor']:.2f}"] for row in rows])
+
+
+def startup(rows: Rows) -> list[str]:
+    """Seconds until the first batch, step by step."""
+    return table("from a fresh interpreter to the first batch | s", [[k, f"{v:.2f}"] for k, v in _measured(rows[0])])
+
+
+def weights(rows: Rows) -> list[str]:
+    """Milliseconds for a million weights."""
+    row = rows[0]
+    times = [f"{row[key] * 1e3:.1f}" for key in ("update", "load", "together")]
+    return table("parameters | `update`, ms | loading, ms | together, ms", [[f"{row['parameters']:,}", *times]], 0)
+
+
+def frames(rows: Rows) -> list[str]:
+    """How often a frame of Atari is kept and moved."""
+    row = rows[0]
+    moved = [row[key] / row["frame_bytes"] for key in ("collected_per_step", "handed_over_per_step")]
+    cells = [f"{row['frames_kept_over_ideal']:.2f}", *(f"{value:.2f}" for value in moved)]
+    return table("frames kept per step | written by a worker | handed over", [cells], 0)
+
+
+def sims(rows: Rows) -> list[str]:
+    """Million steps per second of CartPole alone."""
+    return table(
+        "CartPole, N = 1,024 | million steps per second | ratio | to",
+        [
+            [row["row"], f"{row['steps_per_second'] / 1e6:.2f}", f"{row['ratio']:.2f}", row["to"]]
+            for row in rows
+            if "steps_per_second" in row
+        ],
+    )
+
+
+def policy_in_loop(rows: Rows) -> list[str]:
+    """Every row that was measured: million steps per second, and the ratio to the same loop over gymnasium."""
+    cells: dict[str, list[str]] = {}
+    for row in rows:
+        if "activation" in row:
+            words = [f"{row['steps_per_second'] / 1e6:.2f}", f"{row['ratio']:.2f}"]
+            cells.setdefault(row["row"], []).extend(words)
+    head = "environments, agent | tanh, million steps per second | ratio | ReLU, million steps per second | ratio"
+    return table(head, [[name, *words] for name, words in cells.items()])
+
+
+def growth(rows: Rows) -> list[str]:
+    """Nanoseconds per environment and step over the number of environments."""
+    found = [row for row in rows if "seconds_per_environment_step" in row]
+    sizes = list(dict.fromkeys(row["N"] for row in found))
+    cells: dict[str, list[str]] = {}
+    for row in found:
+        cells.setdefault(row["row"], []).append(f"{row['seconds_per_environment_step'] * 1e9:,.0f}")
+    head = " | ".join(["ns per environment and step", *(f"N = {n:,}" for n in sizes)])
+    return table(head, [[name, *words] for name, words in cells.items()])
+
+
+def structures(rows: Rows) -> list[str]:
+    """Microseconds beyond the plain operations."""
+    keys = ("overhead rlstruct us", "overhead tensordict us")
+    cells = [[row["operation"], *(f"{row[key]:.1f}" for key in keys)] for row in rows]
+    return table("operation | DictTensor, us beyond torch's own | tensordict", cells)
+
+
+def draws(rows: Rows) -> list[str]:
+    """Microseconds for drawing actions."""
+    keys = ("with_keys", "Categorical.sample", "Categorical.sample, unvalidated")
+    cells = [[row["environments"], *(f"{row[key]:.0f}" for key in keys)] for row in rows]
+    head = "environments | `categorical` and its keys, us | torch's `Categorical`, us | the same, unvalidated"
+    return table(head, cells, 0)
+
+
+def imports(rows: Rows) -> list[str]:
+    """Seconds of imports."""
+    return table("import | s", [[f"{row['import']}", f"{row['median_s']:.2f}"] for row in rows])
+
+
+def check_device(rows: Rows) -> list[str]:
+    """The share of a step."""
+    row = rows[0]
+    cells = [[f"{row['step_us']:.0f}", f"{row['watched_step_us']:.0f}", f"{row['share']:.1%}"]]
+    return table("step, us | the same with `RL_Agent_CheckDevice` | share", cells, 0)
+
+
+def seconds_to_475(rows: Rows) -> list[str]:
+    """Seconds of every seed."""
+    return time_to_475.table(rows).splitlines()
+
+
+def learnt(_: Rows) -> list[str]:
+    """Every task that has results: all seeds, the commit, the steps to the target, and how the settings were chosen."""
+    lines = []
+    for name, task in TASKS.items():
+        files = sorted((HERE / "results").glob(f"{name}-cpu-*.json"))
+        rows = [row for file in files for row in json.loads(file.read_text())["rows"]]
+        if not rows:
+            continue
+        returns = ", ".join(f"{row['seed']}: {row['final_return']:.0f}" for row in rows)
+        reached = [row.get("steps_to_target", row.get("steps_to_475")) for row in rows]
+        known = sorted(steps for steps in reached if steps is not None)
+        words = f"{known[0] / 1000:.0f}k to {known[-1] / 1000:.0f}k" if known else ""
+        never = f"{reached.count(None)} never" if None in reached else ""
+        commits = ", ".join(file.stem.rsplit("-", 1)[1] for file in files)
+        steps = " and ".join(filter(None, [words, never]))
+        tuned = ", ".join(map(str, task.tuned_on)) or "none"
+        lines.append([task.about, f"{task.target:g}", returns, steps, tuned, f"`{commits}`"])
+    return table("task | asked | seed: final return | steps to it | settings chosen with seeds | commit", lines, 6)
+
+
+def _measured(row: dict[str, Any]) -> list[tuple[str, float]]:
+    return [(key, value) for key, value in row.items() if key != "target" and isinstance(value, float)]
+
+
+TABLES: dict[str, tuple[str, Callable[[Rows], list[str]]]] = {
+    "throughput": ("cpu_collect_throughput", throughput),
+    "slow": ("cpu_collect_slow", slow),
+    "scaling": ("cpu_collect_scaling", scaling),
+    "startup": ("cpu_collect_startup", startup),
+    "weights": ("cpu_collect_weights", weights),
+    "frames": ("cpu_collect_frames", frames),
+    "sims": ("sims", sims),
+    "policy_in_loop": ("policy_in_loop", policy_in_loop),
+    "growth": ("policy_in_loop", growth),
+    "structures": ("structures", structures),
+    "draws": ("random_draws", draws),
+    "imports": ("import_time", imports),
+    "check_device": ("check_device", check_device),
+    "seconds_to_475": ("time_to_475", seconds_to_475),
+    "learnt": ("", learnt),
+}
+
+
+def render(name: str) -> str:
+    """Return one table, with the file that it comes from above it."""
+    benchmark, make = TABLES[name]
+    if not benchmark:
+        return "\n".join(make([]))
+    rows, commit = load(benchmark)
+    if not rows:
+        return "Not measured since the code changed."
+    return "\n".join([f"At commit `{commit}`:", "", *make(rows)])
+
+
+def rendered(page: str) -> str:
+    """Return the page with its tables written anew."""
+    return _BLOCK.sub(lambda found: f"{found[1]}{render(found[2])}\n{found[3]}", page)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="only say whether the page is up to date")
+    options = parser.parse_args()
+    before = PAGE.read_text()
+    after = rendered(before)
+    if options.check and after != before:
+        raise SystemExit("benchmarks/README.md is not what results/ say: run python benchmarks/tables.py")
+    PAGE.write_text(after)
+
+
+if __name__ == "__main__":
+    main()
