@@ -18,7 +18,7 @@ from rlstruct import DictTensor, VecEnv
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymVectorEnv
-from rlstruct.sims import PolicyRollout, TensorEnv, make
+from rlstruct.sims import TensorEnv, make
 
 T = 32  # steps of a batch, where a policy acts
 STEPS = 16  # single steps in one call
@@ -205,18 +205,6 @@ def batcher_rung(name: str, n_envs: int, device: torch.device, backend: str | No
     return Rung(name, run, T)
 
 
-def policy_rung(n_envs: int, device: torch.device) -> Rung:
-    """Simulator, network and draws in one kernel."""
-    env = make("CartPole-v1", n_envs, device=device, backend="warp")
-    rollout = PolicyRollout(env, ActorCritic(4, 2).to(device), n_timesteps=T)
-
-    def run() -> None:
-        rollout.collect()
-        synchronize(device)
-
-    return Rung("Warp fused policy", run, T)
-
-
 def policy_rungs(n_envs: int, device: torch.device) -> list[MakeRung]:
     """Everything that collects with a 4-64-64-2 actor and a critic of the same size."""
     make_rung = partial(batcher_rung, n_envs=n_envs)
@@ -227,7 +215,6 @@ def policy_rungs(n_envs: int, device: torch.device) -> list[MakeRung]:
     rungs.append(partial(make_rung, "torch eager, batcher", device=device, backend="torch", graph=False))
     if device.type == "cuda":
         rungs.append(partial(make_rung, "torch, batcher's CUDA graph", device=device, backend="torch", graph=True))
-        rungs.append(partial(make_rung, "Warp, batcher's CUDA graph", device=device, backend="warp", graph=True))
     else:
         rungs.append(partial(make_rung, "Warp one step, batcher", device=device, backend="warp", graph=False))
-    return [*rungs, partial(policy_rung, n_envs, device)]
+    return [*rungs, partial(make_rung, "Warp fused policy", device=device, backend="warp", graph=True)]

@@ -32,7 +32,6 @@ class Catch(TensorEnv[CatchState]):
 
     action_space = gymnasium.spaces.Discrete(3)
     observation_space = gymnasium.spaces.Box(0, max(ROWS, COLUMNS), (3,), "float32")
-    shortest_episode = ROWS - 1  # lets the base draw start states once in so many steps
 
     def initial(self, key):  # key [n] int64: all randomness comes from it, so every device and batch draws the same
         x = randint(key, COLUMNS)  # [n]

@@ -44,18 +44,25 @@ def _bits(key: Tensor, shape: tuple[int, ...], stream: int) -> Tensor:
         # The commonest draw, one number per key, costs nothing: the batcher has mixed a whole batch of keys at once.
         return key if stream == 0 else _mix(key + _wrap(stream * _GAMMA))
     first = stream + 1  # an array never holds number 0, which may have been drawn beside it
-    lanes = _multiples(_GAMMA, first, math.prod(shape), key.device)
+    lanes = _multiples(_GAMMA, first, math.prod(shape), key)
     if key.dim() != 1:
         return _mix(key.unsqueeze(-1) + lanes).view(*key.shape, *shape)
     # In memory one draw of all keys stands after the other, as simulators read them: field by field.
     return _mix(lanes.unsqueeze(1) + key).view(*shape, -1).movedim(-1, 0)
 
 
-def _multiples(factor: int, first: int, n: int, device: torch.device) -> Tensor:
-    """The multiples first * factor, (first + 1) * factor, … of a large number, n of them, as int64."""
-    # `| 0` makes numbers of positions: TorchInductor multiplies positions in its index arithmetic, and the factor does
-    # not fit into the 32 bits that it has on CUDA.
-    return torch.arange(first, first + n, device=device, dtype=torch.int64).bitwise_or_(0).mul_(factor)
+def _multiples(factor: int, first: int, n: int, key: Tensor) -> Tensor:
+    """The multiples first * factor, (first + 1) * factor, … of a large number, n of them, as int64 beside ``key``."""
+    number = torch.arange(first, first + n, device=key.device, dtype=torch.int64)
+    if type(key) is Tensor and not torch.compiler.is_compiling():
+        return number.mul_(factor)
+    # Traced, positions are numbers of C++, where a product beyond 63 bits is undefined: compilers conclude that the
+    # loop must end before it. So it is put together of halves that cannot overflow. `| 0` makes numbers of positions.
+    number = number | 0
+    low, high = factor & 0xFFFFFFFF, (factor >> 32) & 0xFFFFFFFF
+    low_product = number * low
+    upper = (number * high + (low_product >> 32)) & 0xFFFFFFFF
+    return (upper << 32) | (low_product & 0xFFFFFFFF)
 
 
 def _wrap(value: int) -> int:
@@ -93,7 +100,7 @@ def split(key: Tensor, n: int) -> Tensor:
     >>> torch.equal(split(torch.tensor([1]), 2), split(torch.tensor([1]), 2))
     True
     """
-    return _mix_full(key.unsqueeze(-1) + _multiples(_MIX_2, 1, n, key.device))
+    return _mix_full(key.unsqueeze(-1) + _multiples(_MIX_2, 1, n, key))
 
 
 def child_key(key: Tensor, n: Tensor | int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Simulators whose whole state is tensors, on any torch device, and the base to write your own. Layer 3."""
+"""Simulators whose whole state is tensors, on any torch device, and the base to write your own."""
 
 from rlstruct.sims._state import columns
 from rlstruct.sims.acrobot import Acrobot, AcrobotState
@@ -9,7 +9,6 @@ from rlstruct.sims.connect_four import ConnectFour, ConnectFourState
 from rlstruct.sims.freeway import Freeway, FreewayState
 from rlstruct.sims.mountain_car import MountainCar, MountainCarContinuous, MountainCarState
 from rlstruct.sims.pendulum import Pendulum, PendulumState
-from rlstruct.sims.policy import PolicyRollout
 from rlstruct.sims.registry import make, names
 from rlstruct.sims.seaquest import Seaquest, SeaquestState
 from rlstruct.sims.space_invaders import SpaceInvaders, SpaceInvadersState
@@ -33,7 +32,6 @@ __all__ = [
     "MountainCarState",
     "Pendulum",
     "PendulumState",
-    "PolicyRollout",
     "Seaquest",
     "SeaquestState",
     "SpaceInvaders",

@@ -1,4 +1,4 @@
-"""What the five MinAtar games share: sticky actions, action sets, painting of frames. Part of rlstruct.sims.
+"""What the five MinAtar games share: sticky actions, action sets, painting of frames.
 
 Young and Tian, "MinAtar: an Atari-inspired testbed for thorough and reproducible reinforcement learning experiments",
 2019. The games equal version 1.0.15 of the package `minatar`, but for one thing: an episode begins with "nothing" as
@@ -17,16 +17,15 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rlstruct.device import DeviceLike
 from rlstruct.functional.random import uniform
-from rlstruct.sims.tensor_env import Backend, TensorEnv
+from rlstruct.sims.tensor_env import TensorEnv
 
 NOTHING, LEFT, UP, RIGHT, DOWN, FIRE = range(6)
 SIZE, CELLS = 10, 100
 
 State = TypeVar("State")
 
-_STICKY_STREAM = 90  # of the step's key; the games draw from the streams below
+STICKY_STREAM = 90  # of the step's key; the games draw from the streams below
 
 
 class MinAtarGame(TensorEnv[State]):
@@ -39,13 +38,10 @@ class MinAtarGame(TensorEnv[State]):
     Args:
         n_envs: B.
         seed: environment j draws from ``seed + j``.
-        device: where everything lives.
-        auto_reset: see `TensorEnv`.
-        time_limit: see `TensorEnv`; the games have none of their own, but for Freeway.
-        backend: see `TensorEnv`.
         sticky_probability: with this probability the last action is taken again.
         ramping: whether the game gets harder with time.
         minimal_actions: whether only the useful actions can be chosen, or all six.
+        settings: keyword arguments of `TensorEnv`. The games have no time limit of their own, but for Freeway.
     """
 
     channels: ClassVar[tuple[str, ...]]
@@ -56,13 +52,10 @@ class MinAtarGame(TensorEnv[State]):
         n_envs: int,
         seed: int = 0,
         *,
-        device: DeviceLike = "cpu",
-        auto_reset: bool = True,
-        time_limit: int | None = None,
-        backend: Backend = "torch",
         sticky_probability: float = 0.1,
         ramping: bool = True,
         minimal_actions: bool = True,
+        **settings: Any,  # noqa: ANN401 - passed on
     ) -> None:
         """Make the environments."""
         actions = self.useful_actions if minimal_actions else tuple(range(6))
@@ -71,14 +64,14 @@ class MinAtarGame(TensorEnv[State]):
         self.sticky_probability = sticky_probability
         self.ramping = ramping
         self.actions = actions
-        super().__init__(n_envs, seed, device=device, auto_reset=auto_reset, time_limit=time_limit, backend=backend)
+        super().__init__(n_envs, seed, **settings)
         self._table = torch.tensor(actions, dtype=torch.int64, device=self.device)
         self._cells = torch.arange(CELLS, dtype=torch.int64, device=self.device)
 
     def transition(self, state: State, action: Tensor, key: Tensor) -> tuple[State, Tensor, Tensor]:
         """Take the action, or the last one again."""
         chosen = self._table.index_select(0, action)
-        sticks = uniform(key, (), _STICKY_STREAM) < self.sticky_probability
+        sticks = uniform(key, (), STICKY_STREAM) < self.sticky_probability
         last: Any = state
         return self.play(state, torch.where(sticks, last.last_action, chosen), key)
 

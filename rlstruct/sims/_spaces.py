@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -44,10 +43,16 @@ def random_action(space: Space, key: Tensor) -> Tensor:
     )
 
 
-def box(low: Any, high: Any, dtype: torch.dtype) -> spaces.Box:  # noqa: ANN401 - whatever Box takes
-    """Make a Box of floating-point numbers in the dtype of a simulator."""
-    kind = np.float64 if dtype == torch.float64 else np.float32
-    return spaces.Box(np.asarray(low, kind), np.asarray(high, kind), dtype=kind)
+def box(low: Sequence[float], high: Sequence[float]) -> spaces.Box:
+    """Make a Box of float32."""
+    return spaces.Box(np.asarray(low, np.float32), np.asarray(high, np.float32))
+
+
+def in_dtype(space: Space, dtype: torch.dtype) -> Space:
+    """Turn a float32 space of frames into one of float64, if that is the dtype of a simulator."""
+    if dtype != torch.float64 or not isinstance(space, spaces.Box) or space.dtype != np.float32:
+        return space
+    return spaces.Box(space.low.astype(np.float64), space.high.astype(np.float64), dtype=np.float64)
 
 
 def check_frames(name: str, frames: dict[str, Tensor], expected: Mapping[str, Leaf], n_envs: int) -> None:

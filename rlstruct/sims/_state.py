@@ -1,8 +1,9 @@
-"""A simulator's state, a frozen dataclass or a DictTensor, as a dict of tensors and back. Part of rlstruct.sims."""
+"""A simulator's state, a frozen dataclass or a DictTensor, as a dict of tensors and back."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,8 +23,6 @@ def fields_of(where: str, state: object) -> Tensors:
     """
     if isinstance(state, DictTensor):
         return dict(state.items())
-    if hasattr(state, "__dict__") and hasattr(state, "__dataclass_fields__"):  # the common case, and a fast way
-        return dict(vars(state))
     if dataclasses.is_dataclass(state) and not isinstance(state, type):
         return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
     raise TypeError(
@@ -64,27 +63,9 @@ def check_fields(where: str, fields: Tensors, n: int, device: torch.device, like
             )
 
 
-def where_done(done: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """Take the rows of ``new`` where ``done``, else of ``old``, [B, ...]."""
-    return torch.where(done if old.dim() == 1 else done.view(-1, *[1] * (old.dim() - 1)), new, old)
-
-
-def stack_steps(steps: list[Tensor]) -> Tensor:
-    """Stack K tensors [B, ...] to [K, B, ...], keeping the memory of each step as it is."""
-    first = steps[0]
-    if first.dim() == 1:
-        return torch.cat(steps).view(len(steps), -1)  # for the compiler simpler than a stack
-    if first.is_contiguous():
-        return torch.stack(steps)
-    if first.dim() == 2:  # [B, D] with B fastest, as `columns` makes them: stacked so, each column is one plain copy
-        pieces = [piece for step in steps for piece in step.unbind(1)]
-        return torch.cat(pieces).view(len(steps), -1, first.shape[0]).transpose(1, 2)
-    return torch.stack([step.movedim(0, -1) for step in steps]).movedim(-1, 1)
-
-
-def batch_first(tensors: Tensors) -> Tensors:
-    """Swap the first two axes of all tensors: views."""
-    return {key: value.transpose(0, 1) for key, value in tensors.items()}
+def part(tensors: Mapping[str, Tensor], prefix: str) -> Tensors:
+    """Return the tensors whose names begin with ``prefix``, without it."""
+    return {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
 
 
 def columns(*values: Tensor) -> Tensor:
@@ -103,39 +84,36 @@ def columns(*values: Tensor) -> Tensor:
     return torch.stack(values).t()
 
 
-def check_carry(where: str, saved: Tensors, own: Tensors, initial: Tensors) -> None:
+def check_carry(where: str, saved: Tensors, own: Tensors) -> None:
     """Raise unless a simulation can go on from saved tensors.
 
     Args:
         where: start of the message.
-        saved: what goes from one step to the next, of another simulation.
-        own: what this one has, before or after its first reset.
-        initial: the fields of a state of this one.  [1, ...] each
+        saved: what one step hands to the next, of another simulation.
+        own: the same of this one, after a reset.
 
     Raises:
         KeyError: another kind of simulation was saved.
         ShapeMismatchError: another number of environments was saved.
     """
-    missing = own.keys() - saved.keys()
-    if missing or "env_key" not in saved:
-        raise KeyError(
-            f"{where}: the state has {sorted(saved)}, expected {sorted(own)} at least. Load what an environment of the "
-            "same class returned."
-        )
-    if saved["env_key"].shape != own["env_key"].shape:
+    if saved.get("env_key", own["env_key"]).shape != own["env_key"].shape:
         raise ShapeMismatchError(
             f"{where}: the state is that of {len(saved['env_key'])} environments, expected {len(own['env_key'])}. "
             "Make as many as were saved."
         )
-    found = {name[len("state/") :]: value for name, value in saved.items() if name.startswith("state/")}
-    if found and _kinds(found) != _kinds(initial):  # none if it was saved before its first reset
+    found, expected = _kinds(saved), _kinds(own)
+    if "elapsed" not in saved:  # saved before its first reset
+        expected = {name: expected[name] for name in ("env_key", "episode")}
+    if found != expected:
+        names = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
+        got, wanted = (", ".join(f"{name!r} {kinds.get(name)}" for name in names) for kinds in (found, expected))
         raise KeyError(
-            f"{where}: the state has {_kinds(found)}, expected {_kinds(initial)}. Load what an environment "
-            "of the same class returned."
+            f"{where}: the state has {got}, expected {wanted}. Load what an environment of the same class, with the "
+            "same auto_reset, returned."
         )
 
 
-def _kinds(fields: Tensors) -> str:
-    """Spell fields with their dtypes and shapes, in one order."""
-    kinds = {name: f"[B{''.join(f', {n}' for n in value.shape[1:])}] {value.dtype}" for name, value in fields.items()}
-    return ", ".join(f"{name!r} {kinds[name]}" for name in sorted(kinds))
+def _kinds(carry: Tensors) -> dict[str, str]:
+    """Spell dtype and shape of everything but the pool of start states, which both may have or not."""
+    kinds = {name: f"[B{''.join(f', {n}' for n in value.shape[1:])}] {value.dtype}" for name, value in carry.items()}
+    return {name: kind for name, kind in kinds.items() if not name.startswith("pool/")}

@@ -1,4 +1,4 @@
-"""Acrobot on any device. Part of rlstruct.sims.
+"""Acrobot on any device.
 
 Sutton, "Generalization in reinforcement learning: successful examples using sparse coarse coding", NeurIPS 1996, with
 the equations of Sutton and Barto's book, as gymnasium's Acrobot-v1.
@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rlstruct.device import DeviceLike
 from rlstruct.functional.random import symmetric_uniform
 from rlstruct.sims._spaces import box
 from rlstruct.sims._state import columns
-from rlstruct.sims.tensor_env import Backend, TensorEnv
-
-if TYPE_CHECKING:
-    from rlstruct.sims.kernels import GameKernel
+from rlstruct.sims.tensor_env import TensorEnv
 
 STEP, GRAVITY = 0.2, 9.8  # s, m/s^2
 LENGTH, CENTRE, MASS, INERTIA = 1.0, 0.5, 1.0, 1.0  # of both links: m, m, kg, kg m^2
@@ -50,36 +46,14 @@ class AcrobotState:
 class Acrobot(TensorEnv[AcrobotState]):
     """Swing two links up with a torque of -1, 0 or 1 N m at the joint between them; reward -1 per step until then.
 
-    Args:
-        n_envs: B.
-        seed: environment j draws from ``seed + j``.
-        device: where everything lives.
-        dtype: of the state and the frames.
-        auto_reset: see `TensorEnv`.
-        time_limit: see `TensorEnv`.
-        backend: see `TensorEnv`.
+    Arguments as `TensorEnv`.
     """
 
     action_space = spaces.Discrete(3)
-    shortest_episode: ClassVar[int] = 16  # from hanging nearly still to upright takes some 60 steps of best play
+    observation_space = box([-1, -1, -1, -1, -MAX_SPEED_1, -MAX_SPEED_2], [1, 1, 1, 1, MAX_SPEED_1, MAX_SPEED_2])
     stochastic: ClassVar[bool] = False
-
-    def __init__(
-        self,
-        n_envs: int,
-        seed: int = 0,
-        *,
-        device: DeviceLike = "cpu",
-        dtype: torch.dtype = torch.float32,
-        auto_reset: bool = True,
-        time_limit: int | None = 500,
-        backend: Backend = "torch",
-    ) -> None:
-        """Make the environments."""
-        high = [1.0, 1.0, 1.0, 1.0, MAX_SPEED_1, MAX_SPEED_2]
-        self.observation_space = box([-v for v in high], high, dtype)
-        self.dtype = dtype
-        super().__init__(n_envs, seed, device=device, auto_reset=auto_reset, time_limit=time_limit, backend=backend)
+    default_time_limit: ClassVar[int | None] = 500
+    kernel_module: ClassVar[str] = "rlstruct.sims.acrobot_kernel"
 
     def initial(self, key: Tensor) -> AcrobotState:
         """Draw all four numbers from [-0.1, 0.1)."""
@@ -108,12 +82,6 @@ class Acrobot(TensorEnv[AcrobotState]):
         """Show cosine and sine of both angles, and the velocities, [B, 6]."""
         angles = (f(angle) for angle in (state.theta1, state.theta2) for f in (torch.cos, torch.sin))
         return columns(*angles, state.theta1_dot, state.theta2_dot)
-
-    def kernel(self) -> GameKernel:
-        """See `TensorEnv.kernel`."""
-        from rlstruct.sims.kernels import acrobot
-
-        return acrobot.KERNEL
 
 
 def _derivative(y: _Angles, torque: Tensor) -> _Angles:

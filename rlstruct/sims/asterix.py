@@ -1,4 +1,4 @@
-"""MinAtar's Asterix on any device. Part of rlstruct.sims; see `rlstruct.sims._minatar`.
+"""MinAtar's Asterix on any device; see `rlstruct.sims._minatar`.
 
 Enemies and treasure come from the sides, at most one in each of eight rows. Treasure gives a point, an enemy ends the
 game. They come faster with time.
@@ -7,7 +7,6 @@ game. They come faster with time.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -59,7 +58,6 @@ class Asterix(MinAtarGame[AsterixState]):
 
     channels = ("player", "enemy", "trail", "gold")
     useful_actions = (NOTHING, LEFT, UP, RIGHT, DOWN)
-    shortest_episode: ClassVar[int] = 10  # the first thing comes in step 11
 
     def initial(self, key: Tensor) -> AsterixState:
         """Put the player in the middle of an empty board."""

@@ -1,4 +1,4 @@
-"""MinAtar's Breakout on any device. Part of rlstruct.sims; see `rlstruct.sims._minatar`.
+"""MinAtar's Breakout on any device; see `rlstruct.sims._minatar`.
 
 The player moves a paddle along the bottom and bounces a ball that breaks three rows of bricks, one point each. Cleared,
 they come back. The ball moves along diagonals; it is lost, and the game with it, below the paddle.
@@ -7,16 +7,13 @@ they come back. The ball moves along diagonals; it is lost, and the game with it
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from rlstruct.functional.random import randint
 from rlstruct.sims._minatar import LEFT, NOTHING, RIGHT, SIZE, MinAtarGame, walk
-
-if TYPE_CHECKING:
-    from rlstruct.sims.kernels import GameKernel
 
 ALL_BRICKS = (1 << 30) - 1
 
@@ -53,7 +50,7 @@ class Breakout(MinAtarGame[BreakoutState]):
 
     channels = ("paddle", "ball", "trail", "brick")
     useful_actions = (NOTHING, LEFT, RIGHT)
-    shortest_episode: ClassVar[int] = 6  # the ball starts six rows above the ground
+    kernel_module: ClassVar[str] = "rlstruct.sims.breakout_kernel"
 
     def initial(self, key: Tensor) -> BreakoutState:
         """Start the ball in one of the upper corners."""
@@ -104,9 +101,3 @@ class Breakout(MinAtarGame[BreakoutState]):
         wall = wall & (self._cells >= SIZE)
         paddle = self.dot(torch.full_like(state.pos, SIZE - 1), state.pos)
         return self.frame(paddle, self.dot(state.ball_y, state.ball_x), self.dot(state.last_y, state.last_x), wall)
-
-    def kernel(self) -> GameKernel:
-        """See `TensorEnv.kernel`."""
-        from rlstruct.sims.kernels import breakout
-
-        return breakout.make_kernel(self.sticky_probability, self.actions)

@@ -1,4 +1,4 @@
-"""Connect Four on any device, for self-play. Part of rlstruct.sims.
+"""Connect Four on any device, for self-play.
 
 Stones are bits of one number per player, as in Tromp's and Pons's solvers: bit 7 c + h is column c, height h, and the
 seventh bit of every column stays empty, so that no line runs from one column into the next.
@@ -50,7 +50,6 @@ class ConnectFour(TensorEnv[ConnectFourState]):
     observation_space = spaces.Dict(
         board=spaces.Box(0, 1, (2, ROWS, COLUMNS), np.bool_), legal=spaces.Box(0, 1, (COLUMNS,), np.bool_)
     )
-    shortest_episode: ClassVar[int] = 7  # the first player's fourth stone, or a seventh one in a column
     stochastic: ClassVar[bool] = False
 
     def __init__(self, n_envs: int, seed: int = 0, **settings: Any) -> None:  # noqa: ANN401 - passed on

@@ -1,4 +1,4 @@
-"""MinAtar's Freeway on any device. Part of rlstruct.sims; see `rlstruct.sims._minatar`.
+"""MinAtar's Freeway on any device; see `rlstruct.sims._minatar`.
 
 A chicken crosses eight lanes, one step up or down in three; a point on the other side. A car sends it back. Cars move
 once in one to five steps; their speeds are drawn again after each crossing. The game takes 2,500 steps.
@@ -7,7 +7,6 @@ once in one to five steps; their speeds are drawn again after each crossing. The
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -47,7 +46,6 @@ class Freeway(MinAtarGame[FreewayState]):
 
     channels = ("chicken", "car", "speed1", "speed2", "speed3", "speed4", "speed5")
     useful_actions = (NOTHING, UP, DOWN)
-    shortest_episode: ClassVar[int] = 64  # of the 2,501 that every episode takes
 
     def initial(self, key: Tensor) -> FreewayState:
         """Put the chicken at the bottom and all cars at the left."""

@@ -1,4 +1,4 @@
-"""MountainCar with three actions or a continuous one, on any device. Part of rlstruct.sims.
+"""MountainCar with three actions or a continuous one, on any device.
 
 Moore, "Efficient memory-based learning for robot control", PhD thesis, Cambridge 1990, as gymnasium's MountainCar-v0
 and MountainCarContinuous-v0.
@@ -7,20 +7,16 @@ and MountainCarContinuous-v0.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rlstruct.device import DeviceLike
 from rlstruct.functional.random import uniform
 from rlstruct.sims._spaces import box
 from rlstruct.sims._state import columns
-from rlstruct.sims.tensor_env import Backend, TensorEnv
-
-if TYPE_CHECKING:
-    from rlstruct.sims.kernels import GameKernel
+from rlstruct.sims.tensor_env import TensorEnv
 
 MIN_X, MAX_X, MAX_SPEED = -1.2, 0.6, 0.07
 GRAVITY, FORCE, GOAL = 0.0025, 0.001, 0.5
@@ -43,23 +39,8 @@ class MountainCarState:
 class _MountainCar(TensorEnv[MountainCarState]):
     """The valley, for both kinds of actions."""
 
-    shortest_episode: ClassVar[int] = 16  # a car must swing at least once: 40 steps and more
+    observation_space = box([MIN_X, -MAX_SPEED], [MAX_X, MAX_SPEED])
     stochastic: ClassVar[bool] = False
-
-    def __init__(
-        self,
-        n_envs: int,
-        seed: int = 0,
-        *,
-        device: DeviceLike = "cpu",
-        dtype: torch.dtype = torch.float32,
-        auto_reset: bool = True,
-        time_limit: int | None,
-        backend: Backend = "torch",
-    ) -> None:
-        self.observation_space = box([MIN_X, -MAX_SPEED], [MAX_X, MAX_SPEED], dtype)
-        self.dtype = dtype
-        super().__init__(n_envs, seed, device=device, auto_reset=auto_reset, time_limit=time_limit, backend=backend)
 
     def initial(self, key: Tensor) -> MountainCarState:
         """Draw the position from [-0.6, -0.4); cars stand still."""
@@ -81,33 +62,12 @@ class _MountainCar(TensorEnv[MountainCarState]):
 class MountainCar(_MountainCar):
     """Drive up a hill that is too steep: left (0), nothing (1), right (2); reward -1 per step. As MountainCar-v0.
 
-    Args:
-        n_envs: B.
-        seed: environment j draws from ``seed + j``.
-        device: where everything lives.
-        dtype: of the state and the frames.
-        auto_reset: see `TensorEnv`.
-        time_limit: see `TensorEnv`.
-        backend: see `TensorEnv`.
+    Arguments as `TensorEnv`.
     """
 
     action_space = spaces.Discrete(3)
-
-    def __init__(
-        self,
-        n_envs: int,
-        seed: int = 0,
-        *,
-        device: DeviceLike = "cpu",
-        dtype: torch.dtype = torch.float32,
-        auto_reset: bool = True,
-        time_limit: int | None = 200,
-        backend: Backend = "torch",
-    ) -> None:
-        """Make the environments."""
-        super().__init__(
-            n_envs, seed, device=device, dtype=dtype, auto_reset=auto_reset, time_limit=time_limit, backend=backend
-        )
+    default_time_limit: ClassVar[int | None] = 200
+    kernel_module: ClassVar[str] = "rlstruct.sims.mountain_car_kernel"
 
     def transition(
         self, state: MountainCarState, action: Tensor, key: Tensor
@@ -116,42 +76,16 @@ class MountainCar(_MountainCar):
         moved = self._roll(state, (action - 1).to(self.dtype) * FORCE)
         return moved, -torch.ones_like(moved.x), (moved.x >= GOAL) & (moved.x_dot >= 0)
 
-    def kernel(self) -> GameKernel:
-        """See `TensorEnv.kernel`."""
-        from rlstruct.sims.kernels import mountain_car
-
-        return mountain_car.KERNEL
-
 
 class MountainCarContinuous(_MountainCar):
     """Drive up a hill that is too steep, with a force in [-1, 1]; 100 for the top, less the work. As gymnasium's.
 
-    Args:
-        n_envs: B.
-        seed: environment j draws from ``seed + j``.
-        device: where everything lives.
-        dtype: of the state and the frames.
-        auto_reset: see `TensorEnv`.
-        time_limit: see `TensorEnv`.
-        backend: see `TensorEnv`.
+    Arguments as `TensorEnv`.
     """
 
-    def __init__(
-        self,
-        n_envs: int,
-        seed: int = 0,
-        *,
-        device: DeviceLike = "cpu",
-        dtype: torch.dtype = torch.float32,
-        auto_reset: bool = True,
-        time_limit: int | None = 999,
-        backend: Backend = "torch",
-    ) -> None:
-        """Make the environments."""
-        self.action_space = box([-1.0], [1.0], torch.float32)
-        super().__init__(
-            n_envs, seed, device=device, dtype=dtype, auto_reset=auto_reset, time_limit=time_limit, backend=backend
-        )
+    action_space = box([-1.0], [1.0])
+    default_time_limit: ClassVar[int | None] = 999
+    kernel_module: ClassVar[str] = "rlstruct.sims.mountain_car_kernel"
 
     def transition(
         self, state: MountainCarState, action: Tensor, key: Tensor
@@ -161,9 +95,3 @@ class MountainCarContinuous(_MountainCar):
         moved = self._roll(state, force.clamp(-1, 1) * POWER)
         terminated = (moved.x >= CONTINUOUS_GOAL) & (moved.x_dot >= 0)
         return moved, terminated * 100.0 - 0.1 * force.square(), terminated
-
-    def kernel(self) -> GameKernel:
-        """See `TensorEnv.kernel`."""
-        from rlstruct.sims.kernels import mountain_car
-
-        return mountain_car.CONTINUOUS_KERNEL

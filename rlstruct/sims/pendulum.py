@@ -1,22 +1,18 @@
-"""Pendulum on any device. Part of rlstruct.sims. The swing-up task as gymnasium's Pendulum-v1 poses it."""
+"""Pendulum on any device. The swing-up task as gymnasium's Pendulum-v1 poses it."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from rlstruct.device import DeviceLike
 from rlstruct.functional.random import symmetric_uniform
 from rlstruct.sims._spaces import box
 from rlstruct.sims._state import columns
-from rlstruct.sims.tensor_env import Backend, TensorEnv
-
-if TYPE_CHECKING:
-    from rlstruct.sims.kernels import GameKernel
+from rlstruct.sims.tensor_env import TensorEnv
 
 MAX_SPEED, MAX_TORQUE = 8.0, 2.0  # rad/s, N m
 STEP, GRAVITY, MASS, LENGTH = 0.05, 10.0, 1.0, 1.0  # s, m/s^2, kg, m
@@ -38,35 +34,14 @@ class PendulumState:
 class Pendulum(TensorEnv[PendulumState]):
     """Swing a pendulum up and hold it there with a torque in [-2, 2] N m. As Pendulum-v1; never terminates.
 
-    Args:
-        n_envs: B.
-        seed: environment j draws from ``seed + j``.
-        device: where everything lives.
-        dtype: of the state and the frames.
-        auto_reset: see `TensorEnv`.
-        time_limit: see `TensorEnv`.
-        backend: see `TensorEnv`.
+    Arguments as `TensorEnv`.
     """
 
-    shortest_episode: ClassVar[int] = 64  # only the time limit ends one
+    action_space = box([-MAX_TORQUE], [MAX_TORQUE])
+    observation_space = box([-1, -1, -MAX_SPEED], [1, 1, MAX_SPEED])
     stochastic: ClassVar[bool] = False
-
-    def __init__(
-        self,
-        n_envs: int,
-        seed: int = 0,
-        *,
-        device: DeviceLike = "cpu",
-        dtype: torch.dtype = torch.float32,
-        auto_reset: bool = True,
-        time_limit: int | None = 200,
-        backend: Backend = "torch",
-    ) -> None:
-        """Make the environments."""
-        self.action_space = box([-MAX_TORQUE], [MAX_TORQUE], torch.float32)
-        self.observation_space = box([-1.0, -1.0, -MAX_SPEED], [1.0, 1.0, MAX_SPEED], dtype)
-        self.dtype = dtype
-        super().__init__(n_envs, seed, device=device, auto_reset=auto_reset, time_limit=time_limit, backend=backend)
+    default_time_limit: ClassVar[int | None] = 200
+    kernel_module: ClassVar[str] = "rlstruct.sims.pendulum_kernel"
 
     def initial(self, key: Tensor) -> PendulumState:
         """Draw the angle from [-pi, pi), the velocity from [-1, 1)."""
@@ -87,9 +62,3 @@ class Pendulum(TensorEnv[PendulumState]):
     def observe(self, state: PendulumState) -> Tensor:
         """Show cosine and sine of the angle, and the velocity, [B, 3]."""
         return columns(torch.cos(state.theta), torch.sin(state.theta), state.theta_dot)
-
-    def kernel(self) -> GameKernel:
-        """See `TensorEnv.kernel`."""
-        from rlstruct.sims.kernels import pendulum
-
-        return pendulum.KERNEL

@@ -1,4 +1,4 @@
-"""Simulators by name: `make("CartPole-v1", n_envs=4096, device="cuda:0")`. Part of rlstruct.sims."""
+"""Simulators by name: `make("CartPole-v1", n_envs=4096, device="cuda:0")`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MinAtar's Seaquest on any device. Part of rlstruct.sims; see `rlstruct.sims._minatar`.
+"""MinAtar's Seaquest on any device; see `rlstruct.sims._minatar`.
 
 A submarine shoots fish and enemy submarines, a point each, takes divers on board, and must surface for oxygen with at
 least one of them; with six, the oxygen left is paid out. It gets harder each time that it surfaces.
@@ -11,7 +11,6 @@ bullets are one board for each direction, as neither their order nor their numbe
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -89,7 +88,6 @@ class Seaquest(MinAtarGame[SeaquestState]):
         "diver",
     )
     useful_actions = (NOTHING, LEFT, UP, RIGHT, DOWN, FIRE)
-    shortest_episode: ClassVar[int] = 2  # down and up again, without a diver
 
     def initial(self, key: Tensor) -> SeaquestState:
         """Put the submarine at the surface of an empty sea."""

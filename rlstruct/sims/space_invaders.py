@@ -1,4 +1,4 @@
-"""MinAtar's SpaceInvaders on any device. Part of rlstruct.sims; see `rlstruct.sims._minatar`.
+"""MinAtar's SpaceInvaders on any device; see `rlstruct.sims._minatar`.
 
 A cannon shoots at aliens that march sideways and, at the edge, one row down; a point each. The nearest one shoots back.
 The fewer there are, the faster they march; every wave starts faster than the last.
@@ -7,7 +7,6 @@ The fewer there are, the faster they march; every wave starts faster than the la
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -51,7 +50,6 @@ class SpaceInvaders(MinAtarGame[SpaceInvadersState]):
 
     channels = ("cannon", "alien", "alien_left", "alien_right", "friendly_bullet", "enemy_bullet")
     useful_actions = (NOTHING, LEFT, RIGHT, FIRE)
-    shortest_episode: ClassVar[int] = 10  # the first alien shoots in step 11
 
     def initial(self, key: Tensor) -> SpaceInvadersState:
         """Put the cannon in the middle below a full wave."""

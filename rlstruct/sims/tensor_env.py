@@ -1,8 +1,9 @@
-"""TensorEnv: write a simulator in three functions of tensors; restarts, limits and keys are done here. Layer 3.
+"""TensorEnv: write a simulator in three functions of tensors; restarts, limits and keys are done here.
 
-The simulator says how a state begins, moves and looks. All else that `VecEnv` promises is written once, here: restarts
-within the step, time limits, true final observations, idle rows, random keys, states set from outside. Nothing in
-`TensorEnv.step` waits for the device and no shape depends on data, so a step may be compiled, or captured as a graph.
+The simulator says how a state begins, moves and looks. Everything else that `VecEnv` promises is written once, here and
+in `rlstruct.sims._simulation`: restarts within the step, time limits, true final observations, idle rows, random keys,
+states set from outside. Nothing in `TensorEnv.step` waits for the device and no shape depends on data, so a step may be
+compiled, or captured as a graph.
 
 Every episode is a pure function of the environment's seed, the episode's number and the actions: episode e of
 environment j begins with ``initial(key)``, where key is child e of a key made from ``seed + j``, and its step t draws
@@ -12,6 +13,7 @@ device, with any backend, in single steps or K at once.
 
 from __future__ import annotations
 
+import importlib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -23,10 +25,9 @@ from torch import Tensor
 from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.functional.random import child_key
-from rlstruct.sims._motion import Motion, part
-from rlstruct.sims._spaces import check_action, check_frames
-from rlstruct.sims._state import Tensors, check_carry, check_fields, fields_of
-from rlstruct.sims._stepping import Stepper, TensorStepper
+from rlstruct.sims._simulation import Simulation, Stepper, TorchStepper, quiet_masks
+from rlstruct.sims._spaces import check_action, check_frames, in_dtype
+from rlstruct.sims._state import Tensors, check_carry, check_fields, fields_of, part
 from rlstruct.spaces import leaves, zeros
 from rlstruct.vec_env import Observed, Stepped, VecEnv
 
@@ -42,20 +43,22 @@ _SALT = 0x51D  # which child of the seed: apart from what the batcher gives to a
 class TensorEnv(VecEnv, Generic[State]):
     """B copies of a simulator whose state is tensors, on any device. Write `initial`, `transition` and `observe`.
 
-    The class also sets ``action_space`` and ``observation_space`` (gymnasium spaces of one environment). Tensors that
-    come out are not to be written to: observations share some of them.
+    The class also sets ``action_space`` and ``observation_space`` (gymnasium spaces of one environment). Never write to
+    the tensors that come out: observations share some of them.
 
     Attributes:
-        shortest_episode: no episode from `initial` on ends in fewer steps. Start states are drawn ahead once in so
-            many steps, for all environments, which makes steps cheaper; 1 is always right.
         stochastic: whether `transition` draws random numbers. If not, it gets an empty key, and steps are cheaper.
+        default_time_limit: the time limit of the task, None for none.
+        kernel_module: the module whose ``make_kernel(env)`` is the `kernel` of this class; "" for none.
 
     Args:
         n_envs: B.
         seed: environment j draws from ``seed + j``.
         device: where everything lives.
+        dtype: of states and frames of floating-point numbers. ``torch.float64`` also turns a float32 observation space
+            into one of float64.
         auto_reset: whether ended environments restart within the step; otherwise they idle until `reset`.
-        time_limit: an episode is truncated after so many steps; None for never.
+        time_limit: an episode is truncated after so many steps; None for never, "default" for the limit of the task.
         backend: ``"torch"`` runs the functions as they are written, ``"compile"`` turns a whole step into one kernel
             (TorchInductor; the first step takes some 20 seconds), ``"warp"`` launches the simulator's `kernel` (the
             extra ``warp``). Equal results, floating-point numbers to rounding.
@@ -65,8 +68,9 @@ class TensorEnv(VecEnv, Generic[State]):
         ImportError: the extra of the backend is not installed.
     """
 
-    shortest_episode: ClassVar[int] = 1
     stochastic: ClassVar[bool] = True
+    default_time_limit: ClassVar[int | None] = None
+    kernel_module: ClassVar[str] = ""
     restarts_take_steps = False
 
     def __init__(
@@ -75,34 +79,36 @@ class TensorEnv(VecEnv, Generic[State]):
         seed: int = 0,
         *,
         device: DeviceLike = "cpu",
+        dtype: torch.dtype = torch.float32,
         auto_reset: bool = True,
-        time_limit: int | None = None,
+        time_limit: int | Literal["default"] | None = "default",
         backend: Backend = "torch",
     ) -> None:
         """Make the environments; they have no state before `reset`."""
         self._name = type(self).__name__
-        if n_envs < 1 or (time_limit is not None and time_limit < 1):
+        self.time_limit = self.default_time_limit if time_limit == "default" else time_limit
+        if n_envs < 1 or (self.time_limit is not None and self.time_limit < 1):
             raise ValueError(f"{self._name}: got n_envs={n_envs}, time_limit={time_limit}, expected at least 1 each.")
         self._device = resolve_device(device)
         if backend not in ("torch", "compile", "warp"):
             raise ValueError(f"{self._name}: got backend={backend!r}, expected 'torch', 'compile' or 'warp'.")
         if backend != "torch" and self._device.type not in ("cpu", "cuda"):
             raise ValueError(f"{self._name}: {backend!r} works on cpu and cuda, not on {self._device}: use 'torch'.")
-        self.action_space = deepcopy(self.action_space)  # often an attribute of the class: seeding one must not
-        self.observation_space = deepcopy(self.observation_space)  # seed those of others
+        # Spaces are often attributes of the class: seeding that of one environment must not seed those of others.
+        self.action_space = deepcopy(self.action_space)
+        self.observation_space = in_dtype(deepcopy(self.observation_space), dtype)
+        self.dtype = dtype
         self.auto_reset = auto_reset
-        self.time_limit = time_limit
         self.backend = backend
         self._n_envs = n_envs
         self._no = torch.zeros(n_envs, dtype=torch.bool, device=self._device)
         self._yes = ~self._no
-        self._whole: dict[int, tuple[Tensor, Tensor]] = {}  # lengths and mask of the last rollout, by its K
         self._no_action = zeros(self.action_space, "action", n_envs, self._device)
         self._actions = leaves(self.action_space, "action")
+        self._simulation = Simulation(self, self._device)
         seeds = torch.arange(seed, seed + n_envs, dtype=torch.int64, device=self._device)
-        self._motion = Motion(self, time_limit, self.action_space, no_key=seeds[:0])
         self._carry: Tensors = {"env_key": child_key(seeds, _SALT), "episode": torch.full_like(seeds, -1)}
-        self._stepper = self._make_stepper(pooled=False)
+        self._stepper = self._make_stepper()
         self._current: DictTensor | TemporalDictTensor = DictTensor()  # ends with what was shown last
 
     @abstractmethod
@@ -148,10 +154,13 @@ class TensorEnv(VecEnv, Generic[State]):
         Raises:
             ValueError: this simulator has none.
         """
-        raise ValueError(
-            f"{self._name}: backend='warp' needs a kernel, and there is none. Override {self._name}.kernel (see "
-            "rlstruct.sims.kernels.GameKernel), or use backend='torch' or 'compile'."
-        )
+        if not self.kernel_module:
+            raise ValueError(
+                f"{self._name}: backend='warp' needs a kernel, and there is none. Override {self._name}.kernel (see "
+                "rlstruct.sims.kernels.GameKernel), or use backend='torch' or 'compile'."
+            )
+        kernel: GameKernel = importlib.import_module(self.kernel_module).make_kernel(self)
+        return kernel
 
     @property
     def device(self) -> torch.device:
@@ -174,20 +183,8 @@ class TensorEnv(VecEnv, Generic[State]):
             ShapeMismatchError: a field or frame has another shape or dtype than it must have.
             DeviceMismatchError: a field is on another device.
         """
-        carry = {**self._carry, "episode": self._carry["episode"] + 1}
-        begun = self._motion.begin(carry, "state", 0)
-        own = part(begun, "state/")
-        check_fields(f"{self._name}.initial", own, self._n_envs, self._device)
         given = {} if env_info is None else part(dict(env_info.items()), "state/")
-        if given:
-            given = own | {name: value.to(self._device) for name, value in given.items()}
-            check_fields(f"{self._name}.reset: env_info 'state/'", given, self._n_envs, self._device, own)
-            begun |= {f"state/{name}": value for name, value in given.items()}
-        carry |= {**begun, "elapsed": torch.zeros_like(carry["episode"])}
-        if not self.auto_reset:
-            carry |= {"running": self._yes, "terminated": self._no}
-            carry |= {f"last_{key}": value for key, value in self._no_action.items()}
-        self.set_carry(carry)
+        self._carry = self._begun({name: value.to(self._device) for name, value in given.items()})
         self._current = first = self._first()
         return first, self._yes
 
@@ -201,11 +198,13 @@ class TensorEnv(VecEnv, Generic[State]):
             DeviceMismatchError: the action is on another device.
         """
         sent = self._sent(action, (self._n_envs,))
-        ran = self._carry.get("running", self._yes)
-        self._carry, reached, current = self._stepper.step(self._carry, sent)
+        changed, reached, current, masks = self._stepper.step(self._carry, sent)
+        self._carry = {**self._carry, **changed}
+        reached, current = quiet_masks(reached, current, self._no)
         seen = DictTensor._trusted(reached)
-        self._current = after = seen if current is reached else DictTensor._trusted(current)
-        return Stepped((seen, ran), (after, self._carry.get("running", self._yes)), restarted=self.auto_reset)
+        self._current = after = DictTensor._trusted(current) if self.auto_reset else seen
+        ran, running = masks.get("ran", self._yes), masks.get("running", self._yes)
+        return Stepped((seen, ran), (after, running), restarted=self.auto_reset)
 
     def rollout(
         self, action: DictTensor | TemporalDictTensor | None, n_steps: int | None = None
@@ -231,17 +230,17 @@ class TensorEnv(VecEnv, Generic[State]):
         if k is None or k < 1:
             raise ValueError(f"{self._name}.rollout: got {k} steps, expected n_steps >= 1 for actions without a time.")
         self._check_begun("rollout")
-        plan: Tensors | None = None  # [K, B, ...]
+        plan: Tensors = {}  # [K, B, ...]
         if isinstance(action, TemporalDictTensor):
-            plan = {key: v.transpose(0, 1) for key, v in self._sent(action, (self._n_envs, k)).items()}
+            plan = {key: v.transpose(0, 1).contiguous() for key, v in self._sent(action, (self._n_envs, k)).items()}
         elif action is not None:
-            plan = {key: v.expand(k, *v.shape) for key, v in self._sent(action, (self._n_envs,)).items()}
-        self._carry, reached, current, masks = self._stepper.rollout(self._carry, plan, k)
-        if k not in self._whole:
-            self._whole = {k: (torch.full_like(self._carry["env_key"], k), self._yes.unsqueeze(1).expand(-1, k))}
-        lengths, always = self._whole[k]
+            plan = {key: v.unsqueeze(0) for key, v in self._sent(action, (self._n_envs,)).items()}
+        changed, reached, current, masks = self._stepper.rollout(self._carry, plan, k)
+        self._carry = {**self._carry, **changed}
+        reached, current = quiet_masks(reached, current, self._no.unsqueeze(1).expand(-1, k))
+        lengths, always = torch.full_like(self._carry["env_key"], k), self._yes.unsqueeze(1).expand(-1, k)
         seen = TemporalDictTensor._trusted(reached, lengths)
-        self._current = after = seen if current is reached else TemporalDictTensor._trusted(current, lengths)
+        self._current = after = TemporalDictTensor._trusted(current, lengths) if self.auto_reset else seen
         return (seen, masks.get("ran", always)), (after, masks.get("running", always))
 
     def get_state(self, ids: Sequence[int] | Tensor | None = None) -> State:
@@ -258,10 +257,9 @@ class TensorEnv(VecEnv, Generic[State]):
         """
         self._check_begun("get_state")
         fields = part(self._carry, "state/")
-        if ids is None:
-            return self._state({name: value.clone() for name, value in fields.items()})
-        rows = self._rows(ids)
-        return self._state({name: value.index_select(0, rows) for name, value in fields.items()})
+        rows = self._rows(range(self._n_envs) if ids is None else ids)
+        state: State = self._simulation.state({name: v.index_select(0, rows) for name, v in fields.items()})
+        return state
 
     def set_state(self, ids: Sequence[int] | Tensor | None, state: State) -> Observed:
         """Begin a new episode in some environments, from states of your own; the others go on.
@@ -290,7 +288,7 @@ class TensorEnv(VecEnv, Generic[State]):
         if not self.auto_reset:
             carry["running"] = carry["running"].index_fill(0, rows, True)
             carry["terminated"] = carry["terminated"].index_fill(0, rows, False)
-        self.set_carry(carry)
+        self._carry = carry
         first = self._first()
         shown = self._shown().items()
         fresh = {key: old.index_copy(0, rows, first[key].index_select(0, rows)) for key, old in shown}
@@ -308,11 +306,11 @@ class TensorEnv(VecEnv, Generic[State]):
         """
         carry = {key: value for key, value in self._carry.items() if not key.startswith("pool/")}
         if state is not None:
-            self._motion.initial(carry["env_key"][:1], {})  # learns the class of states, if there was no reset yet
+            self._simulation.initial(carry["env_key"][:1], {})  # learns the class of states, if there was no reset yet
             pool = fields_of(f"{self._name}.set_start_states", state)
             carry |= {f"pool/{name}": value.to(self._device) for name, value in pool.items()}
-        self._stepper = self._make_stepper(pooled=state is not None)
-        self.set_carry(carry)
+        self._stepper = self._make_stepper()  # compiled code belongs to the names of one carry
+        self._carry = carry
 
     def carry(self) -> Tensors:
         """Return all tensors that one step hands to the next, by name: the whole simulation. They never change.
@@ -325,7 +323,6 @@ class TensorEnv(VecEnv, Generic[State]):
     def set_carry(self, tensors: Tensors) -> None:
         """Go on from what `carry` returned, here or in an environment made alike, bit by bit."""
         self._carry = dict(tensors)
-        self._stepper.forget()
 
     def state_dict(self) -> Tensors:
         """Return the whole simulation; see `VecEnv.state_dict`."""
@@ -337,40 +334,44 @@ class TensorEnv(VecEnv, Generic[State]):
         """Go on from what `state_dict` returned; see `VecEnv.load_state_dict`."""
         moved = {name: value.to(self._device, copy=True) for name, value in state.items()}
         carry = part(moved, "carry/")
-        initial = self._motion.initial(self._carry["env_key"][:1], {})  # learns the class of states, before any reset
-        check_carry(f"{self._name}.load_state_dict", carry, self._carry, initial)
-        self._stepper = self._make_stepper(pooled=bool(part(carry, "pool/")))
-        self.set_carry(carry)
+        check_carry(f"{self._name}.load_state_dict", carry, self._begun({}))
+        self._stepper = self._make_stepper()
+        self._carry = carry
         self._current = DictTensor(part(moved, "shown/"))
 
-    def _make_stepper(self, *, pooled: bool) -> Stepper:
-        if self.backend == "warp":
-            from rlstruct.sims.kernels import WarpStepper
+    def _begun(self, given: Tensors) -> Tensors:
+        """Return the carry with which all environments begin their next episode, from given states or those drawn."""
+        carry = {**self._carry, "episode": self._carry["episode"] + 1}
+        carry |= self._simulation.begin(carry, carry["episode"])
+        own = part(carry, "state/")
+        check_fields(f"{self._name}.initial", own, self._n_envs, self._device)
+        check_fields(f"{self._name}.reset: env_info 'state/'", own | given, self._n_envs, self._device, own)
+        carry |= {f"state/{name}": value for name, value in given.items()}
+        carry["elapsed"] = torch.zeros_like(carry["episode"])
+        if not self.auto_reset:
+            carry |= {"running": self._yes, "terminated": self._no}
+            carry |= {f"last_{key}": value for key, value in self._no_action.items()}
+        return carry
 
-            return WarpStepper(
-                self.kernel(),
-                self._motion,
-                self.action_space,
-                self.observation_space,
-                n_envs=self._n_envs,
-                device=self._device,
-                time_limit=self.time_limit,
-                auto_reset=self.auto_reset,
-                stochastic=self.stochastic,
+    def _make_stepper(self) -> Stepper:
+        if self.backend != "warp":
+            return TorchStepper(self._simulation, compiled=self.backend == "compile")
+        from rlstruct.sims.kernels import WarpStepper
+
+        self._refuse_inherited_kernel()
+        return WarpStepper(self.kernel(), self, self._simulation, n_envs=self._n_envs, device=self._device)
+
+    def _refuse_inherited_kernel(self) -> None:
+        """Raise where a subclass has changed a function whose kernel it inherits."""
+        lineage = type(self).__mro__
+        age = next(i for i, cls in enumerate(lineage) if {"kernel", "kernel_module"} & vars(cls).keys())
+        names = ("initial", "transition", "observe", "play")
+        changed = [name for cls in lineage[:age] for name in names if name in vars(cls)]
+        if changed and lineage[age] is not TensorEnv:
+            raise ValueError(
+                f"{self._name}: backend='warp' would run the kernel of {lineage[age].__name__}, which knows nothing of "
+                f"{self._name}.{changed[0]}. Override {self._name}.kernel too, or use backend='torch' or 'compile'."
             )
-        # An episode from a state of the user's may be short.
-        between_draws = 1 if pooled else min(self.shortest_episode, self.time_limit or self.shortest_episode)
-        return TensorStepper(
-            self._motion,
-            auto_reset=self.auto_reset,
-            between_draws=between_draws,
-            compiled=self.backend == "compile",
-            no=self._no,
-        )
-
-    def _state(self, fields: Tensors) -> State:
-        state: State = self._motion.state(fields)
-        return state
 
     def _shown(self) -> DictTensor:
         """What was shown last."""
@@ -392,8 +393,7 @@ class TensorEnv(VecEnv, Generic[State]):
 
     def _first(self) -> DictTensor:
         """What all environments show at the start of an episode."""
-        fields = part(self._carry, "state/")
-        frames = self._motion.frames(self._motion.state(fields), fields)
+        frames = self._simulation.frames(part(self._carry, "state/"))
         check_frames(self._name, frames, leaves(self.observation_space, "frame"), self._n_envs)
         flags = dict.fromkeys(("terminated", "truncated", "done"), self._no)
         first = {**frames, "reward": self._no.to(torch.float32), **flags, "initial_state": self._yes}

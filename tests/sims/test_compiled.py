@@ -9,7 +9,7 @@ import torch
 
 from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.engine.compiled import Compiled
-from rlstruct.functional.random import child_key, randint
+from rlstruct.functional.random import child_key, randint, split, uniform
 from rlstruct.sims import make
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
@@ -23,14 +23,16 @@ B, T, K = 64, 45, 3
         pytest.param("CartPole-v1", {"auto_reset": False}, marks=pytest.mark.exhaustive),
         pytest.param("Breakout-MinAtar", {"time_limit": 30}, marks=pytest.mark.exhaustive),
         pytest.param("ConnectFour-v0", {}, marks=pytest.mark.exhaustive),
+        pytest.param("Freeway-MinAtar", {"n_envs": 33, "time_limit": 30}, marks=pytest.mark.exhaustive),
+        pytest.param("Asterix-MinAtar", {"n_envs": 3, "time_limit": 30}, marks=pytest.mark.exhaustive),
         pytest.param("CartPole-v1", {"device": "cuda:0"}, marks=pytest.mark.gpu),
         pytest.param("Breakout-MinAtar", {"device": "cuda:0", "time_limit": 30}, marks=pytest.mark.gpu),
     ],
 )
 def test_trajectories_are_those_of_the_eager_backend(name: str, settings: dict) -> None:
-    eager = make(name, B, seed=3, **settings)
-    compiled = make(name, B, seed=3, backend="compile", **settings)
-    environment = torch.arange(B, device=eager.device)
+    settings = {"n_envs": B, "seed": 3, **settings}
+    eager, compiled = make(name, **settings), make(name, backend="compile", **settings)
+    environment = torch.arange(eager.n_envs(), device=eager.device)
     observed = [(eager.reset(), compiled.reset())]
     for t in range(T):
         action = DictTensor({"action": randint(child_key(environment, t), int(eager.action_space.n))})
@@ -48,6 +50,22 @@ def test_trajectories_are_those_of_the_eager_backend(name: str, settings: dict) 
             tolerance = 1e-3 if expected[key].is_floating_point() else 0
             torch.testing.assert_close(got[key], expected[key], rtol=tolerance, atol=tolerance)
     assert sum(bool(e["done"].any()) for (e, _), _ in observed) > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_envs", [1, 3, 33])
+def test_compiled_draws_are_those_of_eager_torch(n_envs: int) -> None:
+    """Numbers with keys of their own, which once overflowed in C++: only the first of them was ever written."""
+
+    def draw(given: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor]]:
+        key = given["key"]
+        numbers = {"uniform": uniform(key, (3,), 5), "many": uniform(key, (40,), 1 << 20), "one": uniform(key, (1,))}
+        return ({**numbers, "integers": randint(key, 5, (8,)), "keys": split(key, 5)},)
+
+    key = {"key": child_key(torch.arange(n_envs), 2)}
+    (got,) = Compiled(draw)(key)
+    for name, expected in draw(key)[0].items():
+        assert torch.equal(got[name], expected), name
 
 
 @pytest.mark.slow

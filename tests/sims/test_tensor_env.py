@@ -11,7 +11,7 @@ from gymnasium import spaces
 from rlstruct.core import DictTensor
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional.random import child_key, randint, uniform
-from rlstruct.sims import CartPole, TensorEnv, make
+from rlstruct.sims import CartPole, CartPoleState, TensorEnv, make
 from rlstruct.testing import check_vec_env
 
 
@@ -155,6 +155,53 @@ def test_states_recorded_on_the_cpu_start_a_simulation_elsewhere() -> None:
     here = CartPole(2, seed=9).reset()[0]["frame"]
     assert torch.equal(current["frame"].to("cpu")[[2, 0]], here)
     assert not torch.equal(recorded["frame"], here)  # a second reset is another episode
+
+
+class Wide(CartPole):
+    """A CartPole that begins anywhere, and so may fall at once."""
+
+    def initial(self, key):
+        return CartPoleState(*(symmetric * 8 for symmetric in super().initial(key).__dict__.values()))
+
+
+class Blink(Counter):
+    """Ends at every step."""
+
+    def initial(self, key):
+        return Count(randint(key, 2**31))
+
+    def transition(self, state, action, key):
+        return state, action.to(torch.float32), torch.ones_like(action, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("compile", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("cls", "at_least"), [(Wide, 500), (Blink, 1000)])
+def test_every_restart_is_the_beginning_of_its_own_episode(cls: type, at_least: int, backend: str) -> None:
+    B, T = 20, 50 if cls is Blink else 400
+    env = started(cls(B, seed=3, backend=backend))
+    restarts, episode = [], torch.zeros(B, dtype=torch.int64)
+    for t in range(T):
+        _, (current, _) = env.step(DictTensor({"action": torch.full((B,), t // 5 % 2)}))
+        fresh = current["initial_state"]
+        episode += fresh
+        expected = env.observe(env.initial(child_key(child_key(torch.arange(3, 3 + B), 0x51D), episode)))
+        torch.testing.assert_close(current["frame"][fresh], expected[fresh], rtol=0, atol=0)
+        restarts += current["frame"][fresh].tolist()
+    assert len(restarts) >= at_least
+    assert len({str(state) for state in restarts}) == len(restarts)
+
+
+def test_a_subclass_does_not_inherit_a_kernel_that_knows_nothing_of_it() -> None:
+    pytest.importorskip("warp", reason="needs the extra warp")
+    with pytest.raises(ValueError, match=r"kernel of CartPole, which knows nothing of Wide\.initial"):
+        Wide(2, backend="warp")
+
+
+def test_one_constructor_for_all() -> None:
+    assert CartPole(1).time_limit == 500
+    assert CartPole(1, time_limit=None).time_limit is None
+    assert Counter(1).time_limit is None
+    assert CartPole(1, dtype=torch.float64).observation_space.dtype == "float64"
 
 
 def test_start_states_come_from_the_cache() -> None:

@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from rlstruct.agents import ActorCritic
 from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.errors import ShapeMismatchError
 from rlstruct.functional.random import child_key, randint, uniform
-from rlstruct.sims import PolicyRollout, TensorEnv, make
+from rlstruct.sims import TensorEnv, make
 from rlstruct.testing import check_vec_env, forbid_host_sync
 
 pytest.importorskip("warp", reason="needs the extra warp")
@@ -63,7 +62,7 @@ def assert_same(got: DictTensor, expected: DictTensor, **tolerance: float) -> No
 
 def assert_same_carry(got: TensorEnv, expected: TensorEnv, **tolerance: float) -> None:
     ours, theirs = got.carry(), expected.carry()
-    assert {key for key in theirs if not key.startswith("start")} == ours.keys()
+    assert ours.keys() == theirs.keys()
     ours = {key: value for key, value in ours.items() if not key.startswith("pool/")}
     assert_same(DictTensor(ours), DictTensor({key: theirs[key] for key in ours}), **tolerance)
 
@@ -117,6 +116,16 @@ def test_many_steps_in_one_launch_equal_single_ones(name: str, auto_reset: bool,
             assert torch.equal(running[:, t], running_one)
         assert_same_carry(many, one)
         eager.set_carry({**eager.carry(), **many.carry()})  # rounding shall not add up
+
+
+@pytest.mark.parametrize("n_envs", [1, 3, 33])
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
+def test_a_plan_is_followed_for_any_number_of_environments(name: str, n_envs: int, device: str) -> None:
+    env = make(name, n_envs, backend="warp", device=device)
+    env.reset()
+    plan = plan_for(env, 8)
+    (reached, _), _ = env.rollout(plan)
+    assert torch.equal(reached["last_action"], plan["action"])
 
 
 def transitions(name: str, device: str, n_envs: int, n_steps: int) -> None:
@@ -248,16 +257,11 @@ def test_a_cuda_graph_of_steps_goes_on_where_it_stopped() -> None:
         assert torch.equal(frames, expected)
 
 
-@pytest.mark.parametrize(
-    "name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.exhaustive) for name in [*NAMES[1:], "policy"])]
-)
+@pytest.mark.parametrize("name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.exhaustive) for name in NAMES[1:])])
 def test_kernels_compile_for_a_gpu_where_there_is_none(name: str, tmp_path: pathlib.Path) -> None:
     import warp
 
-    env = make("CartPole-v1" if name == "policy" else name, 2, backend="warp")
-    launch = env._stepper._launch
-    if name == "policy":
-        launch = PolicyRollout(env, ActorCritic(4, 2), n_timesteps=2)._launch
+    launch = make(name, 2, backend="warp")._stepper._launch
     warp.compile_aot_module(launch.kernel.module, arch=90, module_dir=tmp_path, use_ptx=False)
     (code,) = tmp_path.glob("*.sm90.cubin")
     assert code.stat().st_size > 10_000

@@ -1,4 +1,4 @@
-"""Simulators as NVIDIA Warp kernels, one source for CPU and CUDA: ``backend="warp"``. Part of rlstruct.sims.
+"""Simulators as NVIDIA Warp kernels, one source for CPU and CUDA: ``backend="warp"``.
 
 A game is a `GameKernel`: three small Warp functions of one environment. Random numbers, restarts, limits, episodic mode
 and K steps in one launch are written once around them, in `rlstruct.sims.kernels.advance`. Kernels are compiled when
@@ -16,8 +16,7 @@ except ImportError as error:
     ) from error
 
 from rlstruct.sims.kernels.game import GameKernel
-from rlstruct.sims.kernels.launching import quietly
-from rlstruct.sims.kernels.stepper import WarpStepper
+from rlstruct.sims.kernels.stepper import WarpStepper, quietly
 
 with quietly():
     warp.init()

@@ -1,6 +1,6 @@
-"""The kernel around every game: K steps of all environments in one launch. Part of rlstruct.sims.kernels.
+"""The kernel around every game: K steps of all environments in one launch.
 
-One thread moves one environment; its state stays in registers. What it does is `rlstruct.sims._motion` for one
+One thread moves one environment; its state stays in registers. What it does is `rlstruct.sims._simulation` for one
 environment: the same keys, restarts, limits and final observations.
 """
 
@@ -9,13 +9,18 @@ from typing import Any
 
 import warp as wp
 
-from rlstruct.sims.kernels.game import GameKernel
-from rlstruct.sims.kernels.memory import DONE, ELAPSED, EPISODE, RAN, RUNNING, STATE_KEY, TERMINATED, TRUNCATED
-from rlstruct.sims.kernels.random import child_key, randint
-
-# Constants of the code, so that compiled kernels hold them.
-_TERMINATED, _TRUNCATED, _DONE, _RAN, _RUNNING = (wp.constant(n) for n in (TERMINATED, TRUNCATED, DONE, RAN, RUNNING))
-_ELAPSED, _EPISODE, _STATE_KEY = (wp.constant(n) for n in (ELAPSED, EPISODE, STATE_KEY))
+from rlstruct.sims.kernels.game import (
+    DONE,
+    ELAPSED,
+    EPISODE,
+    RAN,
+    RUNNING,
+    STATE_KEY,
+    TERMINATED,
+    TRUNCATED,
+    GameKernel,
+)
+from rlstruct.sims.kernels.random import EXPLORE, child_key, randint, uniform
 
 
 def make_advance(game: GameKernel, memory: Any, access: SimpleNamespace, chooser: Any, choose: Any) -> Any:
@@ -23,8 +28,8 @@ def make_advance(game: GameKernel, memory: Any, access: SimpleNamespace, chooser
 
     Args:
         game: its three functions.
-        memory: the struct of `rlstruct.sims.kernels.memory.make_memory`.
-        access: the functions of `rlstruct.sims.kernels.memory.make_access`.
+        memory: the struct of `rlstruct.sims.kernels.game.make_memory`.
+        access: the functions of `rlstruct.sims.kernels.game.make_access`.
         chooser: a struct that ``choose`` gets.
         choose: the Warp function ``(chooser, k, i, state, key) -> action`` that knows what the agent does at step k;
             the key is that of the step.
@@ -40,8 +45,8 @@ def make_advance(game: GameKernel, memory: Any, access: SimpleNamespace, chooser
     def advance(io: memory, by: chooser, n_steps: int, time_limit: wp.int64, auto_reset: bool):
         i = wp.tid()
         s = load(io.state, i)
-        elapsed = io.clock[_ELAPSED, i]
-        episode = io.clock[_EPISODE, i]
+        elapsed = io.clock[ELAPSED, i]
+        episode = io.clock[EPISODE, i]
         episode_key = child_key(wp.uint64(io.env_key[i]), episode)
         last = no_action()
         running = bool(True)
@@ -73,8 +78,8 @@ def make_advance(game: GameKernel, memory: Any, access: SimpleNamespace, chooser
                 go_on(io, k, i, s, reward, last)
             else:
                 running = ran and not done
-                io.flags[k, _RAN, i] = ran
-                io.flags[k, _RUNNING, i] = running
+                io.flags[k, RAN, i] = ran
+                io.flags[k, RUNNING, i] = running
         keep(io, i, s, elapsed, episode, episode_key)
         if not auto_reset:
             io.next_ended[0, i] = running
@@ -104,9 +109,9 @@ def _make_keep(memory: Any, access: SimpleNamespace) -> Any:
     @wp.func
     def keep(io: memory, i: int, s: State, elapsed: wp.int64, episode: wp.int64, key: wp.uint64):
         save(io.next_state, i, s)
-        io.next_clock[_ELAPSED, i] = elapsed
-        io.next_clock[_EPISODE, i] = episode
-        io.next_clock[_STATE_KEY, i] = wp.int64(key)
+        io.next_clock[ELAPSED, i] = elapsed
+        io.next_clock[EPISODE, i] = episode
+        io.next_clock[STATE_KEY, i] = wp.int64(key)
 
     return keep
 
@@ -122,9 +127,9 @@ def _make_report(memory: Any, access: SimpleNamespace) -> Any:
         show(io.reached_frame, k, i, s)
         io.reached_reward[k, i] = reward
         put(io.reached_last, k, i, action)
-        io.flags[k, _TERMINATED, i] = terminated
-        io.flags[k, _TRUNCATED, i] = truncated
-        io.flags[k, _DONE, i] = terminated or truncated
+        io.flags[k, TERMINATED, i] = terminated
+        io.flags[k, TRUNCATED, i] = truncated
+        io.flags[k, DONE, i] = terminated or truncated
 
     return report
 
@@ -140,3 +145,48 @@ def _make_go_on(memory: Any, access: SimpleNamespace) -> Any:
         put(io.current_last, k, i, action)
 
     return go_on
+
+
+def make_given(state: Any, action: Any, n_parts: int, access: SimpleNamespace) -> tuple[Any, Any]:
+    """Make the chooser of `make_advance` for plans, repetition and exploration.
+
+    Args:
+        state: vector type of the state.
+        action: dtype of actions.
+        n_parts: A, 0 for Discrete.
+        access: from `rlstruct.sims.kernels.game.make_access`.
+
+    Returns:
+        Its struct and its function.
+    """
+    get, Action, n_lanes = access.get, access.Action, max(1, n_parts)
+
+    @wp.struct
+    class Given:
+        actions: wp.array3d(dtype=action)  # [K, B, A], or [1, B, A] to repeat it
+        stride: int  # 1 for a plan, 0 to repeat
+        exploring: bool  # draw instead
+        n: wp.int64  # how many actions there are (Discrete)
+        low: wp.float32  # their bounds (Box)
+        high: wp.float32
+
+    @wp.func
+    def number(by: Given, key: wp.uint64) -> wp.int64:
+        return randint(key, by.n, EXPLORE)
+
+    @wp.func
+    def vector(by: Given, key: wp.uint64) -> Action:
+        drawn = Action()
+        for a in range(wp.static(n_lanes)):
+            drawn[a] = uniform(key, EXPLORE + wp.uint64(a + 1)) * (by.high - by.low) + by.low
+        return drawn
+
+    explore = number if n_parts == 0 else vector
+
+    @wp.func
+    def choose(by: Given, k: int, i: int, s: state, key: wp.uint64) -> Action:
+        if by.exploring:
+            return explore(by, key)
+        return get(by.actions, k * by.stride, i)
+
+    return Given, choose

@@ -1,9 +1,16 @@
-"""What a simulator gives to run as a kernel: how ``backend="warp"`` is extended. Part of rlstruct.sims.kernels."""
+"""What a simulator gives to run as a kernel, and how its environments lie in memory.
 
-from __future__ import annotations
+Numbers of neighbouring environments lie side by side, so that the threads of a GPU read and write them together.
+"""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
+
+import warp as wp
+
+TERMINATED, TRUNCATED, DONE, RAN, RUNNING = range(5)
+ELAPSED, EPISODE, STATE_KEY = range(3)
 
 
 @dataclass(frozen=True)
@@ -11,7 +18,7 @@ class GameKernel:
     """A simulator as Warp functions of one environment; `TensorEnv.kernel` of your simulator returns one.
 
     The functions do what the methods of the same name do, for one environment instead of B, with the state as a vector
-    that holds the fields in the order of the dataclass; ``rlstruct/sims/kernels/cart_pole.py`` is an example. They must
+    that holds the fields in the order of the dataclass; ``rlstruct/sims/cart_pole_kernel.py`` is an example. They must
     agree with the methods: ``docs/kernels.md`` has a whole example, and compares them. All three are decorated with
     ``@wp.func``, and nothing in them depends on the device.
 
@@ -32,3 +39,128 @@ class GameKernel:
     transition: Any
     observe: Any
     n_cells: int = 1
+
+
+def make_memory(game: GameKernel, action: Any) -> Any:
+    """Make the struct that holds all tensors of a step, for a game.
+
+    Args:
+        game: its vector types say which dtypes there are.
+        action: dtype of actions, ``wp.int64`` or ``wp.float32``.
+
+    Returns:
+        A Warp struct. Those of its arrays that a launch does not need may be empty.
+    """
+    scalar, pixel = game.state._wp_scalar_type_, game.frame._wp_scalar_type_
+
+    @wp.struct
+    class Memory:
+        env_key: wp.array(dtype=wp.int64)  # [B]
+        pool: wp.array2d(dtype=scalar)  # [F, M], start states to choose from, or [F, 0]
+        # where the simulation is
+        state: wp.array2d(dtype=scalar)  # [F, B]
+        clock: wp.array2d(dtype=wp.int64)  # [ELAPSED and EPISODE, B]
+        ended: wp.array2d(dtype=wp.bool)  # [running and terminated, B], episodic
+        last: wp.array3d(dtype=action)  # [1, B, A], episodic
+        # where it is after K steps
+        next_state: wp.array2d(dtype=scalar)
+        next_clock: wp.array2d(dtype=wp.int64)  # STATE_KEY too
+        next_ended: wp.array2d(dtype=wp.bool)
+        next_last: wp.array3d(dtype=action)
+        # what it shows: frames [K, D, B], or [K, B, cells * D] for pictures
+        reached_frame: wp.array3d(dtype=pixel)
+        current_frame: wp.array3d(dtype=pixel)
+        reached_reward: wp.array2d(dtype=wp.float32)  # [K, B]
+        current_reward: wp.array2d(dtype=wp.float32)  # [K, B]
+        reached_last: wp.array3d(dtype=action)  # [K, B, A]
+        current_last: wp.array3d(dtype=action)  # [K, B, A]
+        flags: wp.array3d(dtype=wp.bool)  # [K, TERMINATED to RUNNING, B]
+
+    return Memory
+
+
+def make_access(game: GameKernel, action: Any, n_parts: int) -> SimpleNamespace:
+    """Make the functions that move one environment's state, frame and action between registers and memory.
+
+    Args:
+        game: its vector types.
+        action: dtype of actions.
+        n_parts: A for a Box of shape [A], 0 for Discrete: then the action is a number, not a vector.
+
+    Returns:
+        ``load(array, i)``, ``save(array, i, state)``, ``show(frames, k, i, state)``, ``get(actions, k, i)``,
+        ``put(actions, k, i, action)``, ``no_action()``, and the types ``State`` and ``Action``.
+    """
+    State, scalar, observe = game.state, game.state._wp_scalar_type_, game.observe
+    pixel, n_fields, n_cells, n_channels = (
+        game.frame._wp_scalar_type_,
+        State._length_,
+        game.n_cells,
+        game.frame._length_,
+    )
+
+    @wp.func
+    def load(array: wp.array2d(dtype=scalar), i: int) -> State:
+        s = State()
+        for f in range(wp.static(n_fields)):
+            s[f] = array[f, i]
+        return s
+
+    @wp.func
+    def save(array: wp.array2d(dtype=scalar), i: int, s: State):
+        for f in range(wp.static(n_fields)):
+            array[f, i] = s[f]
+
+    @wp.func
+    def show(frames: wp.array3d(dtype=pixel), k: int, i: int, s: State):
+        for cell in range(wp.static(n_cells)):
+            seen = observe(s, cell)
+            for d in range(wp.static(n_channels)):
+                if wp.static(n_cells == 1):
+                    frames[k, d, i] = seen[d]
+                else:
+                    frames[k, i, cell * wp.static(n_channels) + d] = seen[d]
+
+    choose = _numbers() if n_parts == 0 else _vectors(n_parts)
+    return SimpleNamespace(State=State, load=load, save=save, show=show, **choose)
+
+
+def _numbers() -> dict[str, Any]:
+    """Access to actions of a Discrete space."""
+
+    @wp.func
+    def get(actions: wp.array3d(dtype=wp.int64), k: int, i: int) -> wp.int64:
+        return actions[k, i, 0]
+
+    @wp.func
+    def put(actions: wp.array3d(dtype=wp.int64), k: int, i: int, action: wp.int64):
+        actions[k, i, 0] = action
+
+    @wp.func
+    def no_action() -> wp.int64:
+        return wp.int64(0)
+
+    return {"get": get, "put": put, "no_action": no_action, "Action": wp.int64}
+
+
+def _vectors(n_parts: int) -> dict[str, Any]:
+    """Access to actions of a Box of shape [A]."""
+    Action = wp.types.vector(length=n_parts, dtype=wp.float32)
+
+    @wp.func
+    def get(actions: wp.array3d(dtype=wp.float32), k: int, i: int) -> Action:
+        action = Action()
+        for a in range(wp.static(n_parts)):
+            action[a] = actions[k, i, a]
+        return action
+
+    @wp.func
+    def put(actions: wp.array3d(dtype=wp.float32), k: int, i: int, action: Action):
+        for a in range(wp.static(n_parts)):
+            actions[k, i, a] = action[a]
+
+    @wp.func
+    def no_action() -> Action:
+        return Action()
+
+    return {"get": get, "put": put, "no_action": no_action, "Action": Action}

@@ -1,14 +1,14 @@
-"""`rlstruct.functional.random` as Warp functions: the same keys give the same bits. Part of rlstruct.sims.kernels.
+"""`rlstruct.functional.random` as Warp functions: the same keys give the same bits.
 
 SplitMix64 on uint64, where a shift drags no sign in.
 """
 
 import warp as wp
 
-GAMMA = wp.constant(wp.uint64(0x9E3779B97F4A7C15))
-MIX_1 = wp.constant(wp.uint64(0xBF58476D1CE4E5B9))
-MIX_2 = wp.constant(wp.uint64(0x94D049BB133111EB))
-EXPLORE = wp.constant(wp.uint64(1 << 20))
+GAMMA = wp.uint64(0x9E3779B97F4A7C15)
+MIX_1 = wp.uint64(0xBF58476D1CE4E5B9)
+MIX_2 = wp.uint64(0x94D049BB133111EB)
+EXPLORE = wp.uint64(1 << 20)
 """`rlstruct.sims._spaces.EXPLORE_STREAM`"""
 
 

@@ -1,23 +1,20 @@
-"""Acrobot for one environment, as `rlstruct.sims.acrobot` does it for B. Part of rlstruct.sims.kernels."""
+"""Acrobot for one environment, as NVIDIA Warp functions; `rlstruct.sims.acrobot` has the same for B."""
 
 import math
 
 import warp as wp
 
-from rlstruct.sims.acrobot import CENTRE, GRAVITY, INERTIA, LENGTH, MASS, MAX_SPEED_1, MAX_SPEED_2, STEP
+from rlstruct.sims.acrobot import CENTRE, GRAVITY, INERTIA, LENGTH, MASS, MAX_SPEED_1, MAX_SPEED_2, STEP, Acrobot
 from rlstruct.sims.kernels.game import GameKernel
 from rlstruct.sims.kernels.random import uniform
 
 State = wp.types.vector(length=4, dtype=wp.float32)  # theta1, theta2, theta1_dot, theta2_dot
 Frame = wp.types.vector(length=6, dtype=wp.float32)
 
-_PI, _TURN, _STEP = wp.constant(math.pi), wp.constant(2.0 * math.pi), wp.constant(STEP)
-_MAX_1, _MAX_2 = wp.constant(MAX_SPEED_1), wp.constant(MAX_SPEED_2)
-_D1 = wp.constant(MASS * (CENTRE**2 + LENGTH**2 + CENTRE**2) + 2 * INERTIA)
-_D2 = wp.constant(MASS * CENTRE**2 + INERTIA)
-_COUPLING = wp.constant(MASS * LENGTH * CENTRE)
-_WEIGHT_1 = wp.constant((MASS * CENTRE + MASS * LENGTH) * GRAVITY)
-_WEIGHT_2 = wp.constant(MASS * CENTRE * GRAVITY)
+PI, TURN = math.pi, 2 * math.pi
+D1, D2 = MASS * (CENTRE**2 + LENGTH**2 + CENTRE**2) + 2 * INERTIA, MASS * CENTRE**2 + INERTIA
+COUPLING = MASS * LENGTH * CENTRE
+WEIGHT_1, WEIGHT_2 = (MASS * CENTRE + MASS * LENGTH) * GRAVITY, MASS * CENTRE * GRAVITY
 
 
 @wp.func
@@ -34,12 +31,12 @@ def derivative(y: State, torque: wp.float32) -> State:
     """How fast angles and velocities change."""
     theta1, theta2, theta1_dot, theta2_dot = y[0], y[1], y[2], y[3]
     cos2, sin2 = wp.cos(theta2), wp.sin(theta2)
-    d1 = _D1 + 2.0 * _COUPLING * cos2
-    d2 = _D2 + _COUPLING * cos2
-    phi2 = _WEIGHT_2 * wp.sin(theta1 + theta2)
-    phi1 = -_COUPLING * theta2_dot * (theta2_dot + 2.0 * theta1_dot) * sin2 + _WEIGHT_1 * wp.sin(theta1) + phi2
-    pull = torque + d2 / d1 * phi1 - _COUPLING * theta1_dot * theta1_dot * sin2 - phi2
-    theta2_acc = pull / (_D2 - d2 * d2 / d1)
+    d1 = D1 + 2.0 * COUPLING * cos2
+    d2 = D2 + COUPLING * cos2
+    phi2 = WEIGHT_2 * wp.sin(theta1 + theta2)
+    phi1 = -COUPLING * theta2_dot * (theta2_dot + 2.0 * theta1_dot) * sin2 + WEIGHT_1 * wp.sin(theta1) + phi2
+    pull = torque + d2 / d1 * phi1 - COUPLING * theta1_dot * theta1_dot * sin2 - phi2
+    theta2_acc = pull / (D2 - d2 * d2 / d1)
     theta1_acc = -(d2 * theta2_acc + phi1) / d1
     return State(theta1_dot, theta2_dot, theta1_acc, theta2_acc)
 
@@ -49,10 +46,10 @@ def wrap(angle: wp.float32) -> wp.float32:
     """Bring an angle into [-pi, pi]; one step leaves it by two turns at most."""
     turned = angle
     for _ in range(2):
-        if turned > _PI:
-            turned = turned - _TURN
-        elif turned < -_PI:
-            turned = turned + _TURN
+        if turned > PI:
+            turned = turned - TURN
+        elif turned < -PI:
+            turned = turned + TURN
     return turned
 
 
@@ -61,11 +58,12 @@ def transition(y: State, action: wp.int64, key: wp.uint64):
     """See `Acrobot.transition`."""
     torque = wp.float32(action - wp.int64(1))
     k1 = derivative(y, torque)
-    k2 = derivative(y + k1 * (0.5 * _STEP), torque)
-    k3 = derivative(y + k2 * (0.5 * _STEP), torque)
-    k4 = derivative(y + k3 * _STEP, torque)
-    z = y + (k1 + 2.0 * k2 + 2.0 * k3 + k4) * (_STEP / 6.0)
-    moved = State(wrap(z[0]), wrap(z[1]), wp.clamp(z[2], -_MAX_1, _MAX_1), wp.clamp(z[3], -_MAX_2, _MAX_2))
+    k2 = derivative(y + k1 * (0.5 * STEP), torque)
+    k3 = derivative(y + k2 * (0.5 * STEP), torque)
+    k4 = derivative(y + k3 * STEP, torque)
+    z = y + (k1 + 2.0 * k2 + 2.0 * k3 + k4) * (STEP / 6.0)
+    theta1_dot, theta2_dot = wp.clamp(z[2], -MAX_SPEED_1, MAX_SPEED_1), wp.clamp(z[3], -MAX_SPEED_2, MAX_SPEED_2)
+    moved = State(wrap(z[0]), wrap(z[1]), theta1_dot, theta2_dot)
     terminated = -wp.cos(moved[0]) - wp.cos(moved[1] + moved[0]) > 1.0
     reward = wp.float32(-1.0)
     if terminated:
@@ -79,4 +77,6 @@ def observe(s: State, cell: int) -> Frame:
     return Frame(wp.cos(s[0]), wp.sin(s[0]), wp.cos(s[1]), wp.sin(s[1]), s[2], s[3])
 
 
-KERNEL = GameKernel(state=State, frame=Frame, initial=initial, transition=transition, observe=observe)
+def make_kernel(env: Acrobot) -> GameKernel:
+    """Return the kernel of `Acrobot`."""
+    return GameKernel(state=State, frame=Frame, initial=initial, transition=transition, observe=observe)

@@ -1,0 +1,268 @@
+"""One step of a TensorEnv as pure functions of dicts of tensors: restarts, time limits, random keys.
+
+A simulation is one dict of tensors [B, ...], the carry. Its names are the same from the first reset on:
+
+======================== ===================================================================================
+``state/<field>``        the simulator's state
+``state_key``            key of the running episode, if the simulator draws random numbers
+``pool/<field>``         start states to choose from instead of `TensorEnv.initial`, [M, ...] (if there are any)
+``env_key, episode``     key of the environment, number of its episode
+``elapsed``              steps taken in this episode
+``running, terminated``  who still runs, whose episode ended by itself (episodic only)
+``last_…``               the last actions (episodic only)
+======================== ===================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar, Protocol
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rlstruct.engine.compiled import Compiled
+from rlstruct.functional.random import child_key, randint
+from rlstruct.sims._spaces import random_action
+from rlstruct.sims._state import Tensors, fields_of, make_state, part
+from rlstruct.spaces import Space
+
+Answer = tuple[Tensors, Tensors, Tensors, Tensors]
+"""What changes in the carry; `reached`; `current` (empty if episodic: it is `reached`); the masks ``ran`` and
+``running`` (episodic only). Masks that are False everywhere are left out, see `quiet_masks`."""
+
+
+class Simulator(Protocol):
+    """What `Simulation` asks of a TensorEnv."""
+
+    action_space: Space
+    observation_space: Space
+    auto_reset: bool
+    stochastic: ClassVar[bool]
+    time_limit: int | None
+
+    def initial(self, key: Tensor) -> Any:  # noqa: ANN401 - the user's own class
+        """Draw start states."""
+
+    def transition(self, state: Any, action: Any, key: Tensor) -> tuple[Any, Tensor, Tensor]:  # noqa: ANN401
+        """Take one step."""
+
+    def observe(self, state: Any) -> Tensor | Tensors:  # noqa: ANN401
+        """Show the states."""
+
+
+class Simulation:
+    """Pure functions that begin, move and show the B environments of one simulator.
+
+    Args:
+        simulator: the user's three functions.
+        device: where its tensors are.
+    """
+
+    def __init__(self, simulator: Simulator, device: torch.device) -> None:
+        """Remember the simulator."""
+        self._simulator = simulator
+        self._plain_action = not isinstance(simulator.action_space, spaces.Dict | spaces.Tuple)
+        # What `transition` gets if it says that it draws nothing: empty, so that drawing from it fails.
+        self._no_key = torch.zeros(0, dtype=torch.int64, device=device)
+        self._kind: type[Any] = type(None)  # the class of states, known from the first one on
+
+    def initial(self, key: Tensor, pool: Tensors) -> Tensors:
+        """Draw start states.
+
+        Args:
+            key: [n] int64.
+            pool: M states to choose from, or nothing to ask the simulator.  [M, ...]
+
+        Returns:
+            The fields of n states.
+        """
+        if pool:
+            row = randint(key, next(iter(pool.values())).shape[0])
+            return {name: values.index_select(0, row) for name, values in pool.items()}
+        state = self._simulator.initial(key)
+        self._kind = type(state)
+        return fields_of(f"{type(self._simulator).__name__}.initial", state)
+
+    def begin(self, carry: Tensors, episode: Tensor) -> Tensors:
+        """Draw the states with which episodes begin, and their keys, by their names in the carry.
+
+        Args:
+            carry: says which environments.
+            episode: [B] int64.
+        """
+        key = child_key(carry["env_key"], episode)
+        begun = {f"state/{name}": value for name, value in self.initial(key, part(carry, "pool/")).items()}
+        return begun | {"state_key": key} if self._simulator.stochastic else begun
+
+    def step(self, carry: Tensors, action: Tensors) -> Answer:
+        """Take one step in every environment that runs.
+
+        Args:
+            carry: where the simulation is.
+            action: [B, ...]
+        """
+        return self._step_and_restart(carry, action) if self._simulator.auto_reset else self._step(carry, action)
+
+    def rollout(self, carry: Tensors, plan: Tensors, n_steps: int) -> Answer:
+        """Take K steps.
+
+        Args:
+            carry: where the simulation is.
+            plan: [K, B, ...], or [1, B, ...] to repeat it; empty to draw the actions, see `_explore`.
+            n_steps: K.
+
+        Returns:
+            As `step`; observations and masks have a time axis, [B, K, ...].
+        """
+        changed: Tensors = {}
+        steps = []
+        for k in range(n_steps):
+            now = {**carry, **changed}
+            action = {key: value[min(k, len(value) - 1)] for key, value in plan.items()} or self._explore(now)
+            moved, *shown = self.step(now, action)
+            changed |= moved
+            steps.append(shown)
+        reached, current, masks = (_stack(shown) for shown in zip(*steps, strict=True))
+        return changed, reached, current, masks
+
+    def frames(self, fields: Tensors, *, kept: bool = True) -> Tensors:
+        """Show states as ``frame`` or ``frame/<key>``.
+
+        Args:
+            fields: [B, ...]
+            kept: whether they stay in the carry: then a frame that is one of them is copied, so that nobody can write
+                into the simulation.
+        """
+        seen = self._simulator.observe(self.state(fields))
+        frames = {"frame": seen} if isinstance(seen, Tensor) else {f"frame/{key}": v for key, v in seen.items()}
+        held = {id(value) for value in fields.values()} if kept else ()
+        return {key: value.clone() if id(value) in held else value for key, value in frames.items()}
+
+    def state(self, fields: Tensors) -> Any:  # noqa: ANN401 - the user's own class
+        """Build a state of the user's class."""
+        return make_state(self._kind, fields)
+
+    def _step_and_restart(self, carry: Tensors, action: Tensors) -> Answer:
+        """Every environment draws its next start state in every step, and takes it if its episode has ended."""
+        moved, reward, terminated = self._transition(carry, action)
+        elapsed = carry["elapsed"] + 1
+        truncated, done = self._ends(elapsed, terminated)
+        last = {f"last_{key}": value.clone() for key, value in action.items()}
+        reached = {**self.frames(moved, kept=False), "reward": reward, "terminated": terminated, **last}
+        reached |= {"truncated": truncated, "done": done}
+        fresh = self.begin(carry, carry["episode"] + 1)
+        going_on = {"state_key": carry.get("state_key"), **{f"state/{name}": value for name, value in moved.items()}}
+        changed = {name: _choose(done, value, going_on[name]) for name, value in fresh.items()}
+        changed["elapsed"] = elapsed.masked_fill(done, 0)
+        changed["episode"] = carry["episode"] + done
+        current = self.frames(part(changed, "state/"))
+        current |= {"reward": reward.masked_fill(done, 0), "initial_state": done}
+        current |= {key: value.masked_fill(_rows(done, value), 0) for key, value in last.items()}
+        return changed, reached, current, {}
+
+    def _step(self, carry: Tensors, action: Tensors) -> Answer:
+        """Environments whose episode has ended idle: they show their end, with reward 0."""
+        ran = carry["running"]
+        moved, reward, terminated = self._transition(carry, action)
+        fields = {name: _choose(ran, value, carry[f"state/{name}"]) for name, value in moved.items()}
+        elapsed = carry["elapsed"] + ran
+        terminated = (terminated & ran) | carry["terminated"]
+        truncated, done = self._ends(elapsed, terminated)
+        running = ran & ~done
+        last = {f"last_{key}": _choose(ran, value, carry[f"last_{key}"]) for key, value in action.items()}
+        reached = {**self.frames(fields), "reward": reward.masked_fill(~ran, 0), "terminated": terminated, **last}
+        reached |= {"truncated": truncated, "done": done}
+        changed = {f"state/{name}": value for name, value in fields.items()} | last
+        changed |= {"elapsed": elapsed, "terminated": terminated, "running": running}
+        return changed, reached, {}, {"ran": ran, "running": running}
+
+    def _explore(self, carry: Tensors) -> Tensors:
+        """Draw a random action for every environment, keyed by its episode and step."""
+        key = child_key(child_key(carry["env_key"], carry["episode"]), carry["elapsed"])
+        return {"action": random_action(self._simulator.action_space, key)}
+
+    def _transition(self, carry: Tensors, action: Tensors) -> tuple[Tensors, Tensor, Tensor]:
+        simulator = self._simulator
+        key = child_key(carry["state_key"], carry["elapsed"]) if simulator.stochastic else self._no_key
+        sent = action["action"] if self._plain_action else part(action, "action/")
+        state, reward, terminated = simulator.transition(self.state(part(carry, "state/")), sent, key)
+        return fields_of(f"{type(simulator).__name__}.transition", state), reward.to(torch.float32), terminated
+
+    def _ends(self, elapsed: Tensor, terminated: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``truncated`` and ``done``."""
+        if self._simulator.time_limit is None:
+            return torch.zeros_like(terminated), terminated
+        truncated = elapsed >= self._simulator.time_limit
+        return truncated, terminated | truncated
+
+
+class Stepper(Protocol):
+    """What moves the environments of one TensorEnv: `TorchStepper`, or a kernel."""
+
+    def step(self, carry: Tensors, action: Tensors) -> Answer:
+        """See `Simulation.step`."""
+
+    def rollout(self, carry: Tensors, plan: Tensors, n_steps: int) -> Answer:
+        """See `Simulation.rollout`."""
+
+
+class TorchStepper:
+    """Calls the simulator's own functions of tensors.
+
+    Args:
+        simulation: the functions.
+        compiled: whether a step becomes one kernel of TorchInductor, and K steps another.
+    """
+
+    def __init__(self, simulation: Simulation, *, compiled: bool) -> None:
+        """Compile nothing yet."""
+        self._simulation = simulation
+        self._compile = compiled
+        self._compiled: dict[str, Compiled] = {}
+
+    def step(self, carry: Tensors, action: Tensors) -> Answer:
+        """See `Simulation.step`."""
+        return self._call("step", self._simulation.step, carry, action)
+
+    def rollout(self, carry: Tensors, plan: Tensors, n_steps: int) -> Answer:
+        """See `Simulation.rollout`."""
+        name = f"{n_steps} steps, actions {[len(value) for value in plan.values()]}"
+        return self._call(name, partial(self._simulation.rollout, n_steps=n_steps), carry, plan)
+
+    @torch.no_grad()
+    def _call(self, name: str, fn: Callable[..., Answer], carry: Tensors, action: Tensors) -> Answer:
+        if not self._compile:
+            return fn(carry, action)
+        if name not in self._compiled:
+            self._compiled[name] = Compiled(fn)
+        changed, reached, current, masks = self._compiled[name](carry, action)
+        return changed, reached, current, masks
+
+
+def quiet_masks(reached: Tensors, current: Tensors, no: Tensor) -> tuple[Tensors, Tensors]:
+    """Add the masks that are False everywhere: nothing that was reached is initial, nothing to act on is over.
+
+    Args:
+        reached: of an `Answer`.
+        current: of an `Answer`; empty if it is the same as ``reached``.
+        no: False everywhere.  [B] or [B, K]
+    """
+    reached = {**reached, "initial_state": no}
+    return reached, {**current, "terminated": no, "truncated": no, "done": no} if current else reached
+
+
+def _rows(mask: Tensor, like: Tensor) -> Tensor:
+    return mask.view(-1, *[1] * (like.dim() - 1))
+
+
+def _choose(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """Take the rows of ``new`` where ``mask``, else of ``old``."""
+    return torch.where(_rows(mask, old), new, old)
+
+
+def _stack(steps: tuple[Tensors, ...]) -> Tensors:
+    """Stack K steps to [B, K, ...]; in memory they stand one after the other."""
+    return {key: torch.stack([step[key] for step in steps]).transpose(0, 1) for key in steps[0]}
