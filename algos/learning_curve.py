@@ -1,4 +1,4 @@
-"""Pictures of trainings: return against environment steps. Layer 4; needs matplotlib, from the extra ``train``."""
+"""Pictures of trainings: return against environment steps. They need matplotlib, from the extra ``train``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-_TRAINING, _EVALUATION = "#9aa5b1", "#1f5fa8"
 _COLOURS = ("#1f5fa8", "#d9722e", "#2f9e62", "#a23b72", "#6b5fb5", "#8a7a1f", "#3a9aa8", "#777777")
 
 
@@ -33,44 +32,15 @@ def draw_learning_curve(rows: Sequence[Mapping[str, float]], path: Path, *, titl
 
     Args:
         rows: lines of metrics with ``env_steps`` and, where there is something to draw, ``train/return`` or
-            ``evaluation/mean_return`` and ``evaluation/std_return``.
+            ``evaluation/mean_return``.
         path: of the file to write.
         title: stands above the picture.
     """
-    figure, axes = _begin()
-    training = sorted((row["env_steps"], row["train/return"]) for row in rows if "train/return" in row)
-    if training:
-        marker = "" if training[1:] else "o"  # one point makes no line
-        axes.plot(
-            *zip(*training, strict=True),
-            color=_TRAINING,
-            linewidth=1.2,
-            marker=marker,
-            markersize=4,
-            label="training, mean return",
-        )
-    evaluations = in_order(row for row in rows if "evaluation/mean_return" in row)
-    if evaluations:
-        steps = [row["env_steps"] for row in evaluations]
-        means = [row["evaluation/mean_return"] for row in evaluations]
-        deviations = [row["evaluation/std_return"] for row in evaluations]
-        low = [mean - deviation for mean, deviation in zip(means, deviations, strict=True)]
-        high = [mean + deviation for mean, deviation in zip(means, deviations, strict=True)]
-        axes.fill_between(
-            steps, low, high, color=_EVALUATION, alpha=0.15, linewidth=0, label="evaluation, ± 1 standard deviation"
-        )
-        axes.plot(
-            steps,
-            means,
-            color=_EVALUATION,
-            linewidth=2,
-            marker="o",
-            markersize=4,
-            label="evaluation, mean of its episodes",
-        )
-    if training or evaluations:
-        axes.legend(frameon=False, loc="best", fontsize=9)
-    _finish(figure, axes, path, title=title, metric="return (sum of rewards of an episode)")
+    groups = {}
+    for label, name in (("training", "train/return"), ("evaluation", "evaluation/mean_return")):
+        if points := in_order(row for row in rows if name in row):
+            groups[label] = [Curve([row["env_steps"] for row in points], [row[name] for row in points])]
+    draw_curves(groups, path, title=title, metric="mean return (sum of rewards of an episode)")
 
 
 def in_order(rows: Iterable[Mapping[str, float]]) -> list[Mapping[str, float]]:
@@ -92,22 +62,38 @@ def draw_curves(groups: Mapping[str, Sequence[Curve]], path: Path, *, title: str
         title: stands above it.
         metric: what the values are.
     """
-    figure, axes = _begin()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported here: it takes half a second
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
+
+    figure = Figure(figsize=(7.5, 4.5), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)  # no pyplot: no global state, no display
+    axes = figure.add_subplot()
     for i, (label, curves) in enumerate(groups.items()):
-        colour = _COLOURS[i % len(_COLOURS)]
-        if len(curves) == 1:
-            axes.plot(
-                curves[0].steps, curves[0].values, color=colour, linewidth=2, marker="o", markersize=3, label=label
-            )
-            continue
-        for curve in curves:
-            axes.plot(curve.steps, curve.values, color=colour, linewidth=0.7, alpha=0.45)
-        steps, values = together(curves)
-        axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
-        spread = f"{label}: mean, lowest and highest of {len(curves)} runs"
-        axes.plot(steps, values.mean(axis=0), color=colour, linewidth=2.2, label=spread)
-    axes.legend(frameon=False, loc="best", fontsize=9)
-    _finish(figure, axes, path, title=title, metric=metric)
+        _draw(axes, label, curves, _COLOURS[i % len(_COLOURS)])
+    if groups:
+        axes.legend(frameon=False, loc="best", fontsize=9)
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.set_xlabel("environment steps collected")
+    axes.set_ylabel(metric)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.margins(x=0.01)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path)
+
+
+def _draw(axes: Any, label: str, curves: Sequence[Curve], colour: str) -> None:  # noqa: ANN401 - of matplotlib
+    if len(curves) == 1:
+        (curve,) = curves
+        axes.plot(curve.steps, curve.values, color=colour, linewidth=2, marker="o", markersize=3, label=label)
+        return
+    for curve in curves:
+        axes.plot(curve.steps, curve.values, color=colour, linewidth=0.7, alpha=0.45)
+    steps, values = together(curves)
+    axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
+    spread = f"{label}: mean, lowest and highest of {len(curves)} runs"
+    axes.plot(steps, values.mean(axis=0), color=colour, linewidth=2.2, label=spread)
 
 
 def together(curves: Sequence[Curve]) -> tuple[Any, Any]:
@@ -125,25 +111,3 @@ def together(curves: Sequence[Curve]) -> tuple[Any, Any]:
     steps = np.array(sorted(inside | {first}), dtype=np.float64)
     latest = [dict(zip(curve.steps, curve.values, strict=True)) for curve in curves]
     return steps, np.stack([np.interp(steps, list(points), list(points.values())) for points in latest])
-
-
-def _begin() -> tuple[Any, Any]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported here: it takes half a second
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.5, 4.5), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)  # no pyplot: no global state, no display
-    return figure, figure.add_subplot()
-
-
-def _finish(figure: Any, axes: Any, path: Path, *, title: str, metric: str) -> None:  # noqa: ANN401 - of matplotlib
-    from matplotlib.ticker import EngFormatter
-
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.set_xlabel("environment steps collected")
-    axes.set_ylabel(metric)
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.margins(x=0.01)
-    axes.grid(alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path)

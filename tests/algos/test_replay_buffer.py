@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlstruct import DeviceMismatchError, DictTensor, ShapeMismatchError, TemporalDictTensor, Trajectories
-from rlstruct.algos.prioritised import PrioritisedReplayBuffer, SumTree
+from rlstruct.algos.prioritised import PrioritisedReplayBuffer
 from rlstruct.algos.replay_buffer import ReplayBuffer
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf
@@ -369,32 +369,16 @@ def test_mistakes_are_named() -> None:
         PrioritisedReplayBuffer(10, exponent=-1.0)
 
 
-@settings(max_examples=60)
-@given(st.integers(1, 5000), st.integers(0, 2**31))
-def test_the_tree_finds_what_a_cumulative_sum_finds(n_leaves: int, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    oracle = torch.zeros(n_leaves, dtype=torch.float64)
-    tree = SumTree(n_leaves, torch.device("cpu"))
-    for _ in range(3):
-        index = torch.randint(n_leaves, (200,), generator=generator)
-        value = torch.randint(0, 4, (n_leaves,), generator=generator).double()[index]  # equal for equal indices
-        tree.set(index, value)
-        oracle[index] = value
-    assert tree.total().item() == oracle.sum().item()
-    assert torch.equal(tree.leaves(torch.arange(n_leaves)), oracle)
-    if oracle.sum() > 0:
-        mass = torch.rand(300, generator=generator, dtype=torch.float64) * oracle.sum()
-        expected = [next(i for i, c in enumerate(oracle.cumsum(0).tolist()) if c > m) for m in mass.tolist()]
-        assert tree.find(mass).tolist() == expected
-
-
-def test_a_leaf_of_zero_is_never_found_whatever_is_rounded() -> None:
-    tree = SumTree(10_000, torch.device("cpu"))
-    values = torch.rand(5000, dtype=torch.float64) * 10.0 ** torch.randint(-9, 9, (5000,))
-    tree.set(torch.arange(5000) * 2, values)
-    total = tree.total()
-    edges = torch.cat([torch.rand(50_000, dtype=torch.float64) * total, total.repeat(3), torch.zeros(1)])
-    assert (tree.leaves(tree.find(edges)) > 0).all()
+def test_empty_slots_are_never_drawn_whatever_is_rounded() -> None:
+    buffer = PrioritisedReplayBuffer(4000, exponent=1.0, epsilon=1e-12)
+    with create_batcher(4, 20) as batcher:
+        batcher.reset()
+        for _ in range(30):
+            buffer.extend(collect(batcher))
+    index = buffer.columns["ready"].nonzero().squeeze(1)
+    assert len(index) < len(buffer.priority)
+    buffer.update_priorities(index, torch.rand(len(index)) * 10.0 ** torch.randint(-9, 9, (len(index),)))
+    assert (buffer.priority[buffer.sample(50_000)["index"]] > 0).all()
 
 
 def test_steps_are_drawn_in_proportion_to_their_priority() -> None:
@@ -429,10 +413,10 @@ def test_new_steps_come_first_and_overwritten_ones_keep_their_place_empty() -> N
         buffer.update_priorities(old, torch.full((32,), 7.0))
         for _ in range(3):
             buffer.extend(collect(batcher))
-        ready = buffer.tree.leaves(torch.arange(26)) > 0
+        ready = buffer.priority > 0
         assert int(ready.sum()) == buffer.n_transitions()
-        torch.testing.assert_close(buffer.tree.leaves(torch.arange(26))[ready].max().item(), 7.000001**0.6)
+        torch.testing.assert_close(buffer.priority[ready].max().item(), 7.000001**0.6)
         buffer.update_priorities(torch.arange(26), torch.ones(26))
-    assert torch.equal(buffer.tree.leaves(torch.arange(26)) > 0, ready)
+    assert torch.equal(buffer.priority > 0, ready)
     with allow_host_sync():
         assert not (buffer.sample(500)["index"] % 13 == 12).any()  # the spare slots
