@@ -1,18 +1,17 @@
-"""Concrete agents and their networks. Layer 3."""
+"""Concrete agents and their networks."""
 
-from rlstruct.agents.actor_critic import ActorCriticAgent
+from rlstruct.agents.actor_critic import ActorCriticAgent, GaussianAgent, RecurrentAgent, RecurrentGaussianAgent
 from rlstruct.agents.convolutional import ConvolutionalActorCritic, ConvolutionalTrunk
-from rlstruct.agents.gaussian import (
+from rlstruct.agents.networks import (
+    MLP,
+    ActorCritic,
     GaussianActorCritic,
-    GaussianAgent,
+    RecurrentActorCritic,
     RecurrentGaussianActorCritic,
-    RecurrentGaussianAgent,
 )
-from rlstruct.agents.networks import MLP, ActorCritic, RecurrentActorCritic
-from rlstruct.agents.q_agent import QAgent
-from rlstruct.agents.q_networks import DuellingHead, QNetwork
+from rlstruct.agents.normalisation import Normalised, RunningMoments
+from rlstruct.agents.q_agent import DuellingHead, QAgent, QNetwork
 from rlstruct.agents.random_agent import RandomAgent
-from rlstruct.agents.recurrent import RecurrentAgent
 
 __all__ = [
     "MLP",
@@ -23,6 +22,7 @@ __all__ = [
     "DuellingHead",
     "GaussianActorCritic",
     "GaussianAgent",
+    "Normalised",
     "QAgent",
     "QNetwork",
     "RandomAgent",
@@ -30,4 +30,5 @@ __all__ = [
     "RecurrentAgent",
     "RecurrentGaussianActorCritic",
     "RecurrentGaussianAgent",
+    "RunningMoments",
 ]

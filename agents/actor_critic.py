@@ -1,24 +1,27 @@
-"""A feed-forward agent with a learned baseline, for discrete actions. Layer 3."""
+"""Agents with a learned baseline: discrete or continuous actions, with and without memory."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from rlstruct.agents.model_agent import ModelAgent
+from rlstruct.agents.networks import RecurrentActorCritic
 from rlstruct.core import DictTensor, TemporalDictTensor
-from rlstruct.functional import random
-from rlstruct.functional.categorical import log_probability
+from rlstruct.functional import categorical, gaussian
+from rlstruct.functional.masks import masked_dicttensor
 
 
 class ActorCriticAgent(ModelAgent[nn.Module]):
-    """Draws one of A actions from a network's logits; keeps no state.
+    """Draws one of A actions from a network's logits, or K actions at once; keeps no state.
 
     It returns ``action`` [B] int64, ``action_logits`` [B, A], ``log_probability`` [B] of that action and ``value`` [B],
-    the baseline. In a replay with other weights the same random key may draw another action: a loss takes
+    the baseline; for a MultiDiscrete space ``action`` [B, K] and ``action_logits`` [B, K, A], and the log-probabilities
+    of the K actions add up. In a replay with other weights the same random key may draw another action: a loss takes
     ``action_logits`` from the replay and ``action/action`` from the trajectories, as `rlstruct.algos.reinforce` does.
 
     Args:
-        model: maps ``frame`` [B, ...] to logits [B, A] and value [B], as `rlstruct.agents.ActorCritic` does.
+        model: maps ``frame`` [B, ...] to logits and value [B], as `rlstruct.agents.ActorCritic` does.
         device: see `ModelAgent`, as are ``stochastic`` and ``copy_model``.
     """
 
@@ -37,32 +40,115 @@ class ActorCriticAgent(ModelAgent[nn.Module]):
         """Turn what the network says into actions; see `discrete_output`. Agents for other action spaces override it.
 
         Args:
-            policy: the network's first output, here logits.  [B, A]
+            policy: the network's first output, here logits.  [B, A] or [B, K, A]
             value: the baseline.                              [B]
             observation: its ``rng`` is drawn from.           [B]
         """
         return discrete_output(policy, value, observation, self.stochastic)
 
 
-def discrete_output(logits: Tensor, value: Tensor, observation: DictTensor, stochastic: bool) -> DictTensor:
-    """Choose actions and put together what a discrete actor-critic returns.
+class RecurrentAgent(ModelAgent[RecurrentActorCritic]):
+    """Acts as `ActorCriticAgent` does, with a recurrent network.
+
+    Its state is ``hidden`` [B, H], which starts from zero wherever ``observation["initial_state"]`` is true: an
+    environment that restarts in the middle of a batch remembers nothing of the episode before.
 
     Args:
-        logits: unnormalised log-probabilities.    [B, A] float
+        model: see `RecurrentActorCritic`.
+        device: see `ModelAgent`, as are ``stochastic`` and ``copy_model``.
+    """
+
+    def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
+        """Return ``hidden``: zeros [B, H] on the agent's device."""
+        dtype = next(self.model.parameters()).dtype
+        return DictTensor({"hidden": torch.zeros(B, self.model.n_hidden, dtype=dtype, device=self.device)})
+
+    def __call__(
+        self,
+        state: DictTensor,
+        observation: DictTensor,
+        agent_info: DictTensor,
+        history: TemporalDictTensor | None = None,
+    ) -> tuple[DictTensor, DictTensor]:
+        """Act on ``observation["frame"]`` and the state; returns what `ActorCriticAgent` returns."""
+        fresh = self.initial_state(agent_info, state.n_elems())
+        state = masked_dicttensor(state, fresh, observation["initial_state"])
+        policy, value, hidden = self.model(observation["frame"], state["hidden"])
+        return self.choose(policy, value, observation), DictTensor({"hidden": hidden})
+
+    def choose(self, policy: Tensor, value: Tensor, observation: DictTensor) -> DictTensor:
+        """Turn what the network says into actions; see `ActorCriticAgent.choose`."""
+        return discrete_output(policy, value, observation, self.stochastic)
+
+
+class _GaussianHead:
+    """Overrides how `ActorCriticAgent` and `RecurrentAgent` choose."""
+
+    stochastic: bool
+
+    def choose(self, policy: Tensor, value: Tensor, observation: DictTensor) -> DictTensor:
+        """Draw continuous actions; see `gaussian_output`."""
+        return gaussian_output(policy, value, observation, self.stochastic)
+
+
+class GaussianAgent(_GaussianHead, ActorCriticAgent):
+    """Draws D continuous actions; keeps no state.
+
+    It returns ``action`` [B, D], ``action_mean`` and ``action_log_std`` [B, D], ``log_probability`` [B] and ``value``
+    [B]. Actions are not bounded and not clipped here: the density of what was drawn is what the policy gradient needs.
+    Where the environment does not clip them itself, wrap it: ``gymnasium.wrappers.ClipAction``.
+
+    Args:
+        model: maps ``frame`` to mean and log sigma [B, 2 D] and value [B], as `GaussianActorCritic` does.
+        device: see `rlstruct.agents.model_agent.ModelAgent`, as are ``stochastic`` and ``copy_model``; without
+            ``stochastic`` the mean is the action.
+    """
+
+
+class RecurrentGaussianAgent(_GaussianHead, RecurrentAgent):
+    """As `GaussianAgent`, with the state of a `RecurrentAgent`.
+
+    Args:
+        model: see `RecurrentGaussianActorCritic`.
+        device: see `rlstruct.agents.model_agent.ModelAgent`, as are ``stochastic`` and ``copy_model``.
+    """
+
+
+def discrete_output(logits: Tensor, value: Tensor, observation: DictTensor, stochastic: bool) -> DictTensor:
+    """Choose actions and put together what a discrete actor-critic returns; see `ActorCriticAgent`.
+
+    Args:
+        logits: unnormalised log-probabilities.    [B, A] or [B, K, A] float
         value: the baseline.                       [B] float
         observation: its ``rng`` is drawn from.    [B]
         stochastic: draw, or take the most probable action.
-
-    Returns:
-        ``action`` [B] int64, ``action_logits`` [B, A], ``log_probability`` [B], ``value`` [B].
     """
     detached = logits.detach()  # choosing is not differentiable
-    action = random.categorical(detached, observation["rng"]) if stochastic else detached.argmax(dim=-1)
+    action = categorical.sample(detached, observation["rng"]) if stochastic else detached.argmax(dim=-1)
+    each = categorical.log_probability(logits, action)  # [B] or [B, K]
+    log_probability = each if each.dim() == 1 else each.sum(-1)
+    return DictTensor({"action": action, "action_logits": logits, "log_probability": log_probability, "value": value})
+
+
+def gaussian_output(policy: Tensor, value: Tensor, observation: DictTensor, stochastic: bool) -> DictTensor:
+    """Choose actions and put together what a continuous actor-critic returns; see `GaussianAgent`.
+
+    Args:
+        policy: mean and log sigma side by side.  [B, 2 D] float
+        value: the baseline.                      [B] float
+        observation: its ``rng`` is drawn from.   [B]
+        stochastic: draw, or take the mean.
+    """
+    mean, log_std = policy.chunk(2, dim=-1)  # [B, D] each
+    action = mean.detach()  # choosing is not differentiable
+    if stochastic:
+        action = gaussian.sample(action, log_std.detach(), observation["rng"])
     return DictTensor(
         {
             "action": action,
-            "action_logits": logits,
-            "log_probability": log_probability(logits, action),
+            "action_mean": mean,
+            "action_log_std": log_std,
+            "log_probability": gaussian.log_probability(mean, log_std, action),
             "value": value,
         }
     )

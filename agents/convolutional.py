@@ -1,4 +1,4 @@
-"""Networks for images: frames of pixels in, logits and values out. Layer 3."""
+"""Networks for images: frames of pixels in, logits and values out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rlstruct.agents.networks import MLP
+from rlstruct.agents.networks import MLP, ActionLogits
 
 Layer = tuple[int, int, int]
 """Filters, kernel size and stride of a convolution."""
@@ -89,13 +89,13 @@ class ConvolutionalTrunk(nn.Module):
 
 
 class ConvolutionalActorCritic(nn.Module):
-    """A policy over A actions and a learned baseline on one trunk (Mnih et al., ICML 2016, section 5.1).
+    """A policy and a learned baseline on one trunk (Mnih et al., ICML 2016, section 5.1).
 
     `rlstruct.agents.ActorCriticAgent` acts with it.
 
     Args:
         frame_shape: see `ConvolutionalTrunk`, as are ``n_features``, ``layers`` and ``channels_last``.
-        n_actions: A.
+        n_actions: A, or the sizes of K choices, see `rlstruct.agents.networks.ActionLogits`.
         n_features: width of the layer that policy and baseline share.
         layers: the convolutions.
         channels_last: the channels are the frame's last axis.
@@ -104,7 +104,7 @@ class ConvolutionalActorCritic(nn.Module):
     def __init__(
         self,
         frame_shape: Sequence[int],
-        n_actions: int,
+        n_actions: int | Sequence[int],
         *,
         n_features: int = 512,
         layers: Sequence[Layer] | None = None,
@@ -113,7 +113,8 @@ class ConvolutionalActorCritic(nn.Module):
         """Build the trunk and the two heads."""
         super().__init__()
         self.trunk = ConvolutionalTrunk(frame_shape, n_features=n_features, layers=layers, channels_last=channels_last)
-        self.actor = MLP(n_features, n_actions, hidden=(), output_gain=0.01)
+        self.logits = ActionLogits(n_actions)
+        self.actor = MLP(n_features, self.logits.n_outputs, hidden=(), output_gain=0.01)
         self.critic = MLP(n_features, 1, hidden=())
 
     def forward(self, frame: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,10 +124,10 @@ class ConvolutionalActorCritic(nn.Module):
             frame: [B, *frame_shape] uint8, bool or float.
 
         Returns:
-            ``(logits, value)``: logits [B, A], value [B].
+            ``(logits, value)``: logits [B, A] or [B, K, A], value [B].
         """
         features = self.trunk(frame)
-        return self.actor(features), self.critic(features).squeeze(-1)
+        return self.logits(self.actor(features)), self.critic(features).squeeze(-1)
 
 
 def _channels_first(shape: tuple[int, ...], channels_last: bool) -> tuple[int, int, int]:

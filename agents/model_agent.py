@@ -1,4 +1,4 @@
-"""What agents around one torch module share: whose copy it is, where it lives, how it takes new weights. Layer 3."""
+"""What agents around one torch module share: whose copy it is, where it lives, how it takes new weights."""
 
 from __future__ import annotations
 

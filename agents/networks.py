@@ -1,7 +1,8 @@
-"""Networks of the agents: frames in, logits and values out. Layer 3."""
+"""Networks of the actor-critic agents: frames in, a policy and values out."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -48,22 +49,53 @@ class MLP(nn.Module):
         return output
 
 
+class ActionLogits(nn.Module):
+    """Lays the outputs of a network out as logits: [B, A] for one choice, [B, K, A] for K choices at once.
+
+    Of choices that differ in size, the smaller ones are filled up with -inf, which is never drawn.
+
+    Args:
+        n_actions: A of a Discrete action space, or the K sizes of a MultiDiscrete one.
+    """
+
+    def __init__(self, n_actions: int | Sequence[int]) -> None:
+        """Find the shape, and which logits stand for no action."""
+        super().__init__()
+        self.shape = (n_actions,) if isinstance(n_actions, int) else (len(n_actions), max(n_actions))
+        self.n_outputs = math.prod(self.shape)
+        device = torch.get_default_device()
+        sizes = torch.tensor(n_actions, device=device).reshape(-1, 1)
+        none = torch.arange(self.shape[-1], device=device) >= sizes  # [K, A]
+        self.register_buffer("_none", none if isinstance(n_actions, Sequence) else None, persistent=False)
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        """Turn outputs [B, n_outputs] into logits [B, A] or [B, K, A]."""
+        logits = outputs.view(-1, *self.shape)
+        return logits if self._none is None else logits.masked_fill(self._none, -torch.inf)
+
+
 class ActorCritic(nn.Module):
-    """A policy over A actions and a learned baseline, in two networks that share nothing.
+    """A policy and a learned baseline, in two networks that share nothing.
 
     Args:
         n_inputs: D, the number of entries of a frame, counted over all its axes.
-        n_actions: A.
+        n_actions: A, or the sizes of K choices, see `ActionLogits`.
         hidden: width of each hidden layer of either network.
         orthogonal: see `MLP`.
     """
 
     def __init__(
-        self, n_inputs: int, n_actions: int, *, hidden: Sequence[int] = (64, 64), orthogonal: bool = True
+        self,
+        n_inputs: int,
+        n_actions: int | Sequence[int],
+        *,
+        hidden: Sequence[int] = (64, 64),
+        orthogonal: bool = True,
     ) -> None:
         """Build both networks."""
         super().__init__()
-        self.actor = MLP(n_inputs, n_actions, hidden=hidden, orthogonal=orthogonal, output_gain=0.01)
+        self.logits = ActionLogits(n_actions)
+        self.actor = MLP(n_inputs, self.logits.n_outputs, hidden=hidden, orthogonal=orthogonal, output_gain=0.01)
         self.critic = MLP(n_inputs, 1, hidden=hidden, orthogonal=orthogonal)
 
     def forward(self, frame: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,29 +105,32 @@ class ActorCritic(nn.Module):
             frame: what the environments show; integers and bools are taken as numbers.  [B, ...] any dtype
 
         Returns:
-            ``(logits, value)``: logits [B, A], value [B], both in the dtype of the weights.
+            ``(logits, value)``: logits [B, A] or [B, K, A], value [B], both in the dtype of the weights.
         """
         features = as_features(frame, self)  # [B, D]
-        return self.actor(features), self.critic(features).squeeze(-1)
+        return self.logits(self.actor(features)), self.critic(features).squeeze(-1)
 
 
 class RecurrentActorCritic(nn.Module):
-    """A policy over A actions and a learned baseline on top of one gated recurrent unit (Cho et al., EMNLP 2014).
+    """A policy and a learned baseline on top of one gated recurrent unit (Cho et al., EMNLP 2014).
 
     Args:
         n_inputs: D, the number of entries of a frame, counted over all its axes.
-        n_actions: A.
+        n_actions: A, or the sizes of K choices, see `ActionLogits`.
         n_hidden: H, the size of the recurrent state.
         orthogonal: see `MLP`.
     """
 
-    def __init__(self, n_inputs: int, n_actions: int, *, n_hidden: int = 64, orthogonal: bool = True) -> None:
+    def __init__(
+        self, n_inputs: int, n_actions: int | Sequence[int], *, n_hidden: int = 64, orthogonal: bool = True
+    ) -> None:
         """Build the encoder, the recurrent unit and the two heads."""
         super().__init__()
         self.n_hidden = n_hidden
+        self.logits = ActionLogits(n_actions)
         self.encoder = MLP(n_inputs, n_hidden, hidden=(), orthogonal=orthogonal, output_gain=2.0**0.5)
         self.memory = nn.GRUCell(n_hidden, n_hidden)
-        self.actor = MLP(n_hidden, n_actions, hidden=(), orthogonal=orthogonal, output_gain=0.01)
+        self.actor = MLP(n_hidden, self.logits.n_outputs, hidden=(), orthogonal=orthogonal, output_gain=0.01)
         self.critic = MLP(n_hidden, 1, hidden=(), orthogonal=orthogonal)
 
     def forward(self, frame: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -106,11 +141,89 @@ class RecurrentActorCritic(nn.Module):
             hidden: the recurrent state.        [B, H] float
 
         Returns:
-            ``(logits, value, new_hidden)``: [B, A], [B], [B, H].
+            ``(logits, value, new_hidden)``: [B, A] or [B, K, A], [B], [B, H].
         """
         features = torch.tanh(self.encoder(as_features(frame, self)))  # [B, H]
         new_hidden = self.memory(features, hidden)
-        return self.actor(new_hidden), self.critic(new_hidden).squeeze(-1), new_hidden
+        return self.logits(self.actor(new_hidden)), self.critic(new_hidden).squeeze(-1), new_hidden
+
+
+class GaussianActorCritic(ActorCritic):
+    """The mean of D continuous actions and a learned baseline, in two networks; the deviation is learned beside them.
+
+    One standard deviation for each action, whatever the frame shows (Schulman et al., "Trust region policy
+    optimization", ICML 2015, section 8).
+
+    Args:
+        n_inputs: the number of entries of a frame, counted over all its axes.
+        n_dimensions: D, of a Box action space of shape [D].
+        hidden: width of each hidden layer of either network.
+        orthogonal: see `rlstruct.agents.MLP`.
+        initial_log_std: logarithm of the standard deviation at the beginning, in units of the action.
+    """
+
+    def __init__(
+        self,
+        n_inputs: int,
+        n_dimensions: int,
+        *,
+        hidden: Sequence[int] = (64, 64),
+        orthogonal: bool = True,
+        initial_log_std: float = 0.0,
+    ) -> None:
+        """Build both networks and the deviation."""
+        super().__init__(n_inputs, n_dimensions, hidden=hidden, orthogonal=orthogonal)
+        self.log_std = _log_std(self, n_dimensions, initial_log_std)
+
+    def forward(self, frame: Tensor) -> tuple[Tensor, Tensor]:
+        """Judge frames.
+
+        Args:
+            frame: what the environments show.  [B, ...] any dtype
+
+        Returns:
+            ``(policy, value)``: policy [B, 2 D] is the mean and beside it log sigma; value [B].
+        """
+        mean, value = super().forward(frame)
+        return _beside(mean, self.log_std), value
+
+
+class RecurrentGaussianActorCritic(RecurrentActorCritic):
+    """As `GaussianActorCritic`, on top of one gated recurrent unit.
+
+    Args:
+        n_inputs: the number of entries of a frame, counted over all its axes.
+        n_dimensions: D, of a Box action space of shape [D].
+        n_hidden: H, the size of the recurrent state.
+        orthogonal: see `rlstruct.agents.MLP`.
+        initial_log_std: see `GaussianActorCritic`.
+    """
+
+    def __init__(
+        self,
+        n_inputs: int,
+        n_dimensions: int,
+        *,
+        n_hidden: int = 64,
+        orthogonal: bool = True,
+        initial_log_std: float = 0.0,
+    ) -> None:
+        """Build the networks and the deviation."""
+        super().__init__(n_inputs, n_dimensions, n_hidden=n_hidden, orthogonal=orthogonal)
+        self.log_std = _log_std(self, n_dimensions, initial_log_std)
+
+    def forward(self, frame: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Judge frames in the light of what came before.
+
+        Args:
+            frame: what the environments show.  [B, ...] any dtype
+            hidden: the recurrent state.        [B, H] float
+
+        Returns:
+            ``(policy, value, new_hidden)``: [B, 2 D], [B], [B, H].
+        """
+        mean, value, new_hidden = super().forward(frame, hidden)
+        return _beside(mean, self.log_std), value, new_hidden
 
 
 def as_features(frame: Tensor, model: nn.Module) -> Tensor:
@@ -124,6 +237,14 @@ def as_features(frame: Tensor, model: nn.Module) -> Tensor:
         [B, D] in the dtype of the weights; D = 1 for frames of shape [B].
     """
     return frame.reshape(frame.shape[0], -1).to(next(model.parameters()).dtype)
+
+
+def _log_std(model: nn.Module, n_dimensions: int, initial: float) -> nn.Parameter:
+    return nn.Parameter(torch.full((n_dimensions,), initial, device=next(model.parameters()).device))
+
+
+def _beside(mean: Tensor, log_std: Tensor) -> Tensor:
+    return torch.cat([mean, log_std.expand_as(mean)], dim=-1)  # [B, 2 D]
 
 
 def _linear(n_inputs: int, n_outputs: int, gain: float | None) -> nn.Linear:

@@ -1,13 +1,17 @@
-"""An agent that takes the best of A action values, and a random one now and then. Layer 3."""
+"""An agent that takes the best of A action values, and a random one now and then, and its networks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rlstruct.agents.model_agent import ModelAgent
+from rlstruct.agents.networks import MLP, as_features
 from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.functional import random
+from rlstruct.functional.q_learning import duelling_values
 
 
 class QAgent(ModelAgent[nn.Module]):
@@ -36,6 +40,73 @@ class QAgent(ModelAgent[nn.Module]):
         if self.stochastic and "epsilon" in agent_info:
             key = observation["rng"]
             explore = random.uniform(key) < agent_info["epsilon"]
-            # A stream of its own: given that the first number is small, its bits are not random any more.
+            # A second stream: once the first number is known to be small, its bits are no longer random.
             action = torch.where(explore, random.randint(key, values.shape[-1], stream=1), action)
         return DictTensor({"action": action, "action_values": values}), state
+
+
+class DuellingHead(nn.Module):
+    """Action values from features, by way of one state value and A advantages; see `duelling_values`.
+
+    Args:
+        n_features: F.
+        n_actions: A.
+        hidden: width of each hidden layer of either stream; Wang et al. (ICML 2016) take one of 512.
+        orthogonal: see `MLP`.
+    """
+
+    def __init__(
+        self, n_features: int, n_actions: int, *, hidden: Sequence[int] = (), orthogonal: bool = False
+    ) -> None:
+        """Build both streams."""
+        super().__init__()
+        self.value = MLP(n_features, 1, hidden=hidden, activation=nn.ReLU, orthogonal=orthogonal)
+        self.advantage = MLP(n_features, n_actions, hidden=hidden, activation=nn.ReLU, orthogonal=orthogonal)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Map features [B, F] float to action values [B, A]."""
+        return duelling_values(self.value(features), self.advantage(features))
+
+
+class QNetwork(nn.Module):
+    """Values of A actions, from a multi-layer perceptron.
+
+    Args:
+        n_inputs: D, the number of entries of a frame, counted over all its axes.
+        n_actions: A.
+        hidden: width of each hidden layer, at least one.
+        duelling: end in a `DuellingHead` instead of one linear layer.
+        orthogonal: see `MLP`.
+    """
+
+    def __init__(
+        self,
+        n_inputs: int,
+        n_actions: int,
+        *,
+        hidden: Sequence[int] = (128, 128),
+        duelling: bool = False,
+        orthogonal: bool = False,
+    ) -> None:
+        """Build trunk and head."""
+        super().__init__()
+        *lower, width = hidden
+        trunk = MLP(n_inputs, width, hidden=lower, activation=nn.ReLU, orthogonal=orthogonal, output_gain=2.0**0.5)
+        self.trunk = nn.Sequential(trunk, nn.ReLU())
+        self.head: nn.Module = (
+            DuellingHead(width, n_actions, orthogonal=orthogonal)
+            if duelling
+            else MLP(width, n_actions, hidden=(), orthogonal=orthogonal)
+        )
+
+    def forward(self, frame: Tensor) -> Tensor:
+        """Judge frames.
+
+        Args:
+            frame: what the environments show; integers and bools are taken as numbers.  [B, ...] any dtype
+
+        Returns:
+            Q(s, a).  [B, A] in the dtype of the weights
+        """
+        values: Tensor = self.head(self.trunk(as_features(frame, self)))
+        return values

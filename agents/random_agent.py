@@ -1,4 +1,4 @@
-"""An agent that acts at random in any action space. Layer 3."""
+"""An agent that acts at random in any action space."""
 
 from __future__ import annotations
 

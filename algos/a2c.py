@@ -167,12 +167,11 @@ class Learner(GradientLearner):
             Detached means over these steps, on the learner's device: the terms of `losses`, and the
             ``gradient_norm``.  [] each
         """
-        trajectories = trajectories.to(self.device)
-        self.batches = [trajectories]
+        trajectories = self.learn_from(trajectories)
         minibatches = _minibatches(trajectories, self.config.n_minibatches)
-        return mean_terms(
-            [self._learn(one, fraction_done) for _ in range(self.config.n_updates) for one in minibatches]
-        )
+        terms = [self._learn(one, fraction_done) for _ in range(self.config.n_updates) for one in minibatches]
+        self.see_frames(trajectories)
+        return mean_terms(terms)
 
     def _learn(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
         """Take one gradient step on trajectories [B, T] on the learner's device."""

@@ -198,6 +198,8 @@ class Learner(GradientLearner):
             absolute ``error``, ``gradient_norm``; nothing while the buffer fills.  [] each
         """
         self.buffer.extend(trajectories.to(self.buffer.device))
+        if self.statistics is not None:
+            self.see_frames(self.learn_from(trajectories))
         self.batches = []
         if fraction_done * self.config.n_env_steps < self.config.learning_starts:
             return {}
@@ -210,6 +212,9 @@ class Learner(GradientLearner):
             buffer.correction = linear_schedule(fraction_done, config.initial_correction, 1.0)
         batch = buffer.sample(config.batch_size).to(self.device, non_blocking=True)
         self.batches.append(batch)
+        if self.statistics is not None:
+            batch = batch.get(batch.keys())
+            batch.set("reward", self.statistics.scale_rewards(batch["reward"]))
         terms = losses(self.agent, self.target_agent, batch, config)
         norms = self.descend(terms["loss"], fraction_done)
         if isinstance(buffer, PrioritisedReplayBuffer):

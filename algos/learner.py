@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +63,20 @@ class Learner(Protocol):
         """Go on, bit by bit, where `state_dict` was called; tensors may be on any device, and are copied."""
 
 
+@runtime_checkable
+class KeepsStatistics(Protocol):
+    """A network with running statistics of what it learns from, such as `rlstruct.agents.Normalised`."""
+
+    def scale_rewards(self, reward: Tensor) -> Tensor:
+        """Return rewards of any shape as the learner should see them."""
+
+    def see_rewards(self, reward: Tensor, done: Tensor, mask: Tensor, before: Tensor | None) -> Tensor | None:
+        """Take in rewards [B, T] that follow those of the last call, which returned ``before`` [B]."""
+
+    def see_frames(self, frame: Tensor, mask: Tensor) -> None:
+        """Take in frames [B, T, ...]."""
+
+
 class GradientLearner(ABC):
     """One network and one optimiser.
 
@@ -80,6 +94,7 @@ class GradientLearner(ABC):
         device: where the losses are computed.
         optimizer: Adam (Kingma and Ba, ICLR 2015).
         policy_version: the number of gradient steps so far.
+        statistics: the network, if it keeps some of what it learns from; else None.
         batches: see `Learner`, as are ``whole_episodes`` and ``overlap``.
     """
 
@@ -99,6 +114,8 @@ class GradientLearner(ABC):
         self._finite = torch.ones((), dtype=torch.bool, device=self.device) if fused else None
         self._weights = list(model.parameters())
         self._training = config
+        self.statistics = model if isinstance(model, KeepsStatistics) else None
+        self._open_return: Tensor | None = None  # [B], where the statistics want it
 
     @classmethod
     def create(cls, model: nn.Module, create_agent: CreateAgent, config: Any) -> Self:  # noqa: ANN401 - its own config
@@ -112,6 +129,24 @@ class GradientLearner(ABC):
     def agent_info(self, fraction_done: float, n_envs: int) -> DictTensor:
         """Return nothing: these agents need no ``agent_info``."""
         return DictTensor()
+
+    def learn_from(self, trajectories: Trajectories) -> Trajectories:
+        """Move a batch to the learner's device, with the rewards as the learner should see them."""
+        trajectories = trajectories.to(self.device)
+        self.batches = [trajectories]
+        if self.statistics is None:
+            return trajectories
+        steps = trajectories.trajectories
+        reward, done, mask = steps["_observation/reward"], steps["_observation/done"], steps.mask()
+        before = None if self.whole_episodes else self._open_return
+        self._open_return = self.statistics.see_rewards(reward, done, mask, before)
+        scaled = {**dict(steps.items()), "_observation/reward": self.statistics.scale_rewards(reward)}
+        return Trajectories(trajectories.info, TemporalDictTensor._trusted(scaled, steps.lengths))
+
+    def see_frames(self, trajectories: Trajectories) -> None:
+        """Update the statistics of the frames, if the network keeps any, once a batch has been learnt from."""
+        if self.statistics is not None:
+            self.statistics.see_frames(trajectories.trajectories["observation/frame"], trajectories.mask())
 
     def descend(self, loss: Tensor, fraction_done: float) -> dict[str, Tensor]:
         """Take a gradient step.
@@ -147,6 +182,7 @@ class GradientLearner(ABC):
             "optimizer": self.optimizer.state_dict(),
             "config": asdict(self._training),
             "policy_version": self.policy_version,
+            "open_return": self._open_return,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -158,6 +194,7 @@ class GradientLearner(ABC):
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.policy_version = int(state["policy_version"])
+        self._open_return = None if (sums := state["open_return"]) is None else sums.to(self.device, copy=True)
 
 
 def mean_terms(steps: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -114,8 +114,8 @@ class Learner(GradientLearner):
             Detached numbers on the learner's device: the terms of `losses`, the mean ``return`` and ``length`` of the
             rows.  [] each
         """
-        trajectories = trajectories.to(self.device)
-        self.batches = [trajectories]
+        steps = trajectories.to(self.device).trajectories
+        trajectories = self.learn_from(trajectories)
         if self.config.bootstrap:
             replayed, next_value = replay_with_next_values(self.agent, trajectories)
         else:
@@ -123,7 +123,7 @@ class Learner(GradientLearner):
             next_value = torch.zeros_like(replayed["value"])
         terms = losses(replayed, trajectories, next_value, self.config)
         terms |= self.descend(terms["loss"], fraction_done)
-        steps = trajectories.trajectories
+        self.see_frames(trajectories)
         terms["return"] = torch.where(steps.mask(), steps["_observation/reward"], 0.0).sum(dim=1).mean()
         terms["length"] = steps.lengths.to(next_value.dtype).mean()
         return {name: term.detach() for name, term in terms.items()}

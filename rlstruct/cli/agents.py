@@ -60,28 +60,38 @@ def choose(algorithm: str, task: Task, observation: spaces.Space[Any], action: s
             f"the bundled agents see one frame, and this environment shows {_word(observation)}. Wrap it "
             "(gymnasium.wrappers.FlattenObservation), or write an agent: tutorials/02_your_own_agent.py"
         )
-    discrete = isinstance(action, spaces.Discrete) and int(action.start) == 0
+    discrete = _n_actions(action)
     continuous = isinstance(action, spaces.Box) and len(action.shape) == 1
-    if not (discrete or continuous):
+    if discrete is None and not continuous:
         raise UserError(
-            f"the bundled agents take one of A actions, or a vector of numbers; this environment wants {action}. "
-            "Write an agent: tutorials/02_your_own_agent.py"
+            "the bundled agents take one of A actions, several such choices at once, or a vector of numbers; this "
+            f"environment wants {action}. Write an agent: tutorials/02_your_own_agent.py"
         )
     image = is_image(observation)
     if algorithm == "dqn":
-        if continuous:
-            raise UserError("DQN chooses among single actions, and here they are continuous: take a2c or reinforce.")
+        if not isinstance(discrete, int):
+            kind = "continuous" if continuous else "several at once"
+            raise UserError(f"DQN chooses among single actions, and here they are {kind}: take a2c or reinforce.")
         if recurrent:
             raise UserError("DQN has no agent with a memory: take a2c, or leave out --recurrent.")
-        return _q_agent(observation, int(action.n), settings)  # type: ignore[attr-defined]
+        return _q_agent(observation, discrete, settings)
     if image and (recurrent or continuous):
         raise UserError(
             f"no bundled agent {'remembers images' if recurrent else 'turns images into continuous actions'}: write "
             "one (tutorials/02_your_own_agent.py, rlstruct.agents.ConvolutionalTrunk)."
         )
-    if isinstance(action, spaces.Box):
-        return _gaussian(observation, action.shape[0], recurrent, settings)
-    return _actor_critic(observation, int(action.n), recurrent, settings)  # type: ignore[attr-defined]
+    if discrete is None:
+        return _gaussian(observation, action.shape[0], recurrent, settings)  # type: ignore[index]
+    return _actor_critic(observation, discrete, recurrent, settings)
+
+
+def _n_actions(action: spaces.Space[Any]) -> int | tuple[int, ...] | None:
+    """Return A, or the sizes of K choices; None for other spaces, and where the numbers do not begin at 0."""
+    if isinstance(action, spaces.Discrete) and int(action.start) == 0:
+        return int(action.n)
+    if isinstance(action, spaces.MultiDiscrete) and action.nvec.ndim == 1 and not action.start.any():
+        return tuple(map(int, action.nvec))
+    return None
 
 
 def _wants_convolutions(observation: spaces.Box, settings: Settings) -> bool:
@@ -112,7 +122,9 @@ def _gaussian(observation: spaces.Box, n_dimensions: int, recurrent: bool, setti
     return AgentChoice(make, agents.GaussianAgent, "Gaussian policy, perceptron", True)
 
 
-def _actor_critic(observation: spaces.Box, n_actions: int, recurrent: bool, settings: Settings) -> AgentChoice:
+def _actor_critic(
+    observation: spaces.Box, n_actions: int | tuple[int, ...], recurrent: bool, settings: Settings
+) -> AgentChoice:
     inputs = math.prod(observation.shape)
     if recurrent:
         make: CreateModel = _network(agents.RecurrentActorCritic, inputs, n_actions, settings=settings)

@@ -1,12 +1,27 @@
-"""The categorical distribution as functions of logits. Layer 1: no validation of values, so no host sync.
-
-`rlstruct.functional.random.categorical` draws from it.
-"""
+"""The categorical distribution as functions of logits: no validation of values, so no host sync."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from rlstruct.functional import random
+
+
+def sample(logits: Tensor, key: Tensor) -> Tensor:
+    """Draw one class, or K independent ones, for each key.
+
+    Args:
+        logits: unnormalised log-probabilities; a class at -inf is never drawn.  [B, A] or [B, K, A] float
+        key: see `rlstruct.functional.random`.                                   [B] int64
+
+    Returns:
+        [B] or [B, K] int64, from 0 to A - 1.
+    """
+    if logits.dim() == 2:
+        return random.categorical(logits, key)
+    keys = random.split(key, logits.shape[1])  # [B, K]
+    return random.categorical(logits.flatten(0, 1), keys.flatten()).view_as(keys)
 
 
 def log_probability(logits: Tensor, action: Tensor) -> Tensor:

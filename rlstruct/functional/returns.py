@@ -57,6 +57,36 @@ def episode_ends(done: Tensor, mask: Tensor) -> Tensor:
     return real & (done.bool() | ~follows)
 
 
+def discounted_sum(reward: Tensor, done: Tensor, mask: Tensor, discount: float, before: Tensor | None) -> Tensor:
+    """Sum the discounted past rewards of an episode, up to and including each step.
+
+    Args:
+        reward: reward received after acting at t.                 [B, T] float
+        done: the observation after t ended its episode.           [B, T] bool, same device
+        mask: 1 on real steps, 0 on padding.                       [B, T] float or bool
+        discount: per-step factor in [0, 1].
+        before: the sum up to the step before the first, where the same episode goes on; None for none.  [B]
+
+    Returns:
+        S[b, t] = r[b, t] + discount * S[b, t - 1], without the second term where an episode begins.
+        [B, T], dtype and device of reward
+
+    Raises:
+        ShapeMismatchError: the shapes differ.
+        ValueError: discount is outside [0, 1].
+
+    >>> done = torch.tensor([[False, True, False]])
+    >>> discounted_sum(torch.ones(1, 3), done, torch.ones(1, 3), 0.5, torch.tensor([4.0]))
+    tensor([[3.0000, 2.5000, 1.0000]])
+    """
+    _check("discounted_sum", discount, reward=reward, done=done, mask=mask)
+    addend = torch.where(mask.bool(), reward, 0.0)
+    if before is not None:
+        addend = torch.cat([addend[:, :1] + discount * before.unsqueeze(1), addend[:, 1:]], dim=1)
+    goes_on = torch.nn.functional.pad(~done.bool()[:, :-1], (1, 0))  # False before the first column
+    return backward_recurrence(addend.flip(1), goes_on.flip(1).to(reward.dtype) * discount).flip(1)
+
+
 def bootstrapped_return(
     reward: Tensor, terminated: Tensor, done: Tensor, mask: Tensor, *, next_value: Tensor, discount: float
 ) -> Tensor:

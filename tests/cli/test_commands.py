@@ -20,6 +20,7 @@ from rlstruct.algos.learning_curve import Curve, together
 from rlstruct.algos.presets import PRESETS
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.cli.agents import choose
+from rlstruct.cli.complaint import UserError
 from rlstruct.cli.environments import find, spaces_of
 from rlstruct.cli.main import COMMANDS, main
 from rlstruct.cli.plot import read_curve
@@ -114,6 +115,15 @@ def test_the_network_of_a_preset_can_be_made(algorithm: str, env: str) -> None:
         found = spaces_of(find(task, auto_reset=True))
     model = choose(algorithm, task, *found).create_model()
     assert sum(parameter.numel() for parameter in model.parameters()) > 1000
+
+
+def test_several_choices_at_once_get_an_agent_and_dqn_refuses_them() -> None:
+    found = spaces.Box(-1.0, 1.0, (2,)), spaces.MultiDiscrete([3, 2])
+    logits, _ = choose("a2c", Task(env="any"), *found).create_model()(torch.zeros(5, 2))
+    assert logits.shape == (5, 2, 3)
+    assert logits[:, 1, 2].isinf().all()
+    with pytest.raises(UserError, match="DQN chooses among single actions, and here they are several at once"):
+        choose("dqn", Task(env="any"), *found)
 
 
 def test_another_preset_or_none_can_be_chosen(capsys: Capture) -> None:

@@ -1,0 +1,130 @@
+"""Frames and rewards of about unit size, by running statistics that travel with the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rlstruct.functional.returns import discounted_sum
+
+
+class RunningMoments(nn.Module):
+    """Mean and variance of everything seen so far, in buffers (Chan, Golub and LeVeque, 1979).
+
+    Args:
+        shape: of one value.
+
+    Attributes:
+        mean: 0 at first.         float64
+        variance: 1 at first.     float64
+        count: how many values, 1e-4 at first, as in gymnasium.  [] float64
+    """
+
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+
+    def __init__(self, shape: Sequence[int] = ()) -> None:
+        """Begin with nothing seen."""
+        super().__init__()
+        kind = {"dtype": torch.float64, "device": torch.get_default_device()}
+        for name, first, size in (("mean", 0.0, shape), ("variance", 1.0, shape), ("count", 1e-4, ())):
+            self.register_buffer(name, torch.full(tuple(size), first, **kind))
+
+    @torch.no_grad()
+    def update(self, values: Tensor, mask: Tensor) -> None:
+        """Take in values, in place and without waiting for the device.
+
+        Args:
+            values: [N, *shape], any dtype.
+            mask: which of them count.  [N] bool, same device
+        """
+        real = mask.view(-1, *[1] * (values.dim() - 1))
+        n = mask.sum().to(torch.float64)
+        mean = torch.where(real, values, 0).sum(0, dtype=torch.float64) / n.clamp(min=1)
+        squares = torch.where(real, values.to(torch.float64) - mean, 0.0).square().sum(0)
+        difference, total = mean - self.mean, self.count + n
+        squares = squares + self.variance * self.count + difference.square() * self.count * n / total
+        self.mean += difference * n / total
+        self.variance.copy_(squares / total)
+        self.count.copy_(total)
+
+
+class Normalised(nn.Module):
+    """A network that sees frames of mean 0 and variance 1, and whose learner sees scaled rewards.
+
+    The learners of `rlstruct.algos` update the statistics: of rewards before they learn from a batch, of frames after
+    it, so that a replay sees the frames as the policy that acted did. They are buffers: they reach the agents with the
+    weights, and are in every checkpoint.
+
+    Args:
+        model: takes a frame first, as all networks of `rlstruct.agents` do.
+        frame_shape: of one frame; None leaves frames as they are.
+        discount: of the returns by whose standard deviation rewards are divided (Engstrom et al., "Implementation
+            matters in deep policy gradients", ICLR 2020), as gymnasium's NormalizeReward does; None leaves rewards.
+        clip: normalised frames and scaled rewards are cut at plus and minus this number.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        frame_shape: Sequence[int] | None,
+        *,
+        discount: float | None = None,
+        clip: float = 10.0,
+    ) -> None:
+        """Begin with statistics that change nothing but what the clip cuts."""
+        super().__init__()
+        self.model = model
+        self.frames = None if frame_shape is None else RunningMoments(frame_shape)
+        self.returns = None if discount is None else RunningMoments()
+        self.discount, self.clip = discount, clip
+
+    @property
+    def n_hidden(self) -> int:
+        """The size of the recurrent state of ``model``, if it has one."""
+        size: int = self.model.n_hidden  # type: ignore[assignment]
+        return size
+
+    def forward(self, frame: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """Normalise frames [B, ...] and hand them to ``model``, with what else it takes."""
+        if self.frames is not None:
+            scale = (self.frames.variance + 1e-8).rsqrt()
+            dtype = next(self.model.parameters()).dtype
+            frame = ((frame - self.frames.mean) * scale).clamp(-self.clip, self.clip).to(dtype)
+        outputs: tuple[Tensor, ...] = self.model(frame, *state)
+        return outputs
+
+    def scale_rewards(self, reward: Tensor) -> Tensor:
+        """Divide rewards of any shape by the standard deviation of the returns."""
+        if self.returns is None:
+            return reward
+        scale = (self.returns.variance + 1e-8).rsqrt().to(reward.dtype)
+        return (reward * scale).clamp(-self.clip, self.clip)
+
+    def see_rewards(self, reward: Tensor, done: Tensor, mask: Tensor, before: Tensor | None) -> Tensor | None:
+        """Update the statistics of the returns: the discounted sums of all rewards of an episode until each step.
+
+        Unlike in gymnasium, an episode's last reward still counts to its own return, and a truncation ends a sum, too.
+
+        Args:
+            reward: as the environments gave them.                    [B, T] float
+            done: an episode ended with this step.                    [B, T] bool
+            mask: which steps are real.                               [B, T] bool
+            before: what the call before returned, None at first.     [B]
+
+        Returns:
+            The sums that the next batch goes on from.  [B]
+        """
+        if self.returns is None or self.discount is None:
+            return None
+        sums = discounted_sum(reward, done, mask, self.discount, before)  # [B, T]
+        self.returns.update(sums.flatten(), mask.flatten())
+        return torch.where(done[:, -1], 0.0, sums[:, -1])
+
+    def see_frames(self, frame: Tensor, mask: Tensor) -> None:
+        """Update the statistics of the frames [B, T, ...], of which those with mask [B, T] are real."""
+        if self.frames is not None:
+            self.frames.update(frame.flatten(0, 1), mask.flatten())
