@@ -37,9 +37,8 @@ SMALL = DQNConfig(
 )
 
 
-def create_env(n_envs: int, seed: int) -> GymVectorEnv:
-    vec = gymnasium.make_vec("CartPole-v1", n_envs, vectorization_mode="vector_entry_point", max_episode_steps=40)
-    return GymVectorEnv(vec, seed=seed)
+def create_env(n_envs: int, seed: int) -> GymEnvInf:
+    return GymEnvInf([gymnasium.make("CartPole-v1", max_episode_steps=40) for _ in range(n_envs)], seed)
 
 
 def create_model() -> QNetwork:
@@ -184,8 +183,8 @@ def test_every_environment_gets_its_epsilon_on_the_cpu(filled: Any) -> None:
 def test_worker_processes_give_the_losses_of_this_process() -> None:
     alone = train_small(n_env_steps=300)
     shared = train_small(n_env_steps=300, n_envs=2, n_processes=2, evaluation_processes=1)
-    # Rows of a forward pass are rounded with their neighbours, which differ between 1 x 4 and 2 x 2 environments, and
-    # every process of numpy's CartPole draws its own numbers: only sizes agree.
+    # Rows of a forward pass are rounded with their neighbours, which differ between 1 x 4 and 2 x 2 environments: only
+    # sizes agree.
     assert {name: len(numbers) for name, numbers in shared.losses.items()} == {
         name: len(numbers) for name, numbers in alone.losses.items()
     }
