@@ -1,53 +1,36 @@
 """rlstruct: reinforcement-learning trajectories, collected fast on whatever device is there.
 
-This page imports the structures and the contracts only. Environments are in `rlstruct.envs`, agents in
-`rlstruct.agents`, batchers in `rlstruct.batchers`, algorithms in `rlstruct.algos`, device debugging in
-`rlstruct.testing`.
-
-Each name is imported when it is first asked for: torch takes a second, in which the command line can already answer.
+Here are the structures (DictTensor, TemporalDictTensor, Trajectories), the contracts (VecEnv, RL_Agent) and the errors.
+Environments are in `rlstruct.envs` and `rlstruct.sims`, agents in `rlstruct.agents`, RL_Batcher in `rlstruct.batchers`,
+algorithms in `rlstruct.algos`, checks for your own classes in `rlstruct.testing`.
 """
 
-import importlib
-import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
-    from rlstruct.device import resolve_device
-    from rlstruct.errors import (
-        BatcherStateError,
-        DeviceMismatchError,
-        ShapeMismatchError,
-        WorkerError,
-        WorkerTimeout,
-    )
-    from rlstruct.functional.masks import masked_dicttensor, masked_tensor
-    from rlstruct.replay import replay_agent, replay_agent_stateless
-    from rlstruct.rl_agent import RL_Agent, RL_Agent_CheckDevice
-    from rlstruct.vec_env import DeviceEnv, VecEnv
+if _TYPE_CHECKING:
+    from rlstruct.core import DictTensor as DictTensor
+    from rlstruct.core import TemporalDictTensor as TemporalDictTensor
+    from rlstruct.core import Trajectories as Trajectories
+    from rlstruct.device import resolve_device as resolve_device
+    from rlstruct.errors import BatcherStateError as BatcherStateError
+    from rlstruct.errors import DeviceMismatchError as DeviceMismatchError
+    from rlstruct.errors import ShapeMismatchError as ShapeMismatchError
+    from rlstruct.errors import WorkerError as WorkerError
+    from rlstruct.errors import WorkerTimeout as WorkerTimeout
+    from rlstruct.functional.masks import masked_dicttensor as masked_dicttensor
+    from rlstruct.functional.masks import masked_tensor as masked_tensor
+    from rlstruct.replay import replay_agent as replay_agent
+    from rlstruct.replay import replay_agent_stateless as replay_agent_stateless
+    from rlstruct.rl_agent import RL_Agent as RL_Agent
+    from rlstruct.rl_agent import RL_Agent_CheckDevice as RL_Agent_CheckDevice
+    from rlstruct.vec_env import DeviceEnv as DeviceEnv
+    from rlstruct.vec_env import Stepped as Stepped
+    from rlstruct.vec_env import VecEnv as VecEnv
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "BatcherStateError",
-    "DeviceEnv",
-    "DeviceMismatchError",
-    "DictTensor",
-    "RL_Agent",
-    "RL_Agent_CheckDevice",
-    "ShapeMismatchError",
-    "TemporalDictTensor",
-    "Trajectories",
-    "VecEnv",
-    "WorkerError",
-    "WorkerTimeout",
-    "masked_dicttensor",
-    "masked_tensor",
-    "replay_agent",
-    "replay_agent_stateless",
-    "resolve_device",
-]
-
+# Imported when first asked for: torch takes a second, in which the command line can already answer. There is no
+# __all__: help(rlstruct) would spell out every class.
 _NAMES = {
     "core": ("DictTensor", "TemporalDictTensor", "Trajectories"),
     "device": ("resolve_device",),
@@ -55,25 +38,41 @@ _NAMES = {
     "functional.masks": ("masked_dicttensor", "masked_tensor"),
     "replay": ("replay_agent", "replay_agent_stateless"),
     "rl_agent": ("RL_Agent", "RL_Agent_CheckDevice"),
-    "vec_env": ("DeviceEnv", "VecEnv"),
+    "vec_env": ("DeviceEnv", "Stepped", "VecEnv"),
 }
 _PLACES = {name: module for module, names in _NAMES.items() for name in names}
 _MODULES = ("core", "device", "errors", "functional", "profile", "replay", "rl_agent", "vec_env")
+_FOLDERS = ("batchers", "envs", "agents", "algos", "sims", "testing", "adapters")  # imported by name only
 
 
-if not TYPE_CHECKING:  # for them every name would exist
+if not _TYPE_CHECKING:  # for them every name would exist
 
     def __getattr__(name: str) -> object:
-        """Import a name of this page, or a module that it takes names from."""
+        """Import a name of this page, or a module that it takes names from; say where other public names are."""
+        import importlib
+
         if name in _MODULES:
             return importlib.import_module(f"rlstruct.{name}")
-        if name not in _PLACES:
-            raise AttributeError(f"module 'rlstruct' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
-        found: object = getattr(importlib.import_module(f"rlstruct.{_PLACES[name]}"), name)
-        globals()[name] = found  # from here on it costs nothing
-        return found
+        if name in _PLACES:
+            found: object = getattr(importlib.import_module(f"rlstruct.{_PLACES[name]}"), name)
+            globals()[name] = found  # from here on it costs nothing
+            return found
+        for folder in () if name.startswith("_") or name in _FOLDERS else _FOLDERS:
+            if _exports(folder, name):  # `from rlstruct import` would replace the message of an AttributeError
+                raise ImportError(f"{name!r} is not here. Write: from rlstruct.{folder} import {name}", name="rlstruct")
+        mend = f". Write: import rlstruct.{name}" if name in _FOLDERS else ""
+        raise AttributeError(f"module 'rlstruct' has no attribute {name!r}{mend}", name=name)
+
+
+def _exports(folder: str, name: str) -> bool:
+    """Whether a package has a name in its ``__all__``; reads the file, since importing it takes long."""
+    import importlib.util
+    from pathlib import Path
+
+    spec = importlib.util.find_spec(f"rlstruct.{folder}")
+    return spec is not None and spec.origin is not None and f'"{name}"' in Path(spec.origin).read_text("utf-8")
 
 
 def __dir__() -> list[str]:
     """List what can be asked for, imported or not."""
-    return sorted({*globals(), *__all__})
+    return sorted({*(name for name in globals() if name.startswith("__")), *_PLACES, *_MODULES})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import pathlib
+import pydoc
 import subprocess
 import sys
 
@@ -17,18 +18,51 @@ def test_every_name_is_what_its_module_has_and_what_type_checkers_see() -> None:
     tree = ast.parse(pathlib.Path(rlstruct.__file__).read_text())
     seen = next(node.body for node in tree.body if isinstance(node, ast.If))
     imported = {alias.name: node.module for node in seen if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert sorted(imported) == sorted(rlstruct.__all__)
+    modules = {"core", "device", "errors", "functional", "profile", "replay", "rl_agent", "vec_env"}
+    assert {name for name in dir(rlstruct) if not name.startswith("_")} == imported.keys() | modules
     for name, module in imported.items():
         assert module is not None
         assert getattr(rlstruct, name) is getattr(importlib.import_module(module), name)
-        assert name in dir(rlstruct)
 
 
 def test_what_there_is_not_is_no_attribute() -> None:
-    with pytest.raises(AttributeError, match="module 'rlstruct' has no attribute 'DictTenser'"):
+    with pytest.raises(AttributeError, match=r"module 'rlstruct' has no attribute 'DictTenser'$"):
         rlstruct.DictTenser  # noqa: B018
     with pytest.raises(ImportError, match="cannot import name 'DictTenser' from 'rlstruct'"):
         from rlstruct import DictTenser  # noqa: F401
+    assert not hasattr(rlstruct, "__wrapped__")
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("RL_Batcher", "batchers"),
+        ("A2CConfig", "algos"),
+        ("GymEnvInf", "envs"),
+        ("ActorCriticAgent", "agents"),
+        ("TensorEnv", "sims"),
+        ("check_vec_env", "testing"),
+        ("TorchVectorEnv", "adapters"),
+    ],
+)
+def test_names_of_other_packages_say_where_they_live(name: str, place: str) -> None:
+    code = f"from rlstruct import {name}"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert run.stderr.strip().endswith(f"ImportError: {name!r} is not here. Write: from rlstruct.{place} import {name}")
+    assert hasattr(importlib.import_module(f"rlstruct.{place}"), name)  # what it says is true
+
+
+def test_a_package_that_is_not_imported_yet_says_how() -> None:
+    code = "import rlstruct\ntry: rlstruct.batchers\nexcept AttributeError as error: print(error)"
+    code += "\nfrom rlstruct import batchers; print(rlstruct.batchers.RL_Batcher)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout.startswith(
+        "module 'rlstruct' has no attribute 'batchers'. Write: import rlstruct.batchers\n<class"
+    )
+
+
+def test_help_is_short() -> None:
+    assert len(pydoc.render_doc(rlstruct).splitlines()) < 60
 
 
 def test_nothing_is_imported_before_it_is_asked_for() -> None:
