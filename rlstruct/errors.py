@@ -1,4 +1,4 @@
-"""The errors a user can meet, by name. Layer 0: imports nothing of rlstruct.
+"""The errors a user can meet, by name.
 
 Every message says where it happened, which key, what was found, what was expected, and the mend.
 """

@@ -1,4 +1,4 @@
-"""Named tensors with a batch axis, with a batch and a time axis, and whole trajectories. Layer 1: imports layer 0."""
+"""Named tensors with a batch axis, with a batch and a time axis, and whole trajectories."""
 
 from rlstruct.core.dict_tensor import DictTensor
 from rlstruct.core.pytree import register as _register

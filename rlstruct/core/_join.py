@@ -1,4 +1,4 @@
-"""Joining structures key by key, without converting anything in silence. Layer 1."""
+"""Joining structures key by key, without converting anything in silence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor
 
-from rlstruct.core._named import NamedTensors, wrong_device
+from rlstruct.core._checks import wrong_device
+from rlstruct.core._named import NamedTensors
 from rlstruct.errors import ShapeMismatchError
 
 

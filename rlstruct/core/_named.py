@@ -1,13 +1,14 @@
-"""What DictTensor and TemporalDictTensor share: names, validation at birth, key handling. Layer 1."""
+"""What DictTensor and TemporalDictTensor share: names, validation at birth, key handling."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Sequence, ValuesView
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
+from rlstruct.core._checks import check_pair, nearest_key
 from rlstruct.core._staging import mover
 from rlstruct.core.specs import Specs, TensorSpec
 from rlstruct.device import DeviceLike, resolve_device
@@ -131,14 +132,16 @@ class NamedTensors:
         return {k: TensorSpec(tuple(v.shape[n:]), v.dtype) for k, v in self._tensors.items()}
 
     def __repr__(self) -> str:
-        """Show key, dtype and shape of every tensor, and the device; never a value, so no sync."""
+        """Show dtype and shape of every tensor, one per line, and the device; never a value, so no sync."""
         name = type(self).__name__
         if not self._tensors:
             return f"{name}()"
-        inner = ", ".join(
-            f"{key!r}: {str(v.dtype).removeprefix('torch.')} {list(v.shape)}" for key, v in self._tensors.items()
+        width = max(map(len, self._tensors))
+        lines = (
+            f"  {key:{width}}  {str(v.dtype).removeprefix('torch.')} {list(v.shape)}"
+            for key, v in self._tensors.items()
         )
-        return f"{name}({{{inner}}}, device={str(self.device)!r})"
+        return "\n".join((f"{name} on {self.device}:", *lines))
 
     def prepend_key(self, prefix: str) -> Self:
         """Put ``prefix`` before every name. The tensors are shared.
@@ -271,11 +274,9 @@ class NamedTensors:
         return index
 
     def _missing(self, key: object) -> KeyError:
-        import difflib
-
         known = list(self._tensors)
-        near = difflib.get_close_matches(key, known, 1) if isinstance(key, str) else []
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        near = nearest_key(key, known) if isinstance(key, str) else None
+        hint = f" Did you mean {near!r}?" if near else ""
         return KeyError(f"{type(self).__name__}: no key {key!r} among {known}.{hint}")
 
     def __add__(self, other: Self) -> Self:
@@ -311,84 +312,3 @@ class NamedTensors:
                     break
                 break
         return self._like(both)
-
-
-def validate(cls: type[NamedTensors], tensors: Mapping[str, Tensor]) -> None:
-    """Raise unless the tensors make a structure of class ``cls``: see the class for the errors.
-
-    Every structure passes here once: the loop asks each tensor for its shape and its device, and nothing more.
-    """
-    first: str | None = None
-    n_rows, device, on_cpu = -1, None, False
-    for key, tensor in tensors.items():
-        if isinstance(key, str) and isinstance(tensor, Tensor):
-            try:
-                # On the CPU, is_cpu answers in half the time of a comparison.
-                if tensor.shape[0] == n_rows and (tensor.is_cpu if on_cpu else tensor.device == device):
-                    continue
-                if first is not None:
-                    check_pair(cls, key, tensor, first, tensors[first])
-                first, n_rows, device, on_cpu = key, tensor.shape[0], tensor.device, tensor.is_cpu
-            except IndexError:  # no axis at all
-                raise wrong_shape(cls, key, tensor, first, ()) from None
-        else:
-            raise _not_named(cls, key, tensor)
-    if cls._leading > 1 and first is not None:
-        for key, tensor in tensors.items():
-            check_pair(cls, key, tensor, first, tensors[first])
-
-
-def _not_named(cls: type[NamedTensors], key: object, tensor: object) -> TypeError:
-    if not isinstance(key, str):
-        return TypeError(f"{cls.__name__}: key {key!r} is a {type(key).__name__}, expected a str.")
-    return TypeError(
-        f"{cls.__name__}: key {key!r} holds a {type(tensor).__name__}, expected a torch.Tensor. "
-        "Convert it with torch.as_tensor(value, device=...)."
-    )
-
-
-def check_pair(cls: type[NamedTensors], key: str, tensor: Tensor, first_key: str, first: Tensor) -> None:
-    """Raise unless ``tensor`` has the leading axes and the device of ``first``."""
-    if tensor.dim() < cls._leading or tensor.shape[: cls._leading] != first.shape[: cls._leading]:
-        raise wrong_shape(cls, key, tensor, first_key, first.shape[: cls._leading])
-    if tensor.device != first.device:
-        raise wrong_device(cls.__name__, key, tensor.device, first.device, f"the device of {first_key!r}")
-
-
-def wrong_shape(
-    cls: type[NamedTensors], key: str, tensor: Tensor, first_key: str | None, lead: tuple[int, ...]
-) -> ShapeMismatchError:
-    """Name the key, its shape, and what was expected."""
-    got = f"{cls.__name__}: tensor {key!r} has shape {list(tensor.shape)}"
-    if tensor.dim() < cls._leading:
-        return ShapeMismatchError(
-            f"{got}, expected at least {cls._leading} dimensions {cls._axes}. "
-            "Add what is missing with .unsqueeze(0), or .expand(B, ...) one value to all rows."
-        )
-    sizes = ", ".join(f"{axis} = {size}" for axis, size in zip("BT"[: cls._leading], lead, strict=False))
-    return ShapeMismatchError(
-        f"{got}, expected {cls._axes} with {sizes} (as in {first_key!r}). "
-        "All tensors of one structure have the same rows."
-    )
-
-
-def wrong_device(
-    where: str, key: str, got: torch.device | None, expected: torch.device | None, reason: str
-) -> DeviceMismatchError:
-    """Name the key, its device, and what was expected."""
-    return DeviceMismatchError(
-        f"{where}: tensor {key!r} is on {got}, expected {expected} ({reason}). "
-        f"Move it with .to({str(expected)!r}), or create it with device={str(expected)!r}."
-    )
-
-
-def as_dict(cls: type[NamedTensors], tensors: Mapping[str, Tensor] | None) -> dict[str, Any]:
-    """Copy the caller's mapping, which stays the caller's."""
-    if tensors is None:
-        return {}
-    if not isinstance(tensors, (Mapping, NamedTensors)):
-        raise TypeError(
-            f"{cls.__name__}: got a {type(tensors).__name__}, expected a mapping of names to tensors, "
-            "such as {'frame': torch.zeros(B, 4)}."
-        )
-    return dict(tensors)

@@ -1,15 +1,16 @@
-"""DictTensor: names to tensors [B, ...] on one device. Layer 1."""
+"""DictTensor: names to tensors [B, ...] on one device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
+from rlstruct.core._checks import as_dict, check_pair, validate
 from rlstruct.core._join import join
-from rlstruct.core._named import NamedTensors, as_dict, check_pair, validate
+from rlstruct.core._named import NamedTensors
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -33,7 +34,9 @@ class DictTensor(NamedTensors):
         DeviceMismatchError: a tensor is on another device than the first one.
 
     >>> DictTensor({"frame": torch.zeros(2, 4), "done": torch.zeros(2, dtype=torch.bool)})
-    DictTensor({'frame': float32 [2, 4], 'done': bool [2]}, device='cpu')
+    DictTensor on cpu:
+      frame  float32 [2, 4]
+      done   bool [2]
     """
 
     __slots__ = ()
@@ -94,6 +97,29 @@ class DictTensor(NamedTensors):
         columns = [torch.split(v, 1) for v in self._tensors.values()]
         keys = self._tensors.keys()
         return [self._like(dict(zip(keys, row, strict=True))) for row in zip(*columns, strict=True)]
+
+    def minibatches(self, n: int, generator: torch.Generator | None = None) -> Iterator[Self]:
+        """Shuffle the rows and split them, for one epoch of updates.
+
+        Args:
+            n: how many minibatches; their sizes differ by at most one row.
+            generator: where the randomness comes from; None for torch's global one of the structure's device. One on
+                the CPU draws the same rows on every device, but makes a device wait for the copy.
+
+        Returns:
+            An iterator over n structures in new memory, every row in exactly one of them.  each [B / n, ...]
+
+        Raises:
+            ValueError: n is less than 1 or more than B.
+        """
+        if not 1 <= n <= self.n_elems():
+            raise ValueError(
+                f"{type(self).__name__}.minibatches: got n = {n}, expected 1 to {self.n_elems()} = B rows."
+            )
+        here = self.device
+        source = here if generator is None else generator.device
+        order = torch.randperm(self.n_elems(), generator=generator, device=source).to(here)
+        return (self.index(rows) for rows in order.tensor_split(n))
 
     @classmethod
     def cat(cls, parts: Sequence[DictTensor]) -> Self:

@@ -1,4 +1,4 @@
-"""Structures to and from tensordict, an optional package. Layer 1."""
+"""Structures to and from tensordict, an optional package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The structures as pytrees, so that torch.compile, torch.func and torch.utils see the tensors inside. Layer 1."""
+"""The structures as pytrees, so that torch.compile, torch.func and torch.utils see the tensors inside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a key holds: the shape of one row and its dtype. Layer 1."""
+"""What a key holds: the shape of one row and its dtype."""
 
 from __future__ import annotations
 

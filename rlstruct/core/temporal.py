@@ -1,4 +1,4 @@
-"""TemporalDictTensor: names to tensors [B, T, ...] on one device, with the real length of each row. Layer 1."""
+"""TemporalDictTensor: names to tensors [B, T, ...] on one device, with the real length of each row."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rlstruct.core._checks import as_dict, check_pair, validate
 from rlstruct.core._join import join
-from rlstruct.core._named import NamedTensors, as_dict, check_pair, validate
+from rlstruct.core._named import NamedTensors
 from rlstruct.core.dict_tensor import DictTensor
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 

@@ -1,8 +1,11 @@
-"""Trajectories: what a batcher hands over, one info row and T steps for each environment. Layer 1."""
+"""Trajectories: what a batcher hands over, one info row and T steps for each environment."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import pickle
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +16,8 @@ from rlstruct.core.dict_tensor import DictTensor
 from rlstruct.core.temporal import TemporalDictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
+
+_FORMAT_KEY, _FORMAT = "rlstruct.Trajectories", 1
 
 
 class Trajectories:
@@ -185,6 +190,8 @@ class Trajectories:
     def transitions(self) -> DictTensor:
         """Return all real steps in one flat batch, row by row, each with the info of its trajectory.
 
+        Its shape depends on the lengths, so it waits for the device once; `minibatches` does not.
+
         Returns:
             The keys of the trajectories and, repeated for each step, those of info, in new memory.
             [N, ...], N the sum of the lengths
@@ -196,6 +203,90 @@ class Trajectories:
         flat = DictTensor._trusted({key: v[rows, steps] for key, v in self.trajectories.items()})
         return flat + self.info.index(rows)
 
+    def minibatches(self, n: int, generator: torch.Generator | None = None) -> Iterator[DictTensor]:
+        """Shuffle all steps and split them, for one epoch of updates; see `DictTensor.minibatches`.
+
+        Shapes depend on B, T and n alone, so nothing waits for the device: padding is in the minibatches too, and
+        ``mask`` says which steps are real. Where much is padding, ``transitions().minibatches(n)`` leaves it out. What
+        else a loss needs, such as advantages [B, T], is added first with ``trajectories.trajectories.set``.
+
+        Args:
+            n: how many minibatches; their sizes differ by at most one step.
+            generator: as in `DictTensor.minibatches`.
+
+        Returns:
+            An iterator over n structures: the keys of the trajectories, those of info repeated for each step, and
+            ``mask`` bool.  each [B * T / n, ...]
+
+        Raises:
+            ValueError: n is less than 1 or more than B * T.
+            KeyError: a key is in both parts, or one is called ``mask``.
+        """
+        T = self.trajectories.n_steps()
+        flat = DictTensor._trusted({key: v.flatten(0, 1) for key, v in self.trajectories.items()})
+        info = DictTensor._trusted({key: v.repeat_interleave(T, 0) for key, v in self.info.items()})
+        return (flat + info + DictTensor({"mask": self.mask().flatten()})).minibatches(n, generator)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write them to a file that `load` reads: keys, dtypes, values and lengths, without the autograd graph.
+
+        The file appears at once, when it is complete.
+
+        Args:
+            path: of the file; one that is there is replaced.
+        """
+
+        def stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {key: _on_its_own(value) for key, value in tensors.items()}
+
+        saved = {
+            _FORMAT_KEY: _FORMAT,
+            "info": stored(dict(self.info.items())),
+            "trajectories": stored(dict(self.trajectories.items())),
+            "lengths": _on_its_own(self.lengths),
+        }
+        unfinished = f"{os.fspath(path)}.unfinished"
+        torch.save(saved, unfinished)
+        os.replace(unfinished, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], device: DeviceLike = "cpu") -> Trajectories:
+        """Read what `save` wrote. No code in the file is run (``torch.load`` with ``weights_only``).
+
+        Args:
+            path: of the file.
+            device: where the trajectories shall be, wherever they were saved.
+
+        Returns:
+            The same trajectories.  [B, T]
+
+        Raises:
+            ValueError: the file is not one of these, is damaged, or has another format; or the device does not exist.
+            FileNotFoundError: there is no such file.
+        """
+        try:
+            if os.path.exists(path) and not zipfile.is_zipfile(path):
+                raise EOFError("no zip file, as torch.save writes it")
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+            raise ValueError(
+                f"Trajectories.load: {os.fspath(path)!r} cannot be read: it is damaged, or not a file of "
+                "Trajectories.save. Save it again."
+            ) from error
+        found = saved.get(_FORMAT_KEY) if isinstance(saved, dict) else None
+        if found != _FORMAT:
+            raise ValueError(
+                f"Trajectories.load: {os.fspath(path)!r} has format {found}, expected {_FORMAT}. Save the trajectories "
+                "with Trajectories.save of this version."
+            )
+        steps = TemporalDictTensor(saved["trajectories"], saved["lengths"])
+        return cls(DictTensor(saved["info"]), steps).to(device)
+
     def __repr__(self) -> str:
-        """Show both parts; never a value."""
-        return f"Trajectories(info={self.info!r}, trajectories={self.trajectories!r})"
+        """Show both parts, one key per line; never a value."""
+        return f"Trajectories:\ninfo: {self.info!r}\ntrajectories: {self.trajectories!r}"
+
+
+def _on_its_own(tensor: Tensor) -> Tensor:
+    """Copy to the CPU, without the rest of the memory that a view is part of, which would be saved with it."""
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)

@@ -196,12 +196,60 @@ def test_wrong_tensors_are_named_at_birth(tensors: dict, error: type[Exception],
         DictTensor(tensors)
 
 
+@pytest.mark.parametrize(
+    ("given_", "message"),
+    [
+        (torch.nn.Linear(2, 2), r"got a Linear, .*model.state_dict\(\)"),
+        (torch.zeros(2), r"got a Tensor, .*Name it: \{'frame': tensor\}"),
+        ({"model": torch.nn.Linear(2, 2)}, r"key 'model' holds a Linear, .*create_agent\(model\)"),
+        ({"epsilon": 0.5}, r"key 'epsilon' holds a float, .*torch.full\(\(B,\), 0.5\)"),
+    ],
+)
+def test_what_is_no_mapping_of_tensors_says_the_mend(given_: object, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        DictTensor(given_)  # type: ignore[arg-type]
+
+
+def test_minibatches_hold_every_row_once() -> None:
+    made = DictTensor({"row": torch.arange(10), "twice": 2 * torch.arange(10)})
+    parts = list(made.minibatches(3, torch.Generator().manual_seed(0)))
+    assert [part.n_elems() for part in parts] == [4, 3, 3]
+    whole = DictTensor.cat(parts)
+    assert sorted(whole["row"].tolist()) == list(range(10))
+    assert whole["row"].tolist() != list(range(10))
+    assert whole["twice"].equal(2 * whole["row"])
+    again = list(made.minibatches(3, torch.Generator().manual_seed(0)))
+    assert all(one["row"].equal(other["row"]) for one, other in zip(parts, again, strict=True))
+    for n in (0, 11):
+        with pytest.raises(ValueError, match=f"got n = {n}, expected 1 to 10"):
+            made.minibatches(n)
+
+
+def steps(B: int) -> DictTensor:
+    keys = ("observation/frame", "observation/reward", "observation/done", "action/action")
+    keys += ("_observation/frame", "_observation/reward", "_observation/done")
+    return DictTensor({key: torch.zeros(B) for key in keys})
+
+
 def test_a_missing_key_suggests_the_nearest() -> None:
     made = DictTensor({"observation/frame": torch.zeros(1), "reward": torch.zeros(1)})
     with pytest.raises(KeyError, match=r"no key 'rewad' among .*Did you mean 'reward'"):
         made["rewad"]
     with pytest.raises(KeyError, match="Did you mean 'observation/frame'"):
         made.get(["reward", "observation/frames"])
+    for key, meant in (
+        ("reward", "_observation/reward"),  # what the step brought
+        ("frame", "observation/frame"),
+        ("obs/frame", "observation/frame"),
+        ("observations/reward", "observation/reward"),
+        ("observation/rewrad", "observation/reward"),
+        ("action", "action/action"),
+    ):
+        with pytest.raises(KeyError, match=f"no key '{key}' among .*Did you mean '{meant}'"):
+            steps(1)[key]
+    for key in ("observation/obs", "x", "action/x"):  # no key is near enough
+        with pytest.raises(KeyError, match=rf"no key '{key}' among .*\]\."):
+            steps(1)[key]
     with pytest.raises(KeyError, match=r"no key 'x' among \[\]"):
         DictTensor()["x"]
     with pytest.raises(TypeError, match=r"get\(\['reward'\]\)"):
@@ -324,7 +372,7 @@ def test_map_validates_what_comes_back() -> None:
 
 def test_repr_shows_no_value() -> None:
     made = DictTensor({"a": torch.full((2, 3), 7.0, device="meta")})
-    assert repr(made) == "DictTensor({'a': float32 [2, 3]}, device='meta')"
+    assert repr(made) == "DictTensor on meta:\n  a  float32 [2, 3]"
     assert repr(DictTensor()) == "DictTensor()"
 
 

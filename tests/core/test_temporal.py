@@ -226,7 +226,7 @@ def test_lengths_follow_the_device(device: torch.device) -> None:
 
 def test_repr_shows_no_value() -> None:
     assert repr(DictTensor.stack([DictTensor({"a": torch.zeros(2)})] * 3)) == (
-        "TemporalDictTensor({'a': float32 [2, 3]}, device='cpu')"
+        "TemporalDictTensor on cpu:\n  a  float32 [2, 3]"
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import pathlib
 import pickle
 
 import pytest
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from rlstruct import DeviceMismatchError, ShapeMismatchError
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.testing import forbid_host_sync
 
 
 def counted(lengths: list[int], n_steps: int = 3, first: int = 0) -> Trajectories:
@@ -31,7 +34,13 @@ def test_reads_from_both_parts() -> None:
     assert made.device == torch.device("cpu")
     assert made.lengths.tolist() == [3, 1]
     assert made.mask().tolist() == [[True, True, True], [True, False, False]]
-    assert repr(made).startswith("Trajectories(info=DictTensor({'environment'")
+    assert repr(made).splitlines() == [
+        "Trajectories:",
+        "info: DictTensor on cpu:",
+        "  environment  int64 [2]",
+        "trajectories: TemporalDictTensor on cpu:",
+        "  observation/frame  int64 [2, 3]",
+    ]
 
 
 def test_transitions_are_the_real_steps_with_their_info() -> None:
@@ -49,6 +58,67 @@ def test_transitions_of_anything(given_: tuple[dict[str, Tensor], Tensor]) -> No
     wanted = {k: torch.cat([v[b, :n] for b, n in enumerate(lengths)] or [v.flatten(0, 1)]) for k, v in expected.items()}
     same(dict(flat.get(list(expected))), wanted)
     assert flat["row number"].tolist() == [b for b, n in enumerate(lengths.tolist()) for _ in range(n)]
+
+
+def test_minibatches_hold_every_step_once_and_mark_the_padding() -> None:
+    made = counted([3, 0, 1])
+    with forbid_host_sync():
+        parts = list(made.minibatches(2, torch.Generator().manual_seed(1)))
+    assert [part.n_elems() for part in parts] == [5, 4]
+    whole = DictTensor.cat(parts)
+    assert sorted(whole["observation/frame"].tolist()) == [0, 1, 2, 10, 11, 12, 20, 21, 22]
+    assert whole["environment"].equal(whole["observation/frame"] // 10)
+    assert sorted(whole["observation/frame"][whole["mask"]].tolist()) == [0, 1, 2, 20]
+    real = DictTensor.cat(list(made.transitions().minibatches(2)))
+    assert sorted(real["observation/frame"].tolist()) == [0, 1, 2, 20]
+
+
+def test_what_is_saved_is_loaded(tmp_path: pathlib.Path, device: torch.device) -> None:
+    made = Trajectories(
+        DictTensor({"agent_info/epsilon": torch.rand(2, device=device), "environment": torch.arange(2, device=device)}),
+        TemporalDictTensor(
+            {
+                "observation/frame": torch.randint(256, (2, 3, 4), dtype=torch.uint8, device=device),
+                "observation/done": torch.tensor([[True, False, True]] * 2, device=device),
+                "action/action": torch.randn(2, 3, dtype=torch.float64, device=device).requires_grad_(),
+            },
+            torch.tensor([3, 1], device=device),
+        ),
+    )
+    made.save(tmp_path / "batch.pt")
+    assert os.listdir(tmp_path) == ["batch.pt"]
+    back = Trajectories.load(tmp_path / "batch.pt", device)
+    assert back.device == device
+    assert list(back.trajectories.keys()) == list(made.trajectories.keys())
+    same(dict(back.trajectories), dict(made.detach().trajectories))
+    same(dict(back.info), dict(made.info))
+    assert back.lengths.tolist() == [3, 1]
+    assert Trajectories.load(tmp_path / "batch.pt").device == torch.device("cpu")
+
+
+def test_a_saved_view_leaves_the_rest_of_its_memory(tmp_path: pathlib.Path) -> None:
+    counted([3] * 10_000).slice(0, 1).save(tmp_path / "one.pt")
+    assert (tmp_path / "one.pt").stat().st_size < 10_000
+    assert Trajectories.load(tmp_path / "one.pt").trajectories["observation/frame"].tolist() == [[0, 1, 2]]
+
+
+def test_what_cannot_be_loaded_says_why(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "batch.pt"
+    with pytest.raises(FileNotFoundError):
+        Trajectories.load(path)
+    counted([3, 1]).save(path)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(ValueError, match=r"batch.pt' cannot be read: it is damaged"):
+        Trajectories.load(path)
+    path.write_text("episode,return")
+    with pytest.raises(ValueError, match=r"batch.pt' cannot be read"):
+        Trajectories.load(path)
+    torch.save({"weight": torch.zeros(2)}, path)
+    with pytest.raises(ValueError, match="has format None, expected 1"):
+        Trajectories.load(path)
+    torch.save(pathlib.PurePosixPath("code"), path)  # an object, which weights_only refuses
+    with pytest.raises(ValueError, match=r"batch.pt' cannot be read"):
+        Trajectories.load(path)
 
 
 def test_rows_move_together() -> None:
