@@ -112,6 +112,7 @@ def test_an_exception_of_an_environment_names_everything(n_processes: int) -> No
     assert "fake_envs.py" in error.remote_traceback
     assert ("fake_envs.py" in str(error)) == bool(n_processes)  # here Python itself prints the cause
     assert "environment 4, seed 14, step 1: ValueError: no road" in str(error)
+    assert str(error).startswith("worker 1 (pid" if n_processes else "this process raised in environment.step")
     for method in ("reset", "execute", "get", "n_envs"):
         with pytest.raises(BatcherStateError, match=r"collection has failed; close\(\) this batcher"):
             getattr(batcher, method)()
@@ -271,6 +272,51 @@ def test_a_stopped_worker_does_not_block_orders() -> None:
     with pytest.raises(WorkerError, match="read none of its orders for 1 s; it is in no call of yours"):
         batcher.reset(agent_info=DictTensor({"e": torch.zeros(1, 500_000)}))
     close_leaves_nothing(batcher)
+
+
+class BulkyEnv(CountingEnv):
+    """Its state takes 20 MB."""
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {**super().state_dict(), "bulk": torch.arange(20_000_000 // 8)}
+
+    def load_state_dict(self, state: Any) -> None:
+        super().load_state_dict({key: value for key, value in state.items() if key != "bulk"})
+
+
+def test_a_worker_that_stops_in_the_middle_of_a_long_answer_is_late() -> None:
+    env_args = {"n_envs": 1, "auto_reset": True}
+    batcher = RL_Batcher(2, RngAgent, BulkyEnv, env_args=env_args, n_processes=1, seed=0)
+    run(batcher)
+    worker = batcher._backend._workers[0]
+    worker.order("save")
+    time.sleep(1.0)  # it has filled the socket, from which nobody reads yet
+    kill_worker(batcher, 0, signal.SIGSTOP)
+    batcher._backend._timeout = 1.0
+    start = time.monotonic()
+    with pytest.raises(WorkerTimeout, match=r"worker 0 .* no answer within 1 s; it is in saving a checkpoint"):
+        batcher.state_dict()
+    batcher.execute()
+    with pytest.raises(WorkerTimeout, match=r"no answer within 0\.5 s"):
+        batcher.get(timeout=0.5)
+    assert time.monotonic() - start < limit(3.0)
+    kill_worker(batcher, 0, signal.SIGCONT)
+    assert batcher.get()[0].info["step"].tolist() == [2]  # nothing of what came before is lost
+    batcher._backend._timeout = 60.0
+    (state,) = batcher.state_dict()["collectors"]
+    assert torch.equal(state["environment"]["bulk"], torch.arange(20_000_000 // 8))
+    worker.order("save")
+    time.sleep(0.2)
+    kill_worker(batcher, 0, signal.SIGSTOP)
+    close_leaves_nothing(batcher)
+
+
+def test_an_environment_has_one_number_the_one_that_it_has_in_the_batch() -> None:
+    # The second environment of worker 1; its VecEnv knows it as number 1, the batch as number 4.
+    with failing(ValueError("environment 1 fell over, environment 10 did not")) as batcher:
+        with pytest.raises(WorkerError, match="environment 4 fell over, environment 10 did not") as caught:
+            run(batcher)
+        assert str(caught.value).startswith("worker 1 (pid")
 
 
 def test_restarted_workers_keep_batches_full_and_list_what_was_lost() -> None:

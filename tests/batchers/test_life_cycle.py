@@ -6,12 +6,21 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from batcher_fakes import create_cartpole
+from batcher_fakes import create_cartpole, create_policy
 
 import rlstruct.batchers.batcher as batcher_module
-from rlstruct import BatcherStateError, DeviceMismatchError, DictTensor, ShapeMismatchError, VecEnv, WorkerError
+from rlstruct import (
+    BatcherStateError,
+    DeviceMismatchError,
+    DictTensor,
+    ShapeMismatchError,
+    VecEnv,
+    WorkerError,
+    replay_agent,
+)
 from rlstruct.batchers import RL_Batcher
 from rlstruct.batchers.workers.handle import WorkerHandle
 from rlstruct.testing.fake_agents import HistoryAgent, RngAgent, StatefulAgent
@@ -107,6 +116,60 @@ def test_closed_is_closed(method: str) -> None:
 def test_arguments_out_of_range(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"T": 5.0}, r"n_timesteps is 5\.0, a float; expected a whole number"),
+        ({"n_processes": "2"}, "n_processes is '2', a str; expected a whole number"),
+        ({"seed": "0"}, "seed is '0', a str; expected a whole number"),
+        ({"seed": None, "seeds": [1.5]}, r"seeds\[0\] is 1\.5, a float"),
+        ({"agent_seeds": ["1"]}, r"agent_seeds\[0\] is '1', a str"),
+        ({"max_restarts": None}, "max_restarts is None"),
+        ({"timeout": "3"}, "timeout is a str, expected seconds"),
+        ({"agent_info": {}}, r"agent_info is a dict, expected a DictTensor\. Pass DictTensor\("),
+        ({"env_info": {"level": 3}}, "env_info is a dict, expected a DictTensor"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_refused_at_once(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        make(**arguments)
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+    with make(T=np.int64(2), seed=np.int32(7)) as batcher:
+        assert batcher.seeds == (7,)
+        assert type(batcher.seeds[0]) is int  # gymnasium asks for that
+
+
+def test_a_model_where_a_factory_or_weights_belong_is_refused() -> None:
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(TypeError, match=r"create_agent is a Linear, expected a function or a class"):
+        RL_Batcher(1, model, create_counting_env, env_args={"n_envs": 1})  # type: ignore[arg-type]
+    with make() as batcher:
+        with pytest.raises(TypeError, match=r"the weights are a Linear, expected a mapping .*Pass model\.state_dict"):
+            batcher.update(model)  # type: ignore[arg-type]
+        assert batcher.policy_version == 0
+        for call in (batcher.reset, batcher.execute):
+            with pytest.raises(TypeError, match=r"agent_info is a dict, expected a DictTensor"):
+                call({"e": torch.zeros(2)})  # type: ignore[arg-type]
+            batcher.reset()
+
+
+def test_outputs_that_were_collected_carry_no_gradient() -> None:
+    with RL_Batcher(
+        2, create_policy, create_cartpole, agent_args={"recurrent": False}, env_args={"n_envs": 2}, seed=0
+    ) as batcher:
+        batcher.reset()
+        batcher.execute()
+        batch, _ = batcher.get()
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        batch.trajectories["action/value"].sum().backward()
+    agent = create_policy(recurrent=False)
+    replay_agent(agent, batch)["value"].sum().backward()
+    assert all(parameter.grad is not None for parameter in agent.model.critic.parameters())
+    assert "replay_agent" in (RL_Batcher.get.__doc__ or "")
 
 
 def test_infos_are_checked_at_the_boundary() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import os
 import re
@@ -229,6 +230,49 @@ def test_everything_may_be_defined_in_the_main_script_and_a_forked_child_harms_n
     code, out, err = program.end()
     assert (code, err) == (0, "")
     assert out.split() == ["2", "2", "2", "True", "True"]
+
+
+class PrintingEnv(CountingEnv):
+    """Prints a line per step, in Python and past it, as libraries written in C do."""
+
+    def step(self, action: DictTensor) -> Any:
+        print("a line that must not land in a batch", flush=True)
+        for fd in (0, 1, 2):
+            with contextlib.suppress(OSError):
+                os.write(fd, b"past Python\n")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("closed", ["<&- >&-", "<&- >&- 2>&-"])
+def test_what_is_printed_where_standard_streams_are_closed_lands_in_no_batch(tmp_path: Path, closed: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        HEAD
+        + textwrap.dedent("""
+        from test_processes import PrintingEnv
+        from rlstruct.testing.fake_envs import CountingEnv
+
+        def frames(create_env, n_processes):
+            found = []
+            env_args = {"n_envs": 4 // max(1, n_processes), "auto_reset": True}
+            with RL_Batcher(8, RngAgent, create_env, env_args=env_args, n_processes=n_processes, seed=0) as batcher:
+                batcher.reset()
+                for _ in range(3):
+                    steps = collect(batcher).trajectories
+                    found += [steps[key].clone() for key in sorted(steps.keys())]
+            return found
+
+        if __name__ == "__main__":
+            torch.save([frames(PrintingEnv, 2), frames(CountingEnv, 0)], sys.argv[1])
+        """)
+    )
+    words = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, str(program), str(tmp_path / "found")]
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    done = subprocess.run(words, env={**os.environ, "PYTHONPATH": paths}, stderr=subprocess.PIPE, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found, expected = torch.load(tmp_path / "found")
+    assert len(found) == len(expected) > 0
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 def make(n_processes: int = 2) -> RL_Batcher:

@@ -115,6 +115,48 @@ def test_first_states_are_made_with_the_last_update(n_processes: int) -> None:
         assert first() == 3
 
 
+class SharedModelAgent(RL_Agent):
+    """Acts with the models that it gets, and keeps no copies of its own."""
+
+    def __init__(self, model: torch.nn.Linear, models: dict[str, Any], scale: torch.Tensor) -> None:
+        self.model, self.scale = model, scale
+        self.tied = models["again"][0].weight is model.weight
+
+    def __call__(self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: Any = None) -> Any:
+        like = observation["last_action"]
+        shown = self.model(torch.ones(len(like), 1)).squeeze(1) * self.scale
+        return DictTensor(
+            {"action": torch.zeros_like(like), "shown": shown, "tied": like.new_full(like.shape, self.tied)}
+        ), state
+
+    def update(self, info: Any) -> None:
+        self.model.load_state_dict(info)
+
+
+@pytest.mark.parametrize("n_processes", [0, 1])
+def test_a_model_in_agent_args_is_the_agents_own(n_processes: int) -> None:
+    model, scale = torch.nn.Linear(1, 1, bias=False), torch.ones((), requires_grad=True) * 1.0
+    torch.nn.init.constant_(model.weight, 3.0)
+    with RL_Batcher(
+        2,
+        SharedModelAgent,
+        create_counting_env,
+        agent_args={"model": model, "models": {"again": [model]}, "scale": scale.detach() if n_processes else scale},
+        env_args={"n_envs": 2, "auto_reset": True},
+        n_processes=n_processes,
+        seed=0,
+    ) as batcher:
+        batcher.reset()
+        for version, expected in ((0, 3.0), (0, 3.0), (1, 5.0)):
+            batch = act(batcher)
+            assert (batch.trajectories["action/shown"] == expected).all()
+            assert (batch.info["policy_version"] == version).all()
+            assert batch.trajectories["action/tied"].all()  # what two arguments share, their copies share
+            if version == 0 and model.weight.item() == 5.0:
+                batcher.update(model.state_dict())
+            torch.nn.init.constant_(model.weight, 5.0)  # as an optimiser does it: not told to the batcher
+
+
 def test_weights_are_read_before_update_returns(batcher: RL_Batcher) -> None:
     sent = weights(8, 1000)
     batcher.update(sent)
