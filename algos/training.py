@@ -281,8 +281,8 @@ class TrainingLoop:
             self._order()
         trajectories, n_running = self.batcher.get()
         version, self._ordered = self._ordered, None
-        if trajectories is None or n_running is None or version is None:
-            raise RuntimeError("run_training: a blocking get() returned nothing.")
+        if version is None:  # unreachable: it was ordered above; narrows the type
+            raise RuntimeError("run_training: no batch was ordered.")
         return Fetched(trajectories, n_running, version)
 
     def _order(self) -> None:

@@ -8,7 +8,6 @@ import operator
 import secrets
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -115,18 +114,6 @@ def one_each(name: str, values: Sequence[int], n: int) -> tuple[int, ...]:
     if len(values) != n:
         raise ValueError(f"RL_Batcher: {name} has {len(values)} entries, expected {n}, one per process.")
     return tuple(whole(f"{name}[{index}]", value) for index, value in enumerate(values))
-
-
-def overlap_of_seeds(seeds: Sequence[int], n_envs: Sequence[int]) -> str | None:
-    """Say what is wrong with ``seeds`` that give two environments the same seed, if they do."""
-    spans = sorted(zip(seeds, n_envs, strict=True))
-    if not any(low + n > high for (low, n), (high, _) in pairwise(spans)):
-        return None
-    return (
-        f"RL_Batcher: seeds={list(seeds)} with {n_envs[0]} environments per process overlap: environment j "
-        f"of a process seeds with its seed + j, so some environments are copies of others. "
-        f"Pass seed={seeds[0]} instead, or space the seeds by {n_envs[0]}."
-    )
 
 
 def check_weights(weights: object) -> None:

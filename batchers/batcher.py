@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -18,7 +17,6 @@ from rlstruct.batchers.arguments import (
     check_weights,
     choose_seeds,
     one_each,
-    overlap_of_seeds,
     split,
     spread,
     warn_of_contexts,
@@ -143,18 +141,12 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         # The state after Ctrl-C in the middle of a call: a worker may have missed an order then.
         self._broken: Literal["new", "failed"] = "new" if n_processes == 0 else "failed"
         self._life.state = "new"
-        self._seeds_may_overlap = seeds is not None
 
     def n_envs(self) -> int:
         """Return B, the environments of all processes together. Waits until they are created."""
         self._life.refuse_closed("n_envs")
         with self._life.failing():
-            n_envs = self._backend.n_envs()
-        if self._seeds_may_overlap:
-            self._seeds_may_overlap = False
-            if mistake := overlap_of_seeds(self.seeds, n_envs):
-                warnings.warn(mistake, stacklevel=3)
-        return sum(n_envs)
+            return sum(self._backend.n_envs())
 
     def reset(self, agent_info: DictTensor | None = None, env_info: DictTensor | None = None) -> None:
         """Start a new episode in every environment; the agent starts from its initial state.

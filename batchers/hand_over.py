@@ -64,7 +64,7 @@ def hand_over(
     info = infos.clone() + _identity(shares, device)
     T = max(share.collected.n_steps for share in shares)
     if auto_reset:
-        steps = _stream(shares, T, device) | _actions(shares, T, device)
+        steps = _steps(shares, T, device)
         n_running = sum(share.slab.running.shape[1] for share in shares)
         if not gaps or all(bool(share.slab.running[:T].all()) for share in shares):  # sync: once per batch
             return Trajectories(info, TemporalDictTensor(steps)), n_running
@@ -76,9 +76,7 @@ def hand_over(
     if not bool((on_cpu > 0).all()):  # sync: of CPU memory
         rows = move(on_cpu.nonzero().squeeze(1), device)  # sync: of CPU memory
         info, lengths = info.index(rows), lengths.index_select(0, rows)
-    padded = _Padded(lengths, rows)
-    steps = _stream(shares, T, device, padded) | _actions(shares, T, device, padded)
-    return Trajectories(info, TemporalDictTensor(steps, lengths)), n_running
+    return Trajectories(info, TemporalDictTensor(_steps(shares, T, device, rows, lengths), lengths)), n_running
 
 
 def batch_layout(layout: Layout, auto_reset: bool) -> Layout:
@@ -111,19 +109,6 @@ def _count(lengths: Tensor, shares: Sequence[Share]) -> tuple[Tensor, int]:
     return numbers[:n], counted + int(numbers[n:].sum())  # sync: of CPU memory
 
 
-@dataclass(frozen=True)
-class _Padded:
-    """Which rows of a batch of episodes are kept (None for all), and how long each of these is."""
-
-    lengths: Tensor
-    rows: Tensor | None
-
-    def cut(self, steps: Tensor, extra: int) -> Tensor:
-        """Keep the rows of [B, T, ...], and zero what follows after their length plus ``extra``, in place."""
-        kept = steps if self.rows is None else steps.index_select(0, self.rows)
-        return _zero_after(kept, self.lengths + extra)
-
-
 def _identity(shares: Sequence[Share], device: torch.device) -> DictTensor:
     """Who collected what, with which weights and from which agent state, [B]."""
     rows: dict[str, list[Tensor]] = {key: [] for key in ("environment", "env_seed", "step", "policy_version")}
@@ -141,19 +126,28 @@ def _identity(shares: Sequence[Share], device: torch.device) -> DictTensor:
     return DictTensor({key: torch.cat(value) for key, value in rows.items()} | states)
 
 
-def _stream(shares: Sequence[Share], T: int, device: torch.device, padded: _Padded | None = None) -> dict[str, Tensor]:
-    """Both observation keys, from one copy of the frames wherever no environment restarted, [B, T, ...]."""
+def _steps(
+    shares: Sequence[Share], T: int, device: torch.device, rows: Tensor | None = None, lengths: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Join the steps of all shares by their keys in a batch, [B, T, ...].
+
+    Both observation keys show one copy of the frames wherever no environment restarted. Of episodes only ``rows`` are
+    kept (None for all), padded with zeros after their ``lengths``.
+    """
     steps: dict[str, Tensor] = {}
-    for key in shares[0].slab.stream:
-        cut = [_cut(share.slab.stream[key], share.collected.n_steps + 1, T + 1) for share in shares]
-        frames = _join(shares, cut, device)
-        if padded is not None:
-            frames = padded.cut(frames, 1)  # slot `lengths` holds the last reached observation
-        steps[f"observation/{key}"] = frames[:, :T]
-        steps[f"_observation/{key}"] = frames[:, 1:]
-    for key in shares[0].slab.reached:
-        reached = _join(shares, [share.slab.reached[key][:T] for share in shares], device)
-        steps[f"_observation/{key}"] = reached
+    for name in shares[0].slab.tensors:
+        group, _, key = name.partition("/")
+        if group not in ("stream", "action", "reached"):
+            continue
+        extra = int(group == "stream")  # slot `lengths` of the stream holds the last observation that was reached
+        cut = [_cut(share.slab.tensors[name], share.collected.n_steps + extra, T + extra) for share in shares]
+        joined = cut[0].transpose(0, 1) if len(shares) == 1 and shares[0].owned else _cat(cut, device)
+        if lengths is not None:
+            joined = _zero_after(joined if rows is None else joined.index_select(0, rows), lengths + extra)
+        if group == "stream":
+            steps[f"observation/{key}"], steps[f"_observation/{key}"] = joined[:, :T], joined[:, 1:]
+        else:
+            steps[f"_observation/{key}" if group == "reached" else name] = joined
     return steps | _with_finals(shares, steps)
 
 
@@ -184,14 +178,6 @@ def _running(shares: Sequence[Share], T: int, device: torch.device) -> Tensor:
     return _cat([_cut(share.slab.running, share.collected.n_steps, T) for share in shares], device)  # [B, T]
 
 
-def _actions(shares: Sequence[Share], T: int, device: torch.device, padded: _Padded | None = None) -> dict[str, Tensor]:
-    steps = {}
-    for key in shares[0].slab.action:
-        value = _join(shares, [_cut(share.slab.action[key], share.collected.n_steps, T) for share in shares], device)
-        steps[f"action/{key}"] = value if padded is None else padded.cut(value, 0)
-    return steps
-
-
 def _without_gaps(steps: dict[str, Tensor], running: Tensor) -> TemporalDictTensor:
     """Move the real steps of each row to its front; a vector environment that resets on its own clock leaves gaps."""
     lengths = running.sum(1)
@@ -199,13 +185,6 @@ def _without_gaps(steps: dict[str, Tensor], running: Tensor) -> TemporalDictTens
     rows = torch.arange(order.shape[0], device=order.device, dtype=torch.int64).unsqueeze(1)
     moved = {key: _zero_after(value[rows, order], lengths) for key, value in steps.items()}
     return TemporalDictTensor(moved, lengths).shorten()
-
-
-def _join(shares: Sequence[Share], steps: list[Tensor], device: torch.device) -> Tensor:
-    """Join what the shares have of one tensor, [T, B, ...] each, to [sum of B, T, ...]; an owned one is only viewed."""
-    if len(shares) == 1 and shares[0].owned:
-        return steps[0].transpose(0, 1)
-    return _cat(steps, device)
 
 
 def _cat(shares: list[Tensor], device: torch.device) -> Tensor:

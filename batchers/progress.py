@@ -19,6 +19,12 @@ from rlstruct.profile import PhaseClock
 _UNBORN = -1  # in place of a phase, while Python starts and imports the user's main script
 
 
+_WORDS = (
+    *("waiting", "create_env / create_agent", "environment.reset", "agent", "environment.step", "writing the batch"),
+    *("saving a checkpoint", "loading a checkpoint", "agent.update"),
+)
+
+
 class Phase(IntEnum):
     """What a collector is doing; the index of a PhaseClock."""
 
@@ -35,17 +41,7 @@ class Phase(IntEnum):
     @property
     def words(self) -> str:
         """The phase as an error message says it."""
-        return {
-            Phase.WAIT: "waiting",
-            Phase.START: "create_env / create_agent",
-            Phase.RESET: "environment.reset",
-            Phase.AGENT: "agent",
-            Phase.ENVIRONMENT: "environment.step",
-            Phase.COPY: "writing the batch",
-            Phase.SAVE: "saving a checkpoint",
-            Phase.LOAD: "loading a checkpoint",
-            Phase.UPDATE: "agent.update",
-        }[self]
+        return _WORDS[self]
 
     @property
     def has_steps(self) -> bool:

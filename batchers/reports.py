@@ -1,4 +1,4 @@
-"""What a batcher tells about itself: seconds, bytes, losses. Part of rlstruct.batchers."""
+"""What a batcher tells about itself: seconds, bytes, and lost episodes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class BatcherStats:
 
     Attributes:
         workers: for each worker (one when collecting in this process) the seconds spent in ``environment``, ``agent``,
-            ``copy`` (writing the batch), ``reset``, ``start`` (creating agent and environments), ``save`` and ``load``
-            (of checkpoints) and ``wait`` (for orders), as of its last batch; they add up to the time that the worker
-            has existed until then. Zeros before.
+            ``copy`` (writing the batch), ``reset``, ``start`` (creating agent and environments), ``update`` (of the
+            agent's weights), ``save`` and ``load`` (of checkpoints) and ``wait`` (for orders), as of its last batch;
+            they add up to the time that the worker has existed until then. Zeros before.
         wait: seconds that this process waited in `get`.
         hand_over: seconds that this process spent on copying finished batches out.
         batches: how many were handed over.
@@ -31,7 +31,7 @@ class BatcherStats:
 
     def __str__(self) -> str:
         """Spell the seconds as a table, one row per worker."""
-        names = ("environment", "agent", "copy", "reset", "start", "save", "load", "wait")
+        names = ("environment", "agent", "copy", "reset", "start", "update", "save", "load", "wait")
         rows = ["worker  " + "  ".join(f"{name:>11}" for name in names)]
         for index, seconds in enumerate(self.workers):
             rows.append(f"{index:>6}  " + "  ".join(f"{seconds.get(name, 0.0):>9.3f} s" for name in names))
@@ -45,13 +45,14 @@ class MemoryReport:
 
     Attributes:
         slabs: for each worker, what batches of T steps are written into: one slab, and a second one once a batch was
-            queued (see `RL_Batcher.execute`). Worker processes keep theirs in shared memory on the CPU, and those that
-            collect on another device as many again there.
+            queued (see `RL_Batcher.execute`). Worker processes keep theirs in shared memory on the CPU; if they collect
+            on another device, they keep as many again there.
         final_observations: for each worker, room kept beside them for the final observations of environments that
             restart (on the CPU; elsewhere the slab has them). Each episode that ends makes one of them real memory.
         batch: one batch handed over by `get`, all workers together; at most, where environments restart by themselves:
             without any restart ``_observation/`` shares the memory of ``observation/``.
-        weights: the buffer through which weights travel to worker processes; 0 before the first `update`.
+        weights: the buffers through which weights travel to worker processes: 0 before the first `update`, then one
+            copy of the weights; one more where `update` is called during a batch, and at most three.
     """
 
     slabs: tuple[int, ...]
@@ -95,7 +96,7 @@ def report_memory(
 
     Args:
         layouts: of one slab of each worker.
-        infos: the settings that batches carry.  [B]
+        infos: agent_info and env_info, which batches carry.  [B]
         auto_reset: see `batch_layout`.
         weights: bytes of their buffer.
         n_slabs: how many slabs each worker has.

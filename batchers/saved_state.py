@@ -1,4 +1,4 @@
-"""What a batcher hands out for a checkpoint, and what it takes back. Part of rlstruct.batchers."""
+"""What a batcher hands out for a checkpoint, and what it takes back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlstruct.vec_env import VecEnv
 
 
 class CollectorState(TypedDict):
-    """What decides the next batch of one collector, but for weights and settings; tensors are on the CPU.
+    """What decides the next batch of one collector, except weights, agent_info and env_info; tensors are on the CPU.
 
     Attributes:
         environment: see `VecEnv.state_dict`; None if it cannot be saved.
@@ -42,7 +42,7 @@ class BatcherState(TypedDict):
 
     Attributes:
         collectors: one for each process.
-        infos: settings of agents and environments, ``agent_info/…`` and ``env_info/…``.
+        infos: ``agent_info/…`` and ``env_info/…`` of all environments.  [B]
         begun: whether there was a reset.
         n_running: how many environments go on.
         policy_version: calls of `RL_Batcher.update`.
@@ -61,17 +61,13 @@ def on_cpu(tensors: Mapping[str, Tensor] | DictTensor) -> dict[str, Tensor]:
 
 
 def check_state(state: Mapping[str, Any], n_collectors: int) -> None:
-    """Raise unless ``state`` is that of a batcher with so many collectors.
+    """Raise unless ``state`` is that of a batcher with so many collecting processes.
 
     Raises:
         KeyError: it is no state of a batcher.
         ValueError: it is that of another number of processes.
     """
-    if missing := sorted(BatcherState.__required_keys__ - state.keys()):
-        raise KeyError(
-            f"RL_Batcher.load_state_dict: the state has no {missing}, only {sorted(state)}. "
-            "Pass what RL_Batcher.state_dict returned."
-        )
+    _require(state, BatcherState.__required_keys__, "the state")
     if len(state["collectors"]) != n_collectors:
         raise ValueError(
             f"RL_Batcher.load_state_dict: the state is that of {len(state['collectors'])} collecting processes, "
@@ -86,16 +82,20 @@ def check_rows(state: CollectorState, n_envs: int) -> None:
         KeyError: it is no state of a collector.
         ShapeMismatchError: it is that of another number.
     """
-    if missing := sorted(CollectorState.__required_keys__ - state.keys()):
-        raise KeyError(
-            f"RL_Batcher.load_state_dict: a collector's state has no {missing}, only {sorted(state)}. "
-            "Pass what RL_Batcher.state_dict returned."
-        )
+    _require(state, CollectorState.__required_keys__, "a collector's state")
     rows = len(state["running"])
     if state["episode"] >= 0 and rows != n_envs:
         raise ShapeMismatchError(
             f"RL_Batcher.load_state_dict: the state is that of {rows} environments in each process, expected {n_envs}. "
             "Make as many as were saved."
+        )
+
+
+def _require(state: Mapping[str, Any], keys: frozenset[str], name: str) -> None:
+    if missing := sorted(keys - state.keys()):
+        raise KeyError(
+            f"RL_Batcher.load_state_dict: {name} has no {missing}, only {sorted(state)}. "
+            "Pass what RL_Batcher.state_dict returned."
         )
 
 

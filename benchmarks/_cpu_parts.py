@@ -268,8 +268,6 @@ def frames(options: argparse.Namespace) -> list[dict[str, Any]]:
             batcher.execute()
         trajectories, _ = batcher.get()
         report = batcher.memory_report()
-    if trajectories is None:  # get() waits: it never is
-        raise RuntimeError("no batch")
     steps = int(trajectories.lengths.sum())
     kept = stored(trajectories.trajectories)
     ideal = (T + 1) * n_envs * frame

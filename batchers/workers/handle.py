@@ -53,7 +53,6 @@ class WorkerHandle:
         answer: its last answer to an order to measure, save or load.
         created: its answer to the last order to create agent and environments.
         seed: seed of its first environment.
-        first_environment: global index of that environment.
         n_envs: how many environments it has, 0 until it has said so.
         n_running: how many of them go on, as far as is known.
         seconds: how long each phase took, as of its last batch.
@@ -69,7 +68,7 @@ class WorkerHandle:
         self.answer: Any = None
         self.created: Created | None = None
         self.seed = -1
-        self.first_environment = self.n_envs = self.n_running = 0
+        self.n_envs = self.n_running = 0
         self.seconds = {phase.name.lower(): 0.0 for phase in Phase}
         self.layout: Layout = {}
         self.blocks = start.slabs
@@ -109,7 +108,7 @@ class WorkerHandle:
     @property
     def environments(self) -> range:
         """Global indices of its environments."""
-        return range(self.first_environment, self.first_environment + self.n_envs)
+        return range(self.index * self.n_envs, (self.index + 1) * self.n_envs)
 
     @property
     def owes(self) -> bool:
@@ -208,7 +207,7 @@ class WorkerHandle:
             self._slabs[slab] = Steps(self.blocks[slab].map(batch.layout))
         self.seconds = batch.seconds
         # The seed as it is now: the process may be replaced by one with another seed before the batch is handed over.
-        share = Share(self._slabs[slab], batch.collected, self.seed, self.first_environment, batch.n_running)
+        share = Share(self._slabs[slab], batch.collected, self.seed, self.environments.start, batch.n_running)
         self.batches.append(share)
 
     def go_on(self, seed: int, agent_info: DictTensor, env_info: DictTensor) -> None:
@@ -285,13 +284,12 @@ class WorkerHandle:
 
 def end(workers: Sequence[WorkerHandle]) -> None:
     """End workers at once, even stopped ones and those in C code; leave no zombie and no file descriptor."""
-    processes = [worker.process for worker in workers if worker.process is not None]
-    for process in processes:
+    started = [(worker, worker.process) for worker in workers if worker.process is not None]
+    for _, process in started:
         process.kill()
-    for process in processes:
+    for worker, process in started:
         process.join(1.0)  # not for ever: the kernel may hold a process that waits for a broken disk or driver
         with contextlib.suppress(ValueError):  # it has not ended
             process.close()
-    for worker in workers:
         worker.process = None
         worker.channel.close()

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from itertools import pairwise
 from multiprocessing.util import Finalize
 from selectors import EVENT_READ, PollSelector
 from typing import Any
@@ -265,8 +266,14 @@ class WorkerPool:
                 f"RL_Batcher: create_env made different environments in different processes: (n_envs, auto_reset) is "
                 f"{found}. Make create_env depend on nothing but env_args and seed."
             )
-        for worker in self._workers:
-            worker.first_environment = worker.index * worker.n_envs
+        gaps = [high - low for low, high in pairwise(sorted(self._seeds))]
+        if gaps and min(gaps) < (n := created[0].n_envs):
+            warnings.warn(
+                f"RL_Batcher: seeds={list(self._seeds)} with {n} environments per process overlap: environment j of a "
+                f"process seeds with its seed + j, so some environments are copies of others. "
+                f"Pass seed={self._seeds[0]} instead, or space the seeds by {n}.",
+                stacklevel=4,
+            )
         if any(answer.cuda_initialised for answer in created):
             warnings.warn(
                 "RL_Batcher: device='cpu', but a worker opened a CUDA context (300 to 700 MB of GPU memory for each "

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
@@ -144,7 +145,7 @@ class Worker:
             importlib.import_module(module)
         self._factories = cloudpickle.loads(self._start.factories)
         self._device = resolve_device(self._start.device)
-        orders = {
+        orders: dict[str, Callable[..., Any]] = {
             "create": self._create,
             "measure": self._measure,
             "reset": self._reset,
@@ -206,8 +207,8 @@ class Worker:
 
     def _measure(self, agent_info: DictTensor, env_info: DictTensor) -> Layout:
         self._progress.enter(Phase.START)
-        sizes = {"n_timesteps": self._start.n_timesteps, "device": self._device}
-        return measure(self._factories, *self._seeds, agent_info, env_info, **sizes)
+        T = self._start.n_timesteps
+        return measure(self._factories, *self._seeds, agent_info, env_info, n_timesteps=T, device=self._device)
 
     def _reset(self, agent_info: DictTensor, env_info: DictTensor) -> bool:
         self._collector.reset(agent_info, env_info)
