@@ -175,7 +175,55 @@ class Carrying(Protocol):
         """Go on from what `carry` returned."""
 
 
-class DeviceEnv(VecEnv):
+class EnvWrapper(VecEnv):
+    """A VecEnv around another one that does everything as that one does: override what shall be different.
+
+    Memory is not lent through it, so that what `step` returns may be changed.
+
+    Args:
+        env: the environment to wrap.
+
+    Attributes:
+        env: as given.
+    """
+
+    def __init__(self, env: VecEnv) -> None:
+        """Wrap ``env``."""
+        self.env = env
+        self.action_space, self.observation_space = env.action_space, env.observation_space
+        self.auto_reset, self.restarts_take_steps = env.auto_reset, env.restarts_take_steps
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the wrapped environment."""
+        return self.env.device
+
+    def n_envs(self) -> int:
+        """Return B, the number of environments."""
+        return self.env.n_envs()
+
+    def reset(self, env_info: DictTensor | None = None) -> Observed:
+        """Reset the wrapped environment; see `VecEnv.reset`."""
+        return self.env.reset(env_info)
+
+    def step(self, action: DictTensor) -> tuple[Observed, Observed]:
+        """Step the wrapped environment; see `VecEnv.step`."""
+        return self.env.step(action)
+
+    def close(self) -> None:
+        """Close the wrapped environment."""
+        self.env.close()
+
+    def state_dict(self) -> dict[str, Tensor] | None:
+        """Return what the wrapped environment does; see `VecEnv.state_dict`."""
+        return self.env.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Let the wrapped environment go on from a state; see `VecEnv.load_state_dict`."""
+        self.env.load_state_dict(state)
+
+
+class DeviceEnv(EnvWrapper):
     """A VecEnv that lives on another device than the one it wraps; everything else is the same.
 
     Args:
@@ -190,26 +238,18 @@ class DeviceEnv(VecEnv):
 
     def __init__(self, env: VecEnv, to_device: DeviceLike, from_device: DeviceLike | None = None) -> None:
         """Wrap ``env``."""
-        self.env = env
+        super().__init__(env)
         self._device = resolve_device(to_device)
         if from_device is not None and resolve_device(from_device) != env.device:
             raise DeviceMismatchError(
                 f"DeviceEnv: from_device is {resolve_device(from_device)}, but {type(env).__name__} is on "
                 f"{env.device}. Leave from_device out, or pass from_device={str(env.device)!r}."
             )
-        self.action_space = env.action_space
-        self.observation_space = env.observation_space
-        self.auto_reset = env.auto_reset
-        self.restarts_take_steps = env.restarts_take_steps
 
     @property
     def device(self) -> torch.device:
         """The device that ``env`` was moved to."""
         return self._device
-
-    def n_envs(self) -> int:
-        """Return B, the number of environments."""
-        return self.env.n_envs()
 
     def reset(self, env_info: DictTensor | None = None) -> Observed:
         """Reset the wrapped environment; see `VecEnv.reset`. ``env_info`` stays on the CPU.
@@ -242,18 +282,6 @@ class DeviceEnv(VecEnv):
         # Without a restart the two observations are equal: move one.
         after = self._out(current) if restarted else (moved[0], current[1].to(self._device))
         return Stepped(moved, after, restarted=restarted)
-
-    def close(self) -> None:
-        """Close the wrapped environment."""
-        self.env.close()
-
-    def state_dict(self) -> dict[str, Tensor] | None:
-        """Return what the wrapped environment does; see `VecEnv.state_dict`."""
-        return self.env.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Let the wrapped environment go on from a state; see `VecEnv.load_state_dict`."""
-        self.env.load_state_dict(state)
 
     def _out(self, observed: Observed) -> Observed:
         observation, running = observed

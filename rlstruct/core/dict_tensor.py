@@ -13,7 +13,6 @@ from rlstruct.core._join import join
 from rlstruct.core._named import NamedTensors
 
 if TYPE_CHECKING:
-    from tensordict import TensorDict
     from typing_extensions import Self
 
     from rlstruct.core.temporal import TemporalDictTensor
@@ -158,36 +157,3 @@ class DictTensor(NamedTensors):
         """
         tensors = join("DictTensor.stack", parts, torch.stack, 1, first_axis=0) if parts else {}  # [B, T, ...]
         return DictTensor._temporal._with_lengths(tensors, lengths)
-
-    def to_tensordict(self) -> TensorDict:
-        """Turn it into a tensordict with batch size [B] that shares the tensors; keys stay flat.
-
-        Returns:
-            A TensorDict with the same keys, on the same device.
-
-        Raises:
-            ImportError: the optional package tensordict is not installed.
-        """
-        from rlstruct.core.interop import to_tensordict
-
-        return to_tensordict(self)
-
-    @classmethod
-    def from_tensordict(cls, tensordict: TensorDict) -> Self:
-        """Take over the tensors of a tensordict; nested keys are joined by ``/``.
-
-        Args:
-            tensordict: batch size [B] or longer, one device.
-
-        Returns:
-            The same tensors.  [B, ...]
-
-        Raises:
-            ShapeMismatchError: the tensordict has no batch axis.
-            KeyError: two nested keys become the same name.
-            DeviceMismatchError: its tensors are on several devices.
-            ImportError: the optional package tensordict is not installed.
-        """
-        from rlstruct.core.interop import from_tensordict
-
-        return cls(from_tensordict(tensordict))

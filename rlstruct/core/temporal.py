@@ -15,7 +15,6 @@ from rlstruct.core.dict_tensor import DictTensor
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 
 if TYPE_CHECKING:
-    from tensordict import TensorDict
     from typing_extensions import Self
 
 
@@ -282,43 +281,6 @@ class TemporalDictTensor(NamedTensors):
 
         tensors = join("TemporalDictTensor.cat", parts, cat_padded, 0, first_axis=2)
         return cls._trusted(tensors, torch.cat([part.lengths for part in parts]))
-
-    def to_tensordict(self) -> TensorDict:
-        """Turn it into a tensordict with batch size [B, T] that shares the tensors; the lengths travel as ``mask``.
-
-        Returns:
-            A TensorDict with the same keys and ``mask`` [B, T] bool, on the same device.
-
-        Raises:
-            KeyError: there is a key ``mask`` already.
-            ImportError: the optional package tensordict is not installed.
-        """
-        from rlstruct.core.interop import temporal_to_tensordict
-
-        return temporal_to_tensordict(self)
-
-    @classmethod
-    def from_tensordict(cls, tensordict: TensorDict) -> Self:
-        """Take over the tensors of a tensordict; nested keys are joined by ``/``.
-
-        Args:
-            tensordict: batch size [B, T] or longer, one device; ``mask`` [B, T], if there, says which steps are real.
-
-        Returns:
-            The same tensors, without ``mask``.  [B, T, ...]
-
-        Raises:
-            ValueError: the mask has gaps.
-            KeyError: two nested keys become the same name.
-            ShapeMismatchError: the tensordict has no batch axis or no time axis.
-            DeviceMismatchError: its tensors are on several devices.
-            ImportError: the optional package tensordict is not installed.
-        """
-        from rlstruct.core.interop import from_tensordict, lengths_of
-
-        tensors = from_tensordict(tensordict)
-        mask = tensors.pop("mask", None)
-        return cls(tensors, lengths_of(mask))
 
     def _until(self, n_steps: int) -> Self:
         return self._like({key: v[:, :n_steps] for key, v in self._tensors.items()})

@@ -21,7 +21,7 @@ from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import tag_environment
 from rlstruct.functional.masks import masked_dicttensor
 from rlstruct.spaces import Space, leaves, sample, zeros
-from rlstruct.vec_env import Observed, Stepped, VecEnv
+from rlstruct.vec_env import EnvWrapper, Observed, Stepped, VecEnv
 
 LENGTHS = (3, 1, 4, 2, 6)
 
@@ -247,45 +247,7 @@ class RandomEnv(VecEnv):
         )
 
 
-class _AroundEnv(VecEnv):
-    """Everything as the wrapped environment does it."""
-
-    def __init__(self, env: VecEnv) -> None:
-        self.env = env
-        self.action_space, self.observation_space = env.action_space, env.observation_space
-        self.auto_reset = env.auto_reset
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the wrapped environment."""
-        return self.env.device
-
-    def n_envs(self) -> int:
-        """Return B."""
-        return self.env.n_envs()
-
-    def reset(self, env_info: DictTensor | None = None) -> Observed:
-        """Reset the wrapped environment."""
-        return self.env.reset(env_info)
-
-    def step(self, action: DictTensor) -> tuple[Observed, Observed]:
-        """Step the wrapped environment."""
-        return self.env.step(action)
-
-    def close(self) -> None:
-        """Close the wrapped environment."""
-        self.env.close()
-
-    def state_dict(self) -> dict[str, Tensor] | None:
-        """Return the state of the wrapped environment."""
-        return self.env.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Let the wrapped environment go on."""
-        self.env.load_state_dict(state)
-
-
-class SlowEnv(_AroundEnv):
+class SlowEnv(EnvWrapper):
     """Another environment whose steps (and resets, if asked) take longer.
 
     Args:
@@ -310,7 +272,7 @@ class SlowEnv(_AroundEnv):
         return self.env.step(action)
 
 
-class FailingEnv(_AroundEnv):
+class FailingEnv(EnvWrapper):
     """Another environment that fails at one step of its life, in one of its rows.
 
     Args:

@@ -117,33 +117,6 @@ def test_copies_have_the_same_values(expected: dict[str, Tensor]) -> None:
         assert "new key" not in made
 
 
-@given(plain())
-def test_tensordict_round_trip(expected: dict[str, Tensor]) -> None:
-    pytest.importorskip("tensordict", reason="the optional package tensordict is not installed")
-    expected = {k: v for k, v in expected.items() if k}  # tensordict wants names
-    same(dict(DictTensor.from_tensordict(DictTensor(expected).to_tensordict())), expected)
-
-
-def test_nested_tensordict_keys_are_joined_by_a_slash() -> None:
-    tensordict = pytest.importorskip("tensordict", reason="the optional package tensordict is not installed")
-    frame = torch.zeros(2, 3)
-    nested = tensordict.TensorDict({"observation": {"frame": frame}, "done": torch.ones(2)}, [2])
-    assert set(DictTensor.from_tensordict(nested)) == {"observation/frame", "done"}
-    with pytest.raises(ShapeMismatchError, match=r"batch size is \[\], expected \[B\]"):
-        DictTensor.from_tensordict(tensordict.TensorDict({"a": frame}, []))
-    twice = tensordict.TensorDict({"a/b": frame, "a": {"b": frame}}, [2])
-    with pytest.raises(KeyError, match="two entries become the key 'a/b'"):
-        DictTensor.from_tensordict(twice)
-
-
-def test_a_missing_tensordict_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "tensordict", None)
-    with pytest.raises(ImportError, match=r'pip install "rlstruct\[tensordict\]"'):
-        DictTensor().to_tensordict()
-    with pytest.raises(ImportError, match=r'pip install "rlstruct\[tensordict\]"'):
-        DictTensor.from_tensordict(None)  # type: ignore[arg-type]
-
-
 def test_the_callers_dict_is_not_aliased() -> None:
     mine = {"a": torch.zeros(2)}
     made = DictTensor(mine)

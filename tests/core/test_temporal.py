@@ -228,23 +228,3 @@ def test_repr_shows_no_value() -> None:
     assert repr(DictTensor.stack([DictTensor({"a": torch.zeros(2)})] * 3)) == (
         "TemporalDictTensor on cpu:\n  a  float32 [2, 3]"
     )
-
-
-def test_tensordict_and_back_keeps_keys_and_lengths() -> None:
-    tensordict = pytest.importorskip("tensordict")
-    steps = TemporalDictTensor({"frame": torch.arange(12).view(2, 3, 2)}, torch.tensor([3, 1]))
-    there = steps.to_tensordict()
-    assert isinstance(there, tensordict.TensorDict)
-    assert list(there.batch_size) == [2, 3]
-    assert there["mask"].tolist() == [[True, True, True], [True, False, False]]
-    back = TemporalDictTensor.from_tensordict(there)
-    assert list(back.keys()) == ["frame"]
-    assert torch.equal(back["frame"], steps["frame"])
-    assert back.lengths.tolist() == [3, 1]
-
-
-def test_a_tensordict_with_gaps_is_refused() -> None:
-    tensordict = pytest.importorskip("tensordict")
-    gappy = tensordict.TensorDict({"mask": torch.tensor([[True, False, True]])}, batch_size=[1, 3])
-    with pytest.raises(ValueError, match="gaps"):
-        TemporalDictTensor.from_tensordict(gappy)

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -13,7 +14,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rlstruct.core import DictTensor
-from rlstruct.errors import DeviceMismatchError
+from rlstruct.envs import GymEnv, GymEnvInf
+from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional.masks import masked_dicttensor
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.testing import (
@@ -26,6 +28,7 @@ from rlstruct.testing import (
     check_vec_env,
 )
 from rlstruct.testing.conformance import build_error
+from rlstruct.vec_env import Stepped
 
 EMPTY = DictTensor()
 B = 3
@@ -309,6 +312,59 @@ def test_seeds_that_do_not_decide_are_found() -> None:
 
     with pytest.raises(ConformanceError, match=r"made twice with seed=4, after reset.* 'frame'.*factory's seed"):
         check_vec_env(create, seed=4, n_steps=5)
+
+
+class Broken(gymnasium.Env[Any, Any]):
+    """A gymnasium environment whose second step is wrong in one way."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, **wrong: Any) -> None:
+        self.wrong, self.count = wrong, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.count = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        right = {"frame": np.ones(2, np.float32), "reward": 1.0, "terminated": False, "truncated": False, "info": {}}
+        return tuple((right | (self.wrong if self.count == 2 else {})).values())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        (
+            {"frame": np.full(2, np.nan, np.float32)},
+            ConformanceError,
+            "'frame': got .nan, nan, nan., expected values inside",
+        ),
+        ({"reward": None}, ShapeMismatchError, "'reward': environment 0 gave None, expected one number"),
+        ({"reward": float("nan")}, ConformanceError, "'reward': got .nan, nan, nan., expected finite"),
+        ({"terminated": None}, ShapeMismatchError, "environment 0: 'terminated' is None, expected True or False"),
+        ({"truncated": None}, ShapeMismatchError, "environment 0: 'truncated' is None, expected True or False"),
+    ],
+)
+@pytest.mark.parametrize("kind", [GymEnv, GymEnvInf])
+def test_bad_data_of_gymnasium_environments_is_found(
+    kind: type[GymEnv], wrong: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        check_vec_env(kind([Broken(**wrong) for _ in range(B)]))
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda answer: Stepped(*answer, restarted=False), "Say restarted=False only where no environment restarted"),
+        (lambda answer: Stepped(*answer, lent=True), "lent=True, and nothing was lent"),
+    ],
+)
+def test_a_step_that_says_what_is_not_is_found(answer: Callable[[Any], Any], message: str) -> None:
+    with pytest.raises(ConformanceError, match=message):
+        check_vec_env(Wrong(on_step=lambda right, action: answer(right), auto_reset=True))
 
 
 class LosingTheFinalFrame(CountingEnv):
