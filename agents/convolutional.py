@@ -113,8 +113,8 @@ class ConvolutionalActorCritic(nn.Module):
         """Build the trunk and the two heads."""
         super().__init__()
         self.trunk = ConvolutionalTrunk(frame_shape, n_features=n_features, layers=layers, channels_last=channels_last)
-        self.logits = ActionLogits(n_actions)
-        self.actor = MLP(n_features, self.logits.n_outputs, hidden=(), output_gain=0.01)
+        self.policy = ActionLogits(n_actions)
+        self.actor = MLP(n_features, self.policy.n_outputs, hidden=(), output_gain=0.01)
         self.critic = MLP(n_features, 1, hidden=())
 
     def forward(self, frame: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,7 +127,7 @@ class ConvolutionalActorCritic(nn.Module):
             ``(logits, value)``: logits [B, A] or [B, K, A], value [B].
         """
         features = self.trunk(frame)
-        return self.logits(self.actor(features)), self.critic(features).squeeze(-1)
+        return self.policy(self.actor(features)), self.critic(features).squeeze(-1)
 
 
 def _channels_first(shape: tuple[int, ...], channels_last: bool) -> tuple[int, int, int]:

@@ -74,6 +74,27 @@ class ActionLogits(nn.Module):
         return logits if self._none is None else logits.masked_fill(self._none, -torch.inf)
 
 
+class MeanAndDeviation(nn.Module):
+    """Puts a learned deviation beside the means of D actions, the same whatever the frame shows.
+
+    As in Schulman et al., "Trust region policy optimization" (ICML 2015), section 8.
+
+    Args:
+        n_dimensions: D, of a Box action space of shape [D].
+        initial_log_std: logarithm of the standard deviation at the beginning, in units of the action.
+    """
+
+    def __init__(self, n_dimensions: int, initial_log_std: float) -> None:
+        """Make the deviations, on torch's default device."""
+        super().__init__()
+        device = torch.get_default_device()
+        self.log_std = nn.Parameter(torch.full((n_dimensions,), initial_log_std, device=device))
+
+    def forward(self, mean: Tensor) -> Tensor:
+        """Turn means [B, D] into means and log sigma [B, 2 D]."""
+        return torch.cat([mean, self.log_std.expand_as(mean)], dim=-1)
+
+
 class ActorCritic(nn.Module):
     """A policy and a learned baseline, in two networks that share nothing.
 
@@ -94,8 +115,8 @@ class ActorCritic(nn.Module):
     ) -> None:
         """Build both networks."""
         super().__init__()
-        self.logits = ActionLogits(n_actions)
-        self.actor = MLP(n_inputs, self.logits.n_outputs, hidden=hidden, orthogonal=orthogonal, output_gain=0.01)
+        self.policy: nn.Module = (logits := ActionLogits(n_actions))
+        self.actor = MLP(n_inputs, logits.n_outputs, hidden=hidden, orthogonal=orthogonal, output_gain=0.01)
         self.critic = MLP(n_inputs, 1, hidden=hidden, orthogonal=orthogonal)
 
     def forward(self, frame: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,7 +129,7 @@ class ActorCritic(nn.Module):
             ``(logits, value)``: logits [B, A] or [B, K, A], value [B], both in the dtype of the weights.
         """
         features = as_features(frame, self)  # [B, D]
-        return self.logits(self.actor(features)), self.critic(features).squeeze(-1)
+        return self.policy(self.actor(features)), self.critic(features).squeeze(-1)
 
 
 class RecurrentActorCritic(nn.Module):
@@ -127,10 +148,10 @@ class RecurrentActorCritic(nn.Module):
         """Build the encoder, the recurrent unit and the two heads."""
         super().__init__()
         self.n_hidden = n_hidden
-        self.logits = ActionLogits(n_actions)
+        self.policy: nn.Module = (logits := ActionLogits(n_actions))
         self.encoder = MLP(n_inputs, n_hidden, hidden=(), orthogonal=orthogonal, output_gain=2.0**0.5)
         self.memory = nn.GRUCell(n_hidden, n_hidden)
-        self.actor = MLP(n_hidden, self.logits.n_outputs, hidden=(), orthogonal=orthogonal, output_gain=0.01)
+        self.actor = MLP(n_hidden, logits.n_outputs, hidden=(), orthogonal=orthogonal, output_gain=0.01)
         self.critic = MLP(n_hidden, 1, hidden=(), orthogonal=orthogonal)
 
     def forward(self, frame: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -145,21 +166,18 @@ class RecurrentActorCritic(nn.Module):
         """
         features = torch.tanh(self.encoder(as_features(frame, self)))  # [B, H]
         new_hidden = self.memory(features, hidden)
-        return self.logits(self.actor(new_hidden)), self.critic(new_hidden).squeeze(-1), new_hidden
+        return self.policy(self.actor(new_hidden)), self.critic(new_hidden).squeeze(-1), new_hidden
 
 
 class GaussianActorCritic(ActorCritic):
-    """The mean of D continuous actions and a learned baseline, in two networks; the deviation is learned beside them.
-
-    One standard deviation for each action, whatever the frame shows (Schulman et al., "Trust region policy
-    optimization", ICML 2015, section 8).
+    """An `ActorCritic` for D continuous actions: the policy [B, 2 D] is the mean and, beside it, log sigma.
 
     Args:
         n_inputs: the number of entries of a frame, counted over all its axes.
         n_dimensions: D, of a Box action space of shape [D].
         hidden: width of each hidden layer of either network.
         orthogonal: see `rlstruct.agents.MLP`.
-        initial_log_std: logarithm of the standard deviation at the beginning, in units of the action.
+        initial_log_std: see `MeanAndDeviation`.
     """
 
     def __init__(
@@ -173,30 +191,18 @@ class GaussianActorCritic(ActorCritic):
     ) -> None:
         """Build both networks and the deviation."""
         super().__init__(n_inputs, n_dimensions, hidden=hidden, orthogonal=orthogonal)
-        self.log_std = _log_std(self, n_dimensions, initial_log_std)
-
-    def forward(self, frame: Tensor) -> tuple[Tensor, Tensor]:
-        """Judge frames.
-
-        Args:
-            frame: what the environments show.  [B, ...] any dtype
-
-        Returns:
-            ``(policy, value)``: policy [B, 2 D] is the mean and beside it log sigma; value [B].
-        """
-        mean, value = super().forward(frame)
-        return _beside(mean, self.log_std), value
+        self.policy = MeanAndDeviation(n_dimensions, initial_log_std)
 
 
 class RecurrentGaussianActorCritic(RecurrentActorCritic):
-    """As `GaussianActorCritic`, on top of one gated recurrent unit.
+    """A `RecurrentActorCritic` for D continuous actions, see `GaussianActorCritic`.
 
     Args:
         n_inputs: the number of entries of a frame, counted over all its axes.
         n_dimensions: D, of a Box action space of shape [D].
         n_hidden: H, the size of the recurrent state.
         orthogonal: see `rlstruct.agents.MLP`.
-        initial_log_std: see `GaussianActorCritic`.
+        initial_log_std: see `MeanAndDeviation`.
     """
 
     def __init__(
@@ -210,20 +216,7 @@ class RecurrentGaussianActorCritic(RecurrentActorCritic):
     ) -> None:
         """Build the networks and the deviation."""
         super().__init__(n_inputs, n_dimensions, n_hidden=n_hidden, orthogonal=orthogonal)
-        self.log_std = _log_std(self, n_dimensions, initial_log_std)
-
-    def forward(self, frame: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Judge frames in the light of what came before.
-
-        Args:
-            frame: what the environments show.  [B, ...] any dtype
-            hidden: the recurrent state.        [B, H] float
-
-        Returns:
-            ``(policy, value, new_hidden)``: [B, 2 D], [B], [B, H].
-        """
-        mean, value, new_hidden = super().forward(frame, hidden)
-        return _beside(mean, self.log_std), value, new_hidden
+        self.policy = MeanAndDeviation(n_dimensions, initial_log_std)
 
 
 def as_features(frame: Tensor, model: nn.Module) -> Tensor:
@@ -237,14 +230,6 @@ def as_features(frame: Tensor, model: nn.Module) -> Tensor:
         [B, D] in the dtype of the weights; D = 1 for frames of shape [B].
     """
     return frame.reshape(frame.shape[0], -1).to(next(model.parameters()).dtype)
-
-
-def _log_std(model: nn.Module, n_dimensions: int, initial: float) -> nn.Parameter:
-    return nn.Parameter(torch.full((n_dimensions,), initial, device=next(model.parameters()).device))
-
-
-def _beside(mean: Tensor, log_std: Tensor) -> Tensor:
-    return torch.cat([mean, log_std.expand_as(mean)], dim=-1)  # [B, 2 D]
 
 
 def _linear(n_inputs: int, n_outputs: int, gain: float | None) -> nn.Linear:

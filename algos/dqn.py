@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learner import CreateAgent, GradientLearner, mean_terms
@@ -246,27 +247,24 @@ class Learner(GradientLearner):
 
 
 class Follower:
-    """Moves the weights of a copy towards those of a model, in place.
+    """Moves the weights of a copy towards those of a model, in place. Buffers are copied as they are.
 
     Args:
-        copied: what moves; buffers are copied as they are.
+        copied: what moves.
         model: same architecture, same device.
     """
 
     def __init__(self, copied: nn.Module, model: nn.Module) -> None:
         """Find the weights once: a walk through the modules costs more than the move."""
-        self._weights: tuple[list[Tensor], list[Tensor]] = (
-            [weight.detach() for weight in copied.parameters()],
-            [weight.detach() for weight in model.parameters()],
-        )
+        self._weights = list(copied.parameters()), list(model.parameters())
         self._buffers = list(zip(copied.buffers(), model.buffers(), strict=True))
 
     @torch.no_grad()
     def follow(self, rate: float) -> None:
         """Take ``rate`` of the model and keep the rest; 1 copies."""
-        torch._foreach_lerp_(*self._weights, rate)
-        for target, source in self._buffers:
-            target.copy_(source)
+        get_ema_multi_avg_fn(1.0 - rate)(*self._weights, 0)
+        for mine, theirs in self._buffers:
+            mine.copy_(theirs)
 
 
 def _create_buffer(config: DQNConfig) -> ReplayBuffer:

@@ -100,7 +100,7 @@ def test_train_begins_with_the_settings_tuned_for_the_environment(capsys: Captur
     assert found["n_timesteps"] == 20
     # Its network draws wide at first; Adam moves a number by the learning rate at most, in each of a few updates.
     weights = torch.load(run / "checkpoint.pt", weights_only=True)["model"]
-    torch.testing.assert_close(weights["log_std"], torch.ones(1), atol=0.1, rtol=0)
+    torch.testing.assert_close(weights["policy.log_std"], torch.ones(1), atol=0.1, rtol=0)
     assert main(["evaluate", str(run), "--episodes", "2"]) == 0
 
 
