@@ -78,6 +78,37 @@ def test_page_block_marked_to_run_does(block: str, tmp_path: pathlib.Path) -> No
 
 
 @pytest.mark.slow
+def test_the_agent_of_the_readme_passes_a_type_checker(tmp_path: pathlib.Path) -> None:
+    # The editable install maps folders, which mypy does not follow: links lay the package out.
+    package = tmp_path / "package" / "rlstruct"
+    package.mkdir(parents=True)
+    for source in [*(ROOT / "rlstruct").iterdir(), *(ROOT / name for name in ("agents", "batchers", "algos"))]:
+        (package / source.name).symlink_to(source)
+    snippet = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
+    wrong = snippet.replace("batcher.get()", "batcher.get(blocking=False)")  # may be None, None
+    for name, code in (("right", snippet), ("wrong", wrong)):
+        (tmp_path / f"{name}.py").write_text(code)
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--follow-imports=silent",
+        "--cache-dir",
+        str(tmp_path / "cache"),
+    ]
+    # A snippet for beginners leaves annotations out; what is in the bodies is checked all the same.
+    command += ["--allow-untyped-defs", "--allow-untyped-calls", "--allow-incomplete-defs", "right.py", "wrong.py"]
+    environment = {**os.environ, "MYPYPATH": str(package.parent)}
+    run = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert "right.py" not in run.stdout, run.stdout
+    assert "wrong.py" in run.stdout, run.stdout + run.stderr
+    assert '"None" has no attribute' in run.stdout or "union-attr" in run.stdout
+
+
+@pytest.mark.slow
 def test_the_device_mistake_of_the_readme_is_found_with_the_message_that_it_shows(tmp_path: pathlib.Path) -> None:
     readme = (ROOT / "README.md").read_text()
     agent, check = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
