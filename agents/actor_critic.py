@@ -6,8 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.agents.model_agent import ModelAgent
-from rlstruct.agents.networks import RecurrentActorCritic
+from rlstruct.agents.networks import MLP, ActionLogits, ActorCritic, RecurrentActorCritic
 from rlstruct.core import DictTensor, TemporalDictTensor
+from rlstruct.engine.fused import Layers, Perceptron
+from rlstruct.engine.private import has_hooks
 from rlstruct.functional import categorical, gaussian
 from rlstruct.functional.masks import masked_dicttensor
 
@@ -25,6 +27,8 @@ class ActorCriticAgent(ModelAgent[nn.Module]):
         device: see `ModelAgent`, as are ``stochastic`` and ``copy_model``.
     """
 
+    pure = True
+
     def __call__(
         self,
         state: DictTensor,
@@ -36,6 +40,15 @@ class ActorCriticAgent(ModelAgent[nn.Module]):
         policy, value = self.model(observation["frame"])
         return self.choose(policy, value, observation), state
 
+    def perceptron(self) -> Perceptron | None:
+        """Return what this agent is to a kernel, see `rlstruct.engine.fused`; None if its model is no `ActorCritic`."""
+        model = self.model
+        if type(self) is not ActorCriticAgent or type(model) is not ActorCritic or has_hooks(model):
+            return None
+        (actor, kind), (critic, other_kind) = _layers(model.actor), _layers(model.critic)
+        one_choice = type(model.logits) is ActionLogits and len(model.logits.shape) == 1
+        return Perceptron(actor, critic, kind, self.stochastic) if kind and kind == other_kind and one_choice else None
+
     def choose(self, policy: Tensor, value: Tensor, observation: DictTensor) -> DictTensor:
         """Turn what the network says into actions; see `discrete_output`. Agents for other action spaces override it.
 
@@ -45,6 +58,16 @@ class ActorCriticAgent(ModelAgent[nn.Module]):
             observation: its ``rng`` is drawn from.           [B]
         """
         return discrete_output(policy, value, observation, self.stochastic)
+
+
+def _layers(network: nn.Module) -> tuple[Layers, str]:
+    """Return weights and biases of linear layers and the activation between them; "" if there is anything else."""
+    parts = list(network.layers) if type(network) is MLP else []
+    linear = [part for part in parts[::2] if type(part) is nn.Linear and part.bias is not None]
+    between = {type(part).__name__ for part in parts[1::2]}
+    if len(between) != 1 or len(parts) % 2 == 0 or len(linear) != len(parts[::2]):
+        return (), ""
+    return tuple((layer.weight, layer.bias) for layer in linear), between.pop()
 
 
 class RecurrentAgent(ModelAgent[RecurrentActorCritic]):

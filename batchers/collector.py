@@ -16,8 +16,9 @@ from rlstruct.batchers.history import history_until
 from rlstruct.batchers.progress import Phase, Progress, spell_input
 from rlstruct.batchers.saved_state import CollectorState, check_rows, load_environment, moved, on_cpu
 from rlstruct.batchers.shared_memory import layout_of
-from rlstruct.batchers.slab import Allocate, Slab, slab_layout
+from rlstruct.batchers.slab import Allocate, Slab, Steps, slab_layout
 from rlstruct.core import DictTensor
+from rlstruct.engine.fused import Fused
 from rlstruct.engine.streams import move
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional.random import step_keys
@@ -96,6 +97,7 @@ class Collector:
         self.seed = seed
         self._seeds = seed + torch.arange(env.n_envs(), device=device, dtype=torch.int64)
         self._history = agent.require_history()
+        self._fused = Fused(env, agent, n_timesteps)
         self._episode, self._step = -1, 0
         # The same two as tensors: a recorded batch reads and advances these.
         self._episode_now = torch.full((), -1, dtype=torch.int64, device=device)
@@ -202,6 +204,18 @@ class Collector:
                 break
         self._steps = self._steps + t
         return t, n_final
+
+    def take_fused(self) -> Steps | None:
+        """Take the T steps of a batch in one launch, see `rlstruct.engine.fused`; None if that is not possible."""
+        keys = step_keys(self._seeds, self._episode_now, self._steps)  # [T + 1, B]
+        self._progress.step = 0
+        self._progress.enter(Phase.ENVIRONMENT)
+        record = self._fused(self._observation._tensors, keys)
+        if record is None:
+            return None
+        self._observation = DictTensor({key: record[f"stream/{key}"][-1].clone() for key in self._observation.keys()})
+        self._steps = self._steps + self._T
+        return Steps({**record, "running": self._running.expand(self._T, -1)})
 
     def count_running(self) -> int:
         """Count the environments that go on."""

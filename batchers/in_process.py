@@ -65,6 +65,7 @@ class InProcess:
         self._actions = ActionRange(env.action_space)
         self._n_envs, self.auto_reset, self.gaps = env.n_envs(), env.auto_reset, env.restarts_take_steps
         recorder = recorder_of(device) if graph and isinstance(env, Carrying) else None
+        self._fuses = graph
         self._replayer = Replayer(self._collector, n_timesteps, device, recorder)
 
     def n_envs(self) -> list[int]:
@@ -81,10 +82,19 @@ class InProcess:
         self._batch = None
         try:
             with self._named(), self._lane.work():
-                self._batch = collected, steps = self._replayer.collect(agent_infos[0])
+                self._batch = collected, steps = self._take(agent_infos[0])
                 self._actions.check(steps, collected.n_steps)
         except WorkerError as error:
             self._failure = error
+
+    def _take(self, agent_info: DictTensor | None) -> tuple[Collected, Steps]:
+        """Collect a batch by the fastest executor that agent and environments allow."""
+        if agent_info is not None:
+            self._collector.set_agent_info(agent_info)
+        steps = self._collector.take_fused() if self._fuses else None
+        if steps is None:
+            return self._replayer.collect(None)
+        return self._collector.count_steps(steps.running.shape[0], 0), steps
 
     def collect(self, blocking: bool, timeout: float) -> list[Share] | None:
         """See Backend. On CUDA the host waits for nothing: what the caller queues from now on comes after the batch."""

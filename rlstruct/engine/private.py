@@ -86,6 +86,12 @@ def is_composite(func: Any) -> bool:
     return bool(func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
 
 
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Tell whether anybody is called beside the ``forward`` of a module or of one within it."""
+    names = ("_forward_hooks", "_forward_pre_hooks")
+    return any(getattr(part, name) for part in module.modules() for name in names)
+
+
 def schema_of(func: Any) -> Any:
     """Return the schema of an operator: its arguments, its returns, and which of them it writes to."""
     return func._schema

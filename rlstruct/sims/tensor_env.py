@@ -32,6 +32,7 @@ from rlstruct.spaces import leaves, zeros
 from rlstruct.vec_env import Observed, Stepped, VecEnv
 
 if TYPE_CHECKING:
+    from rlstruct.engine.fused import FusedRollout, Perceptron
     from rlstruct.sims.kernels import GameKernel
 
 State = TypeVar("State")
@@ -243,6 +244,15 @@ class TensorEnv(VecEnv, Generic[State]):
         self._current = after = TemporalDictTensor._trusted(current, lengths) if self.auto_reset else seen
         return (seen, masks.get("ran", always)), (after, masks.get("running", always))
 
+    def fused_rollout(self, perceptron: Perceptron, n_timesteps: int) -> FusedRollout | None:
+        """Return what takes T steps with an agent in one launch (`rlstruct.engine.fused`); None if no kernel can."""
+        watched = type(self).step is not TensorEnv.step or "step" in vars(self)  # somebody wants to see single steps
+        if self.backend != "warp" or not self.auto_reset or watched:
+            return None
+        from rlstruct.sims.kernels.fused import fused_rollout
+
+        return fused_rollout(self, self._stepper, perceptron, n_timesteps)
+
     def get_state(self, ids: Sequence[int] | Tensor | None = None) -> State:
         """Copy the states of some environments.
 
@@ -256,8 +266,7 @@ class TensorEnv(VecEnv, Generic[State]):
             RuntimeError: `reset` was not called.
         """
         self._check_begun("get_state")
-        fields = part(self._carry, "state/")
-        rows = self._rows(range(self._n_envs) if ids is None else ids)
+        rows, fields = self._rows(ids), part(self._carry, "state/")
         state: State = self._simulation.state({name: v.index_select(0, rows) for name, v in fields.items()})
         return state
 
@@ -277,7 +286,7 @@ class TensorEnv(VecEnv, Generic[State]):
         """
         self._check_begun("set_state")
         carry, fields = self._carry, part(self._carry, "state/")
-        rows = self._rows(range(self._n_envs) if ids is None else ids)
+        rows = self._rows(ids)
         given = {name: value.to(self._device) for name, value in fields_of("set_state", state).items()}
         check_fields(f"{self._name}.set_state", given, rows.shape[0], self._device, fields)
         carry = {**carry, "episode": carry["episode"].index_add(0, rows, torch.ones_like(rows))}
@@ -320,9 +329,15 @@ class TensorEnv(VecEnv, Generic[State]):
         """
         return dict(self._carry)
 
-    def set_carry(self, tensors: Tensors) -> None:
-        """Go on from what `carry` returned, here or in an environment made alike, bit by bit."""
+    def set_carry(self, tensors: Tensors, shown: Tensors | None = None) -> None:
+        """Go on from what `carry` returned, here or in an environment made alike, bit by bit.
+
+        Args:
+            tensors: the carry.
+            shown: the observation that belongs to it; `set_state` answers with it for environments that go on.
+        """
         self._carry = dict(tensors)
+        self._current = self._current if shown is None else DictTensor._trusted(shown)
 
     def state_dict(self) -> Tensors:
         """Return the whole simulation; see `VecEnv.state_dict`."""
@@ -333,11 +348,9 @@ class TensorEnv(VecEnv, Generic[State]):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what `state_dict` returned; see `VecEnv.load_state_dict`."""
         moved = {name: value.to(self._device, copy=True) for name, value in state.items()}
-        carry = part(moved, "carry/")
-        check_carry(f"{self._name}.load_state_dict", carry, self._begun({}))
+        check_carry(f"{self._name}.load_state_dict", part(moved, "carry/"), self._begun({}))
         self._stepper = self._make_stepper()
-        self._carry = carry
-        self._current = DictTensor(part(moved, "shown/"))
+        self.set_carry(part(moved, "carry/"), part(moved, "shown/"))
 
     def _begun(self, given: Tensors) -> Tensors:
         """Return the carry with which all environments begin their next episode, from given states or those drawn."""
@@ -358,28 +371,15 @@ class TensorEnv(VecEnv, Generic[State]):
             return TorchStepper(self._simulation, compiled=self.backend == "compile")
         from rlstruct.sims.kernels import WarpStepper
 
-        self._refuse_inherited_kernel()
         return WarpStepper(self.kernel(), self, self._simulation, n_envs=self._n_envs, device=self._device)
-
-    def _refuse_inherited_kernel(self) -> None:
-        """Raise where a subclass has changed a function whose kernel it inherits."""
-        lineage = type(self).__mro__
-        age = next(i for i, cls in enumerate(lineage) if {"kernel", "kernel_module"} & vars(cls).keys())
-        names = ("initial", "transition", "observe", "play")
-        changed = [name for cls in lineage[:age] for name in names if name in vars(cls)]
-        if changed and lineage[age] is not TensorEnv:
-            raise ValueError(
-                f"{self._name}: backend='warp' would run the kernel of {lineage[age].__name__}, which knows nothing of "
-                f"{self._name}.{changed[0]}. Override {self._name}.kernel too, or use backend='torch' or 'compile'."
-            )
 
     def _shown(self) -> DictTensor:
         """What was shown last."""
         shown = self._current
         return shown if isinstance(shown, DictTensor) else shown.temporal_index(shown.n_steps() - 1)
 
-    def _rows(self, ids: Sequence[int] | Tensor) -> Tensor:
-        return torch.as_tensor(ids, dtype=torch.int64, device=self._device)
+    def _rows(self, ids: Sequence[int] | Tensor | None) -> Tensor:
+        return torch.as_tensor(range(self._n_envs) if ids is None else ids, dtype=torch.int64, device=self._device)
 
     def _check_begun(self, method: str) -> None:
         if "elapsed" not in self._carry:

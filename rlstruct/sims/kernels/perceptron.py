@@ -1,7 +1,7 @@
-"""A small actor-critic perceptron, evaluated by every thread of a game's kernel. Part of rlstruct.sims.kernels.
+"""A small actor-critic perceptron, evaluated by every thread of a game's kernel.
 
-One thread computes 4-64-64-2 for one environment; all threads read the same weights at the same time, four at once, so
-that they come out of the cache as one word for a whole warp.
+One thread computes 4-64-64-2 for one environment. All threads read the same weights at the same time, four in each
+load, so that they come out of the cache as one word for a whole warp.
 """
 
 from types import SimpleNamespace
@@ -13,7 +13,20 @@ from rlstruct.sims.kernels.game import GameKernel
 from rlstruct.sims.kernels.random import uniform
 
 Four = wp.vec4f
-_ZERO = wp.constant(wp.uint64(0))
+
+
+# Warp aligns vec4f to 4 bytes, and a GPU then loads its numbers one by one. Memory of torch is aligned to 64 and more.
+@wp.func_native("""
+#if defined(__CUDA_ARCH__)
+    const float4 four = __ldg(reinterpret_cast<const float4*>(weights.data) + row);
+    return wp::vec_t<4, wp::float32>(four.x, four.y, four.z, four.w);
+#else
+    return weights.data[row];
+#endif
+""")
+def load_four(weights: wp.array(dtype=wp.vec4f), row: int) -> wp.vec4f:
+    """Load four weights at once."""
+    ...
 
 
 @wp.func
@@ -38,7 +51,7 @@ def make_perceptron(
 
     Args:
         game: whose frames are vectors of float32.
-        access: from `rlstruct.sims.kernels.memory.make_access`, for a Discrete space.
+        access: from `rlstruct.sims.kernels.game.make_access`, for a Discrete space.
         n_actions: A.
         width: of all hidden layers, a multiple of 4.
         n_hidden: how many hidden layers each network has, at least 1.
@@ -55,6 +68,7 @@ def make_perceptron(
         rng: wp.array2d(dtype=wp.int64)  # [K, B], the keys that the agent draws from
         weights: wp.array(dtype=Four)
         critic: int  # where the second network begins
+        stochastic: bool  # draw, or take the most probable action
         logits: wp.array3d(dtype=wp.float32)  # [K, A, B]
         log_probability: wp.array2d(dtype=wp.float32)  # [K, B]
         value: wp.array2d(dtype=wp.float32)  # [K, B]
@@ -66,7 +80,7 @@ def make_perceptron(
     def choose(by: Perceptron, k: int, i: int, s: State, key: wp.uint64) -> wp.int64:
         frame = observe(s, 0)
         logits = evaluate(by.weights, 0, wp.static(n_actions), frame)
-        action, log_probability = sample(logits, wp.uint64(by.rng[k, i]))
+        action, log_probability = sample(logits, wp.uint64(by.rng[k, i]), by.stochastic)
         for a in range(wp.static(n_actions)):
             by.logits[k, a, i] = logits[a]
         by.log_probability[k, i] = log_probability
@@ -89,9 +103,9 @@ def _make_evaluate(game: GameKernel, n_actions: int, width: int, n_hidden: int, 
         row = int(at)
         n_groups = int(wp.static(width // 4))  # a variable, so that the loop stays a loop: unrolled, it compiles slowly
         for j in range(n_groups):
-            total = weights[row]
+            total = load_four(weights, row)
             for i in range(n_in):
-                total += weights[row + 1 + i] * x[i]
+                total += load_four(weights, row + 1 + i) * x[i]
             for c in range(4):
                 y[4 * j + c] = activate(total[c])
             row += n_in + 1
@@ -110,9 +124,9 @@ def _make_evaluate(game: GameKernel, n_actions: int, width: int, n_hidden: int, 
             n_in = wp.static(width)
         out = Output()
         for j in range((n_outputs + 3) // 4):
-            total = weights[row]
+            total = load_four(weights, row)
             for i in range(n_in):
-                total += weights[row + 1 + i] * x[i]
+                total += load_four(weights, row + 1 + i) * x[i]
             for c in range(4):
                 out[4 * j + c] = total[c]
             row += n_in + 1
@@ -126,23 +140,24 @@ def _make_sample(n_actions: int) -> Any:
     Output = wp.types.vector(length=4 * ((n_actions + 3) // 4), dtype=wp.float32)
 
     @wp.func
-    def sample(logits: Output, key: wp.uint64):
-        highest = logits[0]
+    def sample(logits: Output, key: wp.uint64, stochastic: bool):
+        highest, best = logits[0], wp.int64(0)
         for a in range(1, wp.static(n_actions)):
-            highest = wp.max(highest, logits[a])
+            if logits[a] > highest:
+                highest, best = logits[a], wp.int64(a)
         total = wp.float32(0.0)
         for a in range(wp.static(n_actions)):
             total += wp.exp(logits[a] - highest)
-        last = wp.float32(0.0)
-        for a in range(wp.static(n_actions)):
-            last += wp.exp(logits[a] - highest) / total
-        threshold = uniform(key, _ZERO) * last
-        cumulative = wp.float32(0.0)
-        action = wp.int64(0)
-        for a in range(wp.static(n_actions)):
-            cumulative += wp.exp(logits[a] - highest) / total
-            if cumulative <= threshold:
-                action += wp.int64(1)
-        return action, logits[int(action)] - highest - wp.log(total)
+        action = best
+        if stochastic:
+            threshold = uniform(key, wp.uint64(0)) * total
+            cumulative = wp.float32(0.0)
+            action = wp.int64(wp.static(n_actions))
+            for a in range(wp.static(n_actions)):  # counted from behind: nothing is greater or less than NaN
+                cumulative += wp.exp(logits[a] - highest)
+                if cumulative > threshold:
+                    action -= wp.int64(1)
+        chosen = logits[wp.min(int(action), wp.static(n_actions - 1))]
+        return action, chosen - highest - wp.log(total)
 
     return sample

@@ -44,7 +44,7 @@ class WarpStepper:
         device: CPU or CUDA.
 
     Raises:
-        ValueError: spaces that kernels do not know.
+        ValueError: spaces that kernels do not know, or the kernel of another simulator.
         ShapeMismatchError: the frame of the kernel is not that of the observation space.
     """
 
@@ -53,6 +53,7 @@ class WarpStepper:
     ) -> None:
         """Compile the kernel, or find it in the cache, and record its launch."""
         action_space, observation_space = simulator.action_space, simulator.observation_space
+        _refuse_inherited_kernel(type(simulator))
         _check_spaces(game, action_space, observation_space)
         self.n_envs, self.device, self.game = n_envs, device, game
         self._simulation = simulation
@@ -287,6 +288,19 @@ def _zero_action(space: Space, device: torch.device) -> Tensor:
     if isinstance(space, spaces.Discrete):
         return torch.zeros((), dtype=torch.int64, device=device)
     return torch.zeros(space.shape or (), dtype=torch.float32, device=device)
+
+
+def _refuse_inherited_kernel(kind: type) -> None:
+    """Raise where a class has changed a function whose kernel it inherits."""
+    age = next(i for i, cls in enumerate(kind.__mro__) if {"kernel", "kernel_module"} & vars(cls).keys())
+    names = ("initial", "transition", "observe", "play")
+    changed = [name for cls in kind.__mro__[:age] for name in names if name in vars(cls)]
+    if changed:
+        name, owner = kind.__name__, kind.__mro__[age].__name__
+        raise ValueError(
+            f"{name}: backend='warp' would run the kernel of {owner}, which knows nothing of {name}.{changed[0]}. "
+            f"Override {name}.kernel too, or use backend='torch' or 'compile'."
+        )
 
 
 def _check_spaces(game: GameKernel, action_space: Space, observation_space: Space) -> None:

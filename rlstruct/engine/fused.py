@@ -1,0 +1,91 @@
+"""The kernel executor: T steps of simulator, small network and draws in one launch, where both sides can say how.
+
+An agent says that it is a perceptron, by a method ``perceptron()`` of its class that returns a `Perceptron` or None; it
+must promise to be pure. An environment brings the kernel, by a method ``fused_rollout(perceptron, n_timesteps)`` of its
+class that returns a `FusedRollout` or None. Wherever one of them says None, steps are taken one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from rlstruct.engine.compiled import Tensors
+
+Layers = tuple[tuple[Tensor, Tensor], ...]
+"""Weight [outputs, inputs] and bias [outputs] of each linear layer, from the inputs on."""
+
+
+@dataclass(frozen=True)
+class Perceptron:
+    """An agent that draws Discrete actions from the logits of one perceptron, and has a baseline from another.
+
+    It takes ``frame`` [B, D] and returns ``action``, ``action_logits``, ``log_probability`` and ``value``, as
+    `rlstruct.agents.ActorCriticAgent` does; it draws from ``rng`` with `rlstruct.functional.random.categorical`.
+
+    Attributes:
+        actor: D inputs, one output for each action.
+        critic: D inputs, one output.
+        activation: between two layers, ``"Tanh"`` or ``"ReLU"``.
+        stochastic: whether it draws; else it takes the most probable action.
+    """
+
+    actor: Layers
+    critic: Layers
+    activation: str
+    stochastic: bool
+
+    def kind(self) -> object:
+        """Return everything but the values of the weights."""
+        networks = (self.actor, self.critic)
+        layouts = [[(w.shape, w.dtype, w.device) for layer in network for w in layer] for network in networks]
+        return layouts, self.activation
+
+
+class FusedRollout(Protocol):
+    """T steps of all environments in one launch."""
+
+    def __call__(self, observation: Tensors, rng: Tensor, perceptron: Perceptron) -> Tensors:
+        """Take them; the environments go on from there.
+
+        Args:
+            observation: what the agent acts on first.  [B, ...]
+            rng: the random keys of all slots.  [T + 1, B] int64
+            perceptron: the agent with its present weights.
+
+        Returns:
+            ``stream/<key>``, what the agent saw, ``rng`` included, [T + 1, B, ...]; ``action/<key>``, what it returned,
+            and ``reached/<key>``, the true next observations, [T, B, ...]. All in memory of its own.
+        """
+
+
+class Fused:
+    """Takes T steps of an agent in environments in one launch, wherever both allow that.
+
+    Args:
+        env: the environments.
+        agent: the policy. Its weights, and whether it is a perceptron, are looked at anew in every call.
+        n_timesteps: T.
+    """
+
+    def __init__(self, env: object, agent: object, n_timesteps: int) -> None:
+        """Ask nobody yet."""
+        # Asked of classes: what a wrapper forwards to an object inside is not for others to call.
+        self._perceptron: Any = getattr(type(agent), "perceptron", None)
+        self._kernel: Any = getattr(type(env), "fused_rollout", None)
+        self._env, self._agent, self._T = env, agent, n_timesteps
+        self._kind: object = None
+        self._rollout: FusedRollout | None = None
+
+    def __call__(self, observation: Tensors, rng: Tensor) -> Tensors | None:
+        """Take the steps, see `FusedRollout`; None, without any effect, if that is not possible."""
+        if self._perceptron is None or self._kernel is None or not getattr(self._agent, "pure", False):
+            return None
+        perceptron: Perceptron | None = self._perceptron(self._agent)
+        if perceptron is None:
+            return None
+        if perceptron.kind() != self._kind:
+            self._kind, self._rollout = perceptron.kind(), self._kernel(self._env, perceptron, self._T)
+        return None if self._rollout is None else self._rollout(observation, rng, perceptron)

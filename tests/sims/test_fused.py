@@ -1,0 +1,288 @@
+"""The network in the kernel is the agent's network: RL_Batcher collects the same with it as step by step."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import struct
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from rlstruct.agents import MLP, ActorCritic, ActorCriticAgent
+from rlstruct.batchers import RL_Batcher
+from rlstruct.core import Trajectories
+from rlstruct.functional.categorical import log_probability
+from rlstruct.functional.random import categorical
+from rlstruct.rl_agent import RL_Agent_CheckDevice
+from rlstruct.sims import CartPole, make
+from rlstruct.testing import forbid_host_sync
+
+pytest.importorskip("warp", reason="needs the extra warp")
+T, B = 24, 64
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def decided(n_inputs: int = 4, n_actions: int = 2, seed: int = 3, **settings: Any) -> ActorCritic:
+    """A policy that is far from uniform, so that logits matter."""
+    torch.manual_seed(seed)
+    model = ActorCritic(n_inputs, n_actions, **settings)
+    with torch.no_grad():
+        for parameter in model.actor.parameters():
+            parameter.normal_(0, 0.4)
+    return model
+
+
+def batcher_of(model: nn.Module, device: str = "cpu", *, graph: bool = True, **settings: Any) -> RL_Batcher:
+    env_args = {"name": "CartPole-v1", "n_envs": B, "backend": "warp", "time_limit": 20, "device": device}
+    env_args |= settings.pop("env_args", {})
+    return RL_Batcher(
+        T,
+        settings.pop("create_agent", ActorCriticAgent),
+        settings.pop("create_env", make),
+        agent_args={"model": model, "device": device, **settings.pop("agent_args", {})},
+        env_args=env_args,
+        seed=5,
+        device=device,
+        graph=graph,
+        **settings,
+    )
+
+
+def is_fused(batcher: RL_Batcher) -> bool:
+    return batcher._backend._collector._fused._rollout is not None
+
+
+def batch_of(batcher: RL_Batcher) -> Trajectories:
+    batcher.execute()
+    batch, _ = batcher.get()
+    assert batch is not None
+    return batch
+
+
+def assert_same(got: Trajectories, expected: Trajectories) -> None:
+    """Rounding flips a draw that lies within 1e-7 of a threshold, and changes all that follows in its row."""
+    assert got.trajectories.keys() == expected.trajectories.keys()
+    assert got.info.keys() == expected.info.keys()
+    for key in got.info.keys():
+        assert torch.equal(got.info[key], expected.info[key]), key
+    same = (got.trajectories["action/action"] == expected.trajectories["action/action"]).all(1)  # [B]
+    assert same.float().mean() > 0.98
+    for key in got.trajectories.keys():
+        a, b = got.trajectories[key][same], expected.trajectories[key][same]
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4, msg=key)
+
+
+def check_decisions(batch: Trajectories, model: nn.Module) -> None:
+    """What the network says about the frames that were seen, step by step: no divergence adds up."""
+    steps = {key: value.flatten(0, 1) for key, value in batch.trajectories.items()}
+    with torch.no_grad():
+        logits, value = model(steps["observation/frame"])
+    taken = steps["action/action"]
+    torch.testing.assert_close(steps["action/action_logits"], logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(steps["action/log_probability"], log_probability(logits, taken), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(steps["action/value"], value, rtol=1e-4, atol=1e-4)
+    assert (categorical(logits, steps["observation/rng"]) == taken).float().mean() > 0.999
+
+
+@pytest.mark.parametrize("stochastic", [True, False])
+def test_trajectories_are_those_of_single_steps(stochastic: bool, device: str) -> None:
+    """Through resets, episodes that go on in the next batch, and new weights."""
+    model, other = decided(), decided(seed=4)
+    args = {"agent_args": {"stochastic": stochastic}}
+    with batcher_of(model, device, **args) as fused, batcher_of(model, device, graph=False, **args) as single:
+        for number in range(4):
+            for batcher in (fused, single):
+                if number in (0, 2):
+                    batcher.reset()
+                if number == 3:
+                    batcher.update(other.state_dict())
+            got, expected = batch_of(fused), batch_of(single)
+            assert_same(got, expected)
+            assert bool((got.info["policy_version"] == (number == 3)).all())
+            ends = got.trajectories["_observation/done"].sum()
+            assert ends > B // 2
+        assert is_fused(fused)
+        assert not is_fused(single)
+
+
+def test_a_saved_state_goes_on_in_either_way(device: str) -> None:
+    model = decided()
+    with batcher_of(model, device) as fused, batcher_of(model, device, graph=False) as single:
+        for batcher in (fused, single):
+            batcher.reset()
+            batch_of(batcher)
+        saved = fused.state_dict()
+        expected = batch_of(fused)
+        for batcher in (fused, single):
+            assert batcher.load_state_dict(saved)
+            assert_same(batch_of(batcher), expected)
+
+
+def test_a_batch_is_its_readers_own(device: str) -> None:
+    model = decided()
+    with batcher_of(model, device) as fused, batcher_of(model, device) as twin:
+        for batcher in (fused, twin):
+            batcher.reset()
+        first = batch_of(fused)
+        batch_of(twin)
+        kept = first.trajectories.clone()
+        second, expected = batch_of(fused), batch_of(twin)
+        assert all(torch.equal(first.trajectories[key], kept[key]) for key in kept.keys())
+        for value in second.trajectories.map(lambda tensor: tensor).values():
+            value.zero_()
+        assert_same(batch_of(fused), batch_of(twin))
+        assert expected.trajectories["observation/frame"].any()
+
+
+def test_weights_are_read_anew_and_nothing_waits(device: str) -> None:
+    """Also those of a model that is shared and changed in place, or gets other layers."""
+    model = decided().to(device)
+
+    def create_agent(model: nn.Module, device: str, seed: int | None = None) -> ActorCriticAgent:
+        return ActorCriticAgent(shared, device=device, copy_model=False)
+
+    shared = model
+    with batcher_of(model, device, create_agent=create_agent) as batcher:
+        batcher.reset()
+        check_decisions(batch_of(batcher), model)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        with forbid_host_sync():
+            steps = batcher._backend._collector.take_fused()
+        assert not steps.action["action_logits"].any()
+        model.actor = MLP(4, 2, hidden=(8,)).to(device)
+        model.critic = MLP(4, 1, hidden=(8,)).to(device)
+        check_decisions(batch_of(batcher), model)
+        assert is_fused(batcher)
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden", "activation"),
+    [
+        ("CartPole-v1", (30,), nn.Tanh),
+        ("CartPole-v1", (30, 30), nn.ReLU),
+        pytest.param("Acrobot-v1", (64, 64), nn.ReLU, marks=pytest.mark.exhaustive),
+        pytest.param("MountainCar-v0", (8, 8, 8), nn.Tanh, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_other_games_and_networks(name: str, hidden: tuple[int, ...], activation: type[nn.Module], device: str) -> None:
+    env = make(name, 1)
+    n_inputs, n_actions = env.observation_space.shape[0], int(env.action_space.n)
+    model = decided(n_inputs, n_actions, hidden=hidden)
+    model.actor = MLP(n_inputs, n_actions, hidden=hidden, activation=activation)
+    model.critic = MLP(n_inputs, 1, hidden=hidden, activation=activation)
+    with batcher_of(model, device, env_args={"name": name}) as batcher:
+        batcher.reset()
+        for _ in range(2):
+            check_decisions(batch_of(batcher), model.to(device))
+        assert is_fused(batcher)
+
+
+class Loud(ActorCriticAgent):
+    """Another agent, which promises purity too."""
+
+    pure = True
+
+    def choose(self, policy: Any, value: Any, observation: Any) -> Any:
+        return super().choose(policy * 2, value, observation)
+
+
+class Checked(CartPole):
+    """Somebody looks at every step."""
+
+    n_steps = 0
+
+    def step(self, action: Any) -> Any:
+        Checked.n_steps += 1
+        return super().step(action)
+
+
+def create_checked(model: nn.Module, device: str) -> RL_Agent_CheckDevice:
+    return RL_Agent_CheckDevice(ActorCriticAgent(model, device=device), device)
+
+
+def create_hooked(model: nn.Module, device: str) -> ActorCriticAgent:
+    agent = ActorCriticAgent(model, device=device)
+    agent.model.actor.register_forward_hook(lambda module, given, answer: answer * 3)
+    return agent
+
+
+def create_checked_env(name: str, seed: int, **settings: Any) -> CartPole:
+    return Checked(seed=seed, **settings)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        (decided(hidden=(8, 16)), {}),
+        (decided(hidden=()), {}),
+        (decided().double(), {}),
+        (decided(), {"create_agent": Loud}),
+        (decided(), {"create_agent": create_checked}),
+        (decided(), {"create_agent": create_hooked}),
+        (decided(), {"create_env": create_checked_env}),
+        (decided(), {"env_args": {"backend": "torch"}}),
+        (decided(), {"env_args": {"auto_reset": False}}),
+        (decided(400, 3), {"env_args": {"name": "Breakout-MinAtar"}}),
+        (decided(), {"n_processes": 1}),
+    ],
+)
+def test_whatever_does_not_fit_is_collected_step_by_step(model: nn.Module, settings: dict[str, Any]) -> None:
+    with batcher_of(model, **settings) as batcher, batcher_of(model, graph=False, **settings) as single:
+        for _ in range(2):
+            for one in (batcher, single):
+                one.reset()
+            got, expected = batch_of(batcher), batch_of(single)
+            for key in expected.trajectories.keys():
+                assert torch.equal(got.trajectories[key], expected.trajectories[key]), key
+        assert settings.get("n_processes") or not is_fused(batcher)
+
+
+def test_every_thread_loads_four_weights_at_once_and_spills_none(tmp_path: pathlib.Path) -> None:
+    """Compiled for a GPU, where there need not be one."""
+    import warp
+
+    with batcher_of(decided()) as batcher:
+        batcher.reset()
+        batch_of(batcher)
+        (cell,) = [
+            c for c in batcher._backend._collector._fused._rollout.__closure__ if hasattr(c.cell_contents, "launch")
+        ]
+    module = cell.cell_contents.launch.kernel.module
+    warp.compile_aot_module(module, arch=90, module_dir=tmp_path / "ptx", use_ptx=True)
+    (ptx,) = (tmp_path / "ptx").glob("*.ptx")
+    code = ptx.read_text()
+    wide, narrow = (len(re.findall(rf"ld\.global(?:\.nc)?{kind}", code)) for kind in (r"\.v4\.f32", r"\.f32"))
+    assert wide >= 4, "weights are loaded by four: biases and weights of hidden layers and of the outputs"
+    assert narrow <= 16, "only states are loaded one by one"
+    (asked,) = {int(n) for n in re.findall(r"\.local \.align \d+ \.b8\s+__local_depot\d+\[(\d+)\]", code)}
+    warp.compile_aot_module(module, arch=90, module_dir=tmp_path / "cubin", use_ptx=False)
+    (cubin,) = (tmp_path / "cubin").glob("*.cubin")
+    assert max(frame_sizes(cubin.read_bytes())) <= asked + 16, "registers are spilled to memory"
+
+
+def frame_sizes(cubin: bytes) -> list[int]:
+    """Bytes of memory that each function keeps on its stack: attribute 0x11 of the section .nv.info."""
+    start, size, n, names = *struct.unpack_from("<Q", cubin, 40), *struct.unpack_from("<HHH", cubin, 58)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", cubin, start + i * size) for i in range(n)]
+    text = cubin[sections[names][4] :]
+    found = []
+    for name, _, _, _, offset, length, *_ in sections:
+        if text[name:].split(b"\0")[0] != b".nv.info":
+            continue
+        at = offset
+        while at < offset + length:
+            form, attribute, value = struct.unpack_from("<BBH", cubin, at)
+            if form == 4 and attribute == 0x11:
+                found.append(struct.unpack_from("<I", cubin, at + 8)[0])
+            at += 4 + (value if form == 4 else 0)
+    return found
