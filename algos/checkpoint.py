@@ -95,7 +95,7 @@ class Lease:
     file system cannot lock, too, with a warning.
 
     Args:
-        path: of a file that nobody replaces or deletes.
+        path: of a file that is never replaced or deleted.
         holder: stands before the message of the error.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The settings that every algorithm has. Layer 4."""
+"""The settings that every algorithm has."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ class TrainingConfig:
     """Settings of a training; nothing here knows the environment or the network.
 
     Attributes:
-        n_env_steps: training ends once so many environment steps were collected.
-        n_timesteps: longest piece of an episode that one update sees.
+        n_env_steps: training ends once this many environment steps have been collected.
+        n_timesteps: steps of each environment in one batch, and so in one update.
         n_envs: environments in each process.
         n_processes: worker processes that collect; 0 collects in this one.
         compile_agent: let TorchInductor compile what the agent does in a step of collection, see RL_Batcher. It pays
-            with few environments and small networks on the CPU; the first batch then takes some seconds more.
+            with few environments and small networks on the CPU; the first batch then takes a few seconds longer.
         discount: per-step factor of the return, in [0, 1].
-        reward_scale: factor of every reward that the learner sees. Values around 1 to 10 are learnt fastest; what the
-            network says is in this unit, returns and evaluations are not.
-        learning_rate: of the optimiser at the beginning; falls linearly with the collected steps.
-        final_learning_rate_fraction: what is left of the learning rate at the end.
-        max_gradient_norm: gradients of all weights together are scaled down to this norm; None leaves them.
+        reward_scale: factor of every reward that the learner sees. Values around 1 to 10 are learnt fastest. The
+            network's values are in this unit, logged returns and evaluations are not.
+        learning_rate: of the optimiser at the beginning; it falls linearly with the collected steps.
+        final_learning_rate_fraction: the share of the learning rate that is left at the end.
+        max_gradient_norm: the gradient of all weights together is scaled down to this norm; None leaves it.
         evaluation_episodes: episodes of one evaluation; a multiple of evaluation_processes, if there are any.
         evaluation_processes: worker processes that evaluate; 0 evaluates in this one, and learning waits.
-        evaluation_interval: environment steps between the beginnings of two evaluations, at least.
-        evaluation_timesteps: steps that the evaluation takes before it looks whether all episodes have ended; None
+        evaluation_interval: least number of environment steps between the beginnings of two evaluations.
+        evaluation_timesteps: steps that the evaluation takes before it checks whether all episodes have ended; None
             for n_timesteps.
         evaluation_stochastic: evaluate the policy that is trained, which draws its actions; False takes the most
             probable one, which may be good or bad by chance long before the policy is.
-        evaluation_step_limit: an episode of an evaluation that has not ended after so many steps is cut there, with a
-            warning. It may go on for up to evaluation_timesteps more.
-        checkpoint_interval: environment steps between two checkpoints, at least; None for evaluation_interval. A
-            checkpoint holds the replay buffer: with a large one, choose more.
+        evaluation_step_limit: an evaluation's episode that has not ended after this many steps is cut, with a warning;
+            it may go on for up to evaluation_timesteps more.
+        checkpoint_interval: least number of environment steps between two checkpoints; None for evaluation_interval.
+            A checkpoint holds the replay buffer: choose more for a large one.
         target_return: training ends early when an evaluation reaches this mean return; None never does.
-        log_interval: updates between two looks of the host at the losses; the log gets their lines then.
+        log_interval: updates between two reads of the losses, which is when their lines are logged.
         learner_device: where losses and gradients are computed.
         batcher_device: where the agent acts during collection.
         evaluation_device: where the agent acts during evaluation.
-        seed: of the weights and of the environments; the evaluation's follow from it.
+        seed: of the weights and of the environments, those of the evaluation too.
     """
 
     n_env_steps: int = 200_000
@@ -85,7 +85,7 @@ class TrainingConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what would fail late or in silence.
+        """Check the settings.
 
         Raises:
             ValueError: a setting is out of range.
@@ -117,7 +117,7 @@ class TrainingConfig:
 
 
 def load_config(path: str | Path, kind: type[AnyConfig]) -> AnyConfig:
-    """Read the settings of a run back, to run them again.
+    """Read the settings of a run, to run them again.
 
     Args:
         path: a run folder, or its ``config.json``.
@@ -145,15 +145,15 @@ def load_config(path: str | Path, kind: type[AnyConfig]) -> AnyConfig:
 
 
 def check_resumed(checkpoint: Mapping[str, Any], config: TrainingConfig) -> None:
-    """Raise unless a training with these settings can go on from a checkpoint.
+    """Raise unless a training with these settings can continue from a checkpoint.
 
     Args:
         checkpoint: its settings are ``config``, and it has collected ``env_steps``.
-        config: the settings of now.
+        config: the present settings.
 
     Raises:
-        ValueError: one differs that shapes what is learnt, or they belong to another algorithm, or fewer environment
-            steps are asked for than were collected.
+        ValueError: a setting differs that changes what is learnt, or they belong to another algorithm, or fewer
+            environment steps are asked for than were collected.
     """
     saved, now = checkpoint["config"], asdict(config)
     for name in sorted(saved.keys() | now.keys()):
@@ -167,7 +167,6 @@ def check_resumed(checkpoint: Mapping[str, Any], config: TrainingConfig) -> None
     collected = checkpoint["env_steps"]
     if config.n_env_steps < collected and config.n_env_steps != saved["n_env_steps"]:
         raise ValueError(
-            f"{type(config).__name__}: n_env_steps is {config.n_env_steps}, but {collected} were collected until the "
-            f"checkpoint, expected more than these: it counts them in. Leave it at {saved['n_env_steps']}, or name the "
-            "sum."
+            f"{type(config).__name__}: n_env_steps is {config.n_env_steps}, but {collected} were collected before the "
+            f"checkpoint, expected more: it includes them. Leave it at {saved['n_env_steps']}, or name the sum."
         )

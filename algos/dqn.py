@@ -1,4 +1,4 @@
-"""DQN: steps go into a replay buffer, batches come out of it, and a target network follows behind.
+"""DQN: steps go into a replay buffer, batches come out of it, and a target network follows slowly.
 
 Mnih et al., "Human-level control through deep reinforcement learning" (Nature, 2015), with the parts of Hessel et al.,
 "Rainbow" (AAAI 2018), that the configuration switches on. The greedy policy depends on small differences of large

@@ -60,7 +60,7 @@ class Evaluator:
     themselves the first episode counts.
 
     Args:
-        batcher: used by nobody else. Whoever made it closes it.
+        batcher: for this evaluator alone; the caller closes it.
         step_limit: longer episodes are cut after this many steps, with a warning; None waits for their end.
         resumable: keep what `state_dict` needs while an evaluation is under way: a copy of the weights.
     """

@@ -1,4 +1,4 @@
-"""What a training has measured: losses, returns and evaluations, and the batch behind a loss that is not finite."""
+"""What a training has measured: losses, returns, evaluations, and the batch that led to a loss that is not finite."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlstruct.core import DictTensor, Trajectories
 from rlstruct.errors import TrainingDiverged
 
 EVIDENCE = "diverged.pt"
-"""Name of the file with the batch and the weights behind a loss that is not finite, in the run folder."""
+"""Name of the file in the run folder with the batch and the weights that led to a loss that is not finite."""
 
 _MOST_BYTES = 256 * 2**20  # of batches that wait for a look at their losses
 Batch = Trajectories | DictTensor

@@ -80,8 +80,8 @@ class KeepsStatistics(Protocol):
 class GradientLearner(ABC):
     """One network and one optimiser.
 
-    As soon as a loss or gradient norm is not finite, the optimiser stops changing the weights, and nobody waits for the
-    device: whoever finds out later finds the weights that led there. (Where torch has a fused Adam: CPU and CUDA.)
+    As soon as a loss or gradient norm is not finite, the optimiser stops changing the weights, without a wait for the
+    device, so that the weights that led there can still be saved later. (Where torch has a fused Adam: CPU and CUDA.)
 
     Args:
         model: on the learner's device.
@@ -255,7 +255,7 @@ def replay_with_next_values(agent: RL_Agent, trajectories: Trajectories) -> tupl
     """
     if agent.require_history():
         raise ValueError(
-            f"replay_with_next_values: {type(agent).__name__} wants a history, and there is none behind the last step. "
+            f"replay_with_next_values: {type(agent).__name__} wants a history, and there is none after the last step. "
             "Collect whole episodes that terminate, and do not bootstrap."
         )
     steps = trajectories.trajectories

@@ -1,4 +1,4 @@
-"""Settings that were tuned for an environment, and measured: what ``rlstruct train`` begins with. Layer 4.
+"""Settings that were tuned for an environment, and measured: what ``rlstruct train`` begins with.
 
 ``benchmarks/learn.py`` trains with the same ones, and ``benchmarks/README.md`` says what comes out. Those with a
 ``target_return`` evaluate between the updates, so that they end with the very weights that reached it.
@@ -21,7 +21,7 @@ class Preset:
 
     Attributes:
         config: of the algorithm.
-        network: keyword arguments of the network, where it is not as by default.
+        network: keyword arguments of the network that differ from its defaults.
     """
 
     config: TrainingConfig
@@ -50,7 +50,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
             entropy_coefficient=0.0, max_gradient_norm=0.5, whiten_advantages=True,
             evaluation_interval=100_000, evaluation_timesteps=200, evaluation_stochastic=False,
         ),
-        {"initial_log_std": 1.0},  # wide draws at first: white noise of little torque never swings it up
+        {"initial_log_std": 1.0},  # wide draws at first: weak random torques never swing it up
     ),
     ("reinforce", "Pendulum-v1"): Preset(
         ReinforceConfig(
@@ -74,8 +74,8 @@ PRESETS: dict[tuple[str, str], Preset] = {
             evaluation_interval=20_000, target_return=150.0, evaluation_episodes=50, evaluation_processes=0,
         )
     ),
-    # Where the next ball seems lost anyway all actions are worth the same: only much entropy, and advantages with
-    # little noise, keep them all alive.
+    # When the next ball seems lost anyway, all actions are worth the same: only high entropy, and advantages with
+    # little noise, keep all of them in use.
     ("a2c", "Breakout-MinAtar"): Preset(
         A2CConfig(
             n_env_steps=4_000_000, n_envs=64, n_timesteps=16, reward_scale=1.0, learning_rate=0.002, trace_decay=0.8,

@@ -97,7 +97,7 @@ class PrioritisedReplayBuffer(ReplayBuffer):
         self.priority = torch.zeros(len(self.columns["ready"]), dtype=torch.float64, device=self.device)
 
     def _stored(self, slot: Tensor, following: Tensor, ready: Tensor) -> None:
-        # Next to be overwritten: the slot at the head, and those behind it, whose stacks have just been cut.
+        # Next to be overwritten: the slot at the head, and those after it, whose stacks have just lost an image.
         places = self._state["head"].unsqueeze(1) + torch.arange(self.n_stack, device=self.device)
         oldest = self._slot(places, torch.ones_like(places, dtype=torch.bool))
         self.priority[torch.cat([following.flatten(), oldest.flatten()])] = 0.0

@@ -1,8 +1,8 @@
-"""A replay buffer that keeps each observation once and still knows the true next one of every step. Layer 4.
+"""A replay buffer that keeps each observation once and still knows the true next one of every step.
 
 Each environment has a ring of slots. An episode of n steps takes n + 1 of them, in a row: what the agent saw at each
-step, and behind it the final observation, from which nobody acted. So the observation that a step led to always stands
-in the next slot, at truncation and termination too, and n steps further stands the n-step one.
+step, and then the final observation, from which nobody acted. So the observation that a step led to is always in the
+next slot, at truncation and termination too, and the one that n steps led to is n slots further.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from rlstruct.functional.q_learning import n_step_reward
 
 _POSITIVE = 2**63 - 1
 _FROM_STEPS = ("_observation/reward", "_observation/terminated")
-# Whether an agent's step stands in a slot; how many do before it, in its environment; which slot the step with this
-# number has; how many steps of its episode stand before it.
+# Whether a slot holds a step that can be drawn; how many such steps come before it in its environment; which slot the
+# step with this number has; how many steps of its episode come before it.
 _OF_SLOTS = {"ready": torch.bool, "number": torch.int64, "slot_of": torch.int64, "age": torch.int64}
 
 
 def least_capacity(n_envs: int, n_timesteps: int, n_stack: int = 1) -> int:
-    """Return how many observations a buffer must keep to take pieces of ``n_timesteps``, each step of which may end.
+    """Return how many observations a buffer must keep for batches of ``n_timesteps``, each step of which may end.
 
     Args:
-        n_envs: rows of a piece.
-        n_timesteps: steps of a piece.
+        n_envs: rows of a batch.
+        n_timesteps: steps of a batch.
         n_stack: see `ReplayBuffer`.
     """
     return n_envs * (2 * n_timesteps + n_stack)
@@ -40,11 +40,11 @@ def least_capacity(n_envs: int, n_timesteps: int, n_stack: int = 1) -> int:
 
 @dataclass(frozen=True)
 class ReplayMemory:
-    """What a replay buffer holds on to.
+    """How much a replay buffer holds.
 
     Attributes:
         observation_bytes: of the observations.
-        other_bytes: of actions, rewards, and what finds a step.
+        other_bytes: of actions, rewards and indices.
         n_transitions: steps that can be sampled now.
     """
 
@@ -64,8 +64,8 @@ class ReplayBuffer:
         device: where they are kept: the trajectories' and, usually, the learner's.
         n_step: steps of the return, cut at the end of an episode and at the latest step.
         discount: per-step factor of the n-step return.
-        n_stack: the frames are stacks of so many [n_stack, ...], the newest last: only the newest is kept, and the
-            stack is put together again from the steps before.
+        n_stack: the frames are stacks [n_stack, ...], the newest image last: only the newest is kept, and the stack is
+            put together again from the steps before.
         stack_padding: how the environment fills the stack of an episode's first steps: with its first frame
             (``"reset"``, as gymnasium's FrameStackObservation does by default) or with zeros.
         pin_memory: keep everything, and return batches, in pinned CPU memory, from where
@@ -77,7 +77,7 @@ class ReplayBuffer:
 
     Attributes:
         device: where everything is.
-        columns: name to tensor, one row for each slot; for tests and the curious.
+        columns: name to tensor, one row for each slot.
     """
 
     def __init__(
@@ -115,11 +115,11 @@ class ReplayBuffer:
     def extend(self, trajectories: Trajectories) -> None:
         """Add steps; the oldest make room.
 
-        Where a row does not continue the row of the call before, because the environments were reset or a batch was
-        left out, the episode before counts as unfinished.
+        Where a row does not continue that of the previous call, because the environments were reset or a batch was left
+        out, the previous episode counts as unfinished.
 
         Args:
-            trajectories: the next piece of every environment, from an auto-resetting batcher.  [B, T] on ``device``
+            trajectories: the next steps of every environment, which restarts by itself.  [B, T] on ``device``
 
         Raises:
             DeviceMismatchError: they are on another device.
@@ -140,7 +140,7 @@ class ReplayBuffer:
         slot, following = self._slot(place, real), self._slot(place + 1, real)
         for name, column in self.columns.items():
             if name.startswith("observation/"):
-                # What a step led to is what the next one starts from, or the last of its episode: the same slot.
+                # What a step led to is what the next one starts from, or the last frame of its episode: the same slot.
                 self._write(column, following, self._newest(steps[f"_{name}"]))
                 self._write(column, slot, self._newest(steps[name]))
             elif name in steps:
@@ -156,7 +156,7 @@ class ReplayBuffer:
         self._write(self.columns["slot_of"], self._slot(number, ready), slot)
         self._state["count"] = self._state["count"] + ready.sum(1)
         self._find_range()
-        # Whatever a row set in with, its step number n_stack has a whole stack before it.
+        # Wherever a row starts, its n_stack-th step has a full stack.
         self._drawable |= steps.n_steps() >= self.n_stack
         self._stored(slot, following, ready)
 
@@ -185,7 +185,7 @@ class ReplayBuffer:
             ValueError: there is nothing to sample.
         """
         self._refuse_empty()
-        # One key for each draw, from a counter: nothing to wait for, and equal on all devices.
+        # One key for each draw, from a counter: the same on all devices, without a wait.
         lanes = torch.arange(batch_size, device=self.device, dtype=torch.int64)
         key = random.step_keys(self._seed, self._n_draws, lanes).squeeze(1)  # [K]
         self._n_draws += 1
@@ -225,26 +225,26 @@ class ReplayBuffer:
     def _refuse_empty(self) -> None:
         if not self.columns:
             raise ValueError(f"{type(self).__name__}.sample: the buffer is empty. Call extend() first.")
-        # Waits for the device, in a buffer that has only had pieces shorter than a stack, until something can be drawn.
+        # Waits for the device only while all batches so far were shorter than a stack.
         self._drawable = self._drawable or self.n_transitions() > 0
         if not self._drawable:
             raise ValueError(
-                f"{type(self).__name__}.sample: 0 steps can be drawn, expected at least 1: all that were added set in "
-                f"within an episode, and n_stack is {self.n_stack}, so the first {self.n_stack - 1} of a row lack "
-                "frames of their stacks. Add the steps that follow, or begin with the batch after a reset."
+                f"{type(self).__name__}.sample: 0 steps can be drawn, expected at least 1: every stored row starts "
+                f"mid-episode, and n_stack is {self.n_stack}, so its first {self.n_stack - 1} steps lack images of "
+                "their stacks. Add the steps that follow, or begin with the batch after a reset."
             )
 
     def _draw(self, key: Tensor) -> tuple[Tensor, Tensor]:
         """Choose steps by random keys [K]: their slots [K] int64 and importance [K] float32."""
         ends, first = self._state["ends"], self._state["first"]
-        drawn = (key & _POSITIVE) % ends[-1].clamp(min=1)  # 63 random bits: the bias is beyond notice
+        drawn = (key & _POSITIVE) % ends[-1].clamp(min=1)  # 63 random bits: the bias is negligible
         row = torch.searchsorted(ends, drawn, right=True)
         number = drawn + first.index_select(0, row)
         index = row * self._width + number % self._ring
         return self.columns["slot_of"].index_select(0, index), torch.ones_like(drawn, dtype=torch.float32)
 
     def _stored(self, slot: Tensor, following: Tensor, ready: Tensor) -> None:
-        """Hear which slots were written: those of steps, those behind them, and which steps can be sampled; [B, T]."""
+        """Called with the slots written: of steps, of what they led to, and which steps can be sampled; [B, T] each."""
 
     def _read(self, index: Tensor) -> dict[str, Tensor]:
         columns = self.columns
@@ -291,7 +291,7 @@ class ReplayBuffer:
         column[slot] = value.to(column.dtype)
 
     def _place(self, real: Tensor, done: Tensor, initial: Tensor, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Find the places of new steps, and move each environment's head behind them.
+        """Find the places of new steps, and move each environment's head past them.
 
         Returns:
             ``(place, age, ready)``: where each step goes, counted from the environment's first; how many steps of its
@@ -299,12 +299,12 @@ class ReplayBuffer:
         """
         state, T = self._state, real.shape[1]
         broken = (step != state["next_step"]) | initial[:, 0]
-        # Unless its episode ended, the last observation of a broken row stays where it is: some step led there.
+        # Unless its episode ended, the last observation of a broken row keeps its slot: a step led there.
         head = state["head"] + (broken & ~state["ended"])
         times = torch.arange(T, device=self.device)
         age_before = torch.where(broken, 0, state["age"]).unsqueeze(1)
         age = times - torch.where(initial, times, -age_before).cummax(dim=1).values
-        # A row that sets in within an episode lacks the first stacks.
+        # A row that starts mid-episode lacks the first stacks.
         whole = (state["whole"] & ~broken).unsqueeze(1) | (initial.cumsum(1) > 0)
         ready = real & (whole | (age >= self.n_stack - 1))
         taken = real.to(torch.int64) + done  # a final observation takes a slot of its own
@@ -321,9 +321,9 @@ class ReplayBuffer:
         return place, age, ready
 
     def _find_range(self) -> None:
-        """Find, for each environment, the oldest step that is still whole, and count the steps from there."""
+        """Find the oldest step of each environment that is still whole, and count the steps from there."""
         state = self._state
-        oldest = (state["head"] - self._ring + self.n_stack).clamp(min=0)  # a stack wants the slots before
+        oldest = (state["head"] - self._ring + self.n_stack).clamp(min=0)  # a stack needs the slots before
         number = self.columns["number"].index_select(0, self._bases + oldest % self._ring)
         kept = state["count"] - number
         state["ends"] = kept.cumsum(0)
@@ -344,7 +344,7 @@ class ReplayBuffer:
         self._state = {"head": zero, "count": zero, "age": zero, "next_step": zero - 1, "ended": ~no, "whole": no}
 
     def _lay_out(self, n_envs: int) -> None:
-        """Share the slots out to the environments, with a spare one each for writes that shall have no effect."""
+        """Divide the slots among the environments, with a spare one each for writes that should have no effect."""
         self._ring = self.capacity // n_envs
         self._width = self._ring + 1
         self._bases = torch.arange(n_envs, device=self.device) * self._width
@@ -369,5 +369,5 @@ class ReplayBuffer:
         if self.capacity < needed:
             raise ShapeMismatchError(
                 f"{where}: {T} steps of {B} environments may take {needed} slots, and the capacity is "
-                f"{self.capacity}. Make it larger, or the pieces shorter."
+                f"{self.capacity}. Make it larger, or n_timesteps smaller."
             )

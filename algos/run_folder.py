@@ -76,8 +76,8 @@ class RunFolder:
     def resume(cls, path: str | Path, *, n_env_steps: int | None = None, progress: bool = True) -> RunFolder:
         """Open the folder of a training that was killed; ``train(…, run=folder)`` then goes on from its checkpoint.
 
-        What was logged after that checkpoint is taken back: it will be logged again. Without a checkpoint, because the
-        training was killed before the first one, everything begins anew in the same folder.
+        What was logged after that checkpoint is removed, as it will be logged again. If the training was killed before
+        its first checkpoint, everything begins anew in the same folder.
 
         Args:
             path: the folder.
@@ -112,7 +112,7 @@ class RunFolder:
         self.checkpoint: dict[str, Any] | None = None
         self._start = time.perf_counter()
         self._board = writer(str(self.path), purge_step=purge_step)
-        # Made at the first line of the log, so that its rate does not count the start of the processes.
+        # Made at the first line of the log, so that its rate leaves out the start of the processes.
         self._create_bar = partial(
             tqdm, total=n_env_steps, unit="step", unit_scale=True, disable=not progress, dynamic_ncols=True
         )
@@ -176,26 +176,26 @@ class RunFolder:
             TypeError: config is not a dataclass instance.
         """
         text, file = _settings_text("RunFolder.save_config", config), self.path / "config.json"
-        # The lease is held on this very file, so it cannot be replaced as a whole; one write, which leaves nothing of
-        # the old text behind it, is as good: whoever is killed has written all of it or nothing.
+        # The lease is held on this file, so it cannot be replaced by another. A single write is as safe: a process that
+        # is killed has written all of it or nothing.
         with file.open("r+b", buffering=0) as opened:
             opened.write(text.ljust(file.stat().st_size, b"\n"))
 
     def save_checkpoint(self, state: Mapping[str, object]) -> None:
-        """Replace ``checkpoint.pt``; whoever reads it sees the old one or the new one, never a part.
+        """Replace ``checkpoint.pt``; a reader finds the old one or the new one, never a mixture.
 
         Args:
             state: tensors and plain values, nested in dicts and lists. How far the log had come is added as ``run``.
         """
         if (metrics := self.path / "metrics.csv").exists():
             with metrics.open("ab") as file:
-                os.fsync(file.fileno())  # a checkpoint that counts lines must find them after a power failure
+                os.fsync(file.fileno())  # a checkpoint that counts lines must find them, even after a power failure
         seconds = time.perf_counter() - self._start
         log = {"n_lines": len(self._rows), "seconds": seconds, "n_env_steps": self._n_env_steps}
         write_checkpoint(self.path / "checkpoint.pt", {**state, "run": log})
 
     def save_evidence(self, name: str, state: Mapping[str, object]) -> Path:
-        """Write what a failed training leaves, and return the file; it is read as a checkpoint is."""
+        """Write what led to the failure of a training, and return the file; torch.load reads it."""
         write_checkpoint(self.path / name, state)
         return self.path / name
 
@@ -217,7 +217,7 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close all files, also after an error: the curve shows how far the training came."""
+        """Close all files, also after an error: the curve then shows how far the training got."""
         self.close()
 
     def _show(self) -> Any:  # noqa: ANN401 - a bar of tqdm, which has no types
@@ -237,10 +237,10 @@ class RunFolder:
         if row.keys() <= set(self._columns):
             self._append([row])
             return
-        self._rewrite()  # new names come once or twice in a training
+        self._rewrite()  # new names appear once or twice in a training
 
     def _rewrite(self) -> None:
-        """Write the whole CSV again, as a whole or not at all."""
+        """Replace the whole CSV file."""
         present = {name for known in self._rows for name in known}
         others = sorted(present - set(_COUNTERS) - set(_EVALUATION))
         self._columns = (*_COUNTERS, *_EVALUATION, *others) if self._rows else ()
@@ -282,7 +282,7 @@ def read_lines(path: Path, n: int | None = None) -> list[dict[str, float]]:
         raise ValueError(f"{path} is damaged: {error}. Take a copy of it from elsewhere, or train anew.") from error
     if n is not None and len(lines) < n:
         raise ValueError(
-            f"{path} has {len(lines)} lines, expected {n} at least: so many were written before the checkpoint. Take a "
+            f"{path} has {len(lines)} lines, expected {n} at least, those written before the checkpoint. Take a "
             "copy of it from elsewhere, or train anew."
         )
     return lines
@@ -293,7 +293,7 @@ def _number(cell: str) -> float:
 
 
 def _new_folder(root: Path, name: str) -> Path:
-    """Make a folder that nobody else has made."""
+    """Make a new folder, also if two trainings begin in the same second."""
     stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     for attempt in range(1000):
         path = root / (stem if attempt == 0 else f"{stem}-{attempt}")

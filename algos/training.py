@@ -164,7 +164,7 @@ class TrainingLoop:
         self._finished = False
         self._ordered: int | None = None  # version of the weights that collect the batch under way
         self._published: int | None = None
-        self._fetched: Fetched | None = None  # came before it was needed, because a checkpoint was written
+        self._fetched: Fetched | None = None  # fetched early, for a checkpoint
         self._saved_at = 0  # environment steps
         self._start = 0.0
         self._warned = False
@@ -270,7 +270,7 @@ class TrainingLoop:
             self._warn_of_cuts(trajectories, n_running)
         else:
             self._refuse_episodic(n_running)
-            self.env_steps += steps.n_elems() * steps.n_steps()  # all rows are full: nobody waits for the device
+            self.env_steps += steps.n_elems() * steps.n_steps()  # from shapes, without a wait for the device
             self.history.statistics.track(trajectories)
         if self.learner.overlap and self.env_steps < self.config.n_env_steps:
             self._order()

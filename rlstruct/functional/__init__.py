@@ -1,1 +1,1 @@
-"""Pure functions of tensors: random numbers, masks, returns, losses. Layer 1: no device argument, no host sync."""
+"""Pure functions of tensors: random numbers, masks, returns, losses. They take no device argument and never sync."""

@@ -146,7 +146,7 @@ def _real(values: Tensor, mask: Tensor, like: Tensor) -> Tensor:
 
 
 def _one_step_target(reward: Tensor, terminated: Tensor, mask: Tensor, next_value: Tensor, discount: float) -> Tensor:
-    """Reward + discount * v(s'), with v = 0 behind a terminal observation; 0 on padding."""
+    """Reward + discount * v(s'), with v = 0 after a terminal observation; 0 on padding."""
     following = torch.where(terminated.bool(), 0.0, next_value.detach().to(reward.dtype))
     return torch.where(mask.bool(), reward + discount * following, 0.0)
 
@@ -158,7 +158,7 @@ def _flow(done: Tensor, mask: Tensor, factor: float, like: Tensor) -> Tensor:
 
 
 def _following(values: Tensor) -> Tensor:
-    """Shift by one step: values[b, t + 1], 0 behind the last column."""
+    """Shift by one step: values[b, t + 1], 0 after the last column."""
     return torch.nn.functional.pad(values[:, 1:], (0, 1))
 
 

@@ -1,4 +1,4 @@
-"""The diagonal normal distribution as functions of mean and logarithm of the standard deviation. Layer 1: no host sync.
+"""The diagonal normal distribution as functions of mean and logarithm of the standard deviation.
 
 `rlstruct.functional.random.normal` draws the standard normal numbers that `sample` shifts and scales.
 """

@@ -1,4 +1,4 @@
-"""Choosing rows by a mask. Layer 1: pure functions, no device argument, no host sync."""
+"""Choosing rows by a mask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses of policy-gradient methods over padded batches. Layer 1: pure functions, no device argument, no host sync."""
+"""Losses of policy-gradient methods over padded batches."""
 
 from __future__ import annotations
 

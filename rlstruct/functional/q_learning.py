@@ -1,4 +1,4 @@
-"""Targets and losses of Q-learning over batches of transitions. Layer 1: pure functions, no device, no host sync."""
+"""Targets and losses of Q-learning over batches of transitions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rlstruct.errors import ShapeMismatchError
 def n_step_reward(reward: Tensor, real: Tensor, discount: float) -> tuple[Tensor, Tensor]:
     """Sum the discounted rewards of the steps that follow each other, as far as they go.
 
-    The first part of the n-step return, Sutton and Barto, "Reinforcement Learning" (2018), equation 7.1; what comes
-    behind the last of the m steps is ``discount^m`` times the value of the state reached there.
+    The first part of the n-step return, Sutton and Barto, "Reinforcement Learning" (2018), equation 7.1. The rest, what
+    follows the last of the m steps, is ``discount^m`` times the value of the state reached there.
 
     Args:
-        reward: rewards of n steps in a row; those behind the first step that is not real are not read.  [B, n] float
+        reward: rewards of n steps in a row; those after the first step that is not real are not read.  [B, n] float
         real: whether the step belongs to the same episode as the first one; the first always does.      [B, n] bool
         discount: per-step factor in [0, 1].
 

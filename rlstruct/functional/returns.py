@@ -1,4 +1,4 @@
-"""Discounted returns over padded batches. Layer 1: pure functions, no device argument, no host sync."""
+"""Discounted returns over padded batches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def reward_to_go(reward: Tensor, mask: Tensor, discount: float) -> Tensor:
 
 
 def episode_ends(done: Tensor, mask: Tensor) -> Tensor:
-    """Mark the steps behind which a row does not go on: an episode's last, and the last real one of the row.
+    """Mark the steps after which a row does not go on: an episode's last, and the last real one of the row.
 
     Args:
         done: the observation after step t ended its episode.  [B, T] bool
@@ -53,7 +53,7 @@ def episode_ends(done: Tensor, mask: Tensor) -> Tensor:
     """
     _check("episode_ends", 1.0, done=done, mask=mask)
     real = mask.bool()
-    follows = torch.nn.functional.pad(real[:, 1:], (0, 1))  # False behind the last column
+    follows = torch.nn.functional.pad(real[:, 1:], (0, 1))  # False after the last column
     return real & (done.bool() | ~follows)
 
 

@@ -1,4 +1,4 @@
-"""Linear recurrences over time without a Python loop over the steps. Layer 1: pure functions, no host sync."""
+"""Linear recurrences over time without a Python loop over the steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn.functional import pad
 
 
 def backward_recurrence(addend: Tensor, factor: Tensor) -> Tensor:
-    """Solve ``x[b, t] = addend[b, t] + factor[b, t] * x[b, t + 1]`` with x = 0 behind the last step.
+    """Solve ``x[b, t] = addend[b, t] + factor[b, t] * x[b, t + 1]`` with x = 0 after the last step.
 
     Steps are joined by doubling (Hillis and Steele, "Data parallel algorithms", CACM 1986): log2(T) operations on the
     whole batch in place of T small ones, which is what a GPU wants and faster on a CPU too. Sums are associated
@@ -27,7 +27,7 @@ def backward_recurrence(addend: Tensor, factor: Tensor) -> Tensor:
     n_steps = addend.shape[1]
     reach = 1
     while reach < n_steps:
-        # Invariant: x[t] = addend[t] + factor[t] * x[t + reach], with zeros behind the end.
+        # Invariant: x[t] = addend[t] + factor[t] * x[t + reach], with zeros after the end.
         addend = torch.addcmul(addend, factor, pad(addend[:, reach:], (0, reach)))
         factor = factor * pad(factor[:, reach:], (0, reach))
         reach *= 2

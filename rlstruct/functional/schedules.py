@@ -1,4 +1,4 @@
-"""Numbers that change while a training goes on. Layer 1: pure functions of Python numbers."""
+"""Numbers that change while a training goes on."""
 
 from __future__ import annotations
 

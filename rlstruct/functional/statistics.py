@@ -1,4 +1,4 @@
-"""Means and scales over the real steps of padded batches. Layer 1: pure functions, no host sync."""
+"""Means and scales over the real steps of padded batches."""
 
 from __future__ import annotations
 
