@@ -46,7 +46,7 @@ class ActorCriticAgent(ModelAgent[nn.Module]):
         if type(self) is not ActorCriticAgent or type(model) is not ActorCritic or has_hooks(model):
             return None
         (actor, kind), (critic, other_kind) = _layers(model.actor), _layers(model.critic)
-        one_choice = type(model.logits) is ActionLogits and len(model.logits.shape) == 1
+        one_choice = type(model.policy) is ActionLogits and len(model.policy.shape) == 1
         return Perceptron(actor, critic, kind, self.stochastic) if kind and kind == other_kind and one_choice else None
 
     def choose(self, policy: Tensor, value: Tensor, observation: DictTensor) -> DictTensor:
