@@ -28,7 +28,7 @@ gpu: ## half an hour on a GPU, tests and benchmark, with the packages that are t
 	$(PYTHON) .ci/on_gpu.py $(ARGS)
 
 soak: $(INSTALLED) ## break batchers at random for ten minutes: make soak ARGS="--seconds 60 --seed 3"
-	$(RUN) tests/batchers/soak.py $(ARGS)
+	PYTHONPATH=tests $(RUN) tests/batchers/soak.py $(ARGS)
 
 lint: $(INSTALLED) ## check style, docstrings, annotations and format; changes nothing
 	$(VENV)/bin/ruff check $(CODE)

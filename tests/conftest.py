@@ -12,6 +12,8 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+# Programs that tests start find fake_envs and fake_agents too.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.path.dirname(__file__), os.environ.get("PYTHONPATH")]))
 # Ctrl-C does nothing to what a shell starts in the background, nor to its children: tests of it would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gymnasium
 import pytest
 import torch
+from fake_envs import create_counting_env
 
 from rlstruct import DeviceEnv, RL_Agent, RL_Agent_CheckDevice, Trajectories, VecEnv, replay_agent, resolve_device
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
@@ -12,7 +13,7 @@ from rlstruct.batchers import RL_Batcher
 from rlstruct.core import DictTensor
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.functional import random
-from rlstruct.testing import count_host_syncs, create_counting_env, forbid_host_sync
+from rlstruct.testing import count_host_syncs, forbid_host_sync
 
 
 @pytest.fixture(params=["sim:0", pytest.param("cuda:0", marks=pytest.mark.gpu)])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fake_agents import HistoryAgent, LinearAgent, RngAgent, StatefulAgent
 from torch import nn
 
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.functional.random import step_keys
 from rlstruct.replay import replay_agent, replay_agent_stateless
 from rlstruct.rl_agent import RL_Agent, RL_Agent_CheckDevice
-from rlstruct.testing import HistoryAgent, LinearAgent, RngAgent, StatefulAgent
 
 B, T = 2, 4
 EMPTY = DictTensor()

@@ -16,13 +16,14 @@ from collections.abc import Callable, Mapping
 
 import pytest
 import torch
+from fake_agents import LinearAgent, StatefulAgent
 from torch import Tensor
 
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.errors import DeviceMismatchError
 from rlstruct.replay import replay_agent
 from rlstruct.rl_agent import RL_Agent, RL_Agent_CheckDevice
-from rlstruct.testing import HostSyncError, LinearAgent, StatefulAgent, forbid_host_sync
+from rlstruct.testing import HostSyncError, forbid_host_sync
 
 B = 2
 META = torch.device("meta")
@@ -332,7 +333,7 @@ def test_checks_survive_python_without_asserts(tmp_path: pathlib.Path) -> None:
     code = """
         import torch
         from rlstruct import DeviceMismatchError, DictTensor, RL_Agent_CheckDevice
-        from rlstruct.testing import FixedAgent
+        from fake_agents import FixedAgent
         assert False, "asserts must be off"
         agent = RL_Agent_CheckDevice(FixedAgent(), "cpu")
         meta = DictTensor({"last_action": torch.zeros(2, device="meta")})

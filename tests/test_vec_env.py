@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fake_envs import CountingEnv
 
 from rlstruct.core import DictTensor
 from rlstruct.errors import DeviceMismatchError
-from rlstruct.testing import CountingEnv, check_vec_env
+from rlstruct.testing import check_vec_env
 from rlstruct.vec_env import DeviceEnv, VecEnv
 
 CPU, META = torch.device("cpu"), torch.device("meta")

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from fake_agents import RngAgent
 from gymnasium import spaces
 
 from rlstruct import DictTensor, resolve_device
 from rlstruct.adapters import TorchVectorEnv
 from rlstruct.batchers import RL_Batcher
 from rlstruct.testing import check_vec_env, forbid_host_sync
-from rlstruct.testing.fake_agents import RngAgent
 
 B = 4
 

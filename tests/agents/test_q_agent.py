@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fake_envs import create_counting_env
 from gymnasium import spaces
 
 from rlstruct import DictTensor, RL_Agent, Trajectories, replay_agent
 from rlstruct.agents import DuellingHead, QAgent, QNetwork
 from rlstruct.batchers import RL_Batcher
 from rlstruct.functional.random import step_keys
-from rlstruct.testing import check_agent, create_counting_env
+from rlstruct.testing import check_agent
 
 FRAMES = spaces.Box(-1.0, 1.0, (4,))
 ACTIONS = spaces.Discrete(3)

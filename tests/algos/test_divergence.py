@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from fake_agents import RngAgent
+from fake_envs import CountingEnv
 from resume_tasks import config_of, create_network, create_sim, train
 
 from rlstruct import DictTensor
@@ -19,8 +21,6 @@ from rlstruct.algos.history import TrainingHistory
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.batchers import EpisodeStatistics, RL_Batcher
 from rlstruct.errors import TrainingDiverged
-from rlstruct.testing.fake_agents import RngAgent
-from rlstruct.testing.fake_envs import CountingEnv
 from rlstruct.vec_env import Observed
 
 for package in ("tqdm", "tensorboard", "matplotlib"):

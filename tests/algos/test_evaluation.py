@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fake_envs import counting_length, create_counting_env, create_slow_env
 
 from rlstruct import BatcherStateError
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos.evaluation import Evaluation, Evaluator
 from rlstruct.batchers import RL_Batcher
-from rlstruct.testing import counting_length, create_counting_env, create_slow_env
 
 MODEL = ActorCritic(3, 2)
 SEED, N_ENVS = 2, 4

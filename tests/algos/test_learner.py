@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from fake_agents import HistoryAgent
+from fake_envs import create_counting_env
 
 from rlstruct import RL_Agent, Trajectories, replay_agent
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
 from rlstruct.algos.learner import replay_with_next_values
 from rlstruct.batchers import RL_Batcher
-from rlstruct.testing import HistoryAgent, create_counting_env
 
 
 def make_agent(kind: str, model: Any) -> RL_Agent:

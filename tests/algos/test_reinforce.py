@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
+from fake_envs import CountingEnv
 
 from rlstruct import DictTensor, TemporalDictTensor, Trajectories, algos
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic
@@ -15,7 +16,7 @@ from rlstruct.algos import reinforce
 from rlstruct.algos.placement import PlacedEnv, cpu_copy, create_batchers
 from rlstruct.algos.reinforce import Learner, ReinforceConfig, ReinforceResult, train
 from rlstruct.envs import GymEnv
-from rlstruct.testing import CountingEnv, allow_host_sync, forbid_host_sync
+from rlstruct.testing import allow_host_sync, forbid_host_sync
 
 SMALL = ReinforceConfig(
     n_env_steps=1500,

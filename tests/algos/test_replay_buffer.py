@@ -7,6 +7,8 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from fake_agents import RngAgent
+from fake_envs import counting_length, create_counting_env
 from gymnasium import spaces
 from gymnasium.wrappers import FrameStackObservation
 from hypothesis import given, settings
@@ -18,7 +20,7 @@ from rlstruct.algos.prioritised import PrioritisedReplayBuffer
 from rlstruct.algos.replay_buffer import ReplayBuffer
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf
-from rlstruct.testing import RngAgent, allow_host_sync, counting_length, create_counting_env, forbid_host_sync
+from rlstruct.testing import allow_host_sync, forbid_host_sync
 
 LENGTHS = (3, 1, 4, 2, 6)
 

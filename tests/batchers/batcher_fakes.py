@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
+from fake_envs import LENGTHS, CountingEnv, SlowEnv
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
@@ -16,7 +17,6 @@ from torch import Tensor
 from rlstruct import DictTensor, RL_Agent, TemporalDictTensor, VecEnv
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
 from rlstruct.envs import GymEnv, GymEnvInf, GymVectorEnv
-from rlstruct.testing.fake_envs import LENGTHS, CountingEnv, SlowEnv
 
 
 def limit(seconds: float) -> float:

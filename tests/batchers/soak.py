@@ -28,12 +28,12 @@ from typing import Any
 
 import psutil
 import torch
+from fake_agents import RngAgent
+from fake_envs import CountingEnv, FailingEnv, SlowEnv, counting_length
 from torch import Tensor
 
 from rlstruct import DictTensor, WorkerError, WorkerTimeout
 from rlstruct.batchers import RL_Batcher
-from rlstruct.testing.fake_agents import RngAgent
-from rlstruct.testing.fake_envs import CountingEnv, FailingEnv, SlowEnv, counting_length
 
 # What a worker does to itself, and what the WorkerError must then say; None: nothing may go wrong.
 INSIDE = {

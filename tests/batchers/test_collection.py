@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 from batcher_fakes import GlobalRandomAgent, InfoAgent, SumOfHistoryAgent, create_next_step, steps_of
+from fake_agents import FixedAgent, RngAgent, StatefulAgent
+from fake_envs import create_counting_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlstruct import DictTensor, Trajectories
 from rlstruct.batchers import RL_Batcher
 from rlstruct.functional.random import step_keys
-from rlstruct.testing.fake_agents import FixedAgent, RngAgent, StatefulAgent
-from rlstruct.testing.fake_envs import create_counting_env
 
 
 def collect(batcher: RL_Batcher, n: int) -> list[Trajectories]:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from fake_agents import RngAgent, StatefulAgent
+from fake_envs import create_counting_env
 
 from rlstruct import DeviceEnv, DeviceMismatchError, DictTensor, ShapeMismatchError, WorkerError
 from rlstruct.batchers import RL_Batcher, collect_episodes
-from rlstruct.testing.fake_agents import RngAgent, StatefulAgent
-from rlstruct.testing.fake_envs import create_counting_env
 
 
 class ElsewhereAgent(RngAgent):

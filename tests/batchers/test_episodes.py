@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from batcher_fakes import create_cartpole, steps_of
+from fake_agents import RngAgent
+from fake_envs import counting_length, create_counting_env
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,8 +22,6 @@ from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.functional.returns import reward_to_go
 from rlstruct.functional.statistics import masked_mean
 from rlstruct.testing import forbid_host_sync
-from rlstruct.testing.fake_agents import RngAgent
-from rlstruct.testing.fake_envs import counting_length, create_counting_env
 
 lengths = st.lists(st.integers(1, 7), min_size=1, max_size=4)
 

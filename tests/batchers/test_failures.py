@@ -13,12 +13,12 @@ import psutil
 import pytest
 import torch
 from batcher_fakes import create_version_agent, limit, shared_memory_names
+from fake_agents import RngAgent
+from fake_envs import CountingEnv, create_counting_env, create_failing_env, create_slow_env
 
 from rlstruct import BatcherStateError, DictTensor, WorkerError, WorkerTimeout
 from rlstruct.batchers import RL_Batcher
 from rlstruct.batchers.progress import Phase, Progress, describe, unpickled
-from rlstruct.testing.fake_agents import RngAgent
-from rlstruct.testing.fake_envs import CountingEnv, create_counting_env, create_failing_env, create_slow_env
 
 
 class ArgumentsNeededError(RuntimeError):

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from batcher_fakes import create_cartpole, create_policy
+from fake_agents import HistoryAgent, RngAgent, StatefulAgent
+from fake_envs import create_counting_env, create_slow_env
 
 import rlstruct.batchers.batcher as batcher_module
 from rlstruct import (
@@ -23,8 +25,6 @@ from rlstruct import (
 )
 from rlstruct.batchers import RL_Batcher
 from rlstruct.batchers.workers.handle import WorkerHandle
-from rlstruct.testing.fake_agents import HistoryAgent, RngAgent, StatefulAgent
-from rlstruct.testing.fake_envs import create_counting_env, create_slow_env
 
 
 def make(n_processes: int = 0, *, T: int = 3, n_envs: int = 2, auto_reset: bool = True, **settings: Any) -> RL_Batcher:

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from batcher_fakes import GlobalRandomAgent, create_cartpole
+from fake_agents import StatefulAgent
+from fake_envs import create_counting_env
 from gymnasium import spaces
 
 from rlstruct import DeviceEnv, Trajectories, VecEnv
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf
-from rlstruct.testing.fake_agents import StatefulAgent
-from rlstruct.testing.fake_envs import create_counting_env
 
 STATUS = Path("/proc/self/status")
 

@@ -21,19 +21,19 @@ import psutil
 import pytest
 import torch
 from batcher_fakes import limit, shared_memory_names
+from fake_agents import RngAgent
+from fake_envs import CountingEnv, create_counting_env
 
 from rlstruct import DictTensor
 from rlstruct.batchers import RL_Batcher
-from rlstruct.testing.fake_agents import RngAgent
-from rlstruct.testing.fake_envs import CountingEnv, create_counting_env
 
 HEAD = """
 import os, signal, sys, time
 import torch
 from rlstruct import RL_Agent, DictTensor, VecEnv
 from rlstruct.batchers import RL_Batcher
-from rlstruct.testing.fake_agents import RngAgent
-from rlstruct.testing.fake_envs import create_counting_env, create_slow_env
+from fake_agents import RngAgent
+from fake_envs import create_counting_env, create_slow_env
 
 def make(seconds=0.02, n_processes=1, **settings):
     env_args = {"n_envs": 1, "auto_reset": True, "seconds": seconds}
@@ -250,7 +250,7 @@ def test_what_is_printed_where_standard_streams_are_closed_lands_in_no_batch(tmp
         HEAD
         + textwrap.dedent("""
         from test_processes import PrintingEnv
-        from rlstruct.testing.fake_envs import CountingEnv
+        from fake_envs import CountingEnv
 
         def frames(create_env, n_processes):
             found = []

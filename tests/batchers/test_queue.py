@@ -16,6 +16,8 @@ import psutil
 import pytest
 import torch
 from batcher_fakes import InfoAgent, create_cartpole, create_version_agent, limit
+from fake_agents import RngAgent
+from fake_envs import create_counting_env, create_failing_env, create_slow_env
 
 from rlstruct import (
     BatcherStateError,
@@ -29,8 +31,6 @@ from rlstruct import (
 )
 from rlstruct.batchers import RL_Batcher
 from rlstruct.functional.random import uniform
-from rlstruct.testing.fake_agents import RngAgent
-from rlstruct.testing.fake_envs import create_counting_env, create_failing_env, create_slow_env
 
 B = 6
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from batcher_fakes import create_cartpole, create_policy
+from fake_agents import RngAgent
+from fake_envs import CountingEnv, SlowEnv
 
 from rlstruct import DeviceEnv, DictTensor, Trajectories
 from rlstruct.batchers import RL_Batcher
 from rlstruct.errors import BatcherStateError, WorkerError
 from rlstruct.sims import make
-from rlstruct.testing.fake_agents import RngAgent
-from rlstruct.testing.fake_envs import CountingEnv, SlowEnv
 
 B, T = 4, 30
 

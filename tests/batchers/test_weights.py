@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from batcher_fakes import create_cartpole, create_policy, create_version_agent
+from fake_envs import create_counting_env
 
 from rlstruct import DeviceEnv, DictTensor, RL_Agent, Trajectories
 from rlstruct.agents import ActorCritic
 from rlstruct.batchers import RL_Batcher
-from rlstruct.testing.fake_envs import create_counting_env
 
 MILLION = 1_000_000
 

@@ -17,13 +17,13 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from fake_agents import RngAgent
 from gymnasium import spaces
 
 from rlstruct import DeviceEnv, DictTensor, RL_Agent, TemporalDictTensor, Trajectories, VecEnv, sims
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.functional.random import categorical
-from rlstruct.testing.fake_agents import RngAgent
 
 PAGE = Path(__file__).with_name("mistakes.txt")
 

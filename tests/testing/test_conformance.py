@@ -10,6 +10,8 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from fake_agents import LinearAgent, StatefulAgent
+from fake_envs import CountingEnv
 from gymnasium import spaces
 from torch import Tensor, nn
 
@@ -18,15 +20,7 @@ from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional.masks import masked_dicttensor
 from rlstruct.rl_agent import RL_Agent
-from rlstruct.testing import (
-    ConformanceError,
-    CountingEnv,
-    HostSyncError,
-    LinearAgent,
-    StatefulAgent,
-    check_agent,
-    check_vec_env,
-)
+from rlstruct.testing import ConformanceError, HostSyncError, check_agent, check_vec_env
 from rlstruct.testing.conformance import build_error
 from rlstruct.vec_env import Stepped
 

@@ -8,29 +8,23 @@ from functools import partial
 
 import pytest
 import torch
+from fake_agents import FixedAgent, HistoryAgent, LinearAgent, RngAgent, StatefulAgent
+from fake_envs import (
+    CountingEnv,
+    FailingEnv,
+    SlowEnv,
+    counting_length,
+    create_counting_env,
+    create_failing_env,
+    create_slow_env,
+)
 from gymnasium import spaces
 
 from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.errors import ShapeMismatchError
 from rlstruct.functional.random import step_keys
 from rlstruct.rl_agent import RL_Agent
-from rlstruct.testing import (
-    CountingEnv,
-    FailingEnv,
-    FixedAgent,
-    HistoryAgent,
-    LinearAgent,
-    RandomEnv,
-    RngAgent,
-    SlowEnv,
-    StatefulAgent,
-    check_agent,
-    check_vec_env,
-    counting_length,
-    create_counting_env,
-    create_failing_env,
-    create_slow_env,
-)
+from rlstruct.testing import RandomEnv, check_agent, check_vec_env
 
 DEVICES = ["cpu", "sim:1", pytest.param("cuda", marks=pytest.mark.gpu)]
 EMPTY = DictTensor()

@@ -1,4 +1,4 @@
-"""Small agents whose every answer is known beforehand, for tests. Layer 3.
+"""Small agents whose every answer is known beforehand.
 
 Each class serves a batcher as ``create_agent``: spawned processes can import it, its arguments are ``agent_args``.
 """

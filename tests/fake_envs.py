@@ -1,6 +1,6 @@
-"""Small environments whose every number is known beforehand, for tests. Layer 3.
+"""Small environments whose every number is known beforehand.
 
-`CountingEnv` counts, `RandomEnv` samples any space, `SlowEnv` and `FailingEnv` misbehave around another. The
+`CountingEnv` counts, `SlowEnv` and `FailingEnv` misbehave around another. The
 ``create_…`` functions are what a batcher wants: they live at module level, so that spawned processes can import them.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import tag_environment
 from rlstruct.functional.masks import masked_dicttensor
-from rlstruct.spaces import Space, leaves, sample, zeros
 from rlstruct.vec_env import EnvWrapper, Observed, Stepped, VecEnv
 
 LENGTHS = (3, 1, 4, 2, 6)
@@ -170,83 +168,6 @@ class CountingEnv(VecEnv):
         return self._lengths[(self._number + self._episode) % len(self._lengths)]
 
 
-class RandomEnv(VecEnv):
-    """An auto-resetting VecEnv whose frames are samples of a space: shows an agent what a space may hold.
-
-    An episode ends with probability 1/4 at each step, terminated or truncated with equal chance. It cannot be saved.
-
-    Args:
-        observation_space: what to sample frames from; a copy of it is seeded.
-        action_space: what actions are expected.
-        n_envs: B.
-        seed: two environments with the same seed show the same.
-        device: where everything lives.
-
-    Raises:
-        TypeError: a space has no fixed shape.
-    """
-
-    def __init__(
-        self,
-        observation_space: Space,
-        action_space: Space,
-        n_envs: int,
-        seed: int = 0,
-        *,
-        device: DeviceLike = "cpu",
-    ) -> None:
-        """Copy and seed the observation space."""
-        self._device = resolve_device(device)
-        self.auto_reset = True
-        self.action_space = action_space
-        self.observation_space = deepcopy(observation_space)
-        self.observation_space.seed(seed)
-        self._random = np.random.default_rng(seed)
-        self._n_envs = n_envs
-        self._actions = leaves(action_space, "action", where="RandomEnv")
-        leaves(observation_space, "frame", where="RandomEnv")
-
-    @property
-    def device(self) -> torch.device:
-        """Where observations appear."""
-        return self._device
-
-    def n_envs(self) -> int:
-        """Return B."""
-        return self._n_envs
-
-    def reset(self, env_info: DictTensor | None = None) -> Observed:
-        """Sample first frames; see `VecEnv.reset`."""
-        first = self._observe(np.zeros(self._n_envs), initial=True)
-        return first, torch.ones_like(first["done"])
-
-    def step(self, action: DictTensor) -> Stepped:
-        """Sample next frames; see `VecEnv.step`."""
-        reached = self._observe(self._random.random(self._n_envs), initial=False)
-        for key in self._actions:
-            reached.set(f"last_{key}", action[key].clone())
-        current = masked_dicttensor(reached, self._observe(np.zeros(self._n_envs), initial=True), reached["done"])
-        running = torch.ones_like(reached["done"])
-        return Stepped((reached, running), (current, running.clone()))
-
-    def _observe(self, chance: np.ndarray[Any, Any], *, initial: bool) -> DictTensor:
-        terminated = torch.from_numpy(chance > 7 / 8).to(self._device)
-        truncated = torch.from_numpy((chance > 6 / 8) & (chance <= 7 / 8)).to(self._device)
-        reward = np.zeros(self._n_envs) if initial else self._random.normal(size=self._n_envs)
-        last_action = zeros(self.action_space, "last_action", self._n_envs, self._device)
-        return DictTensor(
-            sample(self.observation_space, "frame", self._n_envs, self._device)
-            | {
-                "reward": torch.from_numpy(reward.astype(np.float32)).to(self._device),
-                "terminated": terminated,
-                "truncated": truncated,
-                "done": terminated | truncated,
-                "initial_state": torch.full_like(terminated, initial),
-            }
-            | last_action
-        )
-
-
 class SlowEnv(EnvWrapper):
     """Another environment whose steps (and resets, if asked) take longer.
 
@@ -302,7 +223,7 @@ class FailingEnv(EnvWrapper):
         return self.env.step(action)
 
 
-def create_counting_env(n_envs: int, seed: int = 0, **settings: Any) -> CountingEnv:  # noqa: ANN401 - passed on
+def create_counting_env(n_envs: int, seed: int = 0, **settings: Any) -> CountingEnv:
     """Make a `CountingEnv`; ``settings`` are its keyword arguments."""
     return CountingEnv(n_envs, seed, **settings)
 
@@ -312,7 +233,7 @@ def create_slow_env(
     seed: int = 0,
     *,
     seconds: float,
-    **settings: Any,  # noqa: ANN401 - passed on
+    **settings: Any,
 ) -> SlowEnv:
     """Make a `CountingEnv` inside a `SlowEnv`."""
     return SlowEnv(CountingEnv(n_envs, seed, **settings), seconds)
@@ -325,7 +246,7 @@ def create_failing_env(
     failure: BaseException | Callable[[], object],
     step: int = 0,
     failing_seed: int = 0,
-    **settings: Any,  # noqa: ANN401 - passed on
+    **settings: Any,
 ) -> VecEnv:
     """Make a `CountingEnv`, inside a `FailingEnv` if it holds the environment with the number ``failing_seed``.
 
