@@ -81,6 +81,8 @@ class RecurrentAgent(ModelAgent[RecurrentActorCritic]):
         device: see `ModelAgent`, as are ``stochastic`` and ``copy_model``.
     """
 
+    pure = True
+
     def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
         """Return ``hidden``: zeros [B, H] on the agent's device."""
         dtype = next(self.model.parameters()).dtype
@@ -127,6 +129,8 @@ class GaussianAgent(_GaussianHead, ActorCriticAgent):
             ``stochastic`` the mean is the action.
     """
 
+    pure = True
+
 
 class RecurrentGaussianAgent(_GaussianHead, RecurrentAgent):
     """As `GaussianAgent`, with the state of a `RecurrentAgent`.
@@ -135,6 +139,8 @@ class RecurrentGaussianAgent(_GaussianHead, RecurrentAgent):
         model: see `RecurrentGaussianActorCritic`.
         device: see `rlstruct.agents.model_agent.ModelAgent`, as are ``stochastic`` and ``copy_model``.
     """
+
+    pure = True
 
 
 def discrete_output(logits: Tensor, value: Tensor, observation: DictTensor, stochastic: bool) -> DictTensor:
@@ -148,7 +154,8 @@ def discrete_output(logits: Tensor, value: Tensor, observation: DictTensor, stoc
     """
     detached = logits.detach()  # choosing is not differentiable
     action = categorical.sample(detached, observation["rng"]) if stochastic else detached.argmax(dim=-1)
-    each = categorical.log_probability(logits, action)  # [B] or [B, K]
+    known = action.clamp(max=logits.shape[-1] - 1)  # logits that are NaN draw no class, which the batcher tells
+    each = categorical.log_probability(logits, known)  # [B] or [B, K]
     log_probability = each if each.dim() == 1 else each.sum(-1)
     return DictTensor({"action": action, "action_logits": logits, "log_probability": log_probability, "value": value})
 

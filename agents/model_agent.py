@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,8 @@ class ModelAgent(RL_Agent, Generic[Model]):
         device: where state, observations and actions are.
         stochastic: whether actions are drawn.
     """
+
+    stochastic: Final[bool]
 
     def __init__(
         self, model: Model, *, device: DeviceLike | None = None, stochastic: bool = True, copy_model: bool = True

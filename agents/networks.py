@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -141,6 +142,8 @@ class RecurrentActorCritic(nn.Module):
         n_hidden: H, the size of the recurrent state.
         orthogonal: see `MLP`.
     """
+
+    n_hidden: Final[int]
 
     def __init__(
         self, n_inputs: int, n_actions: int | Sequence[int], *, n_hidden: int = 64, orthogonal: bool = True

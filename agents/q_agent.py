@@ -25,6 +25,7 @@ class QAgent(ModelAgent[nn.Module]):
         device: see `ModelAgent`, as are ``stochastic`` and ``copy_model``.
     """
 
+    pure = True
     agent_info_on_device = True  # epsilon meets numbers that are drawn on the device
 
     def __call__(

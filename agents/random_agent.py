@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -31,6 +31,10 @@ class RandomAgent(RL_Agent):
     Raises:
         TypeError: some part of the space has no fixed shape; the message names its key.
     """
+
+    pure = True
+    action_space: Final[spaces.Space[Any]]
+    _draws: Final[dict[str, Callable[[Tensor], Tensor]]]
 
     def __init__(self, action_space: spaces.Space[Any], *, device: DeviceLike = "cpu") -> None:
         """Find the parts of the space, and put their bounds on ``device`` once."""

@@ -1,4 +1,4 @@
-"""The collection loop: one agent acts in one VecEnv for T steps and writes into one slab. Part of rlstruct.batchers.
+"""The collection loop: one agent acts in one VecEnv for T steps and writes into one slab.
 
 The same loop runs in the user's process (``n_processes=0``) and in every worker.
 """
@@ -11,15 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlstruct.batchers.compiled_agent import CompiledAgent
-from rlstruct.batchers.history import history_until
+from rlstruct.batchers.acting import Actor
+from rlstruct.batchers.checks import BatchChecks
 from rlstruct.batchers.progress import Phase, Progress, spell_input
 from rlstruct.batchers.saved_state import CollectorState, check_rows, load_environment, moved, on_cpu
 from rlstruct.batchers.shared_memory import layout_of
-from rlstruct.batchers.slab import Allocate, Slab, Steps, slab_layout
+from rlstruct.batchers.slab import Allocate, Slab, Steps, history_until, slab_layout
 from rlstruct.core import DictTensor
-from rlstruct.engine.fused import Fused
-from rlstruct.engine.streams import move
+from rlstruct.engine.compiled import Tensors
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional.random import step_keys
 from rlstruct.rl_agent import RL_Agent, check_answer
@@ -52,6 +51,10 @@ class Collected:
 class Collector:
     """Runs one agent in one VecEnv, T steps at a time, from where the last batch stopped.
 
+    Attributes:
+        actor: the agent, and how it is called.
+        slab: what the next batch is written to, or the last one was; None before the first.
+
     Args:
         env: the environments.
         agent: the policy.
@@ -60,7 +63,7 @@ class Collector:
         seed: environment b draws from ``seed + b``; also an attribute.
         allocate: brings the memory of the slab, once its layout is known.
         progress: told about every phase.
-        compile_agent: whether to call the agent by way of a `CompiledAgent`.
+        compile_agent: whether to compile what the agent does, if it promises to be pure.
 
     Raises:
         DeviceMismatchError: the environment lives on another device.
@@ -86,18 +89,18 @@ class Collector:
                 f"or give the batcher device={str(env.device)!r}."
             )
         self.env = env
-        self.agent = agent
-        self._compiled = CompiledAgent(agent, device) if compile_agent else None
+        self.actor = Actor(agent, device, compiled=compile_agent)
         self.slab: Slab | None = None
         self.version = 0
         self._T = n_timesteps
         self._device = device
+        self._checks = BatchChecks(env.action_space)
         self._allocate = allocate
         self._progress = progress
         self.seed = seed
+        self._watched = False  # whether the agent was seen to leave its observations alone
         self._seeds = seed + torch.arange(env.n_envs(), device=device, dtype=torch.int64)
         self._history = agent.require_history()
-        self._fused = Fused(env, agent, n_timesteps)
         self._episode, self._step = -1, 0
         # The same two as tensors: a recorded batch reads and advances these.
         self._episode_now = torch.full((), -1, dtype=torch.int64, device=device)
@@ -105,7 +108,6 @@ class Collector:
         self._observation = DictTensor()
         self._running = torch.zeros(0, dtype=torch.bool, device=device)
         self._state = DictTensor()
-        self._agent_info = DictTensor()
 
     def reset(self, agent_info: DictTensor, env_info: DictTensor) -> None:
         """Start new episodes in all environments.
@@ -118,24 +120,24 @@ class Collector:
         self._progress.enter(Phase.RESET)
         self._observation, self._running = self.env.reset(env_info)
         _check("environment.reset", "observation", self._observation, self._device, self.env.n_envs())
-        self.set_agent_info(agent_info)
+        self.actor.set_agent_info(agent_info)
         self._progress.enter(Phase.AGENT)
         with torch.no_grad():
-            self._state = self.agent.initial_state(self._agent_info, self.env.n_envs())
+            self._state = self.actor.agent.initial_state(self.actor.agent_info, self.env.n_envs())
         _check("agent.initial_state", "state", self._state, self._device, self.env.n_envs())
         self._count_from(self._episode + 1, 0)
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Give new weights to the agent."""
         self._progress.enter(Phase.UPDATE)
-        self.agent.update(weights)
+        self.actor.update(weights)
         self.version = version
 
     def collect(self, agent_info: DictTensor | None) -> Collected:
         """Take T steps, or fewer if every episode ends before.
 
         Args:
-            agent_info: new settings for the agent, or None to keep those it has.
+            agent_info: new values for the agent, or None to keep those it has.
 
         Returns:
             What happened; the steps themselves are in ``slab``.
@@ -144,32 +146,45 @@ class Collector:
             DeviceMismatchError: an action is not on the batcher's device.
             ShapeMismatchError: the agent's output has other keys, shapes or dtypes than before.
             TypeError: the agent returned something else than a pair of DictTensors.
+            ValueError: an action does not exist, or a frame or reward is NaN.
+            PurityError: the agent promises to be pure, and is not.
             Interrupted: the batcher was closed.
         """
         if agent_info is not None:
-            self.set_agent_info(agent_info)
-        n_steps, n_final = self.take_steps(look=not self.env.auto_reset)
-        return self.count_steps(n_steps, n_final)
+            self.actor.set_agent_info(agent_info)
+        n_steps, n_final = self.take_steps(look=not self.env.auto_reset, watch=not self._watched)
+        self._watched = True
+        return self.finish(n_steps, n_final)
 
-    def count_steps(self, n_steps: int, n_final: int) -> Collected:
-        """Count steps that were taken, on the host."""
+    def finish(self, n_steps: int, n_final: int, steps: Steps | None = None, found: Tensor | None = None) -> Collected:
+        """Count and check steps that were taken.
+
+        Args:
+            n_steps: how many.
+            n_final: how many rows of ``final`` they used.
+            steps: where they are, by default in the slab.
+            found: what `BatchChecks.look` has found in them, if it was asked already.
+
+        Raises:
+            ValueError: see `collect`.
+        """
+        self._checks.check(self._made(steps), n_steps, n_final, found)
         first_step, self._step = self._step, self._step + n_steps
-        uncompiled = "" if self._compiled is None else self._compiled.why_not
-        return Collected(n_steps, n_final, first_step, self.version, uncompiled)
+        return Collected(n_steps, n_final, first_step, self.version, self.actor.why_not)
 
     @torch.no_grad()
-    def take_steps(self, look: bool) -> tuple[int, int]:
+    def take_steps(self, look: bool, watch: bool = False) -> tuple[int, int]:
         """Take the steps of a batch; see `collect`. Nothing here depends on what the host counts: it may be recorded.
 
         Args:
             look: whether to stop when every episode has ended.
+            watch: whether to make sure that the agent writes to no observation, which takes time.
 
         Returns:
             How many steps were taken, and how many rows of ``final`` are used.
         """
-        progress, n_final, t, agent = self._progress, 0, 0, self._compiled or self.agent
-        watch = self._compiled is None or not self._compiled.look(self._agent_info)
-        keys = step_keys(self._seeds, self._episode_now, self._steps)  # [T + 1, B]
+        progress, n_final, t = self._progress, 0, 0
+        keys = self.keys()
         if (slab := self.slab) is not None:
             self._begin(slab, keys)
         observation = self._with_rng(self._observation, keys[0] if slab is None else slab.rng[0])
@@ -177,25 +192,26 @@ class Collector:
             progress.step = t
             progress.enter(Phase.AGENT)
             history = history_until(slab, self._observation, t, n_final) if self._history else None
-            versions = slab.versions() if watch and slab is not None else None
-            answer = agent(self._state, observation, self._agent_info, history)
-            action, state = check_answer(type(self.agent).__name__, answer) if t == 0 else answer
+            shown = slab.seen(t) if watch and slab is not None else {}
+            answer = self.actor(self._state, observation, history)
+            action, state = check_answer(type(self.actor.agent).__name__, answer) if t == 0 else answer
             if slab is None:
                 slab = self._first_slab(observation, action, keys)
-            elif watch and slab.versions() != versions:
-                slab.refuse_changes(versions)
+            slab.refuse_changes(t, shown)
             if t == 0:
                 self._check_first(slab, action, state)
             progress.enter(Phase.ENVIRONMENT)
-            slot = slab.slots[t + 1]
-            self.env.lend(slot)
+            self.env.lend(slab.slots[t + 1])
             step = self.env.step(action)
             (reached, ran), (current, running) = step
             progress.enter(Phase.COPY)
-            slab.write_action(t, action, ran)
-            if not getattr(step, "lent", False):
-                slab.write_observation(t + 1, current)
-            if slab.reached or (slab.final and getattr(step, "restarted", True)):
+            try:
+                slab.write_step(t, action, ran, reached, None if getattr(step, "lent", False) else current)
+            except (KeyError, RuntimeError):  # a key that has vanished, or another shape
+                slab.check("agent: action", action)
+                slab.check("observation", current)
+                raise
+            if slab.final and getattr(step, "restarted", True):
                 n_final = slab.write_restarts(t, reached, n_final)
             t += 1
             self._state, self._observation, self._running = state, current, running
@@ -205,17 +221,23 @@ class Collector:
         self._steps = self._steps + t
         return t, n_final
 
-    def take_fused(self) -> Steps | None:
-        """Take the T steps of a batch in one launch, see `rlstruct.engine.fused`; None if that is not possible."""
-        keys = step_keys(self._seeds, self._episode_now, self._steps)  # [T + 1, B]
-        self._progress.step = 0
-        self._progress.enter(Phase.ENVIRONMENT)
-        record = self._fused(self._observation._tensors, keys)
-        if record is None:
-            return None
-        self._observation = DictTensor({key: record[f"stream/{key}"][-1].clone() for key in self._observation.keys()})
-        self._steps = self._steps + self._T
-        return Steps({**record, "running": self._running.expand(self._T, -1)})
+    def written(self) -> Tensors:
+        """Return what T steps wrote to the slab, and under ``found`` what `BatchChecks.look` says of it."""
+        slab = self._made(None)
+        return {**slab.tensors, "found": self._checks.look(slab, self._T, 0)}
+
+    @property
+    def observation(self) -> DictTensor:
+        """What the agent acts on next, but for its ``rng``.  [B]"""
+        return self._observation
+
+    def keys(self) -> Tensor:
+        """Return the random keys of the next batch, for all slots.  [T + 1, B] int64"""
+        return step_keys(self._seeds, self._episode_now, self._steps)
+
+    def go_on(self, observation: DictTensor) -> None:
+        """Go on after T steps that somebody else took, here with ``observation``."""
+        self._observation, self._steps = observation, self._steps + self._T
 
     def count_running(self) -> int:
         """Count the environments that go on."""
@@ -235,16 +257,13 @@ class Collector:
         """
         if (left := self.slab) is None:
             return
-        self.slab = new = Slab(self._allocate(layout_of(left.tensors))) if slab is None else slab
+        self.slab = Slab(self._allocate(layout_of(left.tensors))) if slab is None else slab
         self._state = self._state.map(lambda tensor: tensor.clone() if left.holds(tensor) else tensor)
-        if left.holds(self._observation["done"]):  # the agent shall see memory that is watched
-            new.write_observation(0, self._observation)
-            self._observation = new.slots[0]
 
     def carry(self) -> dict[str, Tensor]:
         """Return all tensors on the device that one batch hands to the next, by name; the environment is `Carrying`."""
         env = self.env.carry() if isinstance(self.env, Carrying) else {}
-        info = self._agent_info if self._agent_info.device == self._device else DictTensor()
+        info = self.actor.agent_info if self.actor.agent_info.device == self._device else DictTensor()
         parts = (DictTensor._trusted(env), self._observation, self._state, info)
         tensors = {
             f"{group}/{key}": value for group, part in zip(_GROUPS, parts, strict=True) for key, value in part.items()
@@ -259,22 +278,12 @@ class Collector:
         )
         if isinstance(self.env, Carrying):
             self.env.set_carry(dict(env.items()))
-        if self._agent_info.device == self._device:
-            self._agent_info = info
+        if self.actor.agent_info.device == self._device:
+            self.actor.agent_info = info
         self._running, self._episode_now, self._steps = tensors["running"], tensors["episode"], tensors["steps"]
 
-    def set_agent_info(self, agent_info: DictTensor) -> None:
-        """Give new settings to the agent, [B] or empty, on the CPU."""
-        wants_device = self.agent.agent_info_on_device and not agent_info.empty()
-        self._agent_info = agent_info.map(lambda tensor: move(tensor, self._device)) if wants_device else agent_info
-
-    @property
-    def agent_info(self) -> DictTensor:
-        """The settings that the agent acts with."""
-        return self._agent_info
-
     def state_dict(self) -> CollectorState:
-        """Return what decides the next batch, but for weights and settings."""
+        """Return what decides the next batch, but for weights and agent_info."""
         self._progress.enter(Phase.SAVE)
         environment = self.env.state_dict()
         return {
@@ -305,13 +314,20 @@ class Collector:
                 self.reset(agent_info, env_info)
             return False
         load_environment(self.env, state["environment"])
-        self.set_agent_info(agent_info)
+        self.actor.set_agent_info(agent_info)
         self._observation = moved(state["observation"], self._device)
         self._state = moved(state["agent_state"], self._device)
         self._running = state["running"].to(self._device, copy=True)
         self._seeds += state["seed"] - self.seed  # in place: a recorded batch reads it
         self.seed = state["seed"]
+        self.actor.look_at_weights()
         return True
+
+    def _made(self, steps: Steps | None) -> Steps:
+        made = self.slab if steps is None else steps
+        if made is None:
+            raise RuntimeError("rlstruct.batchers.collector: there is no slab before the first batch.")
+        return made
 
     def _count_from(self, episode: int, step: int) -> None:
         self._episode, self._step = episode, step
@@ -320,12 +336,12 @@ class Collector:
 
     def given(self) -> str:
         """Say in words what the agent is called with."""
-        return spell_input(self._observation, self._state, self._agent_info)
+        return spell_input(self._observation, self._state, self.actor.agent_info)
 
     def close(self) -> None:
         """Close agent and environment."""
         try:
-            self.agent.close()
+            self.actor.agent.close()
         finally:
             self.env.close()
 
@@ -348,16 +364,13 @@ class Collector:
         slab.check("agent: state", state)
 
     def _begin(self, slab: Slab, keys: Tensor) -> None:
-        """Write what is known before the first step; observation and state move to where this batch leaves them be."""
+        """Write what is known before the first step; the agent sees the observation where it is written."""
         slab.check("observation", self._observation)
         slab.check("agent: state", self._state)
         # A state that shows observations of the last batch must not change with the slots, which are written again.
         self._state = self._state.map(lambda tensor: tensor.clone() if slab.holds(tensor) else tensor)
-        slab.write_rng(keys)
-        slab.write_observation(0, self._observation)
-        slab.write_state(self._state)
-        if slab.holds(self._observation["done"]):
-            self._observation = slab.slots[0]
+        slab.write_first(self._observation, self._state, keys)
+        self._observation = slab.slots[0]
 
     def _all_ended(self, t: int) -> bool:
         if self._device.type != "cpu" and t % _STEPS_BETWEEN_LOOKS:

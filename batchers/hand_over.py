@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from rlstruct.batchers.collector import Collected
-from rlstruct.batchers.history import as_signed
 from rlstruct.batchers.shared_memory import Layout
-from rlstruct.batchers.slab import Steps
+from rlstruct.batchers.slab import Steps, as_signed
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.engine.streams import move
 

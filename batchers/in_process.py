@@ -1,4 +1,4 @@
-"""Collection in the process of the caller. Part of rlstruct.batchers."""
+"""Collection in the process of the caller."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rlstruct.batchers.action_range import ActionRange
 from rlstruct.batchers.collector import Collected
+from rlstruct.batchers.executing import Executing
 from rlstruct.batchers.hand_over import Share
 from rlstruct.batchers.making import Factories, make_collector, measure
 from rlstruct.batchers.progress import Phase, Progress, describe, worker_error
-from rlstruct.batchers.replayer import Replayer
 from rlstruct.batchers.reports import LostEpisodes
 from rlstruct.batchers.saved_state import CollectorState
 from rlstruct.batchers.shared_memory import Layout, layout_of
 from rlstruct.batchers.slab import Steps
 from rlstruct.core import DictTensor
-from rlstruct.engine.graph import recorder_of
 from rlstruct.engine.streams import lane_of
 from rlstruct.errors import WorkerError
-from rlstruct.vec_env import Carrying
 
 _logger = logging.getLogger(__name__)
 
@@ -62,11 +59,8 @@ class InProcess:
                 progress=self._progress,
             )
         env = self._collector.env
-        self._actions = ActionRange(env.action_space)
         self._n_envs, self.auto_reset, self.gaps = env.n_envs(), env.auto_reset, env.restarts_take_steps
-        recorder = recorder_of(device) if graph and isinstance(env, Carrying) else None
-        self._fuses = graph
-        self._replayer = Replayer(self._collector, n_timesteps, device, recorder)
+        self._executing = Executing(self._collector, n_timesteps, device, whole=graph)
 
     def n_envs(self) -> list[int]:
         """See Backend."""
@@ -82,19 +76,9 @@ class InProcess:
         self._batch = None
         try:
             with self._named(), self._lane.work():
-                self._batch = collected, steps = self._take(agent_infos[0])
-                self._actions.check(steps, collected.n_steps)
+                self._batch = self._executing.collect(agent_infos[0])
         except WorkerError as error:
             self._failure = error
-
-    def _take(self, agent_info: DictTensor | None) -> tuple[Collected, Steps]:
-        """Collect a batch by the fastest executor that agent and environments allow."""
-        if agent_info is not None:
-            self._collector.set_agent_info(agent_info)
-        steps = self._collector.take_fused() if self._fuses else None
-        if steps is None:
-            return self._replayer.collect(None)
-        return self._collector.count_steps(steps.running.shape[0], 0), steps
 
     def collect(self, blocking: bool, timeout: float) -> list[Share] | None:
         """See Backend. On CUDA the host waits for nothing: what the caller queues from now on comes after the batch."""
@@ -108,7 +92,7 @@ class InProcess:
         running = self._collector.running()
         self._lane.give([*steps.tensors.values(), *([] if running is None else [running])])
         return [
-            Share(steps, collected, self._seed, 0, self._n_envs if running is None else running, self._replayer.gives)
+            Share(steps, collected, self._seed, 0, self._n_envs if running is None else running, self._executing.owned)
         ]
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:

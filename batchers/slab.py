@@ -1,9 +1,9 @@
-"""Where a batch is written: one slab of steps per collector, time first. Part of rlstruct.batchers.
+"""Where a batch is written: one slab of steps per collector, time first.
 
-An observation is stored once. Slot t of the stream holds what the agent saw at step t, so slots 0 to T give
+An observation is stored once. Slot t of the stream holds what the agent saw at step t, so slots 0 to T give both
 ``observation/`` (0 to T-1) and ``_observation/`` (1 to T). They differ only where an auto-resetting environment
-restarted: on the CPU those true final observations are packed into ``final``, whose unused rows never become real
-memory; on another device, where looking for them would stall the device, ``reached`` holds all of them.
+restarted. On the CPU the true final observations of these are packed into ``final``, whose unused rows never become
+real memory; on another device, which would have to be waited for to find them, ``reached`` holds all of them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from rlstruct.batchers.shared_memory import Layout
-from rlstruct.core import DictTensor
+from rlstruct.core import DictTensor, TemporalDictTensor
+from rlstruct.engine.graph import copy_grouped
 from rlstruct.errors import ShapeMismatchError
-from rlstruct.functional.random import draw_ahead
 
-_version = operator.attrgetter("_version")
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 _BITS = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
 
 Allocate = Callable[[Layout], dict[str, Tensor]]
@@ -63,7 +63,7 @@ class Slab(Steps):
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         """Make the views that writing needs."""
         super().__init__(tensors)
-        # Views of every step, made once. A step is then one call of _foreach_copy_, or none.
+        # Views of every step, made once.
         self.slots = _slots({k: v for k, v in self.stream.items() if k != "rng"})
         self.rng = self.stream["rng"].unbind(0)
         self._made_for = {
@@ -71,8 +71,8 @@ class Slab(Steps):
             "agent: action": _specs({k: v[0] for k, v in self.action.items()}),
             "agent: state": _specs(self.state),
         }
-        self._seen = list(self.stream.values())
         self._places = {tensor.untyped_storage().data_ptr() for tensor in tensors.values() if tensor.is_cpu}
+        self._on_cpu = self.running.is_cpu
         self._action_rows = _rows([*self.action.values(), self.running])
         self._reached_rows = _rows(list(self.reached.values()))
         # numpy gathers a few rows of a small tensor in a quarter of the time that torch takes.
@@ -82,31 +82,50 @@ class Slab(Steps):
         self._reached_arrays: list[np.ndarray[Any, Any]] = []
         self._final_at = None if self.final_at is None else _array(self.final_at)
 
-    def write_observation(self, t: int, observation: DictTensor) -> None:
-        """Write slot t of the stream; ``rng`` is written for all steps at once by `write_rng`."""
-        slot = self.slots[t]
-        torch._foreach_copy_(list(slot.values()), [observation[k] for k in slot])
+    def write_first(self, observation: DictTensor, state: DictTensor, keys: Tensor) -> None:
+        """Write what is known before the first step.
 
-    def write_rng(self, keys: Tensor) -> None:
-        """Write the random keys of all slots, [T + 1, B] int64."""
+        Args:
+            observation: what the agent sees first.  [B]
+            state: the agent's state.                [B]
+            keys: the random keys of all slots.      [T + 1, B] int64
+        """
         self.stream["rng"].copy_(keys)
-        draw_ahead(keys, self.rng)
+        places = [*self.slots[0].values(), *self.state.values()]
+        self._copy(places, [*(observation[k] for k in self.slots[0]), *(state[k] for k in self.state)])
 
-    def write_action(self, t: int, action: DictTensor, running: Tensor) -> None:
-        """Write what the agent returned at step t, and who ran."""
-        torch._foreach_copy_(self._action_rows[t], [*map(action._tensors.__getitem__, self.action), running])
+    def write_step(
+        self, t: int, action: DictTensor, running: Tensor, reached: DictTensor, current: DictTensor | None
+    ) -> None:
+        """Write step t.
 
-    def write_state(self, state: DictTensor) -> None:
-        """Write the agent's state before the first step."""
-        for key, tensor in self.state.items():
-            tensor.copy_(state[key])
+        Args:
+            t: the step.
+            action: what the agent returned.                                                [B]
+            running: who took part.                                                         [B] bool
+            reached: what the environments answered; kept here off the CPU only.            [B]
+            current: what the agent sees next; None if it was written into the slot itself. [B]
+        """
+        places, values = self._action_rows[t], [*map(action._tensors.__getitem__, self.action), running]
+        if current is not None:
+            slot = self.slots[t + 1]
+            places, values = [*places, *slot.values()], [*values, *(current[k] for k in slot)]
+        if self.reached:
+            places, values = [*places, *self._reached_rows[t]], [*values, *(reached[k] for k in self.reached)]
+        self._copy(places, values)
+
+    def _copy(self, places: list[Tensor], values: list[Tensor]) -> None:
+        if self._on_cpu:
+            torch._foreach_copy_(places, values)
+        else:
+            copy_grouped(places, values)
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor is memory of this slab, which the next batch writes again; always False off the CPU."""
         return tensor.is_cpu and tensor.untyped_storage().data_ptr() in self._places
 
     def write_restarts(self, t: int, reached: DictTensor, n_final: int) -> int:
-        """Keep the true final observations of the environments that restarted after step t.
+        """Pack the true final observations of the environments that restarted after step t, on the CPU.
 
         Args:
             t: the step.
@@ -114,11 +133,8 @@ class Slab(Steps):
             n_final: how many rows of ``final`` this batch has used.
 
         Returns:
-            How many it has used now; always ``n_final`` off the CPU, where every row is kept.
+            How many it has used now.
         """
-        if self.reached:
-            torch._foreach_copy_(self._reached_rows[t], [reached[k] for k in self.reached])
-            return n_final
         tensors = [reached[key] for key in self.final]
         if not all(map(operator.is_, tensors, self._reached_tensors)):
             self._reached_tensors = tensors
@@ -132,24 +148,27 @@ class Slab(Steps):
             self._final_at[n_final:stop, 1] = ended
         return stop
 
-    def versions(self) -> list[int]:
-        """Return torch's count of in-place changes for each key of the stream."""
-        return list(map(_version, self._seen))
+    def seen(self, t: int) -> dict[str, Tensor]:
+        """Copy what the agent is shown at step t, for `refuse_changes`."""
+        return {key: value[t].clone() for key, value in self.stream.items()}
 
-    def refuse_changes(self, before: list[int] | None) -> None:
-        """Say which key of the observation an agent has changed in place.
+    def refuse_changes(self, t: int, before: Mapping[str, Tensor]) -> None:
+        """Raise if the agent has written to what it was shown.
 
         Args:
-            before: `versions` before the agent acted.
+            t: the step.
+            before: `seen` before the agent acted.
 
         Raises:
-            RuntimeError: always.
+            RuntimeError: it names the key.
         """
-        changed = [key for key, was, now in zip(self.stream, before or [], self.versions(), strict=False) if was != now]
-        raise RuntimeError(
-            f"agent: it changed observation {changed[0]!r} in place, and with it the trajectories, which show the same "
-            f"memory. Change a copy: observation[{changed[0]!r}].clone()."
-        )
+        for key, was in before.items():
+            now = self.stream[key][t]
+            if not bool(((now == was) | (now != now)).all()):  # sync: in the first batch only
+                raise RuntimeError(
+                    f"agent: it changed observation {key!r} in place, and with it the trajectories, which show the "
+                    f"same memory. Change a copy: observation[{key!r}].clone()."
+                )
 
     def check(self, role: str, tensors: DictTensor) -> None:
         """Raise unless tensors have the keys, shapes and dtypes that the slab was made for.
@@ -214,6 +233,59 @@ def stretched(layout: Layout, T: int) -> Layout:
         return T + 1 if name.startswith("stream/") else T * of_one
 
     return {name: ((rows(name, shape[0]), *shape[1:]), dtype) for name, (shape, dtype) in layout.items()}
+
+
+def history_until(slab: Slab | None, observation: DictTensor, t: int, n_final: int) -> TemporalDictTensor:
+    """The steps of a batch before t, as views wherever no environment restarted.
+
+    Args:
+        slab: where they are written; None before the first action.
+        observation: what the environments show now.  [B]
+        t: how many there are.
+        n_final: how many rows of ``final`` are used.
+
+    Returns:
+        With the keys of Trajectories.  [B, t]
+    """
+    if slab is None:
+        return _no_history(observation)
+    steps = {f"observation/{k}": v[:t].transpose(0, 1) for k, v in slab.stream.items()}
+    steps |= {f"action/{k}": v[:t].transpose(0, 1) for k, v in slab.action.items()}
+    steps |= {f"_observation/{k}": v for k, v in next_observations(slab, t, n_final).items()}
+    return TemporalDictTensor(steps, slab.running[:t].sum(0))
+
+
+def _no_history(observation: DictTensor) -> TemporalDictTensor:
+    """A history of no step, before the first action. What an agent returns beside it is not known yet."""
+    empty = {k: v.new_empty((v.shape[0], 0, *v.shape[1:])) for k, v in observation.items()}
+    actions = {k.removeprefix("last_"): v for k, v in empty.items() if k.startswith("last_action")}
+    empty["rng"] = observation["done"].new_empty((observation.n_elems(), 0), dtype=torch.int64)
+    return TemporalDictTensor(
+        {f"observation/{k}": v for k, v in empty.items()}
+        | {f"_observation/{k}": v for k, v in empty.items()}
+        | {f"action/{k}": v for k, v in actions.items()}
+    )
+
+
+def next_observations(slab: Slab, t: int, n_final: int) -> dict[str, Tensor]:
+    """Return what the environments answered in the first t steps, before any restart, [B, t, ...].
+
+    Views of the stream, except where an environment restarted.
+    """
+    following = {k: v[1 : t + 1].transpose(0, 1) for k, v in slab.stream.items()}
+    following |= {k: v[:t].transpose(0, 1) for k, v in slab.reached.items()}
+    if n_final and slab.final_at is not None:
+        step, row = slab.final_at[:n_final].unbind(1)
+        for key, packed in slab.final.items():
+            following[key] = following[key].clone()
+            as_signed(following[key])[row, step] = as_signed(packed[:n_final])
+    return following
+
+
+def as_signed(tensor: Tensor) -> Tensor:
+    """The same memory in a dtype that torch can write by index or by mask: it has no such kernels for wide unsigned."""
+    signed = _SIGNED.get(tensor.dtype)
+    return tensor if signed is None else tensor.view(signed)
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

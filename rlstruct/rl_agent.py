@@ -34,11 +34,22 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
         pure: the author's promise that what `__call__` returns depends on the parameters and buffers of the agent's
             modules and on its arguments, and on nothing else: no global, no attribute that changes, no generator.
             Batchers then run it compiled or as part of a CUDA graph, which would not see such things.
-            `rlstruct.testing.check_agent` tests the promise. An agent that does not promise acts eagerly.
+            `rlstruct.testing.check_agent` tests the promise. An agent that does not promise acts eagerly. A subclass
+            that defines methods makes a promise of its own, or none: the one of its base is not about them.
     """
 
     agent_info_on_device: bool = False
     pure: bool = False
+
+    def __init_subclass__(cls, **settings: Any) -> None:  # noqa: ANN401 - whatever other bases take
+        """Let the promise of a base end where a class redefines what the agent does."""
+        super().__init_subclass__(**settings)
+        for kind in cls.__mro__:
+            if "pure" in vars(kind):
+                return
+            if any(callable(value) or isinstance(value, property) for name, value in vars(kind).items() if _acts(name)):
+                cls.pure = False
+                return
 
     @abstractmethod
     def __call__(
@@ -281,6 +292,11 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
             f"{self._name}.{method}: {role}: tensor {next(iter(tensors.keys()))!r} is on {found}, expected {expected}. "
             f"{_mend(role, expected, self.agent_info_on_device)}"
         )
+
+
+def _acts(name: str) -> bool:
+    """Whether an attribute of this name may decide what an agent does."""
+    return name == "__call__" or (not name.startswith("__") and name not in ("update", "seed", "close"))
 
 
 def check_answer(where: str, answer: object) -> tuple[DictTensor, DictTensor]:

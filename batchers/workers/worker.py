@@ -23,7 +23,6 @@ import cloudpickle
 import torch
 from torch import Tensor
 
-from rlstruct.batchers.action_range import ActionRange
 from rlstruct.batchers.collector import Collected, Collector
 from rlstruct.batchers.making import make_collector, measure
 from rlstruct.batchers.progress import Interrupted, Phase, Progress, describe
@@ -201,7 +200,6 @@ class Worker:
             progress=self._progress,
         )
         env = self._collector.env
-        self._actions = ActionRange(env.action_space)
         cuda_initialised = self._device.type != "cuda" and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         return Created(env.n_envs(), env.auto_reset, cuda_initialised)
 
@@ -222,12 +220,10 @@ class Worker:
             collector.renew(self._slabs[slab_number])
         collected = collector.collect(agent_info)
         slab, shared = collector.slab, self._shared[slab_number]
-        if slab is not None:
-            self._actions.check(slab, collected.n_steps)
-            if slab.tensors is not shared:
-                self._progress.enter(Phase.COPY)
-                for name, tensor in slab.tensors.items():
-                    shared[name].copy_(tensor)
+        if slab is not None and slab.tensors is not shared:
+            self._progress.enter(Phase.COPY)
+            for name, tensor in slab.tensors.items():
+                shared[name].copy_(tensor)
         layout, self._new_layout = self._new_layout, None
         return Batch(collected, collector.count_running(), layout, self._progress.clock.seconds())
 

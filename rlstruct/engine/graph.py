@@ -98,7 +98,9 @@ def layout_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[tuple[int, ...],
 
 
 def copy_grouped(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Copy tensors to their places with one kernel for each dtype: given several, torch makes a kernel for each tensor.
+    """Copy tensors to their places with one kernel for each dtype, where torch can.
+
+    In a mixed list, of several dtypes or of strides that are not those of their places, it copies one by one.
 
     Args:
         places: where to.
@@ -106,7 +108,8 @@ def copy_grouped(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """
     kinds: dict[object, tuple[list[Tensor], list[Tensor]]] = {}
     for place, value in zip(places, values, strict=True):
-        to, what = kinds.setdefault((place.dtype, value.dtype), ([], []))
+        kind = place.dtype, value.dtype, place.stride() == value.stride()
+        to, what = kinds.setdefault(kind, ([], []))
         to.append(place)
         what.append(value)
     for to, what in kinds.values():

@@ -112,8 +112,11 @@ class CompiledStep:
         if self._code is not None:
             after, record = self._code(carry, *inputs)
             return after, record
+        weights = Weights(self._owner)
         answer = self._step(carry, *inputs)
         if not self.why_not:
+            if weights.replaced():
+                raise PurityError(f"it puts other tensors into its attributes while it acts. {_MEND}")
             self._compile(answer, carry, *inputs)
         return answer
 
@@ -134,7 +137,7 @@ class CompiledStep:
             self.forget()
 
     def _compile(self, answer: tuple[Tensors, Tensors], *given: Mapping[str, Tensor]) -> None:
-        code = Compiled(self._step)
+        code, before = Compiled(self._step), {key: value.clone() for key, value in weights_of(self._owner).items()}
         try:
             with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
                 code.compile(*given)
@@ -142,6 +145,8 @@ class CompiledStep:
         except Exception as error:  # whatever tracing and a compiler may say
             lines = str(error).strip().splitlines()
             self.why_not = f"{type(error).__name__}: {lines[0] if lines else ''}"
+            for name, value in weights_of(self._owner).items():
+                value.detach().copy_(before[name])  # tracing a change in place makes it
             return
         for expected, got in zip(answer, found, strict=True):
             check_equal(expected, got)

@@ -1,8 +1,7 @@
 """Where a collector's work is queued: nowhere on a CPU, on a stream of its own on CUDA.
 
-Work of the caller (a learner on the same GPU) and work of the collector run beside each other. Events say where one
-must wait for the other, and the allocator is told whenever memory passes from one to the other; the device as a whole
-is never waited for.
+The caller's work (a learner on the same GPU) and the collector's run side by side. Events say where one must wait for
+the other, and the allocator is told whenever memory passes between them; nothing ever waits for the whole device.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from rlstruct.engine.waits import intended
 
 
 class Lane(Protocol):
@@ -91,6 +92,31 @@ class CudaLane:
     def ready(self) -> bool:
         """See Lane."""
         return self._done is None or bool(self._done.query())  # type: ignore[no-untyped-call]
+
+
+class Later:
+    """A small tensor on a device, for the host to read when the device is through with it: nothing waits.
+
+    Args:
+        tensor: on any device.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        """Queue the copy."""
+        self._done: torch.cuda.Event | None = None
+        self._copy = tensor
+        if tensor.device.type == "cuda":
+            self._copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+            self._copy.copy_(tensor, non_blocking=True)
+            self._done = torch.cuda.current_stream(tensor.device).record_event()
+
+    def read(self) -> list[int] | None:
+        """Return the numbers; None if the device is not through with them."""
+        if self._done is not None and not self._done.query():
+            return None
+        with intended():  # sync: nothing waits, the copy is done
+            numbers: list[int] = self._copy.tolist()  # sync: as above
+        return numbers
 
 
 def lane_of(device: torch.device) -> Lane:

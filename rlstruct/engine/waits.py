@@ -8,6 +8,10 @@ them, and so does whoever records a graph, before CUDA meets them.
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
@@ -29,6 +33,29 @@ _OPERATORS: Final = {
     **dict.fromkeys(("multinomial",), DRAW),  # checks its probabilities on the host
 }
 _INDEXING: Final = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
+
+
+_local = threading.local()
+
+
+def guards() -> tuple[Callable[[], AbstractContextManager[Any]], ...]:
+    """Return how to pause each guard that watches this thread for waits."""
+    found: tuple[Callable[[], AbstractContextManager[Any]], ...] = getattr(_local, "guards", ())
+    return found
+
+
+def set_guards(pauses: tuple[Callable[[], AbstractContextManager[Any]], ...]) -> None:
+    """Say how to pause each guard that watches this thread."""
+    _local.guards = pauses
+
+
+@contextlib.contextmanager
+def intended() -> Iterator[None]:
+    """Let the waits inside pass all guards of this thread."""
+    with contextlib.ExitStack() as stack:
+        for pause in guards():
+            stack.enter_context(pause())
+        yield
 
 
 def judge_operator(func: Any, args: Any, kwargs: Any, writes_number: bool) -> tuple[str, str]:

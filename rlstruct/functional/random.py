@@ -14,7 +14,6 @@ agrees to rounding.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -22,7 +21,6 @@ from torch import Tensor
 _GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64: the odd number nearest to 2^64 / golden ratio
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
-_DRAWN = "_rlstruct_drawn"  # attribute of a key, see `draw_ahead`
 _FEW_CLASSES = 8
 _LOW = {bits: (1 << (64 - bits)) - 1 for bits in (27, 30, 31, 40)}  # clears the sign bits that int64 >> drags in
 
@@ -136,8 +134,6 @@ def uniform(key: Tensor, shape: tuple[int, ...] = (), stream: int = 0) -> Tensor
     Returns:
         [B, *shape] float32, multiples of 2^-24.
     """
-    if not shape and (drawn := _drawn_ahead(key, stream)) is not None:
-        return drawn.clone()  # the caller may change it
     return (_bits(key, shape, stream) >> 40).bitwise_and_(_LOW[40]).to(torch.float32).mul_(2.0**-24)
 
 
@@ -157,27 +153,6 @@ def symmetric_uniform(key: Tensor, n: int, bound: float, dtype: torch.dtype = to
         drawn = (uniform(key, (), 1 + i) for i in range(n))
         return tuple(u.to(dtype).sub_(0.5).mul_(2 * bound) for u in drawn)
     return uniform(key, (n,)).t().to(dtype).sub_(0.5).mul_(2 * bound).unbind(0)
-
-
-def draw_ahead(keys: Tensor, rows: Sequence[Tensor]) -> None:
-    """Draw the commonest number, `uniform` of shape () and stream 0, of many keys at once: it costs as much as of one.
-
-    Each row then carries its number, where `uniform` and `categorical` find it. The numbers are the same as ever;
-    copies and parts of a row do not carry them, and are drawn for as usual.
-
-    Args:
-        keys: [N, B] int64.
-        rows: the N rows of ``keys``. Who writes other keys into their memory must call this again.  [B] int64 each
-    """
-    for row, drawn in zip(rows, uniform(keys).unbind(0), strict=True):
-        setattr(row, _DRAWN, drawn)
-
-
-def _drawn_ahead(key: Tensor, stream: int) -> Tensor | None:
-    if stream or torch.compiler.is_compiling():
-        return None
-    drawn: Tensor | None = key.__dict__.get(_DRAWN)
-    return drawn
 
 
 def normal(key: Tensor, shape: tuple[int, ...] = (), stream: int = 0) -> Tensor:
@@ -226,7 +201,8 @@ def categorical(logits: Tensor, key: Tensor, stream: int = 0) -> Tensor:
         stream: as in `uniform`.
 
     Returns:
-        [B] int64, from 0 to A - 1.
+        [B] int64, from 0 to A - 1; A, which is no class, in rows whose logits hold NaN or are all -inf. Batchers refuse
+        such an action once per batch.
     """
     if logits.is_cpu:
         # Not softmax, which on the CPU takes few classes row by row; nor does it matter what the probabilities sum to.
@@ -238,6 +214,6 @@ def categorical(logits: Tensor, key: Tensor, stream: int = 0) -> Tensor:
         dim = -1
         cumulative = torch.softmax(logits, dim, dtype=torch.float32).cumsum(dim)
     # u < 1 scaled by the last sum, which rounding puts beside 1: the result is below A and no empty class is hit.
-    drawn = _drawn_ahead(key, stream)
-    u = uniform(key, (), stream) if drawn is None else drawn
-    return (cumulative <= u.unsqueeze(dim) * cumulative.narrow(dim, -1, 1)).sum(dim)
+    # Counted from behind, since nothing is greater or less than NaN.
+    u = uniform(key, (), stream).unsqueeze(dim)
+    return logits.shape[-1] - (cumulative > u * cumulative.narrow(dim, -1, 1)).sum(dim)

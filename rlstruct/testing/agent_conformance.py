@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.engine.compiled import Tensors
+from rlstruct.engine.graph import Graph, RecordingError, recorder_of
+from rlstruct.engine.promise import CompiledStep, PurityError, Step, check_equal
 from rlstruct.functional.random import step_keys
 from rlstruct.replay import replay_agent
 from rlstruct.rl_agent import RL_Agent, RL_Agent_CheckDevice
@@ -17,6 +20,7 @@ from rlstruct.spaces import Space, leaves
 from rlstruct.testing.conformance import check_in_space, check_keys, check_same, check_tensor, fail, on_cpu, same
 from rlstruct.testing.host_sync import forbid_host_sync
 from rlstruct.testing.random_env import RandomEnv
+from rlstruct.testing.purity import check_modes, check_pure, weights_of_modules
 from rlstruct.vec_env import DeviceEnv, VecEnv
 
 _N_ENVS = 5
@@ -54,13 +58,18 @@ def check_agent(
     tolerance: float = 1e-5,
     draws_from_rng: bool = True,
     host_syncs: bool = False,
+    executors: bool = True,
 ) -> None:
     """Let an agent act for a few steps and compare all that it does with the contract of `RL_Agent`.
 
     Looks at: where tensors are (with `RL_Agent_CheckDevice`); the initial state for 1 and for B environments; keys,
     dtypes, shapes and values of actions against the action space; constant keys of actions and states; that arguments
     are not written to; that equal arguments give equal answers; that no row depends on another; that a replay of the
-    collected trajectories gives the stored outputs again; that `update` copies the weights it is given.
+    collected trajectories gives the stored outputs again; that `update` copies the weights it is given; that no module
+    drops or averages as it does in training.
+
+    Of an agent that promises to be pure it also changes whatever may be read beside weights and arguments, one thing at
+    a time (see `rlstruct.testing.purity`), and lets it act compiled and as a recorded graph, where these are there.
 
     Args:
         agent: the agent to check, on ``device``. Its weights are the same afterwards if they can be found.
@@ -77,6 +86,7 @@ def check_agent(
         draws_from_rng: False for an agent that draws from torch's generator, which is then seeded before each call;
             rows and replay are not compared.
         host_syncs: whether the agent is watched for host syncs too, with `forbid_host_sync`.
+        executors: False spares an agent that promises to be pure from being compiled, which takes seconds.
 
     Raises:
         ConformanceError: naming the call, the key, what was found, what was expected, and the mend.
@@ -95,6 +105,7 @@ def check_agent(
     watched = RL_Agent_CheckDevice(agent, device, host_syncs=guard)
     kit = _Kit(watched, env, agent_info, seed=seed, tolerance=tolerance, draws_from_rng=draws_from_rng)
     agent.seed(seed)
+    check_modes(kit.name, _unwrapped(agent))
     kit.check_initial_state()
     with torch.no_grad():
         steps = kit.act(n_steps)
@@ -105,6 +116,10 @@ def check_agent(
     if draws_from_rng:
         kit.check_replay(steps)
     kit.check_update(steps[-1], weights)
+    if _unwrapped(agent).pure:
+        kit.check_purity(steps[-1])
+        if executors and not agent.require_history():
+            kit.check_executors(steps)
 
 
 class _Kit:
@@ -222,6 +237,50 @@ class _Kit:
         mend = "The same weights must give the same answers: update all that the answers depend on."
         check_same(f"{where}, back to the first weights", self._answer(step), before, mend)
 
+    def check_purity(self, step: _Step) -> None:
+        """The answer depends on weights and arguments only."""
+        agent = _unwrapped(self.agent)
+        arguments = (step.state, step.observation, self.agent_info, step.history)
+
+        @torch.no_grad()
+        def answer() -> DictTensor:
+            return _joined(*agent(*arguments))
+
+        check_pure(self.name, agent, answer)
+
+    @torch.no_grad()
+    def check_executors(self, steps: list[_Step]) -> None:
+        """Every executor gives what the agent gives, also with new weights and a new agent_info."""
+        agent, device = _unwrapped(self.agent), self.env.device
+
+        def act(state: Tensors, observation: Tensors, agent_info: Tensors) -> tuple[Tensors, Tensors]:
+            action, after = agent(DictTensor(state), DictTensor(observation), DictTensor(agent_info), None)
+            return dict(after.items()), dict(action.items())
+
+        executors: dict[str, Step] = {}
+        if device.type in ("cpu", "cuda"):
+            executors["compiled"] = CompiledStep(act, agent, device)
+        recorder = recorder_of(device)
+        if recorder is not None and (self.agent_info.empty() or agent.agent_info_on_device):
+            executors["graph"] = Graph(act, recorder)
+        parameters = {id(p): p for p in weights_of_modules(agent) if p.is_floating_point()}.values()
+        for name, executor in executors.items():
+            before = [parameter.clone() for parameter in parameters]
+            for i, step in enumerate((*steps[:3], *steps[:1])):
+                info = self.agent_info if self.agent_info.empty() else self.agent_info.map(lambda v, i=i: v.roll(i, 0))
+                given = [dict(part.items()) for part in (step.state, step.observation, info)]
+                where = f"{self.name}, run by the executor {name!r} (step {i}, with new weights and agent_info)"
+                expected = act(*given)
+                try:
+                    for got, wanted in zip(executor(*given), expected, strict=True):
+                        check_equal(wanted, got)
+                except (PurityError, RecordingError) as error:
+                    fail(where, None, str(error), "what the agent gives as it is", "Or set pure = False.")
+                for parameter in parameters:
+                    parameter.mul_(0.9)
+            for parameter, value in zip(parameters, before, strict=True):
+                parameter.copy_(value)
+
     def _check_taken(self, where: str, module: nn.Module, weights: Mapping[str, Tensor]) -> None:
         for key, value in module.state_dict().items():
             if not bool(same(on_cpu(value).unsqueeze(0), weights[key].unsqueeze(0)).all()):  # sync: once per weight
@@ -277,6 +336,10 @@ def check_specs(where: str, got: DictTensor, expected: DictTensor, mend: str, n_
 def _joined(action: DictTensor, new_state: DictTensor) -> DictTensor:
     """All that a call returned, on the CPU."""
     return (action.prepend_key("action/") + new_state.prepend_key("new_state/")).map(on_cpu)
+
+
+def _unwrapped(agent: RL_Agent) -> RL_Agent:
+    return agent.agent if isinstance(agent, RL_Agent_CheckDevice) else agent
 
 
 def _model(agent: RL_Agent) -> nn.Module | None:

@@ -27,7 +27,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -39,7 +38,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from rlstruct.engine.private import TorchDispatchMode, is_composite
-from rlstruct.engine.waits import CROSS, NUMBER, SHAPE, is_accelerator, judge_operator
+from rlstruct.engine.waits import CROSS, NUMBER, SHAPE, guards, intended, is_accelerator, judge_operator, set_guards
 
 # Python calls by the name of the method, and how to do without.
 _FUNCTIONS: Final = {
@@ -51,8 +50,6 @@ _FUNCTIONS: Final = {
 _CUDA_ALARM: Final = "called a synchronizing CUDA operation"
 _TORCH_FOLDER: Final = os.path.dirname(torch.__file__)
 _SIM_FILES: Final = os.path.join(os.path.dirname(__file__), "_sim_")  # the simulated accelerator stands in for torch
-
-_local = threading.local()
 
 
 class HostSyncError(RuntimeError):
@@ -106,12 +103,10 @@ def count_host_syncs() -> Iterator[HostSyncCount]:
 @contextlib.contextmanager
 def allow_host_sync() -> Iterator[None]:
     """Let intended waits pass inside ``forbid_host_sync`` and ``count_host_syncs``; elsewhere it does nothing."""
-    watches: list[_Watch] = list(getattr(_local, "watches", ()))
     with contextlib.ExitStack() as stack:
-        for watch in watches:
-            stack.enter_context(watch.pause())
-        if watches:
+        if guards():
             stack.enter_context(_cuda_alarm("default"))
+        stack.enter_context(intended())
         yield
 
 
@@ -141,13 +136,13 @@ class _Watch:
 
 @contextlib.contextmanager
 def _watching(report: Callable[[str, str, str], None]) -> Iterator[None]:
-    watch = _Watch(report)
-    watches = _local.watches = [*getattr(_local, "watches", ()), watch]
+    watch, before = _Watch(report), guards()
+    set_guards((*before, watch.pause))
     try:
         with _Functions(watch), _Operators(watch):
             yield
     finally:
-        _local.watches = [other for other in watches if other is not watch]
+        set_guards(before)
 
 
 @contextlib.contextmanager

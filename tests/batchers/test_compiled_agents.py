@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from batcher_fakes import (
-    GlobalRandomAgent,
     SumOfHistoryAgent,
+    VersionAgent,
     create_cartpole,
     create_version_agent,
 )
@@ -25,6 +25,8 @@ from rlstruct.agents import (
 )
 from rlstruct.batchers import RL_Batcher
 from rlstruct.core import Trajectories
+from rlstruct.engine.promise import PurityError
+from rlstruct.errors import WorkerError
 
 pytestmark = pytest.mark.timeout(600)
 Answer = tuple[DictTensor, DictTensor]
@@ -75,7 +77,8 @@ def test_a_compiled_agent_collects_the_same_and_takes_new_weights() -> None:
 
 
 @pytest.mark.slow
-def test_weights_may_be_other_tensors_and_of_another_shape() -> None:
+def test_weights_may_be_other_tensors_and_of_another_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VersionAgent, "pure", True)
     with batcher(create_version_agent, True) as compiled:
         collect(compiled)
         for weights in (torch.full((1,), 3.0), torch.full((1,), 4.0), torch.full((2,), 5.0)):
@@ -86,14 +89,15 @@ def test_weights_may_be_other_tensors_and_of_another_shape() -> None:
 
 
 class Stubborn(RL_Agent):
-    """Does something in ``__call__`` that compiled code would freeze, or leave out."""
+    """Promises to be pure, and does something in ``__call__`` that compiled code would freeze or cannot do."""
+
+    pure = True
 
     def __init__(self, habit: str) -> None:
         self.habit = habit
         self.n_calls = 0
         self.seen = torch.zeros(3)
         self.mean = torch.zeros(4)
-        self.random = torch.Generator().manual_seed(0)
 
     def __call__(
         self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: Any = None
@@ -113,15 +117,10 @@ class Stubborn(RL_Agent):
             shown = -shown
         elif self.habit == "calls numpy":
             shown = torch.from_numpy(frame.numpy().sum(-1))
-        elif self.habit == "has its own generator":
-            shown = torch.rand(3, generator=self.random)
         return DictTensor({"action": torch.zeros(3, dtype=torch.int64), "shown": shown}), state
 
 
-HABITS = ["counts", "remembers", "averages in place", "looks at a value", "calls numpy", "has its own generator"]
-
-
-@pytest.mark.parametrize("habit", HABITS)
+@pytest.mark.parametrize("habit", ["averages in place", "looks at a value", "calls numpy"])
 def test_an_agent_that_cannot_be_compiled_acts_as_it_is_with_one_warning(habit: str) -> None:
     arguments = {"habit": habit}
     with (
@@ -136,8 +135,31 @@ def test_an_agent_that_cannot_be_compiled_acts_as_it_is_with_one_warning(habit: 
         assert_equal(collect(stubborn), collect(it))
 
 
+@pytest.mark.parametrize("habit", ["counts", "remembers"])
+def test_a_promise_that_is_seen_to_be_broken_is_an_error(habit: str) -> None:
+    with batcher(Stubborn, True, agent_args={"habit": habit}) as stubborn:
+        stubborn.execute()
+        with pytest.raises(WorkerError, match="`pure = True` promises") as told:
+            stubborn.get()
+    assert isinstance(told.value.__cause__, PurityError)
+
+
+def test_an_agent_that_promises_nothing_acts_as_it_is_with_one_warning() -> None:
+    with batcher(create_version_agent, True) as made:
+        with pytest.warns(UserWarning, match="set `pure = True` on its class") as told:
+            collect(made)
+        assert len(told) == 1
+        made.update({"w": torch.full((1,), 3.0)})
+        assert bool((collect(made).trajectories["action/lowest"] == 3.0).all())
+
+
+def create_remembering() -> RL_Agent:
+    SumOfHistoryAgent.pure = True  # in a worker of its own
+    return SumOfHistoryAgent()
+
+
 def test_workers_warn_once_together() -> None:
-    with batcher(SumOfHistoryAgent, True, n_processes=2) as compiled:
+    with batcher(create_remembering, True, n_processes=2) as compiled:
         with pytest.warns(UserWarning, match="it wants a history") as told:
             collect(compiled)
         collect(compiled)
@@ -163,7 +185,6 @@ def test_without_a_compiler_the_agent_acts_as_it_is(monkeypatch: pytest.MonkeyPa
         (lambda: RecurrentAgent(RecurrentActorCritic(4, 2, n_hidden=8)), None),
         (lambda: QAgent(QNetwork(4, 2, hidden=(16,))), DictTensor({"epsilon": torch.tensor([0.5])})),
         (lambda: ActorCriticAgent(model(0), stochastic=False), None),
-        (GlobalRandomAgent, None),
     ],
 )
 def test_every_kind_of_agent(create_agent: Callable[[], RL_Agent], info: DictTensor | None) -> None:

@@ -222,20 +222,24 @@ def test_the_bits_are_the_same_on_every_device(device: torch.device) -> None:
     assert same.float().mean().item() > 0.99  # softmax may round differently beside a class border
 
 
-def test_numbers_drawn_ahead_are_the_same_and_only_rows_carry_them() -> None:
-    keys = make_keys(600).view(100, 6)
+def test_a_key_that_is_written_to_draws_anew() -> None:
+    key, other = make_keys(600).view(100, 6)[:2].clone().unbind(0)
     logits = torch.randn(6, 4)
-    rows = keys.clone().unbind(0)
-    random.draw_ahead(keys, rows)
-    for t, row in enumerate(rows):
-        for plain in (keys[t].clone(), row.clone(), row[:]):  # no part or copy carries the number
-            assert torch.equal(random.uniform(row), random.uniform(plain))
-            assert torch.equal(random.uniform(row, (), 1), random.uniform(plain, (), 1))
-            assert torch.equal(random.uniform(row, (3,)), random.uniform(plain, (3,)))
-            assert torch.equal(random.categorical(logits, row), random.categorical(logits, plain))
-            assert torch.equal(random.categorical(logits, row, 2), random.categorical(logits, plain, 2))
-    random.uniform(rows[0]).fill_(7.0)  # what was handed out is the caller's
-    assert torch.equal(random.uniform(rows[0]), random.uniform(keys[0].clone()))
+    expected = random.uniform(other), random.categorical(logits, other)
+    random.uniform(key), random.categorical(logits, key)
+    key.copy_(other)
+    assert torch.equal(random.uniform(key), expected[0])
+    assert torch.equal(random.categorical(logits, key), expected[1])
+
+
+@pytest.mark.parametrize("n_classes", [2, 20])
+def test_logits_that_are_nan_draw_no_class(n_classes: int, device: torch.device) -> None:
+    logits = torch.zeros(3, n_classes, device=device)
+    logits[1, 0] = torch.nan
+    logits[2] = -torch.inf
+    drawn = random.categorical(logits, make_keys(300)[:3].to(device)).tolist()
+    assert drawn[0] < n_classes
+    assert drawn[1:] == [n_classes] * 2  # beyond the last one: 0 would be an action like any other
 
 
 @pytest.mark.parametrize("name", ["uniform", "normal", "randint", "split"])

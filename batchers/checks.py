@@ -1,0 +1,151 @@
+"""Whether a batch holds actions that exist and numbers that are numbers: checked once per batch, where the batch is.
+
+Environments that compute with tensors raise nothing: to them an action beyond the last one is a number like any other,
+and NaN goes through every network. Nobody would notice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rlstruct.batchers.slab import Steps
+from rlstruct.engine.streams import Later
+from rlstruct.errors import tag_environment
+from rlstruct.spaces import Leaf, leaves
+
+_FINE = -1
+
+
+class BatchChecks:
+    """Checks the actions of a batch against the action space, and its frames and rewards for NaN.
+
+    On the CPU a batch is checked at once. Elsewhere the first one is too; later ones leave their result on the device,
+    and it is read when the device is through with it, so that nothing waits: the error comes a batch or two later.
+
+    Args:
+        space: the action space of one environment. Of its Boxes only NaN is refused, since environments clip the rest.
+    """
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        """Find the ranges."""
+        self._actions = {key: leaf for key, leaf in leaves(space, "action").items() if _has_bounds(leaf)}
+        self._bounds: dict[str, tuple[Tensor, Tensor]] = {}  # least and greatest value of each action
+        self._names: list[str] = []  # of what `look` looked at
+        self._read = False  # whether a batch was checked at once
+        self._later: list[Later] = []
+
+    @torch.no_grad()
+    def look(self, steps: Steps, n_steps: int, n_final: int) -> Tensor:
+        """Look for what is wrong in a batch, without waiting for the device; this may be recorded.
+
+        Args:
+            steps: the batch.
+            n_steps: how many steps of it were taken, at least 1.
+            n_final: how many rows of ``final`` it used.
+
+        Returns:
+            For each tensor that was looked at the first place t * B + b that is wrong, or -1.  [K] int64
+        """
+        found = {name: _first(wrong) for name, _, wrong in self._wrong(steps, n_steps, n_final)}
+        self._names = list(found)
+        return torch.stack([*found.values()])
+
+    def check(self, steps: Steps, n_steps: int, n_final: int, found: Tensor | None = None) -> None:
+        """Check a batch.
+
+        Args:
+            steps: as in `look`, like the next two.
+            n_steps: likewise, or 0.
+            n_final: likewise.
+            found: what `look` returned, if it was called already.
+
+        Raises:
+            ValueError: an action does not exist, or a frame or reward is NaN; the error knows its environment.
+        """
+        B = steps.running.shape[1]
+        if n_steps and (steps.running.is_cpu or not self._read):
+            self._read = True
+            for name, values, wrong in self._wrong(steps, n_steps, n_final):
+                if bool(wrong.any()):  # sync: of CPU memory; elsewhere in the first batch only
+                    t, j = divmod(int(_first(wrong)), B)  # sync: only when something is wrong
+                    raise self._error(name, t, j, str(values[t, j].tolist()))  # sync: as above
+        elif n_steps:
+            self._later.append(Later(self.look(steps, n_steps, n_final) if found is None else found))
+            while self._later and (places := self._later[0].read()) is not None:
+                self._later.pop(0)
+                for name, place in zip(self._names, places, strict=True):
+                    if place != _FINE:
+                        raise self._error(name, *divmod(place, B), "out of range")
+
+    def _wrong(self, steps: Steps, n: int, n_final: int) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Give name and values of what is looked at, and which entries are wrong: [n, B] bool."""
+        running = steps.running[:n]
+        for name in [name for name in self._actions if name in steps.action]:
+            values = steps.action[name]
+            low, high = self._bounds_on(name, values.device)
+            yield name, values, _any(~((values[:n] >= low) & (values[:n] <= high)), running)
+        for part in (steps.stream, steps.reached):
+            for key, values in part.items():
+                if not values.is_floating_point() or key.split("/")[0] not in ("frame", "reward"):
+                    continue
+                nan = values.isnan()
+                if part is steps.stream:  # its slot t + 1 shows what step t reached; slot 0 is told as of step 0
+                    nan = torch.cat([nan[:1] | nan[1:2], nan[2:]])
+                wrong = _any(nan[:n], running)
+                if n_final and key in steps.final and steps.final_at is not None:
+                    step, row = steps.final_at[:n_final].unbind(1)
+                    wrong[step, row] |= steps.final[key][:n_final].isnan().view(n_final, -1).any(1)
+                yield f"observation/{key}", values, wrong
+
+    def _bounds_on(self, name: str, device: torch.device) -> tuple[Tensor, Tensor]:
+        if name not in self._bounds:
+            leaf = self._actions[name]
+            low, high = (-math.inf, math.inf) if isinstance(leaf.space, spaces.Box) else leaf.bounds()
+            self._bounds[name] = torch.as_tensor(low, device=device), torch.as_tensor(high, device=device)
+        return self._bounds[name]
+
+    def _error(self, name: str, t: int, j: int, shown: str) -> ValueError:
+        if name in self._actions:
+            space = self._actions[name].space
+            text = (
+                f"agent: action {name!r} of environment {j} in step {t} of the batch is {shown}, expected an element "
+                f"of {space}. The environment accepted it silently. {_mend(space)}"
+            )
+        else:
+            none = name.endswith("/reward")
+            mend = "A reward of None becomes NaN: return 0.0." if none else "Look for a division by zero."
+            text = f"environment: {name!r} of environment {j} is NaN after step {t} of the batch. {mend}"
+        error = ValueError(text)
+        tag_environment(error, j)
+        return error
+
+
+def _has_bounds(leaf: Leaf) -> bool:
+    """Whether there are values of the dtype that do not belong to the space; of a Box only NaN is refused."""
+    return not isinstance(leaf.space, spaces.Box) or leaf.torch_dtype.is_floating_point
+
+
+def _any(wrong: Tensor, running: Tensor) -> Tensor:
+    """Whether any feature of a running entry is wrong, [n, B]."""
+    return wrong.reshape(*running.shape, -1).any(dim=2) & running
+
+
+def _first(wrong: Tensor) -> Tensor:
+    """The first place that is wrong, or -1: a tensor without dimensions."""
+    flat = wrong.flatten()
+    return torch.where(flat.any(), flat.to(torch.uint8).argmax(), _FINE)
+
+
+def _mend(space: spaces.Space[Any]) -> str:
+    if isinstance(space, spaces.Box):
+        return "Look for NaN in the agent's weights, from a learning rate that is too large for example."
+    return (
+        "Give the agent's network one output per action. One beyond the last action may come from logits that are NaN: "
+        "rlstruct.functional.random.categorical answers them so."
+    )

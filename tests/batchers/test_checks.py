@@ -1,0 +1,140 @@
+"""An action that does not exist is named, also where the environment would compute with it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from gymnasium import spaces
+
+from rlstruct import DictTensor, RL_Agent
+from rlstruct.agents import ActorCritic, ActorCriticAgent
+from rlstruct.batchers import RL_Batcher
+from rlstruct.batchers.checks import BatchChecks
+from rlstruct.batchers.slab import Steps
+from rlstruct.errors import WorkerError
+from rlstruct.sims import make
+from rlstruct.testing import forbid_host_sync
+from rlstruct.testing.fake_envs import RandomEnv
+
+
+class WrongAgent(RL_Agent):
+    """Returns ``value`` in environment 2 in its third call, else 0."""
+
+    def __init__(self, value: float) -> None:
+        self.value, self.calls = value, 0
+
+    def __call__(self, state: DictTensor, observation: Any, agent_info: Any, history: Any = None) -> Any:
+        action = torch.zeros_like(observation["last_action"])
+        self.calls += 1
+        if self.calls == 3:
+            action[2] = self.value
+        return DictTensor({"action": action}), state
+
+
+@pytest.mark.parametrize(("value", "n_processes"), [(2, 0), (-1, 0), (7, 1)])
+def test_a_simulator_gets_no_action_beyond_its_last_one_unnoticed(value: int, n_processes: int) -> None:
+    settings: dict[str, Any] = {"agent_args": {"value": value}, "env_args": {"name": "CartPole-v1", "n_envs": 4}}
+    with RL_Batcher(8, WrongAgent, make, n_processes=n_processes, seed=0, **settings) as batcher:
+        batcher.reset()
+        batcher.execute()
+        told = rf"environment 2, seed 2.*'action' of environment 2 in step 2 of the batch is {value}, .*Discrete\(2\)"
+        with pytest.raises(WorkerError, match=told) as error:
+            batcher.get()
+    assert error.value.environment == 2
+
+
+def test_actions_of_a_box_may_be_anything_but_nan() -> None:
+    for value, expected in ((100.0, None), (math.nan, r"environment 2.* is \[nan\], expected an element of Box.*NaN")):
+        settings: dict[str, Any] = {"agent_args": {"value": value}, "env_args": {"name": "Pendulum-v1", "n_envs": 4}}
+        with RL_Batcher(8, WrongAgent, make, seed=0, **settings) as batcher:
+            batcher.reset()
+            batcher.execute()
+            if expected is None:
+                batcher.get()
+            else:
+                with pytest.raises(WorkerError, match=expected):
+                    batcher.get()
+
+
+def test_every_part_of_a_nested_space_has_its_range() -> None:
+    space = spaces.Dict(
+        a=spaces.MultiDiscrete([2, 3]), b=spaces.Tuple([spaces.Discrete(2, start=5), spaces.MultiBinary(2)])
+    )
+    good = {
+        "action/action/a": torch.tensor([[[1, 2]]]),
+        "action/action/b/0": torch.tensor([[6]]),
+        "action/action/b/1": torch.tensor([[[0, 1]]], dtype=torch.int8),
+        "running": torch.ones(1, 1, dtype=torch.bool),
+    }
+    BatchChecks(space).check(Steps(good), 1, 0)
+    for key, wrong in (("a", [[[1, 3]]]), ("b/0", [[4]]), ("b/0", [[7]]), ("b/1", [[[2, 0]]])):
+        bad = {**good, f"action/action/{key}": torch.tensor(wrong)}
+        with pytest.raises(ValueError, match=f"action 'action/{key}' of environment 0 in step 0"):
+            BatchChecks(space).check(Steps(bad), 1, 0)
+        BatchChecks(space).check(Steps({**bad, "running": torch.zeros(1, 1, dtype=torch.bool)}), 1, 0)  # it idles
+        BatchChecks(space).check(Steps(bad), 0, 0)  # no step was taken
+
+
+def test_off_the_cpu_later_batches_are_told_when_the_device_is_through_with_them() -> None:
+    good, bad = (
+        Steps(
+            {
+                "action/action": torch.tensor([[0, action]]).to("sim:1"),
+                "running": torch.ones(1, 2, dtype=torch.bool).to("sim:1"),
+            }
+        )
+        for action in (2, 3)
+    )
+    looking = BatchChecks(spaces.Discrete(3))
+    with pytest.raises(ValueError, match="action 'action' of environment 1 in step 0 of the batch is 3"):
+        BatchChecks(spaces.Discrete(3)).check(bad, 1, 0)  # a first batch is checked at once
+    looking.check(good, 1, 0)
+    with forbid_host_sync():
+        looking.check(good, 1, 0)
+        with pytest.raises(ValueError, match="action 'action' of environment 1 in step 0 of the batch is out of range"):
+            looking.check(bad, 1, 0)
+
+
+class BadEnv(RandomEnv):
+    """Shows NaN in environment 1 after step 2: in its frame, or in its reward."""
+
+    def __init__(self, key: str, seed: int) -> None:
+        super().__init__(spaces.Box(-1, 1, (4,)), spaces.Discrete(2), 3, seed)
+        self.key, self.t = key, 0
+
+    def step(self, action: DictTensor) -> Any:
+        (reached, ran), (current, running) = super().step(action)
+        self.t += 1
+        if self.t == 3:
+            values = reached[self.key].clone()
+            values[1] = math.nan
+            reached, current = (DictTensor({**dict(d.items()), self.key: values}) for d in (reached, current))
+        return (reached, ran), (current, running)
+
+
+@pytest.mark.parametrize(("key", "n_processes"), [("frame", 0), ("reward", 0), ("reward", 1)])
+def test_nan_is_named_with_its_key_environment_and_step(key: str, n_processes: int) -> None:
+    settings: dict[str, Any] = {"agent_args": {"value": 0}, "env_args": {"key": key}, "seed": 0}
+    with RL_Batcher(8, WrongAgent, BadEnv, n_processes=n_processes, **settings) as batcher:
+        batcher.reset()
+        batcher.execute()
+        with pytest.raises(WorkerError, match=f"'observation/{key}' of environment 1 is NaN after step 2") as error:
+            batcher.get()
+    assert error.value.environment == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:1"])
+def test_logits_that_are_nan_are_told(device: str) -> None:
+    torch.manual_seed(0)
+    agent = ActorCriticAgent(ActorCritic(4, 2), device=device)
+    for parameter in agent.model.parameters():
+        parameter.data.fill_(math.nan)
+    env_args = {"name": "CartPole-v1", "n_envs": 4, "device": device}
+    with RL_Batcher(8, lambda: agent, make, env_args=env_args, seed=0, device=device) as batcher:
+        batcher.reset()
+        batcher.execute()
+        with pytest.raises(WorkerError, match=r"is 2, expected an element of Discrete\(2\).*logits that are NaN"):
+            batcher.get()
