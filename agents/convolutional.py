@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,10 @@ class ConvolutionalTrunk(nn.Module):
     Raises:
         ValueError: the shape has no two or three axes, or the convolutions do not fit into the frame.
     """
+
+    frame_shape: Final[tuple[int, ...]]
+    channels_last: Final[bool]
+    n_features: Final[int]
 
     def __init__(
         self,

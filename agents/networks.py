@@ -59,6 +59,9 @@ class ActionLogits(nn.Module):
         n_actions: A of a Discrete action space, or the K sizes of a MultiDiscrete one.
     """
 
+    shape: Final[tuple[int, ...]]
+    n_outputs: Final[int]
+
     def __init__(self, n_actions: int | Sequence[int]) -> None:
         """Find the shape, and which logits stand for no action."""
         super().__init__()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +67,9 @@ class Normalised(nn.Module):
             matters in deep policy gradients", ICLR 2020), as gymnasium's NormalizeReward does; None leaves rewards.
         clip: normalised frames and scaled rewards are cut at plus and minus this number.
     """
+
+    discount: Final[float | None]
+    clip: Final[float]
 
     def __init__(
         self,

@@ -34,6 +34,7 @@ def test_the_agent_keeps_the_contract_and_never_syncs(duelling: bool, stochastic
             device=device,
             agent_info=agent_info,
             host_syncs=True,
+            executors=False,
         )
 
 
