@@ -228,11 +228,11 @@ class Collector:
 
     @property
     def observation(self) -> DictTensor:
-        """What the agent acts on next, but for its ``rng``.  [B]"""
+        """What the agent acts on next, [B], but for its ``rng``."""
         return self._observation
 
     def keys(self) -> Tensor:
-        """Return the random keys of the next batch, for all slots.  [T + 1, B] int64"""
+        """Return the random keys of the next batch: [T + 1, B] int64, for all slots."""
         return step_keys(self._seeds, self._episode_now, self._steps)
 
     def go_on(self, observation: DictTensor) -> None:
@@ -370,7 +370,8 @@ class Collector:
         # A state that shows observations of the last batch must not change with the slots, which are written again.
         self._state = self._state.map(lambda tensor: tensor.clone() if slab.holds(tensor) else tensor)
         slab.write_first(self._observation, self._state, keys)
-        self._observation = slab.slots[0]
+        if slab.holds(self._observation["done"]):
+            self._observation = slab.slots[0]
 
     def _all_ended(self, t: int) -> bool:
         if self._device.type != "cpu" and t % _STEPS_BETWEEN_LOOKS:
