@@ -56,7 +56,7 @@ def batcher_of(model: nn.Module, device: str = "cpu", *, graph: bool = True, **s
 
 
 def is_fused(batcher: RL_Batcher) -> bool:
-    return batcher._backend._collector._fused._rollout is not None
+    return batcher._backend._executing._fused._rollout is not None
 
 
 def batch_of(batcher: RL_Batcher) -> Trajectories:
@@ -255,7 +255,7 @@ def test_every_thread_loads_four_weights_at_once_and_spills_none(tmp_path: pathl
         batcher.reset()
         batch_of(batcher)
         (cell,) = [
-            c for c in batcher._backend._collector._fused._rollout.__closure__ if hasattr(c.cell_contents, "launch")
+            c for c in batcher._backend._executing._fused._rollout.__closure__ if hasattr(c.cell_contents, "launch")
         ]
     module = cell.cell_contents.launch.kernel.module
     warp.compile_aot_module(module, arch=90, module_dir=tmp_path / "ptx", use_ptx=True)
