@@ -19,8 +19,8 @@ from rlstruct.rl_agent import RL_Agent, RL_Agent_CheckDevice
 from rlstruct.spaces import Space, leaves
 from rlstruct.testing.conformance import check_in_space, check_keys, check_same, check_tensor, fail, on_cpu, same
 from rlstruct.testing.host_sync import forbid_host_sync
-from rlstruct.testing.random_env import RandomEnv
 from rlstruct.testing.purity import check_modes, check_pure, weights_of_modules
+from rlstruct.testing.random_env import RandomEnv
 from rlstruct.vec_env import DeviceEnv, VecEnv
 
 _N_ENVS = 5

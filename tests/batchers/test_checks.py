@@ -17,7 +17,7 @@ from rlstruct.batchers.slab import Steps
 from rlstruct.errors import WorkerError
 from rlstruct.sims import make
 from rlstruct.testing import forbid_host_sync
-from rlstruct.testing.fake_envs import RandomEnv
+from rlstruct.testing.random_env import RandomEnv
 
 
 class WrongAgent(RL_Agent):

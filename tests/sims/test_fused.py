@@ -56,7 +56,8 @@ def batcher_of(model: nn.Module, device: str = "cpu", *, graph: bool = True, **s
 
 
 def is_fused(batcher: RL_Batcher) -> bool:
-    return batcher._backend._executing._fused._rollout is not None
+    fused = batcher._backend._executing._fused
+    return fused is not None and fused._rollout is not None
 
 
 def batch_of(batcher: RL_Batcher) -> Trajectories:
