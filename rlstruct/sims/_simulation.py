@@ -34,6 +34,9 @@ Answer = tuple[Tensors, Tensors, Tensors, Tensors]
 ``running`` (episodic only). Masks that are False everywhere are left out, see `quiet_masks`."""
 
 
+_MOST_AHEAD, _MOST_ROWS = 16, 1 << 20  # steps; rows drawn at once, which bounds the memory
+
+
 class Simulator(Protocol):
     """What `Simulation` asks of a TensorEnv."""
 
@@ -97,22 +100,26 @@ class Simulation:
         begun = {f"state/{name}": value for name, value in self.initial(key, part(carry, "pool/")).items()}
         return begun | {"state_key": key} if self._simulator.stochastic else begun
 
-    def step(self, carry: Tensors, action: Tensors) -> Answer:
+    def step(self, carry: Tensors, action: Tensors, starts: StartStates | None = None) -> Answer:
         """Take one step in every environment that runs.
 
         Args:
             carry: where the simulation is.
             action: [B, ...]
+            starts: where start states come from; None to draw them in this step.
         """
-        return self._step_and_restart(carry, action) if self._simulator.auto_reset else self._step(carry, action)
+        if not self._simulator.auto_reset:
+            return self._step(carry, action)
+        return self._step_and_restart(carry, action, starts)
 
-    def rollout(self, carry: Tensors, plan: Tensors, n_steps: int) -> Answer:
+    def rollout(self, carry: Tensors, plan: Tensors, n_steps: int, starts: StartStates | None = None) -> Answer:
         """Take K steps.
 
         Args:
             carry: where the simulation is.
             plan: [K, B, ...], or [1, B, ...] to repeat it; empty to draw the actions, see `_explore`.
             n_steps: K.
+            starts: as in `step`.
 
         Returns:
             As `step`; observations and masks have a time axis, [B, K, ...].
@@ -122,7 +129,7 @@ class Simulation:
         for k in range(n_steps):
             now = {**carry, **changed}
             action = {key: value[min(k, len(value) - 1)] for key, value in plan.items()} or self._explore(now)
-            moved, *shown = self.step(now, action)
+            moved, *shown = self.step(now, action, starts)
             changed |= moved
             steps.append(shown)
         reached, current, masks = (_stack(shown) for shown in zip(*steps, strict=True))
@@ -145,19 +152,21 @@ class Simulation:
         """Build a state of the user's class."""
         return make_state(self._kind, fields)
 
-    def _step_and_restart(self, carry: Tensors, action: Tensors) -> Answer:
-        """Every environment draws its next start state in every step, and takes it if its episode has ended."""
+    def _step_and_restart(self, carry: Tensors, action: Tensors, starts: StartStates | None) -> Answer:
+        """Every environment knows its next start state in every step, and takes it if its episode has ended."""
         moved, reward, terminated = self._transition(carry, action)
         elapsed = carry["elapsed"] + 1
         truncated, done = self._ends(elapsed, terminated)
         last = {f"last_{key}": value.clone() for key, value in action.items()}
         reached = {**self.frames(moved, kept=False), "reward": reward, "terminated": terminated, **last}
         reached |= {"truncated": truncated, "done": done}
-        fresh = self.begin(carry, carry["episode"] + 1)
+        fresh = self.begin(carry, carry["episode"] + 1) if starts is None else starts.next(carry)
         going_on = {"state_key": carry.get("state_key"), **{f"state/{name}": value for name, value in moved.items()}}
         changed = {name: _choose(done, value, going_on[name]) for name, value in fresh.items()}
         changed["elapsed"] = elapsed.masked_fill(done, 0)
         changed["episode"] = carry["episode"] + done
+        if starts is not None:
+            starts.episode = changed["episode"]
         current = self.frames(part(changed, "state/"))
         current |= {"reward": reward.masked_fill(done, 0), "initial_state": done}
         current |= {key: value.masked_fill(_rows(done, value), 0) for key, value in last.items()}
@@ -199,6 +208,42 @@ class Simulation:
         return truncated, terminated | truncated
 
 
+class StartStates:
+    """The start states of the next episodes, drawn for several steps at once: eager drawing costs more than a step.
+
+    A step ends at most one episode of an environment, so the next n episodes are enough for n steps.
+
+    Args:
+        simulation: draws them.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        """Draw nothing yet."""
+        self._simulation = simulation
+        self._left = 0
+        self._drawn: Tensors = {}
+        self.episode: Tensor | None = None
+        """The tensor with which the next step must begin; with any other the simulation was set elsewhere."""
+
+    def next(self, carry: Tensors) -> Tensors:
+        """Return the states with which the next episodes begin, as `Simulation.begin` does for ``episode + 1``.
+
+        Args:
+            carry: where the simulation is.
+        """
+        episode = carry["episode"]
+        B = episode.shape[0]
+        if self._left == 0 or episode is not self.episode:
+            self._left = n = max(1, min(_MOST_AHEAD, _MOST_ROWS // B))
+            ahead = torch.arange(1, n + 1, device=episode.device).unsqueeze(1) + episode  # [n, B]
+            keys = {"env_key": carry["env_key"].expand(n, B).flatten()}
+            self._drawn = self._simulation.begin({**carry, **keys}, ahead.flatten())  # [n * B, ...]
+            self._row = torch.arange(B, device=episode.device) - episode * B  # where episode + 1 is
+        self._left -= 1
+        rows = self._row + episode * B
+        return {name: values.index_select(0, rows) for name, values in self._drawn.items()}
+
+
 class Stepper(Protocol):
     """What moves the environments of one TensorEnv: `TorchStepper`, or a kernel."""
 
@@ -222,6 +267,7 @@ class TorchStepper:
         self._simulation = simulation
         self._compile = compiled
         self._compiled: dict[str, Compiled] = {}
+        self._starts = StartStates(simulation)
 
     def step(self, carry: Tensors, action: Tensors) -> Answer:
         """See `Simulation.step`."""
@@ -235,7 +281,7 @@ class TorchStepper:
     @torch.no_grad()
     def _call(self, name: str, fn: Callable[..., Answer], carry: Tensors, action: Tensors) -> Answer:
         if not self._compile:
-            return fn(carry, action)
+            return fn(carry, action, starts=self._starts)
         if name not in self._compiled:
             self._compiled[name] = Compiled(fn)
         changed, reached, current, masks = self._compiled[name](carry, action)
