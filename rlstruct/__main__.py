@@ -1,4 +1,4 @@
-"""`python -m rlstruct` is `rlstruct`. Layer 6."""
+"""`python -m rlstruct` is `rlstruct`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Devices by name. Layer 0: `resolve_device` alone turns words into devices, and never falls back in silence."""
+"""Devices by name: `resolve_device` alone turns words into devices, and never falls back in silence."""
 
 from __future__ import annotations
 

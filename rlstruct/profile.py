@@ -1,4 +1,4 @@
-"""Where the time goes. Layer 0: a clock that adds up the seconds of named phases, for less than a microsecond each."""
+"""Where the time goes. A clock that adds up the seconds of named phases, for less than a microsecond each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replaying an agent over stored trajectories, with gradients. Layer 2."""
+"""Replaying an agent over stored trajectories, with gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulators of other libraries whose tensors stay where they are: Isaac Lab and ManiSkill, JAX, MuJoCo Warp. Layer 3.
+"""Simulators of other libraries whose tensors stay where they are: Isaac Lab and ManiSkill, JAX, MuJoCo Warp.
 
 Each adapter imports its library when it is made, and says which extra brings it. See `TorchVectorEnv`, `JaxEnv` and
 `MujocoWarpEnv`.

@@ -1,4 +1,4 @@
-"""What all adapters share: the observations of an auto-resetting `VecEnv`, from tensors that others made. Layer 3."""
+"""What all adapters share: the observations of an auto-resetting `VecEnv`, from tensors that others made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JaxEnv: environments written in JAX with gymnax's interface, their arrays shared with torch. Layer 3."""
+"""JaxEnv: environments written in JAX with gymnax's interface, their arrays shared with torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MujocoWarpEnv: a MuJoCo model in B worlds at once, simulated by MuJoCo Warp, its state shared with torch. Layer 3."""
+"""MujocoWarpEnv: a MuJoCo model in B worlds at once, simulated by MuJoCo Warp, its state shared with torch."""
 
 from __future__ import annotations
 

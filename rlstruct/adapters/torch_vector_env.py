@@ -1,4 +1,4 @@
-"""TorchVectorEnv: vector environments that return tensors on a device, such as Isaac Lab's. Layer 3."""
+"""TorchVectorEnv: vector environments that return tensors on a device, such as Isaac Lab's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: `rlstruct train`, `evaluate`, `plot`, `play`, `devices`. Layer 5: nobody imports it.
+"""The command line: `rlstruct train`, `evaluate`, `plot`, `play`, `devices`.
 
 One module for each command; `rlstruct.cli.main` finds it. Needs the extra ``train``.
 """

@@ -1,4 +1,4 @@
-"""Pictures of the classic control tasks, from what the agent sees of them. Part of rlstruct.cli; needs Pillow.
+"""Pictures of the classic control tasks, from what the agent sees of them; needs Pillow.
 
 Gymnasium's own pictures need pygame, and a device simulator has none; an observation says where everything is.
 """

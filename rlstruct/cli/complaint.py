@@ -1,4 +1,4 @@
-"""What is said to the user: results, and what was wrong, in one line, with the mend. Part of rlstruct.cli."""
+"""What is said to the user: results, and what was wrong, in one line, with the mend."""
 
 from __future__ import annotations
 

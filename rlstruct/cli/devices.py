@@ -1,4 +1,4 @@
-"""`rlstruct devices`: what is here, and what should live where. Part of rlstruct.cli."""
+"""`rlstruct devices`: what is here, and what should live where."""
 
 from __future__ import annotations
 

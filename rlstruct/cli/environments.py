@@ -1,4 +1,4 @@
-"""From the name of an environment to a factory that worker processes can call. Part of rlstruct.cli."""
+"""From the name of an environment to a factory that worker processes can call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rlstruct evaluate`: whole episodes of a trained agent, and a film of one. Part of rlstruct.cli."""
+"""`rlstruct evaluate`: whole episodes of a trained agent, and a film of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Films of agents at work: act, draw, write. Part of rlstruct.cli; needs Pillow."""
+"""Films of agents at work: act, draw, write; needs Pillow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first word of the command line chooses a module. Part of rlstruct.cli."""
+"""The first word of the command line chooses a module."""
 
 from __future__ import annotations
 

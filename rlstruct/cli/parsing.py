@@ -1,4 +1,4 @@
-"""Command lines from dataclasses. Part of rlstruct.cli; needs tyro when it is used, not when it is imported."""
+"""Command lines from dataclasses; needs tyro when it is used, not when it is imported."""
 
 from __future__ import annotations
 

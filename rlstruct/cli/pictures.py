@@ -1,4 +1,4 @@
-"""One picture of an environment, from what the agent sees. Part of rlstruct.cli; needs Pillow."""
+"""One picture of an environment, from what the agent sees; needs Pillow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rlstruct play`: see what an agent sees. Part of rlstruct.cli."""
+"""`rlstruct play`: see what an agent sees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rlstruct plot`: learning curves of runs, those of one setting together. Part of rlstruct.cli."""
+"""`rlstruct plot`: learning curves of runs, those of one setting together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run folder remembers, so that a run can be repeated, judged and drawn. Part of rlstruct.cli."""
+"""What a run folder remembers, so that a run can be repeated, judged and drawn."""
 
 from __future__ import annotations
 

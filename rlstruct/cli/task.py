@@ -1,4 +1,4 @@
-"""What is to be learnt, as the command line says it: the environment, and the kind of agent. Part of rlstruct.cli."""
+"""What is to be learnt, as the command line says it: the environment, and the kind of agent."""
 
 from __future__ import annotations
 

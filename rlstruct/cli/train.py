@@ -1,4 +1,4 @@
-"""`rlstruct train`: an algorithm, an environment, a run folder. Part of rlstruct.cli."""
+"""`rlstruct train`: an algorithm, an environment, a run folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run left behind: a trained network, and the environments that it knows. Part of rlstruct.cli."""
+"""What a run left behind: a trained network, and the environments that it knows."""
 
 from __future__ import annotations
 

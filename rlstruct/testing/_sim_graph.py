@@ -1,4 +1,4 @@
-"""A graph for the simulated accelerator: what a CUDA graph does, operator by operator. Layer 3: torch.
+"""A graph for the simulated accelerator: what a CUDA graph does, operator by operator.
 
 While a piece of work is recorded, every operator is noted with the very tensors that it met. A replay runs the same
 operators on the same tensors and writes their results into the memory that the recording gave them; no Python of the

@@ -1,4 +1,4 @@
-"""Recurrent cells for the simulated accelerator. Layer 3: torch alone.
+"""Recurrent cells for the simulated accelerator.
 
 For a device that is not the CPU, torch's C++ asks for fused cells, which have no CPU kernel. They are written here in
 ordinary operations, so that autograd differentiates them.

@@ -1,4 +1,4 @@
-"""The tensor of the simulated accelerator, and the rules of what it may meet. Layer 3: torch, rlstruct.errors.
+"""The tensor of the simulated accelerator, and the rules of what it may meet.
 
 A SimTensor wraps a CPU tensor. Every operation arrives at ``__torch_dispatch__``: the devices of its arguments are
 checked against CUDA's rules, the operation runs on the CPU tensors inside, and its results are wrapped. A view wraps a

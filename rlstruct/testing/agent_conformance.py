@@ -1,4 +1,4 @@
-"""check_agent: does an agent keep every promise of the RL_Agent contract? Layer 3."""
+"""check_agent: does an agent keep every promise of the RL_Agent contract?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the conformance kits share: the error, and comparisons that name the culprit. Layer 3.
+"""What the conformance kits share: the error, and comparisons that name the culprit.
 
 The kits are tools, not part of any step: they copy to the CPU and look at values freely.
 """

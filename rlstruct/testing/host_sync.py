@@ -1,4 +1,4 @@
-"""Find the calls that make the host wait for the device, with no GPU at hand. Layer 3: torch.
+"""Find the calls that make the host wait for the device, with no GPU at hand.
 
 ``x.item()``, ``if x > 0:``, ``x[mask]`` and their like stop the program until the device has caught up. On a laptop
 nothing shows it; on a GPU it is most of the time. Inside ``forbid_host_sync()`` each such call raises, on any device:

@@ -1,4 +1,4 @@
-"""A simulated accelerator: find your device mistakes on a laptop. Layer 3: torch, rlstruct.device, rlstruct.errors.
+"""A simulated accelerator: find your device mistakes on a laptop.
 
 Importing this module adds four strict devices ``sim:0`` ... ``sim:3`` to torch. Their tensors compute on the CPU, with
 the CPU's numbers and the CPU's random generator, and refuse to meet a tensor of any other device, as CUDA tensors do:

@@ -1,4 +1,4 @@
-"""check_vec_env: does an environment keep every promise of the VecEnv contract? Layer 3."""
+"""check_vec_env: does an environment keep every promise of the VecEnv contract?"""
 
 from __future__ import annotations
 
