@@ -112,6 +112,7 @@ class VecEnv(ABC):
             end. ``current`` is what the agent acts on next; it differs from ``reached`` only in the rows where an
             auto-resetting environment restarted. Return a `Stepped` with ``restarted=False`` where none did: it spares
             the batcher a look.
+            Masks keep their B entries: a loop goes on while ``running.any()``, and counts with ``running.sum()``.
             In an auto-resetting environment all rows run in every step. Only a wrapped vector environment that takes a
             step to restart may leave a row out of one step; batchers drop that step.
         """

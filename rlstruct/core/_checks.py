@@ -85,7 +85,7 @@ def wrong_device(
     )
 
 
-def as_dict(cls: type[NamedTensors], tensors: Mapping[str, Tensor] | None) -> dict[str, Any]:
+def as_dict(cls: type[NamedTensors], tensors: Any) -> dict[str, Any]:  # noqa: ANN401 - perhaps no mapping
     """Copy the caller's mapping, which stays the caller's."""
     if tensors is None:
         return {}

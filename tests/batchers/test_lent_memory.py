@@ -7,11 +7,14 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
+from batcher_fakes import NextStepCounting
+from fake_agents import RngAgent
 
 from rlstruct import DictTensor, RL_Agent, VecEnv
 from rlstruct.batchers import RL_Batcher
-from rlstruct.envs import GymEnv, GymEnvInf
+from rlstruct.envs import GymEnv, GymEnvInf, GymVectorEnv
 from rlstruct.errors import WorkerError
+from rlstruct.vec_env import EnvWrapper
 
 
 def create_env(seed: int, n_envs: int = 3, auto_reset: bool = True, wrapped: bool = False) -> VecEnv:
@@ -20,26 +23,12 @@ def create_env(seed: int, n_envs: int = 3, auto_reset: bool = True, wrapped: boo
     return Doubled(env) if wrapped else env
 
 
-class Doubled(VecEnv):
-    """An environment that writes nothing into lent memory, and gives every step memory of its own."""
-
-    def __init__(self, env: VecEnv) -> None:
-        self.env = env
-        self.auto_reset = env.auto_reset
-        self.action_space, self.observation_space = env.action_space, env.observation_space
-
-    @property
-    def device(self) -> torch.device:
-        return self.env.device
-
-    def n_envs(self) -> int:
-        return self.env.n_envs()
-
-    def reset(self, env_info: DictTensor | None = None) -> Any:
-        return self.env.reset(env_info)
+class Doubled(EnvWrapper):
+    """Writes nothing into lent memory, and says nothing of restarts: a plain pair, as users write it."""
 
     def step(self, action: DictTensor) -> Any:
-        return self.env.step(action)
+        reached, current = self.env.step(action)
+        return reached, current
 
 
 class Remembering(RL_Agent):
@@ -82,6 +71,29 @@ def test_states_that_hold_observations_and_every_key_are_as_without_lent_memory(
         first = torch.cat([batch["action/seen_first"] for batch in batches[0]], 1)[:, 1:]
         start = batches[0][0]["observation/frame"][:, :1]
         assert torch.equal(first, start.expand_as(first))
+
+
+@pytest.mark.parametrize("auto_reset", [True, False])
+def test_a_plain_pair_is_as_good_where_restarts_take_steps(auto_reset: bool) -> None:
+    batches: list[list[Any]] = [[], []]
+    for plain, found in zip((False, True), batches, strict=True):
+
+        def create(seed: int, plain: bool = plain) -> VecEnv:
+            env = GymVectorEnv(NextStepCounting(3), seed, episodic=not auto_reset)
+            return Doubled(env) if plain else env
+
+        with RL_Batcher(7, RngAgent, create, seed=0) as batcher:
+            batcher.reset()
+            n_running: int | None = 1
+            while n_running and len(found) < 6:
+                batcher.execute()
+                batch, n_running = batcher.get()
+                assert batch is not None
+                found.append({**batch.info._tensors, **batch.trajectories._tensors, "lengths": batch.lengths})
+    for ours, theirs in zip(*batches, strict=True):
+        assert ours.keys() == theirs.keys()
+        for key, value in theirs.items():
+            assert torch.equal(ours[key], value), key
 
 
 class Writing(Remembering):
