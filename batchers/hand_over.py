@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from rlstruct.batchers.collector import Collected
-from rlstruct.batchers.shared_memory import Layout
 from rlstruct.batchers.slab import Steps, as_signed
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.engine.streams import move
@@ -76,27 +75,6 @@ def hand_over(
         rows = move(on_cpu.nonzero().squeeze(1), device)  # sync: of CPU memory
         info, lengths = info.index(rows), lengths.index_select(0, rows)
     return Trajectories(info, TemporalDictTensor(_steps(shares, T, device, rows, lengths), lengths)), n_running
-
-
-def batch_layout(layout: Layout, auto_reset: bool) -> Layout:
-    """Return what one collector's share of a handed-over batch holds, T full steps of it.
-
-    Args:
-        layout: of its slab.
-        auto_reset: whether its environments restart; then ``_observation/`` has memory of its own, except for the keys
-            that a restart leaves alone.
-
-    Returns:
-        Layout by names of its own.
-    """
-    B = layout["running"][0][1]
-    found: Layout = {key: ((B,), torch.int64) for key in ("environment", "env_seed", "step", "policy_version")}
-    for name, (shape, dtype) in layout.items():
-        if name.startswith(("stream/", "action/", "state/")):
-            found[name] = (shape, dtype)
-        if name.startswith("stream/") and auto_reset and name != "stream/rng":
-            found[f"reached/{name}"] = ((shape[0] - 1, *shape[1:]), dtype)
-    return found
 
 
 def _count(lengths: Tensor, shares: Sequence[Share]) -> tuple[Tensor, int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlstruct.batchers.hand_over import batch_layout
+import torch
+
 from rlstruct.batchers.shared_memory import Layout, n_bytes
 from rlstruct.core import DictTensor
 
@@ -97,14 +98,22 @@ def report_memory(
     Args:
         layouts: of one slab of each worker.
         infos: agent_info and env_info, which batches carry.  [B]
-        auto_reset: see `batch_layout`.
-        weights: bytes of their buffer.
+        auto_reset: whether environments restart by themselves; then ``_observation/`` may need memory of its own.
+        weights: bytes of their buffers.
         n_slabs: how many slabs each worker has.
     """
-    room = [{name: value for name, value in layout.items() if name.startswith("final")} for layout in layouts]
-    whole = [n_slabs * n_bytes(layout) for layout in layouts]
-    finals = [n_slabs * n_bytes(final) for final in room]
-    slabs = tuple(total - final for total, final in zip(whole, finals, strict=True))
-    batch = sum(n_bytes(batch_layout(layout, auto_reset)) for layout in layouts)
-    batch += sum(value.nbytes for info in infos for value in info.values())
-    return MemoryReport(slabs, tuple(finals), batch, weights)
+    finals = tuple(n_slabs * n_bytes(_named(layout, "final")) for layout in layouts)
+    slabs = tuple(n_slabs * n_bytes(layout) - final for layout, final in zip(layouts, finals, strict=True))
+    batch = sum(value.nbytes for info in infos for value in info.values())
+    for layout in layouts:
+        T, B = layout["running"][0]
+        batch += n_bytes(_named(layout, "stream/", "action/", "state/"))
+        batch += 4 * B * torch.int64.itemsize  # environment, env_seed, step and policy_version in its info
+        if auto_reset:  # all but the random keys, which a restart leaves alone
+            frames = {name: spec for name, spec in _named(layout, "stream/").items() if name != "stream/rng"}
+            batch += n_bytes(frames) * T // (T + 1)
+    return MemoryReport(slabs, finals, batch, weights)
+
+
+def _named(layout: Layout, *prefixes: str) -> Layout:
+    return {name: spec for name, spec in layout.items() if name.startswith(prefixes)}

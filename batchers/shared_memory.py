@@ -1,8 +1,8 @@
 """Memory without a name that two processes see.
 
 A block is an anonymous file: the parent creates it before a worker starts, the worker inherits its descriptor, and
-whoever knows the sizes first makes it as long as it must be. It has no name, so it vanishes with the last process that
-holds it, however that process ends.
+whichever of them first knows the sizes makes it that long. Without a name it vanishes with the last process that holds
+it, however that process ends.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import fcntl
 import math
 import mmap
 import os
-import tempfile
 import weakref
 from collections.abc import Mapping
 from multiprocessing import reduction
@@ -32,7 +31,7 @@ class SharedBlock:
     def __init__(self, fd: int | None = None) -> None:
         """Create an empty block, or open the one behind an inherited file descriptor ``fd``."""
         self._fd = _anonymous_file() if fd is None else fd
-        self._close = weakref.finalize(self, os.close, self._fd)  # also if nobody comes to call close()
+        self._close = weakref.finalize(self, os.close, self._fd)  # also if nobody calls close()
 
     def map(self, layout: Layout) -> dict[str, Tensor]:
         """Return the tensors of a layout; every process that maps the same layout sees the same bytes.
@@ -88,13 +87,8 @@ def _open_inherited(inherited: Any) -> SharedBlock:  # noqa: ANN401 - multiproce
 
 def _anonymous_file() -> int:
     """Open a file without a name; never as descriptor 0, 1 or 2, which get what is printed even if they are closed."""
-    low = os.memfd_create("rlstruct", os.MFD_CLOEXEC) if hasattr(os, "memfd_create") else _unlinked_file()
+    low = os.memfd_create("rlstruct", os.MFD_CLOEXEC)
     try:
         return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 3)
     finally:
         os.close(low)
-
-
-def _unlinked_file() -> int:
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())

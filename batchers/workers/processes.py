@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import atexit
 import contextlib
 import ctypes
-import inspect
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from multiprocessing import get_start_method, process, set_start_method
-from pathlib import Path
 
 GUARD = 'Put the code that creates the batcher under `if __name__ == "__main__":`.'
 WORKER_NAME = "rlstruct-worker"
@@ -22,12 +19,11 @@ NO_MAIN_GUARD = 86
 
 
 def mortal_parent() -> int | None:
-    """Return this process's id if a child may ask Linux to be killed together with it.
+    """Return this process's id if a child may ask Linux to be killed together with it, else None.
 
     Linux watches the thread that starts the child; only the main thread lives as long as its process.
     """
-    in_main = threading.current_thread() is threading.main_thread()
-    return os.getpid() if in_main and sys.platform == "linux" else None
+    return os.getpid() if threading.current_thread() is threading.main_thread() else None
 
 
 def die_with(parent: int) -> None:
@@ -39,10 +35,10 @@ def die_with(parent: int) -> None:
 
 
 def leave() -> None:
-    """End this worker, whose environments and agent are closed: run what ``atexit`` knows, flush, and be gone.
+    """End this worker, whose environments and agent are closed: run what ``atexit`` knows, flush, and exit.
 
-    Python would go on to take torch apart, module by module, which is most of a second in which the user waits in
-    `RL_Batcher.close`. What is cut off: threads that are no daemons, and ``__del__`` of what only modules still hold.
+    Python itself would tear torch down module by module, and the user would wait for that in `RL_Batcher.close` for
+    most of a second. Cut off are non-daemon threads, and ``__del__`` of objects that only modules still hold.
     """
     atexit._run_exitfuncs()  # those of multiprocessing, logging and weakref.finalize are among them
     for stream in (sys.stdout, sys.stderr):
@@ -59,7 +55,6 @@ def quiet_start() -> Iterator[None]:
         RuntimeError: the main script makes a batcher without a guard; every worker imports it and would do so again.
     """
     _refuse_while_imported()
-    _refuse_unguarded()
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     before = {name: os.environ.get(name) for name in names}
     chosen = bool(get_start_method(allow_none=True))
@@ -100,37 +95,11 @@ def _standard_streams() -> Iterator[None]:
 
 
 def _refuse_while_imported() -> None:
+    """Refuse to start workers from a main script that is itself being imported by a spawned process."""
     current = process.current_process()
     if not getattr(current, "_inheriting", False):
         return
     if current.name.startswith(WORKER_NAME):
-        # One of our own workers. Its parent waits for it and gives the explanation, once, instead of one traceback
-        # of the import machinery from each of them.
+        # One of our own workers. Its parent waits for it and explains once, instead of a traceback from each worker.
         os._exit(NO_MAIN_GUARD)
     raise RuntimeError(f"RL_Batcher: this script starts workers while a process that was spawned imports it. {GUARD}")
-
-
-def _refuse_unguarded() -> None:
-    """Refuse to start workers that are going to find no guard; to hear it from them takes until they have started.
-
-    Certain only where no `if` of the main script surrounds the line that has led here; any may be a guard.
-    """
-    main = sys.modules.get("__main__")
-    frame = inspect.currentframe()
-    while frame is not None and not (frame.f_code.co_name == "<module>" and frame.f_globals is vars(main)):
-        frame = frame.f_back
-    if frame is None or not hasattr(main, "__file__"):  # a notebook or a prompt: workers import nothing
-        return
-    try:
-        source = Path(frame.f_code.co_filename).read_text(encoding="utf-8")
-        tree = ast.parse(source)
-    except (OSError, SyntaxError, ValueError):  # a frozen program, for example
-        return
-    line = frame.f_lineno
-    if not any(
-        isinstance(node, ast.If) and node.lineno <= line <= (node.end_lineno or line) for node in ast.walk(tree)
-    ):
-        raise RuntimeError(
-            f"RL_Batcher: line {line} of {frame.f_code.co_filename} starts workers, and each of them imports this "
-            f"script and would do so again. {GUARD}"
-        )

@@ -40,28 +40,16 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Start:
-    """What a worker process starts with, beside its end of the channel.
+    """What a worker process starts with, beside its end of the channel."""
 
-    Attributes:
-        factories: how to make agent and environments, pickled.
-        n_timesteps: T.
-        device: where it collects.
-        backends: modules of registered backends, by device type.
-        index: which worker it is.
-        n_workers: how many there are.
-        progress: where each of them writes what it is doing.
-        slabs: where its batches go; the second one is used once a second batch is queued.
-        weights: where it reads weights.
-    """
-
-    factories: bytes
+    factories: bytes  # a pickled `Factories`
     n_timesteps: int
     device: str
-    backends: dict[str, str]
-    index: int
+    backends: dict[str, str]  # modules of registered backends, by device type
+    index: int  # which of the workers it is
     n_workers: int
-    progress: SharedBlock
-    slabs: tuple[SharedBlock, SharedBlock]
+    progress: SharedBlock  # where each worker writes what it is doing
+    slabs: tuple[SharedBlock, SharedBlock]  # where its batches go; the second is used once a second batch is queued
     weights: tuple[SharedBlock, ...]
 
 
