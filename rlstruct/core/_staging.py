@@ -116,12 +116,13 @@ def pack(tensors: Sequence[Tensor], *, pin: bool) -> Packed:
 
 def _span(tensors: Sequence[Tensor]) -> tuple[int, int]:
     """The bytes of a storage from the first to the last that any of these tensors shows, from an aligned one on."""
-    starts, stops = [], []
+    starts: list[int] = []
+    stops: list[int] = []
     for tensor in tensors:
         size, last = tensor.element_size(), tensor.storage_offset()
         starts.append(last * size)
         if tensor.numel():
-            last += 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+            last += 1 + sum(int((n - 1) * step) for n, step in zip(tensor.shape, tensor.stride(), strict=True))
         stops.append(last * size)
     return min(starts) // _ALIGNMENT * _ALIGNMENT, max(stops)
 

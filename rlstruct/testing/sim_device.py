@@ -142,7 +142,7 @@ def _explain_backward(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _install() -> Any:
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise RuntimeError(
             f"{__name__}: got a process that works on CUDA already, expected one that does not: torch has one "
             "accelerator per process. Import this module before anything touches CUDA, or in a process of its own."
