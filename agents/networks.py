@@ -70,6 +70,7 @@ class ActionLogits(nn.Module):
         device = torch.get_default_device()
         sizes = torch.tensor(n_actions, device=device).reshape(-1, 1)
         none = torch.arange(self.shape[-1], device=device) >= sizes  # [K, A]
+        self._none: Tensor | None
         self.register_buffer("_none", none if isinstance(n_actions, Sequence) else None, persistent=False)
 
     def forward(self, outputs: Tensor) -> Tensor:

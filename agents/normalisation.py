@@ -30,9 +30,9 @@ class RunningMoments(nn.Module):
     def __init__(self, shape: Sequence[int] = ()) -> None:
         """Begin with nothing seen."""
         super().__init__()
-        kind = {"dtype": torch.float64, "device": torch.get_default_device()}
+        device = torch.get_default_device()
         for name, first, size in (("mean", 0.0, shape), ("variance", 1.0, shape), ("count", 1e-4, ())):
-            self.register_buffer(name, torch.full(tuple(size), first, **kind))
+            self.register_buffer(name, torch.full(tuple(size), first, dtype=torch.float64, device=device))
 
     @torch.no_grad()
     def update(self, values: Tensor, mask: Tensor) -> None:

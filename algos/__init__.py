@@ -1,14 +1,15 @@
-"""REINFORCE, A2C and DQN on one training loop; `rlstruct.algos.reinforce` is the first to read.
+"""REINFORCE, A2C, PPO and DQN on one training loop; `rlstruct.algos.reinforce` is the first to read.
 
 Each algorithm is a module with a `train` function and a class of settings: ``a2c.train(A2CConfig(...), ...)``.
 """
 
-from rlstruct.algos import a2c, dqn, reinforce
+from rlstruct.algos import a2c, dqn, ppo, reinforce
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.config import TrainingConfig, load_config
 from rlstruct.algos.dqn import DQNConfig
 from rlstruct.algos.evaluation import Evaluation, Evaluator
 from rlstruct.algos.learner import GradientLearner, Learner
+from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer
 from rlstruct.algos.reinforce import ReinforceConfig
 from rlstruct.algos.replay_buffer import ReplayBuffer
@@ -22,6 +23,7 @@ __all__ = [
     "Evaluator",
     "GradientLearner",
     "Learner",
+    "PPOConfig",
     "PrioritisedReplayBuffer",
     "ReinforceConfig",
     "ReplayBuffer",
@@ -31,6 +33,7 @@ __all__ = [
     "a2c",
     "dqn",
     "load_config",
+    "ppo",
     "reinforce",
     "run_training",
 ]

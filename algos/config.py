@@ -21,7 +21,10 @@ _COUNTS = (
     *("evaluation_episodes", "evaluation_interval", "evaluation_step_limit"),
 )
 _COUNTS_OR_NONE = ("evaluation_timesteps", "checkpoint_interval")
-_NOT_NEGATIVE = ("n_processes", "evaluation_processes", "seed", "learning_rate", "final_learning_rate_fraction")
+_NOT_NEGATIVE = (
+    *("n_processes", "evaluation_processes", "seed"),
+    *("learning_rate", "final_learning_rate_fraction", "adam_epsilon"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,7 @@ class TrainingConfig:
             network's values are in this unit, logged returns and evaluations are not.
         learning_rate: of the optimiser at the beginning; it falls linearly with the collected steps.
         final_learning_rate_fraction: the share of the learning rate that is left at the end.
+        adam_epsilon: added to the denominator of Adam's step, which bounds it where gradients are small.
         max_gradient_norm: the gradient of all weights together is scaled down to this norm; None leaves it.
         evaluation_episodes: episodes of one evaluation; a multiple of evaluation_processes, if there are any.
         evaluation_processes: worker processes that evaluate; 0 evaluates in this one, and learning waits.
@@ -69,6 +73,7 @@ class TrainingConfig:
     reward_scale: float = 1.0
     learning_rate: float = 0.01
     final_learning_rate_fraction: float = 0.05
+    adam_epsilon: float = 1e-8
     max_gradient_norm: float | None = None
     evaluation_episodes: int = 32
     evaluation_processes: int = 1

@@ -262,7 +262,7 @@ class Follower:
     @torch.no_grad()
     def follow(self, rate: float) -> None:
         """Take ``rate`` of the model and keep the rest; 1 copies."""
-        get_ema_multi_avg_fn(1.0 - rate)(*self._weights, 0)
+        get_ema_multi_avg_fn(1.0 - rate)(*self._weights, 0)  # type: ignore[no-untyped-call]
         for mine, theirs in self._buffers:
             mine.copy_(theirs)
 

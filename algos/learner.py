@@ -108,7 +108,9 @@ class GradientLearner(ABC):
         self.device = resolve_device(config.learner_device)
         # One kernel for all weights, where torch has one: the calls are what an update of a small network costs.
         fused = self.device.type in ("cpu", "cuda")
-        self.optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=fused)
+        self.optimizer = torch.optim.Adam(
+            model.parameters(), lr=config.learning_rate, eps=config.adam_epsilon, fused=fused
+        )
         self.policy_version = 0
         self.batches: list[Trajectories | DictTensor] = []
         self._finite = torch.ones((), dtype=torch.bool, device=self.device) if fused else None
@@ -148,12 +150,13 @@ class GradientLearner(ABC):
         if self.statistics is not None:
             self.statistics.see_frames(trajectories.trajectories["observation/frame"], trajectories.mask())
 
-    def descend(self, loss: Tensor, fraction_done: float) -> dict[str, Tensor]:
+    def descend(self, loss: Tensor, fraction_done: float, unless: Tensor | None = None) -> dict[str, Tensor]:
         """Take a gradient step.
 
         Args:
             loss: what to make smaller.  []
             fraction_done: how much of the training is over, in [0, 1]; the learning rate falls with it.
+            unless: leave the weights alone if this is true, without a wait for the device. Needs a fused Adam.  [] bool
 
         Returns:
             ``gradient_norm`` before it was scaled down, if there is a bound.  []
@@ -170,7 +173,8 @@ class GradientLearner(ABC):
         if self._finite is not None:
             self._finite = self._finite & torch.isfinite(norms.get("gradient_norm", loss.detach()))
             # torch.amp.GradScaler sets the same attribute: the kernel of a fused optimiser then writes nothing.
-            self.optimizer.found_inf = (~self._finite).to(torch.float32)  # type: ignore[attr-defined]
+            held = ~self._finite if unless is None else ~self._finite | unless
+            self.optimizer.found_inf = held.to(torch.float32)  # type: ignore[attr-defined]
         self.optimizer.step()
         self.policy_version += 1
         return norms

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.dqn import DQNConfig
+from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.reinforce import ReinforceConfig
 
 
@@ -31,6 +32,7 @@ class Preset:
 PRESETS: dict[tuple[str, str], Preset] = {
     ("reinforce", "CartPole-v1"): Preset(ReinforceConfig()),
     ("a2c", "CartPole-v1"): Preset(A2CConfig()),
+    ("ppo", "CartPole-v1"): Preset(PPOConfig()),
     ("dqn", "CartPole-v1"): Preset(
         DQNConfig(evaluation_interval=2000, target_return=475.0, evaluation_processes=0)
     ),

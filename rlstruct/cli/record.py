@@ -15,7 +15,7 @@ from rlstruct.algos.config import TrainingConfig
 from rlstruct.cli.complaint import UserError, nearest
 from rlstruct.cli.task import Task
 
-ALGORITHMS = {"reinforce": "ReinforceConfig", "a2c": "A2CConfig", "dqn": "DQNConfig"}
+ALGORITHMS = {"reinforce": "ReinforceConfig", "a2c": "A2CConfig", "ppo": "PPOConfig", "dqn": "DQNConfig"}
 """The algorithms, each a module of rlstruct.algos, and the class of its settings."""
 
 _PACKAGES = ("rlstruct", "torch", "gymnasium", "numpy", "ale-py")

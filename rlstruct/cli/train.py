@@ -12,6 +12,7 @@ import torch
 
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.config import TrainingConfig, check_resumed
+from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.presets import PRESETS
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import TrainingResult
@@ -36,7 +37,8 @@ that were tuned for the environment hold unless you say --preset none, or other
 ones; --help after ALGORITHM and --env lists them all.
 
   reinforce   whole episodes, a baseline; discrete and continuous actions
-  a2c         pieces of a stream, a critic; discrete and continuous actions
+  a2c         some steps, one update; discrete and continuous actions
+  ppo         more steps, many updates; discrete and continuous actions
   dqn         replay buffer, action values; discrete actions, no memory
 
   rlstruct train a2c --env CartPole-v1
@@ -268,10 +270,15 @@ def _preset(algorithm: str, words: list[str]) -> Training[Any] | None:
 
 def _with_fitting_parts(config: TrainingConfig, words: Sequence[str]) -> TrainingConfig:
     """Let stored or tuned settings ask for no more minibatches than the command line has environments for them."""
-    if not isinstance(config, A2CConfig):
+    if not _splits_environments(config, words):
         return config
     n_envs = _count(words, "--n-envs", config.n_envs) * max(1, _count(words, "--n-processes", config.n_processes))
-    return replace(config, n_minibatches=max(1, min(config.n_minibatches, n_envs)))
+    return replace(config, n_minibatches=max(1, min(config.n_minibatches, n_envs)))  # type: ignore[call-arg]
+
+
+def _splits_environments(config: TrainingConfig, words: Sequence[str]) -> bool:
+    """Whether a minibatch is made of whole environments."""
+    return isinstance(config, A2CConfig) or (isinstance(config, PPOConfig) and "--recurrent" in words)
 
 
 def _count(words: Sequence[str], option: str, default: int) -> int:
@@ -282,7 +289,7 @@ def _count(words: Sequence[str], option: str, default: int) -> int:
 
 def _about_parts(words: Sequence[str], default: Training[Any] | None, config: TrainingConfig) -> list[str]:
     """Say that `_with_fitting_parts` has changed something."""
-    if default is None or not isinstance(config, A2CConfig) or _find(words, "--n-minibatches"):
+    if default is None or not _splits_environments(config, words) or _find(words, "--n-minibatches"):
         return []
     n, wanted = config.n_minibatches, default.training.n_minibatches
     return [] if n == wanted else [f"n_minibatches: {n} in place of {wanted}, one for each environment"]

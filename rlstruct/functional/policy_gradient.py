@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from rlstruct.errors import ShapeMismatchError
@@ -75,6 +76,56 @@ def entropy_loss(entropy: Tensor, mask: Tensor) -> Tensor:
     """
     _same_shape("entropy_loss", entropy=entropy, mask=mask)
     return -masked_mean(entropy, mask)
+
+
+def clipped_surrogate_loss(ratio: Tensor, advantage: Tensor, mask: Tensor, clip: float) -> Tensor:
+    """Loss of PPO's policy, which gains nothing from moving the probability of an action far away.
+
+    Schulman et al., "Proximal policy optimization algorithms" (2017), equation 7.
+
+    Args:
+        ratio: pi(a_t | s_t) / mu(a_t | s_t), mu being the policy that acted.  [B, T] float, carries the gradient
+        advantage: a constant.                                                 [B, T] float, same device
+        mask: 1 on real steps, 0 on padding.                                   [B, T] float or bool
+        clip: epsilon, how far from 1 the ratio may move.
+
+    Returns:
+        -mean over real steps of min(ratio * advantage, clamp(ratio, 1 - clip, 1 + clip) * advantage).  []
+
+    Raises:
+        ShapeMismatchError: the shapes differ.
+
+    >>> import torch
+    >>> ratio, advantage = torch.tensor([[2.0, 2.0]]), torch.tensor([[1.0, -1.0]])
+    >>> clipped_surrogate_loss(ratio, advantage, torch.ones(1, 2), clip=0.25)
+    tensor(0.3750)
+    """
+    _same_shape("clipped_surrogate_loss", ratio=ratio, advantage=advantage, mask=mask)
+    constant = advantage.detach()
+    return -masked_mean(torch.minimum(ratio * constant, ratio.clamp(1.0 - clip, 1.0 + clip) * constant), mask)
+
+
+def clipped_value_loss(value: Tensor, target: Tensor, mask: Tensor, *, before: Tensor, clip: float) -> Tensor:
+    """Half the mean squared error of a baseline that gains nothing from moving far away from what it said before.
+
+    As in OpenAI's implementation of PPO (Huang et al., "The 37 implementation details of PPO", 2022, detail 9).
+
+    Args:
+        value: v(s_t), carries the gradient.                        [B, T] float
+        target: the return that it should predict; a constant.      [B, T] float, same device
+        mask: 1 on real steps, 0 on padding.                        [B, T] float or bool
+        before: v(s_t) before the update; a constant.               [B, T] float
+        clip: how far from ``before`` the value may move, in units of the value.
+
+    Returns:
+        mean over real steps of max((value - target)^2, (clamped value - target)^2) / 2.  []
+
+    Raises:
+        ShapeMismatchError: the shapes differ.
+    """
+    _same_shape("clipped_value_loss", value=value, target=target, mask=mask, before=before)
+    constant, near = target.detach(), before.detach() + (value - before.detach()).clamp(-clip, clip)
+    return masked_mean(torch.maximum((value - constant).square(), (near - constant).square()), mask) / 2
 
 
 def _same_shape(where: str, **tensors: Tensor) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from rlstruct.agents import ActorCritic, ActorCriticAgent, QAgent, QNetwork, RecurrentActorCritic, RecurrentAgent
-from rlstruct.algos import a2c, dqn, reinforce
+from rlstruct.algos import a2c, dqn, ppo, reinforce
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import TrainingResult
@@ -53,6 +53,7 @@ DQN = dqn.DQNConfig(
     n_env_steps=800, n_timesteps=8, learning_starts=150, n_updates=2, batch_size=16, replay_capacity=400, **COMMON
 )
 A2C = a2c.A2CConfig(n_env_steps=800, n_timesteps=10, evaluation_timesteps=60, **COMMON)
+PPO = ppo.PPOConfig(n_env_steps=800, n_timesteps=10, evaluation_timesteps=60, target_kl=0.002, **COMMON)
 TASKS: dict[str, tuple[Any, TrainingConfig, Callable[[], Any], Any, Any]] = {
     "reinforce": (
         reinforce,
@@ -69,6 +70,8 @@ TASKS: dict[str, tuple[Any, TrainingConfig, Callable[[], Any], Any, Any]] = {
         RecurrentAgent,
         create_sim,
     ),
+    "ppo": (ppo, PPO, create_network, ActorCriticAgent, create_sim),
+    "ppo, recurrent": (ppo, PPO, create_recurrent_network, RecurrentAgent, create_sim),
     "dqn": (dqn, DQN, create_q_network, QAgent, create_sim),
     "dqn, prioritised": (dqn, replace(DQN, prioritised=True), create_q_network, QAgent, create_sim),
 }

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct import RL_Agent, RL_Agent_CheckDevice, Trajectories, VecEnv, agents, sims
-from rlstruct.algos import a2c, dqn, reinforce
+from rlstruct.algos import a2c, dqn, ppo, reinforce
 from rlstruct.algos.training import TrainingResult
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.testing import allow_host_sync, count_host_syncs, forbid_host_sync
@@ -64,12 +64,15 @@ def action_values() -> nn.Module:
 A2C = a2c.A2CConfig(**PIECES)
 LAGGING = a2c.A2CConfig(**PIECES, overlap=True, vtrace=True, n_updates=2, n_minibatches=2)
 DQN = dqn.DQNConfig(**PIECES, learning_starts=60, n_updates=2, batch_size=16)
+PPO = ppo.PPOConfig(**PIECES, n_epochs=2, n_minibatches=2)
 EPISODES = reinforce.ReinforceConfig(**ALL, n_env_steps=200, n_timesteps=25, n_envs=6)
 KINDS: dict[str, tuple[Any, Any, Any, Any, Any]] = {
     "a2c": (a2c, A2C, perceptron, agents.ActorCriticAgent, create_env),
     "a2c with memory": (a2c, A2C, recurrent, agents.RecurrentAgent, create_env),
     "a2c with lag": (a2c, LAGGING, gaussian, agents.GaussianAgent, create_pendulum),
     "a2c with lag and memory": (a2c, LAGGING, recurrent_gaussian, agents.RecurrentGaussianAgent, create_pendulum),
+    "ppo": (ppo, PPO, perceptron, agents.ActorCriticAgent, create_env),
+    "ppo with memory": (ppo, PPO, recurrent_gaussian, agents.RecurrentGaussianAgent, create_pendulum),
     "dqn": (dqn, DQN, action_values, agents.QAgent, create_env),
     "dqn, prioritised": (dqn, dataclasses.replace(DQN, prioritised=True), action_values, agents.QAgent, create_env),
     "reinforce": (reinforce, EPISODES, perceptron, agents.ActorCriticAgent, create_episodic_env),
@@ -91,7 +94,7 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts: Counter[str] = Counter()
     # Adam counts its steps in tensors on the CPU, wherever the weights are: reading those waits for no device.
     monkeypatch.setattr(torch.optim.Adam, "step", allow_host_sync()(torch.optim.Adam.step))
-    for module in (a2c, dqn, reinforce):
+    for module in (a2c, dqn, ppo, reinforce):
 
         def update(
             self: Any, trajectories: Trajectories, fraction_done: float, unguarded: Any = module.Learner.update
@@ -141,8 +144,12 @@ def test_a_replay_buffer_on_a_fourth_device_changes_nothing(prioritised: bool) -
 @pytest.mark.parametrize("log_interval", [1, 4])
 @pytest.mark.parametrize(
     ("module", "config", "create_model", "create_agent"),
-    [(a2c, A2C, perceptron, agents.ActorCriticAgent), (dqn, DQN, action_values, agents.QAgent)],
-    ids=["a2c", "dqn"],
+    [
+        (a2c, A2C, perceptron, agents.ActorCriticAgent),
+        (ppo, PPO, perceptron, agents.ActorCriticAgent),
+        (dqn, DQN, action_values, agents.QAgent),
+    ],
+    ids=["a2c", "ppo", "dqn"],
 )
 def test_the_loop_waits_for_the_devices_once_in_log_interval_updates(
     module: Any, config: Any, create_model: Any, create_agent: Any, log_interval: int, guarded: Counter[str]

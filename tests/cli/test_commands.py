@@ -59,6 +59,8 @@ def train(*options: str) -> pathlib.Path:
         ("a2c", ["--env", "CartPole-v1", "--simulator", "torch", "--recurrent"], "recurrent policy"),
         ("a2c", ["--env", "Pendulum-v1", "--evaluation-timesteps", "200"], "Gaussian policy, perceptron"),
         ("a2c", ["--env", "Seaquest-MinAtar"], "convolutional policy"),
+        ("ppo", ["--env", "CartPole-v1", "--n-epochs", "2"], "policy, perceptron"),
+        ("ppo", ["--env", "CartPole-v1", "--simulator", "torch", "--recurrent"], "recurrent policy"),
         ("dqn", ["--env", "Seaquest-MinAtar"], "convolutional network of action values, duelling"),
         # Who says how wide a perceptron shall be gets one, also for images: as the tuned settings of Breakout do.
         ("a2c", ["--env", "Breakout-MinAtar", "--n-minibatches", "1"], "policy, perceptron"),

@@ -1,0 +1,269 @@
+"""PPO: n steps of every environment in, several epochs of minibatches on them out, none of which may move far.
+
+Schulman et al., "Proximal policy optimization algorithms" (2017); Huang et al., "The 37 implementation details of
+proximal policy optimization" (ICLR blog track, 2022), which docs/algorithms/ppo.md goes through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.learner import CreateAgent, GradientLearner, judge_actions, mean_terms, replay_with_next_values
+from rlstruct.algos.placement import CreateEnv
+from rlstruct.algos.run_folder import RunFolder
+from rlstruct.algos.training import CreateModel, TrainingResult, run_training
+from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.functional import random
+from rlstruct.functional.advantages import generalized_advantage
+from rlstruct.functional.policy_gradient import clipped_surrogate_loss, clipped_value_loss, entropy_loss, value_loss
+from rlstruct.functional.statistics import masked_mean, whiten
+from rlstruct.replay import replay_agent
+from rlstruct.rl_agent import RL_Agent
+
+_COUNTS = ("n_epochs", "n_minibatches")
+_POSITIVE_OR_NONE = ("value_clip", "target_kl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig(TrainingConfig):
+    """Settings of PPO and those of `TrainingConfig`; the defaults are for CartPole-v1.
+
+    Attributes:
+        trace_decay: lambda of GAE, in [0, 1]: 0 trusts the critic, 1 the rewards.
+        value_coefficient: weight of the critic's loss.
+        entropy_coefficient: weight of the entropy, in 1 / nat.
+        n_epochs: how often each batch is learnt from.
+        n_minibatches: gradient steps of an epoch. An agent without a state learns from single steps, shuffled; one with
+            a state from whole rows, whose state it carries along, so that there must be as many environments.
+        clip: the ratio of the probabilities of an action, now and when it was taken, gains nothing beyond 1 - clip and
+            1 + clip.
+        value_clip: likewise, how far a value may move in an update, in units of the scaled reward; None sets no bound.
+        whiten_advantages: scale the advantages of a minibatch to mean 0 and variance 1.
+        target_kl: skip the remaining gradient steps of an update, from the first minibatch on which the policy has
+            moved this far (approximate KL divergence, in nats); None takes them all. The learner must be on the CPU or
+            CUDA.
+    """
+
+    n_env_steps: int = 200_000
+    n_timesteps: int = 128
+    n_envs: int = 8
+    n_processes: int = 0
+    reward_scale: float = 0.1
+    learning_rate: float = 1e-3
+    final_learning_rate_fraction: float = 0.0
+    adam_epsilon: float = 1e-5
+    max_gradient_norm: float | None = 0.5
+    evaluation_timesteps: int | None = 100
+    evaluation_interval: int = 20_000
+    trace_decay: float = 0.95
+    value_coefficient: float = 0.5
+    entropy_coefficient: float = 0.01
+    n_epochs: int = 4
+    n_minibatches: int = 4
+    clip: float = 0.2
+    value_clip: float | None = 0.2
+    whiten_advantages: bool = True
+    target_kl: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            ValueError: a setting is out of range.
+        """
+        super().__post_init__()
+        self._refuse("trace_decay", 0.0 <= self.trace_decay <= 1.0, "0 to 1")
+        self._refuse("clip", self.clip > 0.0, "more than 0")
+        for name in _COUNTS:
+            self._refuse(name, getattr(self, name) >= 1, "at least 1")
+        for name in _POSITIVE_OR_NONE:
+            number = getattr(self, name)
+            self._refuse(name, number is None or number > 0.0, "more than 0, or None")
+        n_steps = self.n_timesteps * self.n_envs * max(1, self.n_processes)
+        self._refuse("n_minibatches", self.n_minibatches <= n_steps, f"at most one for each of {n_steps} steps")
+
+
+def losses(replayed: TemporalDictTensor, minibatch: Trajectories, config: PPOConfig) -> dict[str, Tensor]:
+    """Compute the terms of the loss of a minibatch.
+
+    Args:
+        replayed: what the learner's agent returned, with gradients: ``value`` [B, T] and its policy, see
+            `rlstruct.algos.learner.judge_actions`.
+        minibatch: what was collected, with what `Learner.prepare` added, same device.  [B, T]
+        config: its clips and coefficients.
+
+    Returns:
+        ``loss`` and its terms ``policy_loss``, ``value_loss`` and ``entropy_loss`` (minus the mean entropy); without
+        gradients ``approximate_kl``, the mean of ratio - 1 - log(ratio) (Schulman, "Approximating KL divergence",
+        2020), and ``clip_fraction``, the share of steps whose ratio is beyond the clip.  [] each
+    """
+    steps = minibatch.trajectories
+    mask, advantage = steps.mask(), steps["learner/advantage"]
+    log_probability, entropy = judge_actions(replayed, steps)
+    log_ratio = log_probability - steps["action/log_probability"]
+    ratio = log_ratio.exp()
+    if config.whiten_advantages:
+        advantage = whiten(advantage, mask)
+    target, before, value = steps["learner/target"], steps["learner/value"], replayed["value"]
+    terms = {
+        "policy_loss": clipped_surrogate_loss(ratio, advantage, mask, config.clip),
+        "value_loss": value_loss(value, target, mask)
+        if config.value_clip is None
+        else clipped_value_loss(value, target, mask, before=before, clip=config.value_clip),
+        "entropy_loss": entropy_loss(entropy, mask),
+    }
+    weighted = config.value_coefficient * terms["value_loss"] + config.entropy_coefficient * terms["entropy_loss"]
+    with torch.no_grad():
+        terms["approximate_kl"] = masked_mean(ratio - 1.0 - log_ratio, mask)
+        terms["clip_fraction"] = masked_mean(((ratio - 1.0).abs() > config.clip).to(ratio.dtype), mask)
+    return {"loss": terms["policy_loss"] + weighted, **terms}
+
+
+class Learner(GradientLearner):
+    """The network that learns.
+
+    Args:
+        model: on the learner's device.
+        agent: acts with this very model, so that gradients reach it.
+        config: see `PPOConfig`.
+
+    Raises:
+        ValueError: there is a target_kl, but no fused Adam on the learner's device, which could skip a step.
+    """
+
+    def __init__(self, model: nn.Module, agent: RL_Agent, config: PPOConfig) -> None:
+        """Create the optimiser."""
+        super().__init__(model, agent, config)
+        if config.target_kl is not None and self.device.type not in ("cpu", "cuda"):
+            raise ValueError(
+                f"PPOConfig: target_kl is {config.target_kl} and learner_device {self.device}, expected a device where "
+                "torch has a fused Adam, which can skip a step: cpu or cuda. Use one of them, or target_kl=None."
+            )
+        self.config = config
+        self._seed = torch.full((1,), config.seed, dtype=torch.int64, device=self.device)
+
+    def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
+        """Take ``n_epochs * n_minibatches`` gradient steps; skipped ones count in ``policy_version``, too.
+
+        Args:
+            trajectories: the next steps of every environment, on any device.  [B, T]
+            fraction_done: see `rlstruct.algos.learner.Learner.update`.
+
+        Returns:
+            Detached numbers on the learner's device: the means of the terms of `losses` and of ``gradient_norm`` over
+            these steps, and what `prepare` returns; with a target_kl also ``skipped``, the share of steps that were not
+            taken.  [] each
+        """
+        trajectories = self.learn_from(trajectories)
+        batch, judged = self.prepare(trajectories)
+        stopped = None if self.config.target_kl is None else torch.zeros_like(judged["ratio_error"], dtype=torch.bool)
+        taken = []
+        for _ in range(self.config.n_epochs):
+            for minibatch in self.shuffled(batch):
+                terms = losses(replay_agent(self.agent, minibatch), minibatch, self.config)
+                if stopped is not None and self.config.target_kl is not None:
+                    stopped = stopped | (terms["approximate_kl"] > self.config.target_kl)
+                    terms["skipped"] = stopped.to(terms["loss"].dtype)
+                terms |= self.descend(terms["loss"], fraction_done, unless=stopped)
+                taken.append({name: term.detach() for name, term in terms.items()})
+        self.see_frames(trajectories)
+        return {**mean_terms(taken), **judged}
+
+    @torch.no_grad()
+    def prepare(self, trajectories: Trajectories) -> tuple[Trajectories, dict[str, Tensor]]:
+        """Add what stays constant during an update.
+
+        Args:
+            trajectories: on the learner's device.  [B, T]
+
+        Returns:
+            ``(batch, judged)``: rows [B, T], or for an agent without a state single steps [B * T, 1], with
+            ``learner/advantage``, ``learner/target`` and ``learner/value``; and numbers [] of the replay before the
+            first step: ``ratio_error``, the largest distance of a ratio from 1, which is not 0 where a replay is not
+            what was collected, and ``explained_variance`` of the targets by the values.
+        """
+        config, steps = self.config, trajectories.trajectories
+        replayed, next_value = replay_with_next_values(self.agent, trajectories)
+        mask, value = steps.mask(), replayed["value"]
+        log_probability, _ = judge_actions(replayed, steps)
+        ratio = torch.where(mask, log_probability - steps["action/log_probability"], 0.0).exp()
+        advantage = generalized_advantage(
+            steps["_observation/reward"].to(value.dtype) * config.reward_scale,
+            steps["_observation/terminated"],
+            steps["_observation/done"],
+            mask,
+            value=value,
+            next_value=next_value,
+            discount=config.discount,
+            trace_decay=config.trace_decay,
+        )
+        target = advantage + value
+        judged = {
+            "ratio_error": (ratio - 1.0).abs().max(),
+            "explained_variance": 1.0 - _variance(advantage, mask) / _variance(target, mask).clamp(min=1e-8),
+        }
+        wanted = {key: tensor for key, tensor in steps.items() if not key.startswith("_observation/")}
+        wanted |= {"learner/advantage": advantage, "learner/target": target, "learner/value": value}
+        batch = Trajectories._trusted(trajectories.info, TemporalDictTensor._trusted(wanted, steps.lengths))
+        keeps_state = any(key.startswith("agent_state/") for key in trajectories.info.keys())
+        return (batch if keeps_state else _single_steps(batch)), judged
+
+    def shuffled(self, batch: Trajectories) -> Iterator[Trajectories]:
+        """Yield the minibatches of an epoch: every row once, in an order that the seed and the step number decide.
+
+        Args:
+            batch: from `prepare`.  [N, T]
+
+        Returns:
+            Rows of almost equal number, in new memory.  [N / n_minibatches, T] each
+
+        Raises:
+            ValueError: there are fewer rows than minibatches.
+        """
+        rows, n = batch.n_elems(), self.config.n_minibatches
+        if rows < n:
+            raise ValueError(
+                f"PPOConfig: n_minibatches is {n}, expected at most {rows}, one for each environment: an agent with a "
+                "state learns from whole rows."
+            )
+        # Keys from a counter: the same order on all devices, and after a resume.
+        lanes = torch.arange(rows, device=self.device, dtype=torch.int64)
+        order = random.step_keys(self._seed, self.policy_version, lanes).squeeze(1).argsort()
+        for k in range(n):
+            yield batch.index(order[rows * k // n : rows * (k + 1) // n])
+
+
+def _variance(values: Tensor, mask: Tensor) -> Tensor:
+    return masked_mean((values - masked_mean(values, mask)).square(), mask)
+
+
+def _single_steps(batch: Trajectories) -> Trajectories:
+    """Make every step [B, T] a row of its own [B * T, 1]; padding becomes rows of length 0."""
+    steps, T = batch.trajectories, batch.trajectories.n_steps()
+    flat = {key: tensor.flatten(0, 1).unsqueeze(1) for key, tensor in steps.items()}
+    info = {key: value.repeat_interleave(T, dim=0) for key, value in batch.info.items()}
+    lengths = steps.mask().flatten().to(torch.int64)
+    return Trajectories._trusted(DictTensor(info), TemporalDictTensor._trusted(flat, lengths))
+
+
+def train(
+    config: PPOConfig,
+    create_model: CreateModel,
+    create_agent: CreateAgent,
+    create_env: CreateEnv,
+    *,
+    env_args: Mapping[str, object] | None = None,
+    run: RunFolder | None = None,
+) -> TrainingResult:
+    """Train an actor and a critic; arguments, result and errors are those of `run_training`.
+
+    The agent returns ``action``, ``log_probability``, ``value``, and ``action_logits`` or ``action_mean`` and
+    ``action_log_std``, as `rlstruct.agents.ActorCriticAgent`, `RecurrentAgent`, `GaussianAgent` and
+    `RecurrentGaussianAgent` do.
+    """
+    return run_training(Learner, config, create_model, create_agent, create_env, env_args=env_args, run=run)

@@ -1,0 +1,393 @@
+"""PPO: a whole update equals one written in plain torch, the ratio begins at 1, and the settings do what they say."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from rlstruct import TemporalDictTensor, Trajectories
+from rlstruct.agents import (
+    ActorCritic,
+    ActorCriticAgent,
+    ConvolutionalActorCritic,
+    GaussianActorCritic,
+    GaussianAgent,
+    RecurrentActorCritic,
+    RecurrentAgent,
+    RecurrentGaussianActorCritic,
+    RecurrentGaussianAgent,
+)
+from rlstruct.algos import ppo
+from rlstruct.algos.ppo import Learner, PPOConfig, train
+from rlstruct.algos.training import TrainingResult
+from rlstruct.batchers import RL_Batcher
+from rlstruct.envs import GymEnvInf
+from rlstruct.functional import random
+from rlstruct.functional.policy_gradient import clipped_surrogate_loss, clipped_value_loss
+from rlstruct.testing import allow_host_sync, forbid_host_sync
+
+SMALL = PPOConfig(
+    n_env_steps=480,
+    n_timesteps=10,
+    n_envs=6,
+    evaluation_episodes=2,
+    evaluation_processes=0,
+    evaluation_interval=10**6,
+    evaluation_timesteps=25,
+    log_interval=3,
+)
+
+
+class Toy(gymnasium.Env[Any, Any]):
+    """Shows random frames and pays random rewards; ends after 3 to 9 steps, in one way or the other."""
+
+    def __init__(self, frame: spaces.Box, action: spaces.Space[Any]) -> None:
+        self.observation_space, self.action_space = frame, action
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(3, 10))
+        return self.observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.left -= 1
+        ended, terminates = self.left == 0, bool(self.np_random.integers(2))
+        return self.observe(), float(self.np_random.normal()), ended and terminates, ended and not terminates, {}
+
+    def observe(self) -> Any:
+        drawn = self.np_random.normal(size=self.observation_space.shape) * 50 + 100
+        return drawn.clip(0, 255).astype(self.observation_space.dtype)
+
+
+VECTOR, IMAGE = spaces.Box(-np.inf, np.inf, (4,), np.float32), spaces.Box(0, 255, (1, 10, 10), np.uint8)
+ONE, SEVERAL, CONTINUOUS = spaces.Discrete(3), spaces.MultiDiscrete([3, 2]), spaces.Box(-1.0, 1.0, (2,))
+Kind = tuple[Callable[[], nn.Module], Any, spaces.Box, spaces.Space[Any]]
+KINDS: dict[str, Kind] = {
+    "discrete": (partial(ActorCritic, 4, 3, hidden=(8,)), ActorCriticAgent, VECTOR, ONE),
+    "several choices": (partial(ActorCritic, 4, (3, 2), hidden=(8,)), ActorCriticAgent, VECTOR, SEVERAL),
+    "continuous": (partial(GaussianActorCritic, 4, 2, hidden=(8,)), GaussianAgent, VECTOR, CONTINUOUS),
+    "images": (partial(ConvolutionalActorCritic, (1, 10, 10), 3, n_features=8), ActorCriticAgent, IMAGE, ONE),
+    "recurrent": (partial(RecurrentActorCritic, 4, 3, n_hidden=8), RecurrentAgent, VECTOR, ONE),
+    "recurrent, continuous": (
+        partial(RecurrentGaussianActorCritic, 4, 2, n_hidden=8),
+        RecurrentGaussianAgent,
+        VECTOR,
+        CONTINUOUS,
+    ),
+}
+
+
+def create_toys(n_envs: int, seed: int, frame: spaces.Box, action: spaces.Space[Any]) -> GymEnvInf:
+    return GymEnvInf([Toy(frame, action) for _ in range(n_envs)], seed=seed)
+
+
+def create_learner(kind: str, config: PPOConfig = SMALL, dtype: torch.dtype = torch.float32) -> Learner:
+    create_model, create_agent, _, _ = KINDS[kind]
+    torch.manual_seed(1)
+    return Learner.create(create_model().to(dtype), create_agent, config)
+
+
+def collect(kind: str, learner: Learner, n_batches: int = 2) -> Trajectories:
+    """The last of some batches with the learner's weights, so that rows begin in the middle of episodes."""
+    _, create_agent, frame, action = KINDS[kind]
+    args: dict[str, Any] = {"model": learner.model, "copy_model": True}
+    env_args: dict[str, Any] = {"n_envs": SMALL.n_envs, "frame": frame, "action": action}
+    with RL_Batcher(
+        SMALL.n_timesteps, create_agent, create_toys, agent_args=args, env_args=env_args, seed=5
+    ) as batcher:
+        batcher.reset()
+        for _ in range(n_batches):
+            batcher.execute()
+            trajectories, _ = batcher.get()
+    return trajectories
+
+
+# The reference: plain torch, loops over time, torch.distributions, torch.optim.Adam.
+
+
+def policy_of(model: Any, policy: Tensor) -> Any:
+    """The distribution that a network's output [..., n] stands for."""
+    if isinstance(model, GaussianActorCritic | RecurrentGaussianActorCritic):
+        mean, log_std = policy.chunk(2, dim=-1)
+        return torch.distributions.Independent(torch.distributions.Normal(mean, log_std.exp()), 1)
+    return torch.distributions.Categorical(logits=policy)
+
+
+def outputs(model: Any, steps: Any, hidden: Tensor | None) -> tuple[Any, Tensor, Tensor | None]:
+    """Policies and values along rows [B, T], with the state set to zero where an episode begins; the states after."""
+    frames = steps["observation/frame"]
+    if hidden is None:
+        policy, value = model(frames.flatten(0, 1))
+        shape = frames.shape[:2]
+        return policy.view(*shape, *policy.shape[1:]), value.view(shape), None
+    policies, values, states = [], [], []
+    for t in range(frames.shape[1]):
+        hidden = torch.where(steps["observation/initial_state"][:, t].unsqueeze(1), 0.0, hidden)
+        policy, value, hidden = model(frames[:, t], hidden)
+        policies.append(policy)
+        values.append(value)
+        states.append(hidden)
+    return torch.stack(policies, 1), torch.stack(values, 1), torch.stack(states, 1)
+
+
+def value_of(model: Any, frames: Tensor, states: Tensor | None) -> Tensor:
+    flat = frames.flatten(0, 1)
+    value = model(flat)[1] if states is None else model(flat, states.flatten(0, 1))[1]
+    return value.view(frames.shape[:2])
+
+
+def advantages(steps: Any, value: Tensor, next_value: Tensor, config: PPOConfig) -> Tensor:
+    B, T = value.shape
+    out = torch.zeros_like(value)
+    for b in range(B):
+        following = 0.0
+        for t in reversed(range(T)):
+            goes_on = 0.0 if steps["_observation/terminated"][b, t] else 1.0
+            delta = (
+                steps["_observation/reward"][b, t].to(value.dtype)
+                + config.discount * goes_on * next_value[b, t]
+                - value[b, t]
+            )
+            if steps["_observation/done"][b, t]:
+                following = 0.0
+            following = delta + config.discount * config.trace_decay * following
+            out[b, t] = following
+    return out
+
+
+def reference_update(model: Any, trajectories: Trajectories, config: PPOConfig, rate: float) -> None:
+    steps = trajectories.trajectories
+    recurrent = "agent_state/hidden" in trajectories.info.keys()
+    hidden = trajectories.info["agent_state/hidden"] if recurrent else None
+    with torch.no_grad():
+        policy, value, states = outputs(model, steps, hidden)
+        next_value = value_of(model, steps["_observation/frame"], states)
+        advantage = advantages(steps, value, next_value, config)
+        target = advantage + value
+        before = steps["action/log_probability"]
+    B, T = value.shape
+    rows = B if recurrent else B * T
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate, eps=config.adam_epsilon)
+    for epoch in range(config.n_epochs):
+        seed = torch.tensor([config.seed])
+        keys = random.step_keys(seed, epoch * config.n_minibatches, torch.arange(rows)).squeeze(1)
+        order = keys.argsort()
+        for k in range(config.n_minibatches):
+            chosen = order[rows * k // config.n_minibatches : rows * (k + 1) // config.n_minibatches]
+            b, t = (chosen, slice(None)) if recurrent else (chosen // T, chosen % T)
+            seen = {
+                name: steps[name][b, t].reshape(len(chosen), -1, *steps[name].shape[2:])
+                for name in ("observation/frame", "observation/initial_state")
+            }
+            policy, new_value, _ = outputs(model, seen, None if hidden is None else hidden[chosen])
+            actions = steps["action/action"][b, t].reshape(*new_value.shape, *steps["action/action"].shape[2:])
+            distribution = policy_of(model, policy)
+            log_probability, entropy = distribution.log_prob(actions), distribution.entropy()
+            if log_probability.dim() == 3:  # several choices
+                log_probability, entropy = log_probability.sum(-1), entropy.sum(-1)
+
+            def pick(tensor: Tensor, b: Any = b, t: Any = t, like: Tensor = new_value) -> Tensor:
+                return tensor[b, t].reshape(like.shape)
+
+            ratio = (log_probability - pick(before)).exp()
+            chosen_advantage = pick(advantage)
+            if config.whiten_advantages:
+                deviation = chosen_advantage.std(correction=0)
+                chosen_advantage = (chosen_advantage - chosen_advantage.mean()) / (deviation + 1e-8)
+            gains = torch.min(
+                ratio * chosen_advantage, ratio.clamp(1 - config.clip, 1 + config.clip) * chosen_advantage
+            )
+            error = (new_value - pick(target)) ** 2
+            if config.value_clip is not None:
+                near = pick(value) + (new_value - pick(value)).clamp(-config.value_clip, config.value_clip)
+                error = torch.max(error, (near - pick(target)) ** 2)
+            loss = -gains.mean() + config.value_coefficient * 0.5 * error.mean()
+            loss = loss - config.entropy_coefficient * entropy.mean()
+            optimizer.zero_grad()
+            loss.backward()
+            if config.max_gradient_norm is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), config.max_gradient_norm)
+            optimizer.step()
+
+
+CONFIGS = {
+    "as by default": SMALL,
+    "without bounds": dataclasses.replace(
+        SMALL, value_clip=None, whiten_advantages=False, max_gradient_norm=None, clip=0.05, n_minibatches=2
+    ),
+    "large steps": dataclasses.replace(SMALL, learning_rate=0.01, n_epochs=6, n_minibatches=3),
+}
+
+
+@pytest.mark.parametrize("settings", CONFIGS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_whole_update_equals_a_plain_one_in_every_parameter(kind: str, settings: str) -> None:
+    config = CONFIGS[settings]
+    # In single precision large steps make rounding errors large.
+    learner = create_learner(kind, config, torch.float32 if config is SMALL else torch.float64)
+    trajectories = collect(kind, learner)
+    assert trajectories.trajectories.full()
+    reference, before = copy.deepcopy(learner.model), copy.deepcopy(learner.model)
+    terms = learner.update(trajectories, fraction_done=0.0)
+    reference_update(reference, trajectories, config, config.learning_rate)
+    for (name, weight), other, old in zip(
+        learner.model.named_parameters(), reference.parameters(), before.parameters(), strict=True
+    ):
+        assert (weight - old).abs().max() > 1e-4, name
+        torch.testing.assert_close(weight, other, rtol=0, atol=1e-6, msg=name)
+    assert terms["ratio_error"].item() < 1e-6
+    assert learner.policy_version == config.n_epochs * config.n_minibatches
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_ratio_is_one_before_the_first_step_and_not_where_the_replay_is_wrong(kind: str) -> None:
+    learner = create_learner(kind)
+    trajectories = collect(kind, learner)
+    batch, judged = learner.prepare(trajectories)
+    assert judged["ratio_error"].item() < 1e-6
+    with torch.no_grad():
+        next(learner.model.parameters()).add_(0.1)
+    assert learner.prepare(trajectories)[1]["ratio_error"].item() > 1e-4
+    steps = trajectories.trajectories
+    assert 0.0 < judged["explained_variance"].abs().item() < 100.0
+    assert batch.n_elems() == (6 if "recurrent" in kind else 60)
+    assert steps["_observation/done"].any()
+
+
+def test_the_losses_by_hand() -> None:
+    ratio = torch.tensor([[2.0, 2.0, 0.5, 0.5, math.nan]])
+    advantage, mask = torch.tensor([[1.0, -1.0, 1.0, -1.0, math.nan]]), torch.tensor([[1, 1, 1, 1, 0]])
+    # min: 1.2, -2, 0.5, -0.8.
+    assert clipped_surrogate_loss(ratio, advantage, mask, 0.2).item() == pytest.approx(-(1.2 - 2 + 0.5 - 0.8) / 4)
+    value, target = torch.tensor([[1.0, 3.0, math.nan]]), torch.tensor([[2.0, 3.5, math.nan]])
+    found = clipped_value_loss(
+        value, target, torch.tensor([[1, 1, 0]]), before=torch.tensor([[0.0, 3.0, 0.0]]), clip=0.5
+    )
+    # Clamped: 0.5 and 3. Errors: max(1, 2.25) and max(0.25, 0.25).
+    assert found.item() == pytest.approx((2.25 + 0.25) / 2 / 2)
+
+
+def test_padding_changes_nothing() -> None:
+    learner, other = create_learner("recurrent"), create_learner("recurrent")
+    trajectories = collect("recurrent", learner)
+    steps = trajectories.trajectories
+
+    def pad(tensor: Tensor) -> Tensor:
+        return torch.cat([tensor, tensor[:, -1:]], dim=1)
+
+    padded = TemporalDictTensor({key: pad(tensor) for key, tensor in steps.items()}, steps.lengths)
+    learner.update(trajectories, 0.0)
+    other.update(Trajectories(trajectories.info, padded), 0.0)
+    torch.testing.assert_close(dict(learner.model.state_dict()), dict(other.model.state_dict()), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["discrete", "recurrent"])
+def test_an_epoch_has_every_row_once_in_an_order_of_its_own(kind: str) -> None:
+    learner = create_learner(kind)
+    batch, _ = learner.prepare(collect(kind, learner))
+    orders = []
+    for _ in range(2):
+        drawn = torch.cat([one.trajectories["observation/rng"][:, 0] for one in learner.shuffled(batch)])
+        orders.append(drawn.tolist())
+        learner.policy_version += SMALL.n_minibatches
+    every = batch.trajectories["observation/rng"][:, 0].tolist()
+    assert sorted(orders[0]) == sorted(orders[1]) == sorted(every)
+    assert len({tuple(orders[0]), tuple(orders[1]), tuple(every)}) == 3
+
+
+def test_a_policy_that_moved_too_far_takes_no_more_steps_and_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = dataclasses.replace(SMALL, learning_rate=0.01, n_minibatches=3)
+    bounded, free = (create_learner("continuous", dataclasses.replace(config, target_kl=kl)) for kl in (0.01, None))
+    trajectories = collect("continuous", bounded)
+    weights: list[list[Tensor]] = []
+    divergences: list[float] = []
+    for learner in (bounded, free):
+        monkeypatch.setattr(learner.optimizer, "step", allow_host_sync()(learner.optimizer.step))
+    descend = free.descend
+
+    def watched(loss: Tensor, fraction_done: float, unless: Tensor | None = None) -> dict[str, Tensor]:
+        weights.append([weight.detach().clone() for weight in free.model.parameters()])
+        return descend(loss, fraction_done, unless)
+
+    losses = ppo.losses
+
+    def watched_losses(*args: Any) -> dict[str, Tensor]:
+        terms = losses(*args)
+        divergences.append(terms["approximate_kl"].item())
+        return terms
+
+    monkeypatch.setattr(free, "descend", watched)
+    with monkeypatch.context() as patch:
+        patch.setattr(ppo, "losses", watched_losses)
+        free.update(trajectories, 0.0)
+    with forbid_host_sync():
+        terms = bounded.update(trajectories, 0.0)
+    stop = next(k for k, divergence in enumerate(divergences) if divergence > 0.01)
+    assert 0 < stop < 11
+    assert terms["skipped"].item() == pytest.approx((12 - stop) / 12)
+    for mine, theirs in zip(bounded.model.parameters(), weights[stop], strict=True):
+        assert torch.equal(mine, theirs)
+    # The next update begins afresh.
+    trajectories = collect("continuous", bounded)
+    before = [weight.detach().clone() for weight in bounded.model.parameters()]
+    assert bounded.update(trajectories, 0.0)["skipped"].item() < 1.0
+    assert not torch.equal(before[0], next(bounded.model.parameters()))
+
+
+def test_what_cannot_be_is_refused() -> None:
+    learner = create_learner("recurrent")
+    rows = collect("recurrent", learner).slice(0, 3)
+    with pytest.raises(ValueError, match="n_minibatches is 4, expected at most 3, one for each environment: an agent"):
+        next(learner.shuffled(rows))
+    config = dataclasses.replace(SMALL, target_kl=0.01, learner_device="sim:0")
+    model = ActorCritic(4, 3).to("sim:0")
+    with pytest.raises(ValueError, match=r"target_kl is 0\.01 and learner_device sim:0, expected .* cpu or cuda"):
+        Learner.create(model, ActorCriticAgent, config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_epochs": 0}, "n_epochs is 0, expected at least 1"),
+        (
+            {"n_minibatches": 61, "n_timesteps": 10, "n_envs": 6},
+            "n_minibatches is 61, expected at most one for each of 60",
+        ),
+        ({"clip": 0.0}, "clip is 0.0, expected more than 0"),
+        ({"value_clip": -1.0}, "value_clip is -1.0, expected more than 0, or None"),
+        ({"target_kl": 0.0}, "target_kl is 0.0, expected more than 0, or None"),
+        ({"trace_decay": 2.0}, "trace_decay is 2.0, expected 0 to 1"),
+        ({"adam_epsilon": -1.0}, "adam_epsilon is -1.0, expected at least 0"),
+    ],
+)
+def test_wrong_settings_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"PPOConfig: {message}"):
+        PPOConfig(**changes)
+
+
+def train_small(kind: str, **changes: Any) -> TrainingResult:
+    create_model, create_agent, frame, action = KINDS[kind]
+    config = dataclasses.replace(SMALL, **changes)
+    return train(config, create_model, create_agent, create_toys, env_args={"frame": frame, "action": action})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training_logs_what_shows_whether_it_is_right(kind: str) -> None:
+    result = train_small(kind)
+    names = {"loss", "policy_loss", "value_loss", "entropy_loss", "approximate_kl", "clip_fraction", "gradient_norm"}
+    assert set(result.losses) == {*names, "ratio_error", "explained_variance", "policy_lag"}
+    assert len(result.losses["loss"]) == 8
+    assert max(result.losses["ratio_error"]) < 1e-5
+    assert train_small(kind).losses == result.losses
+    assert train_small(kind, seed=1).losses != result.losses
