@@ -1,4 +1,4 @@
-"""Batchers: run an agent in many environments, in this process or in many. Layer 3."""
+"""Batchers: run an agent in many environments, in this process or in many."""
 
 from rlstruct.batchers.batcher import RL_Batcher
 from rlstruct.batchers.episodes import EpisodeStatistics, collect_episodes

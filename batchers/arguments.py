@@ -103,7 +103,7 @@ def by_value(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def choose_seeds(seed: int | None, seeds: Sequence[int] | None, n: int) -> tuple[int, ...]:
     """One seed per process, or that of process 0 alone when the others follow from the number of environments."""
     if seed is not None and seeds is not None:
-        raise ValueError("RL_Batcher: seed and seeds are both given. Pass one of them.")
+        raise ValueError("RL_Batcher: both seed and seeds are passed. Pass one of them.")
     if seeds is not None:
         return one_each("seeds", seeds, n)
     return (secrets.randbits(31) if seed is None else whole("seed", seed),)

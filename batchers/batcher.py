@@ -56,7 +56,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         env_args: arguments of ``create_env``. The batch has (environments of one VecEnv) x (processes) rows.
         n_processes: 0 to collect in this process, or the number of worker processes.
         seed: process p seeds with ``seed`` plus the index of its first environment, so that the same environments
-            draw the same numbers however they are split. Drawn at random if neither it nor ``seeds`` is given.
+            draw the same numbers however they are split. Drawn at random if neither it nor ``seeds`` is passed.
         seeds: instead of ``seed``, one per process.
         agent_info: values for the agent in each environment, used where ``reset`` gets none. [B], or [1] for all alike;
             on the CPU.

@@ -22,7 +22,7 @@ from torch import Tensor
 Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
 """Shape and dtype of each tensor in a block, by name."""
 
-_ALIGNMENT = 64  # bytes: one cache line, so that no two tensors share one
+_ALIGNMENT = 64  # bytes: each tensor starts at a cache line of its own
 
 
 class SharedBlock:

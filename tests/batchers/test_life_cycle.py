@@ -106,7 +106,7 @@ def test_closed_is_closed(method: str) -> None:
         ({"n_processes": -1}, "n_processes is -1"),
         ({"device": "cuda:99"}, "cuda:99"),
         ({"device": "gpu"}, "'gpu' is no device"),
-        ({"seeds": [1]}, "seed and seeds are both given"),
+        ({"seeds": [1]}, "both seed and seeds are passed"),
         ({"seed": None, "seeds": [1, 2]}, "seeds has 2 entries, expected 1"),
         ({"agent_seeds": [1, 2]}, "agent_seeds has 2 entries, expected 1"),
         ({"on_worker_error": "ignore"}, "expected 'raise' or 'restart'"),
