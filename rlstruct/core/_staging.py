@@ -119,7 +119,7 @@ def _span(tensors: Sequence[Tensor]) -> tuple[int, int]:
     starts: list[int] = []
     stops: list[int] = []
     for tensor in tensors:
-        size, last = tensor.element_size(), tensor.storage_offset()
+        size, last = tensor.element_size(), int(tensor.storage_offset())
         starts.append(last * size)
         if tensor.numel():
             last += 1 + sum(int((n - 1) * step) for n, step in zip(tensor.shape, tensor.stride(), strict=True))
