@@ -161,7 +161,7 @@ class Simulation:
         reached = {**self.frames(moved, kept=False), "reward": reward, "terminated": terminated, **last}
         reached |= {"truncated": truncated, "done": done}
         fresh = self.begin(carry, carry["episode"] + 1) if starts is None else starts.next(carry)
-        going_on = {"state_key": carry.get("state_key"), **{f"state/{name}": value for name, value in moved.items()}}
+        going_on = {**carry, **{f"state/{name}": value for name, value in moved.items()}}
         changed = {name: _choose(done, value, going_on[name]) for name, value in fresh.items()}
         changed["elapsed"] = elapsed.masked_fill(done, 0)
         changed["episode"] = carry["episode"] + done
@@ -301,7 +301,7 @@ def quiet_masks(reached: Tensors, current: Tensors, no: Tensor) -> tuple[Tensors
 
 
 def _rows(mask: Tensor, like: Tensor) -> Tensor:
-    return mask.view(-1, *[1] * (like.dim() - 1))
+    return mask if like.dim() == 1 else mask.view(-1, *[1] * (like.dim() - 1))
 
 
 def _choose(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
@@ -310,5 +310,11 @@ def _choose(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
 
 
 def _stack(steps: tuple[Tensors, ...]) -> Tensors:
-    """Stack K steps to [B, K, ...]; in memory they stand one after the other."""
-    return {key: torch.stack([step[key] for step in steps]).transpose(0, 1) for key in steps[0]}
+    """Stack K steps to [B, K, ...]; in memory they stand one after the other, each as it was."""
+
+    def stack(values: list[Tensor]) -> Tensor:
+        if values[0].is_contiguous():
+            return torch.stack(values).transpose(0, 1)
+        return torch.stack([value.movedim(0, -1) for value in values]).movedim(-1, 0)  # `columns`
+
+    return {key: stack([step[key] for step in steps]) for key in steps[0]}

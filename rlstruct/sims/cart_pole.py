@@ -65,17 +65,17 @@ class CartPole(TensorEnv[CartPoleState]):
     def transition(self, state: CartPoleState, action: Tensor, key: Tensor) -> tuple[CartPoleState, Tensor, Tensor]:
         """Push for one step of Euler's method; terminated where cart or pole are out of bounds."""
         x, x_dot, theta, theta_dot = state.x, state.x_dot, state.theta, state.theta_dot
-        force = FORCE * (2 * action - 1).to(self.dtype)
+        force = torch.where(action == 1, FORCE, -FORCE)
         sin, cos = torch.sin(theta), torch.cos(theta)
         push = (force + POLE_MASS * HALF_LENGTH * theta_dot.square() * sin) / TOTAL_MASS
-        inertia = HALF_LENGTH * (4 / 3 - POLE_MASS * cos.square() / TOTAL_MASS)
+        inertia = HALF_LENGTH * (4 / 3 - POLE_MASS / TOTAL_MASS * cos.square())
         theta_acc = (GRAVITY * sin - cos * push) / inertia
-        x_acc = push - POLE_MASS * HALF_LENGTH * theta_acc * cos / TOTAL_MASS
+        x_acc = push - POLE_MASS * HALF_LENGTH / TOTAL_MASS * theta_acc * cos
         moved = CartPoleState(
-            x=x + STEP * x_dot,
-            x_dot=x_dot + STEP * x_acc,
-            theta=theta + STEP * theta_dot,
-            theta_dot=theta_dot + STEP * theta_acc,
+            x=torch.add(x, x_dot, alpha=STEP),  # x + STEP * x_dot, in one operation
+            x_dot=torch.add(x_dot, x_acc, alpha=STEP),
+            theta=torch.add(theta, theta_dot, alpha=STEP),
+            theta_dot=torch.add(theta_dot, theta_acc, alpha=STEP),
         )
         terminated = (moved.x.abs() > MAX_X) | (moved.theta.abs() > MAX_THETA)
         return moved, torch.ones_like(x), terminated

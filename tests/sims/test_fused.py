@@ -158,8 +158,8 @@ def test_weights_are_read_anew_and_nothing_waits(device: str) -> None:
             for parameter in model.parameters():
                 parameter.zero_()
         with forbid_host_sync():
-            steps = batcher._backend._collector.take_fused()
-        assert not steps.action["action_logits"].any()
+            record = batcher._backend._executing._launch()
+        assert not record["action/action_logits"].any()
         model.actor = MLP(4, 2, hidden=(8,)).to(device)
         model.critic = MLP(4, 1, hidden=(8,)).to(device)
         check_decisions(batch_of(batcher), model)
