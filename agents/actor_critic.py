@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -106,10 +108,8 @@ class RecurrentAgent(ModelAgent[RecurrentActorCritic]):
         return discrete_output(policy, value, observation, self.stochastic)
 
 
-class _GaussianHead:
+class _GaussianHead(ModelAgent[Any]):
     """Overrides how `ActorCriticAgent` and `RecurrentAgent` choose."""
-
-    stochastic: bool
 
     def choose(self, policy: Tensor, value: Tensor, observation: DictTensor) -> DictTensor:
         """Draw continuous actions; see `gaussian_output`."""

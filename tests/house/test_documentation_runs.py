@@ -21,7 +21,7 @@ TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
 HEAVY = {"gymnasium", "tqdm", "tensorboard", "matplotlib", "tyro", "ale_py", "envpool", "warp", "tensordict"}
 
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN_ME = re.compile(r"<!-- run -->\n+```python\n(.*?)```", re.DOTALL)
 BLOCKS = [
     pytest.param(match.group(1), id=f"{page.name}-{number}")
