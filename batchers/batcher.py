@@ -65,10 +65,11 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         device: where agent and environments live and trajectories appear.
         timeout: seconds that a worker may take for one answer before `WorkerTimeout` is raised.
         graph: on CUDA with ``n_processes=0``, run a whole batch (agent, environments, random numbers) as one CUDA
-            graph, if the environments are `Carrying`, as all of `rlstruct.sims` are. The trajectories are those of
-            single steps. An agent that cannot be recorded acts step by step after all, with one warning that says why.
-        compile_agent: let TorchInductor compile what the agent does in a step; on the CPU, small networks then act many
-            times faster. New weights are used as ever. Answers are equal to rounding, no more. An agent that cannot be
+            graph, if the environments are `Carrying`, as all of `rlstruct.sims` are, and the agent promises to be
+            `RL_Agent.pure`. The trajectories are those of single steps. An agent that cannot be recorded acts step by
+            step after all, with one warning that says why.
+        compile_agent: let TorchInductor compile what the agent does in a step, if it promises to be `RL_Agent.pure`; on
+            the CPU, small networks then act many times faster. Answers are equal to rounding. An agent that cannot be
             compiled acts as it is, with one warning that says why. The first batch takes seconds longer.
         on_worker_error: ``"restart"`` starts a worker that raised or died again, with new episodes in its environments,
             and lists what was lost in `lost_episodes`; batches stay full. One that fails before its environments exist

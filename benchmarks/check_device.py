@@ -28,6 +28,8 @@ Answer = tuple[DictTensor, DictTensor]
 class Policy(RL_Agent):
     """A 4-64-64-2 network."""
 
+    pure = True
+
     def __init__(self) -> None:
         self.model = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
 

@@ -41,6 +41,8 @@ class Policy(RL_Agent):
 
     pure = True
 
+    pure = True
+
     def __init__(self, activation: str) -> None:
         """Make the network."""
         kind = ACTIVATIONS[activation]

@@ -19,6 +19,8 @@ from rlstruct.testing import check_agent, check_vec_env
 class GRUAgent(RL_Agent):
     """A recurrent policy for discrete actions."""
 
+    pure = True
+
     def __init__(self):
         self.cell = nn.GRUCell(4, 16)
         self.head = nn.Linear(16, 2)

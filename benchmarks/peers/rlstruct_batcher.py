@@ -24,6 +24,8 @@ from rlstruct.functional.random import categorical
 class Agent(RL_Agent):
     pure = True
 
+    pure = True
+
     def __init__(self, policy: nn.Module) -> None:
         self.policy = policy
 

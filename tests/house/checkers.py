@@ -62,6 +62,8 @@ FACTORIES = {
 TYPED_CONSTRUCTORS = {"Tensor", "FloatTensor", "DoubleTensor", "HalfTensor", "IntTensor", "LongTensor", "BoolTensor"}
 SYNCS = {"item", "tolist", "cpu", "numpy", "nonzero"}
 
+PRIVATE_ATTRIBUTES = {"_version", "_cdata", "_schema", "_make_wrapper_subclass"}  # of tensors and operators
+
 IMPORT_BY_STRING = {"importlib.import_module", "import_module", "__import__"}
 
 MAX_MODULE_LINES = 400
@@ -210,4 +212,33 @@ def size_complaints(source: str) -> list[str]:
         length = (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
         if length > MAX_FUNCTION_LINES:
             complaints.append(f"{node.lineno}: {node.name} has {length} lines, at most {MAX_FUNCTION_LINES}")
+    return complaints
+
+
+def private_complaints(source: str) -> list[str]:
+    """Private names of torch: they belong into `rlstruct.engine.private`, which knows what happens without them.
+
+    torch documents the ``_foreach`` functions, and ``torch.utils._pytree`` as the place where a class is registered.
+    """
+    complaints = []
+    for node in ast.walk(ast.parse(source)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            if node.attr in PRIVATE_ATTRIBUTES:
+                complaints.append(
+                    f"{node.lineno}: .{node.attr} is a private name of torch: use rlstruct.engine.private"
+                )
+                continue
+            dotted = ast.unparse(node)
+            names = [dotted] if dotted.replace(".", "").isidentifier() else []
+        for name in names:
+            first, *parts = name.split(".")
+            if first == "torch" and any(
+                part.startswith("_") and not part.startswith(("__", "_foreach", "_pytree")) for part in parts
+            ):
+                complaints.append(f"{node.lineno}: {name} is private to torch: use rlstruct.engine.private")
     return complaints

@@ -18,6 +18,7 @@ from checkers import (
     layer_complaints,
     library_files,
     module_name,
+    private_complaints,
     size_complaints,
     sync_complaints,
 )
@@ -121,6 +122,27 @@ torch.zeros(3, device=x.device); torch.zeros_like(x); x.new_zeros(3); np.zeros(3
 torch.rand(3, out=x); torch.ones(3, **options); torch.nn.Linear(2, 2)
 """
     assert factory_complaints(source) == []
+
+
+def test_private_names_of_torch_are_in_the_engine_only() -> None:
+    engine = ROOT / "rlstruct" / "engine"
+    own = {ROOT / "batchers" / "workers" / "weights.py"}  # its _version is its own
+    files = [file for file in library_files() if engine not in file.parents and file not in own]
+    assert in_all(files, private_complaints) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import torch._dynamo", "from torch._inductor import config", "torch._C._cuda_x()", "x._version", "func._schema"],
+)
+def test_private_checker_catches(source: str) -> None:
+    assert private_complaints(source)
+
+
+def test_private_checker_allows_what_is_documented() -> None:
+    assert (
+        private_complaints("import torch\ntorch._foreach_copy_(a, b)\nfrom torch.utils._pytree import tree_map") == []
+    )
 
 
 @pytest.mark.parametrize("call", ["x.item()", "x.tolist()", "x.cpu()", "x.numpy()", "x.nonzero()", "torch.nonzero(x)"])

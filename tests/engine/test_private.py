@@ -1,0 +1,56 @@
+"""Where torch has lost a private name, its executor is left out, with one warning."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from rlstruct.agents import ActorCritic, ActorCriticAgent
+from rlstruct.batchers import RL_Batcher
+from rlstruct.engine import private
+from rlstruct.engine.graph import record_cuda, recorder_of
+from rlstruct.sims import make
+
+
+def test_the_installed_torch_has_all_names() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        private.check()
+    assert [private.missing(executor) for executor in private.NEEDED] == [[]] * len(private.NEEDED)
+
+
+def test_a_module_that_is_not_imported_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "torch._inductor.compile_fx"
+    monkeypatch.delitem(private.sys.modules, name, raising=False)
+    assert private._exists(name, "compile_fx_inner")
+    assert not private._exists(name, "compile_fx_inn")
+    assert not private._exists("torch._no_such_module", "x")
+
+
+def test_without_a_name_agents_act_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch imports deprecated parts of its own
+        import torch._inductor.compile_fx
+    monkeypatch.delattr(torch._inductor.compile_fx, "compile_fx_inner")
+    with pytest.warns(UserWarning, match=r"compile_fx_inner.*'compiled' is left out.*tests ran with torch 2\.11 to"):
+        private.check()
+    torch.manual_seed(0)
+    agent = ActorCriticAgent(ActorCritic(4, 2))
+    with RL_Batcher(4, lambda: agent, make, env_args={"name": "CartPole-v1", "n_envs": 2}, compile_agent=True) as made:
+        made.reset()
+        made.execute()
+        with pytest.warns(UserWarning, match=r"acts as it is.*lacks torch\._inductor\.compile_fx:compile_fx_inner"):
+            assert made.get()[0] is not None
+
+
+def test_without_a_name_nothing_is_recorded_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    for name in private.NEEDED["graph"]:
+        monkeypatch.setattr(torch._C, name.split(":")[1], lambda *_: None, raising=False)
+    assert recorder_of(torch.device("cuda", 0)) is record_cuda
+    monkeypatch.delattr(torch._C, "_cuda_clearCublasWorkspaces")
+    assert recorder_of(torch.device("cuda", 0)) is None
+    with pytest.warns(UserWarning, match="_cuda_clearCublasWorkspaces.*'graph' is left out"):
+        private.check()
