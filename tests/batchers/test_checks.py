@@ -138,3 +138,20 @@ def test_logits_that_are_nan_are_told(device: str) -> None:
         batcher.execute()
         with pytest.raises(WorkerError, match=r"is 2, expected an element of Discrete\(2\).*logits that are NaN"):
             batcher.get()
+
+
+class VanishingAgent(WrongAgent):
+    """Forgets ``logits`` in its third call."""
+
+    def __call__(self, state: DictTensor, observation: DictTensor, agent_info: Any, history: Any = None) -> Any:
+        action, state = super().__call__(state, observation, agent_info)
+        return action if self.calls == 3 else action + DictTensor({"logits": torch.zeros(4, 2)}), state
+
+
+def test_an_output_that_vanishes_is_named() -> None:
+    settings: dict[str, Any] = {"agent_args": {"value": 0}, "env_args": {"name": "CartPole-v1", "n_envs": 4}}
+    with RL_Batcher(8, VanishingAgent, make, seed=0, **settings) as batcher:
+        batcher.reset()
+        batcher.execute()
+        with pytest.raises(WorkerError, match=r"agent: action 'logits' is missing, expected \[4, 2\] torch.float32"):
+            batcher.get()

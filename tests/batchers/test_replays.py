@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from rlstruct import DictTensor, RL_Agent, Trajectories, resolve_device
-from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
+from rlstruct.agents import ActorCritic, ActorCriticAgent, RandomAgent, RecurrentActorCritic, RecurrentAgent
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnv
 from rlstruct.functional.random import randint, uniform
-from rlstruct.sims import make
+from rlstruct.sims import make, names
 from rlstruct.testing import forbid_host_sync
 
 T, B = 12, 6
@@ -124,6 +124,24 @@ def test_replays_give_what_single_steps_give(
         same(one, third, 1e-3)  # a falling pole makes what a GPU rounds otherwise a hundred times larger in a second
     drawn = torch.cat([batch.trajectories["observation/rng"][:, 0].cpu() for batch in replayed])
     assert len(drawn.unique()) == drawn.numel()  # no replay draws again what another drew
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_simulator_replays_what_single_steps_give(device: str, recordings: Recordings, name: str) -> None:
+    space = make(name, n_envs=1).action_space
+
+    def run(graph: bool) -> list[Trajectories]:
+        def create_agent(device: str) -> RL_Agent:
+            return RandomAgent(space, device=device)
+
+        arguments = {"agent_args": {"device": device}, "env_args": {"device": device, "name": name}}
+        with RL_Batcher(3, create_agent, create_env, **arguments, seed=3, device=device, graph=graph) as batcher:
+            batcher.reset()
+            return [next_batch(batcher) for _ in range(3)]
+
+    for one, other in zip(run(True), run(False), strict=True):
+        same(one, other)
+    assert (recordings.recorded, recordings.replayed) == (1, 2)
 
 
 def test_what_was_handed_over_never_changes(device: str) -> None:
