@@ -59,22 +59,28 @@ def hand_over(
         a key share memory unless an environment restarted. Padding is zero, except that the first padded step of
         ``observation/`` shows the final observation once more.
     """
+    if device.type != "cpu" and shares[0].slab.running.is_cpu:
+        # Worker processes write to shared memory of the CPU: joined there, a batch travels to CUDA in one copy.
+        kind = {"auto_reset": auto_reset, "gaps": gaps}
+        batch, n_running = hand_over(shares, DictTensor(), torch.device("cpu"), **kind)
+        batch = batch.to(device)
+        return Trajectories(infos.index(batch.info["environment"]) + batch.info, batch.trajectories), n_running
     info = infos.clone() + _identity(shares, device)
     T = max(share.collected.n_steps for share in shares)
     if auto_reset:
-        steps = _steps(shares, T, device)
+        steps = _steps(shares, T)
         n_running = sum(share.slab.running.shape[1] for share in shares)
         if not gaps or all(bool(share.slab.running[:T].all()) for share in shares):  # sync: once per batch
             return Trajectories(info, TemporalDictTensor(steps)), n_running
-        return Trajectories(info, _without_gaps(steps, _running(shares, T, device))), n_running
-    lengths = _running(shares, T, device).sum(1)
+        return Trajectories(info, _without_gaps(steps, _running(shares, T))), n_running
+    lengths = _running(shares, T).sum(1)
     on_cpu, n_running = _count(lengths, shares)
     T = int(on_cpu.max())  # sync: of CPU memory. Off the CPU collectors do not look after every step whether all ended
     rows = None
     if not bool((on_cpu > 0).all()):  # sync: of CPU memory
         rows = move(on_cpu.nonzero().squeeze(1), device)  # sync: of CPU memory
         info, lengths = info.index(rows), lengths.index_select(0, rows)
-    return Trajectories(info, TemporalDictTensor(_steps(shares, T, device, rows, lengths), lengths)), n_running
+    return Trajectories(info, TemporalDictTensor(_steps(shares, T, rows, lengths), lengths)), n_running
 
 
 def _count(lengths: Tensor, shares: Sequence[Share]) -> tuple[Tensor, int]:
@@ -97,14 +103,13 @@ def _identity(shares: Sequence[Share], device: torch.device) -> DictTensor:
         rows["step"].append(torch.full_like(index, share.collected.first_step))
         rows["policy_version"].append(torch.full_like(index, share.collected.version))
     states = {
-        f"agent_state/{key}": torch.cat([share.slab.state[key].to(device) for share in shares])
-        for key in shares[0].slab.state
+        f"agent_state/{key}": torch.cat([share.slab.state[key] for share in shares]) for key in shares[0].slab.state
     }
     return DictTensor({key: torch.cat(value) for key, value in rows.items()} | states)
 
 
 def _steps(
-    shares: Sequence[Share], T: int, device: torch.device, rows: Tensor | None = None, lengths: Tensor | None = None
+    shares: Sequence[Share], T: int, rows: Tensor | None = None, lengths: Tensor | None = None
 ) -> dict[str, Tensor]:
     """Join the steps of all shares by their keys in a batch, [B, T, ...].
 
@@ -118,7 +123,7 @@ def _steps(
             continue
         extra = int(group == "stream")  # slot `lengths` of the stream holds the last observation that was reached
         cut = [_cut(share.slab.tensors[name], share.collected.n_steps + extra, T + extra) for share in shares]
-        joined = cut[0].transpose(0, 1) if len(shares) == 1 and shares[0].owned else _cat(cut, device)
+        joined = cut[0].transpose(0, 1) if len(shares) == 1 and shares[0].owned else _cat(cut)
         if lengths is not None:
             joined = _zero_after(joined if rows is None else joined.index_select(0, rows), lengths + extra)
         if group == "stream":
@@ -151,8 +156,8 @@ def _with_finals(shares: Sequence[Share], steps: Mapping[str, Tensor]) -> dict[s
     return changed
 
 
-def _running(shares: Sequence[Share], T: int, device: torch.device) -> Tensor:
-    return _cat([_cut(share.slab.running, share.collected.n_steps, T) for share in shares], device)  # [B, T]
+def _running(shares: Sequence[Share], T: int) -> Tensor:
+    return _cat([_cut(share.slab.running, share.collected.n_steps, T) for share in shares])  # [B, T]
 
 
 def _without_gaps(steps: dict[str, Tensor], running: Tensor) -> TemporalDictTensor:
@@ -164,20 +169,12 @@ def _without_gaps(steps: dict[str, Tensor], running: Tensor) -> TemporalDictTens
     return TemporalDictTensor(moved, lengths).shorten()
 
 
-def _cat(shares: list[Tensor], device: torch.device) -> Tensor:
-    """Copy time-first tensors [T, B, ...] to one [sum of B, T, ...] on ``device``; in memory time stays first.
+def _cat(shares: list[Tensor]) -> Tensor:
+    """Copy time-first tensors [T, B, ...] to one [sum of B, T, ...]; in memory time stays first.
 
     So whole rows are copied, which is several times faster than to turn them, and every batch has the same strides.
     """
-    if all(share.device == device for share in shares):
-        return torch.cat(shares, dim=1).transpose(0, 1)
-    T, B = shares[0].shape[0], sum(share.shape[1] for share in shares)
-    joined = torch.empty((T, B, *shares[0].shape[2:]), dtype=shares[0].dtype, device=device)
-    first = 0
-    for share in shares:
-        joined[:, first : first + share.shape[1]].copy_(share)
-        first += share.shape[1]
-    return joined.transpose(0, 1)
+    return torch.cat(shares, dim=1).transpose(0, 1)
 
 
 def _cut(tensor: Tensor, n_steps: int, T: int) -> Tensor:
