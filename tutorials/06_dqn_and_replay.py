@@ -71,7 +71,8 @@ if __name__ == "__main__":
     )
     # Not a sign of how well it goes: the values grow with the returns, and their errors with them.
     print("loss:", [round(loss, 3) for loss in losses[::4]])
-    assert report.n_transitions == 20 * 16 * 8
+    # gymnasium's numpy CartPole takes a step of its own to restart, which is no transition and is left out.
+    assert 0.8 * 20 * 16 * 8 < report.n_transitions < 20 * 16 * 8
 
     # The library's version adds devices, prioritised replay, schedules, worker processes, an evaluation that runs
     # beside learning, and a run folder. This is a full training, cut short; benchmarks/learn.py has the rest.
