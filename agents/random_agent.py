@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
@@ -15,7 +14,7 @@ from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.functional import random
 from rlstruct.rl_agent import RL_Agent
-from rlstruct.spaces import leaves
+from rlstruct.spaces import Leaf, leaves
 
 
 class RandomAgent(RL_Agent):
@@ -41,7 +40,7 @@ class RandomAgent(RL_Agent):
         self.action_space = action_space
         self.device = resolve_device(device)
         found = leaves(action_space, "action", where="RandomAgent")
-        self._draws = {name: _draw(leaf.space, self.device) for name, leaf in found.items()}
+        self._draws = {name: _draw(leaf, self.device) for name, leaf in found.items()}
 
     def __call__(
         self,
@@ -58,23 +57,14 @@ class RandomAgent(RL_Agent):
         """Do nothing: there are no weights."""
 
 
-def _draw(space: spaces.Space[Any], device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Return the function from keys [B] int64 to elements [B, *space.shape] of a plain space, in its dtype."""
-    dtype = torch.from_numpy(np.zeros(0, space.dtype)).dtype
-    if isinstance(space, spaces.Box):
-        low = torch.as_tensor(space.low, dtype=torch.float64, device=device)
-        high = torch.as_tensor(space.high, dtype=torch.float64, device=device)
-        if not dtype.is_floating_point:
-            return partial(_draw_integers, low, high - low + 1, dtype)
-        return partial(_draw_box, low, high, dtype)
-    if isinstance(space, spaces.MultiDiscrete):
-        start = torch.as_tensor(space.start, dtype=torch.float64, device=device)
-        return partial(_draw_integers, start, torch.as_tensor(space.nvec, dtype=torch.float64, device=device), dtype)
-    if isinstance(space, spaces.MultiBinary):
-        return lambda key: random.randint(key, 2, space.shape).to(dtype)
-    if isinstance(space, spaces.Discrete):
-        return lambda key: (random.randint(key, int(space.n)) + int(space.start)).to(dtype)
-    raise TypeError(f"RandomAgent: {type(space).__name__} is no plain space.")
+def _draw(leaf: Leaf, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Return the function from keys [B] int64 to elements [B, *shape] of a plain space, in its dtype."""
+    low, high = (
+        torch.as_tensor(bound, dtype=torch.float64, device=device).expand(leaf.shape) for bound in leaf.bounds()
+    )
+    if leaf.torch_dtype.is_floating_point:
+        return partial(_draw_box, low, high, leaf.torch_dtype)
+    return partial(_draw_integers, low, high - low + 1, leaf.torch_dtype)
 
 
 def _draw_integers(start: Tensor, count: Tensor, dtype: torch.dtype, key: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ next slot, at truncation and termination too, and the one that n steps led to is
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -38,26 +37,11 @@ def least_capacity(n_envs: int, n_timesteps: int, n_stack: int = 1) -> int:
     return n_envs * (2 * n_timesteps + n_stack)
 
 
-@dataclass(frozen=True)
-class ReplayMemory:
-    """How much a replay buffer holds.
-
-    Attributes:
-        observation_bytes: of the observations.
-        other_bytes: of actions, rewards and indices.
-        n_transitions: steps that can be sampled now.
-    """
-
-    observation_bytes: int
-    other_bytes: int
-    n_transitions: int
-
-
 class ReplayBuffer:
     """Keeps the latest steps of B environments and samples from them uniformly, with replacement.
 
     All memory is allocated at the first `extend`, when dtypes and shapes are known. Nothing here waits for the device,
-    except `n_transitions` and `memory_report`.
+    except `n_transitions`.
 
     Args:
         capacity: observations to keep, over all environments: one for each step, and one more for each episode.
@@ -77,7 +61,7 @@ class ReplayBuffer:
 
     Attributes:
         device: where everything is.
-        columns: name to tensor, one row for each slot.
+        columns: name to tensor, one row for each slot: all memory that is held.
     """
 
     def __init__(
@@ -198,12 +182,6 @@ class ReplayBuffer:
     def n_transitions(self) -> int:
         """Return how many steps can be sampled. Waits for the device."""
         return int(self._state["ends"][-1]) if self.columns else 0  # sync: the answer is a Python int, once per call
-
-    def memory_report(self) -> ReplayMemory:
-        """Return how many bytes are held, and what for. Waits for the device."""
-        sizes = {name: column.numel() * column.element_size() for name, column in self.columns.items()}
-        observations = sum(size for name, size in sizes.items() if name.startswith("observation/"))
-        return ReplayMemory(observations, sum(sizes.values()) - observations, self.n_transitions())
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs; the tensors are the buffer's own."""

@@ -18,7 +18,7 @@ from rlstruct.functional.q_learning import double_q_value, q_loss, td_target
 
 
 def create_env(n_envs, seed):
-    # Environments that restart by themselves: every piece has n_envs rows of T steps, whatever ends in between.
+    # Environments that restart by themselves: every batch has n_envs rows of T steps, whatever ends in between.
     return GymVectorEnv(gymnasium.make_vec("CartPole-v1", n_envs, vectorization_mode="vector_entry_point"), seed)
 
 
@@ -64,15 +64,13 @@ def by_hand(n_pieces):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     buffer, losses = by_hand(20)
-    report = buffer.memory_report()
     # An observation is kept once, though it is what one step led to and what the next one starts from.
-    print(
-        f"{report.n_transitions} steps in the buffer; it has {report.observation_bytes} bytes for 10,000 observations"
-    )
+    n_bytes = buffer.columns["observation/frame"].nbytes
+    print(f"{buffer.n_transitions()} steps in the buffer; it has {n_bytes} bytes for 10,000 observations")
     # Not a sign of how well it goes: the values grow with the returns, and their errors with them.
     print("loss:", [round(loss, 3) for loss in losses[::4]])
     # gymnasium's numpy CartPole takes a step of its own to restart, which is no transition and is left out.
-    assert 0.8 * 20 * 16 * 8 < report.n_transitions < 20 * 16 * 8
+    assert 0.8 * 20 * 16 * 8 < buffer.n_transitions() < 20 * 16 * 8
 
     # The library's version adds devices, prioritised replay, schedules, worker processes, an evaluation that runs
     # beside learning, and a run folder. This is a full training, cut short; benchmarks/learn.py has the rest.
