@@ -55,12 +55,12 @@ def collect_episodes(
             batcher.reset(agent_info, env_info)
         batcher.execute()
         batch, n_running = batcher.get()
-        for b, info, piece, ended in _pieces(batch):
+        for b, info, stretch, ended in _stretches(batch):
             if not missing[b]:
                 continue
             if not begun[b]:
                 first[b] = info
-            begun[b].append(piece)
+            begun[b].append(stretch)
             if ended:
                 episode = n // B + (b < n % B) - missing[b]
                 found.append((b, episode, first[b], _join(begun[b])))
@@ -74,7 +74,7 @@ def collect_episodes(
 
 
 def _refuse_endless(begun: dict[int, list[TemporalDictTensor]], step_limit: int | None) -> None:
-    taken = {b: sum(piece.n_steps() for piece in pieces) for b, pieces in begun.items()}
+    taken = {b: sum(stretch.n_steps() for stretch in stretches) for b, stretches in begun.items()}
     endless = [b for b, steps in taken.items() if step_limit is not None and steps >= step_limit]
     if endless:
         more = f" and {len(endless) - 5} more" if endless[5:] else ""
@@ -85,7 +85,7 @@ def _refuse_endless(begun: dict[int, list[TemporalDictTensor]], step_limit: int 
         )
 
 
-def _pieces(batch: Trajectories) -> Iterator[tuple[int, DictTensor, TemporalDictTensor, bool]]:
+def _stretches(batch: Trajectories) -> Iterator[tuple[int, DictTensor, TemporalDictTensor, bool]]:
     """Cut a batch where episodes end: environment, info, steps [1, t], and whether the episode ends with them."""
     environments = batch.info["environment"].tolist()  # sync: once per batch, cutting needs numbers
     lengths = batch.lengths.tolist()  # sync: once per batch
@@ -111,8 +111,8 @@ def _at(info: DictTensor, start: int) -> DictTensor:
     return moved
 
 
-def _join(pieces: list[TemporalDictTensor]) -> TemporalDictTensor:
-    joined = {key: torch.cat([piece[key] for piece in pieces], dim=1) for key in pieces[0].keys()}
+def _join(stretches: list[TemporalDictTensor]) -> TemporalDictTensor:
+    joined = {key: torch.cat([stretch[key] for stretch in stretches], dim=1) for key in stretches[0].keys()}
     return TemporalDictTensor(joined)
 
 

@@ -155,7 +155,7 @@ def advantages(steps: Any, value: Tensor, next_value: Tensor, config: PPOConfig)
         for t in reversed(range(T)):
             goes_on = 0.0 if steps["_observation/terminated"][b, t] else 1.0
             delta = (
-                steps["_observation/reward"][b, t].to(value.dtype)
+                steps["_observation/reward"][b, t].to(value.dtype) * config.reward_scale
                 + config.discount * goes_on * next_value[b, t]
                 - value[b, t]
             )
