@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -183,7 +183,7 @@ class Learner(GradientLearner):
         self.buffer = _create_buffer(config)
 
     @classmethod
-    def create(cls, model: nn.Module, create_agent: CreateAgent, config: DQNConfig) -> Self:
+    def create(cls, model: nn.Module, create_agent: CreateAgent, config: DQNConfig) -> Learner:
         """Make a learner, which makes two agents."""
         return cls(model, create_agent, config)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from rlstruct.functional import categorical, gaussian
 from rlstruct.functional.schedules import linear_schedule
 from rlstruct.replay import replay_agent, replay_agent_stateless
 from rlstruct.rl_agent import RL_Agent
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 CreateAgent = Callable[..., RL_Agent]
 
