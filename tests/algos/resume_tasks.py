@@ -11,7 +11,15 @@ from typing import Any
 
 import torch
 
-from rlstruct.agents import ActorCritic, ActorCriticAgent, QAgent, QNetwork, RecurrentActorCritic, RecurrentAgent
+from rlstruct.agents import (
+    ActorCritic,
+    ActorCriticAgent,
+    Normalised,
+    QAgent,
+    QNetwork,
+    RecurrentActorCritic,
+    RecurrentAgent,
+)
 from rlstruct.algos import a2c, dqn, ppo, reinforce
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.run_folder import RunFolder
@@ -39,6 +47,10 @@ def create_episodic_sim(n_envs: int, seed: int) -> Any:
 
 def create_network() -> ActorCritic:
     return ActorCritic(4, 2, hidden=(16,))
+
+
+def create_normalised_network() -> Normalised:
+    return Normalised(create_network(), (4,), discount=0.99)
 
 
 def create_recurrent_network() -> RecurrentActorCritic:
@@ -70,6 +82,7 @@ TASKS: dict[str, tuple[Any, TrainingConfig, Callable[[], Any], Any, Any]] = {
         RecurrentAgent,
         create_sim,
     ),
+    "ppo, normalised": (ppo, PPO, create_normalised_network, ActorCriticAgent, create_sim),
     "ppo": (ppo, PPO, create_network, ActorCriticAgent, create_sim),
     "ppo, recurrent": (ppo, PPO, create_recurrent_network, RecurrentAgent, create_sim),
     "dqn": (dqn, DQN, create_q_network, QAgent, create_sim),

@@ -45,6 +45,10 @@ def perceptron() -> nn.Module:
     return agents.ActorCritic(4, 2, hidden=(16,))
 
 
+def normalised() -> nn.Module:
+    return agents.Normalised(perceptron(), (4,), discount=0.99)
+
+
 def recurrent() -> nn.Module:
     return agents.RecurrentActorCritic(4, 2, n_hidden=8)
 
@@ -72,6 +76,7 @@ KINDS: dict[str, tuple[Any, Any, Any, Any, Any]] = {
     "a2c with lag": (a2c, LAGGING, gaussian, agents.GaussianAgent, create_pendulum),
     "a2c with lag and memory": (a2c, LAGGING, recurrent_gaussian, agents.RecurrentGaussianAgent, create_pendulum),
     "ppo": (ppo, PPO, perceptron, agents.ActorCriticAgent, create_env),
+    "ppo, normalised": (ppo, PPO, normalised, agents.ActorCriticAgent, create_env),
     "ppo with memory": (ppo, PPO, recurrent_gaussian, agents.RecurrentGaussianAgent, create_pendulum),
     "dqn": (dqn, DQN, action_values, agents.QAgent, create_env),
     "dqn, prioritised": (dqn, dataclasses.replace(DQN, prioritised=True), action_values, agents.QAgent, create_env),
