@@ -43,6 +43,12 @@ PRESETS: dict[tuple[str, str], Preset] = {
             evaluation_interval=25_000, evaluation_timesteps=500,
         )
     ),
+    ("ppo", "Acrobot-v1"): Preset(
+        PPOConfig(
+            n_env_steps=150_000, n_envs=16, n_timesteps=128, value_clip=None, evaluation_interval=50_000,
+            evaluation_timesteps=500,
+        )
+    ),
     ("dqn", "Acrobot-v1"): Preset(
         DQNConfig(evaluation_interval=2500, target_return=-85.0, evaluation_processes=0)
     ),
