@@ -107,7 +107,8 @@ class Later:
         self._copy = tensor
         if tensor.device.type == "cuda":
             self._copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
-            self._copy.copy_(tensor, non_blocking=True)
+            with intended():  # sync: none, `read` asks whether the copy is done
+                self._copy.copy_(tensor, non_blocking=True)
             self._done = torch.cuda.current_stream(tensor.device).record_event()
 
     def read(self) -> list[int] | None:
