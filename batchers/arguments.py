@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from rlstruct.batchers.making import Factories
+from rlstruct.batchers.recipe import Recipe
 from rlstruct.core import DictTensor
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.rl_agent import RL_Agent
@@ -52,11 +52,11 @@ def check_choices(timeout: object, on_worker_error: str, n_processes: int) -> No
         )
 
 
-def check_factories(factories: Factories, seed: int | None) -> None:
+def check_factories(recipe: Recipe, seed: int | None) -> None:
     """Raise TypeError for a factory that is none, or for arguments that do not fit."""
     for name, factory, made, arguments in (
-        ("create_agent", factories.create_agent, RL_Agent, factories.agent_args),
-        ("create_env", factories.create_env, VecEnv, {**factories.env_args, "seed": seed}),
+        ("create_agent", recipe.create_agent, RL_Agent, recipe.agent_args),
+        ("create_env", recipe.create_env, VecEnv, {**recipe.env_args, "seed": seed}),
     ):
         if isinstance(factory, made | nn.Module) or not callable(factory):
             raise TypeError(

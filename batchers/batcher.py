@@ -23,11 +23,10 @@ from rlstruct.batchers.arguments import (
     warn_of_uncompiled,
     whole,
 )
-from rlstruct.batchers.backend import Backend
 from rlstruct.batchers.hand_over import hand_over
 from rlstruct.batchers.in_process import InProcess
 from rlstruct.batchers.life_cycle import LifeCycle
-from rlstruct.batchers.making import CreateAgent, CreateEnv, Factories
+from rlstruct.batchers.recipe import CreateAgent, CreateEnv, Recipe
 from rlstruct.batchers.reports import BatcherStats, LostEpisodes, MemoryReport, report_memory
 from rlstruct.batchers.saved_state import BatcherState, check_state, on_cpu
 from rlstruct.batchers.workers.pool import WorkerPool
@@ -108,12 +107,13 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         n_timesteps, n_processes = whole("n_timesteps", n_timesteps, 1), whole("n_processes", n_processes, 0)
         max_restarts = whole("max_restarts", max_restarts, 0)
         check_choices(timeout, on_worker_error, n_processes)
-        factories = Factories(create_agent, dict(agent_args or {}), create_env, dict(env_args or {}), compile_agent)
-        check_factories(factories, seed)
         self.seeds = choose_seeds(seed, seeds, max(1, n_processes))
         if agent_seeds is not None:
             agent_seeds = one_each("agent_seeds", agent_seeds, max(1, n_processes))
         self.device = resolve_device(device)
+        agent_args, env_args = dict(agent_args or {}), dict(env_args or {})
+        recipe = Recipe(create_agent, agent_args, create_env, env_args, n_timesteps, self.device, compile_agent)
+        check_factories(recipe, seed)
         self.timeout = timeout
         warn_of_contexts(self.device, n_processes)
         self._default_infos = (
@@ -123,17 +123,14 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         self._n_batches = 0
         self._told = False  # whether the user knows that the agent is not compiled
         self._clock = PhaseClock(("elsewhere", "wait", "hand_over"))
-        self._backend: Backend
+        self._backend: InProcess | WorkerPool
         if n_processes == 0:
-            factories = replace(factories, agent_args=by_value(factories.agent_args))
-            seed_pair = self.seeds[0], (agent_seeds or self.seeds)[0]
-            self._backend = InProcess(factories, n_timesteps, self.device, *seed_pair, graph)
+            recipe = replace(recipe, agent_args=by_value(agent_args))
+            self._backend = InProcess(recipe, self.seeds[0], (agent_seeds or self.seeds)[0], graph)
         else:
             self._backend = WorkerPool(
-                factories,
+                recipe,
                 n_processes,
-                n_timesteps,
-                self.device,
                 seeds=self.seeds,
                 agent_seeds=agent_seeds,
                 timeout=timeout,

@@ -15,7 +15,7 @@ from rlstruct.batchers.acting import Actor
 from rlstruct.batchers.checks import BatchChecks
 from rlstruct.batchers.progress import Phase, Progress, spell_input
 from rlstruct.batchers.saved_state import CollectorState, check_rows, load_environment, moved, on_cpu
-from rlstruct.batchers.shared_memory import layout_of
+from rlstruct.batchers.shared_memory import Layout, layout_of
 from rlstruct.batchers.slab import Allocate, Slab, Steps, history_until, slab_layout
 from rlstruct.core import DictTensor
 from rlstruct.engine.compiled import Tensors
@@ -53,7 +53,6 @@ class Collector:
 
     Attributes:
         actor: the agent, and how it is called.
-        slab: what the next batch is written to, or the last one was; None before the first.
 
     Args:
         env: the environments.
@@ -90,7 +89,7 @@ class Collector:
             )
         self.env = env
         self.actor = Actor(agent, device, compiled=compile_agent)
-        self.slab: Slab | None = None
+        self._slab: Slab | None = None  # what the next batch is written to, or the last one was
         self.version = 0
         self._T = n_timesteps
         self._device = device
@@ -168,7 +167,7 @@ class Collector:
         Raises:
             ValueError: see `collect`.
         """
-        self._checks.check(self._made(steps), n_steps, n_final, found)
+        self._checks.check(steps or self.slab, n_steps, n_final, found)
         first_step, self._step = self._step, self._step + n_steps
         return Collected(n_steps, n_final, first_step, self.version, self.actor.why_not)
 
@@ -185,7 +184,7 @@ class Collector:
         """
         progress, n_final, t = self._progress, 0, 0
         keys = self.keys()
-        if (slab := self.slab) is not None:
+        if (slab := self._slab) is not None:
             self._begin(slab, keys)
         observation = self._with_rng(self._observation, keys[0] if slab is None else slab.rng[0])
         while t < self._T:
@@ -223,8 +222,7 @@ class Collector:
 
     def written(self) -> Tensors:
         """Return what T steps wrote to the slab, and under ``found`` what `BatchChecks.look` says of it."""
-        slab = self._made(None)
-        return {**slab.tensors, "found": self._checks.look(slab, self._T, 0)}
+        return {**self.slab.tensors, "found": self._checks.look(self.slab, self._T, 0)}
 
     @property
     def observation(self) -> DictTensor:
@@ -249,16 +247,34 @@ class Collector:
         """Return which environments go on, [B] bool; None if all do, always."""
         return None if self.env.auto_reset else self._running
 
-    def renew(self, slab: Slab | None = None) -> None:
-        """Leave the slab to whoever has it now, and write the next batch into another; before the first, do nothing.
+    @property
+    def slab(self) -> Slab:
+        """What the last batch was written to, and the next one will be.
+
+        Raises:
+            RuntimeError: there was no batch.
+        """
+        if self._slab is None:
+            raise RuntimeError("rlstruct.batchers.collector: there is no slab before the first batch.")
+        return self._slab
+
+    def layout(self) -> Layout:
+        """Return the layout of a slab; empty before the first batch."""
+        return {} if self._slab is None else layout_of(self._slab.tensors)
+
+    def renew(self, slab: Slab | None = None) -> Slab | None:
+        """Write the next batch into another slab; before the first, do nothing.
 
         Args:
             slab: of the same layout, or None for new memory.
+
+        Returns:
+            The one that is left to whoever reads it.
         """
-        if (left := self.slab) is None:
-            return
-        self.slab = Slab(self._allocate(layout_of(left.tensors))) if slab is None else slab
-        self._state = self._state.map(lambda tensor: tensor.clone() if left.holds(tensor) else tensor)
+        if (left := self._slab) is not None:
+            self._slab = slab or Slab(self._allocate(layout_of(left.tensors)))
+            self._state = self._state.map(lambda tensor: tensor.clone() if left.holds(tensor) else tensor)
+        return left
 
     def carry(self) -> dict[str, Tensor]:
         """Return all tensors on the device that one batch hands to the next, by name; the environment is `Carrying`."""
@@ -323,12 +339,6 @@ class Collector:
         self.actor.look_at_weights()
         return True
 
-    def _made(self, steps: Steps | None) -> Steps:
-        made = self.slab if steps is None else steps
-        if made is None:
-            raise RuntimeError("rlstruct.batchers.collector: there is no slab before the first batch.")
-        return made
-
     def _count_from(self, episode: int, step: int) -> None:
         self._episode, self._step = episode, step
         self._episode_now = torch.full_like(self._episode_now, episode)
@@ -354,7 +364,7 @@ class Collector:
         packed = self.env.auto_reset and self._device.type == "cpu"
         full = self.env.auto_reset and not packed
         layout = slab_layout(observation, action, self._state, self._T, packed, full)
-        self.slab = slab = Slab(self._allocate(layout))
+        self._slab = slab = Slab(self._allocate(layout))
         self._begin(slab, keys)
         return slab
 

@@ -67,8 +67,6 @@ class Executing:
             found, steps = record.pop("found", None), Steps(record)
             return collector.finish(self._T, 0, steps, found), steps
         collected, slab = collector.collect(None), collector.slab
-        if slab is None:
-            raise RuntimeError("rlstruct.batchers.executing: there is no slab after a batch.")
         if self.owned:
             collector.renew()
         if self._graph is not None and self._generation != collector.actor.generation:
@@ -113,7 +111,7 @@ class Executing:
             collector.take_steps(look=False)
             record = collector.written()
         finally:
-            collector.slab = before
+            collector.renew(before)
         return collector.carry(), record
 
     def _may_replay(self) -> bool:

@@ -136,23 +136,19 @@ def _steps(
 def _with_finals(shares: Sequence[Share], steps: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return ``_observation/`` of the keys that restarts change, final observations in their places, [B, T, ...]."""
     first, n_envs = 0, sum(share.slab.running.shape[1] for share in shares)
-    ended, places = [], []
+    changed: dict[str, Tensor] = {}
     for share in shares:
         n, at = share.collected.n_final, share.slab.final_at
         if n and at is not None:
             t, b = at[:n].unbind(1)
-            ended.append(share)
-            places.append(t * n_envs + (b + first))
+            for key, final in share.slab.final.items():
+                name = f"_observation/{key}"
+                time_first = changed.get(name, steps[name]).transpose(0, 1)
+                if name not in changed:
+                    time_first = time_first.clone(memory_format=torch.contiguous_format)
+                as_signed(time_first).flatten(0, 1).index_copy_(0, t * n_envs + b + first, as_signed(final[:n]))
+                changed[name] = time_first.transpose(0, 1)
         first += share.slab.running.shape[1]
-    changed: dict[str, Tensor] = {}
-    if not ended:
-        return changed
-    where = torch.cat(places)
-    for key in ended[0].slab.final:
-        final = torch.cat([share.slab.final[key][: share.collected.n_final] for share in ended])
-        following = steps[f"_observation/{key}"].transpose(0, 1).clone(memory_format=torch.contiguous_format)
-        as_signed(following).flatten(0, 1).index_copy_(0, where, as_signed(final))  # [T * B, ...]
-        changed[f"_observation/{key}"] = following.transpose(0, 1)
     return changed
 
 

@@ -15,12 +15,11 @@ from selectors import EVENT_READ, PollSelector
 from typing import Any
 
 import cloudpickle
-import torch
 from torch import Tensor
 
 from rlstruct.batchers.hand_over import Share
-from rlstruct.batchers.making import Factories
 from rlstruct.batchers.progress import Progress
+from rlstruct.batchers.recipe import Recipe
 from rlstruct.batchers.reports import LostEpisodes
 from rlstruct.batchers.saved_state import CollectorState
 from rlstruct.batchers.shared_memory import Layout, SharedBlock
@@ -42,11 +41,18 @@ _LONGEST = 1e6  # seconds; poll() counts milliseconds in 32 bits
 class WorkerPool:
     """k spawned processes; they start side by side, and the first call that needs them waits.
 
+    `RL_Batcher` asks the same of this and of `InProcess`. Lists have one entry per worker.
+
+    Attributes:
+        auto_reset: see `VecEnv.auto_reset`.
+        gaps: see `VecEnv.restarts_take_steps`.
+        queues: whether a second batch may be ordered before the first is handed over.
+        waiting: whether it only waits for answers at this moment, so that Ctrl-C loses nothing.
+        lost: episodes that workers lost when they failed.
+
     Args:
-        factories: how to make agents and environments.
+        recipe: how to make agents and environments.
         n_workers: k.
-        n_timesteps: T.
-        device: where they collect.
         seeds: one per worker, or that of worker 0 alone if the others follow from the number of environments.
         agent_seeds: one per worker, or None for its environments' seed.
         timeout: seconds that a worker may take to answer.
@@ -58,10 +64,8 @@ class WorkerPool:
 
     def __init__(
         self,
-        factories: Factories,
+        recipe: Recipe,
         n_workers: int,
-        n_timesteps: int,
-        device: torch.device,
         *,
         seeds: Sequence[int],
         agent_seeds: Sequence[int] | None,
@@ -80,14 +84,12 @@ class WorkerPool:
         self._seeds, self._agent_seeds = seeds, agent_seeds
         self._created = False
         self._progress, self._weights = SharedBlock(), SharedWeights()
-        payload = _pickled(factories)
+        payload = _pickled(recipe)
         progress = self._progress.map(progress_layout(n_workers))["progress"]
         self._workers: list[WorkerHandle] = []
         for index in range(n_workers):
             start = Start(
-                factories=payload,
-                n_timesteps=n_timesteps,
-                device=str(device),
+                recipe=payload,
                 backends=registered_backends(),
                 index=index,
                 n_workers=n_workers,
@@ -101,13 +103,13 @@ class WorkerPool:
         # waits for its children, of which one may be stopped.
         self._kill = Finalize(self, end, args=(self._workers,), exitpriority=100)
         self._spawn(self._workers)
-        n_envs = factories.env_args.get("n_envs")
+        n_envs = recipe.env_args.get("n_envs")
         for worker in self._workers:  # those whose seed is known now, or can be guessed
             if worker.index == 0 or len(seeds) == n_workers or isinstance(n_envs, int):
                 worker.order_creation(*self._seeds_of(worker, n_envs or 0))
 
     def n_envs(self) -> list[int]:
-        """See Backend."""
+        """Return how many environments each worker has; waits for their creation."""
         if not self._created:
             first = self._workers[0]
             self._wait([first], self._timeout)
@@ -121,20 +123,23 @@ class WorkerPool:
         return [worker.n_envs for worker in self._workers]
 
     def reset(self, agent_infos: list[DictTensor], env_infos: list[DictTensor]) -> None:
-        """See Backend. The agent's first state may come from the weights, so they are sent with the order."""
+        """Start new episodes. The agent's first state may come from the weights, so they are sent with the order."""
         for worker, agent_info, env_info in zip(self._workers, agent_infos, env_infos, strict=True):
             with self._replacing():
                 worker.order_reset(agent_info, env_info, self._weights.newest)
 
     def execute(self, agent_infos: Sequence[DictTensor | None]) -> None:
-        """See Backend."""
+        """Order a batch; a second one before the first is handed over only if this `queues`."""
         for worker in self._workers:
             if worker.n_running:
                 with self._replacing():
                     worker.order_batch(agent_infos[worker.index], self._weights.newest)
 
     def collect(self, blocking: bool, timeout: float) -> list[Share] | None:
-        """See Backend."""
+        """Return the oldest batch.
+
+        If it is not ready: None unless blocking, else WorkerTimeout after ``timeout`` seconds.
+        """
         collecting = [worker for worker in self._workers if worker.owes]
         try:
             self._wait(collecting, timeout if blocking else 0.0, lambda worker: bool(worker.batches), restart=True)
@@ -146,7 +151,7 @@ class WorkerPool:
         return [worker.take_batch() for worker in collecting]
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """See Backend. Nobody waits, except after calls that have timed out."""
+        """Give weights to the agents; batches that have been ordered keep the old ones. Hardly ever waits."""
         used = set[int]().union(*(worker.reads() for worker in self._workers))
         if len(used) == N_SLOTS:
             self._wait(self._workers, self._timeout)
@@ -154,13 +159,13 @@ class WorkerPool:
         self._weights.write(weights, version, min(set(range(N_SLOTS)) - used))
 
     def state_dicts(self) -> list[CollectorState]:
-        """See Backend."""
+        """Return what decides the next batch, between two batches."""
         return self._ask([("save",)] * len(self._workers))
 
     def load_state_dicts(
         self, states: Sequence[CollectorState], agent_infos: list[DictTensor], env_infos: list[DictTensor]
     ) -> bool:
-        """See Backend."""
+        """Go on from there, and say whether all environments could; the others have begun new episodes."""
         arguments = zip(states, agent_infos, env_infos, strict=True)
         answers = self._ask([("load", *of_worker) for of_worker in arguments], self._weights.newest)
         for worker, (_, seed), *infos in zip(self._workers, answers, agent_infos, env_infos, strict=True):
@@ -168,11 +173,11 @@ class WorkerPool:
         return all(exact for exact, _ in answers)
 
     def seconds(self) -> list[dict[str, float]]:
-        """See Backend. As of the last batch."""
+        """Return the seconds of each phase, as of the last batch."""
         return [worker.seconds for worker in self._workers]
 
     def layouts(self, agent_info: DictTensor, env_info: DictTensor) -> list[Layout]:
-        """See Backend. One worker measures for all."""
+        """Return the layout of each slab. Before the first batch one worker measures it for all, see `Recipe`."""
         first = self._workers[0]
         if not first.layout:
             first.order("measure", agent_info, env_info)
@@ -181,11 +186,11 @@ class WorkerPool:
         return [worker.layout or first.layout for worker in self._workers]
 
     def weight_bytes(self) -> int:
-        """See Backend."""
+        """Return the bytes of the weights' buffers."""
         return self._weights.n_bytes()
 
     def close(self) -> None:
-        """See Backend. Never takes more than two seconds: a worker that does not stop is killed."""
+        """Release everything. Never takes more than two seconds: a worker that does not stop is killed."""
         if os.getpid() != self._pid:
             return  # a forked child holds a copy of this object: the workers are not its own
         if self._kill.still_active():
@@ -322,15 +327,15 @@ class WorkerPool:
         return None
 
 
-def _pickled(factories: Factories) -> bytes:
-    """The factories by value: lambdas, closures and classes of the main script travel too."""
-    for field in fields(factories):
+def _pickled(recipe: Recipe) -> bytes:
+    """The recipe by value: lambdas, closures and classes of the main script travel too."""
+    for field in fields(recipe):
         try:
-            cloudpickle.dumps(getattr(factories, field.name))
+            cloudpickle.dumps(getattr(recipe, field.name))
         except Exception as error:
             raise TypeError(
                 f"RL_Batcher: {field.name} cannot be sent to worker processes: {error}. "
                 "Create what cannot be pickled inside create_env or create_agent, or collect with n_processes=0."
             ) from error
-    payload: bytes = cloudpickle.dumps(factories)
+    payload: bytes = cloudpickle.dumps(recipe)
     return payload

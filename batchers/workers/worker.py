@@ -24,16 +24,15 @@ import torch
 from torch import Tensor
 
 from rlstruct.batchers.collector import Collected, Collector
-from rlstruct.batchers.making import make_collector, measure
 from rlstruct.batchers.progress import Interrupted, Phase, Progress, describe
+from rlstruct.batchers.recipe import Recipe
 from rlstruct.batchers.saved_state import CollectorState
-from rlstruct.batchers.shared_memory import Layout, SharedBlock, layout_of
+from rlstruct.batchers.shared_memory import Layout, SharedBlock
 from rlstruct.batchers.slab import Slab
 from rlstruct.batchers.workers.channel import Channel
 from rlstruct.batchers.workers.processes import die_with, leave
 from rlstruct.batchers.workers.weights import Weights
 from rlstruct.core import DictTensor
-from rlstruct.device import resolve_device
 
 _logger = logging.getLogger(__name__)
 
@@ -42,9 +41,7 @@ _logger = logging.getLogger(__name__)
 class Start:
     """What a worker process starts with, beside its end of the channel."""
 
-    factories: bytes  # a pickled `Factories`
-    n_timesteps: int
-    device: str
+    recipe: bytes  # a pickled `Recipe`
     backends: dict[str, str]  # modules of registered backends, by device type
     index: int  # which of the workers it is
     n_workers: int
@@ -130,8 +127,7 @@ class Worker:
         self._progress.enter(Phase.START)
         for module in self._start.backends.values():
             importlib.import_module(module)
-        self._factories = cloudpickle.loads(self._start.factories)
-        self._device = resolve_device(self._start.device)
+        self._recipe: Recipe = cloudpickle.loads(self._start.recipe)
         orders: dict[str, Callable[..., Any]] = {
             "create": self._create,
             "measure": self._measure,
@@ -178,23 +174,14 @@ class Worker:
         self.close()  # ordered again with another seed: the number of environments was not what env_args said
         self._seeds = seed, agent_seed
         torch.manual_seed(agent_seed)
-        self._collector: Collector = make_collector(
-            self._factories,
-            seed,
-            agent_seed,
-            n_timesteps=self._start.n_timesteps,
-            device=self._device,
-            allocate=self._allocate,
-            progress=self._progress,
-        )
+        self._collector: Collector = self._recipe.make(seed, agent_seed, self._progress, self._allocate)
         env = self._collector.env
-        cuda_initialised = self._device.type != "cuda" and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        cuda_initialised = self._recipe.device.type != "cuda" and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         return Created(env.n_envs(), env.auto_reset, cuda_initialised)
 
     def _measure(self, agent_info: DictTensor, env_info: DictTensor) -> Layout:
         self._progress.enter(Phase.START)
-        T = self._start.n_timesteps
-        return measure(self._factories, *self._seeds, agent_info, env_info, n_timesteps=T, device=self._device)
+        return self._recipe.measure(*self._seeds, agent_info, env_info)
 
     def _reset(self, agent_info: DictTensor, env_info: DictTensor) -> bool:
         self._collector.reset(agent_info, env_info)
@@ -204,13 +191,13 @@ class Worker:
         collector = self._collector
         if slab_number != self._slab:
             self._progress.enter(Phase.COPY)
-            self._slabs[self._slab], self._slab = collector.slab, slab_number
-            collector.renew(self._slabs[slab_number])
+            before, self._slab = self._slab, slab_number
+            self._slabs[before] = collector.renew(self._slabs[slab_number])
         collected = collector.collect(agent_info)
-        slab, shared = collector.slab, self._shared[slab_number]
-        if slab is not None and slab.tensors is not shared:
+        tensors, shared = collector.slab.tensors, self._shared[slab_number]
+        if tensors is not shared:
             self._progress.enter(Phase.COPY)
-            for name, tensor in slab.tensors.items():
+            for name, tensor in tensors.items():
                 shared[name].copy_(tensor)
         layout, self._new_layout = self._new_layout, None
         return Batch(collected, collector.count_running(), layout, self._progress.clock.seconds())
@@ -233,13 +220,9 @@ class Worker:
 
     def _allocate(self, layout: Layout) -> dict[str, Tensor]:
         """Bring memory for a slab: shared, or on another device; then batches are copied to the shared one."""
-        tensors: dict[str, Tensor] = {}
-        if self._device.type != "cpu":
-            tensors = {n: torch.empty(shape, dtype=dtype, device=self._device) for n, (shape, dtype) in layout.items()}
-            layout = layout_of(tensors)
         self._new_layout = layout
-        self._shared[self._slab] = self._start.slabs[self._slab].map(layout)
-        return tensors or self._shared[self._slab]
+        self._shared[self._slab] = shared = self._start.slabs[self._slab].map(layout)
+        return shared if self._recipe.device.type == "cpu" else self._recipe.allocate(layout)
 
 
 def _leave_with_parent() -> None:

@@ -1,0 +1,101 @@
+"""Recipe: what a process needs to make its agent, its environments, and the collector that lets them meet."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlstruct.batchers.collector import Collector
+from rlstruct.batchers.progress import Progress
+from rlstruct.batchers.shared_memory import Layout
+from rlstruct.batchers.slab import Allocate, stretched
+from rlstruct.core import DictTensor
+from rlstruct.rl_agent import RL_Agent
+from rlstruct.vec_env import VecEnv
+
+CreateAgent = Callable[..., RL_Agent]
+CreateEnv = Callable[..., VecEnv]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a user asks for, by value: lambdas and classes of a notebook travel to other processes too."""
+
+    create_agent: CreateAgent
+    agent_args: dict[str, Any]
+    create_env: CreateEnv
+    env_args: dict[str, Any]
+    n_timesteps: int
+    device: torch.device
+    compile_agent: bool
+
+    def allocate(self, layout: Layout) -> dict[str, Tensor]:
+        """Bring memory on the device."""
+        return {name: torch.empty(shape, dtype=dtype, device=self.device) for name, (shape, dtype) in layout.items()}
+
+    def make(self, seed: int, agent_seed: int, progress: Progress, allocate: Allocate | None = None) -> Collector:
+        """Call both factories and seed the agent; what exists is closed if the rest fails.
+
+        Args:
+            seed: of the first environment.
+            agent_seed: for `RL_Agent.seed`.
+            progress: see `Collector`.
+            allocate: likewise; by default memory on the device.
+
+        Raises:
+            TypeError: a factory returned something else than its contract says.
+        """
+        with contextlib.ExitStack() as undo:  # nobody else knows the environment: it may hold processes or windows
+            env = self.create_env(**{**self.env_args, "seed": seed})
+            if not isinstance(env, VecEnv):
+                raise TypeError(
+                    f"RL_Batcher: create_env returned a {type(env).__name__}, expected a VecEnv. "
+                    "Wrap gymnasium environments: GymEnv([...], seed), GymEnvInf([...], seed) or "
+                    "GymVectorEnv(vec, seed)."
+                )
+            undo.callback(env.close)
+            agent = self.create_agent(**self.agent_args)
+            if not isinstance(agent, RL_Agent):
+                raise TypeError(
+                    f"RL_Batcher: create_agent returned a {type(agent).__name__}, expected an RL_Agent. "
+                    "Put the model into a class that inherits from RL_Agent."
+                )
+            undo.callback(agent.close)
+            agent.seed(agent_seed)
+            collector = Collector(
+                env,
+                agent,
+                n_timesteps=self.n_timesteps,
+                device=self.device,
+                seed=seed,
+                allocate=allocate or self.allocate,
+                progress=progress,
+                compile_agent=self.compile_agent,
+            )
+            undo.pop_all()
+        return collector
+
+    def measure(self, seed: int, agent_seed: int, agent_info: DictTensor, env_info: DictTensor) -> Layout:
+        """Find out the layout of a slab by one step of a second agent in a second environment.
+
+        Those of the batcher are not touched, nor are the global generators of random, numpy and torch.
+        """
+        of_python, of_numpy = random.getstate(), np.random.get_state()
+        progress = Progress(torch.zeros(3, dtype=torch.int64, device="cpu"))
+        try:
+            with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+                one_step = replace(self, n_timesteps=1, compile_agent=False)
+                with contextlib.closing(one_step.make(seed, agent_seed, progress)) as collector:
+                    collector.reset(agent_info, env_info)
+                    collector.collect(None)
+                    return stretched(collector.layout(), self.n_timesteps)
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)
