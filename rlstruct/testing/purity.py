@@ -5,15 +5,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dis
 import functools
 import inspect
+import operator
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CodeType, FunctionType, ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -65,177 +66,26 @@ def check_pure(name: str, agent: object, answer: Callable[[], DictTensor]) -> No
     Raises:
         ConformanceError: it names what the answer depends on, or what the agent changes.
     """
-    places = list(_Search(agent, name).places())
-    before = [_copied(place.value) for place in places]
+    seen = {id(tensor) for tensor in weights_of_modules(agent)}
+    places = [(place, _copied(place.get())) for place in _inside(agent, name, seen)]
     expected = answer()
-    for place, value in zip(places, before, strict=True):
-        if not _equal(place.read(), value):
+    for place, before in places:
+        if not _equal(place.get(), before):
             mend = "Return what lasts from step to step as new_state; draw from observation['rng']."
             fail(name, None, f"{place.path}, which it changes while it acts", "no change", mend)
     if not _same(answer(), expected):
         mend = "Draw from observation['rng'], and read no clock, file or generator."
         fail(name, None, "another answer to the same arguments", _EXPECTED, mend)
-    for place, value in zip(places, before, strict=True):
-        with place.changed(_other(value)):
-            try:
-                same = _same(answer(), expected)
-            except Exception:  # whatever a changed size or name leads to
-                same = False
+    for place, before in places:
+        place.put(_other(before))
+        try:
+            same = _same(answer(), expected)
+        except Exception:  # whatever a changed size or name leads to
+            same = False
+        finally:
+            place.put(before)
         if not same:
             fail(name, None, f"an answer that depends on {place.path}", _EXPECTED, _MEND)
-
-
-@dataclass
-class _Place:
-    """Something that can be changed.
-
-    Attributes:
-        path: how to say it.
-        value: what is there.
-        write: puts something there.
-        read: tells what is there now.
-    """
-
-    path: str
-    value: Any
-    write: Callable[[Any], None]
-    read: Callable[[], Any]
-
-    def changed(self, value: Any) -> Any:
-        return _Changed(self, value)
-
-
-class _Changed:
-    """What a place holds inside a ``with``."""
-
-    def __init__(self, place: _Place, value: Any) -> None:
-        self._place, self._value = place, value
-
-    def __enter__(self) -> None:
-        place = self._place
-        if isinstance(place.value, Tensor | np.ndarray):  # in place: others may hold it too
-            self._before = _copied(place.value)
-            _overwrite(place.value, self._value)
-        else:
-            place.write(self._value)
-
-    def __exit__(self, *error: object) -> None:
-        place = self._place
-        if isinstance(place.value, Tensor | np.ndarray):
-            _overwrite(place.value, self._before)
-        else:
-            place.write(place.value)
-
-
-class _Search:
-    """Finds what an agent may read."""
-
-    def __init__(self, agent: object, name: str) -> None:
-        self._agent, self._name = agent, name
-        self._seen: set[int] = {id(tensor) for tensor in weights_of_modules(agent)}
-
-    def places(self) -> Iterator[_Place]:
-        yield from self._inside(self._agent, self._name)
-
-    def _at(self, path: str, holder: Any, key: Any) -> Iterator[_Place]:
-        """What a dict, list or namespace holds under a key."""
-        value = holder[key]
-        if isinstance(value, tuple) and type(value) is tuple:
-            parts = [list(value)]
-
-            def write(parts: list[list[Any]] = parts) -> None:
-                holder[key] = tuple(parts[0])
-
-            for i in range(len(value)):
-                for place in self._at(f"{path}[{i}]", parts[0], i):
-                    yield _through(place, write)
-        elif _is_leaf(value):
-            if not isinstance(value, Tensor | np.ndarray) or id(value) not in self._seen:
-                yield _Place(path, value, functools.partial(holder.__setitem__, key), lambda: holder[key])
-        else:
-            yield from self._inside(value, path)
-
-    def _inside(self, value: Any, path: str) -> Iterator[_Place]:
-        if id(value) in self._seen or value is None:
-            return
-        self._seen.add(id(value))
-        if isinstance(value, dict):
-            for key in list(value):
-                yield from self._at(f"{path}[{key!r}]", value, key)
-        elif isinstance(value, list):
-            for i in range(len(value)):
-                yield from self._at(f"{path}[{i}]", value, i)
-        elif isinstance(value, functools.partial):
-            yield from self._inside(list(value.args), path)
-            yield from self._inside(value.func, path)
-        elif isinstance(value, FunctionType):
-            yield from self._function(value)
-        elif inspect.ismethod(value):
-            yield from self._inside(value.__self__, path)
-        elif not isinstance(value, type | ModuleType):
-            yield from self._object(value, path)
-
-    def _object(self, value: Any, path: str) -> Iterator[_Place]:
-        kind, own = type(value), getattr(value, "__dict__", {})
-        if isinstance(value, nn.Module):
-            for key, module in value._modules.items():
-                yield from self._inside(module, f"{path}.{key}")
-        if _is_library(kind.__module__) and not isinstance(value, argparse.Namespace | SimpleNamespace):
-            return
-        skipped = _OF_MODULES if isinstance(value, nn.Module) else frozenset()
-        for key in [key for key in own if key not in skipped and not _is_constant(kind, key)]:
-            yield from self._at(f"{path}.{key}", own, key)
-        for base in kind.__mro__:
-            if _is_library(base.__module__) or base.__module__.startswith("rlstruct."):
-                continue
-            for key, held in list(vars(base).items()):
-                function = held.fget if isinstance(held, property) else getattr(held, "__func__", held)
-                if isinstance(function, FunctionType):
-                    yield from self._function(function)
-                elif _is_leaf(held) and not key.startswith("__") and key not in own and not _is_constant(base, key):
-                    write, read = functools.partial(setattr, base, key), functools.partial(getattr, base, key)
-                    yield _Place(f"{base.__name__}.{key}", held, write, read)
-
-    def _function(self, function: FunctionType) -> Iterator[_Place]:
-        """What the code of a function reads: globals of its module, attributes of other modules, its closure."""
-        if id(function.__code__) in self._seen or _is_library(function.__module__):
-            return
-        self._seen.add(id(function.__code__))
-        if (function.__module__ or "").startswith("rlstruct."):
-            return
-        for cell, key in zip(function.__closure__ or (), function.__code__.co_freevars, strict=True):
-            holder = _Cell(cell)
-            if holder.is_full():
-                yield from self._at(f"{key!r} of the closure of {function.__qualname__}", holder, key)
-        names = _names(function.__code__)
-        module = sys.modules.get(function.__module__ or "")
-        for key in [key for key in names if key in function.__globals__ and not _is_declared(module, key)]:
-            value = function.__globals__[key]
-            if isinstance(value, ModuleType) and not _is_library(value.__name__) and not _is_ours(value.__name__):
-                for name in [name for name in names if name in vars(value) and not _is_declared(value, name)]:
-                    yield from self._at(f"the global {name} of module {value.__name__}", vars(value), name)
-            elif not isinstance(value, ModuleType | type):
-                path = f"the global {key} of module {function.__module__}"
-                yield from self._at(path, function.__globals__, key)
-
-
-class _Cell:
-    """A cell of a closure, written as a container is."""
-
-    def __init__(self, cell: Any) -> None:
-        self._cell = cell
-
-    def is_full(self) -> bool:
-        try:
-            return self._cell.cell_contents is not None
-        except ValueError:  # nothing was assigned yet
-            return False
-
-    def __getitem__(self, key: object) -> Any:
-        return self._cell.cell_contents
-
-    def __setitem__(self, key: object, value: Any) -> None:
-        self._cell.cell_contents = value
 
 
 def weights_of_modules(agent: object) -> list[Tensor]:
@@ -243,12 +93,114 @@ def weights_of_modules(agent: object) -> list[Tensor]:
     return [t for module in modules_of(agent).values() for t in [*module.parameters(), *module.buffers()]]
 
 
-def _through(place: _Place, then: Callable[[], None]) -> _Place:
-    def write(value: Any) -> None:
-        place.write(value)
-        then()
+class _Place(NamedTuple):
+    """Something that can be changed: how to say it, what is there, and how to put something else there."""
 
-    return _Place(place.path, place.value, write, place.read)
+    path: str
+    get: Callable[[], Any]
+    set: Callable[[Any], object]
+
+    def put(self, value: Any) -> None:
+        held = self.get()
+        if isinstance(held, Tensor):  # in place: others may hold it too
+            held.detach().copy_(value)
+        elif isinstance(held, np.ndarray):
+            held[...] = value
+        else:
+            self.set(value)
+
+
+def _at(place: _Place, seen: set[int]) -> Iterator[_Place]:
+    """Everything that can be changed at a place or within it; ``seen`` holds the ids of what was looked at."""
+    value = place.get()
+    if isinstance(value, tuple) and type(value) is tuple:
+        for i in range(len(value)):
+
+            def put(new: Any, i: int = i) -> None:
+                now = place.get()
+                place.set((*now[:i], new, *now[i + 1 :]))
+
+            yield from _at(_Place(f"{place.path}[{i}]", lambda i=i: place.get()[i], put), seen)
+    elif not _is_leaf(value):
+        yield from _inside(value, place.path, seen)
+    elif id(value) not in seen or not isinstance(value, Tensor):
+        yield place
+
+
+def _items(holder: Any, keys: Iterable[Any], path: str, seen: set[int]) -> Iterator[_Place]:
+    """What a dict or list holds; ``path`` has a gap for the key."""
+    for key in list(keys):
+        get, put = functools.partial(operator.getitem, holder, key), functools.partial(holder.__setitem__, key)
+        yield from _at(_Place(path.format(key), get, put), seen)
+
+
+def _inside(value: Any, path: str, seen: set[int]) -> Iterator[_Place]:
+    if value is None or id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, dict | list):
+        yield from _items(
+            value, value if isinstance(value, dict) else range(len(value)), _escaped(path) + "[{!r}]", seen
+        )
+    elif isinstance(value, functools.partial):
+        yield from _inside(list(value.args), path, seen)
+        yield from _inside(value.func, path, seen)
+    elif isinstance(value, FunctionType):
+        yield from _function(value, seen)
+    elif inspect.ismethod(value):
+        yield from _inside(value.__self__, path, seen)
+    elif not isinstance(value, type | ModuleType):
+        yield from _object(value, path, seen)
+
+
+def _object(value: Any, path: str, seen: set[int]) -> Iterator[_Place]:
+    """The attributes of an object and of its classes, and what their methods read."""
+    kind, own, skipped = type(value), getattr(value, "__dict__", {}), frozenset[str]()
+    if isinstance(value, nn.Module):
+        skipped = _OF_MODULES
+        for key, module in value._modules.items():
+            yield from _inside(module, f"{path}.{key}", seen)
+    if _is_library(kind.__module__) and not isinstance(value, argparse.Namespace | SimpleNamespace):
+        return
+    keys = [key for key in own if key not in skipped and not _is_constant(kind, key)]
+    yield from _items(own, keys, _escaped(path) + ".{}", seen)
+    for base in kind.__mro__:
+        if _is_library(base.__module__) or base.__module__.startswith("rlstruct."):
+            continue
+        for key, held in list(vars(base).items()):
+            function = held.fget if isinstance(held, property) else getattr(held, "__func__", held)
+            if isinstance(function, FunctionType):
+                yield from _function(function, seen)
+            elif _is_leaf(held) and not key.startswith("__") and key not in own and not _is_constant(base, key):
+                get, put = functools.partial(getattr, base, key), functools.partial(setattr, base, key)
+                yield _Place(f"{base.__name__}.{key}", get, put)
+
+
+def _function(function: FunctionType, seen: set[int]) -> Iterator[_Place]:
+    """What the code of a function reads: its closure, globals of its module, attributes of other modules."""
+    code, name = function.__code__, function.__module__ or ""
+    if id(code) in seen or _is_library(function.__module__) or name.startswith("rlstruct."):
+        return
+    seen.add(id(code))
+    for cell, key in zip(function.__closure__ or (), code.co_freevars, strict=True):
+        with contextlib.suppress(ValueError):  # nothing was assigned yet
+            get, put = (
+                functools.partial(getattr, cell, "cell_contents"),
+                functools.partial(setattr, cell, "cell_contents"),
+            )
+            yield from _at(_Place(f"{key!r} of the closure of {function.__qualname__}", get, put), seen)
+    names, module = _names(code), sys.modules.get(name)
+    for key in [key for key in names if key in function.__globals__ and not _is_declared(module, key)]:
+        value = function.__globals__[key]
+        if not isinstance(value, ModuleType | type):
+            yield from _items(function.__globals__, [key], f"the global {{}} of module {name}", seen)
+        elif isinstance(value, ModuleType) and not (_is_library(value.__name__) or _is_ours(value.__name__)):
+            read = [name for name in names if name in vars(value) and not _is_declared(value, name)]
+            yield from _items(vars(value), read, f"the global {{}} of module {value.__name__}", seen)
+
+
+def _escaped(path: str) -> str:
+    return path.replace("{", "{{").replace("}", "}}")
 
 
 def _names(code: CodeType) -> set[str]:
@@ -306,20 +258,10 @@ def _other(value: Any) -> Any:
     return ~value if isinstance(value, np.ndarray) and value.dtype == bool else value + 1
 
 
-def _overwrite(place: Any, value: Any) -> None:
-    if isinstance(place, Tensor):
-        with torch.no_grad():
-            place.detach().copy_(value)
-    else:
-        place[...] = value
-
-
 def _equal(one: Any, other: Any) -> bool:
     if isinstance(other, Tensor):
-        same = isinstance(one, Tensor) and one.shape == other.shape
-        return same and bool(
-            ((one == other) | ((one != one) & (other != other))).all()
-        )  # sync: the kit looks at values
+        same = isinstance(one, Tensor) and one.shape == other.shape and one.dtype == other.dtype
+        return same and bool(torch.isclose(one, other, 0, 0, equal_nan=True).all())  # sync: the kit looks at values
     if isinstance(other, np.ndarray):
         return np.array_equal(one, other)
     return type(one) is type(other) and (one == other or one != one)
