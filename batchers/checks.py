@@ -15,8 +15,9 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.batchers.slab import Steps
+from rlstruct.core import DictTensor
 from rlstruct.engine.streams import Later
-from rlstruct.errors import tag_environment
+from rlstruct.errors import DeviceMismatchError, ShapeMismatchError, tag_environment
 from rlstruct.spaces import Leaf, leaves
 
 _FINE = -1
@@ -128,6 +129,28 @@ class BatchChecks:
         error = ValueError(text)
         tag_environment(error, j)
         return error
+
+
+def check_place(where: str, role: str, tensors: DictTensor, device: torch.device, B: int) -> None:
+    """Raise unless tensors are on the device, with a row for each of B environments; empty ones are anywhere.
+
+    Raises:
+        DeviceMismatchError, ShapeMismatchError: the message begins with ``where`` and ``role``.
+    """
+    if tensors.empty():
+        return
+    key = next(iter(tensors.keys()))
+    if tensors.device != device:
+        raise DeviceMismatchError(
+            f"{where}: {role} {key!r} is on {tensors.device}, expected {device}, the batcher's device. "
+            f"Create it with device={str(device)!r}; "
+            f"RL_Agent_CheckDevice(agent, {str(device)!r}) finds every such place."
+        )
+    if tensors.n_elems() != B:
+        raise ShapeMismatchError(
+            f"{where}: {role} {key!r} has {tensors.n_elems()} rows, expected {B}, one per environment. "
+            "Return all of them always."
+        )
 
 
 def _has_bounds(leaf: Leaf) -> bool:

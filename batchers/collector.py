@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.batchers.acting import Actor
-from rlstruct.batchers.checks import BatchChecks
+from rlstruct.batchers.checks import BatchChecks, check_place
 from rlstruct.batchers.progress import Phase, Progress, spell_input
 from rlstruct.batchers.saved_state import CollectorState, check_rows, load_environment, moved, on_cpu
 from rlstruct.batchers.shared_memory import Layout, layout_of
@@ -118,12 +118,12 @@ class Collector:
         self._progress.step = 0
         self._progress.enter(Phase.RESET)
         self._observation, self._running = self.env.reset(env_info)
-        _check("environment.reset", "observation", self._observation, self._device, self.env.n_envs())
+        check_place("environment.reset", "observation", self._observation, self._device, self.env.n_envs())
         self.actor.set_agent_info(agent_info)
         self._progress.enter(Phase.AGENT)
         with torch.no_grad():
             self._state = self.actor.agent.initial_state(self.actor.agent_info, self.env.n_envs())
-        _check("agent.initial_state", "state", self._state, self._device, self.env.n_envs())
+        check_place("agent.initial_state", "state", self._state, self._device, self.env.n_envs())
         self._count_from(self._episode + 1, 0)
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
@@ -358,7 +358,7 @@ class Collector:
     def _first_slab(self, observation: DictTensor, action: DictTensor, keys: Tensor) -> Slab:
         """Allocate the slab, whose layout is known as soon as the agent has acted once, and begin in it."""
         self._progress.enter(Phase.COPY)
-        _check("agent", "action", action, self._device, self.env.n_envs())
+        check_place("agent", "action", action, self._device, self.env.n_envs())
         if action.empty():
             raise ShapeMismatchError("agent: the action is empty, expected 'action' [B, ...] at least.")
         packed = self.env.auto_reset and self._device.type == "cpu"
@@ -369,7 +369,7 @@ class Collector:
         return slab
 
     def _check_first(self, slab: Slab, action: DictTensor, state: DictTensor) -> None:
-        _check("agent", "action", action, self._device, self.env.n_envs())
+        check_place("agent", "action", action, self._device, self.env.n_envs())
         slab.check("agent: action", action)
         slab.check("agent: state", state)
 
@@ -391,20 +391,3 @@ class Collector:
     @staticmethod
     def _with_rng(observation: DictTensor, keys: Tensor) -> DictTensor:
         return DictTensor._trusted({**observation._tensors, "rng": keys})
-
-
-def _check(where: str, role: str, tensors: DictTensor, device: torch.device, B: int) -> None:
-    if tensors.empty():
-        return
-    key = next(iter(tensors.keys()))
-    if tensors.device != device:
-        raise DeviceMismatchError(
-            f"{where}: {role} {key!r} is on {tensors.device}, expected {device}, the batcher's device. "
-            f"Create it with device={str(device)!r}; "
-            f"RL_Agent_CheckDevice(agent, {str(device)!r}) finds every such place."
-        )
-    if tensors.n_elems() != B:
-        raise ShapeMismatchError(
-            f"{where}: {role} {key!r} has {tensors.n_elems()} rows, expected {B}, one per environment. "
-            "Return all of them always."
-        )

@@ -57,6 +57,7 @@ def status(name: str) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells the peak of a process here")
 def test_the_report_before_the_start_is_the_measured_peak() -> None:
+    ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: what is large is given back when it is freed
     with RL_Batcher(2, GlobalRandomAgent, create_pictures, env_args={"n_envs": 8}, seed=0) as batcher:
         batcher.reset()
         batcher.execute()
