@@ -15,8 +15,7 @@ from rlstruct.algos.evaluation import Evaluator
 from rlstruct.algos.placement import PlacedEnv
 from rlstruct.batchers import RL_Batcher
 from rlstruct.cli.complaint import UserError, check_device, number, require, say
-from rlstruct.cli.environments import Factory
-from rlstruct.cli.film import check_path, film, seconds_of, write
+from rlstruct.cli.film import check_path, film
 from rlstruct.cli.parsing import named, parse, positional
 from rlstruct.cli.trained import Trained, load_trained
 from rlstruct.rl_agent import RL_Agent
@@ -77,7 +76,9 @@ def run(arguments: Sequence[str]) -> None:
     say(_summary(returns, lengths, "drawn" if stochastic else "best"))
     if options.video is not None:
         drawn = load_trained(options.run, auto_reset=False, render=True)
-        _film(drawn.factory, create_agent(device="cpu"), options.video, _SEED + options.seed)
+        agent, seed = create_agent(device="cpu"), _SEED + options.seed
+        n = film(drawn.factory, agent, options.video, n_envs=1, n_steps=_FILM_STEPS, seed=seed, one_episode=True)
+        say(f"{options.video}: one episode, {n} pictures")
 
 
 def episodes(
@@ -127,9 +128,3 @@ def _summary(returns: list[float], lengths: list[int], actions: str) -> str:
         f"median {number(median(returns))}, from {number(min(returns))} to {number(max(returns))}; "
         f"{sum(lengths) / n:.0f} steps each"
     )
-
-
-def _film(factory: Factory, agent: RL_Agent, path: Path, seed: int) -> None:
-    shot = film(factory, agent, n_envs=1, n_steps=_FILM_STEPS, seed=seed, one_episode=True)
-    write(shot, path, seconds=seconds_of(factory))
-    say(f"{path}: one episode, {len(shot.pictures)} pictures")

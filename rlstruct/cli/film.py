@@ -1,79 +1,77 @@
-"""Films of agents at work: act, draw, write; needs Pillow."""
+"""Films of agents at work: act, draw what the agent sees, write a gif or a sheet of pictures; needs Pillow."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import gymnasium
+import numpy as np
 import torch
 
 from rlstruct.cli.complaint import UserError
-from rlstruct.cli.environments import Factory, SimulatorFactory
-from rlstruct.cli.pictures import Painter, Picture, beside, captioned, grid, legend_of, painter_of
+from rlstruct.cli.environments import Factory, GymFactory, SimulatorFactory
 from rlstruct.core import DictTensor
 from rlstruct.functional.random import step_keys
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import VecEnv
 
-_SECONDS = {"CartPole": 0.02, "Pendulum": 0.05, "Acrobot": 0.06, "MountainCar": 0.03, "MountainCarContinuous": 0.03}
-_COLOURS = 64  # of a gif
-_SHEET_GAP = 16  # pixels between two steps on a sheet
+Picture = Any  # of Pillow, which may be absent
+Frame = Any  # a numpy array, the frame of one environment
+Painter = Callable[[VecEnv, DictTensor, int], Picture]
+"""Draws one row of an observation; gets the environments too, for those that draw themselves."""
+Point = tuple[float, float]
+Scene = tuple[Point, float, list[tuple[list[Point], str, float]]]
+"""Where the origin is, in parts of width and height from the lower left corner; pixels of one unit; and lines: points
+with y upward, colour and width in pixels. A line of one point is a disc."""
+
+_GIF_COLOURS = 64
+_GAP, _SHEET_GAP = 4, 16  # pixels between environments, and between two steps on a sheet
+_CELL = 24  # pixels of a cell of MinAtar and of Connect Four
+_DARK, _YELLOW, _RED = "#20242c", "#ffd84a", "#e8604c"
+# One colour for each channel of a MinAtar frame: far apart, bright on dark.
+_CHANNELS = (*("#4aa8ff", _YELLOW, "#8d7b3a", _RED, "#63c96b", "#c77dff", "#ff9e45", "#4fd6c8", "#f08fc0", "#b8c0cc"),)
+_WIDTH, _HEIGHT = 360, 240  # of a classic control task
+_FINE = 2  # drawn so much larger, and shrunk: smooth edges
+_GROUND, _CART, _POLE, _JOINT, _GOAL = "#3b4252", "#1f5fa8", "#d08a3c", "#4c566a", "#2f9e62"
 
 
-@dataclass(frozen=True)
-class Film:
-    """An agent at work.
-
-    Attributes:
-        pictures: the first observations, and what every step led to; where an episode ended, both its end and the next
-            start.
-        legend: what the colours mean; None where they mean nothing.
-    """
-
-    pictures: list[Picture]
-    legend: Picture | None
-
-
-def film(factory: Factory, agent: RL_Agent, *, n_envs: int, n_steps: int, seed: int, one_episode: bool) -> Film:
-    """Let an agent act and draw every step.
+def film(
+    factory: Factory, agent: RL_Agent, path: Path, *, n_envs: int, n_steps: int, seed: int, one_episode: bool
+) -> int:
+    """Let an agent act, and draw every step; where an episode ends, both its end and the next start.
 
     Args:
         factory: of the environments.
         agent: on the CPU.
+        path: where to write: a gif, or with .png some of the pictures on one sheet; its folder is made.
         n_envs: environments, drawn side by side.
         n_steps: at most so many steps.
         seed: of environments and agent.
         one_episode: stop when an episode of the first environment ends.
+
+    Returns:
+        How many pictures were drawn.
     """
     env = factory(n_envs=n_envs, seed=seed)
     try:
-        pictures = list(_frames(env, agent, painter_of(factory), n_steps, seed, one_episode, factory.name))
-        return Film(pictures, legend_of(factory, env))
+        pictures = list(_pictures(env, agent, _painter_of(factory), n_steps, seed, one_episode))
+        legend = _legend_of(factory, env)
     finally:
         env.close()
-
-
-def write(shot: Film, path: Path, *, seconds: float) -> None:
-    """Write a film as a gif, or some of its pictures on one sheet as a png; the legend once beside them.
-
-    Args:
-        shot: at least one picture.
-        path: ends with .gif or .png; its folder is made.
-        seconds: time of one picture in the gif.
-    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    pictures = shot.pictures
     if path.suffix.lower() == ".png":
         n = min(12, len(pictures))
         chosen = [pictures[round(i * (len(pictures) - 1) / max(1, n - 1))] for i in range(n)]
-        beside(grid(chosen, min(n, 4), _SHEET_GAP), shot.legend).save(path)
-        return
-    few = [beside(picture, shot.legend).quantize(_COLOURS) for picture in pictures]
+        _joined([_grid(chosen, min(n, 4), _SHEET_GAP), *legend]).save(path)
+        return len(pictures)
+    few = [_joined([picture, *legend]).quantize(_GIF_COLOURS) for picture in pictures]
     # Gifs count in hundredths of a second. The last picture stays for a second: the end is what one wants to see.
-    times = [max(20, round(seconds * 100) * 10)] * (len(few) - 1) + [1000]
+    times = [max(20, round(_seconds_of(factory) * 100) * 10)] * (len(few) - 1) + [1000]
     few[0].save(path, save_all=True, append_images=few[1:], duration=times, loop=0, optimize=True)
+    return len(pictures)
 
 
 def check_path(path: Path) -> None:
@@ -86,27 +84,30 @@ def check_path(path: Path) -> None:
         raise UserError(f"{path}: expected a name that ends with .gif (a film) or .png (a sheet of pictures).")
 
 
-def seconds_of(factory: Factory) -> float:
-    """Return how long a step is shown: as long as it takes, where that is known, else so that one can follow."""
-    stem = factory.name.rpartition("-v")[0]
-    if stem in _SECONDS:
-        return _SECONDS[stem]
+def _stem(factory: Factory) -> str:
+    return factory.name.rpartition("-v")[0]
+
+
+def _seconds_of(factory: Factory) -> float:
+    """How long a step is shown: as long as it takes, where that is known, else long enough to follow."""
+    if _stem(factory) in _CLASSICS:
+        return _CLASSICS[_stem(factory)][0]
     if isinstance(factory, SimulatorFactory):
         return 0.12
     return 4 / 60 if factory.atari else 0.03
 
 
-def _frames(
-    env: VecEnv, agent: RL_Agent, paint: Painter, n_steps: int, seed: int, one_episode: bool, name: str
+def _pictures(
+    env: VecEnv, agent: RL_Agent, paint: Painter, n_steps: int, seed: int, one_episode: bool
 ) -> Iterator[Picture]:
     B = env.n_envs()
     columns = math.ceil(math.sqrt(B))
     returns = torch.zeros(B, device="cpu")
 
     def picture(observation: DictTensor, step: int) -> Picture:
-        whole = grid([paint(env, observation, row) for row in range(B)], columns)
+        whole = _grid([paint(env, observation, row) for row in range(B)], columns, _GAP)
         worth = " ".join(f"{value:.1f}".removesuffix(".0") for value in returns.tolist())  # sync: once per picture
-        return captioned(whole, f"step {step}   return {worth}")
+        return _captioned(whole, f"step {step}   return {worth}")
 
     observation, _ = env.reset()
     state, info = agent.initial_state(DictTensor(), B), DictTensor()
@@ -125,3 +126,197 @@ def _frames(
                 return
             returns = torch.where(done, 0.0, returns)
             yield picture(observation, step + 1)
+
+
+def _joined(pictures: Sequence[Picture], gap: int = _GAP, *, down: bool = False) -> Picture:
+    """Put pictures side by side, or one below the other, on white."""
+    from PIL import Image
+
+    across, along = [p.height for p in pictures], [p.width for p in pictures]
+    if down:
+        across, along = along, across
+    size = sum(along) + gap * (len(pictures) - 1), max(across)
+    whole = Image.new("RGB", size[::-1] if down else size, "white")
+    at = 0
+    for picture, length in zip(pictures, along, strict=True):
+        whole.paste(picture, (0, at) if down else (at, 0))
+        at += length + gap
+    return whole
+
+
+def _grid(pictures: Sequence[Picture], columns: int, gap: int) -> Picture:
+    rows = [pictures[i : i + columns] for i in range(0, len(pictures), columns)]
+    return _joined([_joined(row, gap) for row in rows], gap, down=True)
+
+
+def _captioned(picture: Picture, text: str) -> Picture:
+    """Add a line of text below a picture."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    line = Image.new("RGB", (picture.width, 20), "white")
+    ImageDraw.Draw(line).text((5, 3), text, "#333333", ImageFont.load_default(12))
+    return _joined([picture, line], 0, down=True)
+
+
+def _painter_of(factory: Factory) -> Painter:
+    classic = _CLASSICS.get(_stem(factory))
+    if classic is not None:
+        return lambda env, observation, row: _drawn(*classic[1](_array(observation, "frame", row)))
+    if isinstance(factory, GymFactory):
+        return _screen_and_frame if factory.atari else _screen
+    return _minatar if factory.name.endswith("-MinAtar") else _board
+
+
+def _array(observation: DictTensor, key: str, row: int) -> Any:  # noqa: ANN401 - a numpy array
+    return observation[key][row].cpu().numpy()  # sync: a picture is for people, once per frame of a film
+
+
+def _legend_of(factory: Factory, env: VecEnv) -> list[Picture]:
+    """What the colours of its pictures mean, where they mean something: in MinAtar's games."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    if not factory.name.endswith("-MinAtar") or isinstance(factory, GymFactory):
+        return []
+    n = env.observation_space.shape[2]  # type: ignore[index]  # [10, 10, C]
+    names: Sequence[str] = getattr(env, "channels", [f"channel {c}" for c in range(n)])
+    picture = Image.new("RGB", (112, 20 * n + 8), _DARK)
+    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(12)
+    for channel, name in enumerate(names):
+        top = 8 + 20 * channel
+        draw.rectangle((8, top, 19, top + 11), _CHANNELS[channel])
+        draw.text((25, top - 1), name.replace("_", " "), "white", font)
+    return [picture]
+
+
+def _minatar(env: VecEnv, observation: DictTensor, row: int) -> Picture:
+    """Colour the cells by channel, the first channel on top; see `_legend_of`."""
+    from PIL import Image, ImageDraw
+
+    frame = _array(observation, "frame", row)  # [10, 10, C] bool
+    size = frame.shape[0] * _CELL
+    picture = Image.new("RGB", (size, size), _DARK)
+    draw = ImageDraw.Draw(picture)
+    for channel in reversed(range(frame.shape[2])):
+        for y, x in np.argwhere(frame[:, :, channel]):
+            left, top = int(x) * _CELL, int(y) * _CELL
+            draw.rectangle((left + 1, top + 1, left + _CELL - 2, top + _CELL - 2), _CHANNELS[channel])
+    return picture
+
+
+def _board(env: VecEnv, observation: DictTensor, row: int) -> Picture:
+    """Draw Connect Four, the first player yellow. A frame shows whoever moves next first."""
+    from PIL import Image, ImageDraw
+
+    board = _array(observation, "frame/board", row)  # [2, 6, 7] bool
+    if board.sum() % 2:
+        board = board[::-1]
+    cell = 2 * _CELL
+    picture = Image.new("RGB", (7 * cell, 6 * cell), "#1f5fa8")
+    draw = ImageDraw.Draw(picture)
+    for y, x in np.ndindex(6, 7):
+        colour = _YELLOW if board[0, y, x] else _RED if board[1, y, x] else "white"
+        draw.ellipse((x * cell + 5, y * cell + 5, (x + 1) * cell - 6, (y + 1) * cell - 6), colour)
+    return picture
+
+
+def _screen(env: VecEnv, observation: DictTensor, row: int) -> Picture:
+    """Let a gymnasium environment draw itself."""
+    from PIL import Image
+
+    try:
+        screen = env.envs[row].render()  # type: ignore[attr-defined]  # a GymEnv
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise UserError(f"this environment draws itself with a package that is missing: {error}") from None
+    if not isinstance(screen, np.ndarray):
+        raise UserError(
+            "this environment does not draw itself as an array of pixels (render_mode='rgb_array'), and no picture of "
+            "it is bundled."
+        )
+    picture = Image.fromarray(screen.astype(np.uint8))
+    return picture if picture.width <= 600 else picture.resize((600, 600 * picture.height // picture.width))
+
+
+def _screen_and_frame(env: VecEnv, observation: DictTensor, row: int) -> Picture:
+    """Show the screen of an Atari game, and beside it the newest frame that the agent sees."""
+    from PIL import Image
+
+    screen = _screen(env, observation, row)
+    frame = Image.fromarray(_array(observation, "frame", row)[-1])  # [4, 84, 84] uint8: the newest
+    frame = frame.resize((screen.height, screen.height), Image.Resampling.NEAREST).convert("RGB")
+    return _joined([screen, frame])
+
+
+def _drawn(origin: Point, scale: float, lines: list[tuple[list[Point], str, float]]) -> Picture:
+    """Draw a scene; gymnasium's own pictures need pygame, and a device simulator has none."""
+    from PIL import Image, ImageDraw
+
+    picture = Image.new("RGB", (_WIDTH * _FINE, _HEIGHT * _FINE), "white")
+    draw = ImageDraw.Draw(picture)
+    for points, colour, width in lines:
+        places = [
+            ((origin[0] * _WIDTH + x * scale) * _FINE, ((1 - origin[1]) * _HEIGHT - y * scale) * _FINE)
+            for x, y in points
+        ]
+        draw.line(places, colour, round(width * _FINE), "curve")
+        radius = width * _FINE / 2
+        for x, y in (places[0], places[-1]):  # round ends
+            draw.ellipse((x - radius, y - radius, x + radius, y + radius), colour)
+    return picture.resize((_WIDTH, _HEIGHT), Image.Resampling.LANCZOS)
+
+
+def _cart_pole(frame: Frame) -> Scene:
+    """X and theta; the ends of the track are where the episode ends."""
+    x, theta = float(frame[0]), float(frame[2])
+    lines = [
+        ([(-2.4, -0.08), (-2.4, 0.0), (2.4, 0.0), (2.4, -0.08)], _GROUND, 2),
+        ([(x - 0.22, 0.0), (x + 0.22, 0.0)], _CART, 18),
+        ([(x, 0.05), (x + 1.9 * math.sin(theta), 0.05 + 1.9 * math.cos(theta))], _POLE, 9),
+        ([(x, 0.05)], _JOINT, 8),
+    ]
+    return (0.5, 0.3), _WIDTH / 5.4, lines
+
+
+def _pendulum(frame: Frame) -> Scene:
+    """The angle; upright is the goal."""
+    cos, sin = float(frame[0]), float(frame[1])
+    lines = [([(0.0, 1.0)], "#d8efe2", 24), ([(0.0, 0.0), (-sin, cos)], _POLE, 14), ([(0.0, 0.0)], _JOINT, 10)]
+    return (0.5, 0.5), _HEIGHT / 2.6, lines
+
+
+def _acrobot(frame: Frame) -> Scene:
+    """Both links; the tip shall rise above the line."""
+    first = math.atan2(float(frame[1]), float(frame[0]))
+    second = first + math.atan2(float(frame[3]), float(frame[2]))
+    middle = (math.sin(first), -math.cos(first))
+    tip = (middle[0] + math.sin(second), middle[1] - math.cos(second))
+    links = [([(0.0, 0.0), middle], _CART, 9), ([middle, tip], _POLE, 9)]
+    joints = [([(0.0, 0.0)], _JOINT, 10), ([middle], _JOINT, 10)]
+    return (0.5, 0.5), _HEIGHT / 4.5, [([(-3.2, 1.0), (3.2, 1.0)], _GOAL, 2), *links, *joints]
+
+
+def _mountain_car(frame: Frame, goal: float = 0.5) -> Scene:
+    """The car in its valley, and the flag."""
+
+    def hill(x: float) -> float:
+        return 0.27 * math.sin(3 * x) + 0.33  # flatter than it is, so that it fits
+
+    x, top = float(frame[0]), hill(goal) + 0.11
+    slope = math.atan(0.27 * 3 * math.cos(3 * x))
+    along, up = (0.05 * math.cos(slope), 0.05 * math.sin(slope)), hill(x) + 0.03
+    lines = [
+        ([(at, hill(at)) for at in np.linspace(-1.2, 0.6, 90).tolist()], _GROUND, 2),  # sync: numpy
+        ([(goal, hill(goal)), (goal, top), (goal + 0.06, top)], _GOAL, 2),
+        ([(goal + 0.02, top - 0.02), (goal + 0.05, top - 0.02)], _GOAL, 8),
+        ([(x - along[0], up - along[1]), (x + along[0], up + along[1])], _CART, 11),
+    ]
+    return (0.67, 0.2), _WIDTH / 1.9, lines
+
+
+# Names of environments without their version: seconds of a step, and what to draw.
+_CLASSICS: dict[str, tuple[float, Callable[[Frame], Scene]]] = {
+    "CartPole": (0.02, _cart_pole),
+    "Pendulum": (0.05, _pendulum),
+    "Acrobot": (0.06, _acrobot),
+    "MountainCar": (0.03, _mountain_car),
+    "MountainCarContinuous": (0.03, lambda frame: _mountain_car(frame, goal=0.45)),
+}

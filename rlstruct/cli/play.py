@@ -10,7 +10,7 @@ from typing import Annotated
 from rlstruct.agents import RandomAgent
 from rlstruct.cli.complaint import UserError, require, say
 from rlstruct.cli.environments import Factory, find, look_at
-from rlstruct.cli.film import check_path, film, seconds_of, write
+from rlstruct.cli.film import check_path, film
 from rlstruct.cli.parsing import named, parse, positional
 from rlstruct.cli.task import Task
 from rlstruct.cli.trained import load_trained
@@ -54,9 +54,9 @@ def run(arguments: Sequence[str]) -> None:
     out = options.out or Path(f"play-{Path(options.what).name}.gif")
     check_path(out)
     factory, agent, who = _actor(options.what)
-    shot = film(factory, agent, n_envs=options.n_envs, n_steps=options.steps, seed=options.seed, one_episode=False)
-    write(shot, out, seconds=seconds_of(factory))
-    say(f"{out}: {len(shot.pictures)} pictures of {factory.name}, {who}")
+    wanted = {"n_envs": options.n_envs, "n_steps": options.steps, "seed": options.seed}
+    n = film(factory, agent, out, **wanted, one_episode=False)
+    say(f"{out}: {n} pictures of {factory.name}, {who}")
 
 
 def _actor(what: str) -> tuple[Factory, RL_Agent, str]:
