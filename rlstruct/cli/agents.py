@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from gymnasium import spaces
 from torch import nn
 
 from rlstruct import agents
 from rlstruct.cli.complaint import UserError, nearest
-from rlstruct.cli.environments import is_image
-from rlstruct.cli.task import Task
+from rlstruct.cli.environments import Task, is_image
 from rlstruct.rl_agent import RL_Agent
-
-Module = TypeVar("Module", bound=nn.Module)
-CreateModel = Callable[[], nn.Module]
-Settings = Mapping[str, Any]
 
 _ATARI_PIXELS, _ATARI_FEATURES, _SMALL_FEATURES = 36, 512, 128
 
@@ -36,7 +31,7 @@ class AgentChoice:
         small: whether one CPU thread is enough for its network.
     """
 
-    create_model: CreateModel
+    create_model: Callable[[], nn.Module]
     create_agent: Callable[..., RL_Agent]
     kind: str
     small: bool
@@ -46,7 +41,7 @@ def choose(algorithm: str, task: Task, observation: spaces.Space[Any], action: s
     """Choose agent and network by the spaces.
 
     Args:
-        algorithm: ``reinforce``, ``a2c`` or ``dqn``.
+        algorithm: ``reinforce``, ``a2c``, ``ppo`` or ``dqn``.
         task: says whether the agent has a memory, and further settings of its network.
         observation: space of one observation.
         action: space of one action.
@@ -54,11 +49,10 @@ def choose(algorithm: str, task: Task, observation: spaces.Space[Any], action: s
     Raises:
         UserError: none of the bundled ones fits; the message says why, and what would.
     """
-    recurrent, settings = task.recurrent, task.network_settings()
     if not isinstance(observation, spaces.Box):
         raise UserError(
-            f"the bundled agents see one frame, and this environment shows {_word(observation)}. Wrap it "
-            "(gymnasium.wrappers.FlattenObservation), or write an agent: tutorials/02_your_own_agent.py"
+            f"the bundled agents see one frame, and this environment shows a {type(observation).__name__} space. Wrap "
+            "it (gymnasium.wrappers.FlattenObservation), or write an agent: tutorials/02_your_own_agent.py"
         )
     discrete = _n_actions(action)
     continuous = isinstance(action, spaces.Box) and len(action.shape) == 1
@@ -67,22 +61,35 @@ def choose(algorithm: str, task: Task, observation: spaces.Space[Any], action: s
             "the bundled agents take one of A actions, several such choices at once, or a vector of numbers; this "
             f"environment wants {action}. Write an agent: tutorials/02_your_own_agent.py"
         )
-    image = is_image(observation)
+    image, settings = is_image(observation), task.network_settings()
     if algorithm == "dqn":
         if not isinstance(discrete, int):
             kind = "continuous" if continuous else "several at once"
             raise UserError(f"DQN chooses among single actions, and here they are {kind}: take a2c or reinforce.")
-        if recurrent:
+        if task.recurrent:
             raise UserError("DQN has no agent with a memory: take a2c, or leave out --recurrent.")
-        return _q_agent(observation, discrete, settings)
-    if image and (recurrent or continuous):
+    elif image and (task.recurrent or continuous):
         raise UserError(
-            f"no bundled agent {'remembers images' if recurrent else 'turns images into continuous actions'}: write "
-            "one (tutorials/02_your_own_agent.py, rlstruct.agents.ConvolutionalTrunk)."
+            f"no bundled agent {'remembers images' if task.recurrent else 'turns images into continuous actions'}: "
+            "write one (tutorials/02_your_own_agent.py, rlstruct.agents.ConvolutionalTrunk)."
         )
-    if discrete is None:
-        return _gaussian(observation, action.shape[0], recurrent, settings)  # type: ignore[index]
-    return _actor_critic(observation, discrete, recurrent, settings)
+    # Images are seen by convolutions, unless the user says how wide a perceptron shall be.
+    body = "recurrent" if task.recurrent else "convolutional" if image and "hidden" not in settings else "perceptron"
+    family = "values" if algorithm == "dqn" else "gaussian" if continuous else "policy"
+    network, create_agent, kind = _BUNDLED[family, body]
+    inputs: int | tuple[int, ...] = math.prod(observation.shape)
+    ours: dict[str, Any] = {}
+    if body == "convolutional":
+        inputs, ours = observation.shape, _of_images(observation.shape)
+    elif family == "values":
+        ours = {"duelling": True}
+    outputs = action.shape[0] if continuous else discrete  # type: ignore[index]
+    known = [name for name, one in inspect.signature(network).parameters.items() if one.kind is one.KEYWORD_ONLY]
+    for name in settings:
+        if name not in known:
+            raise UserError(f"--network {name}: there are only {', '.join(known)}.{nearest(name, known)}")
+    create_model = partial(network, inputs, outputs, **{**ours, **settings})
+    return AgentChoice(create_model, create_agent, kind, small=body != "convolutional")
 
 
 def _n_actions(action: spaces.Space[Any]) -> int | tuple[int, ...] | None:
@@ -94,81 +101,39 @@ def _n_actions(action: spaces.Space[Any]) -> int | tuple[int, ...] | None:
     return None
 
 
-def _wants_convolutions(observation: spaces.Box, settings: Settings) -> bool:
-    """Images are seen by convolutions, unless the user says how wide a perceptron shall be."""
-    return is_image(observation) and "hidden" not in settings
+def _convolutional_values(
+    frame_shape: Sequence[int],
+    n_actions: int,
+    *,
+    n_features: int,
+    layers: Sequence[Any] | None = None,
+    channels_last: bool,
+) -> nn.Module:
+    trunk = agents.ConvolutionalTrunk(frame_shape, n_features=n_features, layers=layers, channels_last=channels_last)
+    return nn.Sequential(trunk, agents.DuellingHead(n_features, n_actions))
 
 
-def _q_agent(observation: spaces.Box, n_actions: int, settings: Settings) -> AgentChoice:
-    if _wants_convolutions(observation, settings):
-        trunk = _network(agents.ConvolutionalTrunk, observation.shape, settings=settings, **_of_images(observation))
-        make: CreateModel = partial(_convolutional_q, trunk, n_actions)
-        return AgentChoice(make, agents.QAgent, "convolutional network of action values, duelling", False)
-    make = _network(agents.QNetwork, math.prod(observation.shape), n_actions, settings=settings, duelling=True)
-    return AgentChoice(make, agents.QAgent, "perceptron of action values, duelling", True)
+def _of_images(shape: tuple[int, ...]) -> dict[str, Any]:
+    """Large images get more features; the shorter end of the shape counts the channels."""
+    n_features = _ATARI_FEATURES if sorted(shape)[-2] >= _ATARI_PIXELS else _SMALL_FEATURES
+    return {"n_features": n_features, "channels_last": len(shape) == 3 and shape[2] <= shape[0]}
 
 
-def _convolutional_q(create_trunk: Callable[[], agents.ConvolutionalTrunk], n_actions: int) -> nn.Module:
-    trunk = create_trunk()
-    return nn.Sequential(trunk, agents.DuellingHead(trunk.n_features, n_actions))
-
-
-def _gaussian(observation: spaces.Box, n_dimensions: int, recurrent: bool, settings: Settings) -> AgentChoice:
-    sizes = (math.prod(observation.shape), n_dimensions)
-    if recurrent:
-        make: CreateModel = _network(agents.RecurrentGaussianActorCritic, *sizes, settings=settings)
-        return AgentChoice(make, agents.RecurrentGaussianAgent, "recurrent Gaussian policy", True)
-    make = _network(agents.GaussianActorCritic, *sizes, settings=settings)
-    return AgentChoice(make, agents.GaussianAgent, "Gaussian policy, perceptron", True)
-
-
-def _actor_critic(
-    observation: spaces.Box, n_actions: int | tuple[int, ...], recurrent: bool, settings: Settings
-) -> AgentChoice:
-    inputs = math.prod(observation.shape)
-    if recurrent:
-        make: CreateModel = _network(agents.RecurrentActorCritic, inputs, n_actions, settings=settings)
-        return AgentChoice(make, agents.RecurrentAgent, "recurrent policy", True)
-    if _wants_convolutions(observation, settings):
-        of_images = _of_images(observation)
-        make = _network(agents.ConvolutionalActorCritic, observation.shape, n_actions, settings=settings, **of_images)
-        return AgentChoice(make, agents.ActorCriticAgent, "convolutional policy", False)
-    make = _network(agents.ActorCritic, inputs, n_actions, settings=settings)
-    return AgentChoice(make, agents.ActorCriticAgent, "policy, perceptron", True)
-
-
-def _network(
-    kind: Callable[..., Module],
-    *sizes: Any,  # noqa: ANN401 - of its inputs and outputs
-    settings: Settings,
-    **ours: Any,  # noqa: ANN401 - settings that the user may change
-) -> Callable[[], Module]:
-    """Return what makes a network.
-
-    Raises:
-        UserError: it has no such setting.
-    """
-    parameters = inspect.signature(kind).parameters.values()
-    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    for name in settings:
-        if name not in known:
-            raise UserError(f"--network {name}: there are only {', '.join(known)}.{nearest(name, known)}")
-    return partial(kind, *sizes, **{**ours, **settings})
-
-
-def _of_images(observation: spaces.Box) -> dict[str, Any]:
-    shape = observation.shape
-    return {"n_features": _n_features(shape), "channels_last": _channels_last(shape)}
-
-
-def _channels_last(shape: tuple[int, ...]) -> bool:
-    """The shorter end of the shape counts the channels."""
-    return len(shape) == 3 and shape[2] <= shape[0]
-
-
-def _n_features(shape: tuple[int, ...]) -> int:
-    return _ATARI_FEATURES if sorted(shape)[-2] >= _ATARI_PIXELS else _SMALL_FEATURES
-
-
-def _word(space: spaces.Space[Any]) -> str:
-    return f"a {type(space).__name__} space"
+# What is learnt and what sees: the network, the agent that acts with it, and both in words.
+_BUNDLED: dict[tuple[str, str], tuple[Callable[..., nn.Module], Callable[..., RL_Agent], str]] = {
+    ("values", "perceptron"): (agents.QNetwork, agents.QAgent, "perceptron of action values, duelling"),
+    ("values", "convolutional"): (
+        _convolutional_values,
+        agents.QAgent,
+        "convolutional network of action values, duelling",
+    ),
+    ("gaussian", "perceptron"): (agents.GaussianActorCritic, agents.GaussianAgent, "Gaussian policy, perceptron"),
+    ("gaussian", "recurrent"): (
+        agents.RecurrentGaussianActorCritic,
+        agents.RecurrentGaussianAgent,
+        "recurrent Gaussian policy",
+    ),
+    ("policy", "perceptron"): (agents.ActorCritic, agents.ActorCriticAgent, "policy, perceptron"),
+    ("policy", "convolutional"): (agents.ConvolutionalActorCritic, agents.ActorCriticAgent, "convolutional policy"),
+    ("policy", "recurrent"): (agents.RecurrentActorCritic, agents.RecurrentAgent, "recurrent policy"),
+}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import importlib
+import importlib.util
 import sys
 from collections.abc import Iterable
 
@@ -30,23 +30,21 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def require(extra: str, *modules: str, what: str) -> None:
-    """Refuse to go on without an extra.
+    """Refuse to go on without an extra of this package.
 
     Args:
-        extra: of this package.
+        extra: its name.
         modules: which it brings.
         what: needs them.
 
     Raises:
         UserError: a module is missing; the message says how to get it.
     """
-    for module in modules:
-        try:
-            importlib.import_module(module)
-        except ImportError:
-            raise UserError(
-                f"{what} needs {module}, which is not installed. Install the extra: pip install 'rlstruct[{extra}]'"
-            ) from None
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    if missing:
+        raise UserError(
+            f"{what} needs {', '.join(missing)}, not installed. Install the extra: pip install 'rlstruct[{extra}]'"
+        )
 
 
 def check_device(option: str, device: str) -> None:

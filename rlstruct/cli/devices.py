@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
-import subprocess
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import torch
 
 from rlstruct.cli.complaint import UserError, say
+from rlstruct.device import device_count
 
 _GIB = 2**30
 
@@ -58,8 +58,10 @@ def report(n_cpus: int, n_threads: int, gpus: Sequence[Gpu]) -> list[str]:
         n_threads: of PyTorch.
         gpus: CUDA devices.
     """
-    memory = _memory()
-    size = f", {memory / _GIB:.1f} GiB of memory" if memory else ""
+    try:
+        size = f", {os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / _GIB:.1f} GiB of memory"
+    except (ValueError, OSError):
+        size = ""
     lines = [f"cpu      {_plural(n_cpus, 'core')} ({_processor()}){size}; PyTorch uses {_plural(n_threads, 'thread')}"]
     for i, gpu in enumerate(gpus):
         free = "" if gpu.free is None else f", {gpu.free / _GIB:.1f} GiB free"
@@ -68,7 +70,7 @@ def report(n_cpus: int, n_threads: int, gpus: Sequence[Gpu]) -> list[str]:
     if not gpus:
         build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
         lines.append(f"no GPU   torch {torch.__version__} was built for {build} and sees none")
-    lines += [f"{kind:<8} seen by torch" for kind in ("mps", "xpu") if _available(kind)]
+    lines += [f"{kind:<8} seen by torch" for kind in ("mps", "xpu") if device_count(kind)]
     return [*lines, "", "Where things should live:", *layout(n_cpus, len(gpus))]
 
 
@@ -79,23 +81,30 @@ def layout(n_cpus: int, n_gpus: int) -> list[str]:
         n_cpus: cores.
         n_gpus: CUDA devices.
     """
-    workers = max(1, n_cpus - 1)
-    cheap = "  cheap environments (CartPole), small networks: all in one process on the CPU\n"
-    cheap += "      --n-processes 0"
-    slow = "  environments that take long: worker processes on the CPU, learning meanwhile\n"
-    slow += f"      --n-processes {workers} --overlap"
-    if not n_gpus:
-        here = "  bundled simulators: thousands of environments in one process, compiled\n"
-        here += "      --simulator compile --n-envs 1024"
-        return [*cheap.splitlines(), *slow.splitlines(), *here.splitlines()]
-    slow += " --learner-device cuda:0"
-    images = "  images (Atari): environments on the CPU, agent and learner on the GPU, bytes cross\n"
-    images += "      --n-processes 0 --batcher-device cuda:0 --learner-device cuda:0 --evaluation-device cuda:0"
+    learner = " --learner-device cuda:0" if n_gpus else ""
     beside = "cuda:1" if n_gpus > 1 else "cuda:0"
-    here = "  bundled simulators: everything on the GPU, nothing crosses to the host\n"
-    here += f"      --simulator torch --n-envs 4096 --batcher-device cuda:0 --learner-device {beside}"
-    here += " --evaluation-processes 0 --evaluation-device cuda:0"
-    return [*cheap.splitlines(), *slow.splitlines(), *images.splitlines(), *here.splitlines()]
+    layouts = [
+        ("cheap environments (CartPole), small networks: all in one process on the CPU", "--n-processes 0"),
+        (
+            "environments that take long: worker processes on the CPU, learning meanwhile",
+            f"--n-processes {max(1, n_cpus - 1)} --overlap{learner}",
+        ),
+        (
+            "bundled simulators: thousands of environments in one process, compiled",
+            "--simulator compile --n-envs 1024",
+        ),
+        (
+            "images (Atari): environments on the CPU, agent and learner on the GPU, bytes cross",
+            "--n-processes 0 --batcher-device cuda:0 --learner-device cuda:0 --evaluation-device cuda:0",
+        ),
+        (
+            "bundled simulators: everything on the GPU, nothing crosses to the host",
+            f"--simulator torch --n-envs 4096 --batcher-device cuda:0 --learner-device {beside} "
+            "--evaluation-processes 0 --evaluation-device cuda:0",
+        ),
+    ]
+    fitting = [*layouts[:2], *layouts[3:]] if n_gpus else layouts[:3]
+    return [line for what, options in fitting for line in (f"  {what}", f"      {options}")]
 
 
 def usable_cpus() -> int:
@@ -119,47 +128,21 @@ def find_gpus() -> list[Gpu]:
 
 
 def _sharing() -> list[str]:
-    """How GPUs are shared, as far as it can be seen: slices (MIG), a service between processes (MPS)."""
-    lines = []
+    """How GPUs are shared, as far as it can be seen."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        lines.append(f"CUDA_VISIBLE_DEVICES={visible}")
-    slices = [line.strip() for line in _ask("nvidia-smi", "-L").splitlines() if line.strip().startswith("MIG")]
-    lines += [f"slice: {line}" for line in slices]
+    lines = [] if visible is None else [f"CUDA_VISIBLE_DEVICES={visible}"]
     pipe = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
     if (pipe / "control").exists():
         lines.append(f"MPS runs ({pipe}): processes share the GPU at the same time")
     return lines
 
 
-def _ask(*command: str) -> str:
-    if shutil.which(command[0]) is None:
-        return ""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-
-
-def _available(kind: str) -> bool:
-    backend = getattr(torch, kind, None)
-    return backend is not None and hasattr(backend, "is_available") and bool(backend.is_available())
-
-
 def _processor() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        named = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
-        lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.machine()
-
-
-def _memory() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return 0
+        named = None
+    return named[1] if named else platform.machine()
 
 
 def _plural(n: int, word: str) -> str:

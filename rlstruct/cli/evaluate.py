@@ -10,14 +10,14 @@ from statistics import median
 from typing import Annotated, Literal
 
 import torch
+import tyro
 
 from rlstruct.algos.evaluation import Evaluator
 from rlstruct.algos.placement import PlacedEnv
 from rlstruct.batchers import RL_Batcher
-from rlstruct.cli.complaint import UserError, check_device, number, require, say
+from rlstruct.cli.complaint import UserError, check_device, number, say
 from rlstruct.cli.film import check_path, film
-from rlstruct.cli.parsing import named, parse, positional
-from rlstruct.cli.trained import Trained, load_trained
+from rlstruct.cli.record import Trained, load_trained
 from rlstruct.rl_agent import RL_Agent
 
 _AT_ONCE = 100  # environments in one batch, at most
@@ -25,12 +25,10 @@ _STEPS = 64  # of a batch: images of long pieces would take much memory
 _FILM_STEPS = 2_000
 _SEED = 500_000_000  # far from the seeds of trainings and of their evaluations
 
-_ABOUT = "Play whole episodes with the agent of a run, on seeds that it never saw."
-
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """Options of the command.
+    """Play whole episodes with the agent of a run, on seeds that it never saw.
 
     Attributes:
         run: the folder of the run.
@@ -41,9 +39,9 @@ class Evaluate:
         seed: of environments and agent.
     """
 
-    run: Annotated[Path, positional(), named("RUN")]
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     episodes: int = 100
-    video: Annotated[Path | None, named("FILE")] = None
+    video: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     device: str = "cpu"
     actions: Literal["drawn", "best"] | None = None
     seed: int = 0
@@ -58,8 +56,7 @@ def run(arguments: Sequence[str]) -> None:
     Raises:
         UserError: they make no sense.
     """
-    require("train", "tyro", "PIL", what="rlstruct evaluate")
-    options = parse(Evaluate, arguments, "rlstruct evaluate", _ABOUT)
+    options: Evaluate = tyro.cli(Evaluate, args=arguments, prog="rlstruct evaluate")
     if options.episodes < 1:
         raise UserError(f"--episodes {options.episodes}: expected at least 1.")
     if options.video is not None:

@@ -23,7 +23,8 @@ Frame = Any  # a numpy array, the frame of one environment
 Painter = Callable[[VecEnv, DictTensor, int], Picture]
 """Draws one row of an observation; gets the environments too, for those that draw themselves."""
 Point = tuple[float, float]
-Scene = tuple[Point, float, list[tuple[list[Point], str, float]]]
+Lines = Sequence[tuple[Sequence[Point], str, float]]
+Scene = tuple[Point, float, Lines]
 """Where the origin is, in parts of width and height from the lower left corner; pixels of one unit; and lines: points
 with y upward, colour and width in pixels. A line of one point is a disc."""
 
@@ -246,7 +247,7 @@ def _screen_and_frame(env: VecEnv, observation: DictTensor, row: int) -> Picture
     return _joined([screen, frame])
 
 
-def _drawn(origin: Point, scale: float, lines: list[tuple[list[Point], str, float]]) -> Picture:
+def _drawn(origin: Point, scale: float, lines: Lines) -> Picture:
     """Draw a scene; gymnasium's own pictures need pygame, and a device simulator has none."""
     from PIL import Image, ImageDraw
 

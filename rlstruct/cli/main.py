@@ -10,8 +10,9 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 
-from rlstruct.cli.complaint import UserError, nearest, say
+from rlstruct.cli.complaint import UserError, nearest, require, say
 
+# All but the last need the extra "train".
 COMMANDS = {
     "train": "train an agent: rlstruct train a2c --env CartPole-v1",
     "evaluate": "play whole episodes with a trained agent: rlstruct evaluate RUN --video out.gif",
@@ -45,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if command not in COMMANDS:
             raise UserError(f"there is no command {command!r}, only {', '.join(COMMANDS)}.{nearest(command, COMMANDS)}")
+        if command != "devices":
+            require("train", "tyro", "tqdm", "tensorboard", "matplotlib", "PIL", what=f"rlstruct {command}")
         with _leaving_at_once(command):
             module = importlib.import_module(f"rlstruct.cli.{command}")
         module.run(rest)

@@ -7,21 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from rlstruct.agents import RandomAgent
-from rlstruct.cli.complaint import UserError, require, say
-from rlstruct.cli.environments import Factory, find, look_at
-from rlstruct.cli.film import check_path, film
-from rlstruct.cli.parsing import named, parse, positional
-from rlstruct.cli.task import Task
-from rlstruct.cli.trained import load_trained
-from rlstruct.rl_agent import RL_Agent
+import tyro
 
-_ABOUT = "Show an environment in pictures: acting at random, or the agent of a run."
+from rlstruct.agents import RandomAgent
+from rlstruct.cli.complaint import UserError, say
+from rlstruct.cli.environments import Factory, Task, find, look_at
+from rlstruct.cli.film import check_path, film
+from rlstruct.cli.record import load_trained
+from rlstruct.rl_agent import RL_Agent
 
 
 @dataclass(frozen=True, kw_only=True)
 class Play:
-    """Options of the command.
+    """Show an environment in pictures: acting at random, or the agent of a run.
 
     Attributes:
         what: name of an environment, such as Breakout-MinAtar, or the folder of a run.
@@ -31,8 +29,8 @@ class Play:
         seed: of environments and agent.
     """
 
-    what: Annotated[str, positional(), named("ENV|RUN")]
-    out: Annotated[Path | None, named("FILE")] = None
+    what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV|RUN")]
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     steps: int = 200
     n_envs: int = 1
     seed: int = 0
@@ -47,8 +45,7 @@ def run(arguments: Sequence[str]) -> None:
     Raises:
         UserError: they make no sense.
     """
-    require("train", "tyro", "PIL", what="rlstruct play")
-    options = parse(Play, arguments, "rlstruct play", _ABOUT)
+    options: Play = tyro.cli(Play, args=arguments, prog="rlstruct play")
     if options.steps < 1 or not 1 <= options.n_envs <= 64:
         raise UserError("expected --steps of at least 1 and --n-envs from 1 to 64.")
     out = options.out or Path(f"play-{Path(options.what).name}.gif")

@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import tyro
+
 from rlstruct.algos.learning_curve import Curve, draw_curves, in_order
 from rlstruct.algos.run_folder import read_lines
-from rlstruct.cli.complaint import UserError, nearest, number, require, say
-from rlstruct.cli.parsing import named, parse, positional
+from rlstruct.cli.complaint import UserError, nearest, number, say
 from rlstruct.cli.record import ForeignRun, RunRecord, load
 
 # Settings that change where things are computed, or how closely one looks, but not what is learnt.
@@ -21,12 +22,10 @@ _IGNORED |= {"evaluation_device", "evaluation_episodes", "evaluation_interval", 
 
 _TIME_BEHIND = re.compile(r"-\d{8}-\d{6}(-\d+)?$")  # of the name of a folder
 
-_ABOUT = "Draw learning curves; runs that differ only by seed make one, with a band."
-
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """Options of the command.
+    """Draw learning curves; runs that differ only by seed make one, with a band.
 
     Attributes:
         runs: folders of runs.
@@ -35,8 +34,8 @@ class Plot:
         title: stands above the picture; None for the environment.
     """
 
-    runs: Annotated[tuple[Path, ...], positional(), named("RUN [RUN ...]")]
-    out: Annotated[Path, named("FILE")] = Path("learning_curves.png")
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("learning_curves.png")
     metric: str = "evaluation/mean_return"
     title: str | None = None
 
@@ -50,8 +49,7 @@ def run(arguments: Sequence[str]) -> None:
     Raises:
         UserError: they make no sense.
     """
-    require("train", "tyro", "matplotlib", what="rlstruct plot")
-    options = parse(Plot, arguments, "rlstruct plot", _ABOUT)
+    options: Plot = tyro.cli(Plot, args=arguments, prog="rlstruct plot")
     if not options.runs:
         raise UserError("name one folder of a run, or several: rlstruct plot runs/*")
     if options.out.suffix.lower() not in (".png", ".svg", ".pdf"):

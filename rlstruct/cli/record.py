@@ -1,4 +1,4 @@
-"""What a run folder remembers, so that a run can be repeated, judged and drawn."""
+"""What a run folder remembers, so that a run can be repeated, judged and drawn; and the network that it trained."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from rlstruct.algos.checkpoint import read_checkpoint
 from rlstruct.algos.config import TrainingConfig
+from rlstruct.cli.agents import AgentChoice, choose
 from rlstruct.cli.complaint import UserError, nearest
-from rlstruct.cli.task import Task
+from rlstruct.cli.environments import Factory, Task, find, spaces_of
 
 ALGORITHMS = {"reinforce": "ReinforceConfig", "a2c": "A2CConfig", "ppo": "PPOConfig", "dqn": "DQNConfig"}
 """The algorithms, each a module of rlstruct.algos, and the class of its settings."""
@@ -105,6 +109,55 @@ def load(run: Path) -> RunRecord:
         config=_build(config_class(algorithm), stored["config"], file),
         versions=stored.get("versions", {}),
     )
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained network.
+
+    Attributes:
+        record: what the folder remembers.
+        factory: makes its environments.
+        choice: makes agents that act with the network.
+        model: the network, on the CPU.
+        env_steps: environment steps that it has learnt from.
+    """
+
+    record: RunRecord
+    factory: Factory
+    choice: AgentChoice
+    model: nn.Module
+    env_steps: int
+
+
+def load_trained(run: Path, *, auto_reset: bool, render: bool = False) -> Trained:
+    """Load the network of a run's last checkpoint.
+
+    Args:
+        run: the folder.
+        auto_reset: whether the environments shall restart by themselves.
+        render: whether they shall draw themselves.
+
+    Raises:
+        UserError: there is no such run, or it has no checkpoint yet, or the checkpoint does not fit.
+    """
+    record = load(run)
+    factory = find(record.task, auto_reset=auto_reset, render=render)
+    choice = choose(record.algorithm, record.task, *spaces_of(factory))
+    file = run / "checkpoint.pt"
+    if not file.exists():
+        raise UserError(f"{run} has no checkpoint.pt: the first one is written after the first evaluation.")
+    try:
+        checkpoint = read_checkpoint(file)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    model = choice.create_model()
+    try:
+        model.load_state_dict(checkpoint["model"])
+    except (KeyError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{file} does not fit the network of today ({choice.kind}): {reason}") from None
+    return Trained(record, factory, choice, model, int(checkpoint["env_steps"]))
 
 
 def _build(cls: type[Any], values: Mapping[str, Any], file: Path) -> Any:  # noqa: ANN401 - an instance of cls

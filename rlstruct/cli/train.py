@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
+import tyro
 
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.config import TrainingConfig, check_resumed
@@ -16,12 +17,10 @@ from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.presets import PRESETS
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import TrainingResult
-from rlstruct.cli.agents import AgentChoice, choose
-from rlstruct.cli.complaint import UserError, check_device, nearest, number, require, say
-from rlstruct.cli.environments import ATARI_STACK, Factory, GymFactory, find, spaces_of
-from rlstruct.cli.parsing import parse
+from rlstruct.cli.agents import choose
+from rlstruct.cli.complaint import UserError, check_device, nearest, number, say
+from rlstruct.cli.environments import ATARI_STACK, GymFactory, Task, find, spaces_of
 from rlstruct.cli.record import ALGORITHMS, RunRecord, config_class, load, module_of, versions
-from rlstruct.cli.task import Task
 from rlstruct.errors import TrainingDiverged
 
 Config = TypeVar("Config", bound=TrainingConfig)
@@ -97,14 +96,15 @@ def run(arguments: Sequence[str]) -> None:
     if not words or (words[0] in ("-h", "--help")):
         say(_HELP)
         return
-    require("train", "tyro", "tqdm", "tensorboard", "matplotlib", what="rlstruct train")
     resumed, pattern = _take(words, "--resume"), _take(words, "--config")
     if resumed and pattern:
         raise UserError("--resume goes on with a run, --config begins another one like it: give one of them.")
     stored = resumed or pattern
     template = load(stored) if stored else None
     algorithm = _algorithm(words, template)
-    default = _default(algorithm, words, template)
+    default = (
+        _preset(algorithm, words) if template is None else Training(environment=template.task, training=template.config)
+    )
     options = _parse(algorithm, words, default)
     if template is not None and options.preset is not None:
         raise UserError("--preset begins with other settings than the run's: leave it out.")
@@ -146,7 +146,9 @@ def train(
             check_device(f"--{name.replace('_', '-')}", device)
     factory = find(task, auto_reset=algorithm != "reinforce")
     choice = choose(algorithm, task, *spaces_of(factory))
-    config = _fitted(algorithm, config, factory)
+    if algorithm == "dqn" and isinstance(factory, GymFactory) and factory.atari:
+        # The replay buffer keeps each frame of a stack once: what it returns is the same.
+        config = replace(config, n_stack=ATARI_STACK)  # type: ignore[call-arg]  # a field of DQNConfig
     if output.threads or choice.small:
         torch.set_num_threads(output.threads or 1)
     record = RunRecord(algorithm=algorithm, task=task, agent=choice.kind, config=config, versions=versions())
@@ -157,7 +159,8 @@ def train(
     say(f"run folder: {folder.path}" + ("" if folder.checkpoint is None else ", from its checkpoint"))
     try:
         with folder:
-            result = _train(algorithm, config, choice, factory, folder)
+            create = choice.create_model, choice.create_agent
+            result: TrainingResult = module_of(algorithm).train(config, *create, factory, run=folder)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped. To go on: rlstruct train --resume {folder.path}") from None
     except TrainingDiverged as error:
@@ -187,21 +190,6 @@ def _resumed(run: Path, record: RunRecord, output: Output) -> RunFolder:
     except (ValueError, FileNotFoundError, RuntimeError) as error:
         raise UserError(f"--resume {run}: {error}") from None
     return folder
-
-
-def _train(
-    algorithm: str, config: TrainingConfig, choice: AgentChoice, factory: Factory, folder: RunFolder
-) -> TrainingResult:
-    module = module_of(algorithm)
-    result: TrainingResult = module.train(config, choice.create_model, choice.create_agent, factory, run=folder)
-    return result
-
-
-def _fitted(algorithm: str, config: TrainingConfig, factory: Factory) -> TrainingConfig:
-    """Let a replay buffer keep each frame of a stack once: what it returns is the same."""
-    if algorithm == "dqn" and isinstance(factory, GymFactory) and factory.atari:
-        return replace(config, n_stack=ATARI_STACK)  # type: ignore[call-arg]  # a field of DQNConfig
-    return config
 
 
 def _take(words: list[str], option: str) -> Path | None:
@@ -243,14 +231,16 @@ def _parse(algorithm: str, words: list[str], default: Training[Any] | None) -> T
     described = f"Train with {algorithm.upper()}; results go into a new folder, see --runs."
     if default is not None:
         default = replace(default, training=_with_fitting_parts(default.training, words))
-    return parse(Training[cls], words, f"rlstruct train {algorithm}", described, default)  # type: ignore[valid-type]
-
-
-def _default(algorithm: str, words: list[str], template: RunRecord | None) -> Training[Any] | None:
-    """Return what the command line begins with: a stored run, a preset, or None for the defaults."""
-    if template is not None:
-        return Training(environment=template.task, training=template.config)
-    return _preset(algorithm, words)
+    known: dict[str, Any] = {} if default is None else {"default": default}
+    parsed: Training[Any] = tyro.cli(
+        Training[cls],  # type: ignore[valid-type]
+        args=words,
+        prog=f"rlstruct train {algorithm}",
+        description=described,  # in 80 letters: tyro does not fold it
+        config=(tyro.conf.OmitArgPrefixes,),
+        **known,
+    )
+    return parsed
 
 
 def _preset(algorithm: str, words: list[str]) -> Training[Any] | None:

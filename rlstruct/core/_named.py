@@ -252,6 +252,14 @@ class NamedTensors:
             )
         return self._each(lambda v: v.narrow(0, start % n, 1))
 
+    def unfold(self) -> list[Self]:
+        """Split into single rows that share the memory.
+
+        Returns:
+            B structures.  each [1, ...]
+        """
+        return [self.slice(row) for row in range(self.n_elems())]
+
     def __copy__(self) -> Self:
         """A new structure around the same tensors, so that `set` on one leaves the other alone."""
         return self._like(dict(self._tensors))

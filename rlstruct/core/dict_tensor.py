@@ -85,18 +85,6 @@ class DictTensor(NamedTensors):
                 break
         self._tensors[key] = tensor
 
-    def unfold(self) -> list[Self]:
-        """Split into single rows that share the memory.
-
-        Returns:
-            B structures.  each [1, ...]
-        """
-        if self.n_elems() == 0:
-            return []  # torch.split gives one part [0, ...] here
-        columns = [torch.split(v, 1) for v in self._tensors.values()]
-        keys = self._tensors.keys()
-        return [self._like(dict(zip(keys, row, strict=True))) for row in zip(*columns, strict=True)]
-
     def minibatches(self, n: int, generator: torch.Generator | None = None) -> Iterator[Self]:
         """Shuffle the rows and split them, for one epoch of updates.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch.utils import _pytree as pytree
@@ -11,28 +11,9 @@ from rlstruct.core.dict_tensor import DictTensor
 from rlstruct.core.temporal import TemporalDictTensor
 from rlstruct.core.trajectories import Trajectories
 
-_Path = list[tuple[pytree.KeyEntry, Any]]
-
-
-def _flatten_dict(structure: DictTensor) -> tuple[list[Any], list[str]]:
-    return list(structure.values()), list(structure.keys())
-
-
-def _flatten_dict_with_path(structure: DictTensor) -> tuple[_Path, list[str]]:
-    return [(pytree.MappingKey(key), value) for key, value in structure.items()], list(structure.keys())
-
 
 def _unflatten_dict(values: Iterable[Any], keys: list[str]) -> DictTensor:
     return DictTensor._trusted(dict(zip(keys, values, strict=True)))
-
-
-def _flatten_temporal(structure: TemporalDictTensor) -> tuple[list[Any], list[str]]:
-    return [*structure.values(), structure.lengths], list(structure.keys())
-
-
-def _flatten_temporal_with_path(structure: TemporalDictTensor) -> tuple[_Path, list[str]]:
-    path: _Path = [(pytree.MappingKey(key), value) for key, value in structure.items()]
-    return [*path, (pytree.GetAttrKey("lengths"), structure.lengths)], list(structure.keys())
 
 
 def _unflatten_temporal(values: Iterable[Any], keys: list[str]) -> TemporalDictTensor:
@@ -40,34 +21,36 @@ def _unflatten_temporal(values: Iterable[Any], keys: list[str]) -> TemporalDictT
     return TemporalDictTensor._trusted(dict(zip(keys, tensors, strict=True)), lengths)
 
 
-def _flatten_trajectories(structure: Trajectories) -> tuple[list[Any], None]:
-    return [structure.info, structure.trajectories], None
+def _unflatten_trajectories(values: Iterable[Any], keys: list[str]) -> Trajectories:
+    return Trajectories._trusted(*values)
 
 
-def _flatten_trajectories_with_path(structure: Trajectories) -> tuple[_Path, None]:
-    path: _Path = [
-        (pytree.GetAttrKey("info"), structure.info),
-        (pytree.GetAttrKey("trajectories"), structure.trajectories),
-    ]
-    return path, None
+def _register(
+    cls: type[Any], attributes: tuple[str, ...], unflatten: Callable[[Iterable[Any], list[str]], Any]
+) -> None:
+    """Register a structure whose children are its items, if it has any, and some attributes."""
+    items = hasattr(cls, "items")
 
+    def flatten(structure: Any) -> tuple[list[Any], list[str]]:  # noqa: ANN401 - an instance of cls
+        parts = [getattr(structure, name) for name in attributes]
+        return ([*structure.values(), *parts], list(structure.keys())) if items else (parts, [])
 
-def _unflatten_trajectories(values: Iterable[Any], context: None) -> Trajectories:
-    info, trajectories = values
-    return Trajectories._trusted(info, trajectories)
+    def flatten_with_path(structure: Any) -> tuple[list[tuple[pytree.KeyEntry, Any]], list[str]]:  # noqa: ANN401
+        values, keys = flatten(structure)
+        path: list[pytree.KeyEntry] = [*map(pytree.MappingKey, keys), *map(pytree.GetAttrKey, attributes)]
+        return list(zip(path, values, strict=True)), keys
+
+    pytree.register_pytree_node(
+        cls,
+        flatten,
+        unflatten,
+        serialized_type_name=f"rlstruct.core.{cls.__name__}",
+        flatten_with_keys_fn=flatten_with_path,
+    )
 
 
 def register() -> None:
     """Tell torch how to take the structures apart. Called once, when `rlstruct.core` is imported."""
-    for cls, flatten, unflatten, with_path in (
-        (DictTensor, _flatten_dict, _unflatten_dict, _flatten_dict_with_path),
-        (TemporalDictTensor, _flatten_temporal, _unflatten_temporal, _flatten_temporal_with_path),
-        (Trajectories, _flatten_trajectories, _unflatten_trajectories, _flatten_trajectories_with_path),
-    ):
-        pytree.register_pytree_node(
-            cls,
-            flatten,
-            unflatten,
-            serialized_type_name=f"rlstruct.core.{cls.__name__}",
-            flatten_with_keys_fn=with_path,
-        )
+    _register(DictTensor, (), _unflatten_dict)
+    _register(TemporalDictTensor, ("lengths",), _unflatten_temporal)
+    _register(Trajectories, ("info", "trajectories"), _unflatten_trajectories)

@@ -161,21 +161,6 @@ class TemporalDictTensor(NamedTensors):
         self._tensors[key] = tensor
         self.lengths = alone.lengths
 
-    def unfold(self) -> list[Self]:
-        """Split into single rows that share the memory.
-
-        Returns:
-            B structures.  each [1, T, ...]
-        """
-        if self.n_elems() == 0:
-            return []  # torch.split gives one part [0, ...] here
-        columns = [torch.split(v, 1) for v in (*self._tensors.values(), self.lengths)]
-        keys = self._tensors.keys()
-        return [
-            type(self)._trusted(dict(zip(keys, row, strict=True)), length)
-            for *row, length in zip(*columns, strict=True)
-        ]
-
     def shorten(self) -> Self:
         """Cut the padding that no row needs: T becomes the longest length. The memory is shared."""
         if self.n_elems() == 0:

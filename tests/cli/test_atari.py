@@ -10,9 +10,7 @@ import sys
 import pytest
 
 from rlstruct.cli.main import main
-from rlstruct.cli.parsing import parse
-from rlstruct.cli.record import config_class
-from rlstruct.cli.train import Training
+from rlstruct.cli.train import _parse
 
 ROOT = pathlib.Path(__file__).parents[2]
 SMALL = ["--env-options", "max_num_frames_per_episode=200", "--n-envs", "2", "--n-timesteps", "8", "--no-progress"]
@@ -52,7 +50,7 @@ def test_the_commands_of_the_documentation_are_understood() -> None:
     commands = re.findall(r"^rlstruct train (\w+) (.*)$", page, re.MULTILINE)
     assert [algorithm for algorithm, _ in commands] == ["a2c", "dqn"]
     for algorithm, words in commands:
-        options = parse(Training[config_class(algorithm)], words.split(), "rlstruct", "")  # type: ignore[misc]
+        options = _parse(algorithm, words.split(), None)
         assert options.environment.env == "ALE/Pong-v5"
         assert options.training.learner_device == "cuda:0"
 
@@ -60,10 +58,7 @@ def test_the_commands_of_the_documentation_are_understood() -> None:
 def test_without_the_extra_atari_it_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def nothing(name: str) -> None:
-        return None
-
-    monkeypatch.setattr("importlib.util.find_spec", nothing)
+    monkeypatch.setitem(sys.modules, "ale_py", None)
     assert main(["play", "ALE/Pong-v5"]) == 2
     assert "pip install 'rlstruct[atari]'" in capsys.readouterr().err
     assert sys.modules.get("rlstruct.cli.play") is not None

@@ -21,11 +21,10 @@ from rlstruct.algos.presets import PRESETS
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.cli.agents import choose
 from rlstruct.cli.complaint import UserError
-from rlstruct.cli.environments import find, spaces_of
+from rlstruct.cli.environments import Task, find, spaces_of
 from rlstruct.cli.main import COMMANDS, main
 from rlstruct.cli.plot import read_curve
 from rlstruct.cli.record import ALGORITHMS, config_class, load
-from rlstruct.cli.task import Task
 
 for package in ("tyro", "tqdm", "tensorboard", "matplotlib"):
     pytest.importorskip(package, reason="needs the extra: pip install 'rlstruct[train]'")
