@@ -6,7 +6,6 @@ import copy
 import inspect
 import operator
 import secrets
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from rlstruct.batchers.recipe import Recipe
 from rlstruct.core import DictTensor
-from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
+from rlstruct.errors import DeviceMismatchError, ShapeMismatchError, warn_user
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import VecEnv
 
@@ -165,22 +164,20 @@ def split(info: DictTensor, n_envs: Sequence[int]) -> list[DictTensor]:
 
 
 def warn_of_contexts(device: torch.device, n_processes: int) -> None:
-    """Warn of processes that share a GPU; the warning shows the line that makes the batcher."""
+    """Warn of processes that share a GPU."""
     if device.type == "cuda" and n_processes > 1:
-        warnings.warn(
+        warn_user(
             f"RL_Batcher: {n_processes} processes on {device} open {n_processes} CUDA contexts, 300 to 700 MB of GPU "
             "memory each, and share the GPU in turns. One process with more environments is usually faster.",
-            stacklevel=3,
         )
 
 
 def warn_of_uncompiled(reasons: Sequence[str]) -> bool:
-    """Warn, at the line that calls `get`, if an agent could not be compiled as ordered; return whether that is so."""
+    """Warn if an agent could not be compiled as ordered; return whether that is so."""
     why_not = next(filter(None, reasons), "")
     if why_not:
-        warnings.warn(
+        warn_user(
             "RL_Batcher(compile_agent=True): the agent cannot be compiled and acts as it is, slower and with equal "
             f"results: {why_not}. Without compile_agent there is no such warning.",
-            stacklevel=3,
         )
     return bool(why_not)

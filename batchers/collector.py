@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlstruct.batchers.acting import Actor
 from rlstruct.batchers.checks import BatchChecks, check_place
 from rlstruct.batchers.progress import Phase, Progress, spell_input
 from rlstruct.batchers.saved_state import CollectorState, check_rows, load_environment, moved, on_cpu
 from rlstruct.batchers.shared_memory import Layout, layout_of
 from rlstruct.batchers.slab import Allocate, Slab, Steps, history_until, slab_layout
 from rlstruct.core import DictTensor
+from rlstruct.engine.acting import Actor
 from rlstruct.engine.compiled import Tensors
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional.random import step_keys

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-import warnings
 
 import torch
 
-from rlstruct.batchers.acting import PROMISE
 from rlstruct.batchers.collector import Collected, Collector
 from rlstruct.batchers.slab import Steps
 from rlstruct.core import DictTensor
+from rlstruct.engine.acting import PROMISE
 from rlstruct.engine.compiled import Tensors
 from rlstruct.engine.fused import Fused
 from rlstruct.engine.graph import Graph, RecordingError, recorder_of
+from rlstruct.errors import warn_user
 from rlstruct.vec_env import Carrying, VecEnv
 
 _logger = logging.getLogger(__name__)
@@ -93,10 +93,9 @@ class Executing:
         except RecordingError as error:
             self._collector.set_carry(before)
             self._graph = None
-            warnings.warn(
+            warn_user(
                 f"RL_Batcher: a batch on {self._device} cannot be recorded as one graph, its steps are taken one by "
                 f"one, slower and with equal results: {error}. RL_Batcher(graph=False) does not warn.",
-                stacklevel=5,
             )
             return None
         self._collector.set_carry(after)

@@ -5,6 +5,9 @@ Every message says where it happened, which key, what was found, what was expect
 
 from __future__ import annotations
 
+import sys
+import warnings
+
 
 class ShapeMismatchError(ValueError):
     """A tensor has the wrong shape, dtype or batch size for the place where it was put."""
@@ -89,3 +92,11 @@ def tag_environment(error: BaseException, index: int) -> None:
         error.environment_index = index  # type: ignore[attr-defined]
     except AttributeError:  # an exception class with __slots__: the worker is still named, the environment is not
         return
+
+
+def warn_user(text: str) -> None:
+    """Warn at the line of the user's that led here, through however much of this library."""
+    depth, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("rlstruct."):
+        depth, frame = depth + 1, frame.f_back
+    warnings.warn(text, stacklevel=depth)

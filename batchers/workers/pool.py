@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import pairwise
@@ -29,7 +28,7 @@ from rlstruct.batchers.workers.weights import N_SLOTS, SharedWeights, Weights
 from rlstruct.batchers.workers.worker import Start, progress_layout
 from rlstruct.core import DictTensor
 from rlstruct.device import registered_backends
-from rlstruct.errors import WorkerError, WorkerTimeout
+from rlstruct.errors import WorkerError, WorkerTimeout, warn_user
 
 _logger = logging.getLogger(__name__)
 
@@ -273,17 +272,15 @@ class WorkerPool:
             )
         gaps = [high - low for low, high in pairwise(sorted(self._seeds))]
         if gaps and min(gaps) < (n := created[0].n_envs):
-            warnings.warn(
+            warn_user(
                 f"RL_Batcher: seeds={list(self._seeds)} with {n} environments per process overlap: environment j of a "
                 f"process seeds with its seed + j, so some environments are copies of others. "
                 f"Pass seed={self._seeds[0]} instead, or space the seeds by {n}.",
-                stacklevel=4,
             )
         if any(answer.cuda_initialised for answer in created):
-            warnings.warn(
+            warn_user(
                 "RL_Batcher: device='cpu', but a worker opened a CUDA context (300 to 700 MB of GPU memory for each "
                 "process). Keep CUDA tensors out of agent_args and env_args, or pass device='cuda:0'.",
-                stacklevel=4,
             )
 
     @contextlib.contextmanager

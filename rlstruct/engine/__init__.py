@@ -7,7 +7,8 @@ arguments and the weights that it holds. An executor is called as the step is, a
 * `rlstruct.engine.compiled.Compiled`: few kernels, made by TorchInductor;
 * `rlstruct.engine.graph.Graph`: one launch of all its kernels, on CUDA and on the simulated accelerator.
 
-`rlstruct.engine.promise` says what a pure step may depend on, and finds steps that break the promise.
+`rlstruct.engine.promise` says what an agent that promises to be pure may depend on; `rlstruct.engine.acting` calls
+agents, compiled where they promise it.
 """
 
 from rlstruct.engine import private

@@ -1,4 +1,4 @@
-"""What an agent that promises to be pure may depend on, and an executor that holds it to that."""
+"""What an agent that promises to be pure may depend on: its weights; and what breaks that promise."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from rlstruct.engine import private
-from rlstruct.engine.compiled import Compiled, Tensors
+from rlstruct.engine.compiled import Tensors
 from rlstruct.rl_agent import RL_Agent
 
 Step = Callable[..., tuple[Tensors, Tensors]]
@@ -18,7 +17,7 @@ Step = Callable[..., tuple[Tensors, Tensors]]
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-4
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
 _FLIPPED = 1000  # one row in so many may differ: where two classes are equally near, rounding decides which is drawn
-_MEND = (
+MEND = (
     "`pure = True` promises that what __call__ returns depends on parameters, buffers and arguments only, but this "
     "depends on something else: a global, a Python value that changes, torch's generator. "
     "rlstruct.testing.check_agent finds out what; or set pure = False."
@@ -79,82 +78,6 @@ class Weights:
         return modes, {name: place_of(tensor) for name, tensor in weights_of(self._owner).items()}
 
 
-class CompiledStep:
-    """A step that promises to be pure, as compiled code.
-
-    Its first call runs the step as it is, has it compiled, and compares what both give.
-
-    Args:
-        step: see `Step`.
-        owner: what holds the weights that the step reads.
-        device: where it computes.
-
-    Attributes:
-        why_not: why the step runs as it is after all, or "".
-    """
-
-    def __init__(self, step: Step, owner: object, device: torch.device) -> None:
-        """Compile nothing yet: the first call tells the shapes."""
-        names = private.missing("compiled")
-        self.why_not = f"torch {torch.__version__} lacks {', '.join(names)}" if names else ""
-        self._step = step
-        self._owner = owner
-        self._device = device
-        self._code: Compiled | None = None
-        self._names: list[str | None] = []  # of each tensor that the code holds
-
-    def __call__(self, carry: Mapping[str, Tensor], *inputs: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
-        """Take the step.
-
-        Raises:
-            PurityError: the compiled code gives something else than the step does.
-        """
-        if self._code is not None:
-            after, record = self._code(carry, *inputs)
-            return after, record
-        weights = Weights(self._owner)
-        answer = self._step(carry, *inputs)
-        if not self.why_not:
-            if weights.replaced():
-                raise PurityError(f"it puts other tensors into its attributes while it acts. {_MEND}")
-            self._compile(answer, carry, *inputs)
-        return answer
-
-    def forget(self) -> None:
-        """Compile anew in the next call: the step has other arguments from now on."""
-        self._code = None
-
-    def refresh(self) -> None:
-        """Read the tensors that now stand where the weights were; compile anew if they have another layout."""
-        if self._code is None:
-            return
-        now = weights_of(self._owner)
-        held = zip(self._names, self._code.held, strict=True)
-        pairs = [(old, old if name is None else now.get(name)) for name, old in held]
-        if all(new is not None and place_of(new)[1:] == place_of(old)[1:] for old, new in pairs):
-            self._code.held = [new.detach() for _, new in pairs if new is not None]
-        else:
-            self.forget()
-
-    def _compile(self, answer: tuple[Tensors, Tensors], *given: Mapping[str, Tensor]) -> None:
-        code, before = Compiled(self._step), {key: value.clone() for key, value in weights_of(self._owner).items()}
-        try:
-            with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
-                code.compile(*given)
-                found = code(*given)
-        except Exception as error:  # whatever tracing and a compiler may say
-            lines = str(error).strip().splitlines()
-            self.why_not = f"{type(error).__name__}: {lines[0] if lines else ''}"
-            for name, value in weights_of(self._owner).items():
-                value.detach().copy_(before[name])  # tracing a change in place makes it
-            return
-        for expected, got in zip(answer, found, strict=True):
-            check_equal(expected, got)
-        names = {place_of(tensor): name for name, tensor in weights_of(self._owner).items()}
-        self._names = [names.get(place_of(tensor)) for tensor in code.held]
-        self._code = code
-
-
 def check_equal(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
     """Raise unless an executor gives what the step itself gives, to rounding.
 
@@ -170,7 +93,7 @@ def check_equal(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> 
         if other is None or other.shape != value.shape or other.dtype != value.dtype:
             got = "is missing" if other is None else f"is {list(other.shape)} {other.dtype}"
             raise PurityError(
-                f"{key!r} {got} in the compiled answer, expected {list(value.shape)} {value.dtype}. {_MEND}"
+                f"{key!r} {got} in the compiled answer, expected {list(value.shape)} {value.dtype}. {MEND}"
             )
         same = value == other
         if value.is_floating_point():
@@ -178,7 +101,7 @@ def check_equal(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> 
         rows = same.flatten(1).all(dim=1) if same.dim() > 1 else same.view(-1)
         n_different = int((~rows).sum())  # sync: once when the code is made
         if n_different > rows.numel() // _FLIPPED:
-            raise PurityError(f"{key!r} differs in {n_different} of {rows.numel()} rows when compiled. {_MEND}")
+            raise PurityError(f"{key!r} differs in {n_different} of {rows.numel()} rows when compiled. {MEND}")
 
 
 def place_of(tensor: Tensor) -> tuple[object, ...]:

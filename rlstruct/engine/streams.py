@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,42 +15,26 @@ from torch import Tensor
 from rlstruct.engine.waits import intended
 
 
-class Lane(Protocol):
-    """A queue of work on one device."""
+class Lane:
+    """Where work is queued on one device. This one is a CPU's: work is done when the call returns."""
 
     def work(self) -> contextlib.AbstractContextManager[None]:
         """Queue what is done inside in this lane, behind everything that the caller has queued until now."""
+        return contextlib.nullcontext()
 
     def give(self, tensors: Iterable[Tensor]) -> None:
         """Hand tensors to the caller: what it queues from now on comes after the work of this lane."""
 
     def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copy the caller's tensors, which it may change as soon as this returns, for use in this lane."""
-
-    def ready(self) -> bool:
-        """Whether all work is done."""
-
-
-class HostLane:
-    """Work is done when the call returns."""
-
-    def work(self) -> contextlib.AbstractContextManager[None]:
-        """See Lane."""
-        return contextlib.nullcontext()
-
-    def give(self, tensors: Iterable[Tensor]) -> None:
-        """See Lane."""
-
-    def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See Lane; there is nothing to wait for, so nothing is copied."""
+        """Return the caller's tensors for use in this lane: copies, where the lane may lag behind the caller."""
         return dict(tensors)
 
     def ready(self) -> bool:
-        """See Lane."""
+        """Whether all work is done."""
         return True
 
 
-class CudaLane:
+class CudaLane(Lane):
     """A stream of its own.
 
     Args:
@@ -122,7 +105,7 @@ class Later:
 
 def lane_of(device: torch.device) -> Lane:
     """Return a new lane on a device."""
-    return CudaLane(device) if device.type == "cuda" else HostLane()
+    return CudaLane(device) if device.type == "cuda" else Lane()
 
 
 def move(tensor: Tensor, device: torch.device) -> Tensor:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.engine.compiled import Tensors
+from rlstruct.engine.acting import Actor
 from rlstruct.engine.graph import Graph, RecordingError, recorder_of
-from rlstruct.engine.promise import CompiledStep, PurityError, Step, check_equal
+from rlstruct.engine.promise import PurityError, Step, check_equal
 from rlstruct.functional.random import step_keys
 from rlstruct.replay import replay_agent
 from rlstruct.rl_agent import RL_Agent, RL_Agent_CheckDevice
@@ -253,16 +253,13 @@ class _Kit:
         """Every executor gives what the agent gives, also with new weights and a new agent_info."""
         agent, device = _unwrapped(self.agent), self.env.device
 
-        def act(state: Tensors, observation: Tensors, agent_info: Tensors) -> tuple[Tensors, Tensors]:
-            action, after = agent(DictTensor(state), DictTensor(observation), DictTensor(agent_info), None)
-            return dict(after.items()), dict(action.items())
-
+        actor = Actor(agent, device, compiled=device.type in ("cpu", "cuda"))
         executors: dict[str, Step] = {}
         if device.type in ("cpu", "cuda"):
-            executors["compiled"] = CompiledStep(act, agent, device)
+            executors["compiled"] = actor.run
         recorder = recorder_of(device)
         if recorder is not None and (self.agent_info.empty() or agent.agent_info_on_device):
-            executors["graph"] = Graph(act, recorder)
+            executors["graph"] = Graph(actor.step, recorder)
         parameters = {id(p): p for p in weights_of_modules(agent) if p.is_floating_point()}.values()
         for name, executor in executors.items():
             before = [parameter.clone() for parameter in parameters]
@@ -270,7 +267,7 @@ class _Kit:
                 info = self.agent_info if self.agent_info.empty() else self.agent_info.map(lambda v, i=i: v.roll(i, 0))
                 given = [dict(part.items()) for part in (step.state, step.observation, info)]
                 where = f"{self.name}, run by the executor {name!r} (step {i}, with new weights and agent_info)"
-                expected = act(*given)
+                expected = actor.step(*given)
                 try:
                     for got, wanted in zip(executor(*given), expected, strict=True):
                         check_equal(wanted, got)
