@@ -38,6 +38,15 @@ def whole(name: str, value: object, at_least: int | None = None) -> int:
     return number
 
 
+def named(name: str, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the arguments of a factory as a dict; TypeError if they have no names."""
+    if not isinstance(arguments, Mapping | None):
+        raise TypeError(
+            f"RL_Batcher: {name} is a {type(arguments).__name__}, expected a dict. Name each argument: {{'model': …}}."
+        )
+    return dict(arguments or {})
+
+
 def check_choices(timeout: object, on_worker_error: str, n_processes: int) -> None:
     """Raise TypeError or ValueError for a time limit that is none, or for a reaction to errors that does not exist."""
     if not isinstance(timeout, int | float):

@@ -16,6 +16,7 @@ from rlstruct.batchers.arguments import (
     check_info,
     check_weights,
     choose_seeds,
+    named,
     one_each,
     split,
     spread,
@@ -111,7 +112,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         if agent_seeds is not None:
             agent_seeds = one_each("agent_seeds", agent_seeds, max(1, n_processes))
         self.device = resolve_device(device)
-        agent_args, env_args = dict(agent_args or {}), dict(env_args or {})
+        agent_args, env_args = named("agent_args", agent_args), named("env_args", env_args)
         recipe = Recipe(create_agent, agent_args, create_env, env_args, n_timesteps, self.device, compile_agent)
         check_factories(recipe, seed)
         self.timeout = timeout

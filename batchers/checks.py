@@ -52,8 +52,9 @@ class BatchChecks:
 
         Returns:
             For each tensor that was looked at the first place t * B + b that is wrong, or -1.  [K] int64
+            Of frames and rewards t = 0 is before the first step, of actions it is the first step.
         """
-        found = {name: _first(wrong) for name, _, wrong in self._wrong(steps, n_steps, n_final)}
+        found = {name: _first(wrong) for name, wrong in self._wrong(steps, n_steps, n_final)}
         self._names = list(found)
         return torch.stack([*found.values()])
 
@@ -72,25 +73,37 @@ class BatchChecks:
         B = steps.running.shape[1]
         if n_steps and (steps.running.is_cpu or not self._read):
             self._read = True
-            for name, values, wrong in self._wrong(steps, n_steps, n_final):
-                if bool(wrong.any()):  # sync: of CPU memory; elsewhere in the first batch only
-                    t, j = divmod(int(_first(wrong)), B)  # sync: only when something is wrong
-                    raise self._error(name, t, j, str(values[t, j].tolist()))  # sync: as above
+            looks = self._wrong(steps, n_steps, n_final)
+            wrong = {
+                name: where for name, where in looks if bool(where.any())
+            }  # sync: elsewhere in the first batch only
+            self._tell({name: int(_first(where)) for name, where in wrong.items()}, B, steps)  # sync: of what is wrong
         elif n_steps:
             self._later.append(Later(self.look(steps, n_steps, n_final) if found is None else found))
             while self._later and (places := self._later[0].read()) is not None:
                 self._later.pop(0)
-                for name, place in zip(self._names, places, strict=True):
-                    if place != _FINE:
-                        raise self._error(name, *divmod(place, B), "out of range")
+                self._tell(dict(zip(self._names, places, strict=True)), B)
 
-    def _wrong(self, steps: Steps, n: int, n_final: int) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Give name and values of what is looked at, and which entries are wrong: [n, B] bool."""
+    def _tell(self, places: dict[str, int], B: int, steps: Steps | None = None) -> None:
+        """Raise for what went wrong first: NaN in a frame leads to wrong actions, and these lead to NaN in frames."""
+        found = [(2 * (place // B) + (name in self._actions), name, place) for name, place in places.items()]
+        for _, name, place in sorted(entry for entry in found if entry[2] != _FINE)[:1]:
+            t, j = divmod(place, B)
+            shown = "out of range"
+            if steps is not None and name in self._actions:
+                shown = str(steps.action[name][t, j].tolist())  # sync: only when something is wrong
+            raise self._error(name, t, j, shown)
+
+    def _wrong(self, steps: Steps, n: int, n_final: int) -> Iterator[tuple[str, Tensor]]:
+        """Give the name of what is looked at, and which entries are wrong.
+
+        For an action these are [n, B] bool; for frames and rewards [n + 1, B], from before the first step on.
+        """
         running = steps.running[:n]
         for name in [name for name in self._actions if name in steps.action]:
             values = steps.action[name]
             low, high = self._bounds_on(name, values.device)
-            yield name, values, _any(~((values[:n] >= low) & (values[:n] <= high)), running)
+            yield name, _any(~((values[:n] >= low) & (values[:n] <= high)), running)
         for part in (steps.stream, steps.reached):
             for key, values in part.items():
                 if not values.is_floating_point() or key.split("/")[0] not in ("frame", "reward"):
@@ -100,13 +113,13 @@ class BatchChecks:
                 if values.is_cpu and not bool((values[: n + 1].sum() + final.sum()).isnan()):  # sync: of CPU memory
                     continue
                 nan = values.isnan()
-                if part is steps.stream:  # its slot t + 1 shows what step t reached; slot 0 is told as of step 0
-                    nan = torch.cat([nan[:1] | nan[1:2], nan[2:]])
-                wrong = _any(nan[:n], running)
+                if part is steps.reached:  # its slot t is what step t reached
+                    nan = torch.cat([torch.zeros_like(nan[:1]), nan])
+                wrong = _any(nan[: n + 1], torch.cat([running[:1], running]))
                 if n_final and key in steps.final and steps.final_at is not None:
                     step, row = steps.final_at[:n_final].unbind(1)
-                    wrong[step, row] |= steps.final[key][:n_final].isnan().view(n_final, -1).any(1)
-                yield f"observation/{key}", values, wrong
+                    wrong[step + 1, row] |= steps.final[key][:n_final].isnan().view(n_final, -1).any(1)
+                yield f"observation/{key}", wrong
 
     def _bounds_on(self, name: str, device: torch.device) -> tuple[Tensor, Tensor]:
         if name not in self._bounds:
@@ -124,8 +137,13 @@ class BatchChecks:
             )
         else:
             none = name.endswith("/reward")
-            mend = "A reward of None becomes NaN: return 0.0." if none else "Look for a division by zero."
-            text = f"environment: {name!r} of environment {j} is NaN after step {t} of the batch. {mend}"
+            mend = (
+                "A reward of None becomes NaN: return 0.0."
+                if none
+                else "Look for a division by zero, or an observation of None."
+            )
+            when = f"after step {t - 1}" if t else "at the beginning"
+            text = f"environment: {name!r} of environment {j} is NaN {when} of the batch. {mend}"
         error = ValueError(text)
         tag_environment(error, j)
         return error

@@ -74,6 +74,8 @@ class Slab(Steps):
         self._places = {tensor.untyped_storage().data_ptr() for tensor in tensors.values() if tensor.is_cpu}
         self._on_cpu = self.running.is_cpu
         self._action_rows = _rows([*self.action.values(), self.running])
+        self._action_forms = [*map(_form, self._action_rows[0])]
+        self._slot_forms = [*map(_form, self.slots[0].values())]
         self._reached_rows = _rows(list(self.reached.values()))
         # numpy gathers a few rows of a small tensor in a quarter of the time that torch takes.
         self._final_arrays = [_array(packed) for packed in self.final.values()]
@@ -105,11 +107,20 @@ class Slab(Steps):
             running: who took part.                                                         [B] bool
             reached: what the environments answered; kept here off the CPU only.            [B]
             current: what the agent sees next; None if it was written into the slot itself. [B]
+
+        Raises:
+            ShapeMismatchError: keys, shapes or dtypes are other ones than before; a copy would repeat rows or round.
+            KeyError: a key is missing.
         """
         places, values = self._action_rows[t], [*map(action._tensors.__getitem__, self.action), running]
+        if len(action._tensors) != len(self.action) or [*map(_form, values)] != self._action_forms:
+            self.check("agent: action", action)
         if current is not None:
             slot = self.slots[t + 1]
-            places, values = [*places, *slot.values()], [*values, *(current[k] for k in slot)]
+            shown = [current[key] for key in slot]
+            if [*map(_form, shown)] != self._slot_forms:
+                self.check("observation", current)
+            places, values = [*places, *slot.values()], [*values, *shown]
         if self.reached:
             places, values = [*places, *self._reached_rows[t]], [*values, *(reached[k] for k in self.reached)]
         self._copy(places, values)
@@ -183,8 +194,9 @@ class Slab(Steps):
         expected, found = self._made_for[role], _specs(tensors)
         if expected != found:
             odd = next(k for k in sorted(expected.keys() | found.keys()) if expected.get(k) != found.get(k))
+            wanted = _spell(expected[odd]) if odd in expected else "no such key"
             raise ShapeMismatchError(
-                f"RL_Batcher: {role} {odd!r} is {_spell(found.get(odd))}, expected {_spell(expected.get(odd))} "
+                f"RL_Batcher: {role} {odd!r} is {_spell(found.get(odd))}, expected {wanted} "
                 "as at the beginning. Return the same keys, shapes and dtypes always."
             )
 
@@ -308,6 +320,10 @@ def _rows(tensors: list[Tensor]) -> list[list[Tensor]]:
 
 def _specs(tensors: Mapping[str, Tensor] | DictTensor) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     return {k: (tuple(v.shape), v.dtype) for k, v in tensors.items()}
+
+
+def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
+    return tensor.shape, tensor.dtype
 
 
 def _spell(spec: tuple[tuple[int, ...], torch.dtype] | None) -> str:

@@ -58,8 +58,7 @@ class Restarter(ABC):
     def reset(self, seed: int | None, options: Options | None) -> Arrays:
         """Start a new episode in every row."""
         self.options = options
-        observation, _ = self.vector.reset(seed=seed, options=merge(options))
-        return self.frames.batched(observation, self.n)
+        return self._reset(seed=seed, options=merge(options))
 
     @abstractmethod
     def step(self, action: Element, out: Arrays) -> VectorStep:
@@ -71,9 +70,30 @@ class Restarter(ABC):
         """
 
     def _step(self, action: Element, out: Arrays) -> tuple[VectorStep, dict[str, Any]]:
-        observation, reward, terminated, truncated, info = self.vector.step(action)
+        answer = self.vector.step(action)
+        if not isinstance(answer, tuple) or len(answer) != 5:
+            raise self._old_api("step", answer, "five values, (observation, reward, terminated, truncated, info)")
+        observation, reward, terminated, truncated, info = answer
         self.frames.batched(observation, self.n, out)
+        if np.shape(reward) != (self.n,):
+            raise ShapeMismatchError(
+                f"GymVectorEnv.step: 'reward' is {reward!r}, expected numbers of shape ({self.n},)."
+            )
         return VectorStep(reward, self._mask("terminated", terminated), self._mask("truncated", truncated)), info
+
+    def _reset(self, **arguments: Any) -> Arrays:  # noqa: ANN401 - seed and options
+        answer: Any = self.vector.reset(**arguments)
+        if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], dict):
+            raise self._old_api("reset", answer, "two values, (observation, info)")
+        return self.frames.batched(answer[0], self.n)
+
+    def _old_api(self, method: str, answer: object, expected: str) -> TypeError:
+        values = [type(value).__name__ for value in answer] if isinstance(answer, tuple) else []
+        got = f"{len(values)} values, ({', '.join(values)})" if values else f"a {type(answer).__name__}"
+        return TypeError(
+            f"GymVectorEnv.{method}: {type(self.vector.unwrapped).__name__} returned {got}, expected gymnasium's "
+            f"{expected}. Port it from the old gym API."
+        )
 
     def _mask(self, name: str, value: Element) -> Mask:
         mask = np.asarray(value)
@@ -98,8 +118,7 @@ class MaskedReset(Restarter):
 
     def _reset_rows(self, mask: Mask) -> Arrays:
         options = {**(merge(self.options) or {}), "reset_mask": mask.copy()}
-        observation, _ = self.vector.reset(options=options)
-        return self.frames.batched(observation, self.n)
+        return self._reset(options=options)
 
 
 class RowOptions(MaskedReset):
@@ -111,12 +130,11 @@ class RowOptions(MaskedReset):
     def reset(self, seed: int | None, options: Options | None) -> Arrays:
         """Start a new episode in every row."""
         self.options = options
-        first = None if options is None else dict(options[0])
-        observation, _ = self.vector.reset(seed=seed, options=first)
+        frames = self._reset(seed=seed, options=None if options is None else dict(options[0]))
         for mask, group in self._groups(np.ones(self.n, np.bool_))[1:]:
             # the seed again: these rows were reset with the first group's options just now
-            observation, _ = self.vector.reset(seed=seed, options={**group, "reset_mask": mask})
-        return self.frames.batched(observation, self.n)
+            frames = self._reset(seed=seed, options={**group, "reset_mask": mask})
+        return frames
 
     def _reset_rows(self, mask: Mask) -> Arrays:
         for group_mask, group in self._groups(mask):

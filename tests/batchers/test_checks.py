@@ -15,6 +15,7 @@ from rlstruct.batchers import RL_Batcher
 from rlstruct.batchers.checks import BatchChecks
 from rlstruct.batchers.slab import Steps
 from rlstruct.errors import WorkerError
+from rlstruct.functional.random import categorical
 from rlstruct.sims import make
 from rlstruct.testing import forbid_host_sync
 from rlstruct.testing.random_env import RandomEnv
@@ -154,4 +155,55 @@ def test_an_output_that_vanishes_is_named() -> None:
         batcher.reset()
         batcher.execute()
         with pytest.raises(WorkerError, match=r"agent: action 'logits' is missing, expected \[4, 2\] torch.float32"):
+            batcher.get()
+
+
+class OtherOutputs(WrongAgent):
+    """Returns something else in its fifth call, which a copy into the batch would repeat, round or lose in silence."""
+
+    def __init__(self, value: int, change: str) -> None:
+        super().__init__(value)
+        self.change = change
+
+    def __call__(self, state: DictTensor, observation: DictTensor, agent_info: Any, history: Any = None) -> Any:
+        action, state = super().__call__(state, observation, agent_info)
+        outputs = {**dict(action.items()), "logits": torch.zeros(4, 2), "choice": torch.zeros(4, dtype=torch.int64)}
+        if self.calls == 5:
+            outputs |= {
+                "shape": {"logits": torch.zeros(4, 1)},
+                "dtype": {"choice": torch.full((4,), 0.5)},
+                "key": {"extra": torch.zeros(4)},
+            }[self.change]
+        return DictTensor(outputs), state
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ("shape", r"'logits' is \[4, 1\] torch.float32, expected \[4, 2\] torch.float32"),
+        ("dtype", r"'choice' is \[4\] torch.float32, expected \[4\] torch.int64"),
+        ("key", r"'extra' is \[4\] torch.float32, expected no such key"),
+    ],
+)
+def test_an_output_that_changes_within_a_batch_is_named(change: str, found: str) -> None:
+    settings: dict[str, Any] = {"env_args": {"name": "CartPole-v1", "n_envs": 4}}
+    with RL_Batcher(8, OtherOutputs, make, agent_args={"value": 0, "change": change}, seed=0, **settings) as batcher:
+        batcher.reset()
+        batcher.execute()
+        with pytest.raises(WorkerError, match=found):
+            batcher.get()
+
+
+class FollowingAgent(WrongAgent):
+    """Draws from logits that are its frame: NaN in the frame makes its next action one that does not exist."""
+
+    def __call__(self, state: DictTensor, observation: DictTensor, agent_info: Any, history: Any = None) -> Any:
+        return DictTensor({"action": categorical(observation["frame"][:, :2], observation["rng"])}), state
+
+
+def test_nan_in_a_frame_is_told_before_the_action_that_it_leads_to() -> None:
+    with RL_Batcher(8, FollowingAgent, BadEnv, agent_args={"value": 0}, env_args={"key": "frame"}, seed=0) as batcher:
+        batcher.reset()
+        batcher.execute()
+        with pytest.raises(WorkerError, match="'observation/frame' of environment 1 is NaN after step 2"):
             batcher.get()

@@ -183,6 +183,38 @@ def test_an_end_that_is_neither_true_nor_false_is_refused() -> None:
         env.step(act([0, 0]))
 
 
+class OldVector(CountingVector):
+    """Of the old gym API, in one respect."""
+
+    def __init__(self, respect: str) -> None:
+        super().__init__(2, AutoresetMode.DISABLED)
+        self.respect = respect
+
+    def reset(self, **arguments: Any) -> Any:
+        observation, info = super().reset(**arguments)
+        return observation if self.respect == "reset" else (observation, info)
+
+    def step(self, actions: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(actions)
+        if self.respect == "step":
+            return observation, reward, terminated, info
+        return observation, None if self.respect == "reward" else reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize(
+    ("respect", "message"),
+    [
+        ("reset", "GymVectorEnv.reset: OldVector returned .* expected gymnasium's two values"),
+        ("step", "GymVectorEnv.step: OldVector returned 4 values, .* expected gymnasium's five values"),
+        ("reward", "GymVectorEnv.step: 'reward' is None, expected numbers"),
+    ],
+)
+def test_vector_environments_of_the_old_api_are_told_as_such(respect: str, message: str) -> None:
+    env = GymVectorEnv(OldVector(respect))
+    with pytest.raises((TypeError, ShapeMismatchError), match=message):
+        [env.reset(), env.step(act([0, 0]))]
+
+
 def test_only_whole_vector_environments_are_taken() -> None:
     with pytest.raises(TypeError, match=r"got a list, expected a gymnasium.vector.VectorEnv"):
         GymVectorEnv([Counting()])  # type: ignore[arg-type]
