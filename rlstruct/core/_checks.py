@@ -113,4 +113,6 @@ def nearest_key(key: str, known: list[str]) -> str | None:
     lasts = {name.rpartition("/")[2] for name in known if not slash or name.rpartition("/")[0] == place}
     for near in get_close_matches(last, sorted(lasts), 1):
         return nearest_key(place + slash + near, known)
+    if any(name.startswith(place + slash) for name in known if slash):
+        return None  # the place is right: keys that merely begin alike were not meant
     return next(iter(get_close_matches(key, known, 1, cutoff=0.8)), None)

@@ -365,3 +365,10 @@ def test_a_subclass_stays_a_subclass() -> None:
     assert all(
         type(x) is Mine for x in (made.index([0]), made.clone(), made.get(["a"]), made.slice(0), Mine.cat([made]))
     )
+
+
+def test_a_key_that_merely_begins_alike_is_not_suggested() -> None:
+    known = DictTensor({"observation/frame": torch.zeros(1), "observation/done": torch.zeros(1)})
+    with pytest.raises(KeyError, match="no key 'observation/obs'") as error:
+        known["observation/obs"]
+    assert "Did you mean" not in str(error.value)
