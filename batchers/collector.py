@@ -13,12 +13,13 @@ from torch import Tensor
 
 from rlstruct.batchers.checks import BatchChecks, check_place
 from rlstruct.batchers.progress import Phase, Progress, spell_input
-from rlstruct.batchers.saved_state import CollectorState, check_rows, load_environment, moved, on_cpu
-from rlstruct.batchers.shared_memory import Layout, layout_of
+from rlstruct.batchers.saved_state import CollectorState, check_rows, load_environment, on_cpu
+from rlstruct.batchers.shared_memory import Layout
 from rlstruct.batchers.slab import Allocate, Slab, Steps, history_until, slab_layout
 from rlstruct.core import DictTensor
 from rlstruct.engine.acting import Actor
 from rlstruct.engine.compiled import Tensors
+from rlstruct.engine.graph import layout_of
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional.random import step_keys
 from rlstruct.rl_agent import RL_Agent, check_answer
@@ -331,8 +332,8 @@ class Collector:
             return False
         load_environment(self.env, state["environment"])
         self.actor.set_agent_info(agent_info)
-        self._observation = moved(state["observation"], self._device)
-        self._state = moved(state["agent_state"], self._device)
+        self._observation = DictTensor(state["observation"]).clone().to(self._device)
+        self._state = DictTensor(state["agent_state"]).clone().to(self._device)
         self._running = state["running"].to(self._device, copy=True)
         self._seeds += state["seed"] - self.seed  # in place: a recorded batch reads it
         self.seed = state["seed"]

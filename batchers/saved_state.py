@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-import torch
 from torch import Tensor
 
 from rlstruct.core import DictTensor
@@ -113,8 +112,3 @@ def load_environment(env: VecEnv, state: Mapping[str, Tensor]) -> None:
             f"RL_Batcher.load_state_dict: {type(env).__name__} cannot go on from the saved environments. Make the "
             f"batcher with the create_env and env_args of the one that was saved. {why}"
         ) from error
-
-
-def moved(tensors: Mapping[str, Tensor], device: torch.device) -> DictTensor:
-    """Copies on a device."""
-    return DictTensor({name: tensor.to(device, copy=True) for name, tensor in tensors.items()})

@@ -12,7 +12,6 @@ import math
 import mmap
 import os
 import weakref
-from collections.abc import Mapping
 from multiprocessing import reduction
 from typing import Any
 
@@ -65,11 +64,6 @@ class SharedBlock:
     def close(self) -> None:
         """Close the descriptor; mapped tensors stay valid. Calling it again does nothing."""
         self._close()
-
-
-def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
-    """Return shapes and dtypes of tensors by name."""
-    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 
 
 def n_bytes(layout: Layout) -> int:

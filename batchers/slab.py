@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rlstruct.batchers.shared_memory import Layout
 from rlstruct.core import DictTensor, TemporalDictTensor
-from rlstruct.engine.graph import copy_grouped
+from rlstruct.engine.graph import copy_grouped, layout_of
 from rlstruct.errors import ShapeMismatchError
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
@@ -67,9 +67,9 @@ class Slab(Steps):
         self.slots = _slots({k: v for k, v in self.stream.items() if k != "rng"})
         self.rng = self.stream["rng"].unbind(0)
         self._made_for = {
-            "observation": _specs(self.slots[0]),
-            "agent: action": _specs({k: v[0] for k, v in self.action.items()}),
-            "agent: state": _specs(self.state),
+            "observation": layout_of(self.slots[0]._tensors),
+            "agent: action": layout_of({k: v[0] for k, v in self.action.items()}),
+            "agent: state": layout_of(self.state),
         }
         self._places = {tensor.untyped_storage().data_ptr() for tensor in tensors.values() if tensor.is_cpu}
         self._on_cpu = self.running.is_cpu
@@ -191,7 +191,7 @@ class Slab(Steps):
         Raises:
             ShapeMismatchError: it names the key, what was found, and what the first batch had.
         """
-        expected, found = self._made_for[role], _specs(tensors)
+        expected, found = self._made_for[role], layout_of(tensors._tensors)
         if expected != found:
             odd = next(k for k in sorted(expected.keys() | found.keys()) if expected.get(k) != found.get(k))
             wanted = _spell(expected[odd]) if odd in expected else "no such key"
@@ -316,10 +316,6 @@ def _slots(tensors: dict[str, Tensor]) -> list[DictTensor]:
 
 def _rows(tensors: list[Tensor]) -> list[list[Tensor]]:
     return [list(rows) for rows in zip(*(tensor.unbind(0) for tensor in tensors), strict=False)]
-
-
-def _specs(tensors: Mapping[str, Tensor] | DictTensor) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    return {k: (tuple(v.shape), v.dtype) for k, v in tensors.items()}
 
 
 def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rlstruct.batchers.shared_memory import Layout, SharedBlock, layout_of, n_bytes
+from rlstruct.batchers.shared_memory import Layout, SharedBlock, n_bytes
+from rlstruct.engine.graph import layout_of
 
 # Two batches can be outstanding, each with weights of its own, while the next weights arrive.
 N_SLOTS = 3

@@ -11,7 +11,7 @@ from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.engine import private
 from rlstruct.engine.compiled import Compiled, Tensors
 from rlstruct.engine.graph import layout_of
-from rlstruct.engine.promise import MEND, PurityError, Weights, check_equal, place_of, weights_of
+from rlstruct.engine.promise import MEND, PurityError, WeightsWatch, check_equal, place_of, weights_of
 from rlstruct.engine.streams import move
 from rlstruct.rl_agent import RL_Agent, check_answer
 
@@ -44,7 +44,7 @@ class Actor:
         self.generation = 0
         self._compiles = compiled and not self.why_not
         self._device = device
-        self._weights = Weights(agent)
+        self._weights = WeightsWatch(agent)
         self._code: Compiled | None = None
         self._names: list[str | None] = []  # of each tensor that the code holds
 
@@ -76,7 +76,7 @@ class Actor:
         if self._code is not None:
             after, action = self._code(*given)
             return after, action
-        weights = Weights(self.agent)
+        weights = WeightsWatch(self.agent)
         answer = self.step(*given)
         if self._compiles:
             if weights.replaced():

@@ -56,7 +56,7 @@ def modules_of(owner: object) -> dict[str, nn.Module]:
     return found
 
 
-class Weights:
+class WeightsWatch:
     """Notices when other tensors stand where an agent's weights were. New values in the same tensors are no change.
 
     Args:
