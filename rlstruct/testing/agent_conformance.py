@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -264,7 +265,7 @@ class _Kit:
         for name, executor in executors.items():
             before = [parameter.clone() for parameter in parameters]
             for i, step in enumerate((*steps[:3], *steps[:1])):
-                info = self.agent_info if self.agent_info.empty() else self.agent_info.map(lambda v, i=i: v.roll(i, 0))
+                info = self.agent_info.map(functools.partial(torch.roll, shifts=i, dims=0))
                 given = [dict(part.items()) for part in (step.state, step.observation, info)]
                 where = f"{self.name}, run by the executor {name!r} (step {i}, with new weights and agent_info)"
                 expected = actor.step(*given)

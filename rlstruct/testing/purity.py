@@ -116,11 +116,14 @@ def _at(place: _Place, seen: set[int]) -> Iterator[_Place]:
     if isinstance(value, tuple) and type(value) is tuple:
         for i in range(len(value)):
 
+            def get(i: int = i) -> Any:
+                return place.get()[i]
+
             def put(new: Any, i: int = i) -> None:
                 now = place.get()
                 place.set((*now[:i], new, *now[i + 1 :]))
 
-            yield from _at(_Place(f"{place.path}[{i}]", lambda i=i: place.get()[i], put), seen)
+            yield from _at(_Place(f"{place.path}[{i}]", get, put), seen)
     elif not _is_leaf(value):
         yield from _inside(value, place.path, seen)
     elif id(value) not in seen or not isinstance(value, Tensor):
