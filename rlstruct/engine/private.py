@@ -52,7 +52,7 @@ def missing(executor: str) -> list[str]:
     Args:
         executor: a key of `NEEDED`.
     """
-    if executor in _CUDA_ONLY and not torch.backends.cuda.is_built():
+    if executor in _CUDA_ONLY and not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         return []
     return [name for name in NEEDED[executor] if not _exists(*name.split(":"))]
 
@@ -99,7 +99,7 @@ def schema_of(func: Any) -> Any:
 
 def clear_cublas_workspaces() -> None:
     """Let cuBLAS give its workspaces back, and make new ones when it needs them."""
-    torch._C._cuda_clearCublasWorkspaces()  # type: ignore[attr-defined]
+    torch._C._cuda_clearCublasWorkspaces()
 
 
 def end_allocating(device: int, pool: tuple[int, int]) -> None:

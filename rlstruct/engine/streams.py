@@ -96,7 +96,7 @@ class Later:
 
     def read(self) -> list[int] | None:
         """Return the numbers; None if the device is not through with them."""
-        if self._done is not None and not self._done.query():
+        if self._done is not None and not self._done.query():  # type: ignore[no-untyped-call]
             return None
         with intended():  # sync: nothing waits, the copy is done
             numbers: list[int] = self._copy.tolist()  # sync: as above
