@@ -11,8 +11,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rlstruct.envs.codec import Arrays, SpaceCodec
-from rlstruct.envs.options import Options, merge, same
-from rlstruct.envs.rows import Mask
+from rlstruct.envs.rows import Mask, Options
 from rlstruct.errors import ShapeMismatchError
 from rlstruct.spaces import Element
 
@@ -105,7 +104,29 @@ class Restarter(ABC):
 
 
 class MaskedReset(Restarter):
-    """Restarts ended rows at once through ``reset(options={"reset_mask": mask})``: exact, and no step is lost."""
+    """Restarts ended rows at once through ``reset(options={"reset_mask": mask})``: exact, and no step is lost.
+
+    Args:
+        vector: the environment, wrappers included.
+        frames: codec of one environment's observation space.
+        by_row: whether each row gets its own options. Sync- and AsyncVectorEnv hand one dict to every environment that
+            they reset, so rows with different options are reset one group at a time.
+    """
+
+    def __init__(self, vector: Vector, frames: SpaceCodec, *, by_row: bool = False) -> None:
+        """Keep the environment."""
+        super().__init__(vector, frames)
+        self._by_row = by_row
+
+    def reset(self, seed: int | None, options: Options | None) -> Arrays:
+        """Start a new episode in every row."""
+        self.options = options
+        (_, first), *others = self._groups(np.ones(self.n, np.bool_))
+        frames = self._reset(seed=seed, options=first or None)
+        for mask, group in others:
+            # the seed again: these rows were reset with the first group's options just now
+            frames = self._reset(seed=seed, options={**group, "reset_mask": mask})
+        return frames
 
     def step(self, action: Element, out: Arrays) -> VectorStep:
         """Take one step, and reset the rows that ended."""
@@ -117,33 +138,14 @@ class MaskedReset(Restarter):
         return result
 
     def _reset_rows(self, mask: Mask) -> Arrays:
-        options = {**(merge(self.options) or {}), "reset_mask": mask.copy()}
-        return self._reset(options=options)
-
-
-class RowOptions(MaskedReset):
-    """`MaskedReset` of Sync- and AsyncVectorEnv, where each row gets its own options.
-
-    Both hand one dict to every environment that they reset; rows with different options are reset one group at a time.
-    """
-
-    def reset(self, seed: int | None, options: Options | None) -> Arrays:
-        """Start a new episode in every row."""
-        self.options = options
-        frames = self._reset(seed=seed, options=None if options is None else dict(options[0]))
-        for mask, group in self._groups(np.ones(self.n, np.bool_))[1:]:
-            # the seed again: these rows were reset with the first group's options just now
-            frames = self._reset(seed=seed, options={**group, "reset_mask": mask})
+        for group_mask, group in self._groups(mask):
+            frames = self._reset(options={**group, "reset_mask": group_mask})
         return frames
 
-    def _reset_rows(self, mask: Mask) -> Arrays:
-        for group_mask, group in self._groups(mask):
-            observation, _ = self.vector.reset(options={**group, "reset_mask": group_mask})
-        return self.frames.batched(observation, self.n)
-
     def _groups(self, mask: Mask) -> list[tuple[Mask, dict[str, Any]]]:
-        if self.options is None:
-            return [(mask.copy(), {})]
+        """The rows that are reset with the same options, and these."""
+        if self.options is None or not self._by_row:
+            return [(mask.copy(), merge(self.options) or {})]
         groups: list[tuple[Mask, dict[str, Any]]] = []
         for row in np.flatnonzero(mask):
             options = self.options[row]
@@ -240,6 +242,25 @@ class NextStep(Restarter):
         return result
 
 
+def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    """Whether two environments have equal options."""
+    return first.keys() == second.keys() and all(np.array_equal(first[key], second[key]) for key in first)
+
+
+def merge(options: Options | None) -> dict[str, Any] | None:
+    """Merge the options of all environments for a vector environment that takes one dict.
+
+    A value that is the same in every environment is given once, otherwise the key gets an array with one row each.
+    """
+    if options is None:
+        return None
+    merged = {}
+    for key, first in options[0].items():
+        equal = all(np.array_equal(first, row[key]) for row in options)
+        merged[key] = first if equal else np.array([row[key] for row in options])
+    return merged
+
+
 def autoreset_mode(vector: Vector, stated: AutoresetMode | str | None) -> AutoresetMode:
     """Find the autoreset mode of a vector environment.
 
@@ -291,7 +312,7 @@ def make_restarter(vector: Vector, frames: SpaceCodec, mode: AutoresetMode, rese
             if mode is AutoresetMode.SAME_STEP:
                 # Its final_obs is the environment's own array: the reset overwrites it where a buffer is reused.
                 base.autoreset_mode = AutoresetMode.DISABLED
-            return RowOptions(vector, frames)
+            return MaskedReset(vector, frames, by_row=True)
         if isinstance(base, AsyncVectorEnv) and base.worker is None:
             # Without shared memory a masked reset does not end NEXT_STEP's pending restart (gymnasium 1.4).
             if mode is AutoresetMode.SAME_STEP or (mode is AutoresetMode.NEXT_STEP and not base.shared_memory):
@@ -300,7 +321,7 @@ def make_restarter(vector: Vector, frames: SpaceCodec, mode: AutoresetMode, rese
                     "lose final observations. Make it with autoreset_mode=AutoresetMode.DISABLED: then GymVectorEnv "
                     "restarts its environments, in the same step."
                 )
-            return RowOptions(vector, frames)
+            return MaskedReset(vector, frames, by_row=True)
         if hasattr(base, "all_env_ids") and hasattr(base, "async_reset"):
             return EnvPoolReset(vector, frames)
     obeys = type(base).__module__.startswith("ale_py.") if reset_mask is None else reset_mask

@@ -10,8 +10,7 @@ import gymnasium
 import numpy as np
 
 from rlstruct.core import DictTensor
-from rlstruct.envs.options import Options, options_of
-from rlstruct.envs.rows import Rows, RowsEnv
+from rlstruct.envs.rows import Options, Rows, RowsEnv, options_of
 from rlstruct.errors import ShapeMismatchError, tag_environment
 from rlstruct.spaces import Element
 from rlstruct.vec_env import Observed, Stepped

@@ -10,8 +10,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 from rlstruct.core import DictTensor
 from rlstruct.envs.autoreset import autoreset_mode as find_mode
 from rlstruct.envs.autoreset import make_restarter
-from rlstruct.envs.options import options_of
-from rlstruct.envs.rows import RowsEnv
+from rlstruct.envs.rows import RowsEnv, options_of
 from rlstruct.errors import tag_environment
 from rlstruct.vec_env import Observed, Stepped
 

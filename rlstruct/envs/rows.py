@@ -10,7 +10,7 @@ import torch
 
 from rlstruct.core import DictTensor
 from rlstruct.envs.codec import Arrays, SpaceCodec
-from rlstruct.errors import ShapeMismatchError, tag_environment
+from rlstruct.errors import DeviceMismatchError, ShapeMismatchError, tag_environment
 from rlstruct.spaces import Space
 from rlstruct.vec_env import VecEnv
 
@@ -19,6 +19,8 @@ _MAX_IDLE_STEPS = 1000  # batchers look at least every 16 steps whether every ep
 Array = np.ndarray[Any, Any]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Index = Mask | list[int]
+Options = list[dict[str, Any]]
+"""The options of each environment's reset."""
 
 
 class Rows:
@@ -240,3 +242,37 @@ class RowsEnv(VecEnv):
 def last_action_keys(actions: SpaceCodec) -> tuple[str, ...]:
     """Return the observation's names of the last action: ``last_action``, or ``last_action/<key>`` when nested."""
     return tuple(f"last_{key}" for key in actions.keys)
+
+
+def options_of(env_info: DictTensor | None, n: int, where: str) -> Options | None:
+    """Turn ``env_info`` into one dict of options per environment.
+
+    Args:
+        env_info: settings of each environment, [n, ...] on the CPU; empty or None for none.
+        n: number of environments.
+        where: start of the error messages.
+
+    Returns:
+        For each environment Python numbers where a row is 0-dimensional and numpy arrays otherwise; None without keys.
+
+    Raises:
+        ShapeMismatchError: ``env_info`` has another number of rows.
+        DeviceMismatchError: ``env_info`` is not on the CPU.
+    """
+    if env_info is None or env_info.empty():
+        return None
+    if env_info.device is not None and env_info.device.type != "cpu":
+        raise DeviceMismatchError(
+            f"{where}: tensor {next(iter(env_info.keys()))!r} of env_info is on {env_info.device}, expected cpu. "
+            "Settings of environments stay on the CPU: create it there."
+        )
+    if env_info.n_elems() != n:
+        raise ShapeMismatchError(
+            f"{where}: env_info has {env_info.n_elems()} rows, expected {n}: one row per environment."
+        )
+    options: Options = [{} for _ in range(n)]
+    for key, tensor in env_info.items():
+        values = tensor.tolist() if tensor.dim() == 1 else list(tensor.numpy().copy())  # sync: on the CPU, per reset
+        for row, value in zip(options, values, strict=True):
+            row[key] = value
+    return options

@@ -19,17 +19,9 @@ def _lstm_cell(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One step of an LSTM (Hochreiter and Schmidhuber, 1997), gates in torch's order.
+    """One step of an LSTM (Hochreiter and Schmidhuber, 1997), gates in torch's order; [B, H] out of [B, 4 H].
 
-    Args:
-        input_gates: weighted input of the four gates.         [B, 4 H] float
-        hidden_gates: weighted hidden state of the four gates. [B, 4 H] float
-        cx: cell state.                                        [B, H] float
-        input_bias: bias of the input part.                    [4 H] float
-        hidden_bias: bias of the hidden part.                  [4 H] float
-
-    Returns:
-        New hidden state [B, H], new cell state [B, H], and a workspace that nobody reads.
+    The last result is a workspace that nobody reads.
     """
     gates = input_gates + hidden_gates
     if input_bias is not None and hidden_bias is not None:
@@ -46,17 +38,9 @@ def _gru_cell(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """One step of a GRU (Cho et al., 2014), gates in torch's order.
+    """One step of a GRU (Cho et al., 2014), gates in torch's order; [B, H] out of [B, 3 H].
 
-    Args:
-        input_gates: weighted input of the three gates.         [B, 3 H] float
-        hidden_gates: weighted hidden state of the three gates. [B, 3 H] float
-        hx: hidden state.                                       [B, H] float
-        input_bias: bias of the input part.                     [3 H] float
-        hidden_bias: bias of the hidden part.                   [3 H] float
-
-    Returns:
-        New hidden state [B, H], and a workspace that nobody reads.
+    The last result is a workspace that nobody reads.
     """
     if input_bias is not None and hidden_bias is not None:
         input_gates, hidden_gates = input_gates + input_bias, hidden_gates + hidden_bias
