@@ -84,7 +84,7 @@ def device_count(device_type: str) -> int:
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep the CPU memory of tensors that are gone for the next ones, as torch does with a GPU's.
+    """Keep freed CPU memory in this process for the next tensors, as torch does on a GPU.
 
     The C library of Linux hands every block beyond 32 MB back to the system as soon as it is freed, and gets new pages,
     all to be filled with zeros, for the next one: a network that acts in 262,144 environments on the CPU takes half of
@@ -92,13 +92,13 @@ def keep_freed_memory() -> bool:
     worker processes are not affected, nor are large tensors of other threads.
 
     Returns:
-        Whether it had an effect: glibc takes the advice, other C libraries know nothing of it.
+        Whether it had an effect: only glibc has this option.
     """
     advise = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if advise is None:
         return False
-    # No block is mapped by itself. To raise the size from which blocks are would not do: an int cannot name more than
-    # 2 GB, and glibc before 2.35 takes no more than 32 MB.
+    # Blocks are never mapped one by one. Raising M_MMAP_THRESHOLD is not enough: an int cannot name more than 2 GB, and
+    # glibc before 2.35 takes no more than 32 MB.
     return all([advise(_MMAP_MAX, 0), advise(_TRIM_THRESHOLD, _NEVER)])
 
 

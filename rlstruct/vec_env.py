@@ -139,7 +139,7 @@ class VecEnv(ABC):
     def state_dict(self) -> dict[str, Tensor] | None:
         """Return all that decides what comes next, for a checkpoint; None: these environments cannot be saved.
 
-        Whoever overrides this overrides `load_state_dict` too.
+        Override `load_state_dict` too.
 
         Returns:
             Tensors of any shape by name, on any device; later steps do not write to them.
@@ -177,7 +177,7 @@ class Carrying(Protocol):
 
 
 class EnvWrapper(VecEnv):
-    """A VecEnv around another one that does everything as that one does: override what shall be different.
+    """A VecEnv around another one that does everything as that one does: override what is to differ.
 
     Memory is not lent through it, so that what `step` returns may be changed.
 
@@ -261,7 +261,7 @@ class DeviceEnv(EnvWrapper):
         if env_info is not None and env_info.device not in (None, torch.device("cpu")):
             raise DeviceMismatchError(
                 f"DeviceEnv.reset: tensor {next(iter(env_info.keys()))!r} of env_info is on {env_info.device}, "
-                "expected cpu. Settings of environments stay on the CPU: create it there."
+                "expected cpu. env_info stays on the CPU: create it there."
             )
         return self._out(self.env.reset(env_info))
 

@@ -50,7 +50,7 @@ class Adapter(VecEnv):
         """Return B."""
         return self._n_envs
 
-    def _refuse_settings(self, env_info: DictTensor | None) -> None:
+    def _refuse_info(self, env_info: DictTensor | None) -> None:
         if env_info is not None and not env_info.empty():
             raise ValueError(f"{self._name}.reset: got env_info {list(env_info.keys())}, expected none: it takes none.")
 

@@ -69,9 +69,9 @@ class JaxEnv(Adapter):
         """Start a new episode in every environment; see `VecEnv.reset`.
 
         Raises:
-            ValueError: there are settings, which such environments do not take.
+            ValueError: ``env_info`` is not empty: such environments take none.
         """
-        self._refuse_settings(env_info)
+        self._refuse_info(env_info)
         self._keys, self._state, frames = self._functions[0](self._keys)
         return self._begin(self._shared(frames))
 

@@ -106,9 +106,9 @@ class MujocoWarpEnv(Adapter):
         """Start a new episode in every world; see `VecEnv.reset`.
 
         Raises:
-            ValueError: there are settings, which worlds do not take.
+            ValueError: ``env_info`` is not empty: worlds take none.
         """
-        self._refuse_settings(env_info)
+        self._refuse_info(env_info)
         self._start(self._yes)
         return self._begin({"frame": self._frame()})
 

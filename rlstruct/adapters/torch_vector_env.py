@@ -70,10 +70,10 @@ class TorchVectorEnv(Adapter):
         """Start a new episode in every environment; see `VecEnv.reset`.
 
         Raises:
-            ValueError: there are settings, which such environments do not take.
+            ValueError: ``env_info`` is not empty: such environments take none.
             DeviceMismatchError, ShapeMismatchError: an observation is elsewhere, or has not B rows.
         """
-        self._refuse_settings(env_info)
+        self._refuse_info(env_info)
         seed, self._seed = self._seed, None
         frames = self._frames(self.vec.reset(seed=seed)[0])
         self._previous = frames

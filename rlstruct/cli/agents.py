@@ -73,7 +73,7 @@ def choose(algorithm: str, task: Task, observation: spaces.Space[Any], action: s
             f"no bundled agent {'remembers images' if task.recurrent else 'turns images into continuous actions'}: "
             "write one (tutorials/02_your_own_agent.py, rlstruct.agents.ConvolutionalTrunk)."
         )
-    # Images are seen by convolutions, unless the user says how wide a perceptron shall be.
+    # Images are seen by convolutions, unless the user says how wide a perceptron is to be.
     body = "recurrent" if task.recurrent else "convolutional" if image and "hidden" not in settings else "perceptron"
     family = "values" if algorithm == "dqn" else "gaussian" if continuous else "policy"
     network, create_agent, kind = _BUNDLED[family, body]

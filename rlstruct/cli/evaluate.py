@@ -21,7 +21,7 @@ from rlstruct.cli.record import Trained, load_trained
 from rlstruct.rl_agent import RL_Agent
 
 _AT_ONCE = 100  # environments in one batch, at most
-_STEPS = 64  # of a batch: images of long pieces would take much memory
+_STEPS = 64  # of a batch: longer batches of images would take much memory
 _FILM_STEPS = 2_000
 _SEED = 500_000_000  # far from the seeds of trainings and of their evaluations
 

@@ -205,7 +205,7 @@ def _minatar(env: VecEnv, observation: DictTensor, row: int) -> Picture:
 
 
 def _board(env: VecEnv, observation: DictTensor, row: int) -> Picture:
-    """Draw Connect Four, the first player yellow. A frame shows whoever moves next first."""
+    """Draw Connect Four, the first player yellow. A frame shows the player to move first."""
     from PIL import Image, ImageDraw
 
     board = _array(observation, "frame/board", row)  # [2, 6, 7] bool
@@ -285,7 +285,7 @@ def _pendulum(frame: Frame) -> Scene:
 
 
 def _acrobot(frame: Frame) -> Scene:
-    """Both links; the tip shall rise above the line."""
+    """Both links; the tip has to rise above the line."""
     first = math.atan2(float(frame[1]), float(frame[0]))
     second = first + math.atan2(float(frame[3]), float(frame[2]))
     middle = (math.sin(first), -math.cos(first))

@@ -71,7 +71,7 @@ def _leaving_at_once(command: str) -> Iterator[None]:
     """
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # whoever calls from Python, or has the signal ignored, has decided
+        yield  # called from Python, or with the signal ignored: leave it as it is
         return
 
     def leave(signum: int, frame: object) -> None:

@@ -98,8 +98,8 @@ def load(run: Path) -> RunRecord:
         raise UserError(f"{file} is damaged: {error}") from None
     if not isinstance(stored, dict) or not {"algorithm", "task", "config"} <= stored.keys():
         raise ForeignRun(
-            f"{run} was not made by rlstruct train: its config.json does not name algorithm, task and config. Whoever "
-            "made it has the environment and the network."
+            f"{run} was not made by rlstruct train: its config.json does not name algorithm, task and config. The "
+            "program that made it has the environment and the network."
         )
     algorithm = str(stored["algorithm"])
     return RunRecord(
@@ -135,8 +135,8 @@ def load_trained(run: Path, *, auto_reset: bool, render: bool = False) -> Traine
 
     Args:
         run: the folder.
-        auto_reset: whether the environments shall restart by themselves.
-        render: whether they shall draw themselves.
+        auto_reset: whether the environments restart by themselves.
+        render: whether they draw themselves.
 
     Raises:
         UserError: there is no such run, or it has no checkpoint yet, or the checkpoint does not fit.

@@ -1,4 +1,4 @@
-"""What is wrong with tensors that shall make a structure, in words: the checks at birth, and the key that was meant."""
+"""Checks of the tensors that make a structure, with errors in words, and a guess which key was meant."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def join(
             key = names[0] if names else "lengths"
             raise wrong_device(f"{where}: part {i}", key, part._home(), home, "the device of part 0")
         rows.append(tensors.values())
-        # torch.cat would convert dtypes, and skips a tensor of shape [0], without a word.
+        # torch.cat would convert dtypes, and silently skips a tensor of shape [0].
         may_skip = first_axis == 1 and 0 in (parts[0].n_elems(), part.n_elems())
         if may_skip or [tensor.dtype for tensor in tensors.values()] != dtypes:
             for key, tensor in tensors.items():

@@ -255,7 +255,7 @@ class Trajectories:
 
         Args:
             path: of the file.
-            device: where the trajectories shall be, wherever they were saved.
+            device: where to put the trajectories, wherever they were when saved.
 
         Returns:
             The same trajectories.  [B, T]

@@ -264,7 +264,7 @@ def options_of(env_info: DictTensor | None, n: int, where: str) -> Options | Non
     if env_info.device is not None and env_info.device.type != "cpu":
         raise DeviceMismatchError(
             f"{where}: tensor {next(iter(env_info.keys()))!r} of env_info is on {env_info.device}, expected cpu. "
-            "Settings of environments stay on the CPU: create it there."
+            "env_info stays on the CPU: create it there."
         )
     if env_info.n_elems() != n:
         raise ShapeMismatchError(

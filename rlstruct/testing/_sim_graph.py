@@ -1,6 +1,6 @@
 """A graph for the simulated accelerator: what a CUDA graph does, operator by operator.
 
-While a piece of work is recorded, every operator is noted with the very tensors that it met. A replay runs the same
+While work is recorded, every operator is noted with the very tensors that it met. A replay runs the same
 operators on the same tensors and writes their results into the memory that the recording gave them; no Python of the
 work runs again. So whatever a CUDA graph gets wrong in silence goes wrong here too, on a laptop: a number that was read
 on the host stays, a tensor that took another's place is not seen, a result that is not copied back is lost. A wait for
