@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rlstruct.envs.codec import Arrays, SpaceCodec
-from rlstruct.envs.rows import Mask, Options
+from rlstruct.envs.rows import RESET_RETURNS, STEP_RETURNS, Mask, Options, old_api
 from rlstruct.errors import ShapeMismatchError
 from rlstruct.spaces import Element
 
@@ -71,7 +71,7 @@ class Restarter(ABC):
     def _step(self, action: Element, out: Arrays) -> tuple[VectorStep, dict[str, Any]]:
         answer = self.vector.step(action)
         if not isinstance(answer, tuple) or len(answer) != 5:
-            raise self._old_api("step", answer, "five values, (observation, reward, terminated, truncated, info)")
+            raise old_api(f"GymVectorEnv.step: {type(self.vector.unwrapped).__name__}", answer, STEP_RETURNS)
         observation, reward, terminated, truncated, info = answer
         self.frames.batched(observation, self.n, out)
         if np.shape(reward) != (self.n,):
@@ -83,16 +83,8 @@ class Restarter(ABC):
     def _reset(self, **arguments: Any) -> Arrays:  # noqa: ANN401 - seed and options
         answer: Any = self.vector.reset(**arguments)
         if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], dict):
-            raise self._old_api("reset", answer, "two values, (observation, info)")
+            raise old_api(f"GymVectorEnv.reset: {type(self.vector.unwrapped).__name__}", answer, RESET_RETURNS)
         return self.frames.batched(answer[0], self.n)
-
-    def _old_api(self, method: str, answer: object, expected: str) -> TypeError:
-        values = [type(value).__name__ for value in answer] if isinstance(answer, tuple) else []
-        got = f"{len(values)} values, ({', '.join(values)})" if values else f"a {type(answer).__name__}"
-        return TypeError(
-            f"GymVectorEnv.{method}: {type(self.vector.unwrapped).__name__} returned {got}, expected gymnasium's "
-            f"{expected}. Port it from the old gym API."
-        )
 
     def _mask(self, name: str, value: Element) -> Mask:
         mask = np.asarray(value)
@@ -152,7 +144,7 @@ class MaskedReset(Restarter):
             group_mask = next((known for known, group in groups if same(group, options)), None)
             if group_mask is None:
                 group_mask = np.zeros(self.n, np.bool_)
-                groups.append((group_mask, options))
+                groups.append((group_mask, dict(options)))
             group_mask[row] = True
         return groups
 

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 
 from rlstruct.core import DictTensor
-from rlstruct.envs.rows import Options, Rows, RowsEnv, options_of
+from rlstruct.envs.rows import RESET_RETURNS, STEP_RETURNS, Options, Rows, RowsEnv, old_api, options_of
 from rlstruct.errors import ShapeMismatchError, tag_environment
 from rlstruct.spaces import Element
 from rlstruct.vec_env import Observed, Stepped
@@ -168,7 +168,7 @@ class GymEnv(RowsEnv):
         try:
             answer = self.envs[j].reset(seed=seed, options=options)
             if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], dict):
-                raise self._old_api("reset", j, "two values, (observation, info)", answer)
+                raise old_api(self._who("reset", j), answer, RESET_RETURNS)
             return answer[0]
         except Exception as error:
             tag_environment(error, j)
@@ -177,14 +177,8 @@ class GymEnv(RowsEnv):
                 raise TypeError(f"{self._where}.reset: environment {j}: {error}. {mend}") from error
             raise
 
-    def _old_api(self, method: str, j: int, expected: str, answer: Element) -> TypeError:
-        got = f"a {type(answer).__name__}"
-        if isinstance(answer, tuple):
-            got = f"{len(answer)} values, ({', '.join(type(value).__name__ for value in answer)})"
-        return TypeError(
-            f"{self._where}.{method}: environment {j}, a {type(self.envs[j].unwrapped).__name__}, returned {got}, "
-            f"expected gymnasium's {expected}. Port it from the old gym API."
-        )
+    def _who(self, method: str, j: int) -> str:
+        return f"{self._where}.{method}: environment {j}, a {type(self.envs[j].unwrapped).__name__},"
 
     def _explained(self, error: Exception, j: int, action: Element, answer: Element) -> Exception | None:
         """What is wrong with the action that an environment refused, or with what it returned, if anything.
@@ -193,8 +187,7 @@ class GymEnv(RowsEnv):
         """
         if answer is not _NOTHING:  # raised after the environment's step
             if not isinstance(answer, tuple) or len(answer) != 5:
-                expected = "five values, (observation, reward, terminated, truncated, info)"
-                return self._old_api("step", j, expected, answer)
+                return old_api(self._who("step", j), answer, STEP_RETURNS)
             try:
                 self._frames.check(answer[0], index=j)
             except ShapeMismatchError as misfit:

@@ -19,6 +19,9 @@ _MAX_IDLE_STEPS = 1000  # batchers look at least every 16 steps whether every ep
 Array = np.ndarray[Any, Any]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Index = Mask | list[int]
+RESET_RETURNS = "two values, (observation, info)"
+STEP_RETURNS = "five values, (observation, reward, terminated, truncated, info)"
+
 Options = list[dict[str, Any]]
 """The options of each environment's reset."""
 
@@ -276,3 +279,11 @@ def options_of(env_info: DictTensor | None, n: int, where: str) -> Options | Non
         for row, value in zip(options, values, strict=True):
             row[key] = value
     return options
+
+
+def old_api(who: str, answer: object, expected: str) -> TypeError:
+    """Say that an environment does not return what gymnasium's do."""
+    got = f"a {type(answer).__name__}"
+    if isinstance(answer, tuple):
+        got = f"{len(answer)} values, ({', '.join(type(value).__name__ for value in answer)})"
+    return TypeError(f"{who} returned {got}, expected gymnasium's {expected}. Port it from the old gym API.")
