@@ -1,4 +1,4 @@
-"""RL_Agent: the contract of a policy, and RL_Agent_CheckDevice, which finds misplaced tensors. Layer 2."""
+"""RL_Agent: the contract of a policy, and RL_Agent_CheckDevice, which finds misplaced tensors."""
 
 from __future__ import annotations
 

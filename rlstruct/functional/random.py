@@ -1,4 +1,4 @@
-"""Counter-based random numbers. Layer 1: pure functions of a key, equal on every device, no state, no host sync.
+"""Counter-based random numbers. Pure functions of a key, equal on every device, no state, no host sync.
 
 A key is an int64 that stands for one environment at one step, random in all of its bits, as `step_keys` and `split`
 make them; the batcher puts one per environment into ``observation["rng"]``. What is drawn depends on the key alone,
