@@ -23,7 +23,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rlstruct.engine.compiled import Compiled
+from rlstruct.engine.compiled import Compiled, stack_steps
 from rlstruct.functional.random import child_key, randint
 from rlstruct.sims._spaces import random_action
 from rlstruct.sims._state import Tensors, fields_of, make_state, part
@@ -32,6 +32,7 @@ from rlstruct.spaces import Space
 Answer = tuple[Tensors, Tensors, Tensors, Tensors]
 """What changes in the carry; `reached`; `current` (empty if episodic: it is `reached`); the masks ``ran`` and
 ``running`` (episodic only). Masks that are False everywhere are left out, see `quiet_masks`."""
+Steps = dict[str, list[Tensor]]
 
 
 _MOST_AHEAD, _MOST_ROWS = 16, 1 << 20  # steps; rows drawn at once, which bounds the memory
@@ -112,7 +113,9 @@ class Simulation:
             return self._step(carry, action)
         return self._step_and_restart(carry, action, starts)
 
-    def rollout(self, carry: Tensors, plan: Tensors, n_steps: int, starts: StartStates | None = None) -> Answer:
+    def rollout(
+        self, carry: Tensors, plan: Tensors, n_steps: int, starts: StartStates | None = None
+    ) -> tuple[Tensors, Steps, Steps, Steps]:
         """Take K steps.
 
         Args:
@@ -122,7 +125,7 @@ class Simulation:
             starts: as in `step`.
 
         Returns:
-            As `step`; observations and masks have a time axis, [B, K, ...].
+            As `step`; of observations and masks, lists of what each of the K steps shows, for `stack_steps`.
         """
         changed: Tensors = {}
         steps = []
@@ -132,7 +135,9 @@ class Simulation:
             moved, *shown = self.step(now, action, starts)
             changed |= moved
             steps.append(shown)
-        reached, current, masks = (_stack(shown) for shown in zip(*steps, strict=True))
+        reached, current, masks = (
+            {key: [shown[key] for shown in all_shown] for key in all_shown[0]} for all_shown in zip(*steps, strict=True)
+        )
         return changed, reached, current, masks
 
     def frames(self, fields: Tensors, *, kept: bool = True) -> Tensors:
@@ -271,21 +276,25 @@ class TorchStepper:
 
     def step(self, carry: Tensors, action: Tensors) -> Answer:
         """See `Simulation.step`."""
-        return self._call("step", self._simulation.step, carry, action)
+        answer: Answer = self._call("step", self._simulation.step, carry, action)
+        return answer
 
     def rollout(self, carry: Tensors, plan: Tensors, n_steps: int) -> Answer:
         """See `Simulation.rollout`."""
         name = f"{n_steps} steps, actions {[len(value) for value in plan.values()]}"
-        return self._call(name, partial(self._simulation.rollout, n_steps=n_steps), carry, plan)
+        changed, *shown = self._call(name, partial(self._simulation.rollout, n_steps=n_steps), carry, plan)
+        if not self._compile:  # compiled code has stacked the steps
+            shown = [{key: stack_steps(steps) for key, steps in end.items()} for end in shown]
+        reached, current, masks = shown
+        return changed, reached, current, masks
 
     @torch.no_grad()
-    def _call(self, name: str, fn: Callable[..., Answer], carry: Tensors, action: Tensors) -> Answer:
+    def _call(self, name: str, fn: Callable[..., Any], carry: Tensors, action: Tensors) -> Any:  # noqa: ANN401
         if not self._compile:
             return fn(carry, action, starts=self._starts)
         if name not in self._compiled:
             self._compiled[name] = Compiled(fn)
-        changed, reached, current, masks = self._compiled[name](carry, action)
-        return changed, reached, current, masks
+        return tuple(self._compiled[name](carry, action))
 
 
 def quiet_masks(reached: Tensors, current: Tensors, no: Tensor) -> tuple[Tensors, Tensors]:
@@ -307,14 +316,3 @@ def _rows(mask: Tensor, like: Tensor) -> Tensor:
 def _choose(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """Take the rows of ``new`` where ``mask``, else of ``old``."""
     return torch.where(_rows(mask, old), new, old)
-
-
-def _stack(steps: tuple[Tensors, ...]) -> Tensors:
-    """Stack K steps to [B, K, ...]; in memory they stand one after the other, each as it was."""
-
-    def stack(values: list[Tensor]) -> Tensor:
-        if values[0].is_contiguous():
-            return torch.stack(values).transpose(0, 1)
-        return torch.stack([value.movedim(0, -1) for value in values]).movedim(-1, 0)  # `columns`
-
-    return {key: stack([step[key] for step in steps]) for key in steps[0]}
