@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import pathlib
 import pkgutil
+import subprocess
 import sys
 
 import gymnasium
@@ -29,9 +30,9 @@ def import_everything(repository: pathlib.Path) -> list[str]:
         try:
             file = pathlib.Path(importlib.import_module(name).__file__ or "")
         except ImportError as error:
-            if "rlstruct[" not in str(error):
+            if "rlstruct[" not in str(error) and not name.startswith("rlstruct.cli."):
                 raise
-            continue  # it says which extra it needs, and this environment has none
+            continue  # it says which extra it needs, and this environment has none; for commands `main` says so
         if file.resolve().is_relative_to(repository):
             raise SystemExit(f"{name} came from the repository ({file}), not from the wheel")
     if missing := EXPECTED - set(names):
@@ -65,10 +66,19 @@ def collect(n_processes: int) -> torch.Tensor:
     return steps["_observation/reward"] * steps.mask()
 
 
+def check_commands() -> None:
+    """Without the extra a command names it, in one line."""
+    for command in ("train", "evaluate", "plot", "play"):
+        run = subprocess.run([sys.executable, "-m", "rlstruct", command], capture_output=True, text=True)
+        if run.returncode != 2 or "rlstruct[train]" not in run.stderr or run.stderr.count("\n") != 1:
+            raise SystemExit(f"rlstruct {command} without its extra: exit code {run.returncode}, said {run.stderr!r}")
+
+
 def main() -> None:
     repository = pathlib.Path(sys.argv[1]).resolve()
     names = import_everything(repository)
     print(f"{len(names)} modules imported from {pathlib.Path(rlstruct.__file__).parent}")
+    check_commands()
     here, spawned = collect(0), collect(1)
     if not torch.equal(here, spawned):
         raise SystemExit("the same seed gave other episodes in a worker process")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeGuard, TypeVar
 
 import torch
 import tyro
@@ -263,10 +263,10 @@ def _with_fitting_parts(config: TrainingConfig, words: Sequence[str]) -> Trainin
     if not _splits_environments(config, words):
         return config
     n_envs = _count(words, "--n-envs", config.n_envs) * max(1, _count(words, "--n-processes", config.n_processes))
-    return replace(config, n_minibatches=max(1, min(config.n_minibatches, n_envs)))  # type: ignore[call-arg]
+    return replace(config, n_minibatches=max(1, min(config.n_minibatches, n_envs)))
 
 
-def _splits_environments(config: TrainingConfig, words: Sequence[str]) -> bool:
+def _splits_environments(config: TrainingConfig, words: Sequence[str]) -> TypeGuard[A2CConfig | PPOConfig]:
     """Whether a minibatch is made of whole environments."""
     return isinstance(config, A2CConfig) or (isinstance(config, PPOConfig) and "--recurrent" in words)
 

@@ -2,9 +2,8 @@
 
 import math
 
-import warp as wp
-
 from rlstruct.sims.acrobot import CENTRE, GRAVITY, INERTIA, LENGTH, MASS, MAX_SPEED_1, MAX_SPEED_2, STEP, Acrobot
+from rlstruct.sims.kernels import wp
 from rlstruct.sims.kernels.game import GameKernel
 from rlstruct.sims.kernels.random import uniform
 

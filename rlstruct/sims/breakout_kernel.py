@@ -2,10 +2,9 @@
 
 import functools
 
-import warp as wp
-
 from rlstruct.sims._minatar import CELLS, LEFT, RIGHT, SIZE, STICKY_STREAM
 from rlstruct.sims.breakout import ALL_BRICKS, Breakout
+from rlstruct.sims.kernels import wp
 from rlstruct.sims.kernels.game import GameKernel
 from rlstruct.sims.kernels.random import randint, uniform
 

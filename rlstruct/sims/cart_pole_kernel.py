@@ -1,7 +1,5 @@
 """CartPole for one environment, as NVIDIA Warp functions; `rlstruct.sims.cart_pole` has the same for B."""
 
-import warp as wp
-
 from rlstruct.sims.cart_pole import (
     FORCE,
     GRAVITY,
@@ -13,6 +11,7 @@ from rlstruct.sims.cart_pole import (
     TOTAL_MASS,
     CartPole,
 )
+from rlstruct.sims.kernels import wp
 from rlstruct.sims.kernels.game import GameKernel
 from rlstruct.sims.kernels.random import uniform
 

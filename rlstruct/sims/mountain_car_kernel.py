@@ -1,7 +1,6 @@
 """Both MountainCars for one environment, as NVIDIA Warp functions; `rlstruct.sims.mountain_car` has the same for B."""
 
-import warp as wp
-
+from rlstruct.sims.kernels import wp
 from rlstruct.sims.kernels.game import GameKernel
 from rlstruct.sims.kernels.random import uniform
 from rlstruct.sims.mountain_car import (

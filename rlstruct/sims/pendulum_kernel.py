@@ -2,8 +2,7 @@
 
 import math
 
-import warp as wp
-
+from rlstruct.sims.kernels import wp
 from rlstruct.sims.kernels.game import GameKernel
 from rlstruct.sims.kernels.random import uniform
 from rlstruct.sims.pendulum import GRAVITY, LENGTH, MASS, MAX_SPEED, MAX_TORQUE, STEP, Pendulum

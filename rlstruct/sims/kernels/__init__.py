@@ -8,7 +8,7 @@ Needs the extra ``warp``; nothing else of rlstruct imports this package before a
 """
 
 try:
-    import warp
+    import warp as wp
 except ImportError as error:
     raise ImportError(
         "rlstruct.sims: backend='warp' needs NVIDIA Warp, which is not installed. Install it with "
@@ -19,6 +19,6 @@ from rlstruct.sims.kernels.game import GameKernel
 from rlstruct.sims.kernels.stepper import WarpStepper, quietly
 
 with quietly():
-    warp.init()
+    wp.init()
 
-__all__ = ["GameKernel", "WarpStepper"]
+__all__ = ["GameKernel", "WarpStepper", "wp"]
