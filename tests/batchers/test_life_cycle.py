@@ -280,6 +280,6 @@ def test_a_state_that_changes_its_keys_is_named_in_the_first_batch() -> None:
     with RL_Batcher(4, ForgetfulAgent, create_counting_env, env_args={"n_envs": 2}) as batcher:
         batcher.reset()
         batcher.execute()
-        with pytest.raises(WorkerError, match=r"agent: state 'new/.*expected missing") as raised:
+        with pytest.raises(WorkerError, match=r"agent: state 'new/.*expected no such key") as raised:
             batcher.get()
     assert isinstance(raised.value.__cause__, ShapeMismatchError)
