@@ -196,7 +196,7 @@ class Slab(Steps):
             odd = next(k for k in sorted(expected.keys() | found.keys()) if expected.get(k) != found.get(k))
             wanted = _spell(expected[odd]) if odd in expected else "no such key"
             raise ShapeMismatchError(
-                f"RL_Batcher: {role} {odd!r} is {_spell(found.get(odd))}, expected {wanted}, "
+                f"RL_Batcher: {role} {odd!r} is {_spell(found.get(odd))}, expected {wanted} "
                 "as at the beginning. Return the same keys, shapes and dtypes always."
             )
 
