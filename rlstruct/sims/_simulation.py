@@ -35,7 +35,7 @@ Answer = tuple[Tensors, Tensors, Tensors, Tensors]
 Steps = dict[str, list[Tensor]]
 
 
-_MOST_AHEAD, _MOST_ROWS = 16, 1 << 20  # steps; rows drawn at once, which bounds the memory
+_MOST_AHEAD, _MOST_ROWS = 16, 1 << 16  # steps; rows drawn at once: more do not stay in a cache
 
 
 class Simulator(Protocol):
