@@ -9,7 +9,7 @@ The steps, in order; a step that ends early leaves its time to those that follow
 1. ``first tests``: recording, replays, learning, collection, random numbers. If these are wrong, speed means nothing.
 2. ``targets``: Warp's first launch, then what the library has targets for, and the device's limits.
 3. ``other tests``: every other test marked ``gpu``.
-4. ``ladder``: all sizes of the benchmark, a training, and last what is compiled for minutes.
+4. ``ladder``: what single tricks bring, all sizes of the benchmark, a training, and last what is compiled for minutes.
 
 torch, numpy, gymnasium, cloudpickle, pytest and hypothesis must be there, or in the folder that ``--site`` names (as
 `pip install --target` fills it); warp-lang too, or what needs it is left out. Every test file has processes of its own:
@@ -67,7 +67,7 @@ STEPS = (
     Step("first tests", 5 / 30, tests=("recording", "graph", "replays", "lanes", "learning", "collection", "random")),
     Step("targets", 9 / 30, parts=("first_launch", "targets", "sync", "limits")),
     Step("other tests", 8 / 30),
-    Step("ladder", 8 / 30, parts=("policy", "simulation", "fused", "training", "launches", "compiled")),
+    Step("ladder", 8 / 30, parts=("tricks", "policy", "simulation", "fused", "training", "launches", "compiled")),
 )
 
 

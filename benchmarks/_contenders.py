@@ -1,4 +1,4 @@
-"""Long-lived contenders of a benchmark, each in a process of its own, that run in turns. Layer 5.
+"""Long-lived contenders of a benchmark, each in a process of its own, that run in turns.
 
 Everybody is started and warmed up before the first round, and every round gives each of them one turn, so that a slow
 moment of the machine hits all of them and start-up is not counted. See ``peers/_serve.py`` for the other side.

@@ -1,4 +1,4 @@
-"""The smaller parts of benchmarks/cpu_collect.py: scaling, slow environments, weights, start-up, frames. Layer 5."""
+"""The smaller parts of benchmarks/cpu_collect.py: scaling, slow environments, weights, start-up, frames."""
 
 from __future__ import annotations
 

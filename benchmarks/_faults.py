@@ -1,4 +1,4 @@
-"""One fault, done to one library: what it tells, how long it takes, what it leaves behind. Layer 5.
+"""One fault, done to one library: what it tells, how long it takes, what it leaves behind.
 
 The program that suffers is ``peers/faulty.py``, a process group of its own. Linux only.
 """

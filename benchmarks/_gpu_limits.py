@@ -1,4 +1,4 @@
-"""What a device can do at most, and what a rung asks of it, for benchmarks/gpu.py. Layer 5."""
+"""What a device can do at most, and what a rung asks of it, for benchmarks/gpu.py."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def limits(device: torch.device, quick: bool) -> dict[str, float | str]:
     copy = _best(lambda: target.copy_(source), device, 5)
     found = {"bytes_per_second": 2 * n_bytes / copy}
     try:
-        from _gpu_fma import FLOPS_PER_THREAD, multiply_add
+        from _gpu_kernels import FLOPS_PER_THREAD, multiply_add
     except ImportError as error:
         return found | {"flops_left_out": str(error)}
     values = source[: 1 << (21 if device.type == "cuda" else 10)]

@@ -1,4 +1,4 @@
-"""The rungs of benchmarks/gpu.py: callables that take environment steps of CartPole, one way each. Layer 5.
+"""The rungs of benchmarks/gpu.py: callables that take environment steps of CartPole, one way each.
 
 A rung is made for one number of environments; calling it takes ``steps`` steps of all of them and waits until they are
 done, so that its time can be taken with a clock of the host.
@@ -6,9 +6,11 @@ done, so that its time can be taken with a clock of the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from unittest import mock
 
 import gymnasium
 import torch
@@ -218,3 +220,49 @@ def policy_rungs(n_envs: int, device: torch.device) -> list[MakeRung]:
     else:
         rungs.append(partial(make_rung, "Warp one step, batcher", device=device, backend="warp", graph=False))
     return [*rungs, partial(make_rung, "Warp fused policy", device=device, backend="warp", graph=True)]
+
+
+@contextlib.contextmanager
+def without_loads_of_four() -> Iterator[None]:
+    """Compile the perceptron's kernel with Warp's own loads, one number at a time on a GPU."""
+    from _gpu_kernels import load_one_by_one
+
+    from rlstruct.sims.kernels import fused, perceptron
+
+    fused._make.cache_clear()
+    try:
+        with mock.patch.object(perceptron, "load_four", load_one_by_one):
+            yield
+    finally:
+        fused._make.cache_clear()
+
+
+def without_grouped_writes() -> contextlib.AbstractContextManager[object]:
+    """Write what a step has with one call for all dtypes, which torch takes apart into a copy each."""
+    return mock.patch("rlstruct.batchers.slab.copy_grouped", torch._foreach_copy_)
+
+
+def trick_rungs(n_envs: int, device: torch.device) -> list[MakeRung]:
+    """Two tricks, each with and without: the perceptron's loads of four numbers, and writes grouped by dtype.
+
+    Args:
+        n_envs: N.
+        device: of agent and environments.
+    """
+    fused = partial(batcher_rung, n_envs=n_envs, device=device, backend="warp", graph=True)
+    graph = partial(batcher_rung, n_envs=n_envs, device=device, backend="torch", graph=device.type == "cuda")
+    return [
+        partial(fused, "Warp fused policy, loads of four"),
+        partial(_without, without_loads_of_four, partial(fused, "Warp fused policy, single loads")),
+        partial(graph, "torch, writes grouped"),
+        partial(_without, without_grouped_writes, partial(graph, "torch, single writes")),
+    ]
+
+
+def _without(trick: Callable[[], contextlib.AbstractContextManager[object]], make_rung: MakeRung) -> Rung:
+    """Make a rung, and let it compile and record what it runs, while a trick is taken away."""
+    with trick():
+        rung = make_rung()
+        for _ in range(3):
+            rung.run()
+    return rung

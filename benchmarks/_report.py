@@ -1,4 +1,4 @@
-"""What all benchmarks share: the machine in words, interleaved timing, results as JSON. Layer 5.
+"""What all benchmarks share: the machine in words, interleaved timing, results as JSON.
 
 Run a benchmark as ``python benchmarks/<name>.py``: then Python finds this module beside it.
 """

@@ -9,7 +9,8 @@ Parts, in this order: ``first_launch`` (how long Warp takes until its first kern
 targets for, in a few sizes), ``sync`` (no hidden wait in a batch), ``limits`` (a copy and a multiply-add kernel),
 ``policy`` (a 64-64 actor and critic in the loop), ``simulation`` (CartPole alone, N from 1 to 2^20), ``fused`` (K from
 1 to 256 steps in a launch), ``training`` (A2C on 4,096 environments until an evaluation of 100 episodes reaches 475),
-``launches`` (kernels per step), ``compiled`` (what TorchInductor compiles for minutes first).
+``tricks`` (loads of four numbers, writes grouped by dtype: with and without), ``launches`` (kernels per step),
+``compiled`` (what TorchInductor compiles for minutes first).
 
 Timings are medians of interleaved repeats after a warm-up, compilation left out. Every row is written as it comes, so a
 run that is cut keeps what it has; what is measured is not measured again. An exception costs the rung that raised it.
@@ -44,7 +45,8 @@ from rlstruct.algos import a2c
 from rlstruct.sims import make
 
 PARTS = (
-    "first_launch", "targets", "sync", "limits", "policy", "simulation", "fused", "training", "launches", "compiled",
+    "first_launch", "targets", "sync", "limits", "policy", "simulation", "fused", "training", "tricks", "launches",
+    "compiled",
 )  # fmt: skip
 BROKEN = 70  # exit code
 NO_TIME = "the time budget is used up"
@@ -256,6 +258,13 @@ def policy(run: Run, sizes: Sequence[int] = ()) -> None:
         if not run.left(15, "policy"):
             return
         run.rate("policy", n_envs, _gpu_rungs.policy_rungs(n_envs, run.device))
+
+
+def tricks(run: Run) -> None:
+    """What two tricks bring that only a GPU can judge."""
+    for n_envs in [64] if run.quick or run.device.type == "cpu" else [4096, 1 << 18]:
+        if not run.measured("tricks", N=n_envs) and run.left(20, "tricks"):
+            run.rate("tricks", n_envs, _gpu_rungs.trick_rungs(n_envs, run.device))
 
 
 def limits(run: Run) -> None:

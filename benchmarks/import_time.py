@@ -1,4 +1,4 @@
-"""What `from rlstruct import *` costs beyond `import torch`, in fresh processes. Layer 5.
+"""What `from rlstruct import *` costs beyond `import torch`, in fresh processes.
 
     python benchmarks/import_time.py [--rounds 9]
 

@@ -1,4 +1,4 @@
-"""Collection with a policy in the loop, one process, one CPU thread: our CartPole beside gymnasium's. Layer 5.
+"""Collection with a policy in the loop, one process, one CPU thread: our CartPole beside gymnasium's.
 
     python benchmarks/policy_in_loop.py [--n-envs 1024] [--steps 64] [--rounds 7] [--sizes 64 1024 16384 262144]
 

@@ -1,4 +1,4 @@
-"""What DictTensor costs beside a plain dict of tensors, and beside tensordict. Layer 5.
+"""What DictTensor costs beside a plain dict of tensors, and beside tensordict.
 
     python benchmarks/structures.py [--device cuda] [--repeats 21]
 

@@ -18,7 +18,8 @@ from checkers import ROOT
 
 SCRIPTS = sorted(file.stem for file in (ROOT / "benchmarks").glob("[a-z]*.py"))
 PARTS = {
-    "first_launch", "sync", "limits", "policy", "simulation", "fused", "training", "launches", "compiled", "summary",
+    "first_launch", "sync", "limits", "policy", "simulation", "fused", "training", "tricks", "launches", "compiled",
+    "summary",
 }  # fmt: skip
 EVERYWHERE = {"SyncVectorEnv", "numpy-vectorised", "torch eager", "Warp one step", "Warp fused"}
 LEFT_OUT = {"it compiles for half a minute", "it takes minutes: --quick leaves it out"}

@@ -1,4 +1,4 @@
-"""A kernel that only multiplies and adds, for benchmarks/gpu.py: needs Warp. Layer 5."""
+"""Kernels that only benchmarks/gpu.py needs; they need Warp."""
 
 import torch
 import warp as wp
@@ -27,6 +27,12 @@ def fma_kernel(values: wp.array(dtype=wp.float32), n: int) -> None:
         g = g * 0.999 + x
         h = h * 0.999 + x
     values[i] = a + b + c + d + e + f + g + h
+
+
+@wp.func
+def load_one_by_one(weights: wp.array(dtype=wp.vec4f), row: int) -> wp.vec4f:
+    """Load four weights as Warp does, in place of `rlstruct.sims.kernels.perceptron.load_four`."""
+    return weights[row]
 
 
 def multiply_add(values: Tensor) -> None:
