@@ -32,7 +32,7 @@ class Preset:
 PRESETS: dict[tuple[str, str], Preset] = {
     ("reinforce", "CartPole-v1"): Preset(ReinforceConfig()),
     ("a2c", "CartPole-v1"): Preset(A2CConfig()),
-    ("ppo", "CartPole-v1"): Preset(PPOConfig()),
+    ("ppo", "CartPole-v1"): Preset(PPOConfig(n_env_steps=500_000, evaluation_interval=50_000)),
     ("dqn", "CartPole-v1"): Preset(
         DQNConfig(evaluation_interval=2000, target_return=475.0, evaluation_processes=0)
     ),
@@ -45,7 +45,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ),
     ("ppo", "Acrobot-v1"): Preset(
         PPOConfig(
-            n_env_steps=150_000, n_envs=16, n_timesteps=128, value_clip=None, evaluation_interval=50_000,
+            n_env_steps=300_000, n_envs=16, n_timesteps=128, value_clip=None, evaluation_interval=50_000,
             evaluation_timesteps=500,
         )
     ),
@@ -76,6 +76,21 @@ PRESETS: dict[tuple[str, str], Preset] = {
             evaluation_episodes=50, evaluation_processes=0,
         )
     ),
+    # Nothing ends it early: with PPO what is learnt stays learnt.
+    ("ppo", "LunarLander-v3"): Preset(
+        PPOConfig(
+            n_env_steps=1_000_000, n_envs=16, n_timesteps=512, n_minibatches=32, discount=0.995, reward_scale=0.05,
+            learning_rate=0.001, trace_decay=0.98, value_clip=None, evaluation_interval=50_000,
+            evaluation_timesteps=200, evaluation_stochastic=False, evaluation_episodes=50,
+        )
+    ),
+    ("ppo", "Pendulum-v1"): Preset(
+        PPOConfig(
+            n_env_steps=300_000, n_envs=16, n_timesteps=64, n_epochs=10, n_minibatches=16, discount=0.9,
+            value_clip=None, entropy_coefficient=0.0, evaluation_interval=50_000, evaluation_timesteps=200,
+            evaluation_stochastic=False,
+        )
+    ),
     ("dqn", "LunarLander-v3"): Preset(
         DQNConfig(
             n_env_steps=300_000, discount=0.99, learning_rate=0.001, n_updates=16, epsilon_fraction=0.1,
@@ -90,6 +105,13 @@ PRESETS: dict[tuple[str, str], Preset] = {
             entropy_coefficient=0.05, max_gradient_norm=0.5, vtrace=True, n_minibatches=4, rho_clip=4.0,
             evaluation_interval=100_000, evaluation_timesteps=200, evaluation_stochastic=False, target_return=12.0,
             evaluation_processes=0,
+        ),
+        {"hidden": (128, 128)},
+    ),
+    ("ppo", "Breakout-MinAtar"): Preset(
+        PPOConfig(
+            n_env_steps=2_000_000, n_envs=128, n_timesteps=32, n_minibatches=8, reward_scale=1.0, value_clip=None,
+            evaluation_interval=100_000, evaluation_timesteps=200,
         ),
         {"hidden": (128, 128)},
     ),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from typing import Any
 import _report
 import torch
 
+from rlstruct.algos.learning_curve import Curve, together
 from rlstruct.algos.training import TrainingResult
 
 Row = dict[str, Any]
@@ -26,21 +28,29 @@ class Task:
 
     Attributes:
         train: trains with a seed and further settings of its configuration.
-        target: the mean return of the final evaluation that is asked for.
+        target: the mean return of the final evaluation that is asked for; None asks for nothing.
         about: one line for the list of tasks.
         n_seeds: how many seeds are shown unless others are asked for.
         tuned_on: the seeds that its settings were chosen with.
     """
 
     train: Callable[..., TrainingResult]
-    target: float
+    target: float | None
     about: str
     n_seeds: int = 3
     tuned_on: tuple[int, ...] = (0,)
 
+    def seeds(self) -> list[int]:
+        """Return seeds that no settings were chosen with."""
+        return list(range(200, 200 + self.n_seeds))
+
+    def asked(self) -> str:
+        """Return the target in words."""
+        return "" if self.target is None else f"{self.target:g}"
+
 
 def run_task(name: str, task: Task, seeds: Sequence[int], settings: dict[str, Any], jobs: int = 1) -> None:
-    """Train with each seed, print a table of all, and write it as JSON and as a picture.
+    """Train with each seed, print a table of all, and write it as JSON and as a picture, anew after every seed.
 
     Seeds that were run before with the same commit stay in the file and in the picture.
 
@@ -51,52 +61,64 @@ def run_task(name: str, task: Task, seeds: Sequence[int], settings: dict[str, An
         settings: of the configuration, in place of the task's own.
         jobs: how many seeds are trained side by side, each in a process of one thread.
     """
-    print(f"{name}: {task.about}; settings chosen with seeds {', '.join(map(str, task.tuned_on))}.\n")
-    print(f"| seed | environment steps to {task.target:g} | final return | environment steps | seconds |")
-    print("|---:|---:|---:|---:|---:|")
-    rows = []
+    print(f"{name}: {task.about}; settings chosen with seeds {', '.join(map(str, task.tuned_on)) or 'none'}.\n")
+    print(f"| seed | environment steps to {task.asked()} | final return | last five | environment steps | seconds |")
+    print("|---:|---:|---:|---:|---:|---:|")
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         for row in pool.map(partial(_measure, task, settings), seeds):
-            rows.append(row)
             reached = "never" if row["steps_to_target"] is None else f"{row['steps_to_target']:,}"
-            final = f"{row['final_return']:.1f} ± {row['final_std']:.1f}"
+            final = f"{row['final_return']:.1f} ± {row['final_std']:.1f} | {last_five(row):.1f}"
             print(f"| {row['seed']} | {reached} | {final} | {row['env_steps']:,} | {row['seconds']:.1f} |", flush=True)
-    good = sum(row["final_return"] >= task.target for row in rows)
-    print(f"\n{good} of {len(rows)} seeds end at {task.target:g} or more. Machine: {_report.machine()}")
-    rows = sorted([*_other_rows(name, seeds), *rows], key=lambda row: int(row["seed"]))
-    path = _report.write(name, rows)
-    draw(name, rows, task.target, path.with_suffix(".png"))
-    print(f"Written: {path} and the picture beside it.")
+            rows = sorted([*_other_rows(name, row["seed"]), row], key=lambda row: int(row["seed"]))
+            path = _report.write(name, rows)
+            draw({task.about: ({"": rows}, task.target)}, path.with_suffix(".png"))
+    print(f"\nMachine: {_report.machine()}\nWritten: {path} and the picture beside it.")
 
 
-def draw(name: str, rows: Sequence[Row], target: float, path: Path) -> None:
-    """Draw the evaluations of all seeds into a PNG file.
+def draw(panels: Mapping[str, tuple[Mapping[str, Sequence[Row]], float | None]], path: Path) -> None:
+    """Draw the evaluations of all seeds into a PNG file: thin lines, their mean, and a band from lowest to highest.
 
     Args:
-        name: stands above the picture.
-        rows: as `run_task` writes them.
-        target: a line at this return.
+        panels: title to what is drawn there: label to rows as `run_task` writes them, and a line at this return.
         path: of the file to write.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    figure = Figure(figsize=(6.0, 3.6), dpi=110, layout="constrained")
+    columns = min(len(panels), 3)
+    lines = -(-len(panels) // columns)
+    size = (6.0, 3.6) if columns == 1 else (4.0 * columns, 2.7 * lines)
+    figure = Figure(figsize=size, dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for row in rows:
-        steps, returns = zip(*evaluations_of(row), strict=True)
-        axes.plot(steps, returns, linewidth=1.4, label=f"seed {row['seed']}")
-    axes.axhline(target, color="#9aa5b1", linestyle="--", linewidth=1)
-    axes.set_title(name, loc="left", fontsize=11)
-    axes.set_xlabel("environment steps collected")
-    axes.set_ylabel("mean return of an evaluation")
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.grid(alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, ncols=2 if len(rows) > 5 else 1)
+    grid = figure.subplots(lines, columns, squeeze=False).flatten()
+    for axes in grid[len(panels) :]:
+        axes.remove()
+    for axes, (title, (groups, target)) in zip(grid, panels.items(), strict=False):
+        for (label, rows), colour in zip(groups.items(), ("#1f5fa8", "#d9722e", "#2f9e62", "#a23b72"), strict=False):
+            curves = [Curve(*zip(*evaluations_of(row), strict=True)) for row in rows]
+            for curve in curves:
+                axes.plot(curve.steps, curve.values, color=colour, linewidth=0.6, alpha=0.5)
+            steps, values = together(curves)
+            axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
+            axes.plot(steps, values.mean(axis=0), color=colour, linewidth=2, label=label)
+        if target is not None:
+            axes.axhline(target, color="#9aa5b1", linestyle="--", linewidth=1)
+        if len(groups) > 1:
+            axes.legend(frameon=False, fontsize=8)
+        axes.set_title(f"{title}, {len(rows)} seeds", loc="left", fontsize=9)
+        axes.set_ylabel("return of an evaluation", fontsize=8)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.tick_params(labelsize=8)
+        axes.grid(alpha=0.25, linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel("environment steps collected", fontsize=9)
     figure.savefig(path)
+
+
+def last_five(row: Row) -> float:
+    """Return the mean of the last five evaluations of a training: those that it went on after, and the final one."""
+    return statistics.fmean(value for _, value in evaluations_of(row)[-5:])
 
 
 def evaluations_of(row: Row) -> list[tuple[float, float]]:
@@ -112,18 +134,19 @@ def learning_seconds(result: TrainingResult) -> float:
     return result.seconds - sum(evaluation.seconds for evaluation in result.evaluations[1:-1])
 
 
-def _other_rows(name: str, seeds: Sequence[int]) -> list[Row]:
+def _other_rows(name: str, seed: int) -> list[Row]:
     """Return what the file of this commit says about other seeds."""
     path = _report.result_path(name)
     rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
-    return [row for row in rows if row["seed"] not in seeds]
+    return [row for row in rows if row["seed"] != seed]
 
 
 def _measure(task: Task, settings: dict[str, Any], seed: int) -> Row:
     torch.set_num_threads(1)
     start = time.perf_counter()
     result = task.train(seed=seed, **settings)
-    reached = [evaluation.env_steps for evaluation in result.evaluations if evaluation.mean_return >= task.target]
+    target = float("inf") if task.target is None else task.target
+    reached = [evaluation.env_steps for evaluation in result.evaluations if evaluation.mean_return >= target]
     return {
         "seed": seed,
         "target": task.target,

@@ -32,8 +32,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     if options.task is None:
         for name, task in TASKS.items():
-            print(f"{name:20} {task.about}, at least {task.target:g}, {task.n_seeds} seeds")
+            print(f"{name:22} {task.about}, at least {task.asked() or 'nothing'}, {task.n_seeds} seeds")
     else:
         task = TASKS[options.task]
-        seeds = options.seeds or list(range(task.n_seeds))
-        _learning.run_task(options.task, task, seeds, dict(options.settings), options.jobs)
+        _learning.run_task(options.task, task, options.seeds or task.seeds(), dict(options.settings), options.jobs)

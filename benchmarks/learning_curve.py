@@ -1,12 +1,12 @@
-"""Draw the picture of the README, every seed of it, from results of learn.py: learning_curve.py RESULTS.json."""
+"""Draw the pictures of README.md and docs/algorithms/, every seed of each training, from results of learn.py."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
-from _learning import evaluations_of
+from _learning import draw, evaluations_of
+from _tasks import TASKS
+from tables import CONFIGS, GAME, load
 
 from rlstruct.algos.learning_curve import Curve, draw_curves
 
@@ -14,13 +14,23 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> None:
-    """Write docs/learning_curve.png."""
-    results = json.loads(Path(sys.argv[1]).read_text())
-    curves = [Curve(*zip(*evaluations_of(row), strict=True)) for row in results["rows"]]
-    name = results["benchmark"].partition("_")[0].upper()
+    """Write docs/learning_curve.png, and docs/algorithms/NAME.png for each algorithm and for the games."""
+    curves = [Curve(*zip(*evaluations_of(row), strict=True)) for row in load("reinforce_cartpole")[0]]
     picture = ROOT / "docs" / "learning_curve.png"
-    draw_curves({name: curves}, picture, title=f"{name} on CartPole-v1", metric="return of the evaluations")
-    print(f"{picture}: {len(curves)} seeds of {results['machine']['commit']}")
+    draw_curves({"REINFORCE": curves}, picture, title="REINFORCE on CartPole-v1", metric="return of the evaluations")
+    plain = {name: task for name, task in TASKS.items() if GAME not in name and load(name)[0]}
+    pages = {
+        kind: {task.about: ({"": load(name)[0]}, task.target) for name, task in plain.items() if name.startswith(kind)}
+        for kind in CONFIGS
+    }
+    games = dict.fromkeys(name.partition(GAME)[2] for name in TASKS if GAME in name)
+    pages["minatar"] = {
+        game: ({kind.upper(): found for kind in CONFIGS if (found := load(f"{kind}{GAME}{game}")[0])}, None)
+        for game in games
+    }
+    for name, panels in pages.items():
+        if drawn := {title: panel for title, panel in panels.items() if panel[0]}:
+            draw(drawn, ROOT / "docs" / "algorithms" / f"{name}.png")
 
 
 if __name__ == "__main__":

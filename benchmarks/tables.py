@@ -1,4 +1,4 @@
-"""Write the tables of benchmarks/README.md from the files in results/: ``python benchmarks/tables.py [--check]``.
+"""Write the tables of benchmarks/README.md and docs/algorithms/: ``python benchmarks/tables.py [--check]``.
 
 A table stands between ``<!-- NAME -->`` and ``<!-- end -->``. So a number in the page is always one that a script has
 measured, and the page says at which commit.
@@ -7,19 +7,34 @@ measured, and the page says at which commit.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import re
+import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import time_to_475
+from _learning import last_five
 from _tasks import TASKS
 
+from rlstruct.algos.a2c import A2CConfig
+from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.dqn import DQNConfig
+from rlstruct.algos.ppo import PPOConfig
+from rlstruct.algos.reinforce import ReinforceConfig
+
 HERE = Path(__file__).resolve().parent
-PAGE = HERE / "README.md"
+PAGES = [HERE / "README.md", *sorted((HERE.parent / "docs" / "algorithms").glob("*.md"))]
 Rows = list[dict[str, Any]]
-_BLOCK = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+CONFIGS: dict[str, type[TrainingConfig]] = {
+    "reinforce": ReinforceConfig, "a2c": A2CConfig, "ppo": PPOConfig, "dqn": DQNConfig,
+}  # fmt: skip
+GAME = "_minatar_"
+_BLOCK = re.compile(r"(<!-- (\w+) -->\n)(?:(?!<!-- ).)*(<!-- end -->)", re.DOTALL)
 
 
 def load(name: str) -> tuple[Rows, str]:
@@ -161,24 +176,72 @@ def seconds_to_475(rows: Rows) -> list[str]:
     return time_to_475.table(rows).splitlines()
 
 
-def learnt(_: Rows) -> list[str]:
-    """Every task that has results: all seeds, the commit, the steps to the target, and how the settings were chosen."""
+def learnt(algorithm: str, _: Rows) -> list[str]:
+    """Every task of an algorithm that has results, but for the games, which have a table of their own."""
     lines = []
     for name, task in TASKS.items():
-        files = sorted((HERE / "results").glob(f"{name}-cpu-*.json"))
-        rows = [row for file in files for row in json.loads(file.read_text())["rows"]]
-        if not rows:
+        rows, commit = load(name)
+        if not rows or not name.startswith(algorithm) or GAME in name:
             continue
-        returns = ", ".join(f"{row['seed']}: {row['final_return']:.0f}" for row in rows)
+        returns = ", ".join(f"{row['seed']}: {row['final_return']:.0f} ({last_five(row):.0f})" for row in rows)
+        mean = statistics.fmean(row["final_return"] for row in rows)
         reached = [row.get("steps_to_target", row.get("steps_to_475")) for row in rows]
         known = sorted(steps for steps in reached if steps is not None)
         words = f"{known[0] / 1000:.0f}k to {known[-1] / 1000:.0f}k" if known else ""
         never = f"{reached.count(None)} never" if None in reached else ""
-        commits = ", ".join(file.stem.rsplit("-", 1)[1] for file in files)
         steps = " and ".join(filter(None, [words, never]))
         tuned = ", ".join(map(str, task.tuned_on)) or "none"
-        lines.append([task.about, f"{task.target:g}", returns, steps, tuned, f"`{commits}`"])
-    return table("task | asked | seed: final return | steps to it | settings chosen with seeds | commit", lines, 6)
+        lines.append(
+            [task.about, task.asked(), f"{mean:.0f}", returns, steps, f"{rows[0]['env_steps']:,}", tuned, f"`{commit}`"]
+        )
+    head = "task | asked | mean | seed: final return (mean of the last five evaluations) | steps to it | steps in all"
+    return table(f"{head} | settings chosen with seeds | commit", lines, 8)
+
+
+def games(_: Rows) -> list[str]:
+    """The five games of MinAtar: what each algorithm has learnt, seed by seed."""
+    algorithms = ("ppo", "a2c", "dqn")
+    lines, commits = [], set()
+    for game in dict.fromkeys(name.partition(GAME)[2] for name in TASKS if GAME in name):
+        cells = [game]
+        for algorithm in algorithms:
+            rows, commit = load(f"{algorithm}{GAME}{game}")
+            commits |= {commit} - {""}
+            returns = [row["final_return"] for row in rows]
+            mean = f"**{statistics.fmean(returns):.1f}** " if rows else ""
+            cells.append(f"{mean}({', '.join(f'{value:.1f}' for value in returns)})" if rows else "not trained")
+        lines.append(cells)
+    head = "game | " + " | ".join(f"{name.upper()}: mean (seeds)" for name in algorithms)
+    return [f"At {', '.join(f'`{one}`' for one in sorted(commits)) or 'no commit yet'}:", "", *table(head, lines, 4)]
+
+
+def settings(kind: type[TrainingConfig], _: Rows) -> list[str]:
+    """What is an algorithm's own: every field of its class, as its docstring says."""
+    known = _described(kind)
+    own = [field for field in fields(kind) if field.name in known]
+    return table(
+        "setting | default | what it does", [[f"`{one.name}`", _default(one), known[one.name]] for one in own], 3
+    )
+
+
+def common_settings(_: Rows) -> list[str]:
+    """The settings that every algorithm has, with each one's default."""
+    lines = []
+    for name, words in _described(TrainingConfig).items():
+        defaults = [_default(kind.__dataclass_fields__[name]) for kind in CONFIGS.values()]
+        lines.append([f"`{name}`", *defaults, words])
+    return table(f"setting | {' | '.join(map(str.upper, CONFIGS))} | what it does", lines, 6)
+
+
+def _described(kind: type[TrainingConfig]) -> dict[str, str]:
+    """Read the names and what is said of them under "Attributes" in the docstring of a class."""
+    _, _, words = inspect.cleandoc(str(kind.__doc__)).partition("Attributes:\n")
+    parts = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", words, re.MULTILINE)
+    return {name: " ".join(text.split()).replace("``", "`").replace("|", r"\|") for name, text in parts}
+
+
+def _default(field: Any) -> str:  # noqa: ANN401 - Field of any type
+    return f"`{field.default!r}`".replace('"', "").replace("'", "")
 
 
 def _measured(row: dict[str, Any]) -> list[tuple[str, float]]:
@@ -200,7 +263,10 @@ TABLES: dict[str, tuple[str, Callable[[Rows], list[str]]]] = {
     "imports": ("import_time", imports),
     "check_device": ("check_device", check_device),
     "seconds_to_475": ("time_to_475", seconds_to_475),
-    "learnt": ("", learnt),
+    "settings": ("", common_settings),
+    "games": ("", games),
+    **{f"learnt_{name}": ("", partial(learnt, name)) for name in CONFIGS},
+    **{f"settings_{name}": ("", partial(settings, kind)) for name, kind in CONFIGS.items()},
 }
 
 
@@ -224,11 +290,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only say whether the page is up to date")
     options = parser.parse_args()
-    before = PAGE.read_text()
-    after = rendered(before)
-    if options.check and after != before:
-        raise SystemExit("benchmarks/README.md is not what results/ say: run python benchmarks/tables.py")
-    PAGE.write_text(after)
+    for page in PAGES:
+        before = page.read_text()
+        after = rendered(before)
+        if options.check and after != before:
+            raise SystemExit(f"{page} is not what results/ say: run python benchmarks/tables.py")
+        page.write_text(after)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import math
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -15,6 +17,7 @@ import pytest
 import torch
 
 from checkers import ROOT
+from rlstruct.algos.config import TrainingConfig
 
 SCRIPTS = sorted(file.stem for file in (ROOT / "benchmarks").glob("[a-z]*.py"))
 PARTS = {
@@ -35,10 +38,23 @@ def test_the_tables_of_the_page_are_what_the_results_say(monkeypatch: pytest.Mon
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import tables
 
-    page = tables.PAGE.read_text()
-    assert tables.rendered(page) == page, "run python benchmarks/tables.py"
-    assert page.count("<!-- end -->") == len(tables.TABLES)
+    pages = {page: page.read_text() for page in tables.PAGES}
+    assert {page: tables.rendered(text) for page, text in pages.items()} == pages, "run python benchmarks/tables.py"
+    assert sum(text.count("<!-- end -->") for text in pages.values()) == len(tables.TABLES)
     assert tables.rendered("<!-- check_device -->\nold\n<!-- end -->") != "<!-- check_device -->\nold\n<!-- end -->"
+
+
+def test_the_pages_of_the_algorithms_say_what_every_setting_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import tables
+
+    folder = ROOT / "docs" / "algorithms"
+    told = {name: set(re.findall(r"^\| `(\w+)` \|", (folder / f"{name}.md").read_text(), re.MULTILINE))
+            for name in ("README", *tables.CONFIGS)}  # fmt: skip
+    assert told["README"] == {field.name for field in dataclasses.fields(TrainingConfig)}
+    for name, kind in tables.CONFIGS.items():
+        assert told[name] == {field.name for field in dataclasses.fields(kind)} - told["README"]
+        assert f"]({name}.md)" in (folder / "README.md").read_text()
 
 
 @pytest.mark.slow
