@@ -35,7 +35,7 @@ from rlstruct.core import DictTensor, Trajectories
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.engine.streams import move
 from rlstruct.errors import BatcherStateError
-from rlstruct.profile import PhaseClock
+from rlstruct.profiling import Clock
 
 
 class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
@@ -123,7 +123,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         )
         self._n_batches = 0
         self._told = False  # whether the user knows that the agent is not compiled
-        self._clock = PhaseClock(("elsewhere", "wait", "hand_over"))
+        self._clock = Clock({"elsewhere": None, "wait": "wait", "hand_over": "hand-over"})
         self._backend: InProcess | WorkerPool
         if n_processes == 0:
             recipe = replace(recipe, agent_args=by_value(agent_args))

@@ -32,7 +32,7 @@ class InProcess:
     def __init__(self, recipe: Recipe, seed: int, agent_seed: int, graph: bool) -> None:
         """Create agent and environment."""
         self._lane = lane_of(recipe.device)
-        self._progress = Progress(torch.zeros(4, dtype=torch.int64, device="cpu"))
+        self._progress = Progress(torch.zeros(4, dtype=torch.int64, device="cpu"), waits=False)
         self.lost: list[LostEpisodes] = []
         self.queues = self.waiting = False
         self._recipe, self._seed, self._agent_seed = recipe, seed, agent_seed
@@ -133,4 +133,5 @@ class InProcess:
         except Exception as error:
             given = self._collector.given() if hasattr(self, "_collector") else ""
             failure = describe(error, self._progress, given)
+            self._progress.clock.enter(Phase.WAIT)
             raise worker_error(failure, error, 0, os.getpid(), self._seed, range(self._n_envs)) from error

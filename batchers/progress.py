@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlstruct.core import DictTensor
 from rlstruct.errors import ShapeMismatchError, WorkerError
-from rlstruct.profile import PhaseClock
+from rlstruct.profiling import Clock
 
 _UNBORN = -1  # in place of a phase, while Python starts and imports the user's main script
 
@@ -26,7 +26,7 @@ _WORDS = (
 
 
 class Phase(IntEnum):
-    """What a collector is doing; the index of a PhaseClock."""
+    """What a collector is doing; the index of an operation of `Progress.clock`."""
 
     WAIT = 0
     START = 1
@@ -58,13 +58,15 @@ class Progress:
 
     Args:
         words: [3] int64 or more, in shared memory if another process is to see them.
+        waits: whether this process does nothing else in the phase WAIT, so that a profile calls it waiting.
     """
 
-    def __init__(self, words: Tensor) -> None:
+    def __init__(self, words: Tensor, waits: bool = True) -> None:
         """Leave the words as they are: another process may have written them."""
         # A memoryview is written in a twentieth of the time that a tensor takes.
         self._words = memoryview(words.numpy())  # type: ignore[arg-type]  # sync: a view, once
-        self.clock = PhaseClock([phase.name.lower() for phase in Phase])
+        names: dict[str, str | None] = {phase.name.lower(): phase.name.lower() for phase in Phase}
+        self.clock = Clock(names | {"wait": "wait" if waits else None, "update": "weights"})
 
     def enter(self, phase: Phase) -> None:
         """Begin a phase.

@@ -22,7 +22,6 @@ FOLDERS = {
 LAYERS = {
     "rlstruct.errors": 0,
     "rlstruct.device": 0,
-    "rlstruct.profile": 0,
     "rlstruct.profiling": 0,
     "rlstruct.core": 1,
     "rlstruct.spaces": 1,
@@ -47,7 +46,6 @@ NOT_IMPORTED_BY_THE_LIBRARY = {"tests", "tutorials", "benchmarks"}
 # Edges inside one layer: small, acyclic, and each for the reason beside it.
 SAME_LAYER = {
     ("rlstruct.device", "rlstruct.errors"),  # raises them
-    ("rlstruct.profile", "rlstruct.errors"),  # raises them
     ("rlstruct.functional", "rlstruct.core"),  # masked_dicttensor builds a DictTensor
     ("rlstruct.replay", "rlstruct.rl_agent"),  # replays one
 }

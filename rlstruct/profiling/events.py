@@ -1,0 +1,230 @@
+"""What profiled processes have written, read back: arrays of events on one clock."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlstruct.profiling.overlap import Integers, Times, flatten
+
+# Categories of Kineto's events, see `libkineto/include/ActivityType.h`.
+OPERATORS = {"cpu_op"}
+ANNOTATIONS = {"user_annotation"}
+CUDA_API = {"cuda_runtime", "cuda_driver"}
+DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Operations of a process, in the order in which they began; nested, never crossing.
+
+    Attributes:
+        starts: [K] int64, ns of ``time.perf_counter``
+        ends: [K] int64
+        path: index into `Recording.paths`.  [K] int64
+    """
+
+    starts: Times
+    ends: Times
+    path: Integers
+
+
+@dataclass(frozen=True)
+class HostEvents:
+    """Events of torch on the CPU.
+
+    Attributes:
+        starts: [K] int64, ns of ``time.perf_counter``
+        ends: [K] int64
+        kind: 0 a torch operator, 1 a call of CUDA's API, 2 a range with a name (`torch.profiler.record_function`).  [K]
+        correlation: what a call of CUDA's API has in common with what it launched; -1 for none.  [K] int64
+        names: of each.
+    """
+
+    starts: Times
+    ends: Times
+    kind: Integers
+    correlation: Integers
+    names: list[str]
+
+
+@dataclass(frozen=True)
+class DeviceEvents:
+    """Kernels, copies and fills on GPUs.
+
+    Attributes:
+        starts: [K] int64, ns of ``time.perf_counter``
+        ends: [K] int64
+        device: index of the GPU.  [K] int64
+        stream: [K] int64
+        correlation: see `HostEvents`.  [K] int64
+        blocks: of the grid of a kernel; 0 for a copy or fill.  [K] int64
+        node: of a CUDA graph, where CUPTI says so; 0 otherwise.  [K] int64
+        names: of each.
+        processors: streaming multiprocessors of each GPU, by index.
+    """
+
+    starts: Times
+    ends: Times
+    device: Integers
+    stream: Integers
+    correlation: Integers
+    blocks: Integers
+    node: Integers
+    names: list[str]
+    processors: dict[int, int]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One window of one process.
+
+    Attributes:
+        process: name of the process: ``main``, ``rlstruct-worker-0``, …
+        pid: of the process.
+        parent: pid of the process that started it.
+        begun: ns of ``time.perf_counter``, which all processes of a machine share.
+        ended: likewise.
+        origin: when the whole profile began, likewise.
+        paths: names of operations from the outermost to the innermost.
+        spans: the operations.
+        phases: rising moments, and the index into ``phase_names`` from each on.
+        phase_names: of the phases.
+        host: what torch did on the CPU.
+        device: what GPUs did.
+    """
+
+    process: str
+    pid: int
+    parent: int
+    begun: int
+    ended: int
+    origin: int
+    paths: list[tuple[str, ...]]
+    spans: Spans
+    phases: tuple[Times, Integers]
+    phase_names: list[str]
+    host: HostEvents
+    device: DeviceEvents
+
+    def innermost(self) -> tuple[Times, Integers]:
+        """Return rising moments, and the path of the innermost operation from each on, -1 for none.  [M] each."""
+        times, index = flatten(self.spans.starts, self.spans.ends)
+        return times, np.where(index < 0, -1, np.append(self.spans.path, -1)[index])
+
+
+def load(folder: Path) -> list[Recording]:
+    """Read all windows of all processes; what a killed process did not finish to write is left out.
+
+    Raises:
+        FileNotFoundError: the folder holds no profile.
+    """
+    files = sorted(folder.glob("*.operations.json"))
+    if not files:
+        raise FileNotFoundError(
+            f"{folder} holds no profile, expected files *.operations.json: no process that imports rlstruct.profiling "
+            "has ended a window there. Profile a program that does: rlstruct profile train a2c."
+        )
+    return sorted((_load_one(file) for file in files), key=lambda one: (one.process != "main", one.pid, one.begun))
+
+
+def _load_one(file: Path) -> Recording:
+    found = json.loads(file.read_text())
+    paths, spans, phases, phase_names = replay(found["times"], found["marks"], found["ended"])
+    torch_file = file.with_name(file.name.replace(".operations.json", ".kineto.json"))
+    trace = json.loads(torch_file.read_text()) if torch_file.exists() else {"traceEvents": []}
+    host, device = read_kineto(trace, found["unix"])
+    names = ("process", "pid", "parent", "begun", "ended", "origin")
+    return Recording(
+        **{name: found[name] for name in names},
+        paths=paths,
+        spans=spans,
+        phases=phases,
+        phase_names=phase_names,
+        host=host,
+        device=device,
+    )
+
+
+def replay(
+    times: list[int], marks: list[str | list[str] | None], ended: int
+) -> tuple[list[tuple[str, ...]], Spans, tuple[Times, Integers], list[str]]:
+    """Turn the log of a process into operations and phases.
+
+    Args:
+        times: of each mark, rising, ns.
+        marks: the name of an operation that begins; None where the innermost one ends; a list of one name where a phase
+            begins.
+        ended: when those end that are still open, ns.
+
+    Returns:
+        ``(paths, spans, phases, phase_names)``, see `Recording`.
+    """
+    paths: dict[tuple[str, ...], int] = {}
+    phase_names: dict[str, int] = {}
+    starts: list[int] = []
+    ends: list[int] = []
+    of_span: list[int] = []
+    phase_times: list[int] = []
+    phase_index: list[int] = []
+    open_spans: list[int] = []
+    path: tuple[str, ...] = ()
+    for time, mark in zip(times, marks, strict=True):
+        if mark is None:
+            ends[open_spans.pop()] = time
+            path = path[:-1]
+        elif isinstance(mark, list):
+            phase_times.append(time)
+            phase_index.append(phase_names.setdefault(mark[0], len(phase_names)))
+        else:
+            path = (*path, mark)
+            open_spans.append(len(starts))
+            starts.append(time)
+            ends.append(ended)
+            of_span.append(paths.setdefault(path, len(paths)))
+    spans = Spans(_integers(starts), _integers(ends), _integers(of_span))
+    return list(paths), spans, (_integers(phase_times), _integers(phase_index)), list(phase_names)
+
+
+def read_kineto(trace: dict[str, Any], unix: int) -> tuple[HostEvents, DeviceEvents]:
+    """Read a trace as `torch.profiler.profile.export_chrome_trace` writes it.
+
+    Args:
+        trace: the parsed JSON.
+        unix: what to take from its nanoseconds since 1970, so that they become those of ``time.perf_counter``.
+
+    Returns:
+        The events of the CPU and those of GPUs.
+    """
+    host: list[tuple[int, int, int, int]] = []
+    device: list[tuple[int, int, int, int, int, int, int]] = []
+    host_names, device_names = [], []
+    base = int(trace.get("baseTimeNanoseconds", 0)) - unix
+    for event in trace["traceEvents"]:
+        category = event.get("cat")
+        if event.get("ph") != "X" or category is None:
+            continue
+        start = base + round(1000 * event["ts"])
+        end = start + round(1000 * event["dur"])
+        args = event.get("args", {})
+        if category in OPERATORS or category in ANNOTATIONS or category in CUDA_API:
+            kind = 0 if category in OPERATORS else 1 if category in CUDA_API else 2
+            host.append((start, end, kind, int(args.get("correlation", -1))))
+            host_names.append(event["name"])
+        elif category in DEVICE:
+            blocks = int(np.prod(args["grid"])) if "grid" in args else 0
+            where = int(args.get("device", 0)), int(args.get("stream", 0)), int(args.get("correlation", -1))
+            device.append((start, end, *where, blocks, int(args.get("graph node id", 0))))
+            device_names.append(event["name"])
+    on_host = np.asarray(host, dtype=np.int64).reshape(-1, 4).T
+    on_device = np.asarray(device, dtype=np.int64).reshape(-1, 7).T
+    processors = {one["id"]: one["numSms"] for one in trace.get("deviceProperties", [])}
+    return HostEvents(*on_host, names=host_names), DeviceEvents(*on_device, names=device_names, processors=processors)
+
+
+def _integers(values: list[int]) -> Integers:
+    return np.asarray(values, dtype=np.int64)

@@ -1,0 +1,137 @@
+"""Who is active when: pure functions of arrays of intervals, in nanoseconds.
+
+The sweep is that of RL-Scope (Gleeson et al., "RL-Scope: cross-stack profiling for deep reinforcement learning
+workloads", MLSys 2021, section 3.4): sorted boundaries of all intervals are merged, and between two boundaries the set
+of active categories is constant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Times = NDArray[np.int64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Segments:
+    """A stretch of time, cut at every boundary; segment i reaches from ``edges[i]`` to ``edges[i + 1]``.
+
+    Attributes:
+        edges: strictly rising.  [N + 1] int64, ns
+        active: bit c is set while an interval of category c is active.  [N] int64
+        label: what `flatten` or the caller said is going on, -1 for nothing.  [N] int64
+    """
+
+    edges: Times
+    active: Integers
+    label: Integers
+
+    @property
+    def lengths(self) -> Times:
+        """How long each segment is.  [N] int64, ns."""
+        return np.diff(self.edges)
+
+    def at(self, times: Times) -> Integers:
+        """Return the segment in which each moment is; a boundary belongs to the segment before.  [K] int64."""
+        index = np.searchsorted(self.edges, times, side="left") - 1
+        return np.clip(index, 0, max(0, len(self.active) - 1))
+
+
+def sweep(
+    starts: Times, ends: Times, category: Integers, within: tuple[int, int], labels: tuple[Times, Integers]
+) -> Segments:
+    """Merge the boundaries of intervals, in O(n log n).
+
+    Args:
+        starts: of each interval.  [K] int64, ns
+        ends: not before its start; intervals of length zero count for nothing.  [K] int64, ns
+        category: of each interval, from 0 to 62.  [K] int64
+        within: the stretch of time to look at; what reaches beyond is cut.
+        labels: rising times, and what is going on from each of them on; -1 before.  [M] each
+
+    Returns:
+        The segments of ``within``, with the set of categories that are active in each of them.
+    """
+    first, last = within
+    starts, ends = np.clip(starts, first, last), np.clip(ends, first, last)
+    real = ends > starts
+    starts, ends, category = starts[real], ends[real], category[real]
+    changes = np.clip(labels[0], first, last)
+    edges = np.unique(np.concatenate([starts, ends, changes, np.asarray([first, last], dtype=np.int64)]))
+    active = np.zeros(max(0, len(edges) - 1), dtype=np.int64)
+    for one in np.unique(category):
+        mine = category == one
+        begun = np.searchsorted(np.sort(starts[mine]), edges[:-1], side="right")
+        over = np.searchsorted(np.sort(ends[mine]), edges[:-1], side="right")
+        active |= (begun > over).astype(np.int64) << one
+    return Segments(edges, active, lookup(labels, edges[:-1]))
+
+
+def lookup(labels: tuple[Times, Integers], times: Times) -> Integers:
+    """Return what is going on at each moment.
+
+    Args:
+        labels: rising times, and what is going on from each of them on.  [M] each
+        times: moments.  [K] int64, ns
+
+    Returns:
+        The label of the last change that is not later; -1 before the first.  [K] int64
+    """
+    at = np.searchsorted(labels[0], times, side="right") - 1
+    return np.where(at < 0, -1, np.append(labels[1], -1)[at])
+
+
+def flatten(starts: Times, ends: Times) -> tuple[Times, Integers]:
+    """Find the innermost of nested intervals at every moment.
+
+    Args:
+        starts: of each interval.  [K] int64, ns
+        ends: two intervals lie side by side or one in the other; of two equal ones the later in the list is the inner
+            one. Those of length zero count for nothing.  [K] int64, ns
+
+    Returns:
+        ``(times, index)``: strictly rising moments, and which interval is the innermost from each of them on, -1 for
+        none.  [M] each
+    """
+    real = np.flatnonzero(ends > starts)
+    order = real[np.lexsort((real, -ends[real], starts[real]))]  # the outer before the inner
+    starts, ends = starts[order], ends[order]
+    times = np.unique(np.concatenate([starts, ends]))
+    # How many lie around each: those that began before it in this order, less those that are over.
+    depth = np.arange(len(order)) - np.searchsorted(np.sort(ends), starts, side="right")
+    index = np.full(len(times), -1, dtype=np.int64)
+    for level in range(int(depth.max(initial=-1)) + 1):
+        at = np.flatnonzero(depth == level)  # side by side
+        newest = np.searchsorted(starts[at], times, side="right") - 1
+        inside = (newest >= 0) & (ends[at][newest] > times)
+        index[inside] = order[at][newest[inside]]
+    return times, index
+
+
+def union_length(starts: Times, ends: Times) -> int:
+    """Return how long at least one interval is active, ns."""
+    if not len(starts):
+        return 0
+    within = int(starts.min()), int(ends.max())
+    nothing = np.zeros(0, dtype=np.int64)
+    segments = sweep(starts, ends, np.zeros(len(starts), dtype=np.int64), within, (nothing, nothing))
+    return int(segments.lengths[segments.active > 0].sum())
+
+
+def totals(keys: Integers, values: NDArray[Any], n: int) -> NDArray[np.float64]:
+    """Add up values by key.
+
+    Args:
+        keys: 0 to n - 1.  [K] int64
+        values: exact up to 2**53.  [K]
+        n: how many keys there are.
+
+    Returns:
+        The sums.  [n] float64
+    """
+    return np.bincount(keys, weights=values, minlength=n)

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from rlstruct.profiling import Clock, OperationError, operation, phase, profile, recording
+from rlstruct.profiling.events import load, replay
+
+
+def test_operations_nest_and_carry_their_path(tmp_path: pathlib.Path) -> None:
+    with profile(tmp_path, window=60), operation("outer"):
+        with operation("inner"):
+            torch.ones(3) + 1
+        with operation("inner"):
+            pass
+    (found,) = load(tmp_path)
+    assert [found.paths[i] for i in found.spans.path] == [("outer",), ("outer", "inner"), ("outer", "inner")]
+    outer, first, second = zip(found.spans.starts, found.spans.ends, strict=True)
+    assert outer[0] <= first[0] <= first[1] <= second[0] <= second[1] <= outer[1]
+    # torch's operators are on the same clock, and were recorded in the first inner one.
+    names = found.host.names
+    at = names.index("aten::add")
+    assert first[0] < found.host.starts[at] <= found.host.ends[at] < first[1]
+
+
+def test_a_wrong_order_raises(tmp_path: pathlib.Path) -> None:
+    first, second = operation("first"), operation("second")
+    with profile(tmp_path, operators=False):
+        first.__enter__()
+        second.__enter__()
+        with pytest.raises(OperationError, match="'second' was entered later"):
+            first.__exit__(None, None, None)
+        second.__exit__(None, None, None)
+    assert issubclass(OperationError, RuntimeError)
+
+
+def test_an_exception_ends_all_that_is_open(tmp_path: pathlib.Path) -> None:
+    clock = Clock({"idle": None, "work": "work"})
+
+    @operation("outer")
+    def fails() -> float:
+        clock.enter(1)  # and nobody ends it
+        return 1 / 0
+
+    with profile(tmp_path, operators=False):
+        with pytest.raises(ZeroDivisionError):
+            fails()
+        with operation("next"):
+            clock.enter(1)
+            clock.enter(0)
+    (found,) = load(tmp_path)
+    assert [found.paths[i] for i in found.spans.path] == [
+        ("outer",), ("outer", "work"), ("next",), ("next", "work")
+    ]  # fmt: skip
+
+
+def test_nothing_is_noted_without_a_profile_or_by_other_threads(tmp_path: pathlib.Path) -> None:
+    @operation("decorated")
+    def decorated() -> int:
+        return 1
+
+    before = operation("before")
+    with before:
+        assert decorated() == 1
+    with before, profile(tmp_path, operators=False):
+        thread = threading.Thread(target=decorated)
+        thread.start()
+        thread.join()
+        assert decorated() == 1
+        with pytest.raises(RuntimeError, match="being profiled already"), profile(tmp_path / "other"):
+            pass
+    assert recording.VARIABLE not in os.environ
+    (found,) = load(tmp_path)
+    assert [found.paths[i] for i in found.spans.path] == [("decorated",)]
+    with pytest.raises(FileExistsError, match="holds a profile"), profile(tmp_path):
+        pass
+    with pytest.raises(ValueError, match="window is 0"), profile(tmp_path / "other", window=0):
+        pass
+    with pytest.raises(FileNotFoundError, match="holds no profile"):
+        load(tmp_path / "nothing")
+
+
+def test_the_seconds_of_a_clock_are_those_of_its_operations(tmp_path: pathlib.Path) -> None:
+    clock = Clock({"idle": None, "work": "work", "rest": "the rest"})
+    with profile(tmp_path, window=60, operators=False):
+        for _ in range(20):
+            clock.enter(1)
+            time.sleep(0.001)
+            clock.enter(2)
+            clock.enter(0)
+        seconds = clock.seconds()
+    (found,) = load(tmp_path)
+    lengths = 1e-9 * np.bincount(found.spans.path, weights=found.spans.ends - found.spans.starts)
+    assert dict(zip(found.paths, lengths, strict=True)) == pytest.approx(
+        {("work",): seconds["work"], ("the rest",): seconds["rest"]}, rel=1e-9
+    )
+    assert sum(seconds.values()) == pytest.approx(seconds["idle"] + lengths.sum())
+
+
+def test_every_second_of_a_clock_belongs_to_exactly_one_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0, 1, 3, 7, 15, 31])
+    monkeypatch.setattr(recording, "_now", lambda: 10**9 * next(now))
+    clock = Clock({"wait": "wait", "work": "work", "rest": None})
+    clock.enter(1)  # waited 1 s
+    clock.enter(0)  # worked 2 s
+    clock.enter(1)  # waited 4 s
+    assert clock.seconds() == {"wait": 5.0, "work": 10.0, "rest": 0.0}  # the running one counts, 8 s so far
+    assert clock.seconds() == {"wait": 5.0, "work": 26.0, "rest": 0.0}
+
+
+def test_phases_are_restored(tmp_path: pathlib.Path) -> None:
+    with profile(tmp_path, operators=False), phase("training"):
+        with phase("evaluation"):
+            started = json.loads(os.environ[recording.VARIABLE])
+        with operation("a"):
+            pass
+    (found,) = load(tmp_path)
+    assert started["phase"] == "evaluation"
+    assert [found.phase_names[i] for i in found.phases[1]] == ["start", "training", "evaluation", "training", "start"]
+
+
+def test_a_long_run_records_windows_that_grow_apart(tmp_path: pathlib.Path) -> None:
+    with profile(tmp_path, window=0.02, operators=False):
+        start = time.perf_counter()
+        while time.perf_counter() - start < 0.9:
+            with operation("outer"), operation("inner"):
+                pass
+    found = load(tmp_path)
+    begun = [1e-9 * (one.begun - one.origin) for one in found]
+    # At 0, 3, 9 and 27 windows of 0.02 s; a busy machine may come late, and then skip one.
+    assert 2 <= len(found) <= 4
+    assert all(0.0 <= late < 0.2 for late in (min(t - w for w in (0, 0.06, 0.18, 0.54) if t >= w) for t in begun))
+    assert sum(one.ended - one.begun for one in found) < 0.5e9
+    for one in found:
+        assert set(one.paths) == {("outer",), ("outer", "inner")}
+        assert one.spans.starts.min() >= one.begun
+        assert one.spans.ends.max() <= one.ended
+
+
+def test_a_log_that_ends_within_operations_is_closed() -> None:
+    paths, spans, phases, names = replay([0, 1, 2, 3, 5], [["start"], "a", "b", None, "b"], ended=9)
+    assert paths == [("a",), ("a", "b")]
+    assert spans.starts.tolist() == [1, 2, 5]
+    assert spans.ends.tolist() == [9, 3, 9]
+    assert spans.path.tolist() == [0, 1, 1]
+    assert (phases[0].tolist(), phases[1].tolist(), names) == ([0], [0], ["start"])
+
+
+SCRIPT = """
+import os, signal, subprocess, sys, time
+import torch
+from rlstruct.profiling import operation, profile
+
+def main():
+    with profile(sys.argv[1], window=60):
+        child = subprocess.Popen([sys.executable, __file__, "child"], stdout=subprocess.PIPE)
+        child.stdout.readline()
+        with operation("parent"):
+            torch.ones(3) + 1
+            {then}
+
+def child():
+    with operation("child"):
+        print("ready", flush=True)
+        time.sleep(30)
+
+child() if sys.argv[1] == "child" else main()
+"""
+
+
+def run_script(tmp_path: pathlib.Path, then: str) -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT).replace("{then}", then))
+    command = [sys.executable, str(script), str(tmp_path / "profile")]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_killed_process_loses_its_own_window_only(tmp_path: pathlib.Path) -> None:
+    done = run_script(tmp_path, "child.kill(); child.wait()")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    (found,) = load(tmp_path / "profile")
+    assert found.paths == [("parent",)]
+
+
+def test_ctrl_c_leaves_a_profile_that_can_be_read(tmp_path: pathlib.Path) -> None:
+    then = "child.send_signal(signal.SIGINT); child.wait(); os.kill(os.getpid(), signal.SIGINT); time.sleep(30)"
+    done = run_script(tmp_path, then)
+    assert done.returncode in (1, 130, -signal.SIGINT)
+    found = load(tmp_path / "profile")
+    assert [one.paths for one in found] == [[("parent",)], [("child",)]] or [one.paths for one in found] == [
+        [("child",)],
+        [("parent",)],
+    ]
+    assert len({one.pid for one in found}) == 2
+    # Both are on one clock: the child's operation began before that of its parent, which waited for it.
+    starts = {one.paths[0][0]: int(one.spans.starts[0]) for one in found}
+    assert starts["child"] < starts["parent"]
+
+
+def test_an_operation_without_a_profile_costs_next_to_nothing() -> None:
+    start = time.perf_counter()
+    for _ in range(10_000):
+        with operation("x"):
+            pass
+    assert (time.perf_counter() - start) / 10_000 < 20e-6  # about 0.3 microseconds on an idle machine
