@@ -10,6 +10,7 @@ down, fire; with the minimal set, through those of them that do something in the
 
 from __future__ import annotations
 
+from dataclasses import field, fields
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -28,10 +29,16 @@ State = TypeVar("State")
 STICKY_STREAM = 90  # of the step's key; the games draw from the streams below
 
 
+def start(value: bool | int, *shape: int) -> Any:  # noqa: ANN401 - a field's type is Tensor
+    """Declare a field of a state, [B, *shape] bool or int64, by the value with which games begin."""
+    return field(metadata={"value": value, "shape": shape})
+
+
 class MinAtarGame(TensorEnv[State]):
-    """A game on ten by ten cells. Its state must have a field ``last_action``, [B] int64.
+    """A game on ten by ten cells.
 
     Attributes:
+        state: dataclass whose fields are declared by `start`, one of them ``last_action``.
         channels: what each channel of a frame shows.
         useful_actions: the actions that do something.
 
@@ -44,6 +51,7 @@ class MinAtarGame(TensorEnv[State]):
         settings: keyword arguments of `TensorEnv`. The games have no time limit of their own, but for Freeway.
     """
 
+    state: ClassVar[type[Any]]
     channels: ClassVar[tuple[str, ...]]
     useful_actions: ClassVar[tuple[int, ...]]
 
@@ -67,6 +75,20 @@ class MinAtarGame(TensorEnv[State]):
         super().__init__(n_envs, seed, **settings)
         self._table = torch.tensor(actions, dtype=torch.int64, device=self.device)
         self._cells = torch.arange(CELLS, dtype=torch.int64, device=self.device)
+
+    def initial(self, key: Tensor) -> State:
+        """Begin every game with the values that the fields of the state declare."""
+        begun = {
+            f.name: torch.full(
+                (*key.shape, *f.metadata["shape"]),
+                value := f.metadata["value"],
+                dtype=torch.bool if isinstance(value, bool) else torch.int64,
+                device=key.device,
+            )
+            for f in fields(self.state)
+        }
+        state: State = self.state(**begun)
+        return state
 
     def transition(self, state: State, action: Tensor, key: Tensor) -> tuple[State, Tensor, Tensor]:
         """Take the action, or the last one again."""
@@ -115,7 +137,7 @@ def paint(row: Tensor, column: Tensor, on: Tensor) -> Tensor:
     return board.scatter(1, cell, True)[:, :CELLS]
 
 
-def step_of(facing_right: Tensor) -> Tensor:
+def sign(facing_right: Tensor) -> Tensor:
     """Turn a direction into +1 (right) or -1, int64."""
     return facing_right.to(torch.int64) * 2 - 1
 
@@ -123,3 +145,19 @@ def step_of(facing_right: Tensor) -> Tensor:
 def walk(column: Tensor, action: Tensor) -> Tensor:
     """Move a player left or right, inside the board."""
     return (column + (action == RIGHT).to(torch.int64) - (action == LEFT).to(torch.int64)).clamp(0, SIZE - 1)
+
+
+def harder(state: Any, when: Tensor, move_speed: int) -> dict[str, Tensor]:  # noqa: ANN401 - of two games
+    """Return the fields that change where games get harder: things come, and every other time move, faster.
+
+    Args:
+        state: with ``spawn_speed``, ``move_speed`` and ``ramp_index``.
+        when: [B] bool.
+        move_speed: the lowest one.
+    """
+    moves = when & (state.move_speed > move_speed) & (state.ramp_index % 2 == 1)
+    return {
+        "spawn_speed": state.spawn_speed - (when & (state.spawn_speed > 1)).to(torch.int64),
+        "move_speed": state.move_speed - moves.to(torch.int64),
+        "ramp_index": state.ramp_index + when.to(torch.int64),
+    }

@@ -15,28 +15,6 @@ from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 Tensors = dict[str, Tensor]
 
 
-class Constants:
-    """Numbers of a simulator's equations as tensors, made once: eager torch makes one in every operation on a CPU.
-
-    Args:
-        dtype: of the tensors.
-        plain: leave the numbers as they are, for compilers and for GPUs, whose kernels take numbers.
-    """
-
-    def __init__(self, dtype: torch.dtype, *, plain: bool) -> None:
-        """Make none yet."""
-        self._dtype, self._plain = dtype, plain
-        self._made: dict[tuple[float, ...], tuple[Tensor, ...]] = {}
-
-    def __call__(self, *values: float) -> tuple[Any, ...]:
-        """Return a tensor without dimensions for each number."""
-        if self._plain:
-            return values
-        if values not in self._made:
-            self._made[values] = torch.tensor(values, dtype=self._dtype, device="cpu").unbind(0)
-        return self._made[values]
-
-
 def fields_of(where: str, state: object) -> Tensors:
     """Return the tensors of a state by name; nothing is copied.
 

@@ -6,13 +6,13 @@ game. They come faster with time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from rlstruct.functional.random import uniform
-from rlstruct.sims._minatar import DOWN, LEFT, NOTHING, RIGHT, SIZE, UP, MinAtarGame, paint, step_of, walk
+from rlstruct.sims._minatar import DOWN, LEFT, NOTHING, RIGHT, SIZE, UP, MinAtarGame, harder, paint, sign, start, walk
 
 ROWS = 8
 RAMP_INTERVAL, SPAWN_SPEED, MOVE_INTERVAL = 100, 10, 5
@@ -20,64 +20,29 @@ RAMP_INTERVAL, SPAWN_SPEED, MOVE_INTERVAL = 100, 10, 5
 
 @dataclass(frozen=True)
 class AsterixState:
-    """Where player and things are. All [B] int64 unless said; thing i is in row i + 1.
+    """Where player and things are; thing i is in row i + 1."""
 
-    Attributes:
-        player_x: column of the player.
-        player_y: row of the player.
-        there: which things there are.  [B, 8] bool
-        x: their columns.               [B, 8] int64
-        to_right: where they go.        [B, 8] bool
-        gold: treasure, or an enemy.    [B, 8] bool
-        spawn_speed: steps between two new things.
-        spawn_timer: steps until the next.
-        move_speed: steps between two moves of the things.
-        move_timer: steps until the next.
-        ramp_timer: steps until it gets harder.
-        ramp_index: how often it got harder.
-        last_action: of all six.
-    """
-
-    player_x: Tensor
-    player_y: Tensor
-    there: Tensor
-    x: Tensor
-    to_right: Tensor
-    gold: Tensor
-    spawn_speed: Tensor
-    spawn_timer: Tensor
-    move_speed: Tensor
-    move_timer: Tensor
-    ramp_timer: Tensor
-    ramp_index: Tensor
-    last_action: Tensor
+    player_x: Tensor = start(5)
+    player_y: Tensor = start(5)
+    there: Tensor = start(False, ROWS)  # which things there are
+    x: Tensor = start(0, ROWS)  # their columns
+    to_right: Tensor = start(False, ROWS)  # where they go
+    gold: Tensor = start(False, ROWS)  # treasure, or an enemy
+    spawn_speed: Tensor = start(SPAWN_SPEED)  # steps between two new things
+    spawn_timer: Tensor = start(SPAWN_SPEED)  # steps until the next
+    move_speed: Tensor = start(MOVE_INTERVAL)  # steps between two moves of the things
+    move_timer: Tensor = start(MOVE_INTERVAL)  # steps until the next
+    ramp_timer: Tensor = start(RAMP_INTERVAL)  # steps until it gets harder
+    ramp_index: Tensor = start(0)  # how often it got harder
+    last_action: Tensor = start(0)  # of all six
 
 
 class Asterix(MinAtarGame[AsterixState]):
     """MinAtar's Asterix: nothing (0), left (1), up (2), right (3), down (4). Arguments as `MinAtarGame`."""
 
+    state = AsterixState
     channels = ("player", "enemy", "trail", "gold")
     useful_actions = (NOTHING, LEFT, UP, RIGHT, DOWN)
-
-    def initial(self, key: Tensor) -> AsterixState:
-        """Put the player in the middle of an empty board."""
-        zero = torch.zeros_like(key)
-        none = torch.zeros(*key.shape, ROWS, dtype=torch.int64, device=key.device)
-        return AsterixState(
-            player_x=zero + 5,
-            player_y=zero + 5,
-            there=none > 0,
-            x=none,
-            to_right=none > 0,
-            gold=none > 0,
-            spawn_speed=zero + SPAWN_SPEED,
-            spawn_timer=zero + SPAWN_SPEED,
-            move_speed=zero + MOVE_INTERVAL,
-            move_timer=zero + MOVE_INTERVAL,
-            ramp_timer=zero + RAMP_INTERVAL,
-            ramp_index=zero,
-            last_action=zero,
-        )
 
     def play(self, state: AsterixState, action: Tensor, key: Tensor) -> tuple[AsterixState, Tensor, Tensor]:
         """Let a thing appear, move the player, then the things, then count the timers down."""
@@ -96,30 +61,26 @@ class Asterix(MinAtarGame[AsterixState]):
         there = there & ~(met & gold)
 
         moves = (state.move_timer == 0).unsqueeze(1)
-        x = torch.where(moves & there, x + step_of(to_right), x)
+        x = torch.where(moves & there, x + sign(to_right), x)
         there = there & (x >= 0) & (x < SIZE)
         met = here & there & moves & (x == player_x.unsqueeze(1))
         reward = reward + (met & gold).sum(1)
         lost = lost | (met & ~gold).any(1)
         there = there & ~(met & gold)
 
-        move_timer = torch.where(moves.squeeze(1), state.move_speed, state.move_timer) - 1
-        ramp = self._ramp(state)
-        moved = AsterixState(
-            player_x,
-            player_y,
-            there,
-            x,
-            to_right,
-            gold,
-            ramp[0],
-            spawn_timer - 1,
-            ramp[1],
-            move_timer,
-            *ramp[2:],
-            action,
+        moved = replace(
+            state,
+            player_x=player_x,
+            player_y=player_y,
+            there=there,
+            x=x,
+            to_right=to_right,
+            gold=gold,
+            spawn_timer=spawn_timer - 1,
+            move_timer=torch.where(moves.squeeze(1), state.move_speed, state.move_timer) - 1,
+            last_action=action,
         )
-        return moved, reward.to(torch.float32), lost
+        return self._ramp(moved), reward.to(torch.float32), lost
 
     def _spawn(self, state: AsterixState, spawns: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Put a new thing at the edge of an empty row; direction, kind and row are drawn, [B, 3]."""
@@ -136,24 +97,17 @@ class Asterix(MinAtarGame[AsterixState]):
             torch.where(new, is_gold, state.gold),
         )
 
-    def _ramp(self, state: AsterixState) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Make it harder now and then: spawn speed, move speed, ramp timer, ramp index."""
-        ramps = (state.spawn_speed > 1) | (state.move_speed > 1)
-        if not self.ramping:
-            ramps = torch.zeros_like(ramps)
+    def _ramp(self, state: AsterixState) -> AsterixState:
+        """Make it harder now and then."""
+        ramps = ((state.spawn_speed > 1) | (state.move_speed > 1)) & self.ramping
         counts = ramps & (state.ramp_timer >= 0)
-        harder = ramps & ~counts
-        move_faster = harder & (state.move_speed > 1) & (state.ramp_index % 2 == 1)
-        return (
-            state.spawn_speed - (harder & (state.spawn_speed > 1)).to(torch.int64),
-            state.move_speed - move_faster.to(torch.int64),
-            torch.where(harder, RAMP_INTERVAL, state.ramp_timer - counts.to(torch.int64)),
-            state.ramp_index + harder.to(torch.int64),
-        )
+        now = ramps & ~counts
+        timer = torch.where(now, RAMP_INTERVAL, state.ramp_timer - counts.to(torch.int64))
+        return replace(state, ramp_timer=timer, **harder(state, now, 1))
 
     def observe(self, state: AsterixState) -> Tensor:
         """Paint player, enemies, where things were, treasure."""
         row = self._cells[1 : ROWS + 1].expand_as(state.x)
-        trail = paint(row, state.x - step_of(state.to_right), state.there)
+        trail = paint(row, state.x - sign(state.to_right), state.there)
         enemy, gold = (paint(row, state.x, state.there & kind) for kind in (~state.gold, state.gold))
         return self.frame(self.dot(state.player_y, state.player_x), enemy, trail, gold)

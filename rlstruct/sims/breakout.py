@@ -6,48 +6,37 @@ they come back. The ball moves along diagonals; it is lost, and the game with it
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from rlstruct.functional.random import randint
-from rlstruct.sims._minatar import LEFT, NOTHING, RIGHT, SIZE, MinAtarGame, walk
+from rlstruct.sims._minatar import LEFT, NOTHING, RIGHT, SIZE, MinAtarGame, start, walk
 
 ALL_BRICKS = (1 << 30) - 1
 
 
 @dataclass(frozen=True)
 class BreakoutState:
-    """Where ball, paddle and bricks are. All [B] int64 unless said.
+    """Where ball, paddle and bricks are."""
 
-    Attributes:
-        ball_x: column of the ball.
-        ball_y: row of the ball.
-        ball_dir: 0 up left, 1 up right, 2 down right, 3 down left.
-        pos: column of the paddle.
-        bricks: bit 10 r + c is the brick in row r + 1, column c.
-        strike: whether the ball has just broken a brick, and passes through the next.  [B] bool
-        last_x: column of the ball one step ago.
-        last_y: row of the ball one step ago.
-        last_action: of all six.
-    """
-
-    ball_x: Tensor
-    ball_y: Tensor
-    ball_dir: Tensor
-    pos: Tensor
-    bricks: Tensor
-    strike: Tensor
-    last_x: Tensor
-    last_y: Tensor
-    last_action: Tensor
+    ball_x: Tensor = start(0)
+    ball_y: Tensor = start(3)
+    ball_dir: Tensor = start(2)  # 0 up left, 1 up right, 2 down right, 3 down left
+    pos: Tensor = start(4)  # column of the paddle
+    bricks: Tensor = start(ALL_BRICKS)  # bit 10 r + c is the brick in row r + 1, column c
+    strike: Tensor = start(False)  # whether the ball has just broken a brick, and passes through the next
+    last_x: Tensor = start(0)  # where the ball was one step ago
+    last_y: Tensor = start(3)
+    last_action: Tensor = start(0)  # of all six
 
 
 class Breakout(MinAtarGame[BreakoutState]):
     """MinAtar's Breakout: nothing (0), left (1), right (2). Arguments as `MinAtarGame`; the game never ramps."""
 
+    state = BreakoutState
     channels = ("paddle", "ball", "trail", "brick")
     useful_actions = (NOTHING, LEFT, RIGHT)
     kernel_module: ClassVar[str] = "rlstruct.sims.breakout_kernel"
@@ -55,18 +44,7 @@ class Breakout(MinAtarGame[BreakoutState]):
     def initial(self, key: Tensor) -> BreakoutState:
         """Start the ball in one of the upper corners."""
         right = randint(key, 2)
-        x, zero = right * 9, torch.zeros_like(key)
-        return BreakoutState(
-            ball_x=x,
-            ball_y=zero + 3,
-            ball_dir=2 + right,
-            pos=zero + 4,
-            bricks=zero + ALL_BRICKS,
-            strike=zero > 0,
-            last_x=x,
-            last_y=zero + 3,
-            last_action=zero,
-        )
+        return replace(super().initial(key), ball_x=right * 9, last_x=right * 9, ball_dir=2 + right)
 
     def play(self, state: BreakoutState, action: Tensor, key: Tensor) -> tuple[BreakoutState, Tensor, Tensor]:
         """Move the paddle, then the ball; see the file of the package for the order of events."""

@@ -65,22 +65,19 @@ class CartPole(TensorEnv[CartPoleState]):
     def transition(self, state: CartPoleState, action: Tensor, key: Tensor) -> tuple[CartPoleState, Tensor, Tensor]:
         """Push for one step of Euler's method; terminated where cart or pole are out of bounds."""
         x, x_dot, theta, theta_dot = state.x, state.x_dot, state.theta, state.theta_dot
-        # Gravity g, force f, the masses m (pole) and M (total), half the length l.
-        g, minus_f, f, M, m_l, m_M, length, four_thirds = self.constants(
-            GRAVITY, -FORCE, FORCE, TOTAL_MASS, POLE_MASS * HALF_LENGTH, POLE_MASS / TOTAL_MASS, HALF_LENGTH, 4 / 3
-        )
+        force = torch.where(action == 1, FORCE, -FORCE)
         sin, cos = torch.sin(theta), torch.cos(theta)
-        push = (torch.where(action == 1, f, minus_f) + m_l * theta_dot.square() * sin) / M
-        theta_acc = (g * sin - cos * push) / (length * (four_thirds - m_M * cos.square()))
-        x_acc = push - m_l * theta_acc * cos / M
+        push = (force + POLE_MASS * HALF_LENGTH * theta_dot.square() * sin) / TOTAL_MASS
+        inertia = HALF_LENGTH * (4 / 3 - POLE_MASS / TOTAL_MASS * cos.square())
+        theta_acc = (GRAVITY * sin - cos * push) / inertia
+        x_acc = push - POLE_MASS * HALF_LENGTH * theta_acc * cos / TOTAL_MASS
         moved = CartPoleState(
             x=torch.add(x, x_dot, alpha=STEP),  # x + STEP * x_dot, in one operation
             x_dot=torch.add(x_dot, x_acc, alpha=STEP),
             theta=torch.add(theta, theta_dot, alpha=STEP),
             theta_dot=torch.add(theta_dot, theta_acc, alpha=STEP),
         )
-        max_x, max_theta = self.constants(MAX_X, MAX_THETA)
-        terminated = (moved.x.abs() > max_x) | (moved.theta.abs() > max_theta)
+        terminated = (moved.x.abs() > MAX_X) | (moved.theta.abs() > MAX_THETA)
         return moved, torch.ones_like(x), terminated
 
     def observe(self, state: CartPoleState) -> Tensor:

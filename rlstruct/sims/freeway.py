@@ -6,13 +6,13 @@ once in one to five steps; their speeds are drawn again after each crossing. The
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from rlstruct.functional.random import randint, uniform
-from rlstruct.sims._minatar import DOWN, NOTHING, SIZE, UP, MinAtarGame, paint
+from rlstruct.sims._minatar import DOWN, NOTHING, SIZE, UP, MinAtarGame, paint, start
 
 LANES, CHICKEN_X = 8, 4
 PLAYER_SPEED, TIME_LIMIT = 3, 2500
@@ -20,39 +20,28 @@ PLAYER_SPEED, TIME_LIMIT = 3, 2500
 
 @dataclass(frozen=True)
 class FreewayState:
-    """Where chicken and cars are. All [B] int64 unless said; car i is in row i + 1.
+    """Where chicken and cars are; car i is in row i + 1."""
 
-    Attributes:
-        pos: row of the chicken.
-        move_timer: steps until it can move.
-        terminate_timer: steps until the end.
-        x: columns of the cars.                                    [B, 8] int64
-        timer: steps until they move.                              [B, 8] int64
-        speed: steps between two moves, negative to the left.      [B, 8] int64
-        last_action: of all six.
-    """
-
-    pos: Tensor
-    move_timer: Tensor
-    terminate_timer: Tensor
-    x: Tensor
-    timer: Tensor
-    speed: Tensor
-    last_action: Tensor
+    pos: Tensor = start(9)  # row of the chicken
+    move_timer: Tensor = start(PLAYER_SPEED)  # steps until it can move
+    terminate_timer: Tensor = start(TIME_LIMIT)  # steps until the end
+    x: Tensor = start(0, LANES)  # columns of the cars
+    timer: Tensor = start(0, LANES)  # steps until they move
+    speed: Tensor = start(0, LANES)  # steps between two moves, negative to the left
+    last_action: Tensor = start(0)  # of all six
 
 
 class Freeway(MinAtarGame[FreewayState]):
     """MinAtar's Freeway: nothing (0), up (1), down (2). Arguments as `MinAtarGame`; the game never ramps."""
 
+    state = FreewayState
     channels = ("chicken", "car", "speed1", "speed2", "speed3", "speed4", "speed5")
     useful_actions = (NOTHING, UP, DOWN)
 
     def initial(self, key: Tensor) -> FreewayState:
         """Put the chicken at the bottom and all cars at the left."""
-        zero, speed = torch.zeros_like(key), draw_speeds(key)
-        return FreewayState(
-            zero + 9, zero + PLAYER_SPEED, zero + TIME_LIMIT, torch.zeros_like(speed), speed.abs(), speed, zero
-        )
+        speed = draw_speeds(key)
+        return replace(super().initial(key), speed=speed, timer=speed.abs())
 
     def play(self, state: FreewayState, action: Tensor, key: Tensor) -> tuple[FreewayState, Tensor, Tensor]:
         """Move the chicken, then the cars, then count the timers down."""

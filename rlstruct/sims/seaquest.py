@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.functional.random import uniform
-from rlstruct.sims._minatar import DOWN, FIRE, LEFT, NOTHING, RIGHT, SIZE, UP, MinAtarGame, paint, step_of, walk
+from rlstruct.sims._minatar import DOWN, FIRE, LEFT, RIGHT, SIZE, UP, MinAtarGame, harder, paint, sign, start, walk
 
 CELLS_ABOVE_GAUGES = 90
 # Never more at a time: an enemy crosses in 30 steps when one comes each step; a diver in 60, one each 30; a bullet in
@@ -29,90 +29,37 @@ MOVE_INTERVAL, DIVER_MOVE_INTERVAL, SHOT_COOL_DOWN, ENEMY_SHOT_INTERVAL = 5, 5, 
 
 @dataclass(frozen=True)
 class SeaquestState:
-    """Where everything is. [B] int64 unless said.
+    """Where everything is. Things are columns of numbers, in slots that are empty where nothing was born."""
 
-    Attributes:
-        x: column of the submarine.
-        y: row of the submarine.
-        to_right: where it looks.  [B] bool
-        oxygen: steps that its oxygen lasts.
-        diver_count: divers on board.
-        at_surface: whether it has surfaced already.  [B] bool
-        shot_timer: steps until it can shoot.
-        spawn_speed: steps between two enemies.
-        spawn_timer: steps until the next.
-        diver_timer: steps until the next diver.
-        move_speed: steps between two moves of an enemy.
-        ramp_index: how often it got harder.
-        births: how many things were born.
-        bullets: the player's: born, x, y, to_right.  [B, 4, 3] int64
-        divers: born, x, y, to_right, move timer.     [B, 5, 4] int64
-        enemies: born, x, y, to_right, move timer, is a submarine, shot timer.  [B, 7, 32] int64
-        enemy_bullets: those to the left, those to the right.  [B, 2, 10, 10] bool
-        last_action: of all six.
-    """
-
-    x: Tensor
-    y: Tensor
-    to_right: Tensor
-    oxygen: Tensor
-    diver_count: Tensor
-    at_surface: Tensor
-    shot_timer: Tensor
-    spawn_speed: Tensor
-    spawn_timer: Tensor
-    diver_timer: Tensor
-    move_speed: Tensor
-    ramp_index: Tensor
-    births: Tensor
-    bullets: Tensor
-    divers: Tensor
-    enemies: Tensor
-    enemy_bullets: Tensor
-    last_action: Tensor
+    x: Tensor = start(5)  # the submarine
+    y: Tensor = start(0)
+    to_right: Tensor = start(False)  # where it looks
+    oxygen: Tensor = start(MAX_OXYGEN)  # steps that its oxygen lasts
+    diver_count: Tensor = start(0)  # divers on board
+    at_surface: Tensor = start(True)  # whether it has surfaced already
+    shot_timer: Tensor = start(0)  # steps until it can shoot
+    spawn_speed: Tensor = start(SPAWN_SPEED)  # steps between two enemies
+    spawn_timer: Tensor = start(SPAWN_SPEED)  # steps until the next
+    diver_timer: Tensor = start(DIVER_SPAWN_SPEED)  # steps until the next diver
+    move_speed: Tensor = start(MOVE_INTERVAL)  # steps between two moves of an enemy
+    ramp_index: Tensor = start(0)  # how often it got harder
+    births: Tensor = start(0)  # how many things were born
+    bullets: Tensor = start(0, 4, BULLETS)  # the player's: born, x, y, to_right
+    divers: Tensor = start(0, 5, DIVERS)  # born, x, y, to_right, move timer
+    enemies: Tensor = start(0, 7, ENEMIES)  # born, x, y, to_right, move timer, is a submarine, shot timer
+    enemy_bullets: Tensor = start(False, 2, SIZE, SIZE)  # those to the left, those to the right
+    last_action: Tensor = start(0)  # of all six
 
 
 class Seaquest(MinAtarGame[SeaquestState]):
     """MinAtar's Seaquest: nothing (0), left (1), up (2), right (3), down (4), fire (5). Arguments as `MinAtarGame`."""
 
+    state = SeaquestState
     channels = (
-        "sub_front",
-        "sub_back",
-        "friendly_bullet",
-        "trail",
-        "enemy_bullet",
-        "enemy_fish",
-        "enemy_sub",
-        "oxygen_guage",
-        "diver_guage",
-        "diver",
+        *("sub_front", "sub_back", "friendly_bullet", "trail", "enemy_bullet", "enemy_fish", "enemy_sub"),
+        *("oxygen_guage", "diver_guage", "diver"),
     )
-    useful_actions = (NOTHING, LEFT, UP, RIGHT, DOWN, FIRE)
-
-    def initial(self, key: Tensor) -> SeaquestState:
-        """Put the submarine at the surface of an empty sea."""
-        zero = torch.zeros_like(key)
-        slots = torch.zeros(*key.shape, 7, ENEMIES, dtype=torch.int64, device=key.device)
-        return SeaquestState(
-            x=zero + 5,
-            y=zero,
-            to_right=zero > 0,
-            oxygen=zero + MAX_OXYGEN,
-            diver_count=zero,
-            at_surface=zero == 0,
-            shot_timer=zero,
-            spawn_speed=zero + SPAWN_SPEED,
-            spawn_timer=zero + SPAWN_SPEED,
-            diver_timer=zero + DIVER_SPAWN_SPEED,
-            move_speed=zero + MOVE_INTERVAL,
-            ramp_index=zero,
-            births=zero,
-            bullets=slots[:, :4, :BULLETS].clone(),
-            divers=slots[:, :5, :DIVERS].clone(),
-            enemies=slots,
-            enemy_bullets=torch.zeros(*key.shape, 2, SIZE, SIZE, dtype=torch.bool, device=key.device),
-            last_action=zero,
-        )
+    useful_actions = tuple(range(6))
 
     def play(self, state: SeaquestState, action: Tensor, key: Tensor) -> tuple[SeaquestState, Tensor, Tensor]:
         """Let things appear, move the submarine, then its bullets, divers, enemies and their bullets; then surface."""
@@ -190,10 +137,7 @@ class Seaquest(MinAtarGame[SeaquestState]):
         surfaces = arrives & ~empty
         full = surfaces & (state.diver_count == MAX_DIVERS)
         paid = torch.where(full, state.oxygen * 10 // MAX_OXYGEN, 0)
-        ramps = surfaces & ((state.spawn_speed > 1) | (state.move_speed > 2))
-        if not self.ramping:
-            ramps = torch.zeros_like(ramps)
-        move_faster = ramps & (state.move_speed > 2) & (state.ramp_index % 2 == 1)
+        ramps = surfaces & ((state.spawn_speed > 1) | (state.move_speed > 2)) & self.ramping
         done = (state.oxygen <= 0) | empty
         # With six divers all leave and then one more, so -1 are left, as in the package.
         count = torch.where(full, 0, state.diver_count) - surfaces.to(torch.int64)
@@ -202,9 +146,7 @@ class Seaquest(MinAtarGame[SeaquestState]):
             oxygen=torch.where(surfaces, MAX_OXYGEN, state.oxygen - below.to(torch.int64)),
             diver_count=count,
             at_surface=~below & (state.at_surface | surfaces),
-            spawn_speed=state.spawn_speed - (ramps & (state.spawn_speed > 1)).to(torch.int64),
-            move_speed=state.move_speed - move_faster.to(torch.int64),
-            ramp_index=state.ramp_index + ramps.to(torch.int64),
+            **harder(state, ramps, 2),
         )
         return state, paid, done
 
@@ -212,12 +154,12 @@ class Seaquest(MinAtarGame[SeaquestState]):
         """Paint the ten channels."""
         bullet, diver = state.bullets, state.divers
         born, x, y, facing, _, is_sub, _ = state.enemies.unbind(1)
-        back = state.x - step_of(state.to_right)
+        back = state.x - sign(state.to_right)
         column, bottom = self._cells % SIZE, self._cells >= CELLS_ABOVE_GAUGES
         gauge = bottom & (column < (state.oxygen.clamp_min(0) * 10 // MAX_OXYGEN).unsqueeze(1))
         divers = bottom & (column >= (9 - state.diver_count).unsqueeze(1)) & (column < 9)
-        trail = paint(y, x - step_of(facing == 1), born > 0)
-        trail = trail | paint(diver[:, 2], diver[:, 1] - step_of(diver[:, 3] == 1), diver[:, 0] > 0)
+        trail = paint(y, x - sign(facing == 1), born > 0)
+        trail = trail | paint(diver[:, 2], diver[:, 1] - sign(diver[:, 3] == 1), diver[:, 0] > 0)
         return self.frame(
             self.dot(state.y, state.x),
             self.dot(state.y, back),
@@ -242,7 +184,7 @@ def _append(slots: Tensor, new: Tensor, when: Tensor) -> Tensor:
 def _move(slots: Tensor, moves: Tensor) -> Tensor:
     """Move things by one cell where ``moves`` [B, N]; those that leave the board are no more.  [B, F, N]."""
     there, x = slots[:, 0] > 0, slots[:, 1]
-    x = torch.where(moves & there, x + step_of(slots[:, 3] == 1), x)
+    x = torch.where(moves & there, x + sign(slots[:, 3] == 1), x)
     born = torch.where((x >= 0) & (x < SIZE), slots[:, 0], 0)
     return torch.cat([born.unsqueeze(1), x.unsqueeze(1), slots[:, 2:]], dim=1)
 

@@ -6,67 +6,43 @@ The fewer there are, the faster they march; every wave starts faster than the la
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from rlstruct.sims._minatar import FIRE, LEFT, NOTHING, RIGHT, SIZE, MinAtarGame, walk
+from rlstruct.sims._minatar import FIRE, LEFT, NOTHING, RIGHT, SIZE, MinAtarGame, start, walk
 
 SHOT_COOL_DOWN, MOVE_INTERVAL, SHOT_INTERVAL = 5, 12, 10
 
 
 @dataclass(frozen=True)
 class SpaceInvadersState:
-    """Where cannon, aliens and bullets are. All [B] int64 unless said.
+    """Where cannon, aliens and bullets are."""
 
-    Attributes:
-        pos: column of the cannon.
-        bullets: the player's.           [B, 10, 10] bool
-        alien_bullets: the aliens'.      [B, 10, 10] bool
-        aliens: where they are.          [B, 10, 10] bool
-        alien_dir: -1 for left, 1 for right.
-        move_interval: steps between two moves of a full wave, at most.
-        move_timer: steps until they move.
-        alien_shot_timer: steps until they shoot.
-        shot_timer: steps until the player can shoot.
-        last_action: of all six.
-    """
-
-    pos: Tensor
-    bullets: Tensor
-    alien_bullets: Tensor
-    aliens: Tensor
-    alien_dir: Tensor
-    move_interval: Tensor
-    move_timer: Tensor
-    alien_shot_timer: Tensor
-    shot_timer: Tensor
-    last_action: Tensor
+    pos: Tensor = start(5)  # column of the cannon
+    bullets: Tensor = start(False, SIZE, SIZE)  # the player's
+    alien_bullets: Tensor = start(False, SIZE, SIZE)
+    aliens: Tensor = start(False, SIZE, SIZE)
+    alien_dir: Tensor = start(-1)  # -1 for left, 1 for right
+    move_interval: Tensor = start(MOVE_INTERVAL)  # steps between two moves of a full wave, at most
+    move_timer: Tensor = start(MOVE_INTERVAL)  # steps until they move
+    alien_shot_timer: Tensor = start(SHOT_INTERVAL)  # steps until they shoot
+    shot_timer: Tensor = start(0)  # steps until the player can shoot
+    last_action: Tensor = start(0)  # of all six
 
 
 class SpaceInvaders(MinAtarGame[SpaceInvadersState]):
     """MinAtar's SpaceInvaders: nothing (0), left (1), right (2), fire (3). Arguments as `MinAtarGame`."""
 
+    state = SpaceInvadersState
     channels = ("cannon", "alien", "alien_left", "alien_right", "friendly_bullet", "enemy_bullet")
     useful_actions = (NOTHING, LEFT, RIGHT, FIRE)
 
     def initial(self, key: Tensor) -> SpaceInvadersState:
         """Put the cannon in the middle below a full wave."""
-        zero = torch.zeros_like(key)
-        none = torch.zeros(*key.shape, SIZE, SIZE, dtype=torch.bool, device=key.device)
-        return SpaceInvadersState(
-            pos=zero + 5,
-            bullets=none,
-            alien_bullets=none,
-            aliens=none | _wave(none),
-            alien_dir=zero - 1,
-            move_interval=zero + MOVE_INTERVAL,
-            move_timer=zero + MOVE_INTERVAL,
-            alien_shot_timer=zero + SHOT_INTERVAL,
-            shot_timer=zero,
-            last_action=zero,
-        )
+        begun = super().initial(key)
+        return replace(begun, aliens=begun.aliens | _wave(begun.aliens))
 
     def play(self, state: SpaceInvadersState, action: Tensor, key: Tensor) -> tuple[SpaceInvadersState, Tensor, Tensor]:
         """Shoot or walk, move bullets, move aliens, let one shoot, count who was hit."""
@@ -91,7 +67,7 @@ class SpaceInvaders(MinAtarGame[SpaceInvadersState]):
         aliens, bullets = aliens & ~killed, bullets & ~killed
         cleared = ~aliens.flatten(1).any(1)
         aliens = aliens | (_wave(aliens) & _cube(cleared))
-        faster = cleared & (state.move_interval > 6) if self.ramping else torch.zeros_like(cleared)
+        faster = cleared & (state.move_interval > 6) & self.ramping
         moved = SpaceInvadersState(
             pos=pos,
             bullets=bullets,

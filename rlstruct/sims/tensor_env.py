@@ -27,7 +27,7 @@ from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.functional.random import child_key
 from rlstruct.sims._simulation import Simulation, Stepper, TorchStepper, quiet_masks
 from rlstruct.sims._spaces import check_action, check_frames, in_dtype
-from rlstruct.sims._state import Constants, Tensors, check_carry, check_fields, fields_of, part
+from rlstruct.sims._state import Tensors, check_carry, check_fields, fields_of, part
 from rlstruct.spaces import leaves, zeros
 from rlstruct.vec_env import Observed, Stepped, VecEnv
 
@@ -99,7 +99,6 @@ class TensorEnv(VecEnv, Generic[State]):
         self.action_space = deepcopy(self.action_space)
         self.observation_space = in_dtype(deepcopy(self.observation_space), dtype)
         self.dtype, self.auto_reset, self.backend = dtype, auto_reset, backend
-        self.constants = Constants(dtype, plain=backend == "compile" or self._device.type != "cpu")
         self._n_envs = n_envs
         self._no = torch.zeros(n_envs, dtype=torch.bool, device=self._device)
         self._yes = ~self._no
