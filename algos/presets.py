@@ -86,10 +86,10 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ),
     ("ppo", "Pendulum-v1"): Preset(
         PPOConfig(
-            n_env_steps=300_000, n_envs=16, n_timesteps=64, n_epochs=10, n_minibatches=16, discount=0.9,
-            value_clip=None, entropy_coefficient=0.0, evaluation_interval=50_000, evaluation_timesteps=200,
-            evaluation_stochastic=False,
-        )
+            n_env_steps=150_000, n_envs=16, n_epochs=10, n_minibatches=8, discount=0.9, value_clip=None,
+            entropy_coefficient=0.0, evaluation_interval=15_000, evaluation_timesteps=200, evaluation_stochastic=False,
+        ),
+        {"initial_log_std": 0.5},
     ),
     ("dqn", "LunarLander-v3"): Preset(
         DQNConfig(
@@ -97,6 +97,18 @@ PRESETS: dict[tuple[str, str], Preset] = {
             evaluation_interval=20_000, target_return=150.0, evaluation_episodes=50, evaluation_processes=0,
         )
     ),
+    **{
+        # CleanRL's, see docs/algorithms/ppo.md, but for 8 environments of 256 steps in place of one of 2,048.
+        ("ppo", f"{name}-v5"): Preset(
+            PPOConfig(
+                n_env_steps=1_000_000, n_timesteps=256, n_epochs=10, n_minibatches=32, reward_scale=1.0,
+                learning_rate=0.0003, entropy_coefficient=0.0, evaluation_interval=100_000,
+                evaluation_timesteps=1_000, evaluation_episodes=10,
+            ),
+            {"normalise": True},
+        )
+        for name in ("HalfCheetah", "Hopper", "Walker2d")
+    },
     # When the next ball seems lost anyway, all actions are worth the same: only high entropy, and advantages with
     # little noise, keep all of them in use.
     ("a2c", "Breakout-MinAtar"): Preset(

@@ -85,11 +85,21 @@ def choose(algorithm: str, task: Task, observation: spaces.Space[Any], action: s
         ours = {"duelling": True}
     outputs = action.shape[0] if continuous else discrete  # type: ignore[index]
     known = [name for name, one in inspect.signature(network).parameters.items() if one.kind is one.KEYWORD_ONLY]
+    if family != "values":  # DQN keeps no statistics
+        known.append("normalise")
     for name in settings:
         if name not in known:
             raise UserError(f"--network {name}: there are only {', '.join(known)}.{nearest(name, known)}")
+    normalise = settings.pop("normalise", False)
     create_model = partial(network, inputs, outputs, **{**ours, **settings})
+    if normalise:
+        create_model, kind = partial(_normalised, create_model, observation.shape), f"{kind}, normalised"
     return AgentChoice(create_model, create_agent, kind, small=body != "convolutional")
+
+
+def _normalised(create_model: Callable[[], nn.Module], frame_shape: tuple[int, ...]) -> nn.Module:
+    """Normalise frames, and scale rewards by returns of gymnasium's own discount."""
+    return agents.Normalised(create_model(), frame_shape, discount=0.99)
 
 
 def _n_actions(action: spaces.Space[Any]) -> int | tuple[int, ...] | None:

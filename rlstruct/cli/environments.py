@@ -20,7 +20,11 @@ from rlstruct.vec_env import VecEnv
 
 ATARI_STACK = 4  # frames, as Mnih et al. (2015)
 
-_EXTRA_OF = {"gymnasium.envs.box2d": "rlstruct[box2d]", "ale_py": "rlstruct[atari]"}
+_EXTRA_OF = {
+    "gymnasium.envs.box2d": "rlstruct[box2d]",
+    "gymnasium.envs.mujoco": "rlstruct[mujoco]",
+    "ale_py": "rlstruct[atari]",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +38,8 @@ class Task:
         simulator: step the bundled simulator of this name, and how; None takes gymnasium's environment where it has
             one.
         recurrent: give the agent a memory, a gated recurrent unit.
-        network: settings of the network, each as KEY=VALUE, such as hidden=[128,128].
+        network: settings of the network, each as KEY=VALUE, such as hidden=[128,128]; normalise=true gives it frames of
+            unit size, and the learner rewards of unit size.
     """
 
     env: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import pathlib
 import signal
 import subprocess
@@ -60,6 +61,7 @@ def train(*options: str) -> pathlib.Path:
         ("a2c", ["--env", "Seaquest-MinAtar"], "convolutional policy"),
         ("ppo", ["--env", "CartPole-v1", "--n-epochs", "2"], "policy, perceptron"),
         ("ppo", ["--env", "CartPole-v1", "--simulator", "torch", "--recurrent"], "recurrent policy"),
+        ("ppo", ["--env", "CartPole-v1", "--network", "normalise=true"], "policy, perceptron, normalised"),
         ("dqn", ["--env", "Seaquest-MinAtar"], "convolutional network of action values, duelling"),
         # Who says how wide a perceptron shall be gets one, also for images: as the tuned settings of Breakout do.
         ("a2c", ["--env", "Breakout-MinAtar", "--n-minibatches", "1"], "policy, perceptron"),
@@ -112,6 +114,8 @@ def test_the_network_of_a_preset_can_be_made(algorithm: str, env: str) -> None:
     task = Task(env=env, network=tuple(f"{key}={json.dumps(value)}" for key, value in preset.network.items()))
     if env == "LunarLander-v3":  # needs an extra; these are its spaces
         found: tuple[spaces.Space, spaces.Space] = spaces.Box(-2.5, 2.5, (8,)), spaces.Discrete(4)
+    elif env.endswith("-v5"):  # MuJoCo, likewise
+        found = spaces.Box(-math.inf, math.inf, (17,)), spaces.Box(-1.0, 1.0, (6,))
     else:
         found = spaces_of(find(task, auto_reset=True))
     model = choose(algorithm, task, *found).create_model()
@@ -309,6 +313,10 @@ def test_a_legend_stands_once_beside_all_pictures() -> None:
         (["train", "a2c", "--env", "CartPole-v1", "--env-options", "colour=3"], "colour"),
         (["train", "a2c", "--env", "CartPole-v1", "--network", "hiden=[9]"], "Did you mean 'hidden'?"),
         (["train", "a2c", "--env", "CartPole-v1", "--network", "hidden"], "expected KEY=VALUE"),
+        (
+            ["train", "dqn", "--env", "CartPole-v1", "--network", "normalise=true"],
+            "normalise: there are only",
+        ),
         (["train", "a2c", "--env", "CartPole-v1", "--preset", "Acrobat-v1"], "Did you mean 'Acrobot-v1'?"),
         (["train", "a2c", "--env", "CartPole-v1", "--learner-device", "cuda:7"], "Devices here: cpu"),
         (["train", "a2c", "--env", "CartPole-v1", "--batcher-device", "gpu"], "'gpu' is no device. Devices here: cpu"),
