@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import os
 import sys
 
 import torch
@@ -81,6 +82,21 @@ def device_count(device_type: str) -> int:
         return 1
     backend = getattr(torch, device_type, None)
     return 0 if backend is None or not hasattr(backend, "device_count") else int(backend.device_count())
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Return how many bytes could be allocated on a device now; None where nobody knows.
+
+    Args:
+        device: from `resolve_device`.
+    """
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if device.type == "cpu" else None
+    except (ValueError, OSError, AttributeError):  # not on every system
+        return None
 
 
 def keep_freed_memory() -> bool:

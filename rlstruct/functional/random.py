@@ -22,6 +22,7 @@ _GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64: the odd number nea
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 _FEW_CLASSES = 8
+_TRIES = 8  # of a gamma variate: all fail once in 10^10 draws
 _LOW = {bits: (1 << (64 - bits)) - 1 for bits in (27, 30, 31, 40)}  # clears the sign bits that int64 >> drags in
 
 
@@ -217,3 +218,47 @@ def categorical(logits: Tensor, key: Tensor, stream: int = 0) -> Tensor:
     # Counted from behind, since nothing is greater or less than NaN.
     u = uniform(key, (), stream).unsqueeze(dim)
     return logits.shape[-1] - (cumulative > u * cumulative.narrow(dim, -1, 1)).sum(dim)
+
+
+def gumbel(key: Tensor, shape: tuple[int, ...] = (), stream: int = 0) -> Tensor:
+    """Draw from the standard Gumbel distribution: -log(-log(u)).
+
+    Args:
+        key: [B] int64.
+        shape: what to draw for each key.
+        stream: as in `uniform`.
+
+    Returns:
+        [B, *shape] float32, equal on all devices to rounding.
+    """
+    u = uniform(key, shape, stream).add_(2.0**-25)  # between 0 and 1, neither of them
+    return u.log_().neg_().log_().neg_()
+
+
+def dirichlet(key: Tensor, concentration: float, among: Tensor, stream: int = 0) -> Tensor:
+    """Draw from a symmetric Dirichlet distribution over some of A classes.
+
+    Normalised gamma variates, by Marsaglia and Tsang, "A simple method for generating gamma variables" (ACM TOMS,
+    2000): a fixed number of tries, of which each succeeds with 95 % and more.
+
+    Args:
+        key: [B] int64.
+        concentration: alpha, more than 0; the smaller, the fewer classes share most of the mass.
+        among: the classes that take part.  [B, A] bool
+        stream: as in `uniform`; uses the numbers up to ``stream + 25 * A``.
+
+    Returns:
+        [B, A] float32, sums to 1 in rows that have classes, 0 for the others.
+    """
+    A = among.shape[-1]
+    shape = (_TRIES, A)
+    normals, u = normal(key, shape, stream), uniform(key, shape, stream + 2 * _TRIES * A)
+    # Gamma(alpha + 1), then times u^(1 / alpha) for Gamma(alpha), in logarithms: small ones would underflow.
+    d = concentration + 1.0 - 1.0 / 3.0
+    v = (1.0 + normals / math.sqrt(9.0 * d)).clamp(min=0.0).pow(3)
+    accepted = (v > 0.0) & (u.log() < 0.5 * normals.square() + d - d * v + d * v.log())
+    first = accepted.to(torch.int64).argmax(1, keepdim=True)
+    log_gamma = (d * v).gather(1, first).squeeze(1).log()
+    boost = (uniform(key, (A,), stream + 3 * _TRIES * A) + 2.0**-25).log() / concentration
+    logits = (log_gamma + boost).masked_fill(~among, -torch.inf)
+    return torch.where(among, logits.softmax(-1), 0.0)

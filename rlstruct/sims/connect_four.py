@@ -84,6 +84,15 @@ class ConnectFour(TensorEnv[ConnectFourState]):
         stones = (state.mine | state.theirs).unsqueeze(1)
         return {"board": ((both >> self._bits) & 1) == 1, "legal": ((stones >> self._top) & 1) == 0}
 
+    def state_from(self, frames: dict[str, Tensor]) -> ConnectFourState:
+        """Return the states that boards show, for a search.
+
+        Args:
+            frames: ``board`` [B, 2, 6, 7] bool, as `observe` returns it.
+        """
+        mine, theirs = (frames["board"].to(torch.int64) << self._bits).sum((2, 3)).unbind(1)
+        return ConnectFourState(mine, theirs)
+
 
 def four_in_line(stones: Tensor) -> Tensor:
     """Tell whether a player has four stones in a line.

@@ -250,3 +250,27 @@ def test_a_compiler_for_cuda_meets_no_large_factor_in_its_index_arithmetic(name:
     large = [node for node in products if abs(node.args[1]) >= 2**31]
     assert large
     assert not [node for node in large if "arange" in str(node.args[0].target)]
+
+
+def test_gumbel_noise_draws_by_logits() -> None:
+    # The argmax of logits and Gumbel noise is a draw from the softmax.
+    logits = torch.tensor([0.0, 1.0, -1.0, 0.5])
+    drawn = (logits + random.gumbel(make_keys(), (4,))).argmax(1)
+    assert chi_square(torch.bincount(drawn, minlength=4).float(), N * logits.softmax(0)) < 4
+
+
+@pytest.mark.parametrize("alpha", [0.03, 0.3, 1.0, 5.0])
+def test_dirichlet_draws_have_the_moments_of_the_distribution(alpha: float) -> None:
+    among = torch.tensor([True, False, True, True, True])
+    share = random.dirichlet(make_keys(), alpha, among.expand(N, 5))
+    assert (share[:, 1] == 0).all()
+    torch.testing.assert_close(share.sum(1), torch.ones(N))
+    drawn = share[:, among].double()
+    variance = 3 / (16 * (4 * alpha + 1))
+    for moment, expected in ((drawn.mean(0), 0.25), (drawn.var(0), variance)):
+        torch.testing.assert_close(moment, torch.full((4,), expected, dtype=torch.float64), rtol=0.02, atol=1e-5)
+    # Each share follows a beta distribution, beta(alpha, 3 alpha); for alpha 1 P(share < x) = 1 - (1 - x)^3.
+    if alpha == 1.0:
+        for x in (0.05, 0.25, 0.6):
+            assert abs((drawn < x).double().mean() - (1 - (1 - x) ** 3)) < 0.003
+    assert not random.dirichlet(make_keys()[:2], alpha, torch.zeros(2, 5, dtype=torch.bool)).any()

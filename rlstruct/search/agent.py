@@ -1,0 +1,141 @@
+"""SearchAgent: a policy that searches before every move, and leaves what the search found in the trajectories."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlstruct.core import DictTensor, TemporalDictTensor
+from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.engine.compiled import Tensors
+from rlstruct.engine.graph import Graph, RecordingError, recorder_of
+from rlstruct.engine.streams import lane_of
+from rlstruct.functional import random
+from rlstruct.rl_agent import RL_Agent
+from rlstruct.search.game import GameModel, RolloutModel
+from rlstruct.search.search import Search, SearchConfig
+
+
+class SearchAgent(RL_Agent):
+    """Searches from what the environments show, all of them at once; keeps no state.
+
+    It returns ``action`` [B] int64; ``action_policy`` [B, A], what a policy should learn; ``action_visits`` [B, A]; and
+    ``value`` [B], the mean return of the search for who acts. On CUDA the search of a move is one graph; that is why
+    the agent does not promise to be `pure`: a graph cannot be recorded within another.
+
+    Args:
+        model: maps frames [B, ...] to logits [B, A] and value [B] of who acts next, as
+            `rlstruct.agents.ConvolutionalActorCritic` does; None plays random games to their ends.
+        create_simulator: called as ``create_simulator(n_envs=1, device=…)``, such as `rlstruct.sims.ConnectFour`: a
+            `rlstruct.search.Simulator`, whose state follows from what it shows.
+        config: settings of the search.
+        discount: see `rlstruct.search.GameModel`.
+        n_rollout_moves: greatest length of a random game.
+        device: where the agent lives; by default where the model is.
+        stochastic: explore, by noise and by drawing actions; False takes the best action.
+        copy_model: keep a copy of the model, so that training goes on while this agent acts with its own weights.
+
+    Raises:
+        TypeError: the simulator cannot tell its state from what it shows.
+
+    Attributes:
+        model: the agent's own network, or the shared one; or None.
+        search: what searches.
+        game: what it searches in; counts the inferences.
+        device: where observations and actions are.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        *,
+        create_simulator: Callable[..., Any],
+        config: SearchConfig | None = None,
+        discount: float = -1.0,
+        n_rollout_moves: int = 64,
+        device: DeviceLike | None = None,
+        stochastic: bool = True,
+        copy_model: bool = True,
+    ) -> None:
+        """Copy the model to ``device``, or share it, and make the simulator there."""
+        found = None if model is None else next(model.parameters(), None)
+        self.device = resolve_device(device or ("cpu" if found is None else found.device))
+        self.model = copy.deepcopy(model).to(self.device) if model is not None and copy_model else model
+        self._simulator = simulator = create_simulator(n_envs=1, device=self.device)
+        if not hasattr(simulator, "state_from"):
+            raise TypeError(
+                f"SearchAgent: {type(simulator).__name__} has no state_from, expected a simulator whose state follows "
+                "from what it shows. Write state_from(frames), the inverse of observe."
+            )
+        settings = config or SearchConfig()
+        if not stochastic:
+            settings = replace(settings, dirichlet_fraction=0.0, gumbel_scale=0.0, temperature=0.0)
+        self.game = (
+            RolloutModel(simulator, int(simulator.action_space.n), n_rollout_moves, discount=discount)
+            if self.model is None
+            else GameModel(simulator, self.model, discount=discount)
+        )
+        self.search = Search(self.game, settings, device=self.device)
+        self._lane = lane_of(self.device)
+        recorder = recorder_of(self.device)
+        self._graph = None if recorder is None else Graph(self._step, recorder)
+        self._ready = False  # whether libraries have made what a recording needs
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        state: DictTensor,
+        observation: DictTensor,
+        agent_info: DictTensor,
+        history: TemporalDictTensor | None = None,
+    ) -> tuple[DictTensor, DictTensor]:
+        """Search from the frames, drawing from ``observation["rng"]``; see `RL_Agent.__call__`."""
+        frames = dict(observation.truncate_key("frame/").items()) or {"": observation["frame"]}
+        given = {f"frame/{name}": frame for name, frame in frames.items()} | {"rng": observation["rng"]}
+        if self._graph is None:
+            return DictTensor(self._step({}, given)[1]), state
+        with self._lane.work():
+            found = self._replay(self._graph, given)
+        self._lane.give(found.values())
+        return DictTensor(found), state
+
+    def update(self, info: Mapping[str, Tensor]) -> None:
+        """Take over new weights; see `RL_Agent.update`.
+
+        Raises:
+            TypeError: there is no model.
+        """
+        if self.model is None:
+            raise TypeError("SearchAgent.update: this agent has no model, it plays random games.")
+        self.model.load_state_dict(info)
+
+    def _step(self, carry: Tensors, given: Tensors) -> tuple[Tensors, Tensors]:
+        """Search as a step of `rlstruct.engine` does: nothing is carried on, the record is what the agent returns."""
+        frames = {name.removeprefix("frame/"): frame for name, frame in given.items() if name != "rng"}
+        model_key, search_key = random.split(given["rng"], 2).unbind(1)
+        state = self._simulator.state_from(frames.get("", frames))
+        found = self.search(self.game.begin(state, model_key), search_key)
+        return {}, {
+            "action": found.action,
+            "action_policy": found.policy,
+            "action_visits": found.visits,
+            "value": found.value,
+        }
+
+    def _replay(self, graph: Graph, given: Tensors) -> Tensors:
+        """Search by a recorded graph, from the second search on."""
+        if not self._ready:
+            self._ready = True
+            return self._step({}, given)[1]
+        try:
+            return graph({}, given)[1]
+        except RecordingError as error:
+            warnings.warn(f"SearchAgent: the search is not one graph, and slower: {error}", stacklevel=4)
+            self._graph = None
+            return self._step({}, given)[1]

@@ -1,0 +1,235 @@
+"""Search: B tree searches at once, each simulation one call of the model with B states.
+
+A search is a pure function of states, random keys and the model's weights. Its shapes are known before it begins, and
+so is its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rlstruct.device import DeviceLike, free_memory, resolve_device
+from rlstruct.engine.compiled import Tensors
+from rlstruct.functional import random
+from rlstruct.search import selection
+from rlstruct.search.tree import Model, Scores, Tree, judge
+
+Method = Literal["puct", "gumbel", "uct"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """Settings of a search.
+
+    Attributes:
+        method: ``"puct"``, as AlphaZero; ``"gumbel"``, sequential halving at the root, which learns from few
+            simulations (Danihelka et al., 2022); ``"uct"``, without a prior.
+        n_simulations: of each move. The model is asked once for the root and once for each of them.
+        max_depth: moves that a search looks ahead; None for no limit. Every simulation takes time for as many levels,
+            however deep it goes.
+        c_init: weight of the prior (PUCT), or width of the confidence bounds (UCT).
+        c_base: visits from which the weight of the prior grows (PUCT).
+        dirichlet_fraction: share of noise in the root's prior (PUCT).
+        dirichlet_alpha: concentration of that noise; the smaller, the fewer actions it prefers.
+        n_considered: actions that sequential halving begins with (Gumbel).
+        gumbel_scale: of the noise that draws them; 0 for the strongest play.
+        value_scale: weight of values beside logits (Gumbel).
+        visit_offset: visits that are added to those of the most visited action in that weight (Gumbel).
+        temperature: of the draw by visits (PUCT and UCT); 0 takes the most visited action.
+    """
+
+    method: Method = "gumbel"
+    n_simulations: int = 64
+    max_depth: int | None = None
+    c_init: float = 1.25
+    c_base: float = 19652.0
+    dirichlet_fraction: float = 0.25
+    dirichlet_alpha: float = 0.3
+    n_considered: int = 16
+    gumbel_scale: float = 1.0
+    value_scale: float = 0.1
+    visit_offset: float = 50.0
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            ValueError: a setting is out of range.
+        """
+        self._refuse("method", self.method in ("puct", "gumbel", "uct"), "'puct', 'gumbel' or 'uct'")
+        for name in ("n_simulations", "n_considered"):
+            self._refuse(name, getattr(self, name) >= 1, "at least 1")
+        self._refuse("max_depth", self.max_depth is None or self.max_depth >= 1, "at least 1, or None")
+        self._refuse("dirichlet_fraction", 0.0 <= self.dirichlet_fraction <= 1.0, "0 to 1")
+        self._refuse("dirichlet_alpha", self.dirichlet_alpha > 0.0, "more than 0")
+        for name in ("c_init", "gumbel_scale", "value_scale", "visit_offset", "temperature"):
+            self._refuse(name, getattr(self, name) >= 0.0, "at least 0")
+
+    def _refuse(self, name: str, good: bool, expected: str) -> None:
+        if not good:
+            raise ValueError(f"SearchConfig: {name} is {getattr(self, name)!r}, expected {expected}.")
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What searches found.
+
+    Attributes:
+        action: what to do.  [B] int64
+        policy: what a policy should learn: shares of the visits (PUCT, UCT), or the improved policy (Gumbel).
+            [B, A] float, sums to 1
+        value: mean return of the player who acts, over all simulations.  [B] float
+        visits: how often each action was taken.  [B, A] float
+        q: mean return of each action, 0 where it was not taken.  [B, A] float
+        tree: where all that stands.
+    """
+
+    action: Tensor
+    policy: Tensor
+    value: Tensor
+    visits: Tensor
+    q: Tensor
+    tree: Tree
+
+
+class Search:
+    """Searches from B states at once.
+
+    Args:
+        model: the game, or a learned model of one.
+        config: the settings.
+        device: where states are.
+    """
+
+    def __init__(self, model: Model, config: SearchConfig, *, device: DeviceLike = "cpu") -> None:
+        """Plan the visits of the root."""
+        self.model, self.config = model, config
+        self.device = resolve_device(device)
+        n = config.n_simulations
+        plans = [selection.considered_visits(max(1, k), n) for k in range(config.n_considered + 1)]
+        self._plans = torch.tensor(plans, dtype=torch.int64, device=self.device)  # [n_considered + 1, n]
+        self._n_bytes = 0  # of the largest trees that were found to fit
+
+    def __call__(self, state: Mapping[str, Tensor], key: Tensor) -> SearchResult:
+        """Search.
+
+        Args:
+            state: where to begin.  [B, ...] on the device
+            key: what noise and action are drawn from, for `rlstruct.functional.random`.  [B] int64
+        """
+        config, state = self.config, dict(state)
+        logits, value = judge(self.model, state)
+        noise_key, draw_key = random.split(key, 2).unbind(1)
+        if config.method == "gumbel":
+            noise = config.gumbel_scale * random.gumbel(noise_key, (logits.shape[1],)).to(logits.dtype)
+        else:
+            noise = random.dirichlet(noise_key, config.dirichlet_alpha, selection.is_legal(logits)).to(logits.dtype)
+        return self.run(state, logits, value, noise, draw_key)
+
+    def run(self, state: Tensors, logits: Tensor, value: Tensor, noise: Tensor, key: Tensor) -> SearchResult:
+        """Search from states that the model has judged, with noise that was drawn before.
+
+        Args:
+            state: [B, ...]
+            logits: from `rlstruct.search.selection.mask_logits`.  [B, A] float
+            value: [B] float
+            noise: Gumbel or Dirichlet noise.  [B, A] float
+            key: the action is drawn from it (PUCT and UCT).  [B] int64
+
+        Raises:
+            MemoryError: the trees do not fit into the device's free memory; nothing was allocated.
+        """
+        config = self.config
+        self._refuse_too_large(state, logits)
+        if config.method == "puct" and config.dirichlet_fraction:
+            logits = _with_noise(logits, noise, config.dirichlet_fraction)
+        n = config.n_simulations
+        tree = Tree.plant(state, logits, value, n + 1)
+        considered = self._considered(logits)  # [n, B]
+        roots, scores = tree.roots(), self._scores()
+        tree.choose(roots.unsqueeze(0), self._root_scores(noise, considered[0]), scores)
+        for i in range(n):
+            of_roots = self._root_scores(noise, considered[min(i + 1, n - 1)])
+            tree.simulate(self.model, roots + (i + 1), min(i + 1, config.max_depth or n), of_roots, scores)
+        return self._result(tree, noise, key)
+
+    def memory_needed(self, state: Mapping[str, Tensor], n_actions: int, *, float_bytes: int = 4) -> int:
+        """Return how many bytes the trees of searches from such states take, from shapes alone.
+
+        Args:
+            state: [B, ...]
+            n_actions: A.
+            float_bytes: of a number of the model.
+        """
+        rows = next(iter(state.values())).shape[0]
+        of_states = sum(part.numel() * part.element_size() for part in state.values()) // rows
+        slot = (3 * n_actions + 3) * float_bytes + (n_actions + 2) * 8 + of_states
+        return rows * (self.config.n_simulations + 2) * slot
+
+    def _refuse_too_large(self, state: Tensors, logits: Tensor) -> None:
+        needed = self.memory_needed(state, logits.shape[1], float_bytes=logits.element_size())
+        if needed <= self._n_bytes:
+            return
+        free = free_memory(self.device)
+        if free is not None and needed > free:
+            raise MemoryError(
+                f"Search: trees of {self.config.n_simulations} simulations in {len(logits)} environments take "
+                f"{needed / 2**30:.2f} GiB, and {self.device} has {free / 2**30:.2f} GiB free. Search in fewer "
+                "environments at once, or with fewer simulations."
+            )
+        self._n_bytes = needed
+
+    def _considered(self, logits: Tensor) -> Tensor:
+        """Visits of the actions whose turn it is, in each simulation.  [n_simulations, B]."""
+        n_legal = selection.is_legal(logits).sum(-1).clamp(max=self.config.n_considered)
+        return self._plans.index_select(0, n_legal).t().to(logits.dtype)
+
+    def _scores(self) -> Scores:
+        config = self.config
+        if config.method == "puct":
+            return partial(selection.puct_scores, c_init=config.c_init, c_base=config.c_base)
+        if config.method == "uct":
+            return lambda logits, visits, q, raw: selection.uct_scores(logits, visits, q, c_init=config.c_init)
+        return lambda logits, visits, q, raw: selection.gumbel_scores(
+            logits, visits, self._values(logits, visits, q, raw)
+        )
+
+    def _root_scores(self, gumbel: Tensor, considered: Tensor) -> Scores:
+        if self.config.method != "gumbel":
+            return self._scores()
+        return lambda logits, visits, q, raw: selection.considered_scores(
+            logits, visits, self._values(logits, visits, q, raw), gumbel, considered
+        )
+
+    def _values(self, logits: Tensor, visits: Tensor, q: Tensor, raw: Tensor) -> Tensor:
+        scale, offset = self.config.value_scale, self.config.visit_offset
+        return selection.completed_values(logits, visits, q, raw, value_scale=scale, visit_offset=offset)
+
+    def _result(self, tree: Tree, noise: Tensor, key: Tensor) -> SearchResult:
+        logits, visits, q, raw = tree.root_edges()
+        value = selection.node_value(visits, q, raw)
+        if self.config.method == "gumbel":
+            values = self._values(logits, visits, q, raw)
+            best = selection.considered_scores(logits, visits, values, noise, visits.amax(-1))
+            action, policy = best.argmax(-1), (logits + values).softmax(-1)
+        else:
+            policy = visits / visits.sum(-1, keepdim=True)
+            action = visits.argmax(-1)
+            if self.config.temperature > 0.0:
+                action = random.categorical(policy.log() / self.config.temperature, key)
+        return SearchResult(action, policy, value, visits, q, tree)
+
+
+def _with_noise(logits: Tensor, noise: Tensor, fraction: float) -> Tensor:
+    """Mix noise into a policy; illegal actions stay so."""
+    mixed = (1.0 - fraction) * logits.softmax(-1) + fraction * noise
+    legal = selection.is_legal(logits)
+    lowest = torch.finfo(logits.dtype)
+    return mixed.clamp(min=lowest.tiny).log().masked_fill(~legal, lowest.min)

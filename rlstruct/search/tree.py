@@ -1,0 +1,232 @@
+"""The trees of B searches as tensors of fixed shape: nothing waits for the device, no shape depends on data.
+
+Node n of environment b has slot ``b * (N + 1) + n``; the root is node 0. The last slot of each environment is spare:
+what must have no effect is written there. Each node knows the action that the next simulation would take from it and
+where that leads, so that walking down costs one look-up for each level; only nodes on the way back up change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rlstruct.engine.compiled import Tensors
+from rlstruct.engine.waits import intended
+from rlstruct.search.selection import mask_logits
+
+LOGITS, VISITS, Q = range(3)
+"""Rows of `Tree.edges`."""
+
+Scores = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""``scores(logits, visits, q, raw_value)``, see `rlstruct.search.selection`."""
+
+
+class Model(Protocol):
+    """What a search asks of a game, or of a learned model of one."""
+
+    def advance(self, state: Tensors, action: Tensor) -> tuple[Tensors, Tensor, Tensor]:
+        """Take an action in B states.
+
+        Args:
+            state: name to tensor.  [B, ...]
+            action: [B] int64, an illegal one only where no action is legal.
+
+        Returns:
+            ``(next state, reward, discount)``: the reward [B] float of who acts; the discount [B] float turns values of
+            the next state into values of this one: -1 where the other player acts next, 0 where the game is over.
+        """
+
+    def evaluate(self, state: Tensors) -> tuple[Tensor, Tensor]:
+        """Judge B states.
+
+        Args:
+            state: [B, ...]
+
+        Returns:
+            ``(logits, value)``: of the policy of who acts next, [B, A] float, -inf for illegal actions; and that
+            player's expected return, [B] float.
+        """
+
+
+@dataclass
+class Tree:
+    """B trees of up to N nodes each.
+
+    Attributes:
+        n_nodes: N.
+        edges: logits, visits and mean return of each action.  [B * (N + 1), 3, A] float
+        children: slot that each action leads to; the spare slot where it was not taken.  [B * (N + 1), A] int64
+        nodes: what the model says of each node, and reward and discount on the way to it.  [B * (N + 1), 3] float
+        action: which the next simulation takes here.  [B * (N + 1)] int64
+        onward: slot where the next simulation goes on from here; the spare slot if it stops here.
+            [B * (N + 1)] int64
+        state: of each node.  [B * (N + 1), ...]
+    """
+
+    n_nodes: int
+    edges: Tensor
+    children: Tensor
+    nodes: Tensor
+    action: Tensor
+    onward: Tensor
+    state: Tensors
+
+    @classmethod
+    def plant(cls, state: Mapping[str, Tensor], logits: Tensor, value: Tensor, n_nodes: int) -> Tree:
+        """Make trees that have a root only.
+
+        Args:
+            state: of the roots.  [B, ...]
+            logits: [B, A] float, from `rlstruct.search.selection.mask_logits`.
+            value: [B] float
+            n_nodes: N.
+        """
+        B, A = logits.shape
+        n_slots = B * (n_nodes + 1)
+        spare = _first(value, n_nodes) + n_nodes
+        each = spare.repeat_interleave(n_nodes + 1)
+        tree = cls(
+            n_nodes,
+            edges=value.new_zeros(n_slots, 3, A),
+            children=each.unsqueeze(1).repeat(1, A),
+            nodes=value.new_zeros(n_slots, 3),
+            action=torch.zeros_like(each),
+            onward=each,
+            state={name: part.new_zeros(n_slots, *part.shape[1:]) for name, part in state.items()},
+        )
+        # A way that has ended leads on to the spare slot, where returns stay as they are.
+        tree.nodes.index_copy_(0, spare, _columns(torch.zeros_like(value), torch.zeros_like(value), value.new_ones(B)))
+        tree.put(tree.roots(), state, logits, value, torch.zeros_like(value), torch.ones_like(value))
+        return tree
+
+    def roots(self) -> Tensor:
+        """Return the slots of the roots.  [B] int64."""
+        slots = torch.arange(0, self.onward.shape[0], self.n_nodes + 1, device=self.onward.device)
+        return slots
+
+    def put(
+        self, slot: Tensor, state: Mapping[str, Tensor], logits: Tensor, value: Tensor, reward: Tensor, discount: Tensor
+    ) -> None:
+        """Write nodes that have no children.  [B, ...] each."""
+        nothing = torch.zeros_like(logits)
+        self.edges.index_copy_(0, slot, torch.stack([logits, nothing, nothing], 1))
+        self.nodes.index_copy_(0, slot, _columns(value, reward, discount))
+        for name, part in state.items():
+            self.state[name].index_copy_(0, slot, part)
+
+    def simulate(self, model: Model, fresh: Tensor, n_levels: int, root_scores: Scores, scores: Scores) -> None:
+        """Walk down to an action that was not taken yet, take it, judge where it leads, and remember the return.
+
+        A way that ends at the end of a game, or at the greatest depth, is judged again.
+
+        Args:
+            model: the game.
+            fresh: slots for the nodes to come.  [B] int64
+            n_levels: greatest number of nodes that a way may visit before it takes an action.
+            root_scores: choose the next action of the roots.
+            scores: choose the next action of all other nodes.
+        """
+        A = self.children.shape[1]
+        path = self._descend(n_levels)  # [D, B]
+        spare = self.roots() + self.n_nodes
+        depth = (path != spare).sum(0) - 1  # of the last node
+        last = path.gather(0, depth.unsqueeze(0)).squeeze(0)
+        action = self.action.index_select(0, last)
+        edge = last * A + action
+        known = self.children.view(-1).index_select(0, edge)
+        leaf = torch.where(known == spare, fresh, known)
+        before = {name: part.index_select(0, last) for name, part in self.state.items()}
+        state, reward, discount = model.advance(before, action)
+        logits, value = judge(model, state)
+        self.put(leaf, state, logits, value, reward.to(value.dtype), discount.to(value.dtype))
+        self.children.view(-1).index_copy_(0, edge, leaf)
+
+        behind = torch.cat([path[1:], spare.unsqueeze(0)]).scatter(0, depth.unsqueeze(0), leaf.unsqueeze(0))
+        returns = self._returns(behind, value)  # [D, B]
+        self._remember(path, returns)
+        self.choose(torch.cat([path, leaf.unsqueeze(0)]), root_scores, scores)
+
+    def choose(self, path: Tensor, root_scores: Scores, scores: Scores) -> None:
+        """Decide what the next simulation does in some nodes.
+
+        Args:
+            path: slots, the roots first.  [D, B] int64
+            root_scores: see `simulate`, as is ``scores``.
+            scores: chooses in all other nodes.
+        """
+        D, B = path.shape
+        slots = path.view(-1)
+        A = self.children.shape[1]
+        logits, visits, q = self.edges.index_select(0, slots).view(D, B, 3, A).unbind(2)
+        raw = self.nodes.index_select(0, slots)[:, 0].view(D, B)
+        of_roots = root_scores(logits[:1], visits[:1], q[:1], raw[:1])
+        others = scores(logits[1:], visits[1:], q[1:], raw[1:])
+        action = torch.cat([of_roots, others]).argmax(-1).view(-1)
+        child = self.children.view(-1).index_select(0, slots * A + action)
+        over = self.nodes.index_select(0, child)[:, 2] == 0.0
+        spare = slots - slots % (self.n_nodes + 1) + self.n_nodes
+        self.action.index_copy_(0, slots, action)
+        self.onward.index_copy_(0, slots, torch.where(over, spare, child))
+
+    def root_edges(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return logits, visits and mean returns of the roots, [B, A] each, and what the model says of them, [B]."""
+        roots = self.roots()
+        logits, visits, q = self.edges.index_select(0, roots).unbind(1)
+        return logits, visits, q, self.nodes.index_select(0, roots)[:, 0]
+
+    def _descend(self, n_levels: int) -> Tensor:
+        """Follow the chosen actions from the roots: the slots on the way, then spare ones.  [D, B], D <= n_levels."""
+        slot = self.roots()
+        spare = slot + self.n_nodes
+        path = [slot]
+        for _ in range(n_levels - 1):
+            slot = self.onward.index_select(0, slot)
+            if slot.is_cpu:
+                with intended():  # sync: none, on the CPU there is nobody to wait for; most ways are short
+                    if torch.equal(slot, spare):
+                        break
+            path.append(slot)
+        return torch.stack(path)
+
+    def _returns(self, behind: Tensor, value: Tensor) -> Tensor:
+        """Return what followed from each node of a way, from its own player's view.
+
+        Args:
+            behind: the node that came after each, then spare ones.  [D, B]
+            value: of the last one.  [B]
+        """
+        _, reward, discount = self.nodes.index_select(0, behind.view(-1)).view(*behind.shape, 3).unbind(-1)
+        returns = []
+        for r, d in zip(reward.flip(0).unbind(0), discount.flip(0).unbind(0), strict=True):
+            value = torch.addcmul(r, d, value)
+            returns.append(value)
+        return torch.stack(returns[::-1])
+
+    def _remember(self, path: Tensor, returns: Tensor) -> None:
+        """Count a return for the action that was taken in each node of a way.  [D, B] each."""
+        slots, A = path.view(-1), self.children.shape[1]
+        edges = self.edges.index_select(0, slots)  # [D * B, 3, A]
+        logits, visits, q = edges.unbind(1)
+        taken = torch.arange(A, device=slots.device) == self.action.index_select(0, slots).unsqueeze(1)
+        visits = visits + taken.to(visits.dtype)
+        q = q + torch.where(taken, (returns.view(-1, 1) - q) / visits.clamp(min=1.0), 0.0)
+        self.edges.index_copy_(0, slots, torch.stack([logits, visits, q], 1))
+
+
+def judge(model: Model, state: Tensors) -> tuple[Tensor, Tensor]:
+    """Ask a model for logits, masked, and values."""
+    logits, value = model.evaluate(state)
+    return mask_logits(logits), value
+
+
+def _columns(*parts: Tensor) -> Tensor:
+    return torch.stack(parts, -1)
+
+
+def _first(value: Tensor, n_nodes: int) -> Tensor:
+    """Slots of the roots.  [B]."""
+    return torch.arange(value.shape[0], device=value.device) * (n_nodes + 1)
