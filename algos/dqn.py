@@ -25,7 +25,7 @@ from rlstruct.algos.replay_buffer import ReplayBuffer, least_capacity
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import CreateModel, TrainingResult, run_training
 from rlstruct.core import DictTensor, Trajectories
-from rlstruct.functional.q_learning import double_q_value, greedy_value, q_loss, td_target
+from rlstruct.functional.q_learning import double_q_value, q_loss, td_target
 from rlstruct.functional.schedules import epsilon_ladder, linear_schedule
 from rlstruct.rl_agent import RL_Agent
 
@@ -137,7 +137,7 @@ def losses(agent: RL_Agent, target_agent: RL_Agent, batch: DictTensor, config: D
     with torch.no_grad():
         reached = batch.truncate_key("_observation/")
         judged = action_values(target_agent, reached)  # [K, A]
-        next_value = double_q_value(action_values(agent, reached), judged) if config.double else greedy_value(judged)
+        next_value = double_q_value(action_values(agent, reached), judged) if config.double else judged.amax(dim=-1)
         target = td_target(batch["reward"] * config.reward_scale, batch["discount"], batch["terminated"], next_value)
     return {
         "loss": q_loss(value, target, batch["weight"], config.huber_delta),

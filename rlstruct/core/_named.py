@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Sequence, ValuesView
 from typing import TYPE_CHECKING, ClassVar
 
@@ -20,14 +21,164 @@ if TYPE_CHECKING:
 Index = Tensor | Sequence[int]
 
 
-class NamedTensors:
+class Rows:
+    """What all structures share: tensors with a batch axis on one device. Not public: use the classes built on it."""
+
+    __slots__ = ("__weakref__",)
+
+    def _each(self, fn: Callable[[Tensor], Tensor]) -> Self:
+        """A structure of fn(tensor) for every tensor, the lengths included; fn acts on the batch axis only."""
+        raise NotImplementedError
+
+    def _all(self) -> list[Tensor]:
+        """Every tensor, the lengths included."""
+        raise NotImplementedError
+
+    @classmethod
+    def _joined(cls, parts: Sequence[Self]) -> Self:
+        """See `cat`; at least one part."""
+        raise NotImplementedError
+
+    def _home(self) -> torch.device | None:
+        """Where an index must be; None if anywhere."""
+        return self.device
+
+    @property
+    def device(self) -> torch.device | None:
+        """The one device of all tensors; None if there is no key."""
+        raise NotImplementedError
+
+    def n_elems(self) -> int:
+        """Return B, the number of rows; 0 if there is no key."""
+        raise NotImplementedError
+
+    def clone(self) -> Self:
+        """Copy every tensor into memory of its own; gradients flow through, as in ``Tensor.clone``."""
+        return self._each(torch.clone)
+
+    def to(self, device: DeviceLike, non_blocking: bool = False) -> Self:
+        """Move every tensor. What is already there is shared, as in ``Tensor.to``; the structure is always a new one.
+
+        From ordinary CPU memory to CUDA all tensors travel in one copy, through a block of pinned memory, and the host
+        does not wait.
+
+        Args:
+            device: the destination, a word or a torch.device.
+            non_blocking: do not wait for copies between pinned CPU memory and a device.
+
+        Returns:
+            A new structure on that device.
+
+        Raises:
+            ValueError: the device does not exist on this machine.
+        """
+        if device == self.device:  # the common case in a training loop; no need to look the device up
+            return self._each(lambda v: v)
+        return self._each(mover(self._all(), resolve_device(device), non_blocking))
+
+    def index(self, index: Index) -> Self:
+        """Gather rows into new memory, in the order given, repeats allowed.
+
+        Args:
+            index: row numbers from 0 to B - 1.  [K] int64 on the device of the structure, or a list of ints
+
+        Returns:
+            The chosen rows.  [K, ...]
+
+        Raises:
+            ShapeMismatchError: the index is not one-dimensional or not int64 (a bool mask, for example).
+            DeviceMismatchError: the index is on another device.
+            IndexError: a row number is out of range (on CUDA: a device-side failure, as everywhere in torch).
+        """
+        rows = self._rows(index)
+        return self._each(lambda v: v.index_select(0, rows))
+
+    def slice(self, start: int, stop: int | None = None) -> Self:
+        """Take neighbouring rows. The batch axis always stays; the memory is shared.
+
+        Args:
+            start: first row; negative counts from the end.
+            stop: one after the last row, cut to B as in Python. None takes the one row ``start``.
+
+        Returns:
+            Views of rows start to stop - 1, or of the one row.  [stop - start, ...] or [1, ...]
+
+        Raises:
+            IndexError: ``stop`` is None and there is no row ``start``.
+        """
+        if stop is not None:
+            return self._each(lambda v: v[start:stop])
+        n = self.n_elems()
+        if n == 0 and not self._all():
+            return self._each(torch.detach)
+        if not -n <= start < n:
+            raise IndexError(
+                f"{type(self).__name__}.slice: got row {start}, expected {-n} to {n - 1}, as B = {n}. "
+                f"For a range that may be empty write slice({start}, {start + 1})."
+            )
+        return self._each(lambda v: v.narrow(0, start % n, 1))
+
+    def unfold(self) -> list[Self]:
+        """Split into single rows that share the memory.
+
+        Returns:
+            B structures.  each [1, ...]
+        """
+        return [self.slice(row) for row in range(self.n_elems())]
+
+    def detach(self) -> Self:
+        """Return the same values, cut off from the autograd graph. The memory is shared."""
+        return self._each(torch.detach)
+
+    @classmethod
+    def cat(cls, parts: Sequence[Self]) -> Self:
+        """Join structures along the batch axis, into new memory. Shorter ones are padded with zeros along time.
+
+        Args:
+            parts: at least one, with the same keys, dtypes and trailing shapes.  [B_i, ...] or [B_i, T_i, ...]
+
+        Returns:
+            All rows in order, with their lengths, and keys in the order of the first part.
+            [sum of B_i, ...] or [sum of B_i, max of T_i, ...]
+
+        Raises:
+            KeyError: the keys differ.
+            ShapeMismatchError: dtypes or trailing shapes differ; nothing is converted in silence.
+            DeviceMismatchError: the devices differ.
+        """
+        return cls._joined(parts)
+
+    def _shuffled(self, generator: torch.Generator | None) -> Tensor:
+        """All row numbers in random order, [B] int64, here, drawn where the generator is."""
+        source = self._home() if generator is None else generator.device
+        return torch.randperm(self.n_elems(), generator=generator, device=source).to(self._home())
+
+    def _rows(self, index: Index) -> Tensor:
+        where = f"{type(self).__name__}.index"
+        device = self._home()
+        if not isinstance(index, Tensor):
+            return torch.tensor(index, dtype=torch.int64, device=device)
+        if index.dtype is not torch.int64 or index.dim() != 1:
+            raise ShapeMismatchError(
+                f"{where}: got an index of {index.dtype} {list(index.shape)}, expected torch.int64 [K]. "
+                "Turn a mask into row numbers with mask.nonzero().squeeze(1), which waits for the device."
+            )
+        if device is not None and index.device != device:
+            raise DeviceMismatchError(
+                f"{where}: the index is on {index.device}, expected {device} (the device of the structure). "
+                f"Move it with .to({str(device)!r})."
+            )
+        return index
+
+
+class NamedTensors(Rows):
     """Names to tensors that share their leading axes and one device. Not public: use the two classes built on it.
 
     Nothing but the dict is stored: B, T and device are read from the first tensor when asked for. So a pytree can be
     unflattened with anything inside, and a structure can never disagree with its tensors.
     """
 
-    __slots__ = ("__weakref__", "_tensors")
+    __slots__ = ("_tensors",)
     _tensors: dict[str, Tensor]
     _leading: ClassVar[int]  # how many axes the tensors share: 1 for [B, ...], 2 for [B, T, ...]
     _axes: ClassVar[str]
@@ -40,17 +191,8 @@ class NamedTensors:
         """As `_like`, validated."""
         raise NotImplementedError
 
-    def _each(self, fn: Callable[[Tensor], Tensor]) -> Self:
-        """A structure of fn(tensor) for every tensor, the lengths included; fn acts on the batch axis only."""
-        raise NotImplementedError
-
     def _all(self) -> list[Tensor]:
-        """Every tensor, the lengths included."""
         return list(self._tensors.values())
-
-    def _home(self) -> torch.device | None:
-        """Where an index must be; None if anywhere."""
-        return self.device
 
     def keys(self) -> KeysView[str]:
         """Return the names, in the order in which they were put in."""
@@ -143,6 +285,24 @@ class NamedTensors:
         )
         return "\n".join((f"{name} on {self.device}:", *lines))
 
+    def set(self, key: str, tensor: Tensor) -> None:
+        """Add or replace one tensor, in place. Lengths stay; a structure made of nothing takes the tensor's.
+
+        Args:
+            key: its name.
+            tensor: stored as it is.  [B, ...] or [B, T, ...]; any B and T if it becomes the only key
+
+        Raises:
+            TypeError: the key is no string, or the value no tensor.
+            ShapeMismatchError: the tensor lacks an axis, or has another B or T.
+            DeviceMismatchError: the tensor is on another device.
+        """
+        others = ((name, value) for name, value in self._tensors.items() if name != key)
+        fitting = self._checked_like({**dict(itertools.islice(others, 1)), key: tensor})
+        self._tensors[key] = tensor
+        for name in type(self).__slots__:
+            setattr(self, name, getattr(fitting, name))
+
     def prepend_key(self, prefix: str) -> Self:
         """Put ``prefix`` before every name. The tensors are shared.
 
@@ -166,10 +326,6 @@ class NamedTensors:
         n = len(prefix)
         return self._like({key[n:]: v for key, v in self._tensors.items() if key.startswith(prefix)})
 
-    def detach(self) -> Self:
-        """Return the same values, cut off from the autograd graph. The memory is shared."""
-        return self._like({key: v.detach() for key, v in self._tensors.items()})
-
     def map(self, fn: Callable[[Tensor], Tensor]) -> Self:
         """Apply a function to every tensor and validate the result.
 
@@ -186,100 +342,9 @@ class NamedTensors:
         """
         return self._checked_like({key: fn(v) for key, v in self._tensors.items()})
 
-    def clone(self) -> Self:
-        """Copy every tensor into memory of its own; gradients flow through, as in ``Tensor.clone``."""
-        return self._each(torch.clone)
-
-    def to(self, device: DeviceLike, non_blocking: bool = False) -> Self:
-        """Move every tensor. What is already there is shared, as in ``Tensor.to``; the structure is always a new one.
-
-        From ordinary CPU memory to CUDA all tensors travel in one copy, through a block of pinned memory, and the host
-        does not wait.
-
-        Args:
-            device: the destination, a word or a torch.device.
-            non_blocking: do not wait for copies between pinned CPU memory and a device.
-
-        Returns:
-            A new structure on that device.
-
-        Raises:
-            ValueError: the device does not exist on this machine.
-        """
-        if device == self.device:  # the common case in a training loop; no need to look the device up
-            return self._like(dict(self._tensors))
-        return self._each(mover(self._all(), resolve_device(device), non_blocking))
-
-    def index(self, index: Index) -> Self:
-        """Gather rows into new memory, in the order given, repeats allowed.
-
-        Args:
-            index: row numbers from 0 to B - 1.  [K] int64 on the device of the structure, or a list of ints
-
-        Returns:
-            The chosen rows.  [K, ...]
-
-        Raises:
-            ShapeMismatchError: the index is not one-dimensional or not int64 (a bool mask, for example).
-            DeviceMismatchError: the index is on another device.
-            IndexError: a row number is out of range (on CUDA: a device-side failure, as everywhere in torch).
-        """
-        rows = self._rows(index)
-        return self._each(lambda v: v.index_select(0, rows))
-
-    def slice(self, start: int, stop: int | None = None) -> Self:
-        """Take neighbouring rows. The batch axis always stays; the memory is shared.
-
-        Args:
-            start: first row; negative counts from the end.
-            stop: one after the last row, cut to B as in Python. None takes the one row ``start``.
-
-        Returns:
-            Views of rows start to stop - 1, or of the one row.  [stop - start, ...] or [1, ...]
-
-        Raises:
-            IndexError: ``stop`` is None and there is no row ``start``.
-        """
-        if stop is not None:
-            return self._each(lambda v: v[start:stop])
-        n = self.n_elems()
-        if n == 0 and not self._tensors:
-            return self._like({})
-        if not -n <= start < n:
-            raise IndexError(
-                f"{type(self).__name__}.slice: got row {start}, expected {-n} to {n - 1}, as B = {n}. "
-                f"For a range that may be empty write slice({start}, {start + 1})."
-            )
-        return self._each(lambda v: v.narrow(0, start % n, 1))
-
-    def unfold(self) -> list[Self]:
-        """Split into single rows that share the memory.
-
-        Returns:
-            B structures.  each [1, ...]
-        """
-        return [self.slice(row) for row in range(self.n_elems())]
-
     def __copy__(self) -> Self:
         """A new structure around the same tensors, so that `set` on one leaves the other alone."""
         return self._like(dict(self._tensors))
-
-    def _rows(self, index: Index) -> Tensor:
-        where = f"{type(self).__name__}.index"
-        device = self._home()
-        if not isinstance(index, Tensor):
-            return torch.tensor(index, dtype=torch.int64, device=device)
-        if index.dtype is not torch.int64 or index.dim() != 1:
-            raise ShapeMismatchError(
-                f"{where}: got an index of {index.dtype} {list(index.shape)}, expected torch.int64 [K]. "
-                "Turn a mask into row numbers with mask.nonzero().squeeze(1), which waits for the device."
-            )
-        if device is not None and index.device != device:
-            raise DeviceMismatchError(
-                f"{where}: the index is on {index.device}, expected {device} (the device of the structure). "
-                f"Move it with .to({str(device)!r})."
-            )
-        return index
 
     def _missing(self, key: object) -> KeyError:
         known = list(self._tensors)

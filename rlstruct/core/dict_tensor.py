@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from rlstruct.core._checks import as_dict, check_pair, validate
+from rlstruct.core._checks import as_dict, validate
 from rlstruct.core._join import join
 from rlstruct.core._named import NamedTensors
 
@@ -66,25 +66,6 @@ class DictTensor(NamedTensors):
     def _each(self, fn: Callable[[Tensor], Tensor]) -> Self:
         return type(self)._trusted({key: fn(v) for key, v in self._tensors.items()})
 
-    def set(self, key: str, tensor: Tensor) -> None:
-        """Add or replace one tensor, in place.
-
-        Args:
-            key: its name.
-            tensor: the tensor, stored as it is.  [B, ...]; any B if it becomes the only key
-
-        Raises:
-            TypeError: the key is no string, or the value no tensor.
-            ShapeMismatchError: the tensor has no batch axis or another B.
-            DeviceMismatchError: the tensor is on another device.
-        """
-        validate(type(self), {key: tensor})
-        for other, value in self._tensors.items():
-            if other != key:
-                check_pair(type(self), key, tensor, other, value)
-                break
-        self._tensors[key] = tensor
-
     def minibatches(self, n: int, generator: torch.Generator | None = None) -> Iterator[Self]:
         """Shuffle the rows and split them, for one epoch of updates.
 
@@ -103,29 +84,11 @@ class DictTensor(NamedTensors):
             raise ValueError(
                 f"{type(self).__name__}.minibatches: got n = {n}, expected 1 to {self.n_elems()} = B rows."
             )
-        here = self.device
-        source = here if generator is None else generator.device
-        order = torch.randperm(self.n_elems(), generator=generator, device=source).to(here)
-        return (self.index(rows) for rows in order.tensor_split(n))
+        return (self.index(rows) for rows in self._shuffled(generator).tensor_split(n))
 
     @classmethod
-    def cat(cls, parts: Sequence[DictTensor]) -> Self:
-        """Join structures along the batch axis, into new memory.
-
-        Args:
-            parts: structures with the same keys, dtypes and trailing shapes.  [B_i, ...]
-
-        Returns:
-            All rows in order, keys in the order of the first part; empty for an empty list.  [sum of B_i, ...]
-
-        Raises:
-            KeyError: the keys differ.
-            ShapeMismatchError: dtypes or trailing shapes differ; nothing is converted in silence.
-            DeviceMismatchError: the devices differ.
-        """
-        if not parts:
-            return cls._trusted({})
-        return cls._trusted(join("DictTensor.cat", parts, torch.cat, 0, first_axis=1))
+    def _joined(cls, parts: Sequence[Self]) -> Self:
+        return cls._trusted(join("DictTensor.cat", parts, torch.cat, 0, first_axis=1) if parts else {})
 
     @staticmethod
     def stack(parts: Sequence[DictTensor], lengths: Tensor | None = None) -> TemporalDictTensor:

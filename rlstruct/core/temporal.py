@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlstruct.core._checks import as_dict, check_pair, validate
+from rlstruct.core._checks import as_dict, validate
 from rlstruct.core._join import join
 from rlstruct.core._named import NamedTensors
 from rlstruct.core.dict_tensor import DictTensor
@@ -70,7 +70,7 @@ class TemporalDictTensor(NamedTensors):
         return type(self)._trusted(tensors, self.lengths)
 
     def _checked_like(self, tensors: dict[str, Tensor]) -> Self:
-        return type(self)(tensors, self.lengths)
+        return type(self)(tensors, self.lengths if self._tensors or self.lengths.shape[0] else None)
 
     def _each(self, fn: Callable[[Tensor], Tensor]) -> Self:
         return type(self)._trusted({key: fn(v) for key, v in self._tensors.items()}, fn(self.lengths))
@@ -140,26 +140,6 @@ class TemporalDictTensor(NamedTensors):
     def full(self) -> bool:
         """Return whether every row has T real steps, so that there is no padding."""
         return bool((self.lengths == self.n_steps()).all())  # sync: the answer is a Python bool, once per call
-
-    def set(self, key: str, tensor: Tensor) -> None:
-        """Add or replace one tensor, in place. The lengths stay; a structure made of nothing takes the tensor's.
-
-        Args:
-            key: its name.
-            tensor: the tensor, stored as it is.  [B, T, ...]; any T if it becomes the only key
-
-        Raises:
-            TypeError: the key is no string, or the value no tensor.
-            ShapeMismatchError: the tensor lacks an axis, or has another B or T.
-            DeviceMismatchError: the tensor is on another device.
-        """
-        alone = type(self)({key: tensor}, self.lengths if self._tensors or self.lengths.shape[0] else None)
-        for other, value in self._tensors.items():
-            if other != key:
-                check_pair(type(self), key, tensor, other, value)
-                break
-        self._tensors[key] = tensor
-        self.lengths = alone.lengths
 
     def shorten(self) -> Self:
         """Cut the padding that no row needs: T becomes the longest length. The memory is shared."""
@@ -243,20 +223,7 @@ class TemporalDictTensor(NamedTensors):
         return step.index(rows), rows
 
     @classmethod
-    def cat(cls, parts: Sequence[TemporalDictTensor]) -> Self:
-        """Join structures along the batch axis, into new memory; shorter ones are padded with zeros.
-
-        Args:
-            parts: structures with the same keys, dtypes and trailing shapes.  [B_i, T_i, ...]
-
-        Returns:
-            All rows in order, with their lengths; empty for an empty list.  [sum of B_i, max of T_i, ...]
-
-        Raises:
-            KeyError: the keys differ.
-            ShapeMismatchError: dtypes or trailing shapes differ; nothing is converted in silence.
-            DeviceMismatchError: the devices differ.
-        """
+    def _joined(cls, parts: Sequence[Self]) -> Self:
         if not parts:
             return cls()
         n_steps = max(part.n_steps() for part in parts)

@@ -5,22 +5,21 @@ from __future__ import annotations
 import os
 import pickle
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from rlstruct.core._named import Index
-from rlstruct.core._staging import mover
+from rlstruct.core._named import Rows
 from rlstruct.core.dict_tensor import DictTensor
 from rlstruct.core.temporal import TemporalDictTensor
-from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.device import DeviceLike
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 
 _FORMAT_KEY, _FORMAT = "rlstruct.Trajectories", 1
 
 
-class Trajectories:
+class Trajectories(Rows):
     """B trajectories of up to T steps.
 
     Keys of ``trajectories``: ``observation/<k>`` what the agent saw at t, ``action/<k>`` everything it returned,
@@ -42,7 +41,7 @@ class Trajectories:
         DeviceMismatchError: the two are on different devices.
     """
 
-    __slots__ = ("__weakref__", "info", "trajectories")
+    __slots__ = ("info", "trajectories")
     info: DictTensor
     trajectories: TemporalDictTensor
 
@@ -91,62 +90,19 @@ class Trajectories:
         """Return which steps are real.  [B, T] bool."""
         return self.trajectories.mask()
 
-    def to(self, device: DeviceLike, non_blocking: bool = False) -> Trajectories:
-        """Move both parts; see `DictTensor.to`. From ordinary CPU memory to CUDA they travel in one copy.
+    def _each(self, fn: Callable[[Tensor], Tensor]) -> Trajectories:
+        return self._trusted(self.info._each(fn), self.trajectories._each(fn))
 
-        Args:
-            device: the destination, a word or a torch.device.
-            non_blocking: do not wait for copies between pinned CPU memory and a device.
+    def _all(self) -> list[Tensor]:
+        return [*self.info._all(), *self.trajectories._all()]
 
-        Returns:
-            New trajectories on that device.  [B, T]
+    def _home(self) -> torch.device:
+        return self.lengths.device
 
-        Raises:
-            ValueError: the device does not exist on this machine.
-        """
-        if device == self.device:
-            return self._trusted(self.info.to(device), self.trajectories.to(device))
-        move = mover([*self.info._all(), *self.trajectories._all()], resolve_device(device), non_blocking)
-        return self._trusted(self.info._each(move), self.trajectories._each(move))
-
-    def detach(self) -> Trajectories:
-        """Return the same values, cut off from the autograd graph. The memory is shared."""
-        return self._trusted(self.info.detach(), self.trajectories.detach())
-
-    def clone(self) -> Trajectories:
-        """Copy every tensor into memory of its own."""
-        return self._trusted(self.info.clone(), self.trajectories.clone())
-
-    def index(self, index: Index) -> Trajectories:
-        """Gather trajectories into new memory; see `DictTensor.index`.
-
-        Args:
-            index: row numbers from 0 to B - 1.  [K] int64 on the same device, or a list of ints
-
-        Returns:
-            The chosen rows.  [K, T]
-
-        Raises:
-            ShapeMismatchError: the index is not one-dimensional or not int64.
-            DeviceMismatchError: the index is on another device.
-            IndexError: a row number is out of range.
-        """
-        return self._trusted(self.info.index(index), self.trajectories.index(index))
-
-    def slice(self, start: int, stop: int | None = None) -> Trajectories:
-        """Take neighbouring trajectories, sharing the memory; see `DictTensor.slice`.
-
-        Args:
-            start: first row; negative counts from the end.
-            stop: one after the last row. None takes the one row ``start``.
-
-        Returns:
-            The rows; the batch axis always stays.  [stop - start, T] or [1, T]
-
-        Raises:
-            IndexError: ``stop`` is None and there is no row ``start``.
-        """
-        return self._trusted(self.info.slice(start, stop), self.trajectories.slice(start, stop))
+    @classmethod
+    def _joined(cls, parts: Sequence[Trajectories]) -> Trajectories:
+        info = DictTensor.cat([part.info for part in parts])
+        return cls._trusted(info, TemporalDictTensor.cat([part.trajectories for part in parts]))
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Trajectories:
         """Draw rows without replacement.
@@ -164,28 +120,7 @@ class Trajectories:
         """
         if not 0 <= n <= self.n_elems():
             raise ValueError(f"Trajectories.sample: got n = {n}, expected 0 to {self.n_elems()} = B rows.")
-        here = self.lengths.device
-        source = here if generator is None else generator.device
-        rows = torch.randperm(self.n_elems(), generator=generator, device=source)[:n]
-        return self.index(rows.to(here))
-
-    @classmethod
-    def cat(cls, parts: Sequence[Trajectories]) -> Trajectories:
-        """Join trajectories along the batch axis, into new memory; shorter ones are padded with zeros.
-
-        Args:
-            parts: with the same keys, dtypes and trailing shapes.  [B_i, T_i]
-
-        Returns:
-            All rows in order.  [sum of B_i, max of T_i]
-
-        Raises:
-            KeyError: the keys differ.
-            ShapeMismatchError: dtypes or trailing shapes differ.
-            DeviceMismatchError: the devices differ.
-        """
-        info = DictTensor.cat([part.info for part in parts])
-        return cls._trusted(info, TemporalDictTensor.cat([part.trajectories for part in parts]))
+        return self.index(self._shuffled(generator)[:n])
 
     def transitions(self) -> DictTensor:
         """Return all real steps in one flat batch, row by row, each with the info of its trajectory.

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlstruct.errors import ShapeMismatchError
+from rlstruct.functional._checks import fractions, same_shape
 from rlstruct.functional.returns import episode_ends
 from rlstruct.functional.scan import backward_recurrence
 
@@ -68,8 +68,17 @@ def generalized_advantage(
         ValueError: discount or trace_decay is outside [0, 1].
     """
     where = "generalized_advantage"
-    _check_numbers(where, discount=discount, trace_decay=trace_decay)
-    _check_shapes(where, reward, terminated=terminated, done=done, mask=mask, value=value, next_value=next_value)
+    fractions(where, discount=discount, trace_decay=trace_decay)
+    same_shape(
+        where,
+        temporal=True,
+        reward=reward,
+        terminated=terminated,
+        done=done,
+        mask=mask,
+        value=value,
+        next_value=next_value,
+    )
     delta = _one_step_target(reward, terminated, mask, next_value, discount) - _real(value, mask, reward)
     return backward_recurrence(delta, _flow(done, mask, discount * trace_decay, reward))
 
@@ -121,14 +130,12 @@ def vtrace(
         ValueError: discount or trace_decay is outside [0, 1], or a clip is negative.
     """
     where = "vtrace"
-    _check_numbers(where, discount=discount, trace_decay=trace_decay)
+    fractions(where, discount=discount, trace_decay=trace_decay)
     for name, clip in (("rho_clip", rho_clip), ("c_clip", c_clip)):
         if not clip >= 0.0:
             raise ValueError(f"{where}: {name} is {clip}, expected at least 0.")
-    _check_shapes(
-        where, reward, terminated=terminated, done=done, mask=mask, value=value, next_value=next_value,
-        log_ratio=log_ratio,
-    )  # fmt: skip
+    tensors = {"terminated": terminated, "done": done, "mask": mask, "value": value, "next_value": next_value}
+    same_shape(where, temporal=True, reward=reward, log_ratio=log_ratio, **tensors)
     ratio = _real(log_ratio, mask, reward).exp()  # 1 on padding
     rho, c = ratio.clamp(max=rho_clip), trace_decay * ratio.clamp(max=c_clip)
     baseline = _real(value, mask, reward)
@@ -160,18 +167,3 @@ def _flow(done: Tensor, mask: Tensor, factor: float, like: Tensor) -> Tensor:
 def _following(values: Tensor) -> Tensor:
     """Shift by one step: values[b, t + 1], 0 after the last column."""
     return torch.nn.functional.pad(values[:, 1:], (0, 1))
-
-
-def _check_shapes(where: str, reward: Tensor, **tensors: Tensor) -> None:
-    for name, tensor in {"reward": reward, **tensors}.items():
-        if tensor.dim() != 2 or tensor.shape != reward.shape:
-            raise ShapeMismatchError(
-                f"{where}: {name} is {list(tensor.shape)}, expected [B, T], the same for all; "
-                f"reward is {list(reward.shape)}. Flatten or squeeze it first."
-            )
-
-
-def _check_numbers(where: str, **numbers: float) -> None:
-    for name, number in numbers.items():
-        if not 0.0 <= number <= 1.0:
-            raise ValueError(f"{where}: {name} is {number}, expected 0 to 1.")

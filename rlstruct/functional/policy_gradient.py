@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlstruct.errors import ShapeMismatchError
+from rlstruct.functional._checks import learnable, same_shape
 from rlstruct.functional.statistics import masked_mean
 
 
@@ -25,12 +25,15 @@ def policy_gradient_loss(log_probability: Tensor, advantage: Tensor, mask: Tenso
 
     Raises:
         ShapeMismatchError: the shapes differ.
+        RuntimeError: gradients are on, and none would reach the agent.
 
     >>> import torch
-    >>> policy_gradient_loss(torch.tensor([[-1.0, -2.0]]), torch.tensor([[3.0, 1.0]]), torch.ones(1, 2))
+    >>> with torch.no_grad():
+    ...     policy_gradient_loss(torch.tensor([[-1.0, -2.0]]), torch.tensor([[3.0, 1.0]]), torch.ones(1, 2))
     tensor(2.5000)
     """
-    _same_shape("policy_gradient_loss", log_probability=log_probability, advantage=advantage, mask=mask)
+    same_shape("policy_gradient_loss", log_probability=log_probability, advantage=advantage, mask=mask)
+    learnable("policy_gradient_loss", log_probability=log_probability)
     return -masked_mean(log_probability * advantage.detach(), mask)
 
 
@@ -54,7 +57,7 @@ def value_loss(value: Tensor, target: Tensor, mask: Tensor) -> Tensor:
     >>> value_loss(torch.tensor([[1.0, 5.0]]), torch.tensor([[3.0, 0.0]]), torch.tensor([[1.0, 0.0]]))
     tensor(2.)
     """
-    _same_shape("value_loss", value=value, target=target, mask=mask)
+    same_shape("value_loss", value=value, target=target, mask=mask)
     return masked_mean((value - target.detach()).square(), mask) / 2
 
 
@@ -74,7 +77,7 @@ def entropy_loss(entropy: Tensor, mask: Tensor) -> Tensor:
     Raises:
         ShapeMismatchError: the shapes differ.
     """
-    _same_shape("entropy_loss", entropy=entropy, mask=mask)
+    same_shape("entropy_loss", entropy=entropy, mask=mask)
     return -masked_mean(entropy, mask)
 
 
@@ -94,13 +97,16 @@ def clipped_surrogate_loss(ratio: Tensor, advantage: Tensor, mask: Tensor, clip:
 
     Raises:
         ShapeMismatchError: the shapes differ.
+        RuntimeError: gradients are on, and none would reach the agent.
 
     >>> import torch
     >>> ratio, advantage = torch.tensor([[2.0, 2.0]]), torch.tensor([[1.0, -1.0]])
-    >>> clipped_surrogate_loss(ratio, advantage, torch.ones(1, 2), clip=0.25)
+    >>> with torch.no_grad():
+    ...     clipped_surrogate_loss(ratio, advantage, torch.ones(1, 2), clip=0.25)
     tensor(0.3750)
     """
-    _same_shape("clipped_surrogate_loss", ratio=ratio, advantage=advantage, mask=mask)
+    same_shape("clipped_surrogate_loss", ratio=ratio, advantage=advantage, mask=mask)
+    learnable("clipped_surrogate_loss", ratio=ratio)
     constant = advantage.detach()
     return -masked_mean(torch.minimum(ratio * constant, ratio.clamp(1.0 - clip, 1.0 + clip) * constant), mask)
 
@@ -123,17 +129,6 @@ def clipped_value_loss(value: Tensor, target: Tensor, mask: Tensor, *, before: T
     Raises:
         ShapeMismatchError: the shapes differ.
     """
-    _same_shape("clipped_value_loss", value=value, target=target, mask=mask, before=before)
+    same_shape("clipped_value_loss", value=value, target=target, mask=mask, before=before)
     constant, near = target.detach(), before.detach() + (value - before.detach()).clamp(-clip, clip)
     return masked_mean(torch.maximum((value - constant).square(), (near - constant).square()), mask) / 2
-
-
-def _same_shape(where: str, **tensors: Tensor) -> None:
-    """Refuse what would broadcast in silence, such as a value of [B, T, 1] beside a return of [B, T]."""
-    first, expected = next(iter(tensors.items()))
-    for name, tensor in tensors.items():
-        if tensor.shape != expected.shape:
-            raise ShapeMismatchError(
-                f"{where}: {name} is {list(tensor.shape)}, but {first} is {list(expected.shape)}. "
-                "Squeeze or expand one: broadcasting would average over wrong pairs."
-            )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import huber_loss
 
-from rlstruct.errors import ShapeMismatchError
+from rlstruct.functional._checks import same_shape
 
 
 def n_step_reward(reward: Tensor, real: Tensor, discount: float) -> tuple[Tensor, Tensor]:
@@ -29,28 +30,11 @@ def n_step_reward(reward: Tensor, real: Tensor, discount: float) -> tuple[Tensor
     >>> n_step_reward(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[True, True, False]]), 0.5)
     (tensor([2.]), tensor([2]))
     """
-    _same_shape("n_step_reward", reward=reward, real=real)
+    same_shape("n_step_reward", reward=reward, real=real)
     leading = real.to(torch.int64).cumprod(dim=1).bool()  # [B, n]
     power = torch.arange(reward.shape[1], device=reward.device, dtype=reward.dtype)
     partial = torch.where(leading, reward * discount**power, 0.0).sum(dim=1)
     return partial, leading.sum(dim=1)
-
-
-def greedy_value(action_values: Tensor) -> Tensor:
-    """Value of the best action.
-
-    Watkins and Dayan, "Q-learning" (1992), equation 1.
-
-    Args:
-        action_values: Q(s, a).  [B, A] float
-
-    Returns:
-        max_a Q(s, a).  [B]
-
-    >>> greedy_value(torch.tensor([[1.0, 3.0]]))
-    tensor([3.])
-    """
-    return action_values.amax(dim=-1)
 
 
 def double_q_value(online_values: Tensor, target_values: Tensor) -> Tensor:
@@ -72,7 +56,7 @@ def double_q_value(online_values: Tensor, target_values: Tensor) -> Tensor:
     >>> double_q_value(torch.tensor([[1.0, 3.0]]), torch.tensor([[7.0, 5.0]]))
     tensor([5.])
     """
-    _same_shape("double_q_value", online_values=online_values, target_values=target_values)
+    same_shape("double_q_value", online_values=online_values, target_values=target_values)
     return target_values.gather(-1, online_values.argmax(dim=-1, keepdim=True)).squeeze(-1)
 
 
@@ -87,7 +71,7 @@ def td_target(reward: Tensor, discount: Tensor, terminated: Tensor, next_value: 
         reward: of one step, or the discounted sum over m steps, see `n_step_reward`.  [B] float
         discount: of the state that was reached, discount^m.                           [B] float, same device
         terminated: the state that was reached is a terminal one.                      [B] bool
-        next_value: its value, see `greedy_value` and `double_q_value`; not read where terminated.  [B] float
+        next_value: its value, see `double_q_value`; not read where terminated.  [B] float
 
     Returns:
         reward + discount * (1 - terminated) * next_value, without gradient.  [B]
@@ -98,32 +82,14 @@ def td_target(reward: Tensor, discount: Tensor, terminated: Tensor, next_value: 
     >>> td_target(torch.ones(2), torch.full((2,), 0.5), torch.tensor([True, False]), torch.full((2,), 8.0))
     tensor([1., 5.])
     """
-    _same_shape("td_target", reward=reward, discount=discount, terminated=terminated, next_value=next_value)
+    same_shape("td_target", reward=reward, discount=discount, terminated=terminated, next_value=next_value)
     return (reward + torch.where(terminated.bool(), 0.0, discount * next_value)).detach()
 
 
-def huber(error: Tensor, delta: float = 1.0) -> Tensor:
-    """Squared error near zero and absolute error far from it.
-
-    Huber, "Robust estimation of a location parameter" (1964); its gradient is the error clipped to [-delta, delta], as
-    in Mnih et al. (Nature, 2015), methods.
-
-    Args:
-        error: any shape, float.
-        delta: where the two meet, above 0.
-
-    Returns:
-        error^2 / 2 where abs(error) <= delta, else delta * (abs(error) - delta / 2).  Shape of error
-
-    >>> huber(torch.tensor([0.5, -3.0]))
-    tensor([0.1250, 2.5000])
-    """
-    distance = error.abs()
-    return torch.where(distance <= delta, error.square() / 2, delta * (distance - delta / 2))
-
-
 def q_loss(value: Tensor, target: Tensor, weight: Tensor, delta: float = 1.0) -> Tensor:
-    """Weighted mean Huber loss of action values.
+    """Weighted mean Huber loss of action values, as `torch.nn.functional.huber_loss` with a weight for each row.
+
+    Huber, "Robust estimation of a location parameter" (1964): the gradient is the error clipped to [-delta, delta].
 
     Schaul, Quan, Antonoglou and Silver, "Prioritized experience replay" (ICLR 2016), algorithm 1: the weights undo the
     bias of a replay that prefers some transitions.
@@ -132,7 +98,7 @@ def q_loss(value: Tensor, target: Tensor, weight: Tensor, delta: float = 1.0) ->
         value: Q(s, a) of the action taken, carries the gradient.  [B] float
         target: what it should be, see `td_target`; a constant.    [B] float, same device
         weight: importance of each transition; ones for uniform replay.  [B] float
-        delta: see `huber`.
+        delta: errors above this size count linearly.
 
     Returns:
         mean of weight * huber(value - target).  []
@@ -143,8 +109,8 @@ def q_loss(value: Tensor, target: Tensor, weight: Tensor, delta: float = 1.0) ->
     >>> q_loss(torch.tensor([1.0, 4.0]), torch.tensor([1.5, 1.0]), torch.tensor([2.0, 0.5]))
     tensor(0.7500)
     """
-    _same_shape("q_loss", value=value, target=target, weight=weight)
-    return (weight * huber(value - target.detach(), delta)).mean()
+    same_shape("q_loss", value=value, target=target, weight=weight)
+    return (weight * huber_loss(value, target.detach(), reduction="none", delta=delta)).mean()
 
 
 def duelling_values(value: Tensor, advantage: Tensor) -> Tensor:
@@ -163,14 +129,3 @@ def duelling_values(value: Tensor, advantage: Tensor) -> Tensor:
     tensor([[4., 6.]])
     """
     return value + advantage - advantage.mean(dim=-1, keepdim=True)
-
-
-def _same_shape(where: str, **tensors: Tensor) -> None:
-    """Refuse what would broadcast in silence, such as a value of [B, 1] beside a target of [B]."""
-    first, expected = next(iter(tensors.items()))
-    for name, tensor in tensors.items():
-        if tensor.shape != expected.shape:
-            raise ShapeMismatchError(
-                f"{where}: {name} is {list(tensor.shape)}, but {first} is {list(expected.shape)}. "
-                "Squeeze or expand one: broadcasting would average over wrong pairs."
-            )

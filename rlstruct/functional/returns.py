@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlstruct.errors import ShapeMismatchError
+from rlstruct.functional._checks import fractions, same_shape
 from rlstruct.functional.scan import backward_recurrence
 
 
@@ -29,7 +29,8 @@ def reward_to_go(reward: Tensor, mask: Tensor, discount: float) -> Tensor:
     >>> reward_to_go(torch.ones(1, 3), torch.tensor([[1.0, 1.0, 0.0]]), 0.5)
     tensor([[1.5000, 1.0000, 0.0000]])
     """
-    _check("reward_to_go", discount, reward=reward, mask=mask)
+    fractions("reward_to_go", discount=discount)
+    same_shape("reward_to_go", temporal=True, reward=reward, mask=mask)
     real = mask.bool()
     factor = real.to(reward.dtype) * discount
     return backward_recurrence(reward.masked_fill(~real, 0.0), factor)
@@ -51,7 +52,7 @@ def episode_ends(done: Tensor, mask: Tensor) -> Tensor:
     >>> episode_ends(torch.tensor([[True, False, False]]), torch.tensor([[True, True, False]]))
     tensor([[ True,  True, False]])
     """
-    _check("episode_ends", 1.0, done=done, mask=mask)
+    same_shape("episode_ends", temporal=True, done=done, mask=mask)
     real = mask.bool()
     follows = torch.nn.functional.pad(real[:, 1:], (0, 1))  # False after the last column
     return real & (done.bool() | ~follows)
@@ -79,7 +80,8 @@ def discounted_sum(reward: Tensor, done: Tensor, mask: Tensor, discount: float, 
     >>> discounted_sum(torch.ones(1, 3), done, torch.ones(1, 3), 0.5, torch.tensor([4.0]))
     tensor([[3.0000, 2.5000, 1.0000]])
     """
-    _check("discounted_sum", discount, reward=reward, done=done, mask=mask)
+    fractions("discounted_sum", discount=discount)
+    same_shape("discounted_sum", temporal=True, reward=reward, done=done, mask=mask)
     addend = torch.where(mask.bool(), reward, 0.0)
     if before is not None:
         addend = torch.cat([addend[:, :1] + discount * before.unsqueeze(1), addend[:, 1:]], dim=1)
@@ -114,23 +116,11 @@ def bootstrapped_return(
         ValueError: discount is outside [0, 1].
     """
     where = "bootstrapped_return"
-    _check(where, discount, reward=reward, terminated=terminated, done=done, mask=mask, next_value=next_value)
+    fractions(where, discount=discount)
+    same_shape(where, temporal=True, reward=reward, terminated=terminated, done=done, mask=mask, next_value=next_value)
     real = mask.bool()
     end = episode_ends(done, mask)
     bootstrap = torch.where(end & ~terminated.bool(), next_value.detach().to(reward.dtype), 0.0)
     addend = torch.where(real, reward + discount * bootstrap, 0.0)
     factor = (real & ~end).to(reward.dtype) * discount
     return backward_recurrence(addend, factor)
-
-
-def _check(where: str, discount: float, **tensors: Tensor) -> None:
-    """Compare shapes with the first tensor's; reads no values."""
-    first, expected = next(iter(tensors.items()))
-    for name, tensor in tensors.items():
-        if tensor.shape != expected.shape or tensor.dim() != 2:
-            raise ShapeMismatchError(
-                f"{where}: {name} is {list(tensor.shape)}, expected [B, T], the same for all; "
-                f"{first} is {list(expected.shape)}. Flatten or expand it first."
-            )
-    if not 0.0 <= discount <= 1.0:
-        raise ValueError(f"{where}: discount is {discount}, expected 0 to 1.")

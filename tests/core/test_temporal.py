@@ -165,7 +165,7 @@ def test_set_checks_time_too() -> None:
     made = TemporalDictTensor({"a": torch.zeros(2, 3)})
     with pytest.raises(ShapeMismatchError, match=r"'b' has shape \[2, 4\], expected .*B = 2, T = 3 \(as in 'a'\)"):
         made.set("b", torch.zeros(2, 4))
-    with pytest.raises(DeviceMismatchError, match="lengths is on cpu, expected meta"):
+    with pytest.raises(DeviceMismatchError, match="'b' is on meta, expected cpu"):
         made.set("b", torch.zeros(2, 3, device="meta"))
     assert list(made) == ["a"]
 

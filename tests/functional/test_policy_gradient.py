@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rlstruct.errors import ShapeMismatchError
 from rlstruct.functional.categorical import entropy, log_probability
-from rlstruct.functional.policy_gradient import entropy_loss, policy_gradient_loss, value_loss
+from rlstruct.functional.policy_gradient import clipped_surrogate_loss, entropy_loss, policy_gradient_loss, value_loss
 from rlstruct.functional.statistics import masked_mean, whiten
 from rlstruct.testing import forbid_host_sync
 
@@ -24,7 +24,7 @@ def test_losses_by_hand_and_without_host_syncs(device: torch.device) -> None:
     predicted = torch.tensor([[1.0, 2.0], [3.0, NAN]], device=device)
     target = torch.zeros(2, 2, device=device)
     spread = torch.tensor([[0.5, 0.25], [0.75, NAN]], device=device)
-    with forbid_host_sync():
+    with forbid_host_sync(), torch.no_grad():
         policy = policy_gradient_loss(log_pi, advantage, mask)
         value = value_loss(predicted, target, mask)
         randomness = entropy_loss(spread, mask)
@@ -41,7 +41,9 @@ def test_losses_means_and_whitening_are_the_slow_loop_over_any_mask(B: int, T: i
     pairs = [(first[b, t].item(), second[b, t].item()) for b in range(B) for t in range(T) if mask[b, t]]
     n = max(1, len(pairs))
     close = {"abs": 1e-6, "rel": 1e-6}
-    assert policy_gradient_loss(first, second, mask).item() == pytest.approx(-sum(x * y for x, y in pairs) / n, **close)
+    with torch.no_grad():
+        policy = policy_gradient_loss(first, second, mask)
+    assert policy.item() == pytest.approx(-sum(x * y for x, y in pairs) / n, **close)
     squares = sum((x - y) ** 2 for x, y in pairs)
     assert value_loss(first, second, mask).item() == pytest.approx(squares / n / 2, **close)
     mean = sum(x for x, _ in pairs) / n
@@ -72,9 +74,17 @@ def test_no_gradient_reaches_advantage_or_target_and_none_of_the_padding() -> No
     torch.testing.assert_close(value.grad, torch.tensor([[-1.0, 0.0]]))  # 1 - 2: the target is a constant
 
 
+def test_collected_numbers_that_carry_no_gradient_are_refused() -> None:
+    collected, ones = torch.zeros(1, 2), torch.ones(1, 2)
+    with pytest.raises(RuntimeError, match=r"policy_gradient_loss: log_probability carries no .*replay_agent"):
+        policy_gradient_loss(collected, ones, ones)
+    with pytest.raises(RuntimeError, match=r"clipped_surrogate_loss: ratio carries no .*replay_agent"):
+        clipped_surrogate_loss(collected, ones, ones, clip=0.2)
+
+
 @pytest.mark.parametrize("loss", [policy_gradient_loss, value_loss])
 def test_shapes_that_would_broadcast_are_refused(loss: object) -> None:
-    with pytest.raises(ShapeMismatchError, match=r"is \[2, 3\], but .* is \[2, 3, 1\]"):
+    with pytest.raises(ShapeMismatchError, match=r"is \[2, 3\], expected .* is \[2, 3, 1\]"):
         loss(torch.ones(2, 3, 1), torch.ones(2, 3), torch.ones(2, 3))  # type: ignore[operator]
 
 

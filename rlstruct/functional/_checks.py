@@ -1,0 +1,47 @@
+"""Checks of arguments by their shapes and of plain numbers; no value of a tensor is read."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlstruct.errors import ShapeMismatchError
+
+
+def same_shape(where: str, *, temporal: bool = False, **tensors: Tensor) -> None:
+    """Refuse what would broadcast in silence, such as a value of [B, 1] beside a target of [B].
+
+    Args:
+        where: start of the message.
+        temporal: whether they must be [B, T].
+        **tensors: by name; the first one sets the shape.
+
+    Raises:
+        ShapeMismatchError: it names the tensor.
+    """
+    first, expected = next(iter(tensors.items()))
+    for name, tensor in tensors.items():
+        if tensor.shape != expected.shape or (temporal and tensor.dim() != 2):
+            wanted = "[B, T], the same for all; " if temporal else "the same shape for all; "
+            raise ShapeMismatchError(
+                f"{where}: {name} is {list(tensor.shape)}, expected {wanted}{first} is {list(expected.shape)}. "
+                "Squeeze or expand one: broadcasting would average over wrong pairs."
+            )
+
+
+def fractions(where: str, **numbers: float) -> None:
+    """Raise ValueError unless numbers are in [0, 1]; the message names the one that is not."""
+    for name, number in numbers.items():
+        if not 0.0 <= number <= 1.0:
+            raise ValueError(f"{where}: {name} is {number}, expected 0 to 1.")
+
+
+def learnable(where: str, **tensors: Tensor) -> None:
+    """Raise RuntimeError where gradients are on and none would reach the agent: ``backward()`` would not say why."""
+    for name, tensor in tensors.items():
+        if torch.is_grad_enabled() and not tensor.requires_grad:
+            raise RuntimeError(
+                f"{where}: {name} carries no gradient, expected one that leads to the agent's weights. Batches are "
+                "collected without: compute it from replay_agent(agent, trajectories). To look at the loss only, use "
+                "torch.no_grad()."
+            )
