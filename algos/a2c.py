@@ -22,6 +22,7 @@ from rlstruct.core import TemporalDictTensor, Trajectories
 from rlstruct.functional.advantages import VTrace, generalized_advantage, vtrace
 from rlstruct.functional.policy_gradient import entropy_loss, policy_gradient_loss, value_loss
 from rlstruct.functional.statistics import whiten
+from rlstruct.profiling import operation
 from rlstruct.rl_agent import RL_Agent
 
 
@@ -86,6 +87,7 @@ class A2CConfig(TrainingConfig):
         self._refuse("c_clip", self.c_clip >= 0.0, "at least 0")
 
 
+@operation("loss")
 def losses(
     replayed: TemporalDictTensor, trajectories: Trajectories, next_value: Tensor, config: A2CConfig
 ) -> dict[str, Tensor]:

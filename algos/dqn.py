@@ -27,6 +27,7 @@ from rlstruct.algos.training import CreateModel, TrainingResult, run_training
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.functional.q_learning import double_q_value, q_loss, td_target
 from rlstruct.functional.schedules import epsilon_ladder, linear_schedule
+from rlstruct.profiling import operation
 from rlstruct.rl_agent import RL_Agent
 
 _COUNTS = ("n_step", "batch_size", "n_updates", "target_update_interval", "replay_capacity", "n_stack")
@@ -120,6 +121,7 @@ class DQNConfig(TrainingConfig):
         )
 
 
+@operation("loss")
 def losses(agent: RL_Agent, target_agent: RL_Agent, batch: DictTensor, config: DQNConfig) -> dict[str, Tensor]:
     """Compute the loss of a batch.
 
@@ -259,6 +261,7 @@ class Follower:
         self._weights = list(copied.parameters()), list(model.parameters())
         self._buffers = list(zip(copied.buffers(), model.buffers(), strict=True))
 
+    @operation("weights")
     @torch.no_grad()
     def follow(self, rate: float) -> None:
         """Take ``rate`` of the model and keep the rest; 1 copies."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from rlstruct.batchers import BatcherState, EpisodeStatistics, RL_Batcher
 from rlstruct.core import Trajectories
 from rlstruct.errors import BatcherStateError
+from rlstruct.profiling import operation, phase
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ class Evaluator:
         """Whether an evaluation has begun and its result has not been fetched."""
         return self._started is not None
 
+    @phase("evaluation")
+    @operation("evaluation")
     def start(self, weights: Mapping[str, Tensor], *, env_steps: int, policy_version: int) -> None:
         """Begin an evaluation. With worker processes this returns at once.
 
@@ -99,6 +102,8 @@ class Evaluator:
         self.batcher.reset()
         self.batcher.execute()
 
+    @phase("evaluation")
+    @operation("evaluation")
     def poll(self) -> Evaluation | None:
         """Return the result if there is one; never waits for worker processes.
 
@@ -107,6 +112,8 @@ class Evaluator:
         """
         return self._advance(blocking=False) if self.busy else None
 
+    @phase("evaluation")
+    @operation("evaluation")
     def wait(self) -> Evaluation:
         """Wait for the result.
 

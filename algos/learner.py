@@ -15,6 +15,7 @@ from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import resolve_device
 from rlstruct.functional import categorical, gaussian
 from rlstruct.functional.schedules import linear_schedule
+from rlstruct.profiling import operation
 from rlstruct.replay import replay_agent, replay_agent_stateless
 from rlstruct.rl_agent import RL_Agent
 
@@ -135,6 +136,7 @@ class GradientLearner(ABC):
         """Return nothing: these agents need no ``agent_info``."""
         return DictTensor()
 
+    @operation("copy")
     def learn_from(self, trajectories: Trajectories) -> Trajectories:
         """Move a batch to the learner's device, with the rewards as the learner should see them."""
         trajectories = trajectories.to(self.device)
@@ -153,6 +155,7 @@ class GradientLearner(ABC):
         if self.statistics is not None:
             self.statistics.see_frames(trajectories.trajectories["observation/frame"], trajectories.mask())
 
+    @operation("optimiser")
     def descend(self, loss: Tensor, fraction_done: float, unless: Tensor | None = None) -> dict[str, Tensor]:
         """Take a gradient step.
 
@@ -169,7 +172,8 @@ class GradientLearner(ABC):
         for group in self.optimizer.param_groups:
             group["lr"] = linear_schedule(fraction_done, config.learning_rate, last)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        with operation("backward"):
+            loss.backward()  # type: ignore[no-untyped-call]
         norms = {}
         if config.max_gradient_norm is not None:
             norms["gradient_norm"] = nn.utils.clip_grad_norm_(self._weights, config.max_gradient_norm)
@@ -244,6 +248,7 @@ def judge_actions(replayed: TemporalDictTensor, steps: TemporalDictTensor) -> tu
     )
 
 
+@operation("replay")
 def replay_with_next_values(agent: RL_Agent, trajectories: Trajectories) -> tuple[TemporalDictTensor, Tensor]:
     """Replay an agent with gradients, and judge the true next observation of every step without.
 

@@ -22,6 +22,7 @@ from rlstruct.functional import random
 from rlstruct.functional.advantages import generalized_advantage
 from rlstruct.functional.policy_gradient import clipped_surrogate_loss, clipped_value_loss, entropy_loss, value_loss
 from rlstruct.functional.statistics import masked_mean, whiten
+from rlstruct.profiling import operation
 from rlstruct.replay import replay_agent
 from rlstruct.rl_agent import RL_Agent
 
@@ -88,6 +89,7 @@ class PPOConfig(TrainingConfig):
         self._refuse("n_minibatches", self.n_minibatches <= n_steps, f"at most one for each of {n_steps} steps")
 
 
+@operation("loss")
 def losses(replayed: TemporalDictTensor, minibatch: Trajectories, config: PPOConfig) -> dict[str, Tensor]:
     """Compute the terms of the loss of a minibatch.
 
@@ -174,6 +176,7 @@ class Learner(GradientLearner):
         self.see_frames(trajectories)
         return {**mean_terms(taken), **judged}
 
+    @operation("loss")
     @torch.no_grad()
     def prepare(self, trajectories: Trajectories) -> tuple[Trajectories, dict[str, Tensor]]:
         """Add what stays constant during an update.

@@ -14,6 +14,7 @@ from torch import Tensor
 from rlstruct.algos.replay_buffer import ReplayBuffer
 from rlstruct.core import TemporalDictTensor
 from rlstruct.functional import random
+from rlstruct.profiling import operation
 
 
 class PrioritisedReplayBuffer(ReplayBuffer):
@@ -58,6 +59,7 @@ class PrioritisedReplayBuffer(ReplayBuffer):
         self.priority = torch.zeros(0, dtype=torch.float64, device=self.device)
         self._largest = torch.ones((), dtype=torch.float64, device=self.device)
 
+    @operation("replay buffer")
     def update_priorities(self, index: Tensor, error: Tensor) -> None:
         """Say how wrong the values of sampled steps were. Call it before the next `extend`.
 

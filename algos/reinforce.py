@@ -22,6 +22,7 @@ from rlstruct.core import TemporalDictTensor, Trajectories
 from rlstruct.functional.policy_gradient import entropy_loss, policy_gradient_loss, value_loss
 from rlstruct.functional.returns import bootstrapped_return
 from rlstruct.functional.statistics import whiten
+from rlstruct.profiling import operation
 from rlstruct.replay import replay_agent
 from rlstruct.rl_agent import RL_Agent
 
@@ -48,6 +49,7 @@ class ReinforceConfig(TrainingConfig):
     bootstrap: bool = True
 
 
+@operation("loss")
 def losses(
     replayed: TemporalDictTensor, trajectories: Trajectories, next_value: Tensor, config: ReinforceConfig
 ) -> dict[str, Tensor]:

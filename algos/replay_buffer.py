@@ -18,6 +18,7 @@ from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional import random
 from rlstruct.functional.q_learning import n_step_reward
+from rlstruct.profiling import operation
 
 _POSITIVE = 2**63 - 1
 _FROM_STEPS = ("_observation/reward", "_observation/terminated")
@@ -96,6 +97,7 @@ class ReplayBuffer:
         self._n_draws = 0
         self._drawable = False  # whether some step surely can be drawn
 
+    @operation("replay buffer")
     def extend(self, trajectories: Trajectories) -> None:
         """Add steps; the oldest make room.
 
@@ -144,6 +146,7 @@ class ReplayBuffer:
         self._drawable |= steps.n_steps() >= self.n_stack
         self._stored(slot, following, ready)
 
+    @operation("replay buffer")
     def sample(self, batch_size: int) -> DictTensor:
         """Draw steps.
 

@@ -23,6 +23,7 @@ from typing import Any
 from rlstruct.algos.checkpoint import Lease, read_checkpoint, replace_file, write_checkpoint
 from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.learning_curve import draw_learning_curve
+from rlstruct.profiling import operation
 
 _COUNTERS = ("env_steps", "policy_version", "seconds", "steps_per_second")
 _EVALUATION = ("evaluation/mean_return", "evaluation/std_return", "evaluation/mean_length", "evaluation/seconds")
@@ -181,6 +182,7 @@ class RunFolder:
         with file.open("r+b", buffering=0) as opened:
             opened.write(text.ljust(file.stat().st_size, b"\n"))
 
+    @operation("checkpoint")
     def save_checkpoint(self, state: Mapping[str, object]) -> None:
         """Replace ``checkpoint.pt``; a reader finds the old one or the new one, never a mixture.
 

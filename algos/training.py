@@ -21,6 +21,7 @@ from rlstruct.algos.run_folder import RunFolder
 from rlstruct.batchers import EpisodeStatistics, RL_Batcher
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import resolve_device
+from rlstruct.profiling import operation, phase
 
 CreateModel = Callable[[], nn.Module]
 
@@ -61,6 +62,7 @@ class Fetched(NamedTuple):
     version: int
 
 
+@phase("training")
 def run_training(
     kind: type[GradientLearner],
     config: TrainingConfig,
@@ -104,7 +106,7 @@ def run_training(
     learner = kind.create(model.to(resolve_device(config.learner_device)), create_agent, config)
     resumptions = 0 if checkpoint is None else checkpoint["training"]["resumptions"] + 1
     collecting, evaluating = create_batchers(config, create_agent, create_env, env_args or {}, model, resumptions)
-    with collecting() as batcher, evaluating() as evaluation:
+    with collecting() as batcher, phase("evaluation")(evaluating)() as evaluation:
         evaluator = Evaluator(evaluation, step_limit=config.evaluation_step_limit, resumable=run is not None)
         loop = TrainingLoop(config, learner, batcher, evaluator, run)
         if run is not None and checkpoint is not None:
@@ -197,6 +199,7 @@ class TrainingLoop:
             seconds,
         )
 
+    @operation("iteration")
     def _iterate(self) -> None:
         trajectories, version = self._collect()
         lag = self.learner.policy_version - version

@@ -35,7 +35,7 @@ from rlstruct.core import DictTensor, Trajectories
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.engine.streams import move
 from rlstruct.errors import BatcherStateError
-from rlstruct.profiling import Clock
+from rlstruct.profiling import Clock, operation
 
 
 class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
@@ -254,6 +254,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         self._told = self._told or warn_of_uncompiled([share.collected.uncompiled for share in shares])
         return trajectories, self._life.n_running
 
+    @operation("weights")
     def update(self, weights: Mapping[str, Tensor]) -> None:
         """Give new weights to every agent; the next `reset` and `execute` act with them.
 

@@ -14,6 +14,7 @@ from rlstruct.engine.compiled import Tensors
 from rlstruct.engine.fused import Fused
 from rlstruct.engine.graph import Graph, RecordingError, recorder_of
 from rlstruct.errors import warn_user
+from rlstruct.profiling import operation
 from rlstruct.vec_env import Carrying, VecEnv
 
 _logger = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class Executing:
         self._generation = collector.actor.generation
         return collected, slab
 
+    @operation("simulator")
     def _launch(self) -> Tensors | None:
         """Take T steps in one kernel; None if that is not possible."""
         collector = self._collector
@@ -85,6 +87,7 @@ class Executing:
         running = torch.ones_like(record["stream/done"][0]).expand(self._T, -1)
         return {**record, "running": running}
 
+    @operation("graph")
     def _replay(self, graph: Graph) -> Tensors | None:
         """Take T steps as one graph; None, now and later, if that is not possible."""
         before = self._collector.carry()

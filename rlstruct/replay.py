@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.profiling import operation
 from rlstruct.rl_agent import CPU, RL_Agent, RL_Agent_CheckDevice
 
 
+@operation("replay")
 def replay_agent(agent: RL_Agent, trajectories: Trajectories) -> TemporalDictTensor:
     """Recompute what the agent returned at every step, so that a loss can be differentiated through it.
 

@@ -16,6 +16,7 @@ from typing import Any
 import cloudpickle
 from torch import Tensor
 
+from rlstruct import profiling
 from rlstruct.batchers.hand_over import Share
 from rlstruct.batchers.progress import Progress
 from rlstruct.batchers.recipe import Recipe
@@ -33,6 +34,7 @@ from rlstruct.errors import WorkerError, WorkerTimeout, warn_user
 _logger = logging.getLogger(__name__)
 
 _CLOSING_SECONDS = 1.2  # how long workers may take to close their environments before they are killed
+_WRITING_SECONDS = 60.0  # likewise, while they write what a profile has recorded
 _SEED_STRIDE = 1_000_003  # added to the seed of a worker that is started again; more than anyone has environments
 _LONGEST = 1e6  # seconds; poll() counts milliseconds in 32 bits
 
@@ -195,7 +197,7 @@ class WorkerPool:
         if self._kill.still_active():
             for worker in self._workers:
                 worker.stop()
-            deadline = time.monotonic() + _CLOSING_SECONDS
+            deadline = time.monotonic() + (_WRITING_SECONDS if profiling.is_on() else _CLOSING_SECONDS)
             for worker in self._workers:
                 worker.join(deadline - time.monotonic())
             self._kill()

@@ -13,6 +13,7 @@ from torch.utils.dlpack import from_dlpack
 from rlstruct.adapters._adapter import Adapter, Tensors, optional
 from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.profiling import operation
 from rlstruct.spaces import Space
 from rlstruct.vec_env import Observed, Stepped
 
@@ -75,6 +76,7 @@ class JaxEnv(Adapter):
         self._keys, self._state, frames = self._functions[0](self._keys)
         return self._begin(self._shared(frames))
 
+    @operation("simulator")
     def step(self, action: DictTensor) -> Stepped:
         """Take one step in every environment; see `VecEnv.step`.
 

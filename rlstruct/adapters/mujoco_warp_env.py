@@ -15,6 +15,7 @@ from rlstruct.adapters._adapter import Adapter, choose, optional, rows
 from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.functional.random import child_key
+from rlstruct.profiling import operation
 from rlstruct.spaces import Space
 from rlstruct.vec_env import Observed, Stepped
 
@@ -112,6 +113,7 @@ class MujocoWarpEnv(Adapter):
         self._start(self._yes)
         return self._begin({"frame": self._frame()})
 
+    @operation("simulator")
     def step(self, action: DictTensor) -> Stepped:
         """Take ``frame_skip`` steps in every world; see `VecEnv.step`."""
         sent = action["action"]

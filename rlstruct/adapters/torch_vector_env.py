@@ -10,6 +10,7 @@ import torch
 from rlstruct.adapters._adapter import Adapter, Tensors, choose
 from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.profiling import operation
 from rlstruct.vec_env import Observed, Stepped
 
 # How libraries call the observation that an ended episode ended with.
@@ -79,6 +80,7 @@ class TorchVectorEnv(Adapter):
         self._previous = frames
         return self._begin(frames)
 
+    @operation("simulator")
     def step(self, action: DictTensor) -> Stepped:
         """Take one step in every environment; see `VecEnv.step`.
 

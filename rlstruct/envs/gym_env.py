@@ -12,6 +12,7 @@ import numpy as np
 from rlstruct.core import DictTensor
 from rlstruct.envs.rows import RESET_RETURNS, STEP_RETURNS, Options, Rows, RowsEnv, old_api, options_of
 from rlstruct.errors import ShapeMismatchError, tag_environment
+from rlstruct.profiling import operation
 from rlstruct.spaces import Element
 from rlstruct.vec_env import Observed, Stepped
 
@@ -128,6 +129,7 @@ class GymEnv(RowsEnv):
         if failure is not None:
             raise failure
 
+    @operation("simulator")
     def _step_envs(self, actions: Sequence[Element], rows: Rows) -> list[int]:
         """Step those that run, write what they answer, and return the rows whose episode ended."""
         target = self._frames.target(rows.frames)

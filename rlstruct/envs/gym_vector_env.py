@@ -12,6 +12,7 @@ from rlstruct.envs.autoreset import autoreset_mode as find_mode
 from rlstruct.envs.autoreset import make_restarter
 from rlstruct.envs.rows import RowsEnv, options_of
 from rlstruct.errors import tag_environment
+from rlstruct.profiling import operation
 from rlstruct.vec_env import Observed, Stepped
 
 
@@ -103,7 +104,8 @@ class GymVectorEnv(RowsEnv):
         previous, rows, columns = self._next(action)
         reached = rows
         try:
-            result = self._restarter.step(self._actions.batch_element(columns), rows.frames)
+            with operation("simulator"):
+                result = self._restarter.step(self._actions.batch_element(columns), rows.frames)
         except Exception as error:
             _tag(error, self.vec)
             raise

@@ -162,7 +162,8 @@ def replay(
         ended: when those end that are still open, ns.
 
     Returns:
-        ``(paths, spans, phases, phase_names)``, see `Recording`.
+        ``(paths, spans, phases, phase_names)``, see `Recording`. An operation directly in one of the same name is part
+        of it.
     """
     paths: dict[tuple[str, ...], int] = {}
     phase_names: dict[str, int] = {}
@@ -171,18 +172,21 @@ def replay(
     of_span: list[int] = []
     phase_times: list[int] = []
     phase_index: list[int] = []
-    open_spans: list[int] = []
+    stack: list[tuple[int, tuple[str, ...]]] = []  # of open operations: span, or -1, and the path around it
     path: tuple[str, ...] = ()
     for time, mark in zip(times, marks, strict=True):
         if mark is None:
-            ends[open_spans.pop()] = time
-            path = path[:-1]
+            span, path = stack.pop()
+            if span >= 0:
+                ends[span] = time
         elif isinstance(mark, list):
             phase_times.append(time)
             phase_index.append(phase_names.setdefault(mark[0], len(phase_names)))
+        elif path[-1:] == (mark,):  # one function of an operation calls another one
+            stack.append((-1, path))
         else:
+            stack.append((len(starts), path))
             path = (*path, mark)
-            open_spans.append(len(starts))
             starts.append(time)
             ends.append(ended)
             of_span.append(paths.setdefault(path, len(paths)))

@@ -64,7 +64,7 @@ class operation:  # noqa: N801 - used as a function
 
         @functools.wraps(function)
         def inside(*args: P.args, **kwargs: P.kwargs) -> R:
-            if _recorder is None:
+            if _recorder is None or torch.compiler.is_compiling():
                 return function(*args, **kwargs)
             with operation(name):
                 return function(*args, **kwargs)
@@ -73,7 +73,7 @@ class operation:  # noqa: N801 - used as a function
 
     def __enter__(self) -> operation:
         """Begin."""
-        if _recorder is not None and _recorder.thread == threading.get_ident():
+        if _recorder is not None and not torch.compiler.is_compiling() and _recorder.thread == threading.get_ident():
             self._recorder = _recorder
             self._depth = _recorder.push(self.name, _now())
         return self

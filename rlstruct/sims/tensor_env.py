@@ -25,6 +25,7 @@ from torch import Tensor
 from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.functional.random import child_key
+from rlstruct.profiling import operation
 from rlstruct.sims._simulation import Simulation, Stepper, TorchStepper, quiet_masks
 from rlstruct.sims._spaces import check_action, check_frames, in_dtype
 from rlstruct.sims._state import Tensors, check_carry, check_fields, fields_of, part
@@ -95,8 +96,7 @@ class TensorEnv(VecEnv, Generic[State]):
             raise ValueError(f"{self._name}: got backend={backend!r}, expected 'torch', 'compile' or 'warp'.")
         if backend != "torch" and self._device.type not in ("cpu", "cuda"):
             raise ValueError(f"{self._name}: {backend!r} works on cpu and cuda, not on {self._device}: use 'torch'.")
-        # Spaces are often attributes of the class: seeding that of one environment must not seed those of others.
-        self.action_space = deepcopy(self.action_space)
+        self.action_space = deepcopy(self.action_space)  # of the class: seeding one must not seed those of others
         self.observation_space = in_dtype(deepcopy(self.observation_space), dtype)
         self.dtype, self.auto_reset, self.backend = dtype, auto_reset, backend
         self._n_envs = n_envs
@@ -187,6 +187,7 @@ class TensorEnv(VecEnv, Generic[State]):
         self._current = first = self._first()
         return first, self._yes
 
+    @operation("simulator")
     def step(self, action: DictTensor) -> Stepped:
         """Take one step in every environment that runs; see `VecEnv.step`.
 
@@ -205,6 +206,7 @@ class TensorEnv(VecEnv, Generic[State]):
         ran, running = masks.get("ran", self._yes), masks.get("running", self._yes)
         return Stepped((seen, ran), (after, running), restarted=self.auto_reset)
 
+    @operation("simulator")
     def rollout(
         self, action: DictTensor | TemporalDictTensor | None, n_steps: int | None = None
     ) -> tuple[tuple[TemporalDictTensor, Tensor], tuple[TemporalDictTensor, Tensor]]:

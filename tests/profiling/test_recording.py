@@ -149,7 +149,9 @@ def test_a_long_run_records_windows_that_grow_apart(tmp_path: pathlib.Path) -> N
 
 
 def test_a_log_that_ends_within_operations_is_closed() -> None:
-    paths, spans, phases, names = replay([0, 1, 2, 3, 5], [["start"], "a", "b", None, "b"], ended=9)
+    # The "b" in "b" is part of it.
+    marks = [["start"], "a", "b", "b", None, None, "b"]
+    paths, spans, phases, names = replay([0, 1, 2, 2, 3, 3, 5], marks, ended=9)
     assert paths == [("a",), ("a", "b")]
     assert spans.starts.tolist() == [1, 2, 5]
     assert spans.ends.tolist() == [9, 3, 9]
