@@ -33,14 +33,7 @@ class Gpu:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Say what is here.
-
-    Args:
-        arguments: after ``devices``: none.
-
-    Raises:
-        UserError: there are some.
-    """
+    """Say what is here; there are no ``arguments``."""
     if arguments and arguments[0] in ("-h", "--help"):
         say("usage: rlstruct devices\n\nShow the CPUs and GPUs that are here, and where things should live.")
         return

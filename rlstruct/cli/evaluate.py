@@ -48,14 +48,7 @@ class Evaluate:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Evaluate as the command line says.
-
-    Args:
-        arguments: after ``evaluate``.
-
-    Raises:
-        UserError: they make no sense.
-    """
+    """Evaluate as the words after ``evaluate`` say."""
     options: Evaluate = tyro.cli(Evaluate, args=arguments, prog="rlstruct evaluate")
     if options.episodes < 1:
         raise UserError(f"--episodes {options.episodes}: expected at least 1.")

@@ -37,14 +37,7 @@ class Play:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Draw as the command line says.
-
-    Args:
-        arguments: after ``play``.
-
-    Raises:
-        UserError: they make no sense.
-    """
+    """Draw as the words after ``play`` say."""
     options: Play = tyro.cli(Play, args=arguments, prog="rlstruct play")
     if options.steps < 1 or not 1 <= options.n_envs <= 64:
         raise UserError("expected --steps of at least 1 and --n-envs from 1 to 64.")

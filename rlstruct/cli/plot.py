@@ -41,14 +41,7 @@ class Plot:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Draw as the command line says.
-
-    Args:
-        arguments: after ``plot``.
-
-    Raises:
-        UserError: they make no sense.
-    """
+    """Draw as the words after ``plot`` say."""
     options: Plot = tyro.cli(Plot, args=arguments, prog="rlstruct plot")
     if not options.runs:
         raise UserError("name one folder of a run, or several: rlstruct plot runs/*")

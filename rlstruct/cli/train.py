@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeGuard, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 import tyro
@@ -84,34 +85,25 @@ class Training(Generic[Config]):
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Train as the command line says.
-
-    Args:
-        arguments: after ``train``.
-
-    Raises:
-        UserError: they make no sense.
-    """
-    words = list(arguments)
-    if not words or (words[0] in ("-h", "--help")):
+    """Train as the words after ``train`` say."""
+    if not arguments or arguments[0] in ("-h", "--help"):
         say(_HELP)
         return
-    resumed, pattern = _take(words, "--resume"), _take(words, "--config")
-    if resumed and pattern:
+    given, words = _peek(arguments, "resume", "config")
+    if None not in given.values():
         raise UserError("--resume goes on with a run, --config begins another one like it: give one of them.")
-    stored = resumed or pattern
-    template = load(stored) if stored else None
+    for option, value in given.items():
+        if value == "":
+            raise UserError(f"--{option}: expected the folder of a run.")
+    stored = given["resume"] or given["config"]
+    folder = None if stored is None else Path(stored.removesuffix("config.json"))
+    template = None if folder is None else load(folder)
     algorithm = _algorithm(words, template)
-    default = (
-        _preset(algorithm, words) if template is None else Training(environment=template.task, training=template.config)
-    )
+    default, notes = _default(algorithm, words, template)
     options = _parse(algorithm, words, default)
-    if template is not None and options.preset is not None:
-        raise UserError("--preset begins with other settings than the run's: leave it out.")
-    if resumed and template and options.environment != template.task:
+    if given["resume"] and template and options.environment != template.task:
         raise UserError(f"--resume goes on in {template.task.env} as it was. To change it begin anew, see --config.")
-    notes = [] if template else [_about_preset(algorithm, options.environment.env, options.preset)]
-    notes += _about_parts(words, default, options.training)
+    resumed = folder if given["resume"] else None
     train(algorithm, options.environment, options.training, options.output, resumed=resumed, notes=notes)
 
 
@@ -123,7 +115,7 @@ def train(
     *,
     resumed: Path | None = None,
     notes: Sequence[str] = (),
-) -> TrainingResult:
+) -> None:
     """Train, and say what came of it.
 
     Args:
@@ -133,9 +125,6 @@ def train(
         output: where results go.
         resumed: folder of a run to go on with; None begins a new one.
         notes: what else to say when it begins, line by line.
-
-    Returns:
-        As the algorithm's ``train``.
 
     Raises:
         UserError: the environment, a device or the agent does not exist; the run cannot go on with these settings; or
@@ -166,7 +155,6 @@ def train(
     except TrainingDiverged as error:
         raise UserError(str(error)) from None
     _tell(result, config.target_return, folder)
-    return result
 
 
 def _begun(record: RunRecord, output: Output) -> RunFolder:
@@ -192,25 +180,17 @@ def _resumed(run: Path, record: RunRecord, output: Output) -> RunFolder:
     return folder
 
 
-def _take(words: list[str], option: str) -> Path | None:
-    """Take an option that names a run out of the command line."""
-    if (found := _find(words, option)) is None:
-        return None
-    value, where = found
-    if not value:
-        raise UserError(f"{option}: expected the folder of a run.")
-    del words[where]
-    run = Path(value)
-    return run if run.name != "config.json" else run.parent
+def _peek(words: Sequence[str], *options: str) -> tuple[dict[str, str | None], list[str]]:
+    """Read options that must be known before the parser begins.
 
-
-def _find(words: Sequence[str], option: str) -> tuple[str, slice] | None:
-    """Return the value of an option, empty if it has none, and its words."""
-    for i, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name.replace("_", "-") == option:  # as the parser reads it
-            return (value, slice(i, i + 1)) if equals else ("".join(words[i + 1 : i + 2]), slice(i, i + 2))
-    return None
+    Returns:
+        Option to its value, empty if it has none, None where it is not given; and the other words.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in options:
+        parser.add_argument(*{f"--{option}", f"--{option.replace('-', '_')}"}, dest=option, nargs="?", const="")
+    found, others = parser.parse_known_args(words)
+    return vars(found), others
 
 
 def _algorithm(words: list[str], template: RunRecord | None) -> str:
@@ -228,69 +208,56 @@ def _algorithm(words: list[str], template: RunRecord | None) -> str:
 
 def _parse(algorithm: str, words: list[str], default: Training[Any] | None) -> Training[Any]:
     cls = config_class(algorithm)
-    described = f"Train with {algorithm.upper()}; results go into a new folder, see --runs."
-    if default is not None:
-        default = replace(default, training=_with_fitting_parts(default.training, words))
     known: dict[str, Any] = {} if default is None else {"default": default}
     parsed: Training[Any] = tyro.cli(
         Training[cls],  # type: ignore[valid-type]
         args=words,
         prog=f"rlstruct train {algorithm}",
-        description=described,  # in 80 letters: tyro does not fold it
+        # in 80 letters: tyro does not fold it
+        description=f"Train with {algorithm.upper()}; results go into a new folder, see --runs.",
         config=(tyro.conf.OmitArgPrefixes,),
         **known,
     )
     return parsed
 
 
-def _preset(algorithm: str, words: list[str]) -> Training[Any] | None:
-    """Return what the command line begins with, None for the defaults: the parser must know it before it begins."""
-    env, chosen = (found[0] if (found := _find(words, option)) else None for option in ("--env", "--preset"))
+def _default(algorithm: str, words: list[str], template: RunRecord | None) -> tuple[Training[Any] | None, list[str]]:
+    """Return what the command line begins with, None for the defaults of the algorithm, and what to say about it."""
+    given, _ = _peek(words, "env", "preset")
+    env, chosen = given["env"], given["preset"]
+    if template is not None:
+        if chosen is not None:
+            raise UserError("--preset begins with other settings than the run's: leave it out.")
+        config, notes = _with_fitting_parts(template.config, words)
+        return Training(environment=template.task, training=config), notes
     names = [name for kind, name in PRESETS if kind == algorithm]
-    name = chosen or env
     if chosen and chosen not in (*names, "none"):
         known = ", ".join([*names, "none"])
         raise UserError(f"--preset {chosen}: {algorithm} has only {known}.{nearest(chosen, names)}")
+    name = chosen or env
     if not env or name not in names:
-        return None
+        return None, [f"settings: the defaults, made for CartPole-v1 (--preset takes those for {', '.join(names)})"]
     preset = PRESETS[algorithm, name]
     network = tuple(f"{key}={json.dumps(value)}" for key, value in preset.network.items())
-    return Training(environment=Task(env=env, network=network), training=preset.config)
+    config, notes = _with_fitting_parts(preset.config, words)
+    tuned = f"settings: tuned for {name}, but for those that you give (--preset none for the defaults)"
+    return Training(environment=Task(env=env, network=network), training=config), [tuned, *notes]
 
 
-def _with_fitting_parts(config: TrainingConfig, words: Sequence[str]) -> TrainingConfig:
-    """Let stored or tuned settings ask for no more minibatches than the command line has environments for them."""
-    if not _splits_environments(config, words):
-        return config
-    n_envs = _count(words, "--n-envs", config.n_envs) * max(1, _count(words, "--n-processes", config.n_processes))
-    return replace(config, n_minibatches=max(1, min(config.n_minibatches, n_envs)))
-
-
-def _splits_environments(config: TrainingConfig, words: Sequence[str]) -> TypeGuard[A2CConfig | PPOConfig]:
-    """Whether a minibatch is made of whole environments."""
-    return isinstance(config, A2CConfig) or (isinstance(config, PPOConfig) and "--recurrent" in words)
-
-
-def _count(words: Sequence[str], option: str, default: int) -> int:
-    """Return the number that an option asks for; the parser complains about what is none."""
-    value, _ = _find(words, option) or ("", None)
-    return int(value) if value.isdecimal() else default
-
-
-def _about_parts(words: Sequence[str], default: Training[Any] | None, config: TrainingConfig) -> list[str]:
-    """Say that `_with_fitting_parts` has changed something."""
-    if default is None or not _splits_environments(config, words) or _find(words, "--n-minibatches"):
-        return []
-    n, wanted = config.n_minibatches, default.training.n_minibatches
-    return [] if n == wanted else [f"n_minibatches: {n} in place of {wanted}, one for each environment"]
-
-
-def _about_preset(algorithm: str, env: str, chosen: str | None) -> str:
-    name = chosen or env
-    if (algorithm, name) in PRESETS:
-        return f"settings: tuned for {name}, but for those that you give (--preset none for the defaults)"
-    known = ", ".join(name for kind, name in PRESETS if kind == algorithm)
-    return f"settings: the defaults, made for CartPole-v1 (--preset takes those for {known})"
+def _with_fitting_parts(config: TrainingConfig, words: list[str]) -> tuple[TrainingConfig, list[str]]:
+    """Let stored or tuned settings ask for no more minibatches of whole environments than the command line has."""
+    if not isinstance(config, A2CConfig) and not (isinstance(config, PPOConfig) and "--recurrent" in words):
+        return config, []
+    given, _ = _peek(words, "n-envs", "n-processes", "n-minibatches")
+    n_envs, n_processes = (
+        int(word) if (word := given[option] or "").isdecimal() else known
+        for option, known in (("n-envs", config.n_envs), ("n-processes", config.n_processes))
+    )
+    n = max(1, min(config.n_minibatches, n_envs * max(1, n_processes)))
+    if n == config.n_minibatches:
+        return config, []
+    note = f"n_minibatches: {n} in place of {config.n_minibatches}, one for each environment"
+    return replace(config, n_minibatches=n), [] if given["n-minibatches"] else [note]
 
 
 def _tell(result: TrainingResult, target: float | None, folder: RunFolder) -> None:

@@ -1,18 +1,16 @@
-"""What simulators do with spaces: explore them, and check frames and actions against them."""
+"""What simulators do with spaces: explore them, and declare them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rlstruct.core import DictTensor, TemporalDictTensor
-from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional.random import randint, uniform
-from rlstruct.spaces import Leaf, Space
+from rlstruct.spaces import Space
 
 EXPLORE_STREAM = 1 << 20
 """Of a step's key: apart from what transitions draw from the same key."""
@@ -53,51 +51,3 @@ def in_dtype(space: Space, dtype: torch.dtype) -> Space:
     if dtype != torch.float64 or not isinstance(space, spaces.Box) or space.dtype != np.float32:
         return space
     return spaces.Box(space.low.astype(np.float64), space.high.astype(np.float64), dtype=np.float64)
-
-
-def check_frames(name: str, frames: dict[str, Tensor], expected: Mapping[str, Leaf], n_envs: int) -> None:
-    """Raise unless frames have the keys, shapes and dtypes of the observation space.
-
-    Raises:
-        ShapeMismatchError: naming the key.
-    """
-    for key in sorted(frames.keys() | expected.keys()):
-        got = (tuple(frames[key].shape), frames[key].dtype) if key in frames else "missing"
-        leaf = expected.get(key)
-        shape, dtype = (leaf.shape, leaf.torch_dtype) if leaf is not None else ((), None)
-        if got != ((n_envs, *shape), dtype):
-            raise ShapeMismatchError(
-                f"{name}.observe: {key!r} is {got}, expected {[n_envs, *shape]} of {dtype}, as the observation space "
-                "says. Mend one of them."
-            )
-
-
-def check_action(
-    where: str,
-    action: DictTensor | TemporalDictTensor,
-    lead: tuple[int, ...],
-    expected: Mapping[str, Leaf],
-    device: torch.device,
-) -> dict[str, Tensor]:
-    """Return the tensors of an action that its space knows.
-
-    Raises:
-        KeyError: one is missing.
-        ShapeMismatchError: one has another shape than [*lead, ...] or another dtype.
-        DeviceMismatchError: one is on another device.
-    """
-    found = {}
-    for key, leaf in expected.items():
-        value, shape, dtype = action[key], leaf.shape, leaf.torch_dtype
-        if value.shape != (*lead, *shape) or value.dtype != dtype:
-            raise ShapeMismatchError(
-                f"{where}: action {key!r} has shape {list(value.shape)} of {value.dtype}, "
-                f"expected {[*lead, *shape]} of {dtype}, as the action space says."
-            )
-        if value.device != device:
-            raise DeviceMismatchError(
-                f"{where}: action {key!r} is on {value.device}, expected {device}. "
-                f"Create it with device={str(device)!r}, or move the agent there."
-            )
-        found[key] = value
-    return found

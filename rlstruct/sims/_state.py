@@ -13,6 +13,8 @@ from rlstruct.core import DictTensor
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 
 Tensors = dict[str, Tensor]
+Kinds = dict[str, tuple[tuple[int, ...], torch.dtype]]
+"""Shape and dtype by name."""
 
 
 def fields_of(where: str, state: object) -> Tensors:
@@ -23,11 +25,15 @@ def fields_of(where: str, state: object) -> Tensors:
     """
     if isinstance(state, DictTensor):
         return dict(state.items())
-    if dataclasses.is_dataclass(state) and not isinstance(state, type):
-        return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-    raise TypeError(
-        f"{where}: got a {type(state).__name__}, expected a frozen dataclass of tensors [B, ...] or a DictTensor."
-    )
+    if not dataclasses.is_dataclass(state) or isinstance(state, type):
+        raise TypeError(
+            f"{where}: got a {type(state).__name__}, expected a frozen dataclass of tensors [B, ...] or a DictTensor."
+        )
+    fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    for name, value in fields.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{where}: field {name!r} is a {type(value).__name__}, expected a tensor [B, ...].")
+    return fields
 
 
 def make_state(kind: type[Any], fields: Tensors) -> Any:  # noqa: ANN401 - the user's own class
@@ -35,31 +41,41 @@ def make_state(kind: type[Any], fields: Tensors) -> Any:  # noqa: ANN401 - the u
     return DictTensor._trusted(fields) if issubclass(kind, DictTensor) else kind(**fields)
 
 
-def check_fields(where: str, fields: Tensors, n: int, device: torch.device, like: Tensors | None = None) -> None:
-    """Raise unless every field is a tensor [n, ...] on ``device`` (and of the shape and dtype of ``like``).
+def rows_like(tensors: Mapping[str, Tensor], n: int) -> Kinds:
+    """Return the shapes [n, ...] and dtypes of rows like these, but for a pool of start states, of any size."""
+    known = {name: value for name, value in tensors.items() if not name.startswith("pool/")}
+    return {name: ((n, *value.shape[1:]), value.dtype) for name, value in known.items()}
+
+
+def check(where: str, found: Mapping[str, Tensor], expected: Kinds, device: torch.device, mend: str = "") -> None:
+    """Raise unless tensors are what is expected.
+
+    Args:
+        where: start of the message, up to a tensor's name.
+        found: the tensors; a pool of start states is left alone.
+        expected: shape and dtype of each.
+        device: of all of them.
+        mend: end of the message.
 
     Raises:
-        TypeError: a field is no tensor.
-        KeyError: the fields are not those of ``like``.
-        ShapeMismatchError: a field has another number of rows, shape or dtype.
-        DeviceMismatchError: a field is on another device.
+        KeyError: there are other names.
+        ShapeMismatchError: one has another shape or dtype.
+        DeviceMismatchError: one is on another device.
     """
-    if like is not None and fields.keys() != like.keys():
-        raise KeyError(f"{where}: got the fields {list(fields)}, expected {list(like)}.")
-    for name, value in fields.items():
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{where}: field {name!r} is a {type(value).__name__}, expected a tensor [{n}, ...].")
-        tail = tuple(value.shape[1:]) if like is None else tuple(like[name].shape[1:])
-        dtype = value.dtype if like is None else like[name].dtype
-        if tuple(value.shape) != (n, *tail) or value.dtype != dtype:
+    names = [name for name in found if not name.startswith("pool/")]
+    if set(names) != expected.keys():
+        raise KeyError(f"{where.rstrip(':')}: got {sorted(names)}, expected {sorted(expected)}. {mend}".rstrip())
+    for name, (shape, dtype) in expected.items():
+        value = found[name]
+        if value.shape != shape or value.dtype != dtype:
             raise ShapeMismatchError(
-                f"{where}: field {name!r} has shape {list(value.shape)} of {value.dtype}, expected {[n, *tail]} of "
-                f"{dtype}: one row for each environment."
+                f"{where} {name!r} has shape {list(value.shape)} of {value.dtype}, expected {list(shape)} of {dtype}. "
+                f"{mend}".rstrip()
             )
         if value.device != device:
             raise DeviceMismatchError(
-                f"{where}: field {name!r} is on {value.device}, expected {device}. "
-                "Create it with device=key.device, or from another tensor of the state."
+                f"{where} {name!r} is on {value.device}, expected {device}. Create it with device={str(device)!r}, or "
+                "from another tensor that is there."
             )
 
 
@@ -82,38 +98,3 @@ def columns(*values: Tensor) -> Tensor:
             [2, 4]])
     """
     return torch.stack(values).t()
-
-
-def check_carry(where: str, saved: Tensors, own: Tensors) -> None:
-    """Raise unless a simulation can go on from saved tensors.
-
-    Args:
-        where: start of the message.
-        saved: what one step hands to the next, of another simulation.
-        own: the same of this one, after a reset.
-
-    Raises:
-        KeyError: another kind of simulation was saved.
-        ShapeMismatchError: another number of environments was saved.
-    """
-    if saved.get("env_key", own["env_key"]).shape != own["env_key"].shape:
-        raise ShapeMismatchError(
-            f"{where}: the state is that of {len(saved['env_key'])} environments, expected {len(own['env_key'])}. "
-            "Make as many as were saved."
-        )
-    found, expected = _kinds(saved), _kinds(own)
-    if "elapsed" not in saved:  # saved before its first reset
-        expected = {name: expected[name] for name in ("env_key", "episode")}
-    if found != expected:
-        names = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
-        got, wanted = (", ".join(f"{name!r} {kinds.get(name)}" for name in names) for kinds in (found, expected))
-        raise KeyError(
-            f"{where}: the state has {got}, expected {wanted}. Load what an environment of the same class, with the "
-            "same auto_reset, returned."
-        )
-
-
-def _kinds(carry: Tensors) -> dict[str, str]:
-    """Spell dtype and shape of everything but the pool of start states, which both may have or not."""
-    kinds = {name: f"[B{''.join(f', {n}' for n in value.shape[1:])}] {value.dtype}" for name, value in carry.items()}
-    return {name: kind for name, kind in kinds.items() if not name.startswith("pool/")}

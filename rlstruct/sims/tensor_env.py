@@ -27,8 +27,8 @@ from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.functional.random import child_key
 from rlstruct.profiling import operation
 from rlstruct.sims._simulation import Simulation, Stepper, TorchStepper, quiet_masks
-from rlstruct.sims._spaces import check_action, check_frames, in_dtype
-from rlstruct.sims._state import Tensors, check_carry, check_fields, fields_of, part
+from rlstruct.sims._spaces import in_dtype
+from rlstruct.sims._state import Tensors, check, fields_of, part, rows_like
 from rlstruct.spaces import leaves, zeros
 from rlstruct.vec_env import Observed, Stepped, VecEnv
 
@@ -288,7 +288,7 @@ class TensorEnv(VecEnv, Generic[State]):
         carry, fields = self._carry, part(self._carry, "state/")
         rows = self._rows(ids)
         given = {name: value.to(self._device) for name, value in fields_of("set_state", state).items()}
-        check_fields(f"{self._name}.set_state", given, rows.shape[0], self._device, fields)
+        check(f"{self._name}.set_state: field", given, rows_like(fields, rows.shape[0]), self._device)
         carry = {**carry, "episode": carry["episode"].index_add(0, rows, torch.ones_like(rows))}
         carry |= {f"state/{name}": fields[name].index_copy(0, rows, value) for name, value in given.items()}
         carry["elapsed"] = carry["elapsed"].index_fill(0, rows, 0)
@@ -348,7 +348,11 @@ class TensorEnv(VecEnv, Generic[State]):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what `state_dict` returned; see `VecEnv.load_state_dict`."""
         moved = {name: value.to(self._device, copy=True) for name, value in state.items()}
-        check_carry(f"{self._name}.load_state_dict", part(moved, "carry/"), self._begun({}))
+        saved, own = part(moved, "carry/"), self._begun({})
+        if "elapsed" not in saved:  # saved before its first reset
+            own = {name: own[name] for name in ("env_key", "episode")}
+        mend = "Load what as many environments of the same class, with the same auto_reset, returned."
+        check(f"{self._name}.load_state_dict:", saved, rows_like(own, self._n_envs), self._device, mend)
         self._stepper = self._make_stepper()
         self.set_carry(part(moved, "carry/"), part(moved, "shown/"))
 
@@ -357,8 +361,9 @@ class TensorEnv(VecEnv, Generic[State]):
         carry = {**self._carry, "episode": self._carry["episode"] + 1}
         carry |= self._simulation.begin(carry, carry["episode"])
         own = part(carry, "state/")
-        check_fields(f"{self._name}.initial", own, self._n_envs, self._device)
-        check_fields(f"{self._name}.reset: env_info 'state/'", own | given, self._n_envs, self._device, own)
+        expected = rows_like(own, self._n_envs)
+        check(f"{self._name}.initial: field", own, expected, self._device, "One row for each key.")
+        check(f"{self._name}.reset: env_info 'state/'", own | given, expected, self._device)
         carry |= {f"state/{name}": value for name, value in given.items()}
         carry["elapsed"] = torch.zeros_like(carry["episode"])
         if not self.auto_reset:
@@ -388,13 +393,19 @@ class TensorEnv(VecEnv, Generic[State]):
     def _sent(self, action: DictTensor | TemporalDictTensor, lead: tuple[int, ...]) -> Tensors:
         """Check the action and return its tensors."""
         self._check_begun("step")
-        checked = check_action(f"{self._name}.step", action, lead, self._actions, self._device)
-        return {key: value.detach() if value.requires_grad else value for key, value in checked.items()}
+        sent = {key: value.detach() if (value := action[key]).requires_grad else value for key in self._actions}
+        expected = {key: ((*lead, *leaf.shape), leaf.torch_dtype) for key, leaf in self._actions.items()}
+        check(f"{self._name}.step: action", sent, expected, self._device, "The action space says so.")
+        return sent
 
     def _first(self) -> DictTensor:
         """What all environments show at the start of an episode."""
         frames = self._simulation.frames(part(self._carry, "state/"))
-        check_frames(self._name, frames, leaves(self.observation_space, "frame"), self._n_envs)
+        space = leaves(self.observation_space, "frame")
+        expected = {key: ((self._n_envs, *leaf.shape), leaf.torch_dtype) for key, leaf in space.items()}
+        check(
+            f"{self._name}.observe:", frames, expected, self._device, "The observation space says so: mend one of them."
+        )
         flags = dict.fromkeys(("terminated", "truncated", "done"), self._no)
         first = {**frames, "reward": self._no.to(torch.float32), **flags, "initial_state": self._yes}
         return DictTensor(first | {f"last_{key}": value for key, value in self._no_action.items()})

@@ -303,7 +303,7 @@ def test_errors_name_the_place_and_the_mend() -> None:
         env.rollout(act(0, 0))
     with pytest.raises(ShapeMismatchError, match=r"field 'value'.*expected \[1\]"):
         env.set_state([0], Count(torch.tensor([1, 2])))
-    with pytest.raises(KeyError, match="got the fields"):
+    with pytest.raises(KeyError, match=r"got \['value', 'wings'\], expected"):
         env.reset(DictTensor({"state/wings": torch.zeros(2)}))
     with pytest.raises(TypeError, match="expected a frozen dataclass"):
         env.set_state([0], torch.zeros(1))
