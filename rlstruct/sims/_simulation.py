@@ -31,7 +31,7 @@ from rlstruct.spaces import Space
 
 Answer = tuple[Tensors, Tensors, Tensors, Tensors]
 """What changes in the carry; `reached`; `current` (empty if episodic: it is `reached`); the masks ``ran`` and
-``running`` (episodic only). Masks that are False everywhere are left out, see `quiet_masks`."""
+``running`` (episodic only). Masks that are False everywhere are left out."""
 Steps = dict[str, list[Tensor]]
 
 
@@ -295,18 +295,6 @@ class TorchStepper:
         if name not in self._compiled:
             self._compiled[name] = Compiled(fn)
         return tuple(self._compiled[name](carry, action))
-
-
-def quiet_masks(reached: Tensors, current: Tensors, no: Tensor) -> tuple[Tensors, Tensors]:
-    """Add the masks that are False everywhere: nothing that was reached is initial, nothing to act on is over.
-
-    Args:
-        reached: of an `Answer`.
-        current: of an `Answer`; empty if it is the same as ``reached``.
-        no: False everywhere.  [B] or [B, K]
-    """
-    reached = {**reached, "initial_state": no}
-    return reached, {**current, "terminated": no, "truncated": no, "done": no} if current else reached
 
 
 def _rows(mask: Tensor, like: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rlstruct.core import DictTensor
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
+from rlstruct.spaces import Leaf
 
 Tensors = dict[str, Tensor]
 Kinds = dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -45,6 +46,11 @@ def rows_like(tensors: Mapping[str, Tensor], n: int) -> Kinds:
     """Return the shapes [n, ...] and dtypes of rows like these, but for a pool of start states, of any size."""
     known = {name: value for name, value in tensors.items() if not name.startswith("pool/")}
     return {name: ((n, *value.shape[1:]), value.dtype) for name, value in known.items()}
+
+
+def kinds_of(space: Mapping[str, Leaf], lead: tuple[int, ...]) -> Kinds:
+    """Return the shapes [*lead, ...] and dtypes of elements of a space, from its `rlstruct.spaces.leaves`."""
+    return {key: ((*lead, *leaf.shape), leaf.torch_dtype) for key, leaf in space.items()}
 
 
 def check(where: str, found: Mapping[str, Tensor], expected: Kinds, device: torch.device, mend: str = "") -> None:

@@ -1,9 +1,8 @@
 """TensorEnv: write a simulator in three functions of tensors; restarts, limits and keys are done here.
 
-The simulator says how a state begins, moves and looks. Everything else that `VecEnv` promises is written once, here and
-in `rlstruct.sims._simulation`: restarts within the step, time limits, true final observations, idle rows, random keys,
-states set from outside. Nothing in `TensorEnv.step` waits for the device and no shape depends on data, so a step may be
-compiled, or captured as a graph.
+The simulator says how a state begins, moves and looks; all else that `VecEnv` promises is here and in
+`rlstruct.sims._simulation`. Nothing in `TensorEnv.step` waits for the device and no shape depends on data, so a step
+may be compiled, or captured as a graph.
 
 Every episode is a pure function of the environment's seed, the episode's number and the actions: episode e of
 environment j begins with ``initial(key)``, where key is child e of a key made from ``seed + j``, and its step t draws
@@ -15,7 +14,7 @@ from __future__ import annotations
 
 import importlib
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
@@ -26,9 +25,9 @@ from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.functional.random import child_key
 from rlstruct.profiling import operation
-from rlstruct.sims._simulation import Simulation, Stepper, TorchStepper, quiet_masks
+from rlstruct.sims._simulation import Answer, Simulation, Stepper, TorchStepper
 from rlstruct.sims._spaces import in_dtype
-from rlstruct.sims._state import Tensors, check, fields_of, part, rows_like
+from rlstruct.sims._state import Tensors, check, fields_of, kinds_of, part, rows_like
 from rlstruct.spaces import leaves, zeros
 from rlstruct.vec_env import Observed, Stepped, VecEnv
 
@@ -197,14 +196,8 @@ class TensorEnv(VecEnv, Generic[State]):
             ShapeMismatchError: the action has another shape or dtype than the action space says.
             DeviceMismatchError: the action is on another device.
         """
-        sent = self._sent(action, (self._n_envs,))
-        changed, reached, current, masks = self._stepper.step(self._carry, sent)
-        self._carry = {**self._carry, **changed}
-        reached, current = quiet_masks(reached, current, self._no)
-        seen = DictTensor._trusted(reached)
-        self._current = after = DictTensor._trusted(current) if self.auto_reset else seen
-        ran, running = masks.get("ran", self._yes), masks.get("running", self._yes)
-        return Stepped((seen, ran), (after, running), restarted=self.auto_reset)
+        answer = self._stepper.step(self._carry, self._sent(action, (self._n_envs,)))
+        return Stepped(*self._shows(answer, DictTensor._trusted, self._yes, self._no), restarted=self.auto_reset)
 
     @operation("simulator")
     def rollout(
@@ -236,13 +229,10 @@ class TensorEnv(VecEnv, Generic[State]):
             plan = {key: v.transpose(0, 1).contiguous() for key, v in self._sent(action, (self._n_envs, k)).items()}
         elif action is not None:
             plan = {key: v.unsqueeze(0) for key, v in self._sent(action, (self._n_envs,)).items()}
-        changed, reached, current, masks = self._stepper.rollout(self._carry, plan, k)
-        self._carry = {**self._carry, **changed}
-        reached, current = quiet_masks(reached, current, self._no.unsqueeze(1).expand(-1, k))
-        lengths, always = torch.full_like(self._carry["env_key"], k), self._yes.unsqueeze(1).expand(-1, k)
-        seen = TemporalDictTensor._trusted(reached, lengths)
-        self._current = after = TemporalDictTensor._trusted(current, lengths) if self.auto_reset else seen
-        return (seen, masks.get("ran", always)), (after, masks.get("running", always))
+        answer = self._stepper.rollout(self._carry, plan, k)
+        yes, no = (mask.unsqueeze(1).expand(-1, k) for mask in (self._yes, self._no))
+        lengths = torch.full_like(self._carry["env_key"], k)
+        return self._shows(answer, lambda tensors: TemporalDictTensor._trusted(tensors, lengths), yes, no)
 
     def fused_rollout(self, perceptron: Perceptron, n_timesteps: int) -> FusedRollout | None:
         """Return what takes T steps with an agent in one launch (`rlstruct.engine.fused`); None if no kernel can."""
@@ -295,14 +285,13 @@ class TensorEnv(VecEnv, Generic[State]):
         if self.stochastic:
             carry["state_key"] = child_key(carry["env_key"], carry["episode"])
         if not self.auto_reset:
-            carry["running"] = carry["running"].index_fill(0, rows, True)
-            carry["terminated"] = carry["terminated"].index_fill(0, rows, False)
+            for name, value in (("running", True), ("terminated", False)):
+                carry[name] = carry[name].index_fill(0, rows, value)
         self._carry = carry
         first = self._first()
-        shown = self._shown().items()
-        fresh = {key: old.index_copy(0, rows, first[key].index_select(0, rows)) for key, old in shown}
+        fresh = {k: old.index_copy(0, rows, first[k].index_select(0, rows)) for k, old in self._shown().items()}
         self._current = current = DictTensor._trusted(fresh)
-        return current, self._carry.get("running", self._yes)
+        return current, carry.get("running", self._yes)
 
     def set_start_states(self, state: State | None) -> None:
         """Let later episodes begin from a cache: each draws one of M states, with equal chance.
@@ -341,27 +330,24 @@ class TensorEnv(VecEnv, Generic[State]):
 
     def state_dict(self) -> Tensors:
         """Return the whole simulation; see `VecEnv.state_dict`."""
-        return {f"carry/{name}": value for name, value in self._carry.items()} | {
-            f"shown/{key}": value for key, value in self._shown().items()
-        }
+        groups = {"carry/": self._carry, "shown/": dict(self._shown().items())}
+        return {prefix + name: value for prefix, tensors in groups.items() for name, value in tensors.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what `state_dict` returned; see `VecEnv.load_state_dict`."""
         moved = {name: value.to(self._device, copy=True) for name, value in state.items()}
-        saved, own = part(moved, "carry/"), self._begun({})
-        if "elapsed" not in saved:  # saved before its first reset
-            own = {name: own[name] for name in ("env_key", "episode")}
+        saved = part(moved, "carry/")
+        own = self._begun({}) if "elapsed" in saved else {name: self._carry[name] for name in ("env_key", "episode")}
         mend = "Load what as many environments of the same class, with the same auto_reset, returned."
         check(f"{self._name}.load_state_dict:", saved, rows_like(own, self._n_envs), self._device, mend)
         self._stepper = self._make_stepper()
-        self.set_carry(part(moved, "carry/"), part(moved, "shown/"))
+        self.set_carry(saved, part(moved, "shown/"))
 
     def _begun(self, given: Tensors) -> Tensors:
         """Return the carry with which all environments begin their next episode, from given states or those drawn."""
         carry = {**self._carry, "episode": self._carry["episode"] + 1}
         carry |= self._simulation.begin(carry, carry["episode"])
-        own = part(carry, "state/")
-        expected = rows_like(own, self._n_envs)
+        expected = rows_like(own := part(carry, "state/"), self._n_envs)
         check(f"{self._name}.initial: field", own, expected, self._device, "One row for each key.")
         check(f"{self._name}.reset: env_info 'state/'", own | given, expected, self._device)
         carry |= {f"state/{name}": value for name, value in given.items()}
@@ -378,9 +364,17 @@ class TensorEnv(VecEnv, Generic[State]):
 
         return WarpStepper(self.kernel(), self, self._simulation, n_envs=self._n_envs, device=self._device)
 
+    def _shows(self, answer: Answer, wrap: Callable[[Tensors], Any], yes: Tensor, no: Tensor) -> Any:  # noqa: ANN401
+        """Go on, and return what the steps show, wrapped; ``yes`` and ``no`` are True and False everywhere."""
+        changed, reached, current, masks = answer
+        self._carry = {**self._carry, **changed}
+        seen = wrap({**reached, "initial_state": no})
+        over = {"terminated": no, "truncated": no, "done": no}
+        self._current = after = wrap({**current, **over}) if self.auto_reset else seen
+        return (seen, masks.get("ran", yes)), (after, masks.get("running", yes))
+
     def _shown(self) -> DictTensor:
-        """What was shown last."""
-        shown = self._current
+        shown = self._current  # what was shown last
         return shown if isinstance(shown, DictTensor) else shown.temporal_index(shown.n_steps() - 1)
 
     def _rows(self, ids: Sequence[int] | Tensor | None) -> Tensor:
@@ -394,18 +388,14 @@ class TensorEnv(VecEnv, Generic[State]):
         """Check the action and return its tensors."""
         self._check_begun("step")
         sent = {key: value.detach() if (value := action[key]).requires_grad else value for key in self._actions}
-        expected = {key: ((*lead, *leaf.shape), leaf.torch_dtype) for key, leaf in self._actions.items()}
-        check(f"{self._name}.step: action", sent, expected, self._device, "The action space says so.")
+        check(f"{self._name}.step: action", sent, kinds_of(self._actions, lead), self._device)
         return sent
 
     def _first(self) -> DictTensor:
         """What all environments show at the start of an episode."""
         frames = self._simulation.frames(part(self._carry, "state/"))
-        space = leaves(self.observation_space, "frame")
-        expected = {key: ((self._n_envs, *leaf.shape), leaf.torch_dtype) for key, leaf in space.items()}
-        check(
-            f"{self._name}.observe:", frames, expected, self._device, "The observation space says so: mend one of them."
-        )
+        expected, mend = leaves(self.observation_space, "frame"), "The observation space says so: mend one of them."
+        check(f"{self._name}.observe:", frames, kinds_of(expected, (self._n_envs,)), self._device, mend)
         flags = dict.fromkeys(("terminated", "truncated", "done"), self._no)
         first = {**frames, "reward": self._no.to(torch.float32), **flags, "initial_state": self._yes}
         return DictTensor(first | {f"last_{key}": value for key, value in self._no_action.items()})
