@@ -181,7 +181,7 @@ class TensorEnv(VecEnv, Generic[State]):
             ShapeMismatchError: a field or frame has another shape or dtype than it must have.
             DeviceMismatchError: a field is on another device.
         """
-        given = {} if env_info is None else part(dict(env_info.items()), "state/")
+        given = part(dict(env_info.items()) if env_info is not None else {}, "state/")
         self._carry = self._begun({name: value.to(self._device) for name, value in given.items()})
         self._current = first = self._first()
         return first, self._yes
@@ -350,8 +350,7 @@ class TensorEnv(VecEnv, Generic[State]):
         expected = rows_like(own := part(carry, "state/"), self._n_envs)
         check(f"{self._name}.initial: field", own, expected, self._device, "One row for each key.")
         check(f"{self._name}.reset: env_info 'state/'", own | given, expected, self._device)
-        carry |= {f"state/{name}": value for name, value in given.items()}
-        carry["elapsed"] = torch.zeros_like(carry["episode"])
+        carry |= {f"state/{n}": v for n, v in given.items()} | {"elapsed": torch.zeros_like(carry["episode"])}
         if not self.auto_reset:
             carry |= {"running": self._yes, "terminated": self._no}
             carry |= {f"last_{key}": value for key, value in self._no_action.items()}
