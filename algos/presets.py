@@ -32,6 +32,18 @@ class Preset:
 PRESETS: dict[tuple[str, str], Preset] = {
     ("reinforce", "CartPole-v1"): Preset(ReinforceConfig()),
     ("a2c", "CartPole-v1"): Preset(A2CConfig()),
+    ("a2c", "CartPole-v1-1024"): Preset(  # simulators
+        A2CConfig(
+            n_env_steps=2_000_000, n_envs=1024, n_timesteps=16, n_minibatches=16, vtrace=True, rho_clip=10.0,
+            learning_rate=0.001, final_learning_rate_fraction=0.0, trace_decay=0.95, entropy_coefficient=0.01,
+            evaluation_interval=200_000,
+        )
+    ),
+    ("ppo", "CartPole-v1-recurrent"): Preset(
+        PPOConfig(
+            n_env_steps=500_000, n_envs=64, n_timesteps=32, entropy_coefficient=0.0, evaluation_interval=50_000,
+        )
+    ),
     ("ppo", "CartPole-v1"): Preset(PPOConfig(n_env_steps=500_000, evaluation_interval=50_000)),
     ("dqn", "CartPole-v1"): Preset(
         DQNConfig(evaluation_interval=2000, target_return=475.0, evaluation_processes=0)
@@ -136,7 +148,8 @@ PRESETS: dict[tuple[str, str], Preset] = {
         {"hidden": (128, 128)},
     ),
 }  # fmt: skip
-"""By algorithm, a module of `rlstruct.algos`, and environment, as gymnasium or `rlstruct.sims` call it.
+"""By algorithm, a module of `rlstruct.algos`, and environment, as gymnasium or `rlstruct.sims` call it; two more names
+are for 1,024 simulators and for agents with a memory.
 
 >>> PRESETS["a2c", "Acrobot-v1"].config.n_envs
 32

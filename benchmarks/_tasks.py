@@ -30,7 +30,6 @@ from rlstruct.agents import (
 from rlstruct.algos import a2c, dqn, ppo, reinforce
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.presets import PRESETS
 from rlstruct.algos.training import TrainingResult
 from rlstruct.envs import GymEnv, GymEnvInf, GymVectorEnv
@@ -157,11 +156,7 @@ TASKS: dict[str, Task] = {
         tuned_on=(0, 1, 3),
     ),
     "a2c_cartpole_1024": _A2C(
-        A2CConfig(
-            n_env_steps=2_000_000, n_envs=1024, n_timesteps=16, n_minibatches=16, vtrace=True, rho_clip=10.0,
-            learning_rate=0.001, final_learning_rate_fraction=0.0, trace_decay=0.95, entropy_coefficient=0.01,
-            evaluation_interval=200_000,
-        ),
+        _tuned("a2c", "CartPole-v1-1024"),
         partial(ActorCritic, 4, 2), ActorCriticAgent,
         partial(simulator, "CartPole-v1"), 475.0, "A2C on 1,024 simulators of CartPole-v1", n_seeds=10,
         tuned_on=(100, 101, 102, 103, 104),
@@ -233,9 +228,7 @@ TASKS: dict[str, Task] = {
         tuned_on=(100, 101),
     ),
     "ppo_memory": _PPO(
-        PPOConfig(
-            n_env_steps=500_000, n_envs=64, n_timesteps=32, entropy_coefficient=0.0, evaluation_interval=50_000,
-        ),
+        _tuned("ppo", "CartPole-v1-recurrent"),
         partial(RecurrentActorCritic, 2, 2), RecurrentAgent,
         HiddenVelocities, 450.0, "PPO with a recurrent agent on CartPole-v1 without velocities",
         tuned_on=(100, 101),
