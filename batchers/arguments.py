@@ -172,15 +172,6 @@ def split(info: DictTensor, n_envs: Sequence[int]) -> list[DictTensor]:
     return [info if info.empty() else info.slice(stop - n, stop).clone() for n, stop in zip(n_envs, stops, strict=True)]
 
 
-def warn_of_contexts(device: torch.device, n_processes: int) -> None:
-    """Warn of processes that share a GPU."""
-    if device.type == "cuda" and n_processes > 1:
-        warn_user(
-            f"RL_Batcher: {n_processes} processes on {device} open {n_processes} CUDA contexts, 300 to 700 MB of GPU "
-            "memory each, and share the GPU in turns. One process with more environments is usually faster.",
-        )
-
-
 def warn_of_uncompiled(reasons: Sequence[str]) -> bool:
     """Warn if an agent could not be compiled as ordered; return whether that is so."""
     why_not = next(filter(None, reasons), "")

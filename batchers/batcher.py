@@ -20,7 +20,6 @@ from rlstruct.batchers.arguments import (
     one_each,
     split,
     spread,
-    warn_of_contexts,
     warn_of_uncompiled,
     whole,
 )
@@ -36,6 +35,7 @@ from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.engine.streams import move
 from rlstruct.errors import BatcherStateError
 from rlstruct.profiling import Clock, operation
+from rlstruct.sharing import Mode, Placement
 
 
 class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
@@ -75,11 +75,16 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             and lists what was lost in `lost_episodes`; batches stay full. One that fails before its environments exist
             raises all the same: it would fail again. ``"raise"`` raises `WorkerError`.
         max_restarts: how often, over the batcher's life, before the next failure raises after all.
+        sharing: how worker processes share a GPU: ``"none"``, in turns; ``"mps"``, at the same time, under a private
+            MPS daemon; ``"mig"``, in the MIG instances that are there; ``"auto"``, MIG if there is, else MPS if it can
+            be had, else in turns. Under MPS and MIG each sees one GPU, as ``cuda:0``. See `rlstruct.sharing`.
+        thread_percentage: of the GPU's threads, the most that one worker gets under MPS.
 
     Raises:
         ValueError: a number is out of range, the device does not exist, or both ``seed`` and ``seeds`` are passed.
         TypeError: an argument has a wrong type, such as an agent or a model where ``create_agent`` belongs.
         WorkerError: agent or environments cannot be created; with worker processes the first call says so.
+        SharingError: this machine lacks what ``sharing`` needs.
     """
 
     def __init__(
@@ -102,6 +107,8 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         compile_agent: bool = False,
         on_worker_error: Literal["raise", "restart"] = "raise",
         max_restarts: int = 3,
+        sharing: Mode = "none",
+        thread_percentage: float | None = None,
     ) -> None:
         """Create agent and environments, or start the processes that do."""
         self._life = LifeCycle()
@@ -116,7 +123,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         recipe = Recipe(create_agent, agent_args, create_env, env_args, n_timesteps, self.device, compile_agent)
         check_factories(recipe, seed)
         self.timeout = timeout
-        warn_of_contexts(self.device, n_processes)
+        placement = Placement(self.device, n_processes, sharing, thread_percentage)
         self._default_infos = (
             DictTensor() if agent_info is None else check_info("agent_info", agent_info),
             DictTensor() if env_info is None else check_info("env_info", env_info),
@@ -135,6 +142,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
                 seeds=self.seeds,
                 agent_seeds=agent_seeds,
                 timeout=timeout,
+                placement=placement,
                 max_restarts=max_restarts if on_worker_error == "restart" else 0,
             )
         # The state after Ctrl-C in the middle of a call: a worker may have missed an order then.

@@ -42,7 +42,7 @@ _NAMES = {
 }
 _PLACES = {name: module for module, names in _NAMES.items() for name in names}
 _MODULES = ("core", "device", "errors", "functional", "profile", "replay", "rl_agent", "vec_env")
-_FOLDERS = ("batchers", "envs", "agents", "algos", "sims", "testing", "adapters")  # imported by name only
+_FOLDERS = ("batchers", "envs", "agents", "algos", "sims", "testing", "adapters", "sharing")  # imported by name only
 
 
 if not _TYPE_CHECKING:  # for them every name would exist

@@ -64,6 +64,10 @@ class WorkerTimeout(WorkerError):
     """A worker answered nothing within the timeout. The batcher can still be closed."""
 
 
+class SharingError(RuntimeError):
+    """A GPU cannot be shared as asked for; the message says what is missing on this machine, and the mend."""
+
+
 class TrainingDiverged(RuntimeError):
     """A loss is NaN or infinite: the training was stopped.
 

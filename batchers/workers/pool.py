@@ -30,6 +30,7 @@ from rlstruct.batchers.workers.worker import Start, progress_layout
 from rlstruct.core import DictTensor
 from rlstruct.device import registered_backends
 from rlstruct.errors import WorkerError, WorkerTimeout, warn_user
+from rlstruct.sharing import Placement
 
 _logger = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class WorkerPool:
         agent_seeds: one per worker, or None for its environments' seed.
         timeout: seconds that a worker may take to answer.
         max_restarts: how many failed workers are replaced before one raises.
+        placement: how they share a GPU; closed together with the pool.
 
     Raises:
         TypeError: a factory or an argument cannot be sent to another process.
@@ -72,6 +74,7 @@ class WorkerPool:
         agent_seeds: Sequence[int] | None,
         timeout: float,
         max_restarts: int,
+        placement: Placement,
     ) -> None:
         """Start the processes."""
         self.auto_reset = False
@@ -81,6 +84,7 @@ class WorkerPool:
         self._pid = os.getpid()
         self._timeout = timeout
         self._max_restarts = max_restarts
+        self._placement = placement
         self._n_batches = 0
         self._seeds, self._agent_seeds = seeds, agent_seeds
         self._created = False
@@ -204,6 +208,7 @@ class WorkerPool:
         slabs = [block for worker in self._workers for block in worker.blocks]
         for block in (self._progress, *self._weights.slots, *slabs):
             block.close()
+        self._placement.close()
 
     def _ask(self, orders: Sequence[tuple[Any, ...]], weights: Weights | None = None) -> list[Any]:
         """Send each worker an order, and return their answers."""
@@ -252,7 +257,8 @@ class WorkerPool:
     def _spawn(self, workers: Sequence[WorkerHandle]) -> None:
         with quiet_start():
             for worker in workers:
-                worker.spawn()
+                with self._placement.of(worker.index):
+                    worker.spawn()
                 for source in worker.sources():
                     self._selector.register(source, EVENT_READ, worker)
 

@@ -13,6 +13,7 @@ import torch
 
 from rlstruct.cli.complaint import UserError, say
 from rlstruct.device import device_count
+from rlstruct.sharing import describe
 
 _GIB = 2**30
 
@@ -59,7 +60,7 @@ def report(n_cpus: int, n_threads: int, gpus: Sequence[Gpu]) -> list[str]:
     for i, gpu in enumerate(gpus):
         free = "" if gpu.free is None else f", {gpu.free / _GIB:.1f} GiB free"
         lines.append(f"cuda:{i}   {gpu.name}, {gpu.memory / _GIB:.1f} GiB{free}")
-    lines += [f"         {line}" for line in _sharing()] if gpus else []
+    lines += ["", "How processes can share a GPU:", *(f"  {line}" for line in describe())] if gpus else []
     if not gpus:
         build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
         lines.append(f"no GPU   torch {torch.__version__} was built for {build} and sees none")
@@ -118,16 +119,6 @@ def find_gpus() -> list[Gpu]:
             free = None
         found.append(Gpu(properties.name, properties.total_memory, free))
     return found
-
-
-def _sharing() -> list[str]:
-    """How GPUs are shared, as far as it can be seen."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    lines = [] if visible is None else [f"CUDA_VISIBLE_DEVICES={visible}"]
-    pipe = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
-    if (pipe / "control").exists():
-        lines.append(f"MPS runs ({pipe}): processes share the GPU at the same time")
-    return lines
 
 
 def _processor() -> str:

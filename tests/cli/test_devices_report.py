@@ -24,6 +24,10 @@ def test_every_gpu_is_listed_with_its_memory() -> None:
     assert "cpu      16 cores" in text
     assert "cuda:0   Big, 80.0 GiB, 79.0 GiB free" in text
     assert "cuda:1   Small, 8.0 GiB\n" in text
+    assert "How processes can share a GPU:" in text
+    assert "green contexts" in text
+    assert "sharing=" in text
+    assert "sharing=" not in "\n".join(report(16, 8, []))
 
 
 def test_a_machine_without_a_gpu_is_told_to_use_its_cores() -> None:

@@ -48,6 +48,7 @@ SAME_LAYER = {
     ("rlstruct.device", "rlstruct.errors"),  # raises them
     ("rlstruct.functional", "rlstruct.core"),  # masked_dicttensor builds a DictTensor
     ("rlstruct.replay", "rlstruct.rl_agent"),  # replays one
+    ("rlstruct.batchers", "rlstruct.sharing"),  # starts its workers as that says
 }
 # What the design takes away from algorithms: environments and agents arrive as factories.
 ALGORITHMS_MAY_IMPORT_OF_LAYER_4 = {"rlstruct.batchers", "rlstruct.search"}

@@ -1,0 +1,18 @@
+"""How processes share a GPU: in turns, at the same time under MPS, or apart in MIG instances."""
+
+from rlstruct.errors import SharingError
+from rlstruct.sharing.daemon import Daemon, mps
+from rlstruct.sharing.machine import MigInstance, describe, mig_instances, no_green_contexts
+from rlstruct.sharing.placement import Mode, Placement
+
+__all__ = [
+    "Daemon",
+    "MigInstance",
+    "Mode",
+    "Placement",
+    "SharingError",
+    "describe",
+    "mig_instances",
+    "mps",
+    "no_green_contexts",
+]

@@ -1,0 +1,264 @@
+"""mps: a private MPS daemon for one GPU, for as long as a block runs.
+
+Without MPS the processes on a GPU take turns: while a kernel of one runs, those of the others wait, however small it
+is. Under MPS their kernels run at the same time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.errors import SharingError, warn_user
+from rlstruct.sharing import keeper
+
+PROGRAM = "nvidia-cuda-mps-control"
+MOST_CLIENTS = 48
+"""Processes that a daemon serves; 60 from CUDA 13.1 on."""
+
+_logger = logging.getLogger(__name__)
+_running: dict[str, Daemon] = {}  # by GPU
+_lock = threading.RLock()
+_MEND = "Look at what it said, or share the GPU in turns: sharing='none'."
+_ASK_SECONDS = 5.0
+_END_SECONDS = 30.0  # longer than the keeper takes at most
+
+
+class Daemon:
+    """A private MPS daemon; `mps` makes it.
+
+    Args:
+        gpu: UUID of its GPU.
+        thread_percentage: see `mps`.
+        memory_limit: likewise.
+        seconds: likewise.
+
+    Attributes:
+        gpu: UUID of its GPU.
+        folder: of its pipes and logs, for this user only; deleted when it ends.
+        limits: thread_percentage and memory_limit.
+        users: how many blocks it is for.
+    """
+
+    def __init__(self, gpu: str, thread_percentage: float | None, memory_limit: int | None, seconds: float) -> None:
+        """Start it and wait until it answers."""
+        self.gpu, self.limits, self.users = gpu, (thread_percentage, memory_limit), 0
+        program = shutil.which(PROGRAM)
+        if program is None:
+            raise SharingError(f"mps: {missing()}")
+        self._program = program
+        self._pid = os.getpid()
+        self.folder = Path(tempfile.mkdtemp(prefix="rlstruct-mps-"))  # mode 0700: the clients of one user
+        for name in ("pipe", "log"):
+            (self.folder / name).mkdir(mode=0o700)
+        others = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")}
+        self._environment = others | self.environment(thread_percentage)
+        if memory_limit is not None:
+            self._environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={memory_limit // 2**20}M"
+        self._keeper = subprocess.Popen(
+            [sys.executable, "-I", "-S", keeper.__file__, program, str(self.folder), str(self._pid)],
+            env=self._environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for the parent
+            text=True,
+        )
+        try:
+            self._begin(time.monotonic() + seconds, seconds)
+        except BaseException:
+            self.end(quiet=True)
+            raise
+
+    def environment(self, thread_percentage: float | None = None) -> dict[str, str]:
+        """Return what must be in the environment of a process before it starts, so that it becomes a client.
+
+        It sees the GPU as ``cuda:0``, and no other.
+
+        Args:
+            thread_percentage: of the GPU's threads, the most that this process gets; the daemon's own limit stays.
+        """
+        variables = {
+            "CUDA_VISIBLE_DEVICES": self.gpu,  # by UUID: an index would be counted among what the daemon sees
+            "CUDA_MPS_PIPE_DIRECTORY": str(self.folder / "pipe"),
+            "CUDA_MPS_LOG_DIRECTORY": str(self.folder / "log"),
+        }
+        if thread_percentage is not None:
+            variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{thread_percentage:g}"
+        return variables
+
+    def alive(self) -> bool:
+        """Whether it has not ended by itself."""
+        return self._keeper.poll() is None
+
+    def ask(self, command: str, seconds: float = _ASK_SECONDS) -> str:
+        """Give the daemon a command of ``nvidia-cuda-mps-control``, and return what it answers.
+
+        Args:
+            command: such as ``"get_server_list"``.
+            seconds: how long it may take; nothing is answered after that.
+        """
+        try:
+            run = subprocess.run(
+                [self._program],
+                input=f"{command}\n",
+                env=self._environment,
+                timeout=max(0.1, seconds),
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return ""
+        return run.stdout.strip() if run.returncode == 0 else ""
+
+    def end(self, *, quiet: bool = False) -> str:
+        """End the daemon with all that belongs to it, in a few seconds at most. In a forked child this does nothing.
+
+        Args:
+            quiet: do not warn if it has ended before.
+
+        Returns:
+            What it said last.
+        """
+        if os.getpid() != self._pid or self._keeper.stdin is None or self._keeper.stdin.closed:
+            return ""
+        try:
+            said, _ = self._keeper.communicate("end\n", timeout=_END_SECONDS)  # a forked child may hold the pipe open
+        except subprocess.TimeoutExpired:
+            self._keeper.kill()
+            said, _ = self._keeper.communicate()
+        if self._keeper.returncode and not quiet:
+            warn_user(
+                f"mps: the daemon of {self.gpu} had ended by itself; clients that started after that shared the GPU in "
+                f"turns. It said:\n{said}"
+            )
+        return said
+
+    def _begin(self, deadline: float, seconds: float) -> None:
+        """Wait until the daemon answers, and until its server is there: CUDA itself would wait for it without limit."""
+        self._wait("get_default_active_thread_percentage", lambda answer: answer[:1].isdigit(), deadline, seconds)
+        self.ask(f"start_server -uid {os.getuid()}", deadline - time.monotonic())
+        servers = self._wait("get_server_list", lambda answer: answer.isdigit(), deadline, seconds)
+        self._wait(f"get_server_status {servers}", lambda answer: "ACTIVE" in answer, deadline, seconds)
+        _logger.info("mps: daemon in %s serves %s", self.folder, self.gpu)
+
+    def _wait(self, command: str, good: Callable[[str], bool], deadline: float, seconds: float) -> str:
+        while not good(answer := self.ask(command, min(_ASK_SECONDS, deadline - time.monotonic()))):
+            if not self.alive():
+                raise SharingError(
+                    f"mps: the daemon for {self.gpu} ended at once. {_MEND} It said:\n{self.end(quiet=True)}"
+                )
+            if time.monotonic() >= deadline:
+                raise SharingError(
+                    f"mps: the daemon for {self.gpu} was not ready within {seconds:g} s: {command!r} was answered by "
+                    f"{answer!r}. {_MEND} It said:\n{self.end(quiet=True)}"
+                )
+            time.sleep(0.02)
+        return answer
+
+
+@contextlib.contextmanager
+def mps(
+    device: DeviceLike = "cuda:0",
+    *,
+    thread_percentage: float | None = None,
+    memory_limit: int | None = None,
+    seconds: float = 20.0,
+) -> Iterator[Daemon]:
+    """Let processes that start inside share a GPU at the same time, instead of in turns.
+
+    A private MPS daemon runs for as long as the block does, however that ends, a crash of this process included.
+    `RL_Batcher(sharing="mps")` makes one by itself, or uses that of the block around it. Other processes become clients
+    by their environment::
+
+        with mps() as daemon:
+            subprocess.run(command, env=os.environ | daemon.environment(thread_percentage=25))
+
+    This process does not: what it does on the GPU itself goes on taking turns with the clients. A second block for the
+    same GPU in this process has the same daemon.
+
+    Args:
+        device: the GPU; a device of torch, or a UUID such as ``"GPU-8a6e…"``.
+        thread_percentage: of the GPU's threads, the most that one client gets; more than 0, at most 100.
+        memory_limit: of GPU memory, the most that one client gets.  bytes, at least 2**20
+        seconds: how long the daemon may take until it answers.
+
+    Raises:
+        SharingError: MPS is not installed, or the daemon does not start; the message has what it said.
+        ValueError: no such GPU, a limit is out of range, or the daemon that runs has other limits.
+    """
+    gpu = gpu_of(device)
+    check_percentage("mps", thread_percentage)
+    if memory_limit is not None and memory_limit < 2**20:
+        raise ValueError(
+            f"mps: memory_limit is {memory_limit}, expected bytes, at least 2**20. Pass 2 * 2**30 for 2 GiB."
+        )
+    limits = (thread_percentage, memory_limit)
+    with _lock:
+        daemon = _running.get(gpu)
+        if daemon is None:
+            daemon = _running[gpu] = Daemon(gpu, thread_percentage, memory_limit, seconds)
+        elif not daemon.alive():
+            raise SharingError(f"mps: the daemon for {gpu} has ended by itself. Leave the block that started it first.")
+        elif limits not in ((None, None), daemon.limits):
+            raise ValueError(
+                f"mps: (thread_percentage, memory_limit) is {limits}, but a block of this process has a daemon for "
+                f"{gpu} with {daemon.limits}. Pass the same, or none."
+            )
+        daemon.users += 1
+    try:
+        yield daemon
+    finally:
+        with _lock:
+            daemon.users -= 1
+            if not daemon.users:
+                del _running[gpu]
+                daemon.end()
+
+
+def gpu_of(device: DeviceLike) -> str:
+    """Return the UUID of a GPU.
+
+    Args:
+        device: of torch; a UUID is returned as it is.
+
+    Raises:
+        ValueError: it does not exist, or is no GPU.
+    """
+    if isinstance(device, str) and device.startswith(("GPU-", "MIG-")):
+        return device
+    resolved = resolve_device(device)
+    if resolved.type != "cuda":
+        raise ValueError(f"mps: the device is {resolved}, expected a CUDA device. Nothing else is shared by MPS.")
+    return f"GPU-{torch.cuda.get_device_properties(resolved).uuid}"
+
+
+def check_percentage(where: str, thread_percentage: float | None) -> None:
+    """Raise ValueError unless this is None or a share of a GPU's threads."""
+    if thread_percentage is not None and not 0 < thread_percentage <= 100:
+        raise ValueError(
+            f"{where}: thread_percentage is {thread_percentage!r}, expected more than 0 and at most 100. "
+            "Pass 25 to give each process a quarter of the GPU at most."
+        )
+
+
+def missing() -> str:
+    """Say why MPS cannot be had, "" if its program is here."""
+    if shutil.which(PROGRAM):
+        return ""
+    return (
+        f"there is no program {PROGRAM} on the PATH. It comes with NVIDIA's driver for Linux (in Debian and Ubuntu, "
+        "package nvidia-compute-utils): install that, or pass sharing='none'."
+    )
