@@ -41,7 +41,7 @@ _NAMES = {
     "vec_env": ("DeviceEnv", "Stepped", "VecEnv"),
 }
 _PLACES = {name: module for module, names in _NAMES.items() for name in names}
-_MODULES = ("core", "device", "errors", "functional", "profile", "replay", "rl_agent", "vec_env")
+_MODULES = ("core", "device", "errors", "functional", "profiling", "replay", "rl_agent", "vec_env")
 _FOLDERS = ("batchers", "envs", "agents", "algos", "sims", "testing", "adapters", "sharing")  # imported by name only
 
 

@@ -18,7 +18,7 @@ def test_every_name_is_what_its_module_has_and_what_type_checkers_see() -> None:
     tree = ast.parse(pathlib.Path(rlstruct.__file__).read_text())
     seen = next(node.body for node in tree.body if isinstance(node, ast.If))
     imported = {alias.name: node.module for node in seen if isinstance(node, ast.ImportFrom) for alias in node.names}
-    modules = {"core", "device", "errors", "functional", "profile", "replay", "rl_agent", "vec_env"}
+    modules = {"core", "device", "errors", "functional", "profiling", "replay", "rl_agent", "vec_env"}
     assert {name for name in dir(rlstruct) if not name.startswith("_")} == imported.keys() | modules
     for name, module in imported.items():
         assert module is not None
@@ -43,6 +43,7 @@ def test_what_there_is_not_is_no_attribute() -> None:
         ("TensorEnv", "sims"),
         ("check_vec_env", "testing"),
         ("TorchVectorEnv", "adapters"),
+        ("mps", "sharing"),
     ],
 )
 def test_names_of_other_packages_say_where_they_live(name: str, place: str) -> None:
