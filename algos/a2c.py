@@ -14,11 +14,20 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.learner import CreateAgent, GradientLearner, judge_actions, mean_terms, replay_with_next_values
+from rlstruct.algos.learner import (
+    CreateAgent,
+    GradientLearner,
+    batch_of,
+    judge_actions,
+    mean_terms,
+    replay_with_next_values,
+    tensors_of,
+)
 from rlstruct.algos.placement import CreateEnv
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import CreateModel, TrainingResult, run_training
 from rlstruct.core import TemporalDictTensor, Trajectories
+from rlstruct.engine.compiled import Tensors
 from rlstruct.functional.advantages import VTrace, generalized_advantage, vtrace
 from rlstruct.functional.policy_gradient import entropy_loss, policy_gradient_loss, value_loss
 from rlstruct.functional.statistics import whiten
@@ -158,29 +167,24 @@ class Learner(GradientLearner):
         super().__init__(model, agent, config)
         self.config, self.overlap = config, config.overlap
 
-    def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
+    def gradient_steps(self, batch: Trajectories) -> dict[str, Tensor]:
         """Take ``n_updates * n_minibatches`` gradient steps.
 
         Args:
-            trajectories: the next steps of every environment, on any device.  [B, T]
-            fraction_done: see `rlstruct.algos.learner.Learner.update`.
+            batch: the next steps of every environment, on the learner's device.  [B, T]
 
         Returns:
-            Detached means over these steps, on the learner's device: the terms of `losses`, and the
-            ``gradient_norm``.  [] each
+            Detached means over these steps: the terms of `losses`, and the ``gradient_norm``.  [] each
         """
-        trajectories = self.learn_from(trajectories)
-        minibatches = _minibatches(trajectories, self.config.n_minibatches)
-        terms = [self._learn(one, fraction_done) for _ in range(self.config.n_updates) for one in minibatches]
-        self.see_frames(trajectories)
-        return mean_terms(terms)
+        minibatches = [tensors_of(one) for one in _minibatches(batch, self.config.n_minibatches)]
+        taken = [self.descend(*self.gradient(one)) for _ in range(self.config.n_updates) for one in minibatches]
+        return mean_terms(taken)
 
-    def _learn(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
-        """Take one gradient step on trajectories [B, T] on the learner's device."""
+    def terms(self, *given: Tensors) -> dict[str, Tensor]:
+        """Replay the agent over the trajectories [B, T] given, and compute `losses`."""
+        trajectories = batch_of(*given)
         replayed, next_value = replay_with_next_values(self.agent, trajectories)
-        terms = losses(replayed, trajectories, next_value, self.config)
-        terms |= self.descend(terms["loss"], fraction_done)
-        return {name: term.detach() for name, term in terms.items()}
+        return losses(replayed, trajectories, next_value, self.config)
 
 
 def _minibatches(trajectories: Trajectories, n: int) -> list[Trajectories]:

@@ -13,7 +13,8 @@ AnyConfig = TypeVar("AnyConfig", bound="TrainingConfig")
 
 # What may change when a training is resumed: how long, how it is watched, and where it computes.
 _MAY_CHANGE = {
-    *("n_env_steps", "target_return", "log_interval", "checkpoint_interval", "compile_agent"),
+    *("n_env_steps", "target_return", "log_interval", "checkpoint_interval"),
+    *("compile_agent", "compile_update", "graph"),
     *("evaluation_interval", "evaluation_step_limit", "learner_device", "batcher_device", "evaluation_device"),
 }
 _COUNTS = (
@@ -38,6 +39,9 @@ class TrainingConfig:
         n_processes: worker processes that collect; 0 collects in this one.
         compile_agent: let TorchInductor compile what the agent does in a step of collection, see RL_Batcher. It pays
             with few environments and small networks on the CPU; the first batch then takes a few seconds longer.
+        compile_update: let TorchInductor compile the gradients of an update, if the agent promises to be
+            `RL_Agent.pure`; equal to rounding. The first update then takes some ten seconds longer.
+        graph: on CUDA, record whole updates of A2C and PPO as one graph, if the agent promises to be pure.
         discount: per-step factor of the return, in [0, 1].
         reward_scale: factor of every reward that the learner sees. Values around 1 to 10 are learnt fastest. The
             network's values are in this unit, logged returns and evaluations are not.
@@ -69,6 +73,8 @@ class TrainingConfig:
     n_envs: int = 8
     n_processes: int = 2
     compile_agent: bool = False
+    compile_update: bool = False
+    graph: bool = True
     discount: float = 0.99
     reward_scale: float = 1.0
     learning_rate: float = 0.01

@@ -25,6 +25,7 @@ from rlstruct.algos.replay_buffer import ReplayBuffer, least_capacity
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import CreateModel, TrainingResult, run_training
 from rlstruct.core import DictTensor, Trajectories
+from rlstruct.engine.compiled import Tensors
 from rlstruct.functional.q_learning import double_q_value, q_loss, td_target
 from rlstruct.functional.schedules import epsilon_ladder, linear_schedule
 from rlstruct.profiling import operation
@@ -218,15 +219,18 @@ class Learner(GradientLearner):
         if self.statistics is not None:
             batch = batch.get(batch.keys())
             batch.set("reward", self.statistics.scale_rewards(batch["reward"]))
-        terms = losses(self.agent, self.target_agent, batch, config)
-        norms = self.descend(terms["loss"], fraction_done)
+        self.anneal(fraction_done)
+        terms = self.descend(*self.gradient(dict(batch.items())))
         if isinstance(buffer, PrioritisedReplayBuffer):
             buffer.update_priorities(batch["index"].to(buffer.device), terms["error"].to(buffer.device))
         self._average.follow(config.average_rate)
         if self.policy_version % config.target_update_interval == 0:
             self._target.follow(config.target_update_rate)
-        means = {"value": terms["value"].mean(), "error": terms["error"].abs().mean()}
-        return {"loss": terms["loss"].detach(), **means, **norms}
+        return {**terms, "value": terms["value"].mean(), "error": terms["error"].abs().mean()}
+
+    def terms(self, *given: Tensors) -> dict[str, Tensor]:
+        """Compute `losses` of the sampled batch given."""
+        return losses(self.agent, self.target_agent, DictTensor(*given), self.config)
 
     def agent_info(self, fraction_done: float, n_envs: int) -> DictTensor:
         """Return the ``epsilon`` of each environment.  [B] float32 on the CPU."""

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.program import Program
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import resolve_device
+from rlstruct.engine.compiled import Tensors
 from rlstruct.functional import categorical, gaussian
 from rlstruct.functional.schedules import linear_schedule
 from rlstruct.profiling import operation
@@ -84,13 +86,14 @@ class KeepsStatistics(Protocol):
 class GradientLearner(ABC):
     """One network and one optimiser.
 
+    An update runs as it is, with its gradients compiled, or as one recorded graph, with equal results: see `Program`.
     As soon as a loss or gradient norm is not finite, the optimiser stops changing the weights, without a wait for the
     device, so that the weights that led there can still be saved later. (Where torch has a fused Adam: CPU and CUDA.)
 
     Args:
         model: on the learner's device.
         agent: acts with this very model, so that gradients reach it.
-        config: its learning rate, gradient norm and device.
+        config: its learning rate, gradient norm, device, and how updates run.
 
     Attributes:
         model: as given.
@@ -98,6 +101,7 @@ class GradientLearner(ABC):
         device: where the losses are computed.
         optimizer: Adam (Kingma and Ba, ICLR 2015).
         policy_version: the number of gradient steps so far.
+        version_now: the same when the update began, for what a graph computes.  [] int64 on the device
         statistics: the network, if it keeps some of what it learns from; else None.
         batches: see `Learner`, as are ``whole_episodes`` and ``overlap``.
     """
@@ -111,15 +115,23 @@ class GradientLearner(ABC):
         self.agent = agent
         self.device = resolve_device(config.learner_device)
         # One kernel for all weights, where torch has one: the calls are what an update of a small network costs.
-        fused = self.device.type in ("cpu", "cuda")
+        fused, on_cpu = self.device.type in ("cpu", "cuda"), self.device.type == "cpu"
         self.optimizer = torch.optim.Adam(
-            model.parameters(), lr=config.learning_rate, eps=config.adam_epsilon, fused=fused
+            model.parameters(), lr=config.learning_rate, eps=config.adam_epsilon, fused=fused, capturable=not on_cpu
         )
         self.policy_version = 0
+        self.version_now = torch.zeros((), dtype=torch.int64, device=self.device)
         self.batches: list[Trajectories | DictTensor] = []
         self._finite = torch.ones((), dtype=torch.bool, device=self.device) if fused else None
-        self._weights = list(model.parameters())
+        self._weights = [weight for weight in model.parameters() if weight.requires_grad]
         self._training = config
+        # A graph would freeze a number.
+        self._rate = None if on_cpu else torch.zeros((), dtype=torch.float32, device=self.device)
+        self._first = self._n_steps = 0  # policy_version before the update, and its gradient steps
+        fixed = not self.whole_episodes  # else every batch has another shape
+        self._program = Program(
+            self._step, agent, self.device, compiled=fixed and config.compile_update, graph=fixed and config.graph
+        )
         self.statistics = model if isinstance(model, KeepsStatistics) else None
         self._open_return: Tensor | None = None  # [B], where the statistics want it
 
@@ -129,8 +141,39 @@ class GradientLearner(ABC):
         return cls(model, create_agent(model, device=config.learner_device, stochastic=True, copy_model=False), config)
 
     @abstractmethod
+    def terms(self, *given: Tensors) -> dict[str, Tensor]:
+        """Compute the ``loss`` of a gradient step and its terms: a pure function of tensors and the weights."""
+
+    def gradient_steps(self, batch: Trajectories) -> dict[str, Tensor]:
+        """Take the gradient steps of an update, by default a single one on the whole batch.
+
+        It may be recorded: nothing may depend on what the host counts, `policy_version` included.
+
+        Args:
+            batch: on the learner's device.  [B, T]
+
+        Returns:
+            Detached numbers, see `Learner.update`.
+        """
+        return self.descend(*self.gradient(tensors_of(batch)))
+
     def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
         """Learn from one batch; see `Learner.update`."""
+        batch = self.learn_from(trajectories)
+        self.anneal(fraction_done)
+        self._first = self.policy_version
+        self.version_now.fill_(self._first)
+        terms = self._program(tensors_of(batch))
+        self.policy_version = self._first + self._n_steps
+        self.see_frames(batch)
+        return terms
+
+    def _step(self, carry: Tensors, batch: Tensors) -> tuple[Tensors, Tensors]:
+        """An update as a step of `rlstruct.engine`; what Python counts here, a replay leaves alone."""
+        self.policy_version = self._first
+        terms = self.gradient_steps(batch_of(batch))
+        self._n_steps = self.policy_version - self._first
+        return carry, terms
 
     def agent_info(self, fraction_done: float, n_envs: int) -> DictTensor:
         """Return nothing: these agents need no ``agent_info``."""
@@ -155,36 +198,63 @@ class GradientLearner(ABC):
         if self.statistics is not None:
             self.statistics.see_frames(trajectories.trajectories["observation/frame"], trajectories.mask())
 
+    def anneal(self, fraction_done: float) -> None:
+        """Set the learning rate for what is done in [0, 1] of the training."""
+        config = self._training
+        last = config.learning_rate * config.final_learning_rate_fraction
+        rate: float | Tensor = linear_schedule(fraction_done, config.learning_rate, last)
+        if self._rate is not None:
+            rate = self._rate.fill_(rate)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def gradient(self, *given: Tensors) -> Sequence[Tensors]:
+        """Differentiate the ``loss`` among `terms`, compiled where that is asked for.
+
+        Args:
+            given: what `terms` is called with.
+
+        Returns:
+            The terms, detached, with ``gradient_norm`` [] if there is a bound; and the gradient of each weight by its
+            number, scaled down to the bound. Weights that the loss does not depend on have none.
+        """
+        return self._program.part(self._gradient, *given)
+
+    def _gradient(self, *given: Tensors) -> tuple[Tensors, Tensors]:
+        with torch.enable_grad():
+            terms = self.terms(*given)
+            with operation("backward"):
+                found = torch.autograd.grad(terms["loss"], self._weights, allow_unused=True)
+        gradient = {str(i): one for i, one in enumerate(found) if one is not None}
+        terms = {name: term.detach() for name, term in terms.items()}
+        if (bound := self._training.max_gradient_norm) is not None:
+            norm = terms["gradient_norm"] = nn.utils.get_total_norm(list(gradient.values()))
+            scale = (bound / (norm + 1e-6)).clamp(max=1.0)  # as nn.utils.clip_grad_norm_
+            gradient = {i: one * scale for i, one in gradient.items()}
+        return terms, gradient
+
     @operation("optimiser")
-    def descend(self, loss: Tensor, fraction_done: float, unless: Tensor | None = None) -> dict[str, Tensor]:
+    def descend(self, terms: Tensors, gradient: Tensors, unless: Tensor | None = None) -> Tensors:
         """Take a gradient step.
 
         Args:
-            loss: what to make smaller.  []
-            fraction_done: how much of the training is over, in [0, 1]; the learning rate falls with it.
+            terms: what `gradient` returned, as is ``gradient``.
+            gradient: by number of the weight.
             unless: leave the weights alone if this is true, without a wait for the device. Needs a fused Adam.  [] bool
 
         Returns:
-            ``gradient_norm`` before it was scaled down, if there is a bound.  []
+            The terms.
         """
-        config = self._training
-        last = config.learning_rate * config.final_learning_rate_fraction
-        for group in self.optimizer.param_groups:
-            group["lr"] = linear_schedule(fraction_done, config.learning_rate, last)
-        self.optimizer.zero_grad(set_to_none=True)
-        with operation("backward"):
-            loss.backward()  # type: ignore[no-untyped-call]
-        norms = {}
-        if config.max_gradient_norm is not None:
-            norms["gradient_norm"] = nn.utils.clip_grad_norm_(self._weights, config.max_gradient_norm)
+        for i, weight in enumerate(self._weights):
+            weight.grad = gradient.get(str(i))
         if self._finite is not None:
-            self._finite = self._finite & torch.isfinite(norms.get("gradient_norm", loss.detach()))
+            self._finite &= torch.isfinite(terms.get("gradient_norm", terms["loss"]))
             # torch.amp.GradScaler sets the same attribute: the kernel of a fused optimiser then writes nothing.
             held = ~self._finite if unless is None else ~self._finite | unless
             self.optimizer.found_inf = held.to(torch.float32)  # type: ignore[attr-defined]
         self.optimizer.step()
         self.policy_version += 1
-        return norms
+        return terms
 
     def state_dict(self) -> dict[str, object]:
         """Return what a checkpoint needs: model, optimiser, configuration, number of gradient steps."""
@@ -204,8 +274,25 @@ class GradientLearner(ABC):
         """
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        for group in self.optimizer.param_groups:
+            group["capturable"] = self._rate is not None  # it may have been written on another device
+        self._program.forget()
         self.policy_version = int(state["policy_version"])
         self._open_return = None if (sums := state["open_return"]) is None else sums.to(self.device, copy=True)
+
+
+def tensors_of(batch: Trajectories) -> Tensors:
+    """Take a batch apart, for a program of `rlstruct.engine`; the memory is shared.  [B, ...] each."""
+    info = {f"info/{key}": tensor for key, tensor in batch.info.items()}
+    steps = {f"steps/{key}": tensor for key, tensor in batch.trajectories.items()}
+    return {**info, **steps, "lengths": batch.lengths}
+
+
+def batch_of(tensors: Tensors) -> Trajectories:
+    """Put a batch together that `tensors_of` took apart."""
+    info = {key[len("info/") :]: tensor for key, tensor in tensors.items() if key.startswith("info/")}
+    steps = {key[len("steps/") :]: tensor for key, tensor in tensors.items() if key.startswith("steps/")}
+    return Trajectories._trusted(DictTensor._trusted(info), TemporalDictTensor._trusted(steps, tensors["lengths"]))
 
 
 def mean_terms(steps: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -6,18 +6,27 @@ proximal policy optimization" (ICLR blog track, 2022), which docs/algorithms/ppo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.learner import CreateAgent, GradientLearner, judge_actions, mean_terms, replay_with_next_values
+from rlstruct.algos.learner import (
+    CreateAgent,
+    GradientLearner,
+    batch_of,
+    judge_actions,
+    mean_terms,
+    replay_with_next_values,
+    tensors_of,
+)
 from rlstruct.algos.placement import CreateEnv
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import CreateModel, TrainingResult, run_training
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.engine.compiled import Tensors
 from rlstruct.functional import random
 from rlstruct.functional.advantages import generalized_advantage
 from rlstruct.functional.policy_gradient import clipped_surrogate_loss, clipped_value_loss, entropy_loss, value_loss
@@ -149,32 +158,38 @@ class Learner(GradientLearner):
         self.config = config
         self._seed = torch.full((1,), config.seed, dtype=torch.int64, device=self.device)
 
-    def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
+    def gradient_steps(self, batch: Trajectories) -> dict[str, Tensor]:
         """Take ``n_epochs * n_minibatches`` gradient steps; skipped ones count in ``policy_version``, too.
 
         Args:
-            trajectories: the next steps of every environment, on any device.  [B, T]
-            fraction_done: see `rlstruct.algos.learner.Learner.update`.
+            batch: the next steps of every environment, on the learner's device.  [B, T]
 
         Returns:
-            Detached numbers on the learner's device: the means of the terms of `losses` and of ``gradient_norm`` over
-            these steps, and what `prepare` returns; with a target_kl also ``skipped``, the share of steps that were not
-            taken.  [] each
+            Detached numbers: the means of the terms of `losses` and of ``gradient_norm`` over these steps, and what
+            `prepare` returns; with a target_kl also ``skipped``, the share of steps that were not taken.  [] each
         """
-        trajectories = self.learn_from(trajectories)
-        batch, judged = self.prepare(trajectories)
-        stopped = None if self.config.target_kl is None else torch.zeros_like(judged["ratio_error"], dtype=torch.bool)
+        config = self.config
+        prepared, judged = self._program.part(self._prepare, tensors_of(batch))
+        stopped = None if config.target_kl is None else torch.zeros_like(judged["ratio_error"], dtype=torch.bool)
         taken = []
-        for _ in range(self.config.n_epochs):
-            for minibatch in self.shuffled(batch):
-                terms = losses(replay_agent(self.agent, minibatch), minibatch, self.config)
-                if stopped is not None and self.config.target_kl is not None:
-                    stopped = stopped | (terms["approximate_kl"] > self.config.target_kl)
+        for epoch in range(config.n_epochs):
+            for rows in self.shuffled(len(prepared["lengths"]), epoch):
+                terms, gradient = self.gradient(prepared, {"rows": rows})
+                if stopped is not None and config.target_kl is not None:
+                    stopped = stopped | (terms["approximate_kl"] > config.target_kl)
                     terms["skipped"] = stopped.to(terms["loss"].dtype)
-                terms |= self.descend(terms["loss"], fraction_done, unless=stopped)
-                taken.append({name: term.detach() for name, term in terms.items()})
-        self.see_frames(trajectories)
+                taken.append(self.descend(terms, gradient, unless=stopped))
         return {**mean_terms(taken), **judged}
+
+    def terms(self, *given: Tensors) -> dict[str, Tensor]:
+        """Replay the agent over some ``rows`` of what was prepared, and compute `losses`."""
+        prepared, chosen = given
+        minibatch = batch_of(prepared).index(chosen["rows"])
+        return losses(replay_agent(self.agent, minibatch), minibatch, self.config)
+
+    def _prepare(self, batch: Tensors) -> tuple[Tensors, Tensors]:
+        prepared, judged = self.prepare(batch_of(batch))
+        return tensors_of(prepared), judged
 
     @operation("loss")
     @torch.no_grad()
@@ -216,29 +231,29 @@ class Learner(GradientLearner):
         keeps_state = any(key.startswith("agent_state/") for key in trajectories.info.keys())
         return (batch if keeps_state else _single_steps(batch)), judged
 
-    def shuffled(self, batch: Trajectories) -> Iterator[Trajectories]:
-        """Yield the minibatches of an epoch: every row once, in an order that the seed and the step number decide.
+    def shuffled(self, n_rows: int, epoch: int) -> tuple[Tensor, ...]:
+        """Split the rows into the minibatches of an epoch: every row once, in an order of this seed and gradient step.
 
         Args:
-            batch: from `prepare`.  [N, T]
+            n_rows: N.
+            epoch: number of the epoch in this update.
 
         Returns:
-            Rows of almost equal number, in new memory.  [N / n_minibatches, T] each
+            Row numbers; the minibatches are of almost equal size.  [N / n_minibatches] int64 each
 
         Raises:
             ValueError: there are fewer rows than minibatches.
         """
-        rows, n = batch.n_elems(), self.config.n_minibatches
-        if rows < n:
+        n = self.config.n_minibatches
+        if n_rows < n:
             raise ValueError(
-                f"PPOConfig: n_minibatches is {n}, expected at most {rows}, one for each environment: an agent with a "
-                "state learns from whole rows."
+                f"PPOConfig: n_minibatches is {n}, expected at most {n_rows}, one for each environment: an agent with "
+                "a state learns from whole rows."
             )
         # Keys from a counter: the same order on all devices, and after a resume.
-        lanes = torch.arange(rows, device=self.device, dtype=torch.int64)
-        order = random.step_keys(self._seed, self.policy_version, lanes).squeeze(1).argsort()
-        for k in range(n):
-            yield batch.index(order[rows * k // n : rows * (k + 1) // n])
+        lanes = torch.arange(n_rows, device=self.device, dtype=torch.int64)
+        order = random.step_keys(self._seed, self.version_now + epoch * n, lanes).squeeze(1).argsort()
+        return order.split([n_rows * (k + 1) // n - n_rows * k // n for k in range(n)])
 
 
 def _variance(values: Tensor, mask: Tensor) -> Tensor:

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.learner import CreateAgent, GradientLearner, judge_actions, replay_with_next_values
+from rlstruct.algos.learner import CreateAgent, GradientLearner, batch_of, judge_actions, replay_with_next_values
 from rlstruct.algos.placement import CreateEnv
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import CreateModel, TrainingResult, run_training
 from rlstruct.core import TemporalDictTensor, Trajectories
+from rlstruct.engine.compiled import Tensors
 from rlstruct.functional.policy_gradient import entropy_loss, policy_gradient_loss, value_loss
 from rlstruct.functional.returns import bootstrapped_return
 from rlstruct.functional.statistics import whiten
@@ -116,19 +117,21 @@ class Learner(GradientLearner):
             Detached numbers on the learner's device: the terms of `losses`, the mean ``return`` and ``length`` of the
             rows.  [] each
         """
+        terms = super().update(trajectories, fraction_done)
         steps = trajectories.to(self.device).trajectories
-        trajectories = self.learn_from(trajectories)
+        terms["return"] = torch.where(steps.mask(), steps["_observation/reward"], 0.0).sum(dim=1).mean()
+        terms["length"] = steps.lengths.to(terms["loss"].dtype).mean()
+        return terms
+
+    def terms(self, *given: Tensors) -> dict[str, Tensor]:
+        """Replay the agent over the trajectories [B, T] given, and compute `losses`."""
+        trajectories = batch_of(*given)
         if self.config.bootstrap:
             replayed, next_value = replay_with_next_values(self.agent, trajectories)
         else:
             replayed = replay_agent(self.agent, trajectories)
             next_value = torch.zeros_like(replayed["value"])
-        terms = losses(replayed, trajectories, next_value, self.config)
-        terms |= self.descend(terms["loss"], fraction_done)
-        self.see_frames(trajectories)
-        terms["return"] = torch.where(steps.mask(), steps["_observation/reward"], 0.0).sum(dim=1).mean()
-        terms["length"] = steps.lengths.to(next_value.dtype).mean()
-        return {name: term.detach() for name, term in terms.items()}
+        return losses(replayed, trajectories, next_value, self.config)
 
 
 def train(

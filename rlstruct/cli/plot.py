@@ -17,7 +17,14 @@ from rlstruct.cli.record import ForeignRun, RunRecord, load
 
 # Settings that change where things are computed, or how closely one looks, but not what is learnt.
 _IGNORED = {"seed", "learner_device", "batcher_device", "replay_device", "evaluation_processes", "log_interval"}
-_IGNORED |= {"replay_pinned", "compile_agent", "checkpoint_interval", "evaluation_step_limit"}
+_IGNORED |= {
+    "replay_pinned",
+    "compile_agent",
+    "compile_update",
+    "graph",
+    "checkpoint_interval",
+    "evaluation_step_limit",
+}
 _IGNORED |= {"evaluation_device", "evaluation_episodes", "evaluation_interval", "evaluation_timesteps"}
 
 _TIME_BEHIND = re.compile(r"-\d{8}-\d{6}(-\d+)?$")  # of the name of a folder

@@ -54,8 +54,9 @@ def episode_ends(done: Tensor, mask: Tensor) -> Tensor:
     """
     same_shape("episode_ends", temporal=True, done=done, mask=mask)
     real = mask.bool()
-    follows = torch.nn.functional.pad(real[:, 1:], (0, 1))  # False after the last column
-    return real & (done.bool() | ~follows)
+    # 0 after the last column. Not a bool: torch 2.13 compiles a padded mask to C++ that no compiler takes.
+    follows = torch.nn.functional.pad(real[:, 1:].to(torch.float32), (0, 1))
+    return real & (done.bool() | (follows == 0.0))
 
 
 def discounted_sum(reward: Tensor, done: Tensor, mask: Tensor, discount: float, before: Tensor | None) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from fake_agents import RngAgent
 from fake_envs import CountingEnv
 from resume_tasks import config_of, create_network, create_sim, train
+from torch import Tensor
 
 from rlstruct import DictTensor
 from rlstruct.agents import ActorCriticAgent
@@ -142,21 +144,31 @@ def test_episodes_longer_than_a_batch_of_reinforce_are_named_once() -> None:
     assert len(seen) == 1
 
 
+class Stepping(a2c.Learner):
+    """Takes gradient steps on whatever loss of the network's outputs it is given."""
+
+    def step(self, loss: Callable[[Tensor, Tensor], Tensor]) -> dict[str, Tensor]:
+        self.loss = loss
+        return self.descend(*self.gradient({"frame": torch.ones(8, 4)}))
+
+    def terms(self, *given: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"loss": self.loss(*self.model(given[0]["frame"]))}
+
+
 def test_the_optimiser_goes_on_as_before_while_all_is_finite() -> None:
     torch.manual_seed(0)
     model = create_network()
     agent = ActorCriticAgent(model, device="cpu", stochastic=True, copy_model=False)
-    learner = a2c.Learner(model, agent, a2c.A2CConfig(max_gradient_norm=0.5))
-    frame = torch.randn(8, 4)
-    policy, value = model(frame)
-    learner.descend(policy.square().mean() + value.square().mean(), 0.0)
+    learner = Stepping(model, agent, a2c.A2CConfig(max_gradient_norm=0.5))
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    learner.step(lambda policy, value: policy.square().mean() + value.square().mean())
     moved = {name: weight.clone() for name, weight in model.state_dict().items()}
-    policy, value = model(frame)
+    assert not any(torch.equal(weight, before[name]) for name, weight in moved.items())
     # A finite loss with a gradient of 0 * inf: the norm of the gradients tells.
-    terms = learner.descend((value * 0.0).clamp(min=0.0).sqrt().mean(), 0.0)
+    terms = learner.step(lambda policy, value: (value * 0.0).clamp(min=0.0).sqrt().mean())
+    assert terms["loss"].isfinite()
     assert terms["gradient_norm"].isnan()
     for _ in range(2):  # and later good losses change nothing any more
-        policy, value = model(frame)
-        learner.descend(value.mean(), 0.0)
+        learner.step(lambda policy, value: value.mean())
     for name, weight in model.state_dict().items():
         assert torch.equal(weight, moved[name]), name

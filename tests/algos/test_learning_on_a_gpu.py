@@ -47,6 +47,23 @@ def test_every_algorithm_learns_there_as_on_the_cpu(name: str, monkeypatch: pyte
     assert there.before.returns == pytest.approx(here.before.returns, abs=3.0)
 
 
+@pytest.mark.parametrize("name", [name for name in TASKS if name.startswith(("a2c", "ppo"))])
+def test_a_recorded_update_is_the_update_bit_by_bit(name: str) -> None:
+    settings = {**ON_GPU, "n_env_steps": 500}
+    recorded = train(name, None, create_sim, **settings)
+    plain = train(name, None, create_sim, graph=False, **settings)
+    assert recorded.losses == plain.losses
+    for one, other in zip(recorded.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_an_update_that_stops_early_is_recorded_too() -> None:
+    settings = {**ON_GPU, "n_env_steps": 500, "target_kl": 1e-4, "learning_rate": 0.01}
+    recorded, plain = (train("ppo", None, create_sim, graph=graph, **settings) for graph in (True, False))
+    assert 0.0 < recorded.losses["skipped"][-1] < 1.0
+    assert recorded.losses == plain.losses
+
+
 @pytest.mark.parametrize("replay_device", ["cpu", DEVICE])
 def test_replay_memory_stays_where_it_is_put(replay_device: str) -> None:
     changes = {**ON_GPU, "replay_device": replay_device, "n_env_steps": 400}

@@ -298,14 +298,17 @@ def test_padding_changes_nothing() -> None:
 def test_an_epoch_has_every_row_once_in_an_order_of_its_own(kind: str) -> None:
     learner = create_learner(kind)
     batch, _ = learner.prepare(collect(kind, learner))
-    orders = []
-    for _ in range(2):
-        drawn = torch.cat([one.trajectories["observation/rng"][:, 0] for one in learner.shuffled(batch)])
-        orders.append(drawn.tolist())
-        learner.policy_version += SMALL.n_minibatches
+    rows = batch.n_elems()
+    orders = [
+        torch.cat([batch.index(one).trajectories["observation/rng"][:, 0] for one in learner.shuffled(rows, epoch)])
+        for epoch in range(2)
+    ]
+    learner.version_now += SMALL.n_minibatches
+    assert torch.equal(torch.cat(learner.shuffled(rows, 0)), torch.cat(create_learner(kind).shuffled(rows, 1)))
     every = batch.trajectories["observation/rng"][:, 0].tolist()
-    assert sorted(orders[0]) == sorted(orders[1]) == sorted(every)
-    assert len({tuple(orders[0]), tuple(orders[1]), tuple(every)}) == 3
+    drawn = [order.tolist() for order in orders]
+    assert sorted(drawn[0]) == sorted(drawn[1]) == sorted(every)
+    assert len({tuple(drawn[0]), tuple(drawn[1]), tuple(every)}) == 3
 
 
 def test_a_policy_that_moved_too_far_takes_no_more_steps_and_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,9 +321,9 @@ def test_a_policy_that_moved_too_far_takes_no_more_steps_and_nothing_waits(monke
         monkeypatch.setattr(learner.optimizer, "step", allow_host_sync()(learner.optimizer.step))
     descend = free.descend
 
-    def watched(loss: Tensor, fraction_done: float, unless: Tensor | None = None) -> dict[str, Tensor]:
+    def watched(*given: Any, unless: Tensor | None = None) -> dict[str, Tensor]:
         weights.append([weight.detach().clone() for weight in free.model.parameters()])
-        return descend(loss, fraction_done, unless)
+        return descend(*given, unless=unless)
 
     losses = ppo.losses
 
@@ -349,9 +352,8 @@ def test_a_policy_that_moved_too_far_takes_no_more_steps_and_nothing_waits(monke
 
 def test_what_cannot_be_is_refused() -> None:
     learner = create_learner("recurrent")
-    rows = collect("recurrent", learner).slice(0, 3)
     with pytest.raises(ValueError, match="n_minibatches is 4, expected at most 3, one for each environment: an agent"):
-        next(learner.shuffled(rows))
+        learner.shuffled(3, 0)
     config = dataclasses.replace(SMALL, target_kl=0.01, learner_device="sim:0")
     model = ActorCritic(4, 3).to("sim:0")
     with pytest.raises(ValueError, match=r"target_kl is 0\.01 and learner_device sim:0, expected .* cpu or cuda"):

@@ -1,0 +1,211 @@
+"""Updates as they are, compiled, and as one recorded graph: the same weights; and who may not be recorded."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from resume_tasks import create_network, create_sim
+from torch import Tensor, nn
+
+from rlstruct import Trajectories, agents
+from rlstruct.agents import ActorCriticAgent
+from rlstruct.algos import GradientLearner, a2c, dqn, ppo
+from rlstruct.batchers import RL_Batcher
+from rlstruct.engine.promise import PurityError
+from rlstruct.testing import _sim_graph, sim_device
+
+SIM = "sim:0"
+SMALL: dict[str, Any] = {"n_timesteps": 6, "n_envs": 4, "n_env_steps": 1000}
+PPO = ppo.PPOConfig(**SMALL, n_epochs=2, n_minibatches=2)
+A2C = a2c.A2CConfig(**SMALL, n_updates=2, n_minibatches=2, vtrace=True, max_gradient_norm=None)
+Kind = tuple[type[GradientLearner], Any, Callable[[], nn.Module], Any]
+KINDS: dict[str, Kind] = {
+    "ppo": (ppo.Learner, PPO, create_network, ActorCriticAgent),
+    "ppo, uneven minibatches": (
+        ppo.Learner,
+        dataclasses.replace(PPO, n_minibatches=5, value_clip=None, max_gradient_norm=None),
+        create_network,
+        ActorCriticAgent,
+    ),
+    "ppo, recurrent": (
+        ppo.Learner, PPO, lambda: agents.RecurrentActorCritic(4, 2, n_hidden=8), agents.RecurrentAgent
+    ),
+    "ppo, normalised": (
+        ppo.Learner, PPO, lambda: agents.Normalised(create_network(), (4,), discount=0.99), ActorCriticAgent
+    ),
+    "a2c": (a2c.Learner, A2C, create_network, ActorCriticAgent),
+}  # fmt: skip
+
+
+def create_learner(kind: str, device: str = "cpu", **changes: Any) -> GradientLearner:
+    learner, config, create_model, create_agent = KINDS[kind]
+    torch.manual_seed(3)
+    model = create_model().to(device)
+    return learner.create(model, create_agent, dataclasses.replace(config, learner_device=device, **changes))
+
+
+def collect(kind: str, n_batches: int) -> list[Trajectories]:
+    """Batches of an agent with first weights, so that ratios differ from 1 later on."""
+    _, _, create_model, create_agent = KINDS[kind]
+    torch.manual_seed(3)
+    args = {"model": create_model()}
+    with RL_Batcher(6, create_agent, create_sim, agent_args=args, env_args={"n_envs": 4}, seed=1) as batcher:
+        batcher.reset()
+        batches = []
+        for _ in range(n_batches):
+            batcher.execute()
+            batches.append(batcher.get()[0])
+    return batches
+
+
+def learn(learner: GradientLearner, batches: list[Trajectories], first: int = 0) -> list[dict[str, Tensor]]:
+    return [learner.update(batch, (first + i) / 10) for i, batch in enumerate(batches)]
+
+
+def weights(learner: GradientLearner) -> dict[str, Tensor]:
+    return {name: weight.to("cpu") for name, weight in learner.model.state_dict().items()}
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The graphs that are recorded on the simulated accelerator."""
+    found: list[Any] = []
+    record = _sim_graph.record
+    monkeypatch.setattr(sim_device, "record", lambda work: found.append(record(work)) or found[-1])
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_recorded_update_is_the_update_bit_by_bit(kind: str, recorded: list[Any]) -> None:
+    batches = collect(kind, 4)
+    plain, graph = create_learner(kind, SIM, graph=False), create_learner(kind, SIM)
+    expected = learn(plain, batches)
+    assert not recorded
+    found = learn(graph, batches)
+    assert len(recorded) == 1
+    for one, other in zip(expected, found, strict=True):
+        assert {name: term.item() for name, term in one.items()} == {name: term.item() for name, term in other.items()}
+    assert len({terms["loss"].item() for terms in found}) == 4
+    assert graph.policy_version == plain.policy_version
+    before = weights(create_learner(kind))
+    for name, weight in weights(plain).items():
+        assert torch.equal(weight, weights(graph)[name]), name
+        assert not torch.equal(weight, before[name]), name
+
+
+def close(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, other[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.exhaustive  # a minute for a C++ compiler
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_compiled_update_is_the_update_to_rounding(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = collect(kind, 3)
+    plain, compiled = create_learner(kind), create_learner(kind, compile_update=True)
+    losses = []
+    monkeypatch.setattr(compiled, "terms", lambda *given: losses.append(1) or type(compiled).terms(compiled, *given))
+    expected, found = learn(plain, batches), learn(compiled, batches)
+    sizes = 2 if "uneven" in kind else 1
+    assert len(losses) == 2 * sizes  # as it is and traced, once for each size of a minibatch; then nobody calls Python
+    for one, other in zip(expected, found, strict=True):
+        close(one, other)
+    close(weights(plain), weights(compiled))
+
+
+def test_compiled_values_of_actions_are_those_to_rounding() -> None:
+    config = dqn.DQNConfig(**SMALL, learning_starts=0, n_updates=3, batch_size=8, replay_capacity=100)
+    learners = []
+    for compiled in (False, True):
+        torch.manual_seed(3)
+        changed = dataclasses.replace(config, compile_update=compiled)
+        learners.append(dqn.Learner.create(agents.QNetwork(4, 2, hidden=(8,)), agents.QAgent, changed))
+    for batch in collect("ppo", 3):
+        close(*(learner.update(batch, 0.5) for learner in learners))
+    close(*map(weights, learners))
+
+
+class Impure(ActorCriticAgent):
+    pure = False
+
+
+def test_an_agent_that_promises_nothing_learns_as_it_is(caplog: pytest.LogCaptureFixture, recorded: list[Any]) -> None:
+    with caplog.at_level(logging.INFO, "rlstruct.algos.program"):
+        learner = ppo.Learner.create(create_network().to(SIM), Impure, dataclasses.replace(PPO, learner_device=SIM))
+    assert "updates on sim:0 could run faster, but the agent does not: set `pure = True`" in caplog.text
+    learn(learner, collect("ppo", 3))
+    assert not recorded
+
+
+class Reading(ActorCriticAgent):
+    """Breaks its promise in replays: the host reads a number."""
+
+    pure = True
+
+    def __call__(self, *given: Any) -> Any:
+        action, state = super().__call__(*given)
+        if action["value"].requires_grad and action["value"].sum().item() > 1e9:
+            raise RuntimeError("unlikely")
+        return action, state
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "changes", "said"),
+    [
+        ("ppo", SIM, {}, "an update cannot be recorded as one graph and runs step by step"),
+        ("a2c", "cpu", {"compile_update": True}, "an update cannot be compiled and runs as it is"),
+    ],
+)
+def test_what_cannot_be_frozen_warns_once_and_learns_the_same(
+    kind: str, device: str, changes: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = collect("ppo", 4)
+    expected = create_learner(kind)
+    learn(expected, batches)
+    monkeypatch.setitem(KINDS, kind, (*KINDS[kind][:3], Reading))
+    learner = create_learner(kind, device, **changes)
+    with pytest.warns(UserWarning, match=said) as seen:
+        learn(learner, batches)
+    assert len(seen) == 1
+    assert learner.policy_version == expected.policy_version == 16
+    close(weights(learner), weights(expected))
+
+
+class Counting(a2c.Learner):
+    """Its loss depends on how often it was computed."""
+
+    calls = 0
+
+    def terms(self, *given: dict[str, Tensor]) -> dict[str, Tensor]:
+        self.calls += 1
+        return {"loss": self.model(given[0]["steps/observation/frame"][:, 0])[1].square().mean() * self.calls}
+
+
+def test_code_that_gives_something_else_is_an_error() -> None:
+    learner = Counting.create(create_network(), ActorCriticAgent, a2c.A2CConfig(**SMALL, compile_update=True))
+    with pytest.raises(PurityError, match="'loss' differs in 1 of 1 rows when compiled"):
+        learn(learner, collect("ppo", 1))
+
+
+def test_weights_that_others_take_the_place_of_are_seen(recorded: list[Any]) -> None:
+    batches = collect("ppo", 6)
+    plain, graph = create_learner("ppo", SIM, graph=False), create_learner("ppo", SIM)
+    for learner in (plain, graph):
+        learn(learner, batches[:3])
+        saved = copy.deepcopy(learner.state_dict())
+        learn(learner, batches[3:4], first=3)
+        learner.load_state_dict(saved)  # the optimiser gets new memory
+        learn(learner, batches[3:5], first=3)
+        for weight in learner.model.parameters():
+            weight.data = weight.data.clone()  # the graph still writes to the old memory
+        learn(learner, batches[5:], first=5)
+        learn(learner, batches[4:5], first=6)
+    assert len(recorded) == 3
+    for name, weight in weights(plain).items():
+        assert torch.equal(weight, weights(graph)[name]), name
