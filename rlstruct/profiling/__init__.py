@@ -2,9 +2,25 @@
 
 import os
 
+from rlstruct.profiling.breakdown import Costs
+from rlstruct.profiling.calibration import calibrate
 from rlstruct.profiling.recording import VARIABLE, Clock, OperationError, is_on, join, operation, phase, profile
+from rlstruct.profiling.report import Report, differences, read, save
 
-__all__ = ["Clock", "OperationError", "is_on", "operation", "phase", "profile"]
+__all__ = [
+    "Clock",
+    "Costs",
+    "OperationError",
+    "Report",
+    "calibrate",
+    "differences",
+    "is_on",
+    "operation",
+    "phase",
+    "profile",
+    "read",
+    "save",
+]
 
 if VARIABLE in os.environ:
     join()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -178,8 +179,7 @@ def _paid(recording: Recording, costs: Costs) -> tuple[Times, Floats]:
     """When measuring was paid for, and how much until then, in seconds: rising moments [K] and sums [K]."""
     host = recording.host
     times = np.concatenate([recording.spans.starts, host.starts])
-    price = np.asarray([costs.operator, costs.operator + costs.cuda, costs.operator])
-    price[1] = costs.cuda
+    price = np.asarray([costs.operator, costs.cuda, costs.operator])
     paid = np.concatenate([np.full(len(recording.spans.starts), costs.operation), price[host.kind]])
     order = np.argsort(times, kind="stable")
     return times[order], np.cumsum(paid[order])
@@ -253,15 +253,10 @@ def _window(recording: Recording, paid: tuple[Times, Floats], waited: tuple[Time
     return found
 
 
-def costs_from(found: Mapping[str, object]) -> Costs:
+def costs_from(found: Mapping[str, Any]) -> Costs:
     """Read what `dataclasses.asdict` made of costs.
 
-    >>> costs_from(asdict(Costs(operator=1e-6))).operator
-    1e-06
+    >>> costs_from({"operation": 0, "operator": 1e-6, "cuda": 0, "unsure": ["cuda"]}).unsure
+    ('cuda',)
     """
-    unsure = found.get("unsure", ())
-    names = ("operation", "operator", "cuda")
-    return Costs(**{name: float(str(found[name])) for name in names}, unsure=tuple(unsure))  # type: ignore[arg-type]
-
-
-__all__ = ["REGIONS", "Costs", "Process", "Row", "asdict", "break_down", "correct", "costs_from", "segments_of"]
+    return Costs(found["operation"], found["operator"], found["cuda"], tuple(found["unsure"]))

@@ -23,6 +23,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch.profiler import ProfilerActivity
 
+from rlstruct.profiling.nvml import sampler
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -247,6 +249,8 @@ class Recorder:
         self._torch: Any = None
         self._is_on = False
         self._turns_at = self._starts
+        is_first = multiprocessing.parent_process() is None and torch.cuda.is_available()
+        self._nvml = sampler(self._folder) if is_first else None
         self._skip_windows(_now())
         if self._turns_at <= _now():
             self._turn()
@@ -299,6 +303,8 @@ class Recorder:
         """Write the open window."""
         if self._is_on:
             self._end_window()
+        if self._nvml is not None:
+            self._nvml.close()
 
     def _skip_windows(self, now: int) -> None:
         """Find the window that runs or comes next."""

@@ -1,0 +1,114 @@
+"""`rlstruct profile`: run a command, and say where its time goes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlstruct.cli.complaint import UserError, say
+
+_USAGE = """usage: rlstruct profile [--out FOLDER] [--window SECONDS] COMMAND ...
+       rlstruct profile --diff FOLDER FOLDER
+
+Run a command, and say where the time of all its processes goes: in Python, in torch's operators, in the simulator, in
+CUDA. COMMAND is one of rlstruct (train ppo --env CartPole-v1), a script (my_training.py --seed 1), or any other program
+that imports rlstruct. The folder gets a table as JSON, a trace for https://ui.perfetto.dev and a picture.
+
+  --out FOLDER      where to; by default runs/profile-<time>
+  --window SECONDS  how long to record at a time, 1 by default: from the beginning, and then whenever the time has
+                    trebled. A number larger than the run records all of it.
+  --diff A B        say which operations became slower or faster from one profile to another, beyond noise"""
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Profile as the command line says. The exit status is that of the command.
+
+    Args:
+        arguments: after ``profile``.
+
+    Raises:
+        UserError: they make no sense, or the command recorded nothing.
+        SystemExit: the command failed.
+        KeyboardInterrupt: Ctrl-C; what was recorded until then has been told.
+    """
+    options, command = _parse(list(arguments))
+    if "help" in options:
+        say(_USAGE)
+        return
+    from rlstruct.profiling import recording  # imported here: it brings torch, and mistakes are told without
+    from rlstruct.profiling.report import differences, read, save
+
+    if "diff" in options:
+        try:
+            before, after = (read(folder) for folder in command)
+        except FileNotFoundError as error:
+            raise UserError(str(error)) from None
+        for line in differences(before, after):
+            say(line)
+        return
+    folder = Path(options.get("out", f"runs/profile-{time.strftime('%Y%m%d-%H%M%S')}"))
+    try:
+        variable = recording.settings(folder, window=float(options.get("window", "1")))
+    except (ValueError, FileExistsError) as error:
+        raise UserError(str(error).removeprefix("profile: ")) from None
+    status = _wait_for(_program(command), {**os.environ, recording.VARIABLE: variable})
+    try:
+        report = read(folder)
+    except FileNotFoundError as error:
+        raise UserError(f"{error} The command ended with status {status}.") from None
+    say(f"\n{report}\n")
+    for file in save(report, folder):
+        say(str(file))
+    if status == -2 or status == 130:
+        raise KeyboardInterrupt
+    if status:
+        raise SystemExit(status)
+
+
+def _parse(words: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Split the options, which stand before the command, from it."""
+    options: dict[str, str] = {}
+    while words and words[0].startswith("-"):
+        word = words.pop(0)
+        if word in ("-h", "--help"):
+            return {"help": ""}, []
+        if word == "--diff":
+            if len(words) != 2:
+                raise UserError(f"--diff needs the folders of two profiles, got {len(words)}.")
+            return {"diff": ""}, words
+        if word not in ("--out", "--window") or not words:
+            raise UserError(f"{word}: expected --out FOLDER, --window SECONDS or --diff A B before the command.")
+        options[word[2:]] = words.pop(0)
+    if not words:
+        raise UserError("name the command to profile: rlstruct profile train a2c --env CartPole-v1")
+    return options, words
+
+
+def _program(words: list[str]) -> list[str]:
+    """Say what to start: a command of rlstruct, a script, or a program."""
+    from rlstruct.cli.main import COMMANDS
+
+    if words[0] in COMMANDS:
+        return [sys.executable, "-m", "rlstruct", *words]
+    if words[0].endswith(".py"):
+        if not Path(words[0]).exists():
+            raise UserError(f"there is no file {words[0]}.")
+        return [sys.executable, *words]
+    if shutil.which(words[0]) is None:
+        raise UserError(f"{words[0]!r} is neither a command of rlstruct, nor a script, nor a program.")
+    return words
+
+
+def _wait_for(program: list[str], environment: dict[str, str]) -> int:
+    """Run a program to its end. Ctrl-C reaches it too, and it may take its time to write what it has recorded."""
+    process = subprocess.Popen(program, env=environment)
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            continue

@@ -1,0 +1,107 @@
+"""What it costs to measure: short reruns of one workload, with one feature on at a time."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from rlstruct.profiling.breakdown import Costs
+from rlstruct.profiling.events import load
+from rlstruct.profiling.recording import operation, profile
+
+Work = Callable[[], None]
+_N_STEPS, _N_OPERATIONS = 60, 4000
+
+
+def calibrate(repeats: int = 7, work: Work | None = None) -> Costs:
+    """Measure what it costs to note one event, as RL-Scope's delta calibration does (section 3.5 of its paper).
+
+    Each feature is switched on alone, in turn with a run without any; the medians of the differences, divided by the
+    number of events, are the costs. Takes about two seconds; only the time of this thread counts, so that a busy
+    machine does little harm. A cost that comes out negative is 0 and is named in ``unsure``.
+
+    Args:
+        repeats: how many rounds.
+        work: what to run for the cost of torch's operators, some 0.1 seconds long; by default a small network learns.
+
+    Returns:
+        The costs. That of CUDA's API is 0 where there is no GPU.
+
+    Raises:
+        ValueError: fewer than 3 repeats.
+    """
+    if repeats < 3:
+        raise ValueError(f"calibrate: repeats is {repeats}, expected at least 3, so that the median says something.")
+    operations, _ = _delta(_enter_operations, repeats, operators=False)
+    _, operators = _delta(work or _learn("cpu"), repeats, operators=True)
+    cuda = _delta_of_cuda(_learn("cuda:0"), repeats) if torch.cuda.is_available() else 0.0
+    found = {"operation": operations, "operator": operators, "cuda": cuda}
+    unsure = tuple(name for name, cost in found.items() if cost < 0.0)
+    return Costs(**{name: max(0.0, cost) for name, cost in found.items()}, unsure=unsure)
+
+
+def _delta(work: Work, repeats: int, *, operators: bool) -> tuple[float, float]:
+    """Seconds that an operation, and an operator of torch, add to the work, which does hardly anything of the other."""
+    work()
+    differences, counts = [], (0, 0)
+    for _ in range(repeats):
+        plain = _seconds(work)
+        with tempfile.TemporaryDirectory() as folder:
+            with profile(folder, window=3600.0, operators=operators):
+                _seconds(work)  # the first events of a profile wait for its memory
+                differences.append(_seconds(work) - plain)
+            (found,) = load(Path(folder))
+            counts = len(found.spans.starts) // 2, len(found.host.starts) // 2
+    delta = statistics.median(differences)
+    return delta / max(1, counts[0]), delta / max(1, counts[1])
+
+
+def _delta_of_cuda(work: Work, repeats: int) -> float:
+    """Seconds that a call of CUDA's API takes longer while CUPTI watches it."""
+    work()
+    taken: dict[bool, list[float]] = {False: [], True: []}
+    count = 1
+    kinds = {False: [torch.profiler.ProfilerActivity.CPU], True: list(torch.profiler.supported_activities())}
+    for _ in range(repeats):
+        for watched, activities in kinds.items():
+            with torch.profiler.profile(activities=activities) as seen:
+                work()
+                taken[watched].append(_seconds(work))
+            if watched:
+                count = sum(event.count for event in seen.key_averages() if event.key.startswith("cuda")) // 2
+    return (statistics.median(taken[True]) - statistics.median(taken[False])) / max(1, count)
+
+
+def _seconds(work: Work) -> float:
+    start = time.thread_time()
+    work()
+    return time.thread_time() - start
+
+
+def _enter_operations() -> None:
+    number = torch.zeros(8, device="cpu")
+    for _ in range(_N_OPERATIONS):
+        with operation("calibration"):
+            number.add_(1.0)
+
+
+def _learn(device: str) -> Work:
+    """A network of the usual size, a loss and an optimiser."""
+    with torch.random.fork_rng(devices=[]):
+        network = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Tanh(), torch.nn.Linear(64, 2)).to(device)
+    optimizer = torch.optim.Adam(network.parameters(), fused=True)
+    frame = torch.ones(64, 4, device=device)
+
+    def work() -> None:
+        for _ in range(_N_STEPS):
+            loss = network(frame).log_softmax(-1).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    return work

@@ -1,0 +1,76 @@
+"""The picture: one bar for each operation, stacked by region."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from rlstruct.profiling.breakdown import REGIONS, WAIT, Floats, Process
+from rlstruct.profiling.sentence import main_process
+
+_COLORS = ("#4c72b0", "#dd8452", "#55a868", "#8172b3")
+_WAITING = "#c8c8c8"
+_LABELS = ("Python", "torch's operators", "simulator", "CUDA's API")
+_MOST, _LEAST = 18, 0.005
+
+
+def draw(processes: Sequence[Process], path: Path, title: str) -> None:
+    """Draw the seconds of the operations as stacked bars; hatched parts have a busy GPU beside them.
+
+    Args:
+        processes: whose operations.
+        path: of the picture.
+        title: stands above it.
+    """
+    bars = bars_of(processes)
+    figure, axes = plt.subplots(figsize=(9.5, 1.8 + 0.3 * len(bars)))
+    places = np.arange(len(bars))[::-1]
+    left = np.zeros(len(bars))
+    values = np.stack([seconds for _, seconds in bars]) if bars else np.zeros((0, 2 * len(REGIONS)))
+    for index in range(2 * len(REGIONS)):
+        region, busy = index % len(REGIONS), index >= len(REGIONS)
+        width = values[:, index]
+        if not width.any():
+            continue
+        label = _LABELS[region] + (", GPU busy" if busy else "")
+        hatch = "////" if busy else None
+        colors = [_WAITING if name.endswith(WAIT) else _COLORS[region] for name, _ in bars]
+        axes.barh(places, width, left=left, color=colors, hatch=hatch, edgecolor="white")
+        axes.barh([0], [0], color=_COLORS[region], hatch=hatch, label=label)
+        left = left + width
+    axes.set_yticks(places, [name for name, _ in bars], fontsize=9)
+    axes.set_xlabel("seconds, without what measuring has cost")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    figure.suptitle("\n".join(textwrap.wrap(title, 110)), fontsize=10, x=0.02, ha="left")
+    if bars:
+        axes.barh([0], [0], color=_WAITING, label="waiting")
+        axes.legend(fontsize=8, loc="lower right")
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def bars_of(processes: Sequence[Process]) -> list[tuple[str, Floats]]:
+    """Return names and seconds by region of the operations that take most; workers of a batcher together.
+
+    Args:
+        processes: those of a run.
+    """
+    main = main_process(processes)
+    sums: dict[str, Floats] = {}
+    for process in processes:
+        kind = "main" if process is main else process.name.rstrip("0123456789").rstrip("-").removeprefix("rlstruct-")
+        for row in process.rows:
+            if row.path and (process is main or kind != "main"):
+                inside = "" if row.phase != "evaluation" else ", evaluation"
+                name = f"{kind}{inside}: {' / '.join(row.path)}"
+                sums[name] = sums.get(name, np.zeros(2 * len(REGIONS))) + row.corrected
+    total = sum(float(seconds.sum()) for seconds in sums.values())
+    large = [(name, seconds) for name, seconds in sums.items() if seconds.sum() > _LEAST * total]
+    kept = sorted(large, key=lambda pair: -pair[1].sum())[:_MOST]
+    return sorted(kept, key=lambda pair: (pair[0].split(":")[0], -pair[1].sum()))

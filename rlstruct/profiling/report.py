@@ -1,0 +1,221 @@
+"""What a profile says: one sentence, a table, JSON, a trace and a picture; and what has changed between two."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rlstruct.profiling.breakdown import REGIONS, Costs, Process, Row, break_down, costs_from
+from rlstruct.profiling.calibration import calibrate
+from rlstruct.profiling.events import load
+from rlstruct.profiling.gpu import GpuUse, use_of_gpus
+from rlstruct.profiling.perfetto import write_trace
+from rlstruct.profiling.sentence import main_process, sentence_of
+
+_HEAD = ("entries", "seconds", "share", "Python", "torch", "simulator", "CUDA", "GPU busy", "to torch", "to CUDA")
+_FLOOR = 0.05  # smaller differences are not told: two runs of one program differ as much
+_SURE = 3.5  # standard errors
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a profile says.
+
+    Attributes:
+        processes: the one that learns first.
+        costs: what measuring has cost.
+        gpus: how each process has used GPUs; empty without any.
+    """
+
+    processes: list[Process]
+    costs: Costs
+    gpus: list[GpuUse]
+
+    @property
+    def sentence(self) -> str:
+        """The bottleneck, and what to try."""
+        return sentence_of(self.processes, self.gpus)
+
+    def __str__(self) -> str:
+        """The sentence, a table for each process, what was recorded, and what is not certain."""
+        blocks = [self.sentence, *(_table(process) for process in self.processes)]
+        blocks += [str(use) for use in self.gpus]
+        return "\n\n".join([*blocks, "\n".join(self.notes())])
+
+    def notes(self) -> list[str]:
+        """Say what was recorded, what measuring has cost, and what is not certain."""
+        main = main_process(self.processes)
+        measured = main.seconds - main.corrected
+        costs = ", ".join(
+            f"{1e6 * cost:.2f} us {what}"
+            for cost, what in (
+                (self.costs.operation, "an operation"),
+                (self.costs.operator, "a torch operator"),
+                (self.costs.cuda, "a call of CUDA"),
+            )
+        )
+        lines = [
+            f"Recorded {main.seconds:.2f} s of {main.lifetime:.2f} s in {main.n_windows} window(s). What lies between "
+            "windows was not recorded: a long run is sampled, at 0, 3, 9, 27, … times the length of a window.",
+            f"Measuring took {measured:.2f} s of that ({costs}), taken away from all numbers above.",
+        ]
+        if self.costs.unsure:
+            lines.append(
+                f"The cost of {', '.join(self.costs.unsure)} came out negative and counts as 0: calibrate with more "
+                "repetitions."
+            )
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain values; seconds by region are measured ones, ``corrected`` are what is left."""
+        return {
+            "sentence": self.sentence,
+            "regions": [*REGIONS, *(f"{name} with a busy GPU" for name in REGIONS)],
+            "costs": asdict(self.costs),
+            "processes": [
+                {
+                    **{"name": one.name, "pid": one.pid, "seconds": one.seconds, "corrected": one.corrected},
+                    **{"windows": one.n_windows, "lifetime": one.lifetime},
+                    "rows": [_plain(row) for row in one.rows],
+                }
+                for one in self.processes
+            ],
+            "gpus": [asdict(use) for use in self.gpus],
+            "notes": self.notes(),
+        }
+
+
+def read(folder: str | Path, costs: Costs | None = None) -> Report:
+    """Make a report of the profile in a folder.
+
+    Args:
+        folder: what was given to `rlstruct.profiling.profile`.
+        costs: what measuring costs; None measures that now, or takes what was measured at the last report.
+
+    Raises:
+        FileNotFoundError: the folder holds no profile.
+    """
+    folder = Path(folder)
+    recordings = load(folder)
+    known = folder / "costs.json"
+    if costs is None:
+        costs = costs_from(json.loads(known.read_text())) if known.exists() else calibrate()
+        known.write_text(json.dumps(asdict(costs)))
+    processes = break_down(recordings, costs)
+    return Report(processes, costs, use_of_gpus(recordings, folder))
+
+
+def save(report: Report, folder: str | Path) -> list[Path]:
+    """Write what is to be kept of a profile into its folder.
+
+    Returns:
+        ``profile.json``, ``trace.perfetto`` for https://ui.perfetto.dev, and ``profile.png`` if matplotlib is there.
+    """
+    folder = Path(folder)
+    files = [folder / "profile.json", folder / "trace.perfetto"]
+    files[0].write_text(json.dumps(report.to_json(), indent=1) + "\n")
+    write_trace(load(folder), files[1])
+    try:
+        from rlstruct.profiling.drawing import draw
+    except ModuleNotFoundError:  # the extra "train" is not installed
+        return files
+    draw(report.processes, folder / "profile.png", title=report.sentence)
+    return [*files, folder / "profile.png"]
+
+
+def differences(before: Report, after: Report) -> list[str]:
+    """Say which operations became slower or faster, beyond noise.
+
+    An operation is told if the mean time of an entry, what is nested in it included, differs by 5 % at least and by 3.5
+    standard errors; these come from ten stretches of each run.
+
+    Args:
+        before: one run.
+        after: another one, of the same program on the same machine.
+
+    Returns:
+        A line for each, the largest change first; one that says so if there is none.
+    """
+    old, new = _entries(before.processes), _entries(after.processes)
+    found = []
+    for key in old.keys() & new.keys():
+        (was, was_error), (now, now_error) = _mean(old[key]), _mean(new[key])
+        error = math.hypot(was_error, now_error)
+        if was > 0.0 and now > 0.0 and abs(now - was) > max(_SURE * error, _FLOOR * was):
+            process, phase, path = key
+            how = "slower" if now > was else "faster"
+            text = (
+                f"{process}, {phase}, {'/'.join(path)}: {_short(was)} -> {_short(now)} an entry, "
+                f"{100 * abs(now / was - 1):.0f} % {how} (noise {100 * error / was:.1f} %)"
+            )
+            found.append((abs(math.log(now / was)), text))
+    for one, other, word in ((old, new, "gone"), (new, old, "new")):
+        found += [(0.0, f"{key[0]}, {key[1]}, {'/'.join(key[2])}: {word}") for key in one.keys() - other.keys()]
+    lines = [text for _, text in sorted(found, key=lambda pair: (-pair[0], pair[1]))]
+    return lines or ["No operation became slower or faster beyond noise."]
+
+
+def _entries(processes: Sequence[Process]) -> Mapping[tuple[str, str, tuple[str, ...]], list[float]]:
+    """Mean times of entries in stretches of a run, of workers of one batcher together."""
+    found: dict[tuple[str, str, tuple[str, ...]], list[float]] = {}
+    for process in processes:
+        for row in process.rows:
+            if row.per_entry and row.path:
+                key = process.name.rstrip("0123456789").rstrip("-"), row.phase, row.path
+                found.setdefault(key, []).extend(row.per_entry)
+    return found
+
+
+def _mean(values: Sequence[float]) -> tuple[float, float]:
+    """The median and its standard error; one value alone says nothing about noise, so that it is unbounded."""
+    if len(values) < 3:
+        return statistics.median(values), math.inf
+    middle = statistics.median(values)
+    spread = 1.4826 * statistics.median(abs(value - middle) for value in values)  # of a normal distribution
+    return middle, 1.2533 * spread / math.sqrt(len(values))
+
+
+def _short(seconds: float) -> str:
+    unit, name = next((u, n) for u, n in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (0.0, "us")) if seconds >= u)
+    return f"{seconds / (unit or 1e-6):.3g} {name}"
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    arrays = {"seconds": row.seconds, "overhead": row.overhead, "corrected": row.corrected}
+    plain = {name: [float(value) for value in array] for name, array in arrays.items()}
+    moves = {
+        f"{start} to {end}": int(row.transitions[i, j])
+        for i, start in enumerate(REGIONS)
+        for j, end in enumerate(REGIONS)
+        if row.transitions[i, j]
+    }
+    return {
+        **{"phase": row.phase, "operation": "/".join(row.path), "count": row.count, **plain},
+        **{"transitions": moves, "per_entry": row.per_entry},
+    }
+
+
+def _table(process: Process) -> str:
+    """A table of the operations of a process, nested ones below those around them."""
+    iterations = max(1, sum(row.count for row in process.rows if row.path[-1:] == ("iteration",)))
+    total = max(process.corrected, 1e-12)
+    of_moves = f"; transitions for each of {iterations} iterations" if iterations > 1 else ""
+    lines = [f"{process.name} (pid {process.pid}), {process.corrected:.2f} s{of_moves}"]
+    for phase in dict.fromkeys(row.phase for row in process.rows):
+        lines.append(f"{phase:<32}" + "".join(f"{name:>12}" for name in _HEAD))
+        for row in sorted((row for row in process.rows if row.phase == phase), key=lambda row: row.path):
+            sums = row.corrected.reshape(2, len(REGIONS))
+            own = float(sums.sum())
+            if not row.count and own < 1e-3 * total:
+                continue
+            moves = row.transitions[0, 1] / iterations, row.transitions[:, 3].sum() / iterations
+            cells = [f"{row.count}", f"{own:.3f}", f"{100 * own / total:.1f} %"]
+            cells += [f"{value:.3f}" for value in (*sums.sum(0), sums[1].sum())] + [f"{move:.1f}" for move in moves]
+            name = "  " * max(1, len(row.path)) + (row.path[-1] if row.path else "(no operation)")
+            lines.append(f"{name:<32}" + "".join(f"{cell:>12}" for cell in cells))
+    return "\n".join(lines)

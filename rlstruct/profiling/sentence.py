@@ -1,0 +1,127 @@
+"""The bottleneck in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rlstruct.profiling.breakdown import REGIONS, SIMULATOR, WAIT, Process, Row
+from rlstruct.profiling.gpu import GpuUse
+
+_WORDS = {"python": "Python", "backend": "torch's operators", "simulator": "the simulator", "cuda": "calls of CUDA"}
+_LEARNING = "a larger batch for each call, or a smaller network"
+ADVICE = {
+    "environment": "more workers (n_processes), or a simulator of rlstruct.sims",
+    "agent": "more environments for each call of the agent (n_envs), or compile_agent=True",
+    "copy": "smaller observations, such as uint8 frames, or longer batches (n_timesteps)",
+    "hand-over": "smaller observations, such as uint8 frames, or longer batches (n_timesteps)",
+    "wait": "overlap=True, so that learning and collecting happen at the same time",
+    "replay": _LEARNING,
+    "loss": _LEARNING,
+    "backward": f"{_LEARNING}; a large one belongs on a GPU (learner_device)",
+    "optimiser": "fewer and larger gradient steps",
+    "replay buffer": "fewer and larger batches, or a replay buffer on the learner's device (replay_device)",
+    "weights": "rarer updates: longer batches (n_timesteps)",
+    "evaluation": "rarer evaluations (evaluation_interval), or a process of their own (evaluation_processes=1)",
+    "search": "more games for each search, or fewer simulations",
+    "graph": "more environments: the GPU works on a whole batch at a time",
+    "checkpoint": "rarer checkpoints (checkpoint_interval)",
+    "reset": "environments that restart by themselves",
+    "start": "a longer run, of which the start is a smaller part",
+}
+_THINGS = {"environment", "agent", "optimiser", "replay buffer", "evaluation", "search", "hand-over", "loss", "host"}
+_OWN = "operations of your own, `with rlstruct.profiling.operation(...)`, to see what is in it"
+
+
+@dataclass(frozen=True)
+class _Most:
+    """The operation that takes most: its name, its share, and the region that takes most of it."""
+
+    name: str
+    share: float
+    region: str
+
+    def __str__(self) -> str:
+        return f"{_called(self.name)}, mostly in {_WORDS[self.region]}"
+
+
+def main_process(processes: Sequence[Process]) -> Process:
+    """Return the process that learns: of those that no batcher has started, the one with the most in operations."""
+    mains = [one for one in processes if one.name == "main"] or list(processes)
+    return max(mains, key=lambda one: sum(row.corrected.sum() for row in one.rows if row.path))
+
+
+def sentence_of(processes: Sequence[Process], gpus: Sequence[GpuUse]) -> str:
+    """Name the bottleneck, and what to try.
+
+    Args:
+        processes: of a run.
+        gpus: how they used GPUs.
+    """
+    main = main_process(processes)
+    phase = _phase_of(main)
+    rows = [row for row in main.rows if row.phase == phase]
+    looped = [row for row in rows if "iteration" in row.path]
+    most = _most(looped or [row for row in rows if row.path] or rows)
+    whole = "an iteration" if looped else f"the time in {phase!r}"
+    end = _of_gpus(gpus, main.pid)
+    if most.name != WAIT:
+        return f"{100 * most.share:.0f} % of {whole} is {most}: try {_advice(most.name)}.{end}"
+    others = [one for one in processes if one is not main and any(row.phase == phase for row in one.rows)]
+    working = [row for one in others for row in one.rows if row.phase == phase and row.path]
+    working = [row for row in working if row.path[-1] not in (WAIT, "start")]
+    if not working:
+        return f"{100 * most.share:.0f} % of {whole} is waiting for workers: try {_advice(WAIT)}.{end}"
+    theirs = _most(working)
+    return (
+        f"{100 * most.share:.0f} % of {whole} is waiting for workers, and {100 * theirs.share:.0f} % of their work is "
+        f"{theirs}: try {_advice(theirs.name)}.{end}"
+    )
+
+
+def _phase_of(process: Process) -> str:
+    """The phase with the most time in operations, the evaluation aside."""
+    sums: dict[str, float] = {}
+    for row in process.rows:
+        weight = 1.0 if row.path else 1e-6
+        sums[row.phase] = sums.get(row.phase, 0.0) + weight * float(row.corrected.sum())
+    return max(sums, key=lambda name: (name != "evaluation", sums[name]), default="")
+
+
+def _most(rows: Iterable[Row]) -> _Most:
+    sums: dict[str, list[float]] = {}
+    for row in rows:
+        name = _group(row.path)
+        mine = sums.setdefault(name, [0.0] * len(REGIONS))
+        for region, seconds in enumerate(row.corrected.reshape(2, -1).sum(0)):
+            mine[region] += float(seconds)
+    total = sum(map(sum, sums.values())) or 1.0
+    name = max(sums, key=lambda one: sum(sums[one]), default="")
+    regions = sums.get(name, [0.0])
+    return _Most(name, sum(regions) / total, REGIONS[regions.index(max(regions))])
+
+
+def _group(path: tuple[str, ...]) -> str:
+    """A simulator belongs to the environment around it."""
+    if path[-1:] == (SIMULATOR,):
+        return "environment"
+    return path[-1] if path else "outside of all operations"
+
+
+def _called(name: str) -> str:
+    return f"the {name}" if name in _THINGS else name
+
+
+def _advice(name: str) -> str:
+    return ADVICE.get(name, _OWN)
+
+
+def _of_gpus(gpus: Sequence[GpuUse], pid: int) -> str:
+    for use in gpus:
+        if use.pid == pid:
+            reason = max(use.idle, key=lambda one: use.idle[one])
+            return (
+                f" cuda:{use.device} is busy {100 * use.busy:.0f} % of the time, {100 * use.weighted:.1f} % if "
+                f"weighted by multiprocessors, and waits for {_called(reason)} most of the rest."
+            )
+    return ""

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pathlib
+import time
+
+import gymnasium
+import pytest
+
+from rlstruct.agents import ActorCritic, ActorCriticAgent
+from rlstruct.batchers import RL_Batcher
+from rlstruct.envs import GymEnvInf
+from rlstruct.profiling import Costs, profile, read
+
+
+def create_env(n_envs: int, seed: int) -> GymEnvInf:
+    return GymEnvInf([gymnasium.make("CartPole-v1") for _ in range(n_envs)], seed)
+
+
+@pytest.mark.parametrize("n_processes", [0, 2])
+def test_the_seconds_of_a_batcher_are_those_of_its_profile(n_processes: int, tmp_path: pathlib.Path) -> None:
+    with profile(tmp_path, window=600):
+        begun = time.perf_counter()
+        with RL_Batcher(
+            16,
+            ActorCriticAgent,
+            create_env,
+            agent_args={"model": ActorCritic(n_inputs=4, n_actions=2)},
+            env_args={"n_envs": 4},
+            n_processes=n_processes,
+            seed=0,
+        ) as batcher:
+            batcher.reset()
+            for _ in range(3):
+                batcher.execute()
+                batcher.get()
+            stats = batcher.stats()
+        wall = time.perf_counter() - begun
+    report = read(tmp_path, Costs())
+    main, *workers = report.processes
+    assert [one.name for one in workers] == [f"rlstruct-worker-{k}" for k in range(n_processes)]
+    # Regions add up to the wall time.
+    assert main.seconds == pytest.approx(wall, rel=0.01, abs=0.02)
+    for process in report.processes:
+        assert sum(row.seconds.sum() for row in process.rows) == pytest.approx(process.seconds, rel=1e-6)
+    for process, seconds in zip(workers or [main], stats.workers, strict=True):
+        for name in ("agent", "environment", "copy", "reset"):
+            assert process.inclusive(name, corrected=False) == pytest.approx(seconds[name], rel=0.01), name
+        rows = {row.path: row for row in process.rows}
+        assert rows["environment",].count == 3 * 16
+        assert rows["environment", "simulator"].seconds.reshape(2, 4).sum(0).argmax() == 2
+        assert rows["agent",].transitions[0, 1] > 3 * 16  # Python calls torch
+    assert main.inclusive("hand-over", corrected=False) == pytest.approx(stats.hand_over, rel=0.01)
+    if workers:
+        assert main.inclusive("wait", corrected=False) == pytest.approx(stats.wait, rel=0.01)
+        # They share a clock: no worker began before this process or ended after it.
+        assert {one.n_windows for one in report.processes} == {1}

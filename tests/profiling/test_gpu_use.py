@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+import time
+import types
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from synthetic import Script
+
+from rlstruct.profiling import Costs, read
+from rlstruct.profiling.events import load
+from rlstruct.profiling.gpu import _merged, _weighted, use_of_gpus
+from rlstruct.profiling.nvml import sampler
+
+MS = 1_000_000
+
+
+def a_run_on_a_gpu(folder: pathlib.Path) -> None:
+    """20 ms: a forward pass, data that is awaited and copied, and a graph that was captured and is replayed twice."""
+    script = Script().enter("iteration").enter("agent")
+    script.call(MS, "cudaLaunchKernel", 1).on_gpu(2 * MS, 2 * MS, 1, blocks=66)  # ordered at 0, begins at 2
+    script.python(4 * MS).leave()  # at 5
+    script.enter("wait").python(2 * MS).leave()  # at 7
+    script.call(MS, "cudaMemcpyAsync", 2).on_gpu(8 * MS, MS, 2, "Memcpy HtoD (Pinned -> Device)")
+    script.call(0, "cudaStreamBeginCapture", 90)  # at 8
+    script.enter("agent").call(MS // 2, "cudaLaunchKernel", 91).leave()
+    script.enter("simulator").call(MS // 2, "cudaLaunchKernel", 92).call(MS // 2, "cudaMemsetAsync", 93).leave()
+    script.call(0, "cudaStreamEndCapture", 94).python(MS // 2)  # at 10
+    for correlation, begins in ((3, 11), (4, 15)):
+        script.enter("graph").call(MS, "cudaGraphLaunch", correlation).leave()  # at 10 and 14
+        script.on_gpu(begins * MS, MS, correlation, "policy", blocks=132)
+        script.on_gpu((begins + 1) * MS, MS, correlation, "cart_pole", blocks=1)
+        script.on_gpu((begins + 2) * MS, MS // 2, correlation, "Memset (Device)", blocks=0)
+        script.python(3 * MS)
+    script.python(2 * MS).leave()  # at 20
+    script.write(folder)
+
+
+def test_a_synthetic_trace_goes_through_the_whole_analysis(tmp_path: pathlib.Path) -> None:
+    a_run_on_a_gpu(tmp_path)
+    samples = [(10**9 + i * MS, 0, 95.0) for i in range(20)] + [(10**9 + MS, 1, 3.0), (10**10, 0, 0.0)]
+    (tmp_path / "1.nvml.json").write_text(json.dumps(samples))
+    report = read(tmp_path, Costs())
+    (use,) = report.gpus
+    assert use.seconds == pytest.approx(20e-3)
+    assert use.busy == pytest.approx((2 + 1 + 2 * 2.5) / 20)
+    # The grids fill half, all, and one of 132 multiprocessors; copies and fills count for nothing.
+    assert use.weighted == pytest.approx((2 * 0.5 + 2 * (1 + 1 / 132)) / 20)
+    assert use.nvml == pytest.approx(0.95)  # of this GPU, in this window
+    assert use.kernels == pytest.approx(6e-3)
+    # Kernels of a replay belong to what was captured.
+    assert use.operations == {
+        "iteration/agent": pytest.approx(4e-3),
+        "iteration/simulator": pytest.approx(3e-3),
+        "iteration": pytest.approx(1e-3),  # the copy
+    }
+    # Idle: 0-2 a launch; 4-8 before the copy is data; 9-10 and 13.5-14 the host, 10-11 and 14-15 launches; the end 17.5
+    # to 20 the host.
+    assert use.idle == {
+        "host": pytest.approx(1e-3 + 0.5e-3 + 2.5e-3),
+        "data": pytest.approx(4e-3),
+        "launches": pytest.approx(2e-3 + 1e-3 + 1e-3),
+    }
+    assert use.busy * use.seconds + sum(use.idle.values()) == pytest.approx(use.seconds)
+    assert "busy 40 % of the time" in report.sentence
+    assert "NVML's utilisation 95 %, busy 40.0 %" in str(report)
+    (process,) = report.processes
+    busy = sum(row.seconds[4:].sum() for row in process.rows)
+    assert busy == pytest.approx(8e-3)  # the sweep sees the same
+    assert (
+        sum(row.transitions[:, 3].sum() for row in process.rows) == 3
+    )  # those that follow Python: others follow each other
+
+
+def test_work_that_no_recorded_capture_explains_belongs_to_who_launches_it(tmp_path: pathlib.Path) -> None:
+    script = Script().enter("graph").call(MS, "cudaGraphLaunch", 1).leave()
+    script.on_gpu(MS, MS, 1).on_gpu(2 * MS, MS, 1).python(4 * MS).write(tmp_path)
+    (use,) = use_of_gpus(load(tmp_path), tmp_path)
+    assert use.operations == {"graph": pytest.approx(2e-3)}
+    assert use.nvml is None
+    assert "unknown" in str(use)
+
+
+def test_without_a_gpu_there_is_nothing_to_say(tmp_path: pathlib.Path) -> None:
+    Script().enter("loss").operator(MS).leave().write(tmp_path)
+    report = read(tmp_path, Costs())
+    assert report.gpus == []
+    assert "cuda" not in report.sentence
+
+
+intervals = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 10), st.integers(1, 8)), min_size=1, max_size=12)
+
+
+@given(intervals)
+def test_merged_and_weighted_stretches_are_what_brute_force_finds(found: list[tuple[int, int, int]]) -> None:
+    starts, lengths, eighths = np.asarray(found, dtype=np.int64).T
+    ends, weights = starts + lengths, eighths / 8
+    begun, over = _merged(starts, ends)
+    covered = {t for s, e in zip(starts, ends, strict=True) for t in range(s, e)}
+    assert {t for s, e in zip(begun, over, strict=True) for t in range(s, e)} == covered
+    assert (begun[1:] > over[:-1]).all()
+    loads = [min(1.0, weights[(starts <= t) & (t < ends)].sum()) for t in range(45)]
+    assert _weighted(starts, ends, weights) == pytest.approx(sum(loads))
+
+
+def test_nvml_is_sampled_until_the_profile_ends(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class FakeError(Exception):
+        pass
+
+    fake = types.ModuleType("pynvml")
+    calls: list[str] = []
+    fake.NVMLError = FakeError
+    fake.nvmlInit = lambda: calls.append("init")
+    fake.nvmlShutdown = lambda: calls.append("shutdown")
+    fake.nvmlDeviceGetCount = lambda: 1
+    fake.nvmlDeviceGetHandleByIndex = lambda index: f"gpu {index}"
+    fake.nvmlDeviceGetUtilizationRates = lambda handle: types.SimpleNamespace(gpu=98)
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    found = sampler(tmp_path)
+    assert found is not None
+    time.sleep(0.25)
+    found.close()
+    (file,) = tmp_path.glob("*.nvml.json")
+    samples = json.loads(file.read_text())
+    assert {tuple(sample[1:]) for sample in samples} == {(0, 98.0)}
+    assert calls == ["init", "shutdown"]
+
+    def fails() -> None:
+        raise FakeError
+
+    fake.nvmlInit = fails
+    assert sampler(tmp_path) is None  # there is no driver

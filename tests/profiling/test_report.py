@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+from synthetic import Script
+
+from rlstruct.profiling import Costs, differences, read, save
+from rlstruct.profiling.events import load
+from rlstruct.profiling.perfetto import write_trace
+
+MS = 1_000_000
+
+
+def iterations(script: Script, loss: int, n: int = 12) -> Script:
+    for i in range(n):
+        script.enter("iteration").python(MS // 10)
+        script.enter("environment").enter("simulator").python(2 * MS + 1000 * (i % 3)).leave().leave()
+        script.enter("loss").operator(loss + 1000 * (i % 4)).leave().leave()
+    return script
+
+
+def test_the_sentence_names_the_bottleneck_and_what_to_try(tmp_path: pathlib.Path) -> None:
+    iterations(Script(), MS // 2).write(tmp_path)
+    assert read(tmp_path, Costs()).sentence == (
+        "77 % of an iteration is the environment, mostly in the simulator: try more workers (n_processes), or a "
+        "simulator of rlstruct.sims."
+    )
+    other = tmp_path / "other"
+    iterations(Script(), 9 * MS).write(other)
+    assert read(other, Costs()).sentence.startswith("81 % of an iteration is the loss, mostly in torch's operators:")
+
+
+def test_a_learner_that_waits_is_told_what_its_workers_do(tmp_path: pathlib.Path) -> None:
+    worker = Script("rlstruct-worker-0", 2, parent=1).enter("agent").python(6 * MS).leave()
+    worker.enter("environment").python(2 * MS).leave().enter("wait").python(2 * MS).leave().write(tmp_path)
+    Script().enter("iteration").enter("wait").python(9 * MS).leave().python(MS).leave().write(tmp_path)
+    sentence = read(tmp_path, Costs()).sentence
+    assert sentence.startswith(
+        "90 % of an iteration is waiting for workers, and 75 % of their work is the agent, mostly"
+    )
+
+
+def test_the_report_says_what_it_took_away_and_what_is_uncertain(tmp_path: pathlib.Path) -> None:
+    iterations(Script(operation_cost=100_000), MS).write(tmp_path)
+    text = str(read(tmp_path, Costs(operation=100e-6, unsure=("operator",))))
+    assert "The cost of operator came out negative and counts as 0: calibrate with more repetitions." in text
+    assert "in 1 window(s)" in text
+    assert "is sampled" in text
+    assert "100.00 us an operation" in text
+    assert "    simulator" in text
+
+
+def test_what_is_saved_can_be_read_by_others(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra train")
+    iterations(Script(), MS).write(tmp_path)
+    report = read(tmp_path, Costs())
+    files = save(report, tmp_path)
+    assert [file.name for file in files] == ["profile.json", "trace.perfetto", "profile.png"]
+    found = json.loads(files[0].read_text())
+    rows = {row["operation"]: row for row in found["processes"][0]["rows"]}
+    assert rows["iteration/loss"]["corrected"][1] == pytest.approx(12e-3, rel=0.01)
+    assert rows["iteration/loss"]["transitions"] == {"simulator to backend": 12}
+    assert found["sentence"] == report.sentence
+    assert files[2].read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_trace_is_one_of_perfetto(tmp_path: pathlib.Path) -> None:
+    messages = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2", reason="needs perfetto")
+    script = Script().enter("outer").operator(MS).enter("inner").python(MS).leave().leave()
+    script.call(MS, "cudaLaunchKernel", 1).on_gpu(MS // 2, MS, 1, "a kernel").write(tmp_path)
+    Script("rlstruct-worker-0", 2, parent=1).enter("agent").python(MS).leave().write(tmp_path)
+    write_trace(load(tmp_path), tmp_path / "trace")
+    trace = messages.Trace()
+    trace.ParseFromString((tmp_path / "trace").read_bytes())
+    described = {p.track_descriptor.uuid: p.track_descriptor for p in trace.packet if p.HasField("track_descriptor")}
+    processes = {d.process.pid: d.process.process_name for d in described.values() if d.HasField("process")}
+    assert processes == {1: "main", 2: "rlstruct-worker-0"}
+    slices: list[tuple[str, str, int, int]] = []
+    stacks: dict[int, list[tuple[str, int]]] = {}
+    for packet in trace.packet:
+        if not packet.HasField("track_event"):
+            continue
+        event, track = packet.track_event, packet.track_event.track_uuid
+        if event.type == event.TYPE_SLICE_BEGIN:
+            stacks.setdefault(track, []).append((event.name, packet.timestamp))
+        else:
+            name, begun = stacks[track].pop()
+            slices.append((described[track].name, name, begun - 10**9, packet.timestamp - begun))
+    assert not any(stacks.values())
+    assert sorted(slices) == [
+        ("GPU stream 7", "a kernel", MS // 2, MS),
+        ("operations", "agent", 0, MS),
+        ("operations", "inner", MS, MS),
+        ("operations", "outer", 0, 2 * MS),
+        ("torch and CUDA's API", "aten::mm", 0, MS),
+        ("torch and CUDA's API", "cudaLaunchKernel", 2 * MS, MS),
+    ]
+    assert all(described[d.parent_uuid].HasField("process") for d in described.values() if d.parent_uuid)
+
+
+def test_a_difference_is_told_only_beyond_noise(tmp_path: pathlib.Path) -> None:
+    for name, loss in (("a", MS), ("same", MS + 20_000), ("slower", 2 * MS)):
+        iterations(Script(), loss).write(tmp_path / name)
+    before, same, slower = (read(tmp_path / name, Costs()) for name in ("a", "same", "slower"))
+    assert differences(before, same) == ["No operation became slower or faster beyond noise."]
+    told = differences(before, slower)
+    assert told[0].startswith("main, training, iteration/loss: 1 ms -> 2 ms an entry, 100 % slower")
+    assert told[1].startswith("main, training, iteration: ")
+    assert len(told) == 2  # the environment is what it was
+    assert "% faster" in differences(slower, before)[0]
+
+
+def test_one_entry_is_no_evidence(tmp_path: pathlib.Path) -> None:
+    for name, loss in (("a", MS), ("b", 3 * MS)):
+        iterations(Script(), loss, n=1).write(tmp_path / name)
+    a, b = (read(tmp_path / name, Costs()) for name in ("a", "b"))
+    assert differences(a, b) == ["No operation became slower or faster beyond noise."]
