@@ -42,7 +42,8 @@ ones; --help after ALGORITHM and --env lists them all.
   dqn         replay buffer, action values; discrete actions, no memory
 
   rlstruct train a2c --env CartPole-v1
-  rlstruct train a2c --env CartPole-v1 --simulator torch --preset CartPole-v1-1024
+  rlstruct train a2c --env CartPole-v1 --simulator torch \\
+      --preset CartPole-v1-1024
   rlstruct train dqn --env Breakout-MinAtar --learner-device cuda:0
   rlstruct train dqn --env MyEnv-v0 --preset Acrobot-v1
   rlstruct train --config runs/RUN --seed 1    the same again, with another seed
