@@ -10,13 +10,14 @@ The steps, in order; a step that ends early leaves its time to those that follow
 2. ``targets``: Warp's first launch, then what the library has targets for, and the device's limits.
 3. ``other tests``: every other test marked ``gpu``.
 4. ``ladder``: what single tricks bring, all sizes of the benchmark, a training, and last what is compiled for minutes.
+5. ``sharing``: processes in turns, under MPS and in MIG instances, beside one process that searches in many games.
 
 torch, numpy, gymnasium, cloudpickle, pytest and hypothesis must be there, or in the folder that ``--site`` names (as
 `pip install --target` fills it); warp-lang too, or what needs it is left out. Every test file has processes of its own:
 one that hangs, dies or breaks CUDA loses one test, and the rest of its file runs in a new process. Every result is
 written as it comes, into files named by device and commit, so a run that is cut keeps what it has:
-``gpu_tests-….json`` (every test with its outcome, seconds and what it said), ``gpu-….json`` (the benchmark's rows),
-``gpu_run-….json`` (what came of each step), and ``gpu_run-….log``.
+``gpu_tests-….json`` (every test with its outcome, seconds and what it said), ``gpu-….json`` and ``sharing-….json``
+(what the benchmarks found), ``gpu_run-….json`` (what came of each step), and ``gpu_run-….log``.
 
 Exit code 0: every test passed and the benchmark ran to its end.
 """
@@ -48,26 +49,34 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Step:
-    """A share of the half hour: test files, or parts of benchmarks/gpu.py.
+    """A share of the half hour: test files, or a benchmark.
 
     Attributes:
         name: as it is printed and written.
         share: of the whole time.
         tests: words in the names of the test files; no word takes all files that are left.
-        parts: of the benchmark; if there is one, no tests are run.
+        benchmark: name of the script in benchmarks/; with one no tests are run.
+        parts: of the benchmark, where it has parts.
     """
 
     name: str
     share: float
     tests: tuple[str, ...] = ()
+    benchmark: str = ""
     parts: tuple[str, ...] = ()
 
 
 STEPS = (
     Step("first tests", 5 / 30, tests=("recording", "graph", "replays", "lanes", "learning", "collection", "random")),
-    Step("targets", 9 / 30, parts=("first_launch", "targets", "sync", "limits")),
-    Step("other tests", 8 / 30),
-    Step("ladder", 8 / 30, parts=("tricks", "policy", "simulation", "fused", "training", "launches", "compiled")),
+    Step("targets", 9 / 30, benchmark="gpu", parts=("first_launch", "targets", "sync", "limits")),
+    Step("other tests", 7 / 30),
+    Step(
+        "ladder",
+        5 / 30,
+        benchmark="gpu",
+        parts=("tricks", "policy", "simulation", "fused", "training", "launches", "compiled"),
+    ),
+    Step("sharing", 4 / 30, benchmark="sharing"),
 )
 
 
@@ -161,7 +170,7 @@ class Session:
             share += step.share
             start = time.monotonic()
             print(f"== {step.name}, {max(0.0, self.left(share)):.0f} s", flush=True)
-            came = self.benchmark(step.parts, share) if step.parts else self.tests(step.tests, share)
+            came = self.benchmark(step, share) if step.benchmark else self.tests(step.tests, share)
             self.steps.append({"step": step.name, "seconds": round(time.monotonic() - start, 1)} | came)
             summary = {"benchmark": "gpu_run", "machine": self.here, "rows": self.steps}
             self.path("gpu_run").write_text(json.dumps(summary, indent=1) + "\n")
@@ -271,18 +280,20 @@ class Session:
         with self.path("gpu_run", "log").open("a") as file:
             file.write(text)
 
-    def benchmark(self, parts: tuple[str, ...], share: float) -> Row:
-        """Run parts of benchmarks/gpu.py, again where CUDA broke; returns the exit code, and ratios beside targets."""
+    def benchmark(self, step: Step, share: float) -> Row:
+        """Run a benchmark, again where CUDA broke; returns the exit code, and ratios beside targets."""
         code: int | None = None
         for _ in range(3):
             seconds = self.left(share)
             if seconds < 15:
                 break
-            command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--resume", "--out", str(self.options.out)]
+            script = ROOT / "benchmarks" / f"{step.benchmark}.py"
+            command = [sys.executable, str(script), "--out", str(self.options.out)]
+            command += ["--resume", "--parts", *step.parts] if step.parts else []
             command += ["--minutes", f"{(seconds - 10) / 60:.2f}", *(["--quick"] if self.options.quick else [])]
             try:
                 run = subprocess.run(
-                    [*command, "--parts", *parts],
+                    command,
                     env=self.environment,
                     timeout=seconds,
                     stdout=subprocess.PIPE,
@@ -292,14 +303,16 @@ class Session:
                 )
             except subprocess.TimeoutExpired as error:
                 said = error.stdout or b""
-                self._log(f"\n== {parts}: cut\n{said.decode(errors='replace') if isinstance(said, bytes) else said}")
+                said = said.decode(errors="replace") if isinstance(said, bytes) else said
+                self._log(f"\n== {step.name}: cut\n{said}")
                 break
-            self._log(f"\n== {parts}: exit code {run.returncode}\n{run.stdout}")
+            self._log(f"\n== {step.name}: exit code {run.returncode}\n{run.stdout}")
             print(_last_lines(run.stdout, 12), flush=True)
             code = run.returncode
             if code != BROKEN:
                 break
-        rows = json.loads(self.path("gpu").read_text())["rows"] if self.path("gpu").exists() else []
+        path = self.path(step.benchmark)
+        rows = json.loads(path.read_text())["rows"] if path.exists() else []
         return {
             "exit_code": code,
             "ratios": [row for row in rows if row["part"] == "summary"],
@@ -333,7 +346,7 @@ def main() -> int:
         good = session.run()
         for step in session.steps:
             print(f"{step['step']}: {step['seconds']:.0f} s, {step.get('tests', step.get('exit_code'))}")
-        for row in session.steps[-1].get("ratios", []):
+        for row in [row for step in session.steps[-2:] for row in step.get("ratios", [])]:
             print(f"{row['ratio']}: {row['value']}, target {row['target']}, met: {row.get('met')}")
         print(session.path("gpu_run"))
     return 0 if good else 1

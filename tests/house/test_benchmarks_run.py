@@ -118,3 +118,33 @@ def test_a_rung_that_raises_costs_itself_and_no_other(gpu: ModuleType) -> None:
     assert [row["rung"] for row in run.rows if "steps_per_second" in row] == ["good"]
     assert run.measured("simulation", N=64)
     assert not run.measured("simulation", N=1)
+
+
+def test_the_plain_search_plays_connect_four(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from _plain_search import Node, PlainSearchAgent, SmallNet
+
+    from rlstruct import DictTensor
+    from rlstruct.sims import ConnectFour
+
+    env = ConnectFour(1, 0, device="cpu")
+    observation, _ = env.reset()
+    node, n_over = Node(0, 0, 0.0, False), 0
+    generator = torch.Generator().manual_seed(0)
+    while n_over < 5:
+        legal = observation["frame/legal"].float()
+        column = torch.multinomial(legal, 1, generator=generator)[:, 0]
+        (reached, _), (observation, _) = env.step(DictTensor({"action": column}))
+        node = node.child(int(column))
+        assert (node.reward, node.over) == (float(reached["reward"]), bool(reached["done"]))
+        if node.over:
+            node, n_over = Node(0, 0, 0.0, False), n_over + 1
+
+    env = ConnectFour(1, 0, device="cpu")
+    observation, _ = env.reset()
+    for column in (2, 6, 3, 6, 4, 0):  # three in a row, open on both sides: columns 1 and 5 win
+        _, (observation, _) = env.step(DictTensor({"action": torch.tensor([column])}))
+    agent = PlainSearchAgent(SmallNet(), 99, 16, "cpu")
+    action, _ = agent(DictTensor(), observation, DictTensor())
+    assert int(action["action"]) in (1, 5)
+    assert int(action["n_inferences"]) == 100

@@ -87,7 +87,7 @@ def test_a_quick_look_takes_every_step_in_order_and_writes_what_came_of_it(tmp_p
     run = subprocess.run(command, capture_output=True, text=True, timeout=290, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     steps = json.loads(next(tmp_path.glob("gpu_run-*.json")).read_text())["rows"]
-    assert [step["step"] for step in steps] == ["first tests", "targets", "other tests", "ladder"]
+    assert [step["step"] for step in steps] == ["first tests", "targets", "other tests", "ladder", "sharing"]
     tests = json.loads(next(tmp_path.glob("gpu_tests-*.json")).read_text())["rows"]
     assert {row["file"] for row in tests} == {"tests/functional/test_random.py"}
     assert {row["outcome"] for row in tests} <= {"passed", "skipped"}
@@ -95,4 +95,13 @@ def test_a_quick_look_takes_every_step_in_order_and_writes_what_came_of_it(tmp_p
     parts = list(dict.fromkeys(row["part"] for row in rows))
     assert parts[0] == "first_launch"
     assert parts[-2:] == ["compiled", "summary"]
+    rows = json.loads(next(tmp_path.glob("sharing-*.json")).read_text())["rows"]
+    assert {row["part"] for row in rows} == {"table", "simulations", "summary"}
+    measured = [row for row in rows if "samples_per_second" in row]
+    assert {(row["processes"], row["sharing"]) for row in measured if row["part"] == "table"} >= {
+        (1, "none"),
+        (2, "none"),
+        (1, "batched"),
+    }
+    assert {row["inferences_per_sample"] for row in measured if row["part"] == "table"} == {20}
     assert len({path.stem.partition("-")[2] for path in tmp_path.glob("gpu*.*")}) == 1  # one device, one commit

@@ -1,0 +1,303 @@
+"""How processes share a GPU, and one process that has no need to: Connect Four by tree search, samples per second.
+
+    python benchmarks/sharing.py                        2, 7, 16 processes on a GPU; 1 and 2 without one
+    python benchmarks/sharing.py --quick --out DIR      a look whether it runs, under a minute
+
+The workload of SURF's comparison of MPS and MIG: each process plays a game by MCTS with a small network, 500 inferences
+for each sample (a position with its visits). Beside the processes, which search as such programs do, one inference at a
+time (`_plain_search`), stands one process that searches in many games at once (`rlstruct.search`), with and without a
+CUDA graph. Every inference is counted. What shares a row was timed in turns, in one run: medians of five rounds after a
+warm-up. Every row is written as it comes; what cannot run says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import _report
+import torch
+from _plain_search import PlainSearchAgent, SmallNet
+
+from rlstruct.batchers import RL_Batcher
+from rlstruct.device import resolve_device
+from rlstruct.errors import SharingError
+from rlstruct.search import SearchAgent, SearchConfig
+from rlstruct.sharing import no_green_contexts
+from rlstruct.sims import ConnectFour
+
+N_INFERENCES = 500  # for a sample
+MAX_DEPTH = 16  # moves that a search looks ahead
+MODES = ("none", "mps", "mig")
+Row = dict[str, Any]
+Collect = Callable[[], tuple[int, int]]  # takes samples; how many, and after how many inferences
+
+
+@dataclass
+class Run:
+    """One run of the benchmark.
+
+    Attributes:
+        device: under test.
+        quick: only look whether everything runs.
+        deadline: when to stop, of time.perf_counter.
+        rows: found so far, written after each.
+        path: of the JSON file.
+    """
+
+    device: torch.device
+    quick: bool
+    deadline: float
+    rows: list[Row] = field(default_factory=list)
+    path: Path = Path()
+
+    def add(self, **row: Any) -> None:  # noqa: ANN401 - plain values
+        """Print a row, and write all."""
+        self.rows.append(row)
+        self.path = _report.write("sharing", self.rows)
+        shown = [(key, f"{value:.4g}" if isinstance(value, float) else value) for key, value in row.items()]
+        print("  ".join(f"{key} {value}" for key, value in shown if key != "rounds"), flush=True)
+
+    def rate(self, makers: Sequence[tuple[Row, Callable[[], contextlib.AbstractContextManager[Collect]]]]) -> None:
+        """Time what makers make, in turns; a row for each, also for those that cannot be made or that fail."""
+        with contextlib.ExitStack() as open_ones:
+            collects: list[tuple[Row, Collect, list[float]]] = []
+            counts: list[tuple[int, int]] = []
+            for row, make in makers:
+                try:
+                    if time.perf_counter() > self.deadline:
+                        raise TimeoutError("the time budget is used up")
+                    collect = open_ones.enter_context(make())
+                    counts.append(collect())  # a warm-up: kernels are loaded, graphs recorded
+                    collect()
+                    collects.append((row, collect, []))
+                except Exception as error:  # whatever it is, the others are measured all the same
+                    self.add(**row, left_out=_first_line(error))
+            for _ in range(5):
+                for _, collect, seconds in collects:
+                    start = time.perf_counter()
+                    collect()
+                    seconds.append(time.perf_counter() - start)
+        for (row, _, seconds), (samples, inferences) in zip(collects, counts, strict=True):
+            rate = samples / statistics.median(seconds)
+            rounds = [samples / each for each in seconds]
+            self.add(**row, samples_per_second=rate, inferences_per_sample=inferences / samples, rounds=rounds)
+
+    def found(self, part: str, **where: object) -> float | None:
+        """The highest rate of samples in rows with these values, None if none was measured."""
+        rates = [
+            row["samples_per_second"]
+            for row in self.rows
+            if row["part"] == part and "samples_per_second" in row and all(row.get(k) == v for k, v in where.items())
+        ]
+        return max(rates, default=None)
+
+
+class EagerSearchAgent(SearchAgent):
+    """Searches without a graph, on CUDA too."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:  # noqa: ANN401 - passed on
+        """Make it, and leave the recording out."""
+        super().__init__(*arguments, **settings)
+        self._graph = None
+
+
+@contextlib.contextmanager
+def processes(run: Run, n: int, sharing: str) -> Iterator[Collect]:
+    """Processes with one game each."""
+    if sharing != "none" and run.device.type != "cuda":
+        raise SharingError("there is no CUDA device")
+    cores = len(os.sched_getaffinity(0))
+    if run.device.type == "cpu" and n > cores:
+        raise SharingError(f"{n} processes would wait for each other on {cores} cores")
+    model, n_simulations = SmallNet(), _n_simulations(run)
+    with warnings.catch_warnings(), contextlib.ExitStack() as end:
+        warnings.filterwarnings("ignore", "RL_Batcher: .* CUDA contexts")  # that is what is measured
+        batcher = RL_Batcher(
+            1,
+            PlainSearchAgent,
+            _game,
+            agent_args={
+                "model": model,
+                "n_simulations": n_simulations,
+                "max_depth": MAX_DEPTH,
+                "device": str(run.device),
+            },
+            env_args={"n_envs": 1, "device": str(run.device)},
+            n_processes=n,
+            seed=0,
+            device=run.device,
+            sharing=sharing,  # type: ignore[arg-type]
+        )
+        end.enter_context(batcher)
+        batcher.reset()
+        yield partial(_batch, batcher, n_simulations + 1)
+
+
+@contextlib.contextmanager
+def one_process(run: Run, n_games: int, n_simulations: int, graph: bool) -> Iterator[Collect]:
+    """One process that searches in all games at once."""
+    if graph and run.device.type != "cuda":
+        raise SharingError("there is no CUDA device")
+    batcher = RL_Batcher(
+        1,
+        SearchAgent if graph else EagerSearchAgent,
+        _game,
+        agent_args={
+            "model": SmallNet(),
+            "create_simulator": ConnectFour,
+            "config": SearchConfig(method="puct", n_simulations=n_simulations, max_depth=MAX_DEPTH),
+            "device": str(run.device),
+        },
+        env_args={"n_envs": n_games, "device": str(run.device)},
+        seed=0,
+        device=run.device,
+    )
+    with batcher:
+        batcher.reset()
+        yield partial(_batch, batcher, n_simulations + 1)
+
+
+def _batch(batcher: RL_Batcher, n_inferences: int) -> tuple[int, int]:
+    """Collect a batch; count its samples and inferences.
+
+    Raises:
+        RuntimeError: the search took another number of inferences.
+    """
+    batcher.execute()
+    trajectories, _ = batcher.get()
+    steps = trajectories.transitions()
+    if "action/n_inferences" in steps.keys():
+        counted = steps["action/n_inferences"]
+    else:  # the root's visits, and the root itself
+        counted = steps["action/action_visits"].sum(-1) + 1
+    if not bool((counted == n_inferences).all()):  # also waits for the GPU
+        raise RuntimeError(f"got {counted.unique().tolist()} inferences for a sample, expected {n_inferences}")
+    return steps.n_elems(), int(counted.sum())
+
+
+def _game(n_envs: int, seed: int, device: str) -> ConnectFour:
+    return ConnectFour(n_envs, seed, device=device)
+
+
+def _n_simulations(run: Run) -> int:
+    """Of a sample, whose first inference is for the root."""
+    return (20 if run.quick else N_INFERENCES) - 1
+
+
+def _first_line(error: Exception) -> str:
+    said = str(error).strip().splitlines() or [""]
+    return said[0] if isinstance(error, SharingError | TimeoutError) else f"{type(error).__name__}: {said[0]}"
+
+
+def table(run: Run) -> None:
+    """SURF's table, with a fourth and a fifth column."""
+    on_gpu = run.device.type == "cuda"
+    numbers = (2, 1) if run.quick else (16, 7, 2) if on_gpu else (2, 1, 7, 16)  # targets first
+    n_games = 8 if run.quick else 4096 if on_gpu else 256
+    n_simulations = _n_simulations(run)
+    for n in numbers:
+        makers = [
+            ({"part": "table", "processes": n, "sharing": mode, "games": n}, partial(processes, run, n, mode))
+            for mode in MODES
+        ]
+        for graph in (True, False):
+            row = {"part": "table", "processes": 1, "sharing": f"batched{', CUDA graph' * graph}", "games": n_games}
+            makers.append((row | {"beside": n}, partial(one_process, run, n_games, n_simulations, graph)))
+        run.rate(makers)
+    row = {"part": "table", "processes": 1, "sharing": "green contexts"}
+    run.add(**row, left_out=no_green_contexts() or "not used by this benchmark: one process needs no partition")
+
+
+def simulations(run: Run) -> None:
+    """Simulations per second at 128 simulations for each move."""
+    on_gpu = run.device.type == "cuda"
+    n = 16 if run.quick else 128
+    for n_games in (8,) if run.quick else (1024, 4096, 16384) if on_gpu else (256, 1024):
+        row = {"part": "simulations", "games": n_games, "simulations": n}
+        run.rate([(row, partial(one_process, run, n_games, n, on_gpu))])
+
+
+def summary(run: Run) -> None:
+    """Ratios beside their targets; of rows that were timed in turns."""
+    ratios: list[tuple[str, float | None, float | None]] = []
+    for n in sorted({16, *(row["beside"] for row in run.rows if "beside" in row)}):
+        kinds = ("batched", "batched, CUDA graph")
+        batched = max((run.found("table", sharing=kind, beside=n) or 0.0 for kind in kinds), default=0.0) or None
+        none, mps = (run.found("table", sharing=mode, processes=n) for mode in ("none", "mps"))
+        ratios.append((f"one batched process over {n} under MPS", _ratio(batched, mps), 1.0 if n == 16 else None))
+        ratios.append((f"one batched process over {n} in turns", _ratio(batched, none), None))
+        ratios.append((f"{n} under MPS over {n} in turns", _ratio(mps, none), 2.0 if n == 16 else None))
+    at_128 = run.found("simulations", simulations=128)
+    ratios.append(("simulations per second, 128 for each move", 128 * at_128 if at_128 else None, 1e6))
+    for name, value, target in ratios:
+        if value is not None or target is not None:
+            met = "not measured" if value is None else None if target is None else value >= target
+            run.add(part="summary", ratio=name, value=value, target=target, met=met)
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    return a / b if a and b else None
+
+
+def draw(run: Run) -> None:
+    """Draw a group of bars for each number of processes, and the batched process as a line across."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        print("no picture: matplotlib is not installed (extra train)")
+        return
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = [row for row in run.rows if row["part"] == "table" and "samples_per_second" in row]
+    bars = [row for row in rows if row["sharing"] in MODES]
+    numbers = sorted({row["processes"] for row in bars})
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for shift, mode in enumerate(MODES):
+        heights = {row["processes"]: row["samples_per_second"] for row in bars if row["sharing"] == mode}
+        places = [numbers.index(n) + 0.25 * (shift - 1) for n in heights]
+        axes.bar(places, list(heights.values()), 0.23, label=mode if heights else None)
+    for kind, style in (("batched", "--"), ("batched, CUDA graph", "-")):
+        if rate := run.found("table", sharing=kind):
+            axes.axhline(rate, color="black", linestyle=style, label=f"1 process, {kind}")
+    axes.set_yscale("log")
+    axes.set_xticks(range(len(numbers)), [str(n) for n in numbers])
+    axes.set_xlabel(f"processes, {_report.machine()['device']}")
+    axes.set_ylabel("samples per second, all processes")
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(run.path.with_suffix(".png"), dpi=120)
+    plt.close(figure)
+
+
+def main() -> None:
+    """Measure, print, write JSON and a picture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--minutes", type=float, default=8.0, help="after so long nothing new is begun")
+    parser.add_argument("--quick", action="store_true", help="short searches, few processes: does it run?")
+    parser.add_argument("--out", type=Path, default=_report.RESULTS, help="folder of JSON and picture")
+    options = parser.parse_args()
+    _report.RESULTS = options.out
+    run = Run(resolve_device(options.device), options.quick, time.perf_counter() + 60 * options.minutes)
+    torch.set_num_threads(1)
+    print(_report.machine())
+    simulations(run)
+    table(run)
+    summary(run)
+    draw(run)
+    print(run.path)
+
+
+if __name__ == "__main__":
+    main()
