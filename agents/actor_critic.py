@@ -16,6 +16,41 @@ from rlstruct.functional import categorical, gaussian
 from rlstruct.functional.masks import masked_dicttensor
 
 
+def discrete_choice(agent: ModelAgent[Any], policy: Tensor, value: Tensor, observation: DictTensor) -> DictTensor:
+    """Draw actions from logits, or take the most probable ones; see `ActorCriticAgent`.
+
+    Args:
+        agent: says whether to draw.
+        policy: unnormalised log-probabilities.    [B, A] or [B, K, A] float
+        value: the baseline.                       [B] float
+        observation: its ``rng`` is drawn from.    [B]
+    """
+    detached = policy.detach()  # choosing is not differentiable
+    action = categorical.sample(detached, observation["rng"]) if agent.stochastic else detached.argmax(dim=-1)
+    known = action.clamp(max=policy.shape[-1] - 1)  # logits that are NaN draw no class, which the batcher tells
+    each = categorical.log_probability(policy, known)  # [B] or [B, K]
+    log_probability = each if each.dim() == 1 else each.sum(-1)
+    return DictTensor({"action": action, "action_logits": policy, "log_probability": log_probability, "value": value})
+
+
+def gaussian_choice(agent: ModelAgent[Any], policy: Tensor, value: Tensor, observation: DictTensor) -> DictTensor:
+    """Draw continuous actions, or take their mean; see `GaussianAgent`.
+
+    Args:
+        agent: says whether to draw.
+        policy: mean and log sigma side by side.  [B, 2 D] float
+        value: the baseline.                      [B] float
+        observation: its ``rng`` is drawn from.   [B]
+    """
+    mean, log_std = policy.chunk(2, dim=-1)  # [B, D] each
+    action = mean.detach()  # choosing is not differentiable
+    if agent.stochastic:
+        action = gaussian.sample(action, log_std.detach(), observation["rng"])
+    log_probability = gaussian.log_probability(mean, log_std, action)
+    known = {"action": action, "action_mean": mean, "action_log_std": log_std}
+    return DictTensor({**known, "log_probability": log_probability, "value": value})
+
+
 class ActorCriticAgent(ModelAgent[nn.Module]):
     """Draws one of A actions from a network's logits, or K actions at once; keeps no state.
 
@@ -30,6 +65,7 @@ class ActorCriticAgent(ModelAgent[nn.Module]):
     """
 
     pure = True
+    choose = discrete_choice  # what the network says, turned into actions
 
     def __call__(
         self,
@@ -50,16 +86,6 @@ class ActorCriticAgent(ModelAgent[nn.Module]):
         (actor, kind), (critic, other_kind) = _layers(model.actor), _layers(model.critic)
         one_choice = type(model.policy) is ActionLogits and len(model.policy.shape) == 1
         return Perceptron(actor, critic, kind, self.stochastic) if kind and kind == other_kind and one_choice else None
-
-    def choose(self, policy: Tensor, value: Tensor, observation: DictTensor) -> DictTensor:
-        """Turn what the network says into actions; see `discrete_output`. Agents for other action spaces override it.
-
-        Args:
-            policy: the network's first output, here logits.  [B, A] or [B, K, A]
-            value: the baseline.                              [B]
-            observation: its ``rng`` is drawn from.           [B]
-        """
-        return discrete_output(policy, value, observation, self.stochastic)
 
 
 def _layers(network: nn.Module) -> tuple[Layers, str]:
@@ -84,6 +110,7 @@ class RecurrentAgent(ModelAgent[RecurrentActorCritic]):
     """
 
     pure = True
+    choose = discrete_choice
 
     def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
         """Return ``hidden``: zeros [B, H] on the agent's device."""
@@ -103,20 +130,8 @@ class RecurrentAgent(ModelAgent[RecurrentActorCritic]):
         policy, value, hidden = self.model(observation["frame"], state["hidden"])
         return self.choose(policy, value, observation), DictTensor({"hidden": hidden})
 
-    def choose(self, policy: Tensor, value: Tensor, observation: DictTensor) -> DictTensor:
-        """Turn what the network says into actions; see `ActorCriticAgent.choose`."""
-        return discrete_output(policy, value, observation, self.stochastic)
 
-
-class _GaussianHead(ModelAgent[Any]):
-    """Overrides how `ActorCriticAgent` and `RecurrentAgent` choose."""
-
-    def choose(self, policy: Tensor, value: Tensor, observation: DictTensor) -> DictTensor:
-        """Draw continuous actions; see `gaussian_output`."""
-        return gaussian_output(policy, value, observation, self.stochastic)
-
-
-class GaussianAgent(_GaussianHead, ActorCriticAgent):
+class GaussianAgent(ActorCriticAgent):
     """Draws D continuous actions; keeps no state.
 
     It returns ``action`` [B, D], ``action_mean`` and ``action_log_std`` [B, D], ``log_probability`` [B] and ``value``
@@ -130,9 +145,10 @@ class GaussianAgent(_GaussianHead, ActorCriticAgent):
     """
 
     pure = True
+    choose = gaussian_choice
 
 
-class RecurrentGaussianAgent(_GaussianHead, RecurrentAgent):
+class RecurrentGaussianAgent(RecurrentAgent):
     """As `GaussianAgent`, with the state of a `RecurrentAgent`.
 
     Args:
@@ -141,44 +157,4 @@ class RecurrentGaussianAgent(_GaussianHead, RecurrentAgent):
     """
 
     pure = True
-
-
-def discrete_output(logits: Tensor, value: Tensor, observation: DictTensor, stochastic: bool) -> DictTensor:
-    """Choose actions and put together what a discrete actor-critic returns; see `ActorCriticAgent`.
-
-    Args:
-        logits: unnormalised log-probabilities.    [B, A] or [B, K, A] float
-        value: the baseline.                       [B] float
-        observation: its ``rng`` is drawn from.    [B]
-        stochastic: draw, or take the most probable action.
-    """
-    detached = logits.detach()  # choosing is not differentiable
-    action = categorical.sample(detached, observation["rng"]) if stochastic else detached.argmax(dim=-1)
-    known = action.clamp(max=logits.shape[-1] - 1)  # logits that are NaN draw no class, which the batcher tells
-    each = categorical.log_probability(logits, known)  # [B] or [B, K]
-    log_probability = each if each.dim() == 1 else each.sum(-1)
-    return DictTensor({"action": action, "action_logits": logits, "log_probability": log_probability, "value": value})
-
-
-def gaussian_output(policy: Tensor, value: Tensor, observation: DictTensor, stochastic: bool) -> DictTensor:
-    """Choose actions and put together what a continuous actor-critic returns; see `GaussianAgent`.
-
-    Args:
-        policy: mean and log sigma side by side.  [B, 2 D] float
-        value: the baseline.                      [B] float
-        observation: its ``rng`` is drawn from.   [B]
-        stochastic: draw, or take the mean.
-    """
-    mean, log_std = policy.chunk(2, dim=-1)  # [B, D] each
-    action = mean.detach()  # choosing is not differentiable
-    if stochastic:
-        action = gaussian.sample(action, log_std.detach(), observation["rng"])
-    return DictTensor(
-        {
-            "action": action,
-            "action_mean": mean,
-            "action_log_std": log_std,
-            "log_probability": gaussian.log_probability(mean, log_std, action),
-            "value": value,
-        }
-    )
+    choose = gaussian_choice

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstruct.batchers import BatcherState, EpisodeStatistics, RL_Batcher
+from rlstruct.batchers import EpisodeStatistics, RL_Batcher
 from rlstruct.core import Trajectories
 from rlstruct.errors import BatcherStateError
 from rlstruct.profiling import operation, phase
@@ -63,16 +63,13 @@ class Evaluator:
     Args:
         batcher: for this evaluator alone; the caller closes it.
         step_limit: longer episodes are cut after this many steps, with a warning; None waits for their end.
-        resumable: keep what `state_dict` needs while an evaluation is under way: a copy of the weights.
     """
 
-    def __init__(self, batcher: RL_Batcher, *, step_limit: int | None = None, resumable: bool = False) -> None:
+    def __init__(self, batcher: RL_Batcher, *, step_limit: int | None = None) -> None:
         """Use ``batcher``."""
         self.batcher = batcher
         self.step_limit = step_limit
-        self._resumable = resumable
         self._started: tuple[int, int, float] | None = None
-        self._before: tuple[BatcherState, dict[str, Tensor]] | None = None  # state and weights of the one under way
 
     @property
     def busy(self) -> bool:
@@ -95,8 +92,6 @@ class Evaluator:
         if self._started is not None:
             raise BatcherStateError("Evaluator.start: an evaluation is under way. Call wait() first.")
         self._begin_count()
-        if self._resumable:
-            self._before = self.batcher.state_dict(), {name: weight.clone() for name, weight in weights.items()}
         self._started = (env_steps, policy_version, time.perf_counter())
         self.batcher.update(weights)
         self.batcher.reset()
@@ -129,23 +124,14 @@ class Evaluator:
                 return result
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint needs. An evaluation that is under way will begin again, with its weights.
+        """Return what a checkpoint needs, between two evaluations.
 
         Raises:
-            BatcherStateError: an evaluation is under way, and the evaluator was not made ``resumable``.
+            BatcherStateError: an evaluation is under way.
         """
-        if self._started is None:
-            return {"batcher": self.batcher.state_dict(), "under_way": None}
-        if self._before is None:
-            raise BatcherStateError(
-                "Evaluator.state_dict: an evaluation is under way. Call wait() first, or pass resumable=True."
-            )
-        state, weights = self._before
-        env_steps, policy_version, _ = self._started
-        return {
-            "batcher": state,
-            "under_way": {"weights": weights, "env_steps": env_steps, "policy_version": policy_version},
-        }
+        if self.busy:
+            raise BatcherStateError("Evaluator.state_dict: an evaluation is under way. Call wait() first.")
+        return {"batcher": self.batcher.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called, in a batcher made alike: evaluations to come are equal.
@@ -153,8 +139,6 @@ class Evaluator:
         Environments that cannot be saved play other episodes.
         """
         self.batcher.load_state_dict(state["batcher"])
-        if (begun := state["under_way"]) is not None:
-            self.start(begun["weights"], env_steps=begun["env_steps"], policy_version=begun["policy_version"])
 
     def _begin_count(self) -> None:
         """Count from here on the first episode of each environment."""
@@ -177,7 +161,7 @@ class Evaluator:
         if n_cut:
             self._warn(n_cut)
         env_steps, policy_version, start = self._started
-        self._started = self._before = None
+        self._started = None
         returns = torch.where(self._unfinished, self._statistics.open_return, self._returns)
         lengths = torch.where(self._unfinished, self._statistics.open_length, self._lengths)
         return Evaluation(

@@ -109,10 +109,8 @@ class TrainingHistory:
         self._unread.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint needs."""
-        now = time.perf_counter()
+        """Return what a checkpoint needs, after `read`."""
         return {
-            "unread": [{**update._asdict(), "at": now - update.at, "batches": ()} for update in self._unread],
             "statistics": self.statistics.state_dict(),
             "losses": {
                 name: torch.tensor(numbers, dtype=torch.float64, device="cpu") for name, numbers in self.losses.items()
@@ -120,12 +118,8 @@ class TrainingHistory:
             "evaluations": [asdict(evaluation) for evaluation in self.evaluations],
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Go on where `state_dict` was called, with a learner on ``device``."""
-        now = time.perf_counter()
-        for update in state["unread"]:
-            terms = {name: term.to(device) for name, term in update["terms"].items()}
-            self._unread.append(_Update(**{**update, "at": now - update["at"], "terms": terms}))
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called."""
         self.statistics.load_state_dict(state["statistics"])
         self.losses = {name: column.tolist() for name, column in state["losses"].items()}  # sync: on the CPU, once
         self.evaluations = [

@@ -107,7 +107,7 @@ def run_training(
     resumptions = 0 if checkpoint is None else checkpoint["training"]["resumptions"] + 1
     collecting, evaluating = create_batchers(config, create_agent, create_env, env_args or {}, model, resumptions)
     with collecting() as batcher, phase("evaluation")(evaluating)() as evaluation:
-        evaluator = Evaluator(evaluation, step_limit=config.evaluation_step_limit, resumable=run is not None)
+        evaluator = Evaluator(evaluation, step_limit=config.evaluation_step_limit)
         loop = TrainingLoop(config, learner, batcher, evaluator, run)
         if run is not None and checkpoint is not None:
             loop.load_state_dict(checkpoint, resumptions=resumptions)
@@ -178,7 +178,7 @@ class TrainingLoop:
             self._evaluate()
             self._save()
         self._start += time.perf_counter()
-        while self.env_steps < self.config.n_env_steps and not self._target_reached():
+        while self._goes_on():
             self._finished = False
             self._iterate()
         seconds = time.perf_counter() - self._start
@@ -206,17 +206,18 @@ class TrainingLoop:
         terms = self.learner.update(trajectories, self._fraction_done())
         if terms:
             self.history.add_update(self.env_steps, lag, terms)
-        self._evaluate_beside()
+        if (result := self.evaluator.poll()) is not None:
+            self.history.add_evaluation(result)
         if self.history.n_unread() == self.config.log_interval:
             self.history.read()
         due = self._saved_at + (self.config.checkpoint_interval or self.config.evaluation_interval)
-        if self.env_steps >= due:
+        if self.env_steps >= due and not self.evaluator.busy:
             self._save()
 
     def state_dict(self) -> dict[str, object]:
-        """Return everything that a checkpoint needs. Waits for the batch under way, which is kept for the next update.
+        """Return everything that a checkpoint needs, while no evaluation is under way and no loss is unread.
 
-        Nothing is lost by that: learning would wait for it next.
+        It waits for the batch under way, which is kept for the next update: learning would wait for it next.
         """
         if self._ordered is not None and self._fetched is None:
             self._fetched = self._fetch()
@@ -246,7 +247,7 @@ class TrainingLoop:
         training = state["training"]
         self._resumptions, self._finished = resumptions, training["finished"]
         self._start, self._published = -training["seconds"], training["published"]
-        self.history.load_state_dict(training["history"], resolve_device(self.config.learner_device))
+        self.history.load_state_dict(training["history"])
         if (fetched := training["fetched"]) is not None:
             plain = fetched["trajectories"]
             steps = TemporalDictTensor(plain["trajectories"], plain["lengths"])
@@ -258,6 +259,7 @@ class TrainingLoop:
 
     def _save(self) -> None:
         if self._folder is not None:
+            self.history.read()
             self._folder.save_checkpoint(self.state_dict())
             self._saved_at = self.env_steps
 
@@ -325,16 +327,15 @@ class TrainingLoop:
             stacklevel=5,
         )
 
-    def _evaluate_beside(self) -> None:
-        if (result := self.evaluator.poll()) is not None:
-            self.history.add_evaluation(result)
+    def _goes_on(self) -> bool:
+        """Begin an evaluation if it is time, here where a resumed training begins too, and say whether to learn on."""
         due = self.history.evaluations[-1].env_steps + self.config.evaluation_interval
-        if self.evaluator.busy or self.env_steps < due or self._target_reached():
-            return
-        if self.config.evaluation_processes == 0:
-            self._evaluate()  # learning waits, and a target ends the training with the weights that reached it
-        else:
-            self._start_evaluation()
+        if not (self._finished or self.evaluator.busy or self.env_steps < due or self._target_reached()):
+            if self.config.evaluation_processes == 0:
+                self._evaluate()  # learning waits, and a target ends the training with the weights that reached it
+            else:
+                self._start_evaluation()
+        return self.env_steps < self.config.n_env_steps and not self._target_reached()
 
     def _evaluate(self) -> None:
         self._start_evaluation()

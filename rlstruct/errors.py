@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from typing import Any
 
 
 class ShapeMismatchError(ValueError):
@@ -35,29 +36,19 @@ class WorkerError(RuntimeError):
         remote_traceback: formatted traceback of the worker, "" when it left none.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        worker: int = 0,
-        pid: int | None = None,
-        phase: str | None = None,
-        environment: int | None = None,
-        environments: tuple[int, int] | None = None,
-        seed: int | None = None,
-        step: int | None = None,
-        remote_traceback: str = "",
-    ) -> None:
+    worker: int = 0
+    pid: int | None = None
+    phase: str | None = None
+    environment: int | None = None
+    environments: tuple[int, int] | None = None
+    seed: int | None = None
+    step: int | None = None
+    remote_traceback: str = ""
+
+    def __init__(self, message: str, **place: Any) -> None:  # noqa: ANN401 - the attributes above
         """Store the place of the failure beside its message."""
         super().__init__(message)
-        self.worker = worker
-        self.pid = pid
-        self.phase = phase
-        self.environment = environment
-        self.environments = environments
-        self.seed = seed
-        self.step = step
-        self.remote_traceback = remote_traceback
+        vars(self).update(place)
 
 
 class WorkerTimeout(WorkerError):

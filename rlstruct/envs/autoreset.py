@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -37,15 +35,20 @@ class VectorStep:
     first: Arrays | None = None
 
 
-class Restarter(ABC):
+class Restarter:
     """Steps a vector environment and says exactly which rows ended and which began.
 
     Args:
         vector: the environment, wrappers included.
         frames: codec of one environment's observation space.
+
+    Attributes:
+        seeded_at_reset: whether `reset` takes a seed.
+        late: whether rows that ended do not act in the next step, but restart in it.
     """
 
     seeded_at_reset = True
+    late = False
 
     def __init__(self, vector: Vector, frames: SpaceCodec) -> None:
         """Keep the environment."""
@@ -53,13 +56,14 @@ class Restarter(ABC):
         self.frames = frames
         self.n = int(vector.num_envs)
         self.options: Options | None = None
+        self._pending = np.zeros(self.n, np.bool_)
 
     def reset(self, seed: int | None, options: Options | None) -> Arrays:
         """Start a new episode in every row."""
+        self._pending = np.zeros(self.n, np.bool_)
         self.options = options
         return self._reset(seed=seed, options=merge(options))
 
-    @abstractmethod
     def step(self, action: Element, out: Arrays) -> VectorStep:
         """Take one step.
 
@@ -67,6 +71,16 @@ class Restarter(ABC):
             action: for all rows.
             out: where the true next observations of the rows that took it are written.  [B, ...]
         """
+        result, info = self._step(action, out)
+        ended = np.logical_or(result.terminated, result.truncated)
+        restarted, self._pending = self._pending if self.late else ended, ended
+        if restarted.any():
+            result.restarted, result.first = restarted, self._first(restarted, out, info)
+        return result
+
+    def _first(self, rows: Mask, out: Arrays, info: dict[str, Any]) -> Arrays:
+        """Return the first observations of ``rows``, and leave the final ones in ``out``."""
+        return [array.copy() for array in out]
 
     def _step(self, action: Element, out: Arrays) -> tuple[VectorStep, dict[str, Any]]:
         answer = self.vector.step(action)
@@ -120,18 +134,9 @@ class MaskedReset(Restarter):
             frames = self._reset(seed=seed, options={**group, "reset_mask": mask})
         return frames
 
-    def step(self, action: Element, out: Arrays) -> VectorStep:
-        """Take one step, and reset the rows that ended."""
-        result, _ = self._step(action, out)
-        ended = np.logical_or(result.terminated, result.truncated)
-        if ended.any():
-            result.restarted = ended
-            result.first = self._reset_rows(ended)
-        return result
-
-    def _reset_rows(self, mask: Mask) -> Arrays:
-        for group_mask, group in self._groups(mask):
-            frames = self._reset(options={**group, "reset_mask": group_mask})
+    def _first(self, rows: Mask, out: Arrays, info: dict[str, Any]) -> Arrays:
+        for mask, group in self._groups(rows):
+            frames = self._reset(options={**group, "reset_mask": mask})
         return frames
 
     def _groups(self, mask: Mask) -> list[tuple[Mask, dict[str, Any]]]:
@@ -154,11 +159,6 @@ class EnvPoolReset(MaskedReset):
 
     seeded_at_reset = False
 
-    def __init__(self, vector: Vector, frames: SpaceCodec) -> None:
-        """Keep the environment."""
-        super().__init__(vector, frames)
-        self._reset_these: Callable[[np.ndarray[Any, Any]], tuple[Element, dict[str, Any]]] = cast("Any", vector).reset
-
     def reset(self, seed: int | None, options: Options | None) -> Arrays:
         """Start a new episode in every row."""
         if options is not None:
@@ -169,11 +169,11 @@ class EnvPoolReset(MaskedReset):
         observation, _ = self.vector.reset()
         return self.frames.batched(observation, self.n)
 
-    def _reset_rows(self, mask: Mask) -> Arrays:
-        rows = np.flatnonzero(mask).astype(np.int32)
-        observation, info = self._reset_these(rows)
+    def _first(self, rows: Mask, out: Arrays, info: dict[str, Any]) -> Arrays:
+        numbers = np.flatnonzero(rows).astype(np.int32)
+        observation, info = cast("Any", self.vector).reset(numbers)
         first = self.frames.zeros(self.n)
-        for array, part in zip(first, self.frames.batched(observation, len(rows)), strict=True):
+        for array, part in zip(first, self.frames.batched(observation, len(numbers)), strict=True):
             array[info["env_id"]] = part
         return first
 
@@ -181,57 +181,33 @@ class EnvPoolReset(MaskedReset):
 class SameStep(Restarter):
     """Reads the final observations of a vector environment that has restarted already (`AutoresetMode.SAME_STEP`)."""
 
-    def step(self, action: Element, out: Arrays) -> VectorStep:
-        """Take one step.
+    def _first(self, rows: Mask, out: Arrays, info: dict[str, Any]) -> Arrays:
+        """Exchange the observations.
 
         Raises:
             ShapeMismatchError: ``info["final_obs"]`` is missing though an episode ended.
         """
-        result, info = self._step(action, out)
-        ended = np.logical_or(result.terminated, result.truncated)
-        if not ended.any():
-            return result
         final = info.get("final_obs")
         if final is None:
             raise ShapeMismatchError(
                 f"GymVectorEnv.step: an episode ended, but {type(self.vector.unwrapped).__name__} gave no "
                 f"info['final_obs'], only {sorted(info)}. Its mode is not SAME_STEP: pass autoreset_mode=, or mend it."
             )
-        result.restarted, result.first = ended, [array.copy() for array in out]
-        self._write_final(out, final, ended)
-        return result
-
-    def _write_final(self, frames: Arrays, final: Element, ended: Mask) -> None:
+        first = super()._first(rows, out, info)
         if isinstance(final, np.ndarray) and final.dtype == object:  # one element of the space per row, or None
-            target = self.frames.target(frames)
-            for row in np.flatnonzero(ended):
+            target = self.frames.target(out)
+            for row in np.flatnonzero(rows):
                 target[int(row)] = final[row]
-            return
-        for array, part in zip(frames, self.frames.batched(final, self.n), strict=True):
-            array[ended] = part[ended]
+        else:
+            for array, part in zip(out, self.frames.batched(final, self.n), strict=True):
+                array[rows] = part[rows]
+        return first
 
 
 class NextStep(Restarter):
     """Steps in lock-step: an ended row spends the next step on its reset (`AutoresetMode.NEXT_STEP`)."""
 
-    def __init__(self, vector: Vector, frames: SpaceCodec) -> None:
-        """Keep the environment."""
-        super().__init__(vector, frames)
-        self._pending = np.zeros(self.n, np.bool_)
-
-    def reset(self, seed: int | None, options: Options | None) -> Arrays:
-        """Start a new episode in every row."""
-        self._pending = np.zeros(self.n, np.bool_)
-        return super().reset(seed, options)
-
-    def step(self, action: Element, out: Arrays) -> VectorStep:
-        """Take one step; the rows that ended in the step before do not act but restart in it."""
-        result, _ = self._step(action, out)
-        if self._pending.any():
-            result.restarted = self._pending
-            result.first = [array.copy() for array in out]
-        self._pending = np.logical_or(result.terminated, result.truncated)
-        return result
+    late = True
 
 
 def same(first: dict[str, Any], second: dict[str, Any]) -> bool:

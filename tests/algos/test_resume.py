@@ -21,6 +21,7 @@ from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import TrainingLoop, TrainingResult
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf
+from rlstruct.errors import BatcherStateError
 
 for package in ("tqdm", "tensorboard", "matplotlib"):
     pytest.importorskip(package, reason="needs the extra: pip install 'rlstruct[train]'")
@@ -219,21 +220,20 @@ def test_settings_are_read_back(tmp_path: Path) -> None:
         load_config(tmp_path / "nothing" / "config.json", A2CConfig)
 
 
-def test_an_evaluation_under_way_begins_again_with_its_weights() -> None:
+def test_evaluations_to_come_are_those_of_the_evaluator_that_was_saved() -> None:
     def evaluator() -> Evaluator:
         args = {"model": create_network(), "device": "cpu", "stochastic": True, "copy_model": True}
-        batcher = RL_Batcher(10, ActorCriticAgent, create_sim, agent_args=args, env_args={"n_envs": 4}, seed=3)
-        return Evaluator(batcher, resumable=True)
+        return Evaluator(RL_Batcher(10, ActorCriticAgent, create_sim, agent_args=args, env_args={"n_envs": 4}, seed=3))
 
     torch.manual_seed(0)
     weights = create_network().state_dict()
     first, other = evaluator(), evaluator()
     first.start(weights, env_steps=0, policy_version=0)
+    with pytest.raises(BatcherStateError, match="an evaluation is under way"):
+        first.state_dict()
     first.wait()
-    first.start({name: weight + 0.1 for name, weight in weights.items()}, env_steps=70, policy_version=7)
-    state = first.state_dict()
-    expected = first.wait()
-    other.load_state_dict(state)
-    found = other.wait()
+    other.load_state_dict(first.state_dict())
+    for one in (first, other):
+        one.start(weights, env_steps=70, policy_version=7)
+    found, expected = other.wait(), first.wait()
     assert (found.returns, found.env_steps, found.policy_version) == (expected.returns, 70, 7)
-    assert other.state_dict()["under_way"] is None

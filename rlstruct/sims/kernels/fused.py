@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rlstruct.engine.fused import FusedRollout, Layers, Perceptron
 from rlstruct.sims._state import Tensors
 from rlstruct.sims.kernels.advance import make_advance
-from rlstruct.sims.kernels.game import GameKernel, make_access, make_memory
+from rlstruct.sims.kernels.game import Choice, GameKernel, make_access, make_memory
 from rlstruct.sims.kernels.perceptron import ACTIVATIONS, make_perceptron
 from rlstruct.sims.kernels.stepper import WarpStepper, point
 
@@ -118,9 +118,9 @@ def fused_rollout(env: Any, stepper: Any, perceptron: Perceptron, n_timesteps: i
 
 @functools.cache
 def _make(game: GameKernel, n_actions: int, width: int, n_hidden: int, activation: str) -> tuple[Any, Any, Any]:
-    memory, access = make_memory(game, wp.int64), make_access(game, wp.int64, 0)
-    perceptron, choose = make_perceptron(game, access, n_actions, width, n_hidden, activation)
-    return memory, perceptron, make_advance(game, memory, access, perceptron, choose)
+    memory, access = make_memory(game, Choice), make_access(game, Choice)
+    perceptron, choose = make_perceptron(game, n_actions, width, n_hidden, activation)
+    return memory, perceptron, make_advance(game, Choice, True, memory, access, perceptron, choose)
 
 
 def _pack(layers: Layers) -> Tensor:

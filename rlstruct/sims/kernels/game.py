@@ -11,6 +11,8 @@ import warp as wp
 
 TERMINATED, TRUNCATED, DONE, RAN, RUNNING = range(5)
 ELAPSED, EPISODE, STATE_KEY = range(3)
+Choice = wp.types.vector(length=1, dtype=wp.int64)
+"""What an agent does in a Discrete space, as memory holds it."""
 
 
 @dataclass(frozen=True)
@@ -41,16 +43,17 @@ class GameKernel:
     n_cells: int = 1
 
 
-def make_memory(game: GameKernel, action: Any) -> Any:
+def make_memory(game: GameKernel, Action: Any) -> Any:
     """Make the struct that holds all tensors of a step, for a game.
 
     Args:
         game: its vector types say which dtypes there are.
-        action: dtype of actions, ``wp.int64`` or ``wp.float32``.
+        Action: vector type of what the agent does; of one number for a Discrete space.
 
     Returns:
         A Warp struct. Those of its arrays that a launch does not need may be empty.
     """
+    action = Action._wp_scalar_type_
     scalar, pixel = game.state._wp_scalar_type_, game.frame._wp_scalar_type_
 
     @wp.struct
@@ -79,25 +82,20 @@ def make_memory(game: GameKernel, action: Any) -> Any:
     return Memory
 
 
-def make_access(game: GameKernel, action: Any, n_parts: int) -> SimpleNamespace:
+def make_access(game: GameKernel, Action: Any) -> SimpleNamespace:
     """Make the functions that move one environment's state, frame and action between registers and memory.
 
     Args:
         game: its vector types.
-        action: dtype of actions.
-        n_parts: A for a Box of shape [A], 0 for Discrete: then the action is a number, not a vector.
+        Action: as in `make_memory`.
 
     Returns:
-        ``load(array, i)``, ``save(array, i, state)``, ``show(frames, k, i, state)``, ``get(actions, k, i)``,
-        ``put(actions, k, i, action)``, ``no_action()``, and the types ``State`` and ``Action``.
+        ``load(array, i)``, ``save(array, i, state)``, ``get(actions, k, i)``, ``put(actions, k, i, action)``, and
+        ``show(frames, rewards, actions, k, i, state, reward, action)`` for an observation.
     """
-    State, scalar, observe = game.state, game.state._wp_scalar_type_, game.observe
-    pixel, n_fields, n_cells, n_channels = (
-        game.frame._wp_scalar_type_,
-        State._length_,
-        game.n_cells,
-        game.frame._length_,
-    )
+    State, scalar, observe, number = game.state, game.state._wp_scalar_type_, game.observe, Action._wp_scalar_type_
+    n_fields, n_cells, n_channels, n_lanes = State._length_, game.n_cells, game.frame._length_, Action._length_
+    pixel = game.frame._wp_scalar_type_
 
     @wp.func
     def load(array: wp.array2d(dtype=scalar), i: int) -> State:
@@ -112,7 +110,28 @@ def make_access(game: GameKernel, action: Any, n_parts: int) -> SimpleNamespace:
             array[f, i] = s[f]
 
     @wp.func
-    def show(frames: wp.array3d(dtype=pixel), k: int, i: int, s: State):
+    def get(actions: wp.array3d(dtype=number), k: int, i: int) -> Action:
+        action = Action()
+        for a in range(wp.static(n_lanes)):
+            action[a] = actions[k, i, a]
+        return action
+
+    @wp.func
+    def put(actions: wp.array3d(dtype=number), k: int, i: int, action: Action):
+        for a in range(wp.static(n_lanes)):
+            actions[k, i, a] = action[a]
+
+    @wp.func
+    def show(
+        frames: wp.array3d(dtype=pixel),
+        rewards: wp.array2d(dtype=wp.float32),
+        actions: wp.array3d(dtype=number),
+        k: int,
+        i: int,
+        s: State,
+        reward: wp.float32,
+        action: Action,
+    ):
         for cell in range(wp.static(n_cells)):
             seen = observe(s, cell)
             for d in range(wp.static(n_channels)):
@@ -120,47 +139,7 @@ def make_access(game: GameKernel, action: Any, n_parts: int) -> SimpleNamespace:
                     frames[k, d, i] = seen[d]
                 else:
                     frames[k, i, cell * wp.static(n_channels) + d] = seen[d]
+        rewards[k, i] = reward
+        put(actions, k, i, action)
 
-    choose = _numbers() if n_parts == 0 else _vectors(n_parts)
-    return SimpleNamespace(State=State, load=load, save=save, show=show, **choose)
-
-
-def _numbers() -> dict[str, Any]:
-    """Access to actions of a Discrete space."""
-
-    @wp.func
-    def get(actions: wp.array3d(dtype=wp.int64), k: int, i: int) -> wp.int64:
-        return actions[k, i, 0]
-
-    @wp.func
-    def put(actions: wp.array3d(dtype=wp.int64), k: int, i: int, action: wp.int64):
-        actions[k, i, 0] = action
-
-    @wp.func
-    def no_action() -> wp.int64:
-        return wp.int64(0)
-
-    return {"get": get, "put": put, "no_action": no_action, "Action": wp.int64}
-
-
-def _vectors(n_parts: int) -> dict[str, Any]:
-    """Access to actions of a Box of shape [A]."""
-    Action = wp.types.vector(length=n_parts, dtype=wp.float32)
-
-    @wp.func
-    def get(actions: wp.array3d(dtype=wp.float32), k: int, i: int) -> Action:
-        action = Action()
-        for a in range(wp.static(n_parts)):
-            action[a] = actions[k, i, a]
-        return action
-
-    @wp.func
-    def put(actions: wp.array3d(dtype=wp.float32), k: int, i: int, action: Action):
-        for a in range(wp.static(n_parts)):
-            actions[k, i, a] = action[a]
-
-    @wp.func
-    def no_action() -> Action:
-        return Action()
-
-    return {"get": get, "put": put, "no_action": no_action, "Action": Action}
+    return SimpleNamespace(load=load, save=save, show=show, get=get, put=put)

@@ -4,12 +4,11 @@ One thread computes 4-64-64-2 for one environment. All threads read the same wei
 load, so that they come out of the cache as one word for a whole warp.
 """
 
-from types import SimpleNamespace
 from typing import Any
 
 import warp as wp
 
-from rlstruct.sims.kernels.game import GameKernel
+from rlstruct.sims.kernels.game import Choice, GameKernel
 from rlstruct.sims.kernels.random import uniform
 
 Four = wp.vec4f
@@ -44,14 +43,11 @@ def relu(x: wp.float32) -> wp.float32:
 ACTIVATIONS = {"Tanh": tanh, "ReLU": relu}
 
 
-def make_perceptron(
-    game: GameKernel, access: SimpleNamespace, n_actions: int, width: int, n_hidden: int, activation: str
-) -> tuple[Any, Any]:
+def make_perceptron(game: GameKernel, n_actions: int, width: int, n_hidden: int, activation: str) -> tuple[Any, Any]:
     """Make the chooser of `rlstruct.sims.kernels.advance.make_advance` that asks an actor-critic.
 
     Args:
         game: whose frames are vectors of float32.
-        access: from `rlstruct.sims.kernels.game.make_access`, for a Discrete space.
         n_actions: A.
         width: of all hidden layers, a multiple of 4.
         n_hidden: how many hidden layers each network has, at least 1.
@@ -77,7 +73,7 @@ def make_perceptron(
     sample = _make_sample(n_actions)
 
     @wp.func
-    def choose(by: Perceptron, k: int, i: int, s: State, key: wp.uint64) -> wp.int64:
+    def choose(by: Perceptron, k: int, i: int, s: State, key: wp.uint64) -> Choice:
         frame = observe(s, 0)
         logits = evaluate(by.weights, 0, wp.static(n_actions), frame)
         action, log_probability = sample(logits, wp.uint64(by.rng[k, i]), by.stochastic)
@@ -86,7 +82,7 @@ def make_perceptron(
         by.log_probability[k, i] = log_probability
         value = evaluate(by.weights, by.critic, 1, frame)
         by.value[k, i] = value[0]
-        return action
+        return Choice(action)
 
     return Perceptron, choose
 

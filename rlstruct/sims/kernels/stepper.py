@@ -23,7 +23,7 @@ from rlstruct.errors import ShapeMismatchError
 from rlstruct.sims._simulation import Answer, Simulation, Simulator
 from rlstruct.sims._state import Tensors, part
 from rlstruct.sims.kernels.advance import make_advance, make_given
-from rlstruct.sims.kernels.game import GameKernel, make_access, make_memory
+from rlstruct.sims.kernels.game import Choice, GameKernel, make_access, make_memory
 from rlstruct.spaces import Space
 
 _logger = logging.getLogger(__name__)
@@ -268,11 +268,10 @@ def point(struct: Any, tensors: dict[str, Tensor]) -> None:
 @functools.cache
 def _make(game: GameKernel, n_parts: int) -> tuple[Any, Any, Any]:
     """Make the kernel that takes known actions: its two structs and itself."""
-    dtype = wp.int64 if n_parts == 0 else wp.float32
-    memory = make_memory(game, dtype)
-    access = make_access(game, dtype, n_parts)
-    given, choose = make_given(game.state, dtype, n_parts, access)
-    return memory, given, make_advance(game, memory, access, given, choose)
+    Action = wp.types.vector(length=n_parts, dtype=wp.float32) if n_parts else Choice
+    memory, access = make_memory(game, Action), make_access(game, Action)
+    given, choose = make_given(game.state, Action, n_parts == 0, access)
+    return memory, given, make_advance(game, Action, n_parts == 0, memory, access, given, choose)
 
 
 def _plain(name: str, value: Tensor, B: int, n_cells: int) -> Tensor:
