@@ -90,7 +90,9 @@ class Run:
         for (row, _, seconds), (samples, inferences) in zip(collects, counts, strict=True):
             rate = samples / statistics.median(seconds)
             rounds = [samples / each for each in seconds]
-            self.add(**row, samples_per_second=rate, inferences_per_sample=inferences / samples, rounds=rounds)
+            counted = inferences / samples
+            load = os.getloadavg()[0]  # beyond the cores, the machine had other things to do
+            self.add(**row, samples_per_second=rate, inferences_per_sample=counted, load=load, rounds=rounds)
 
     def found(self, part: str, **where: object) -> float | None:
         """The highest rate of samples in rows with these values, None if none was measured."""
@@ -222,7 +224,7 @@ def simulations(run: Run) -> None:
     """Simulations per second at 128 simulations for each move."""
     on_gpu = run.device.type == "cuda"
     n = 16 if run.quick else 128
-    for n_games in (8,) if run.quick else (1024, 4096, 16384) if on_gpu else (256, 1024):
+    for n_games in (8,) if run.quick else (1024, 4096, 16384) if on_gpu else (256,):
         row = {"part": "simulations", "games": n_games, "simulations": n}
         run.rate([(row, partial(one_process, run, n_games, n, on_gpu))])
 
