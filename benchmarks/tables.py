@@ -28,7 +28,8 @@ from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.reinforce import ReinforceConfig
 
 HERE = Path(__file__).resolve().parent
-PAGES = [HERE / "README.md", *sorted((HERE.parent / "docs" / "algorithms").glob("*.md"))]
+DOCS = HERE.parent / "docs"
+PAGES = [HERE / "README.md", *sorted((DOCS / "algorithms").glob("*.md")), DOCS / "sharing_a_gpu.md"]
 Rows = list[dict[str, Any]]
 CONFIGS: dict[str, type[TrainingConfig]] = {
     "reinforce": ReinforceConfig, "a2c": A2CConfig, "ppo": PPOConfig, "dqn": DQNConfig,
@@ -215,6 +216,33 @@ def games(_: Rows) -> list[str]:
     return [f"At {', '.join(f'`{one}`' for one in sorted(commits)) or 'no commit yet'}:", "", *table(head, lines, 4)]
 
 
+def sharing(_: Rows) -> list[str]:
+    """Samples per second of processes that share a device, and of one that searches in many games; every device."""
+    lines: list[str] = []
+    for path in sorted((HERE / "results").glob("sharing-*.json")):
+        found = json.loads(path.read_text())
+        machine = found["machine"]
+        cells = []
+        for row in found["rows"]:
+            if row["part"] != "table":
+                continue
+            games = f"{row['games']} games" if "games" in row else ""
+            if "left_out" in row:
+                rate, load = row["left_out"], ""
+            else:
+                rate, load = f"{row['samples_per_second']:.2f}", f"{row['load']:.0f}"
+            cells.append([row["processes"], row["sharing"], games, row.get("beside", ""), rate, load])
+        head = "processes | sharing | | timed in turns with rows of … processes | samples per second | load"
+        ratios = [
+            f"- {row['ratio']}: {row['value']:,.2f}" + (f", target {row['target']:,g}" if row["target"] else "")
+            for row in found["rows"]
+            if row["part"] == "summary" and row["value"] is not None
+        ]
+        where = f"{machine['device']}, {machine['cores']} cores of {machine['cpu']}, commit `{machine['commit']}`"
+        lines += ["", f"{where}:", "", *table(head, cells, 4), "", *ratios]
+    return lines[1:] or ["Not measured since the code changed."]
+
+
 def settings(kind: type[TrainingConfig], _: Rows) -> list[str]:
     """What is an algorithm's own: every field of its class, as its docstring says."""
     known = _described(kind)
@@ -265,6 +293,7 @@ TABLES: dict[str, tuple[str, Callable[[Rows], list[str]]]] = {
     "seconds_to_475": ("time_to_475", seconds_to_475),
     "settings": ("", common_settings),
     "games": ("", games),
+    "sharing": ("", sharing),
     **{f"learnt_{name}": ("", partial(learnt, name)) for name in CONFIGS},
     **{f"settings_{name}": ("", partial(settings, kind)) for name, kind in CONFIGS.items()},
 }
