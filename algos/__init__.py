@@ -1,10 +1,11 @@
-"""REINFORCE, A2C, PPO and DQN on one training loop; `rlstruct.algos.reinforce` is the first to read.
+"""REINFORCE, A2C, PPO, DQN and AlphaZero on one training loop; `rlstruct.algos.reinforce` is the first to read.
 
 Each algorithm is a module with a `train` function and a class of settings: ``a2c.train(A2CConfig(...), ...)``.
 """
 
-from rlstruct.algos import a2c, dqn, ppo, reinforce
+from rlstruct.algos import a2c, alphazero, dqn, ppo, reinforce
 from rlstruct.algos.a2c import A2CConfig
+from rlstruct.algos.alphazero import AlphaZeroConfig
 from rlstruct.algos.config import TrainingConfig, load_config
 from rlstruct.algos.dqn import DQNConfig
 from rlstruct.algos.evaluation import Evaluation, Evaluator
@@ -18,6 +19,7 @@ from rlstruct.algos.training import TrainingResult, run_training
 
 __all__ = [
     "A2CConfig",
+    "AlphaZeroConfig",
     "DQNConfig",
     "Evaluation",
     "Evaluator",
@@ -31,6 +33,7 @@ __all__ = [
     "TrainingConfig",
     "TrainingResult",
     "a2c",
+    "alphazero",
     "dqn",
     "load_config",
     "ppo",

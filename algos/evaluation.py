@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -52,6 +52,29 @@ class Evaluation:
     def mean_length(self) -> float:
         """Mean steps of an episode."""
         return sum(self.lengths) / len(self.lengths)
+
+
+class Evaluates(Protocol):
+    """What the training loop asks of who judges weights; see `Evaluator`."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether an evaluation has begun and its result has not been fetched."""
+
+    def start(self, weights: Mapping[str, Tensor], *, env_steps: int, policy_version: int) -> None:
+        """Begin an evaluation."""
+
+    def poll(self) -> Evaluation | None:
+        """Return the result if there is one."""
+
+    def wait(self) -> Evaluation:
+        """Wait for the result."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint needs."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called."""
 
 
 class Evaluator:

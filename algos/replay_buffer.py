@@ -48,7 +48,7 @@ class ReplayBuffer:
         capacity: observations to keep, over all environments: one for each step, and one more for each episode.
         device: where they are kept: the trajectories' and, usually, the learner's.
         n_step: steps of the return, cut at the end of an episode and at the latest step.
-        discount: per-step factor of the n-step return.
+        discount: per-step factor of the n-step return; negative where two players take turns.
         n_stack: the frames are stacks [n_stack, ...], the newest image last: only the newest is kept, and the stack is
             put together again from the steps before.
         stack_padding: how the environment fills the stack of an episode's first steps: with its first frame

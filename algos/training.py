@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ from torch import nn
 
 from rlstruct.algos.checkpoint import FORMAT
 from rlstruct.algos.config import TrainingConfig, check_resumed
-from rlstruct.algos.evaluation import Evaluation, Evaluator
+from rlstruct.algos.evaluation import Evaluates, Evaluation, Evaluator
 from rlstruct.algos.history import TrainingHistory, plain_batch
 from rlstruct.algos.learner import CreateAgent, GradientLearner, Learner
 from rlstruct.algos.placement import CreateEnv, create_batchers
@@ -72,6 +73,7 @@ def run_training(
     *,
     env_args: Mapping[str, object] | None = None,
     run: RunFolder | None = None,
+    create_evaluator: Callable[[nn.Module], Evaluates] | None = None,
 ) -> TrainingResult:
     """Build learner, batcher and evaluation, each on its device, and train. The factories travel to worker processes.
 
@@ -88,6 +90,8 @@ def run_training(
         run: where to log; None logs nothing. A folder from `RunFolder.resume` continues from its checkpoint: bit by
             bit as if nothing had happened, if the environments can be saved, as those of `rlstruct.sims`. Others, such
             as gymnasium's, begin new episodes, with other seeds; everything else goes on.
+        create_evaluator: called with the network, returns what judges weights; None lets the agent play episodes in
+            environments of its own.
 
     Returns:
         The trained network and its history.
@@ -106,8 +110,13 @@ def run_training(
     learner = kind.create(model.to(resolve_device(config.learner_device)), create_agent, config)
     resumptions = 0 if checkpoint is None else checkpoint["training"]["resumptions"] + 1
     collecting, evaluating = create_batchers(config, create_agent, create_env, env_args or {}, model, resumptions)
-    with collecting() as batcher, phase("evaluation")(evaluating)() as evaluation:
-        evaluator = Evaluator(evaluation, step_limit=config.evaluation_step_limit)
+    with collecting() as batcher, contextlib.ExitStack() as stack:
+        evaluator: Evaluates
+        if create_evaluator is None:
+            evaluation = stack.enter_context(phase("evaluation")(evaluating)())
+            evaluator = Evaluator(evaluation, step_limit=config.evaluation_step_limit)
+        else:
+            evaluator = create_evaluator(learner.model)
         loop = TrainingLoop(config, learner, batcher, evaluator, run)
         if run is not None and checkpoint is not None:
             loop.load_state_dict(checkpoint, resumptions=resumptions)
@@ -155,7 +164,7 @@ class TrainingLoop:
     """
 
     def __init__(
-        self, config: TrainingConfig, learner: Learner, batcher: RL_Batcher, evaluator: Evaluator, run: RunFolder | None
+        self, config: TrainingConfig, learner: Learner, batcher: RL_Batcher, evaluator: Evaluates, run: RunFolder | None
     ) -> None:
         """Begin with nothing collected."""
         self.config, self.learner, self.batcher, self.evaluator = config, learner, batcher, evaluator

@@ -16,6 +16,7 @@ from rlstruct import agents
 from rlstruct.cli.complaint import UserError, nearest
 from rlstruct.cli.environments import Task, is_image
 from rlstruct.rl_agent import RL_Agent
+from rlstruct.search import SearchAgent
 
 _ATARI_PIXELS, _ATARI_FEATURES, _SMALL_FEATURES = 36, 512, 128
 
@@ -41,7 +42,7 @@ def choose(algorithm: str, task: Task, observation: spaces.Space[Any], action: s
     """Choose agent and network by the spaces.
 
     Args:
-        algorithm: ``reinforce``, ``a2c``, ``ppo`` or ``dqn``.
+        algorithm: ``reinforce``, ``a2c``, ``ppo``, ``dqn`` or ``alphazero``.
         task: says whether the agent has a memory, and further settings of its network.
         observation: space of one observation.
         action: space of one action.
@@ -49,6 +50,8 @@ def choose(algorithm: str, task: Task, observation: spaces.Space[Any], action: s
     Raises:
         UserError: none of the bundled ones fits; the message says why, and what would.
     """
+    if algorithm == "alphazero":
+        return _searching(task, observation, action)
     if not isinstance(observation, spaces.Box):
         raise UserError(
             f"the bundled agents see one frame, and this environment shows a {type(observation).__name__} space. Wrap "
@@ -100,6 +103,25 @@ def choose(algorithm: str, task: Task, observation: spaces.Space[Any], action: s
 def _normalised(create_model: Callable[[], nn.Module], frame_shape: tuple[int, ...]) -> nn.Module:
     """Normalise frames, and scale rewards by returns of gymnasium's own discount."""
     return agents.Normalised(create_model(), frame_shape, discount=0.99)
+
+
+def _searching(task: Task, observation: spaces.Space[Any], action: spaces.Space[Any]) -> AgentChoice:
+    """Choose for a game for two players, which shows one picture and the legal actions.
+
+    Raises:
+        UserError: it is no such game.
+    """
+    n_actions = _n_actions(action)
+    shown = dict(observation.spaces) if isinstance(observation, spaces.Dict) else {}
+    boards = [space.shape for name, space in shown.items() if name != "legal" and isinstance(space, spaces.Box)]
+    if task.recurrent or "legal" not in shown or len(boards) != 1 or not isinstance(n_actions, int):
+        raise UserError(
+            "AlphaZero plays games for two players, whose simulator shows a board and the legal actions, without "
+            "--recurrent: --env ConnectFour-v0. Write others like rlstruct.sims.ConnectFour."
+        )
+    settings = {"n_features": 96, "layers": ((64, 4, 1),), **task.network_settings()}
+    create_model = partial(agents.ConvolutionalActorCritic, boards[0], n_actions, **settings)
+    return AgentChoice(create_model, SearchAgent, "tree search with a convolutional network", small=True)
 
 
 def _n_actions(action: spaces.Space[Any]) -> int | tuple[int, ...] | None:

@@ -138,9 +138,10 @@ class SimulatorFactory:
     settings: Mapping[str, Any] = field(default_factory=dict)
     auto_reset: bool = True
 
-    def __call__(self, n_envs: int, seed: int = 0, device: str = "cpu") -> VecEnv:
+    def __call__(self, n_envs: int, seed: int = 0, device: str = "cpu", auto_reset: bool | None = None) -> VecEnv:
         """Make ``n_envs`` environments on ``device``; environment j draws from ``seed + j``."""
-        settings = {"backend": self.backend, "auto_reset": self.auto_reset, **self.settings}
+        auto_reset = self.auto_reset if auto_reset is None else auto_reset
+        settings = {"backend": self.backend, "auto_reset": auto_reset, **self.settings}
         return sims.make(self.name, n_envs, seed, device=device, **settings)
 
 

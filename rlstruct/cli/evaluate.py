@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import torch
 import tyro
 
+from rlstruct.algos.alphazero import AlphaZeroConfig, arena
 from rlstruct.algos.evaluation import Evaluator
 from rlstruct.algos.placement import PlacedEnv
 from rlstruct.batchers import RL_Batcher
@@ -56,6 +57,9 @@ def run(arguments: Sequence[str]) -> None:
         check_path(options.video)
     check_device("--device", options.device)
     trained = load_trained(options.run, auto_reset=False)
+    if isinstance(trained.record.config, AlphaZeroConfig):
+        _against_opponent(trained, trained.record.config, options)
+        return
     as_trained = trained.record.config.evaluation_stochastic
     stochastic = as_trained if options.actions is None else options.actions == "drawn"
     if trained.choice.small:
@@ -69,6 +73,22 @@ def run(arguments: Sequence[str]) -> None:
         agent, seed = create_agent(device="cpu"), _SEED + options.seed
         n = film(drawn.factory, agent, options.video, n_envs=1, n_steps=_FILM_STEPS, seed=seed, one_episode=True)
         say(f"{options.video}: one episode, {n} pictures")
+
+
+def _against_opponent(trained: Trained, config: AlphaZeroConfig, options: Evaluate) -> None:
+    """Play games against the opponent of the training's evaluations."""
+    if options.video is not None or options.actions is not None:
+        raise UserError("games for two are not drawn, and played with the best actions: leave --video and --actions.")
+    torch.set_num_threads(1)
+    games = options.episodes + options.episodes % 2
+    settings = replace(config, evaluation_episodes=games, evaluation_device=options.device, seed=options.seed)
+    judge = arena(settings, trained.choice.create_agent, trained.factory, trained.model)
+    judge.start(trained.model.state_dict(), env_steps=trained.env_steps, policy_version=0)
+    returns = judge.wait().returns
+    won, lost = (sum(value == result for value in returns) for result in (1.0, -1.0))
+    against = "random play" if config.opponent == "random" else f"UCT with {config.opponent_simulations} simulations"
+    say(f"alphazero on {trained.record.task.env}, after {trained.env_steps:,} moves of self-play")
+    say(f"{games} games against {against}: {won} won, {games - won - lost} drawn, {lost} lost")
 
 
 def episodes(

@@ -10,6 +10,7 @@ from typing import Annotated
 import tyro
 
 from rlstruct.agents import RandomAgent
+from rlstruct.cli import connect_four
 from rlstruct.cli.complaint import UserError, say
 from rlstruct.cli.environments import Factory, Task, find, look_at
 from rlstruct.cli.film import check_path, film
@@ -20,6 +21,8 @@ from rlstruct.rl_agent import RL_Agent
 @dataclass(frozen=True, kw_only=True)
 class Play:
     """Show an environment in pictures: acting at random, or the agent of a run.
+
+    rlstruct play connect-four lets you play against a search in the terminal.
 
     Attributes:
         what: name of an environment, such as Breakout-MinAtar, or the folder of a run.
@@ -38,6 +41,9 @@ class Play:
 
 def run(arguments: Sequence[str]) -> None:
     """Draw as the words after ``play`` say."""
+    if arguments and arguments[0] in ("connect-four", "ConnectFour-v0"):
+        connect_four.run(arguments[1:])
+        return
     options: Play = tyro.cli(Play, args=arguments, prog="rlstruct play")
     if options.steps < 1 or not 1 <= options.n_envs <= 64:
         raise UserError("expected --steps of at least 1 and --n-envs from 1 to 64.")

@@ -19,7 +19,13 @@ from rlstruct.cli.agents import AgentChoice, choose
 from rlstruct.cli.complaint import UserError, nearest
 from rlstruct.cli.environments import Factory, Task, find, spaces_of
 
-ALGORITHMS = {"reinforce": "ReinforceConfig", "a2c": "A2CConfig", "ppo": "PPOConfig", "dqn": "DQNConfig"}
+ALGORITHMS = {
+    "reinforce": "ReinforceConfig",
+    "a2c": "A2CConfig",
+    "ppo": "PPOConfig",
+    "dqn": "DQNConfig",
+    "alphazero": "AlphaZeroConfig",
+}
 """The algorithms, each a module of rlstruct.algos, and the class of its settings."""
 
 _PACKAGES = ("rlstruct", "torch", "gymnasium", "numpy", "ale-py")

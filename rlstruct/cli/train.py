@@ -40,12 +40,14 @@ ones; --help after ALGORITHM and --env lists them all.
   a2c         some steps, one update; discrete and continuous actions
   ppo         more steps, many updates; discrete and continuous actions
   dqn         replay buffer, action values; discrete actions, no memory
+  alphazero   self-play with tree search; games for two players
 
   rlstruct train a2c --env CartPole-v1
   rlstruct train a2c --env CartPole-v1 --simulator torch \\
       --preset CartPole-v1-1024
   rlstruct train dqn --env Breakout-MinAtar --learner-device cuda:0
   rlstruct train dqn --env MyEnv-v0 --preset Acrobot-v1
+  rlstruct train alphazero --env ConnectFour-v0 --n-processes 2 --overlap
   rlstruct train --config runs/RUN --seed 1    the same again, with another seed
   rlstruct train --resume runs/RUN             go on with a run that was stopped"""
 

@@ -18,7 +18,8 @@ def n_step_reward(reward: Tensor, real: Tensor, discount: float) -> tuple[Tensor
     Args:
         reward: rewards of n steps in a row; those after the first step that is not real are not read.  [B, n] float
         real: whether the step belongs to the same episode as the first one; the first always does.      [B, n] bool
-        discount: per-step factor in [0, 1].
+        discount: per-step factor in [-1, 1]; negative where two players take turns, of whom one wins what the other
+            loses.
 
     Returns:
         ``(partial, m)``: m[b] is the number of leading True of real[b], partial[b] = sum over i < m of discount^i *

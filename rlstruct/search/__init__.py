@@ -1,7 +1,7 @@
 """Batched tree search on any device: PUCT, Gumbel with sequential halving, UCT."""
 
 from rlstruct.search.agent import SearchAgent
-from rlstruct.search.game import GameModel, RolloutModel, Simulator
+from rlstruct.search.game import GameModel, RolloutModel, Simulator, split_frames
 from rlstruct.search.search import Method, Search, SearchConfig, SearchResult
 from rlstruct.search.tree import Model, Tree
 
@@ -16,4 +16,5 @@ __all__ = [
     "SearchResult",
     "Simulator",
     "Tree",
+    "split_frames",
 ]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.engine.compiled import Tensors
+from rlstruct.engine.waits import intended
 from rlstruct.functional import random
 
 _KEY = "key"  # the random key in the state of a search, beside the simulator's fields
@@ -127,6 +128,10 @@ class RolloutModel(GameModel):
             value, weight = value + weight * reward, weight * discount
             found = split_frames(self.simulator.observe(self._inner(state)))[1]
             drawn = legal if found is None else found
+            if weight.is_cpu:
+                with intended():  # sync: none, on the CPU there is nobody to wait for; most games are short
+                    if not bool(weight.any()):
+                        break
         return torch.zeros_like(legal, dtype=torch.float32), value
 
 

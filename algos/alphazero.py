@@ -1,0 +1,276 @@
+"""AlphaZero: a search plays against itself, a network learns what it found, and the search gets stronger by it.
+
+Silver et al., "A general reinforcement learning algorithm that masters chess, shogi and Go through self-play" (Science,
+2018). By default the search is that of Danihelka et al., "Policy improvement by planning with Gumbel" (ICLR 2022),
+which learns from few simulations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from rlstruct.algos.arena import Arena, Player, RandomPlayer
+from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.learner import CreateAgent, GradientLearner, mean_terms
+from rlstruct.algos.placement import CreateEnv
+from rlstruct.algos.replay_buffer import ReplayBuffer, least_capacity
+from rlstruct.algos.run_folder import RunFolder
+from rlstruct.algos.training import CreateModel, TrainingResult, run_training
+from rlstruct.core import DictTensor, Trajectories
+from rlstruct.functional.statistics import masked_mean
+from rlstruct.rl_agent import RL_Agent
+from rlstruct.search import Method, SearchAgent, SearchConfig, split_frames
+
+_COUNTS = (
+    "n_simulations",
+    "max_depth",
+    "batch_size",
+    "n_updates",
+    "learning_starts",
+    "longest_game",
+    "opponent_simulations",
+)
+_SEEDS_OF_ARENA = 500_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlphaZeroConfig(TrainingConfig):
+    """Settings of AlphaZero and those of `TrainingConfig`; the defaults are for Connect Four.
+
+    An environment step is a move. Evaluations are games against the opponent: a mean return of 1 wins all of them, -1
+    loses all.
+
+    Attributes:
+        discount: per-move factor of the return, in [0, 1], whose sign changes with every move.
+        method: of the search: "gumbel", which learns from few simulations, or "puct", AlphaZero's own.
+        n_simulations: of the search for each move of self-play.
+        max_depth: moves that a search looks ahead at most.
+        evaluation_simulations: of the search for each move of an evaluation; None for n_simulations.
+        replay_capacity: positions to keep.
+        learning_starts: moves to collect before learning begins.
+        batch_size: positions of one gradient step.
+        n_updates: gradient steps for each batch of self-play.
+        longest_game: in moves. Values learn from results: a position whose game has not ended, or only after more moves
+            than that, teaches the policy alone.
+        value_coefficient: weight of the value's loss.
+        mirror: half of the gradient steps see the mirror images of positions and actions. For games in which left and
+            right (the last axis of the frame, and the order of the actions) are alike.
+        opponent: of the evaluation: "random", or "uct", a search that judges by random games.
+        opponent_simulations: of that search.
+        overlap: let worker processes play the next moves while the learner learns; their weights are one update older.
+    """
+
+    n_env_steps: int = 500_000
+    n_timesteps: int = 16
+    n_envs: int = 64
+    n_processes: int = 0
+    discount: float = 1.0
+    learning_rate: float = 2e-3
+    evaluation_episodes: int = 20
+    evaluation_processes: int = 0
+    evaluation_interval: int = 50_000
+    method: Method = "gumbel"
+    n_simulations: int = 32
+    max_depth: int = 16
+    evaluation_simulations: int | None = None
+    replay_capacity: int = 200_000
+    learning_starts: int = 4_000
+    batch_size: int = 256
+    n_updates: int = 16
+    longest_game: int = 42
+    value_coefficient: float = 1.0
+    mirror: bool = True
+    opponent: Literal["random", "uct"] = "uct"
+    opponent_simulations: int = 50
+    overlap: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            ValueError: a setting is out of range.
+        """
+        super().__post_init__()
+        for name in _COUNTS:
+            self._refuse(name, getattr(self, name) >= 1, "at least 1")
+        n = self.evaluation_simulations
+        self._refuse("evaluation_simulations", n is None or n >= 1, "at least 1, or None")
+        self._refuse("method", self.method in ("gumbel", "puct"), "'gumbel' or 'puct'")
+        self._refuse("opponent", self.opponent in ("random", "uct"), "'random' or 'uct'")
+        self._refuse("evaluation_episodes", self.evaluation_episodes % 2 == 0, "an even number: each side begins half")
+        n_envs = self.n_envs * max(1, self.n_processes)
+        least = least_capacity(n_envs, self.n_timesteps)
+        self._refuse("replay_capacity", self.replay_capacity >= least, f"at least {least}: one batch of self-play")
+
+    def search(self, n_simulations: int) -> SearchConfig:
+        """Return the settings of a search.
+
+        Args:
+            n_simulations: of each move.
+        """
+        return SearchConfig(method=self.method, n_simulations=n_simulations, max_depth=self.max_depth)
+
+
+def losses(model: nn.Module, batch: DictTensor, config: AlphaZeroConfig) -> dict[str, Tensor]:
+    """Compute the terms of the loss of a batch.
+
+    Args:
+        model: maps frames to logits [K, A] and value [K].
+        batch: what `ReplayBuffer.sample` gives, on the model's device; ``action/action_policy`` [K, A] is what the
+            search found.  [K]
+        config: its ``value_coefficient``.
+
+    Returns:
+        ``loss`` and its terms ``policy_loss``, the cross entropy in nats, and ``value_loss``, the mean squared distance
+        to the results of games that have ended; without gradients ``divergence`` of the policy from what the search
+        found, in nats.  [] each
+    """
+    frame, legal = _frames(batch, "observation/")
+    logits, value = model(frame)
+    if legal is not None:
+        logits = logits.masked_fill(~legal, torch.finfo(logits.dtype).min)
+    found = batch["action/action_policy"]
+    entropy = -torch.special.xlogy(found, found).sum(-1).mean()
+    policy_loss = -(found * logits.log_softmax(-1)).sum(-1).mean()
+    value_loss = masked_mean((value - batch["reward"]).square(), batch["terminated"])
+    return {
+        "loss": policy_loss + config.value_coefficient * value_loss,
+        "policy_loss": policy_loss,
+        "value_loss": value_loss,
+        "divergence": policy_loss.detach() - entropy,
+    }
+
+
+class Learner(GradientLearner):
+    """The network that learns, and its replay buffer.
+
+    Args:
+        model: on the learner's device.
+        agent: searches with this very model.
+        config: see `AlphaZeroConfig`.
+
+    Attributes:
+        buffer: positions, what the searches found in them and how the games went on, on the learner's device.
+    """
+
+    def __init__(self, model: nn.Module, agent: RL_Agent, config: AlphaZeroConfig) -> None:
+        """Create the optimiser and the replay buffer."""
+        super().__init__(model, agent, config)
+        self.config, self.overlap = config, config.overlap
+        self.buffer = ReplayBuffer(
+            config.replay_capacity,
+            device=self.device,
+            n_step=config.longest_game,
+            discount=-config.discount,
+            seed=config.seed,
+        )
+
+    def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
+        """Add moves to the replay buffer, and take ``n_updates`` gradient steps.
+
+        Args:
+            trajectories: the next moves of every game, on any device.  [B, T]
+            fraction_done: see `rlstruct.algos.learner.Learner.update`.
+
+        Returns:
+            Detached means over the gradient steps of the terms of `losses` and of ``gradient_norm``, on the learner's
+            device; nothing while the buffer fills.  [] each
+        """
+        self.buffer.extend(trajectories.to(self.device))
+        self.batches = []
+        if fraction_done * self.config.n_env_steps < self.config.learning_starts:
+            return {}
+        taken = []
+        for _ in range(self.config.n_updates):
+            batch = self.buffer.sample(self.config.batch_size)
+            if self.config.mirror and self.policy_version % 2:
+                batch = mirrored(batch)
+            self.batches.append(batch)
+            terms = losses(self.model, batch, self.config)
+            norms = self.descend(terms["loss"], fraction_done)
+            taken.append({name: term.detach() for name, term in (terms | norms).items()})
+        return mean_terms(taken)
+
+    def state_dict(self) -> dict[str, object]:
+        """Return what a checkpoint needs, the replay buffer included."""
+        return {**super().state_dict(), "replay_buffer": self.buffer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called; see `GradientLearner.load_state_dict`."""
+        super().load_state_dict(state)
+        self.buffer.load_state_dict(state["replay_buffer"])
+
+
+def mirrored(batch: DictTensor) -> DictTensor:
+    """Return mirror images of positions: the last axis of all frames and the order of the actions turned around.
+
+    Args:
+        batch: from `ReplayBuffer.sample`.  [K]
+    """
+    turned = ("observation/frame", "_observation/frame", "action/action_policy")
+    return DictTensor({key: v.flip(-1) if key.startswith(turned) else v for key, v in batch.items()})
+
+
+def train(
+    config: AlphaZeroConfig,
+    create_model: CreateModel,
+    create_agent: CreateAgent,
+    create_env: CreateEnv,
+    *,
+    env_args: Mapping[str, object] | None = None,
+    run: RunFolder | None = None,
+) -> TrainingResult:
+    """Train a network by self-play; arguments, result and errors are those of `run_training`.
+
+    The agent is `rlstruct.search.SearchAgent`, or one that is called alike. The environments are simulators of a game
+    for two players in turn, such as `rlstruct.sims.ConnectFour`, that restart by themselves, and not if they are called
+    with ``auto_reset=False``.
+    """
+    make = partial(create_env, **(env_args or {}))
+    create_learning = partial(
+        create_agent, create_simulator=make, discount=-config.discount, config=config.search(config.n_simulations)
+    )
+    evaluating = partial(arena, config, create_agent, make)
+    return run_training(
+        Learner,
+        config,
+        create_model,
+        create_learning,
+        create_env,
+        env_args=env_args,
+        run=run,
+        create_evaluator=evaluating,
+    )
+
+
+def arena(config: AlphaZeroConfig, create_agent: CreateAgent, create_env: CreateEnv, model: nn.Module) -> Arena:
+    """Make what evaluates a training: games of ``model`` against the opponent, on the device of the evaluation.
+
+    Args:
+        config: see `AlphaZeroConfig`.
+        create_agent: see `train`, as is ``create_env``.
+        create_env: makes the game.
+        model: the network.
+    """
+    device = config.evaluation_device
+    create = partial(create_agent, create_simulator=create_env, discount=-config.discount, device=device)
+    search = config.search(config.evaluation_simulations or config.n_simulations)
+    agent = create(model, config=search, stochastic=False, copy_model=True)
+    games = partial(create_env, device=device, auto_reset=False)
+    opponent: Player = RandomPlayer(int(games(n_envs=1).action_space.n))
+    if config.opponent == "uct":
+        uct = replace(config.search(config.opponent_simulations), method="uct", temperature=0.0)
+        opponent = SearchAgent(create_simulator=create_env, discount=-config.discount, device=device, config=uct)
+    return Arena(agent, opponent, games, n_games=config.evaluation_episodes, seed=config.seed + _SEEDS_OF_ARENA)
+
+
+def _frames(batch: DictTensor, prefix: str) -> tuple[Tensor, Tensor | None]:
+    seen = batch.truncate_key(prefix)
+    nested = dict(seen.truncate_key("frame/").items())
+    return split_frames(nested or seen["frame"])

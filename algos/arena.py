@@ -1,0 +1,149 @@
+"""Matches between players of a game for two, and evaluation by them: the return of a game is 1, 0 or -1."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rlstruct.algos.evaluation import Evaluation
+from rlstruct.core import DictTensor
+from rlstruct.errors import BatcherStateError
+from rlstruct.functional import random
+from rlstruct.rl_agent import RL_Agent
+from rlstruct.vec_env import VecEnv
+
+_MOVES_IN_A_ROW = 8  # between two looks at whether all games are over
+
+
+class Player(Protocol):
+    """Chooses actions from observations that hold ``rng``; keeps no state. Every `RL_Agent` without a state is one."""
+
+    def __call__(self, state: DictTensor, observation: DictTensor, agent_info: DictTensor) -> tuple[Any, Any]:
+        """Act; see `RL_Agent.__call__`."""
+
+
+class RandomPlayer:
+    """Draws one of the legal actions: those that ``frame/legal`` says are, of A otherwise.
+
+    Args:
+        n_actions: A.
+    """
+
+    def __init__(self, n_actions: int) -> None:
+        """Remember A."""
+        self.n_actions = n_actions
+
+    def __call__(self, state: DictTensor, observation: DictTensor, agent_info: DictTensor) -> tuple[Any, Any]:
+        """Act; see `Player`."""
+        drawn = random.uniform(observation["rng"], (self.n_actions,))  # [B, A]
+        if "frame/legal" in observation.keys():
+            drawn = drawn + observation["frame/legal"]
+        return DictTensor({"action": drawn.argmax(-1)}), state
+
+
+def play_match(player: Player, opponent: Player, env: VecEnv, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Play one game in each environment, in which the players take turns; the player begins.
+
+    Args:
+        player: begins.
+        opponent: answers.
+        env: a game for two whose reward is that of who has just moved. It does not restart by itself; it is reset here.
+        seed: of the random keys that players draw from.
+
+    Returns:
+        ``(result, length)``: sum of the player's rewards less the opponent's, [B] float32; moves of both, [B] int64.
+    """
+    current, running = env.reset()
+    B = env.n_envs()
+    seeds = torch.arange(seed, seed + B, dtype=torch.int64, device=env.device)
+    result = torch.zeros(B, dtype=torch.float32, device=env.device)
+    length = torch.zeros_like(seeds)
+    n_moves = 0
+    while bool(running.any()):  # sync: once in several moves
+        for _ in range(_MOVES_IN_A_ROW):
+            key = random.step_keys(seeds, 0, torch.full((1,), n_moves, dtype=torch.int64, device=env.device))[0]
+            mover, sign = (player, 1.0) if n_moves % 2 == 0 else (opponent, -1.0)
+            action, _ = mover(DictTensor(), current + DictTensor({"rng": key}), DictTensor())
+            (reached, ran), (current, running) = env.step(action.get(["action"]))
+            result = result + torch.where(ran, sign * reached["reward"], 0.0)
+            length = length + ran
+            n_moves += 1
+    return result, length
+
+
+class Arena:
+    """Evaluates weights by games against an opponent, on a device of its own, while learning waits.
+
+    Half of the games the agent begins, half the opponent.
+
+    Args:
+        agent: takes over the weights that are to be judged.
+        opponent: what it plays against.
+        create_env: called with ``n_envs``; returns games that do not restart, on the agent's device.
+        n_games: of an evaluation, even.
+        seed: of the random keys.
+    """
+
+    busy = False
+
+    def __init__(
+        self, agent: RL_Agent, opponent: Player, create_env: Callable[..., VecEnv], *, n_games: int, seed: int = 0
+    ) -> None:
+        """Make the games."""
+        self._agent, self._opponent, self._seed, self._n_played = agent, opponent, seed, 0
+        self._envs = [create_env(n_envs=n_games // 2) for _ in range(2)]
+        self._result: Evaluation | None = None
+
+    def start(self, weights: Mapping[str, Tensor], *, env_steps: int, policy_version: int) -> None:
+        """Play all games; see `rlstruct.algos.evaluation.Evaluator.start`."""
+        begin, first = time.perf_counter(), self._seed + self._n_played
+        self._agent.update(weights)
+        n = self._envs[0].n_envs()
+        mine, lengths = play_match(self._agent, self._opponent, self._envs[0], first)
+        theirs, others = play_match(self._opponent, self._agent, self._envs[1], first + n)
+        self._n_played += 2 * n
+        returns, moves = torch.cat([mine, -theirs]), torch.cat([lengths, others])
+        self._result = Evaluation(
+            env_steps,
+            policy_version,
+            tuple(returns.tolist()),  # sync: once per evaluation
+            tuple(moves.tolist()),  # sync: once per evaluation
+            time.perf_counter() - begin,
+        )
+        self.busy = True
+
+    def poll(self) -> Evaluation | None:
+        """Return the result if it was not fetched yet."""
+        return self.wait() if self.busy else None
+
+    def wait(self) -> Evaluation:
+        """Return the result.
+
+        Raises:
+            BatcherStateError: there is none that was not fetched.
+        """
+        if self._result is None or not self.busy:
+            raise BatcherStateError("Arena.wait: no evaluation was started. Call start() first.")
+        self.busy = False
+        return self._result
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint needs."""
+        return {"n_played": self._n_played}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called: evaluations to come are equal."""
+        self._n_played = int(state["n_played"])
+
+
+def share_won(returns: tuple[float, ...]) -> float:
+    """Return the share of games that were won; a draw counts half.
+
+    >>> share_won((1.0, 1.0, 0.0, -1.0))
+    0.625
+    """
+    return sum((value + 1.0) / 2.0 for value in returns) / len(returns)
