@@ -23,6 +23,7 @@ from rlstruct.algos.replay_buffer import ReplayBuffer, least_capacity
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import CreateModel, TrainingResult, run_training
 from rlstruct.core import DictTensor, Trajectories
+from rlstruct.engine.compiled import Tensors
 from rlstruct.functional.statistics import masked_mean
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.search import Method, SearchAgent, SearchConfig, split_frames
@@ -186,16 +187,19 @@ class Learner(GradientLearner):
         self.batches = []
         if fraction_done * self.config.n_env_steps < self.config.learning_starts:
             return {}
+        self.anneal(fraction_done)
         taken = []
         for _ in range(self.config.n_updates):
             batch = self.buffer.sample(self.config.batch_size)
             if self.config.mirror and self.policy_version % 2:
                 batch = mirrored(batch)
             self.batches.append(batch)
-            terms = losses(self.model, batch, self.config)
-            norms = self.descend(terms["loss"], fraction_done)
-            taken.append({name: term.detach() for name, term in (terms | norms).items()})
+            taken.append(self.descend(*self.gradient(dict(batch.items()))))
         return mean_terms(taken)
+
+    def terms(self, *given: Tensors) -> dict[str, Tensor]:
+        """Compute `losses` of the sampled batch given."""
+        return losses(self.model, DictTensor(*given), self.config)
 
     def state_dict(self) -> dict[str, object]:
         """Return what a checkpoint needs, the replay buffer included."""

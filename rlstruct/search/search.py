@@ -17,6 +17,7 @@ from torch import Tensor
 from rlstruct.device import DeviceLike, free_memory, resolve_device
 from rlstruct.engine.compiled import Tensors
 from rlstruct.functional import random
+from rlstruct.profiling import operation
 from rlstruct.search import selection
 from rlstruct.search.tree import Model, Scores, Tree, judge
 
@@ -133,6 +134,7 @@ class Search:
             noise = random.dirichlet(noise_key, config.dirichlet_alpha, selection.is_legal(logits)).to(logits.dtype)
         return self.run(state, logits, value, noise, draw_key)
 
+    @operation("search")
     def run(self, state: Tensors, logits: Tensor, value: Tensor, noise: Tensor, key: Tensor) -> SearchResult:
         """Search from states that the model has judged, with noise that was drawn before.
 
