@@ -76,6 +76,10 @@ class Program:
         key = fn, *(tensor.shape for tensors in given for tensor in tensors.values())
         if (code := self._codes.get(key)) is not None:
             return code(*given)
+        return self.compile(key, fn, *given)
+
+    def compile(self, key: object, fn: Callable[..., Sequence[Tensors]], *given: Tensors) -> Sequence[Tensors]:
+        """Compile a part for such arguments, and return what it gives as it is; see `part`."""
         expected, code = fn(*given), Compiled(fn)  # type: ignore[arg-type]  # as many dicts as it likes
         try:
             found = code(*given)

@@ -30,6 +30,7 @@ from rlstruct.agents import (
 from rlstruct.algos import a2c, dqn, ppo, reinforce
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.presets import PRESETS
 from rlstruct.algos.training import TrainingResult
 from rlstruct.envs import GymEnv, GymEnvInf, GymVectorEnv
@@ -212,6 +213,23 @@ TASKS: dict[str, Task] = {
     "ppo_cartpole": _PPO(
         _tuned("ppo", "CartPole-v1"), partial(ActorCritic, 4, 2), ActorCriticAgent,
         partial(vectorised, "CartPole-v1"), 490.0, "PPO on CartPole-v1", n_seeds=10, tuned_on=(100, 101, 102),
+    ),
+    "ppo_cartpole_python": _PPO(
+        PPOConfig(
+            n_env_steps=100_000, n_envs=8, n_timesteps=32, n_epochs=20, n_minibatches=1, trace_decay=0.8, discount=0.98,
+            entropy_coefficient=0.0, value_clip=None, evaluation_interval=5_000,
+        ),
+        partial(ActorCritic, 4, 2), ActorCriticAgent,
+        partial(one_by_one, "CartPole-v1"), 475.0, "PPO in a hurry on gymnasium's Python CartPole-v1",
+        tuned_on=(100, 101, 102),
+    ),
+    "ppo_cartpole_1024": _PPO(
+        PPOConfig(
+            n_env_steps=500_000, n_envs=1024, n_timesteps=16, n_minibatches=16, learning_rate=0.003,
+            evaluation_interval=16_000,
+        ),
+        partial(ActorCritic, 4, 2), ActorCriticAgent,
+        partial(simulator, "CartPole-v1"), 475.0, "PPO on 1,024 simulators of CartPole-v1", tuned_on=(100, 101),
     ),
     "ppo_acrobot": _PPO(
         _tuned("ppo", "Acrobot-v1"), partial(ActorCritic, 6, 3), ActorCriticAgent,

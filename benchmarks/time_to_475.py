@@ -1,11 +1,13 @@
-"""CartPole-v1 beside stable-baselines3: seconds until an evaluation over 100 episodes reaches 475.
+"""CartPole-v1 beside CleanRL and stable-baselines3: seconds until an evaluation over 100 episodes reaches 475.
 
-Run: ``python benchmarks/time_to_475.py`` after ``make peers``; about a quarter of an hour, half of it with ``--jobs 2``
-on two idle cores. Both sides step the same environments, ``gymnasium.make("CartPole-v1")`` one after the other, as many
-as their settings say; 1,024 of our simulators are other environments, and have rows apart. Each training has a process
-of its own with one thread; the contenders take turns, seed by seed. Start-up is not counted, and nobody's clock runs
-during evaluations. stable-baselines3 trains with the settings that rl-baselines3-zoo publishes for CartPole-v1, ours
-with those of benchmarks/_tasks.py. A training that never reaches 475 counts with all its time.
+Run: ``python benchmarks/time_to_475.py --cleanrl PATH`` after ``make peers``, where PATH is a checkout of
+vwxyzjn/cleanrl; about half an hour, half of it with ``--jobs 2`` on two idle cores. Both sides step the same
+environments, ``gymnasium.make("CartPole-v1")`` one after the other, as many as their settings say; 1,024 of our
+simulators are other environments, and have rows apart. Each training has a process of its own with one thread; the
+contenders take turns, seed by seed. Start-up is not counted, compiling has a column of its own, and nobody's clock runs
+during evaluations. CleanRL trains with the settings that its script has, stable-baselines3 with those that
+rl-baselines3-zoo publishes for CartPole-v1, ours with those of benchmarks/_tasks.py. A training that never reaches 475
+counts with all its time.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +28,10 @@ import _report
 import torch
 from _learning import learning_seconds
 from _tasks import TASKS
+
+from rlstruct.algos import a2c, dqn, ppo
+from rlstruct.algos.program import Program
+from rlstruct.engine.compiled import Compiled
 
 HERE = Path(__file__).parent
 TARGET = 475.0
@@ -37,10 +44,11 @@ class Contender:
 
     Attributes:
         name: as the table says it.
-        algorithm: ``a2c`` or ``dqn``.
-        task: one of ours in `_tasks.TASKS`; None for stable-baselines3.
+        algorithm: ``a2c``, ``dqn`` or ``ppo``.
+        task: one of ours in `_tasks.TASKS`; None for peers.
         kind: how the policy is evaluated, with actions that are ``drawn`` or ``greedy``.
         apart: whether its environments are others, so that it is not compared.
+        compiled: whether TorchInductor compiles agent and update.
     """
 
     name: str
@@ -48,46 +56,91 @@ class Contender:
     task: str | None
     kind: str
     apart: bool = False
+    compiled: bool = False
 
 
+CLEANRL = "CleanRL PPO"
 CONTENDERS = (
+    Contender(CLEANRL, "ppo", None, "drawn"),
+    Contender("stable-baselines3 PPO", "ppo", None, "drawn"),
+    Contender("rlstruct PPO", "ppo", "ppo_cartpole_python", "drawn"),
+    Contender("rlstruct PPO, compiled", "ppo", "ppo_cartpole_python", "drawn", compiled=True),
+    Contender("rlstruct PPO, 1,024 simulators", "ppo", "ppo_cartpole_1024", "drawn", apart=True),
     Contender("stable-baselines3 A2C", "a2c", None, "drawn"),
     Contender("rlstruct A2C", "a2c", "a2c_cartpole_python", "drawn"),
+    Contender("rlstruct A2C, compiled", "a2c", "a2c_cartpole_python", "drawn", compiled=True),
     Contender("stable-baselines3 A2C", "a2c", None, "greedy"),
     Contender("rlstruct A2C", "a2c", "a2c_cartpole_python", "greedy"),
     Contender("stable-baselines3 DQN", "dqn", None, "greedy"),
     Contender("rlstruct DQN", "dqn", "dqn_cartpole_python", "greedy"),
+    Contender("rlstruct DQN, compiled", "dqn", "dqn_cartpole_python", "greedy", compiled=True),
     Contender("rlstruct A2C, 1,024 simulators", "a2c", "a2c_cartpole_1024", "drawn", apart=True),
     Contender("rlstruct A2C, 1,024 simulators", "a2c", "a2c_cartpole_1024", "greedy", apart=True),
 )
 
 
-def train_ours(task: str, kind: str, seed: int) -> dict[str, Any]:
+class Stopwatch:
+    """Adds up the seconds of calls of a function.
+
+    Args:
+        owner: the class whose method it is.
+        name: of the method.
+    """
+
+    def __init__(self, owner: type, name: str) -> None:
+        self.seconds, inner = 0.0, getattr(owner, name)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passed on
+            start = time.perf_counter()
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                self.seconds += time.perf_counter() - start
+
+        setattr(owner, name, timed)
+
+
+def train_ours(task: str, kind: str, seed: int, compiled: bool) -> dict[str, Any]:
     """Train with one of our tasks in this process; returns what ``peers/sb3_training.py`` writes."""
     torch.set_num_threads(1)
-    settings = {"target_return": TARGET, "evaluation_stochastic": kind == "drawn"}
-    result = TASKS[task].train(seed=seed, **settings)
-    seconds = learning_seconds(result)
+    algorithm = {"ppo": ppo, "a2c": a2c, "dqn": dqn}[task.split("_")[0]]
+    learning, compiling = Stopwatch(algorithm.Learner, "update"), Stopwatch(Compiled, "compile")
+    of_parts = Stopwatch(Program, "compile")
+    settings: dict[str, Any] = {"target_return": TARGET, "evaluation_stochastic": kind == "drawn"}
+    result = TASKS[task].train(seed=seed, compile_agent=compiled, compile_update=compiled, **settings)
+    seconds = learning_seconds(result) - compiling.seconds
     last = result.evaluations[-2]  # the one behind it is played after the end
     reached = {kind: {"seconds": seconds, "env_steps": last.env_steps}} if last.mean_return >= TARGET else {}
     returns = {one.env_steps: round(one.mean_return, 1) for one in result.evaluations[:-1]}
-    return {"seconds": seconds, "env_steps": result.env_steps, "reached": reached, "returns": {kind: returns}}
+    return {
+        "seconds": seconds,
+        "learning": learning.seconds - of_parts.seconds,
+        "compiling": compiling.seconds,
+        "env_steps": result.env_steps,
+        "reached": reached,
+        "returns": {kind: returns},
+    }
 
 
-def measure(seeds: Sequence[int], python: Path, contenders: Sequence[Contender], jobs: int) -> list[dict[str, Any]]:
+def measure(
+    seeds: Sequence[int], python: Path, cleanrl: Path | None, contenders: Sequence[Contender], jobs: int
+) -> list[dict[str, Any]]:
     """Let everybody train with every seed, in turns; returns one row for each contender and seed."""
     turns = [(contender, seed) for seed in seeds for contender in contenders]
-    commands = [_command(contender, seed, python) for contender, seed in turns]
+    commands = [_command(contender, seed, python, cleanrl) for contender, seed in turns]
     once = list(dict.fromkeys(commands))  # one training of theirs is evaluated in both ways
     with ThreadPoolExecutor(jobs) as pool:
         answers = dict(zip(once, pool.map(_ask, once), strict=True))
     return [_row(*turn, answers[command]) for turn, command in zip(turns, commands, strict=True)]
 
 
-def _command(contender: Contender, seed: int, python: Path) -> tuple[str, ...]:
+def _command(contender: Contender, seed: int, python: Path, cleanrl: Path | None) -> tuple[str, ...]:
+    if contender.name == CLEANRL:
+        return str(python), str(HERE / "peers" / "cleanrl_training.py"), str(cleanrl), str(seed)
     if contender.task is None:
         return str(python), str(HERE / "peers" / "sb3_training.py"), contender.algorithm, str(seed)
-    return sys.executable, __file__, "--one", contender.task, contender.kind, str(seed)
+    how = "compiled" if contender.compiled else "eager"
+    return sys.executable, __file__, "--one", contender.task, contender.kind, str(seed), how
 
 
 def _row(contender: Contender, seed: int, answer: dict[str, Any]) -> dict[str, Any]:
@@ -99,29 +152,44 @@ def _row(contender: Contender, seed: int, answer: dict[str, Any]) -> dict[str, A
         "reached": reached is not None,
         "seconds": round((reached or answer)["seconds"], 2),
         "env_steps": (reached or answer)["env_steps"],
+        "compiling": round(answer.get("compiling", 0.0), 1),
+        "steps_per_second": round(answer["env_steps"] / answer["seconds"]),
+        "share_learning": round(answer["learning"] / answer["seconds"], 3),
         "returns": answer["returns"][contender.kind],
         "versions": answer.get("versions", {}),
     }
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Format the seconds of all seeds, and their ratio to stable-baselines3's where the environments are the same."""
+    """Format the seconds of all seeds, and how many times as long peers take where the environments are the same."""
     seeds = sorted({row["seed"] for row in rows})
     lines = [
-        f"| trained by | judged | {' | '.join(f'seed {seed}' for seed in seeds)} | mean s | ours / theirs |",
-        f"|---|---|{'---:|' * (len(seeds) + 2)}",
+        f"| trained by | judged | {' | '.join(f'seed {seed}' for seed in seeds)} | mean s | theirs / ours "
+        "| compiling s | steps/s | of it learning |",
+        f"|---|---|{'---:|' * (len(seeds) + 1)}---|{'---:|' * 3}",
     ]
-    theirs = 0.0
+    peers: dict[str, dict[str, float]] = {}  # by algorithm and kind: their name, their mean
     for contender in CONTENDERS:
         own = [row for row in rows if (row["name"], row["evaluation"]) == (contender.name, contender.kind)]
         if not own:
             continue
         mean = statistics.fmean(row["seconds"] for row in own)
-        theirs = mean if contender.task is None else theirs
-        ratio = "" if contender.apart or contender.task is None else f"{mean / theirs:.2f}"
+        theirs = peers.setdefault(f"{contender.algorithm} {contender.kind}", {})
+        ratio = ", ".join(f"{seconds / mean:.2f} {name}" for name, seconds in theirs.items())
+        if contender.task is None:
+            theirs[contender.name.split()[0]] = mean
+        ratio = "" if contender.apart or contender.task is None else ratio
         cells = " | ".join(_words(row) for row in sorted(own, key=lambda row: row["seed"]))
-        lines.append(f"| {contender.name} | {contender.kind} | {cells} | {mean:.1f} | {ratio} |")
+        lines.append(f"| {contender.name} | {contender.kind} | {cells} | {mean:.1f} | {ratio} | {_rates(own)} |")
     return "\n".join(lines)
+
+
+def _rates(rows: Sequence[dict[str, Any]]) -> str:
+    if "steps_per_second" not in rows[0]:  # older files
+        return " | | "
+    means = {key: statistics.fmean(row[key] for row in rows) for key in ("steps_per_second", "share_learning")}
+    compiling = max(row["compiling"] for row in rows)
+    return f"{compiling:.1f} | {means['steps_per_second']:,.0f} | {means['share_learning']:.0%}"
 
 
 def _words(row: dict[str, Any]) -> str:
@@ -139,19 +207,22 @@ def _ask(command: tuple[str, ...]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)))
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(200, 205)))
     parser.add_argument("--peers", type=Path, default=PEERS, help="interpreter that has stable-baselines3")
-    parser.add_argument("--algorithms", nargs="+", default=["a2c", "dqn"])
+    parser.add_argument("--algorithms", nargs="+", default=["ppo", "a2c", "dqn"])
+    parser.add_argument("--cleanrl", type=Path, help="checkout of vwxyzjn/cleanrl; without one it is left out")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, at most one for each idle core")
-    parser.add_argument("--one", nargs=3, metavar=("TASK", "KIND", "SEED"), help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=4, metavar=("TASK", "KIND", "SEED", "HOW"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(train_ours(options.one[0], options.one[1], int(options.one[2]))))
+        task, kind, seed, how = options.one
+        print(json.dumps(train_ours(task, kind, int(seed), how == "compiled")))
         return
     if not options.peers.exists():
         raise SystemExit(f"{options.peers} does not exist: run make peers, or name another one with --peers.")
     contenders = [one for one in CONTENDERS if one.algorithm in options.algorithms]
-    rows = measure(options.seeds, options.peers, contenders, options.jobs)
+    contenders = [one for one in contenders if options.cleanrl or one.name != CLEANRL]
+    rows = measure(options.seeds, options.peers, options.cleanrl, contenders, options.jobs)
     print(table(rows))
     print(f"\nMachine: {_report.machine()}\nWritten: {_report.write('time_to_475', rows)}")
 

@@ -1,8 +1,8 @@
-"""stable-baselines3's A2C or DQN on CartPole-v1 with the settings that rl-baselines3-zoo publishes, until 475.
+"""stable-baselines3's A2C, PPO or DQN on CartPole-v1 with the settings that rl-baselines3-zoo publishes, until 475.
 
-Run: ``python sb3_training.py a2c|dqn SEED``; writes one line of JSON. The clock stands still during evaluations, which
-play 100 episodes at once: greedily and, for A2C, also with actions drawn from the policy. Training ends with the zoo's
-last step, or when every kind of evaluation has reached 475.
+Run: ``python sb3_training.py a2c|ppo|dqn SEED``; writes one line of JSON. The clock stands still during evaluations,
+which play 100 episodes at once: greedily and, except for DQN, also with actions drawn from the policy. Training ends
+with the zoo's last step, or when every kind of evaluation has reached 475.
 """
 
 from __future__ import annotations
@@ -16,18 +16,25 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from stable_baselines3 import A2C, DQN
+from stable_baselines3 import A2C, DQN, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 
 TARGET, EPISODES = 475.0, 100
 
-# hyperparams/a2c.yml and hyperparams/dqn.yml of rl-baselines3-zoo, "CartPole-v1"
+# hyperparams/a2c.yml, hyperparams/ppo.yml and hyperparams/dqn.yml of rl-baselines3-zoo, "CartPole-v1"
 ZOO: dict[str, dict[str, Any]] = {
     "a2c": {
         "algorithm": A2C, "n_envs": 8, "n_steps": 500_000, "interval": 10_000, "kinds": ("drawn", "greedy"),
         "settings": {"ent_coef": 0.0},
+    },
+    "ppo": {
+        "algorithm": PPO, "n_envs": 8, "n_steps": 100_000, "interval": 5_000, "kinds": ("drawn",),
+        "settings": {
+            "n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98, "n_epochs": 20, "ent_coef": 0.0,
+            "learning_rate": lambda left: 0.001 * left, "clip_range": lambda left: 0.2 * left,
+        },
     },
     "dqn": {
         "algorithm": DQN, "n_envs": 1, "n_steps": 50_000, "interval": 2_000, "kinds": ("greedy",),
@@ -88,10 +95,18 @@ def main(name: str, seed: int) -> None:
     zoo = ZOO[name]
     env = make_vec_env("CartPole-v1", zoo["n_envs"], seed=seed)
     model = zoo["algorithm"]("MlpPolicy", env, seed=seed, device="cpu", **zoo["settings"])
+    train, learning = model.train, [0.0]
+
+    def timed(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - passed on
+        start = time.perf_counter()
+        train(*args, **kwargs)
+        learning[0] += time.perf_counter() - start
+
+    model.train = timed  # type: ignore[method-assign]
     watch = Watch(zoo["interval"], zoo["kinds"], seed)
     model.learn(zoo["n_steps"], callback=watch)
     answer = {
-        "seconds": watch.seconds(), "env_steps": model.num_timesteps, "reached": watch.reached,
+        "seconds": watch.seconds(), "learning": learning[0], "env_steps": model.num_timesteps, "reached": watch.reached,
         "returns": watch.returns, "versions": {name: version(name) for name in ("stable-baselines3", "torch")},
     }  # fmt: skip
     print(json.dumps(answer))
