@@ -8,16 +8,17 @@ The steps, in order; a step that ends early leaves its time to those that follow
 
 1. ``first tests``: recording, replays, learning, collection, random numbers. If these are wrong, speed means nothing.
 2. ``targets``: Warp's first launch, then what the library has targets for, and the device's limits.
-3. ``other tests``: every other test marked ``gpu``.
-4. ``ladder``: what single tricks bring, all sizes of the benchmark, a training, and last what is compiled for minutes.
-5. ``sharing``: processes in turns, under MPS and in MIG instances, beside one process that searches in many games.
+3. ``trained steps``: collecting and learning together, with each way to run an update.
+4. ``other tests``: every other test marked ``gpu``.
+5. ``ladder``: what single tricks bring, all sizes of the benchmark, a training, and last what is compiled for minutes.
+6. ``sharing``: processes in turns, under MPS and in MIG instances, beside one process that searches in many games.
 
 torch, numpy, gymnasium, cloudpickle, pytest and hypothesis must be there, or in the folder that ``--site`` names (as
 `pip install --target` fills it); warp-lang too, or what needs it is left out. Every test file has processes of its own:
 one that hangs, dies or breaks CUDA loses one test, and the rest of its file runs in a new process. Every result is
 written as it comes, into files named by device and commit, so a run that is cut keeps what it has:
-``gpu_tests-….json`` (every test with its outcome, seconds and what it said), ``gpu-….json`` and ``sharing-….json``
-(what the benchmarks found), ``gpu_run-….json`` (what came of each step), and ``gpu_run-….log``.
+``gpu_tests-….json`` (every test with its outcome, seconds and what it said), ``gpu-….json``, ``gpu_train-….json`` and
+``sharing-….json`` (what the benchmarks found), ``gpu_run-….json`` (what came of each step), and ``gpu_run-….log``.
 
 Exit code 0: every test passed and the benchmark ran to its end.
 """
@@ -69,10 +70,11 @@ class Step:
 STEPS = (
     Step("first tests", 5 / 30, tests=("recording", "graph", "replays", "lanes", "learning", "collection", "random")),
     Step("targets", 9 / 30, benchmark="gpu", parts=("first_launch", "targets", "sync", "limits")),
-    Step("other tests", 7 / 30),
+    Step("trained steps", 3 / 30, benchmark="gpu_train"),
+    Step("other tests", 5 / 30),
     Step(
         "ladder",
-        5 / 30,
+        4 / 30,
         benchmark="gpu",
         parts=("tricks", "policy", "simulation", "fused", "training", "launches", "compiled"),
     ),
