@@ -27,7 +27,9 @@ def calibrate(repeats: int = 7, work: Work | None = None) -> Costs:
 
     Args:
         repeats: how many rounds.
-        work: what to run for the cost of torch's operators, some 0.1 seconds long; by default a small network learns.
+        work: what to run for the cost of torch's operators, in this thread, for 0.1 seconds or more; by default a small
+            network acts and learns. What an operator costs depends on its kind: a short run of the training that is
+            profiled is more exact.
 
     Returns:
         The costs. That of CUDA's API is 0 where there is no GPU.
@@ -37,28 +39,29 @@ def calibrate(repeats: int = 7, work: Work | None = None) -> Costs:
     """
     if repeats < 3:
         raise ValueError(f"calibrate: repeats is {repeats}, expected at least 3, so that the median says something.")
-    operations, _ = _delta(_enter_operations, repeats, operators=False)
-    _, operators = _delta(work or _learn("cpu"), repeats, operators=True)
+    operations = _delta(_enter_operations, repeats, operators=False)
+    operators = _delta(work or _learn("cpu"), repeats, operators=True, operations=max(0.0, operations))
     cuda = _delta_of_cuda(_learn("cuda:0"), repeats) if torch.cuda.is_available() else 0.0
     found = {"operation": operations, "operator": operators, "cuda": cuda}
     unsure = tuple(name for name, cost in found.items() if cost < 0.0)
     return Costs(**{name: max(0.0, cost) for name, cost in found.items()}, unsure=unsure)
 
 
-def _delta(work: Work, repeats: int, *, operators: bool) -> tuple[float, float]:
-    """Seconds that an operation, and an operator of torch, add to the work, which does hardly anything of the other."""
+def _delta(work: Work, repeats: int, *, operators: bool, operations: float = 0.0) -> float:
+    """Seconds that an operator of torch adds to the work, or else an operation, whose cost is 0 or known."""
     work()
-    differences, counts = [], (0, 0)
+    plain, noted, count = [], [], 1
     for _ in range(repeats):
-        plain = _seconds(work)
+        plain.append(_seconds(work))
         with tempfile.TemporaryDirectory() as folder:
             with profile(folder, window=3600.0, operators=operators):
-                _seconds(work)  # the first events of a profile wait for its memory
-                differences.append(_seconds(work) - plain)
+                work()  # the first events of a profile wait for its memory
+                taken = _seconds(work)
             (found,) = load(Path(folder))
-            counts = len(found.spans.starts) // 2, len(found.host.starts) // 2
-    delta = statistics.median(differences)
-    return delta / max(1, counts[0]), delta / max(1, counts[1])
+        spans, events = len(found.spans.starts) // 2, len(found.host.starts) // 2
+        noted.append(taken - operations * spans)
+        count = max(1, events if operators else spans)
+    return (statistics.median(noted) - statistics.median(plain)) / count
 
 
 def _delta_of_cuda(work: Work, repeats: int) -> float:
@@ -91,7 +94,7 @@ def _enter_operations() -> None:
 
 
 def _learn(device: str) -> Work:
-    """A network of the usual size, a loss and an optimiser."""
+    """A network of the usual size that acts twice, and then learns."""
     with torch.random.fork_rng(devices=[]):
         network = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Tanh(), torch.nn.Linear(64, 2)).to(device)
     optimizer = torch.optim.Adam(network.parameters(), fused=True)
@@ -99,6 +102,9 @@ def _learn(device: str) -> Work:
 
     def work() -> None:
         for _ in range(_N_STEPS):
+            with torch.no_grad():
+                for _ in range(2):
+                    network(frame).softmax(-1).cumsum(-1).gt(0.5).sum(-1)
             loss = network(frame).log_softmax(-1).square().mean()
             optimizer.zero_grad()
             loss.backward()

@@ -1,0 +1,73 @@
+"""Tutorial 12: why is my training slow? Profile it, read one sentence, change one thing, and compare.
+
+    python tutorials/12_why_is_my_training_slow.py
+
+The command does the same for any training: rlstruct profile train a2c --env CartPole-v1. Needs matplotlib for the
+pictures (pip install "rlstruct[train]").
+"""
+
+import time
+
+import gymnasium
+import torch
+
+from rlstruct.agents import ActorCritic, ActorCriticAgent
+from rlstruct.algos.a2c import A2CConfig, train
+from rlstruct.envs import GymEnvInf
+from rlstruct.profiling import differences, operation, profile, read, save
+
+
+class SlowCartPole(gymnasium.Wrapper):
+    """An environment with a secret: each step spends half a millisecond on something that nobody needs."""
+
+    def step(self, action):
+        with operation("render for nobody"):  # an operation of your own; without a profile it costs next to nothing
+            time.sleep(0.0005)
+        return self.env.step(action)
+
+
+def create_slow_env(n_envs, seed):
+    return GymEnvInf([SlowCartPole(gymnasium.make("CartPole-v1")) for _ in range(n_envs)], seed)
+
+
+def create_env(n_envs, seed):
+    return GymEnvInf([gymnasium.make("CartPole-v1") for _ in range(n_envs)], seed)
+
+
+def create_model():
+    return ActorCritic(n_inputs=4, n_actions=2)
+
+
+def profiled(folder, environments):
+    """Train for a moment with a profile, and return its report."""
+    config = A2CConfig(n_env_steps=2_000, n_envs=4, n_timesteps=16, evaluation_processes=0, evaluation_episodes=1)
+    with profile(folder, window=60):  # record a minute; a long run is better sampled, which is the default
+        train(config, create_model, ActorCriticAgent, environments)
+    report = read(folder)  # measures what measuring costs, and takes it away
+    save(report, folder)  # profile.json, trace.perfetto for https://ui.perfetto.dev, profile.png
+    return report
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+
+    # 1. One sentence says what takes most of an iteration, and what to try.
+    before = profiled("before", create_slow_env)
+    print(before.sentence)
+    assert "render for nobody" in before.sentence
+
+    # 2. The table says where the rest goes: Python, torch's operators, the simulator. Every second is in it once.
+    print(before)
+    main = before.processes[0]
+    seconds = sum(row.seconds.sum() for row in main.rows)
+    assert abs(seconds - main.seconds) < 0.01 * main.seconds
+
+    # 3. Mend it, and look again: what has become faster, beyond noise?
+    after = profiled("after", create_env)
+    print(after.sentence)
+    for line in differences(before, after):
+        print(" ", line)
+    assert after.processes[0].inclusive("environment") < main.inclusive("environment")
+
+    # 4. With worker processes (n_processes=2) their operations are in the same report, on the same clock, and the
+    # sentence says what the learner waits for. On a GPU it also says how busy that really is.
