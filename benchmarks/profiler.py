@@ -5,7 +5,7 @@
 - ``accuracy``: REINFORCE, A2C, DQN and PPO on CartPole, in one process and in two, trained with and without a profile
   in turn, from the same seed, so that both do the same. The seconds of the iterations that the profile reports,
   corrected, should be those of a run without. The costs are calibrated by short reruns of a training in one process,
-  and used for both. The same profiles say which share of an iteration the environment takes, and which share torch's operators.
+  and used for both. The same profiles say which share of an iteration the environment takes.
 - ``off``: what an operation costs while nobody profiles, as a share of a step.
 - ``transitions``: how often Python calls torch in a step of collecting: eager, compiled, and as a CUDA graph.
 """
