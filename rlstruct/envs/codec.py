@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -17,13 +17,6 @@ from rlstruct.spaces import Element, Leaf, Space, leaves, nest
 
 Arrays: TypeAlias = list[np.ndarray[Any, Any]]
 """One array [B, ...] per leaf of a space, in the order of `SpaceCodec.leaves`."""
-
-
-class Target(Protocol):
-    """Where elements of a space are written: ``target[row] = element`` copies."""
-
-    def __setitem__(self, row: int, element: Element) -> None:
-        """Write one row."""
 
 
 _RANK = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
@@ -58,7 +51,7 @@ class SpaceCodec:
         """Return one array [n, ...] of zeros per leaf."""
         return [np.zeros((n, *leaf.shape), leaf.dtype) for leaf in self.leaves]
 
-    def target(self, arrays: Arrays) -> Target:
+    def target(self, arrays: Arrays) -> np.ndarray[Any, Any] | _Nested:
         """Return what copies an element into its row of ``arrays`` by ``target[row] = element``."""
         return arrays[0] if self._plain else _Nested(list(zip(self.leaves, arrays, strict=True)))
 

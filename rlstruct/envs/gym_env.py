@@ -98,14 +98,12 @@ class GymEnv(RowsEnv):
         if len(self._order) < len(self.envs):
             rows.keep(previous, ~ran.numpy())  # sync: of CPU memory
         if ended and self.auto_reset:
-            reached = self._memory.reached(rows)
+            reached = self._reached(rows)
             self._restart(rows, ended)
         elif ended:
             self._order = [j for j in self._order if j not in ended]
             self._running = ran & ~rows.observation["done"]
-        self._rows = rows
-        restarted, lent = reached is not rows, self._memory.lent(rows)
-        return Stepped((reached.observation, ran), (rows.observation, self._running), restarted=restarted, lent=lent)
+        return self._stepped(reached, ran, rows)
 
     def render(self) -> list[Any]:
         """Return what `render` of each environment gives."""

@@ -119,14 +119,13 @@ class GymVectorEnv(RowsEnv):
                 self._idle()
         still = ~rows.done if self.auto_reset else running & ~rows.done
         if self.auto_reset and result.restarted is not None and result.first is not None:
-            reached = self._memory.reached(rows)
+            reached = self._reached(rows)
             rows.restart(result.restarted)
             for array, first in zip(rows.frames, result.first, strict=True):
                 array[result.restarted] = first[result.restarted]
             still |= result.restarted
-        self._rows, self._running = rows, torch.from_numpy(still)
-        restarted, lent = reached is not rows, self._memory.lent(rows)
-        return Stepped((reached.observation, ran), (rows.observation, self._running), restarted=restarted, lent=lent)
+        self._running = torch.from_numpy(still)
+        return self._stepped(reached, ran, rows)
 
     def render(self) -> tuple[Any, ...] | None:
         """Return what `vec.render` gives."""

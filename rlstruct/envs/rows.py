@@ -12,7 +12,7 @@ from rlstruct.core import DictTensor
 from rlstruct.envs.codec import Arrays, SpaceCodec
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError, tag_environment
 from rlstruct.spaces import Space
-from rlstruct.vec_env import VecEnv
+from rlstruct.vec_env import Stepped, VecEnv
 
 _MAX_IDLE_STEPS = 1000  # batchers look at least every 16 steps whether every episode has ended
 
@@ -120,65 +120,6 @@ def _reward_error(rewards: Array | list[Any]) -> ShapeMismatchError:
     return error
 
 
-class RowMemory:
-    """Where the observations of B environments are written: memory that `VecEnv.lend` brought, or else new memory.
-
-    Args:
-        n: B.
-        frames: codec of one environment's observation space.
-        actions: codec of its action space.
-    """
-
-    def __init__(self, n: int, frames: SpaceCodec, actions: SpaceCodec) -> None:
-        """Begin with nothing lent."""
-        self._n = n
-        self._codecs = (frames, actions)
-        self._lent: Rows | None = None
-        self._known: dict[int, Rows] = {}  # by id of the DictTensor, which the rows keep alive
-        self._reached: Rows | None = None
-
-    def lend(self, out: DictTensor) -> None:
-        """Use ``out`` for the next rows; see `VecEnv.lend`."""
-        rows = self._known.get(id(out))
-        if rows is None:
-            rows = self._known[id(out)] = Rows(out, *self._codecs)
-        self._lent = rows
-
-    def take(self, previous: Rows | None = None) -> Rows:
-        """Return the rows to write next.
-
-        Args:
-            previous: rows that are still to be read, so that they are not written even if they have been lent again.
-        """
-        rows, self._lent = self._lent, None
-        return self.new() if rows is None or rows is previous else rows
-
-    def lent(self, rows: Rows) -> bool:
-        """Whether rows are in memory that was lent."""
-        return self._known.get(id(rows.observation)) is rows
-
-    def reached(self, rows: Rows) -> Rows:
-        """Copy rows that are about to restart; the copy of lent rows serves again for the next ones."""
-        lent = self.lent(rows)
-        copy = self._reached if lent and self._reached is not None else self.new()
-        if lent:
-            self._reached = copy
-        copy.copy_from(rows)
-        return copy
-
-    def new(self) -> Rows:
-        """Return rows in new memory."""
-        frames, actions = self._codecs
-        n = self._n
-        arrays: dict[str, Array] = dict(zip(frames.keys, frames.empty(n), strict=True))
-        arrays["reward"] = np.empty(n, np.float32)
-        for flag in ("terminated", "truncated", "done", "initial_state"):
-            arrays[flag] = np.empty(n, np.bool_)
-        arrays.update(zip(last_action_keys(actions), actions.empty(n), strict=True))
-        observation = DictTensor._trusted({key: torch.from_numpy(array) for key, array in arrays.items()})
-        return Rows(observation, *self._codecs)
-
-
 class RowsEnv(VecEnv):
     """What `GymEnv` and `GymVectorEnv` share: B environments on the CPU whose observations are written row by row.
 
@@ -195,8 +136,10 @@ class RowsEnv(VecEnv):
         self._where = type(self).__name__
         self._frames = SpaceCodec(observation_space, "frame", where=f"{self._where}: observation")
         self._actions = SpaceCodec(action_space, "action", where=f"{self._where}.step")
-        self._memory = RowMemory(n, self._frames, self._actions)
         self._rows: Rows | None = None  # the last observation
+        self._lent: Rows | None = None  # where the next one is written, if somebody said
+        self._known: dict[int, Rows] = {}  # all that were lent, by id of the DictTensor, which they keep alive
+        self._copy: Rows | None = None  # of lent rows before their restart
         self._running = torch.ones(n, dtype=torch.bool, device="cpu")  # handed out, so replaced and never written
         self._idle_steps = 0
 
@@ -211,11 +154,13 @@ class RowsEnv(VecEnv):
 
     def lend(self, out: DictTensor) -> None:
         """Write the next observation into ``out``; see `VecEnv.lend`."""
-        self._memory.lend(out)
+        if id(out) not in self._known:
+            self._known[id(out)] = Rows(out, self._frames, self._actions)
+        self._lent = self._known[id(out)]
 
     def _begin(self) -> Rows:
         """Return the rows of the first observation; the frames are still to be written."""
-        self._rows = rows = self._memory.new()
+        self._rows = rows = self._new()
         rows.restart(slice(None))
         self._running, self._idle_steps = torch.ones_like(self._running), 0
         return rows
@@ -226,10 +171,41 @@ class RowsEnv(VecEnv):
         if previous is None:
             raise RuntimeError(f"{self._where}.step: there is nothing to step. Call reset() first.")
         columns = self._actions.columns(action, self._n)
-        rows = self._memory.take(previous)
+        lent, self._lent = self._lent, None
+        rows = self._new() if lent is None or lent is previous else lent  # the previous ones are still to be read
         for array, column in zip(rows.last_action, columns, strict=True):
             array[:] = column
         return previous, rows, columns
+
+    def _new(self) -> Rows:
+        """Return rows in new memory."""
+        n = self._n
+        arrays: dict[str, Array] = dict(zip(self._frames.keys, self._frames.empty(n), strict=True))
+        arrays["reward"] = np.empty(n, np.float32)
+        for flag in ("terminated", "truncated", "done", "initial_state"):
+            arrays[flag] = np.empty(n, np.bool_)
+        arrays.update(zip(last_action_keys(self._actions), self._actions.empty(n), strict=True))
+        observation = DictTensor._trusted({key: torch.from_numpy(array) for key, array in arrays.items()})
+        return Rows(observation, self._frames, self._actions)
+
+    def _is_lent(self, rows: Rows) -> bool:
+        return self._known.get(id(rows.observation)) is rows
+
+    def _reached(self, rows: Rows) -> Rows:
+        """Copy rows that are about to restart; the copy of lent rows serves again for the next ones."""
+        lent = self._is_lent(rows)
+        copy = self._copy if lent and self._copy is not None else self._new()
+        if lent:
+            self._copy = copy
+        copy.copy_from(rows)
+        return copy
+
+    def _stepped(self, reached: Rows, ran: torch.Tensor, rows: Rows) -> Stepped:
+        """Remember the rows of a step, and return what it shows."""
+        self._rows = rows
+        current = rows.observation, self._running
+        restarted, lent = reached is not rows, self._is_lent(rows)
+        return Stepped((reached.observation, ran), current, restarted=restarted, lent=lent)
 
     def _idle(self) -> None:
         """Count a step in which no environment ran, and refuse to do so for ever."""

@@ -104,7 +104,9 @@ def by_hand(value: list[float], **changes: Any) -> tuple[TemporalDictTensor, A2C
         SMALL, discount=0.5, trace_decay=0.5, value_coefficient=10.0, entropy_coefficient=100.0,
         whiten_advantages=False, **changes,
     )  # fmt: skip
-    return TemporalDictTensor({"action_logits": torch.zeros(1, 3, 2), "value": torch.tensor([value])}), config
+    return TemporalDictTensor(
+        {"action_logits": torch.zeros(1, 3, 2, requires_grad=True), "value": torch.tensor([value], requires_grad=True)}
+    ), config
 
 
 def test_the_loss_by_hand() -> None:
@@ -145,7 +147,7 @@ def test_the_learner_sees_scaled_rewards() -> None:
 
 def test_the_gaussian_loss_judges_the_stored_action() -> None:
     replayed, config = by_hand([0.0, 0.0, 0.0])
-    mean, log_std = torch.zeros(1, 3, 1), torch.zeros(1, 3, 1)
+    mean, log_std = (torch.zeros(1, 3, 1, requires_grad=True) for _ in range(2))
     replayed = TemporalDictTensor({"action_mean": mean, "action_log_std": log_std, "value": replayed["value"]})
     collected = two_steps(**{"action/action": torch.tensor([[[2.0], [0.0], [math.nan]]])})
     terms = a2c.losses(replayed, collected, torch.zeros(1, 3), config)

@@ -66,7 +66,10 @@ def test_the_loss_by_hand() -> None:
         SMALL, discount=0.5, value_coefficient=10.0, entropy_coefficient=100.0, whiten_advantages=False
     )
     replayed = TemporalDictTensor(
-        {"action_logits": torch.zeros(1, 3, 2), "value": torch.tensor([[1.0, 1.0, math.nan]])}
+        {
+            "action_logits": torch.zeros(1, 3, 2, requires_grad=True),
+            "value": torch.tensor([[1.0, 1.0, math.nan]], requires_grad=True),
+        }
     )
     terms = reinforce.losses(replayed, two_steps(), torch.full((1, 3), math.nan), config)
     # Returns 1 + 2/2 = 2 and 2; advantages 1 and 1; both log-probabilities -log 2; entropy log 2.
@@ -83,7 +86,9 @@ def test_the_loss_by_hand() -> None:
 def test_a_truncated_episode_is_worth_the_value_of_its_last_observation() -> None:
     config = dataclasses.replace(SMALL, discount=0.5, whiten_advantages=False)
     trajectories = two_steps(**{"_observation/terminated": torch.zeros(1, 3, dtype=torch.bool)})
-    replayed = TemporalDictTensor({"action_logits": torch.zeros(1, 3, 2), "value": torch.zeros(1, 3)})
+    replayed = TemporalDictTensor(
+        {"action_logits": torch.zeros(1, 3, 2, requires_grad=True), "value": torch.zeros(1, 3, requires_grad=True)}
+    )
     terms = reinforce.losses(replayed, trajectories, torch.tensor([[math.nan, 8.0, math.nan]]), config)
     # Returns 2 + 8/2 = 6 and 1 + 6/2 = 4.
     assert terms["value_loss"].item() == pytest.approx((36 + 16) / 2 / 2)
@@ -91,8 +96,8 @@ def test_a_truncated_episode_is_worth_the_value_of_its_last_observation() -> Non
 
 def test_the_loss_judges_the_stored_action_not_the_replayed_one() -> None:
     config = dataclasses.replace(SMALL, discount=0.0, whiten_advantages=False)
-    logits = torch.tensor([[[2.0, 0.0], [2.0, 0.0], [0.0, 0.0]]])
-    replayed = TemporalDictTensor({"action_logits": logits, "value": torch.zeros(1, 3)})
+    logits = torch.tensor([[[2.0, 0.0], [2.0, 0.0], [0.0, 0.0]]], requires_grad=True)
+    replayed = TemporalDictTensor({"action_logits": logits, "value": torch.zeros(1, 3, requires_grad=True)})
     terms = reinforce.losses(replayed, two_steps(), torch.zeros(1, 3), config)
     first, second = torch.log_softmax(torch.tensor([2.0, 0.0]), 0).tolist()
     assert terms["policy_loss"].item() == pytest.approx(-(1 * first + 2 * second) / 2)

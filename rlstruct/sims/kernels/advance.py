@@ -18,28 +18,19 @@ from rlstruct.sims.kernels.game import (
     STATE_KEY,
     TERMINATED,
     TRUNCATED,
+    Choice,
     GameKernel,
 )
 from rlstruct.sims.kernels.random import EXPLORE, child_key, randint, uniform
 
 
-def make_advance(
-    game: GameKernel,
-    Action: Any,
-    discrete: bool,
-    memory: Any,
-    access: SimpleNamespace,
-    chooser: Any,
-    choose: Any,
-) -> Any:
+def make_advance(game: GameKernel, Action: Any, access: SimpleNamespace, chooser: Any, choose: Any) -> Any:
     """Make the kernel of a game.
 
     Args:
         game: its three functions.
         Action: vector type of what the agent does.
-        discrete: hand a single number to the game, in place of a vector of one.
-        memory: the struct of `rlstruct.sims.kernels.game.make_memory`.
-        access: the functions of `rlstruct.sims.kernels.game.make_access`.
+        access: from `rlstruct.sims.kernels.game.make_access`.
         chooser: a struct that ``choose`` gets.
         choose: the Warp function ``(chooser, k, i, state, key) -> action`` that knows what the agent does at step k;
             the key is that of the step.
@@ -47,8 +38,9 @@ def make_advance(
     Returns:
         The kernel ``(memory, chooser, n_steps, time_limit, auto_reset)``, for B threads. ``time_limit`` 0 is none.
     """
-    load, save, show, get, put = access.load, access.save, access.show, access.get, access.put
-    begin, move = _make_begin(game, access), _make_move(game, Action, discrete)
+    memory, load, save, show = access.Memory, access.load, access.save, access.show
+    get, put = access.get, access.put
+    begin, move = _make_begin(game, access), _make_move(game, Action)
 
     @wp.kernel(module="unique", enable_backward=False)
     def advance(io: memory, by: chooser, n_steps: int, time_limit: wp.int64, auto_reset: bool):
@@ -99,7 +91,7 @@ def make_advance(
     return advance
 
 
-def _make_move(game: GameKernel, Action: Any, discrete: bool) -> Any:
+def _make_move(game: GameKernel, Action: Any) -> Any:
     """The game's transition, for an action that is a vector."""
     State, transition = game.state, game.transition
 
@@ -108,7 +100,7 @@ def _make_move(game: GameKernel, Action: Any, discrete: bool) -> Any:
         moved, reward, terminated = transition(s, action[0], key)
         return moved, reward, terminated
 
-    return move if discrete else transition
+    return move if Action is Choice else transition
 
 
 def _make_begin(game: GameKernel, access: SimpleNamespace) -> Any:
@@ -124,19 +116,18 @@ def _make_begin(game: GameKernel, access: SimpleNamespace) -> Any:
     return begin
 
 
-def make_given(state: Any, Action: Any, discrete: bool, access: SimpleNamespace) -> tuple[Any, Any]:
+def make_given(state: Any, Action: Any, access: SimpleNamespace) -> tuple[Any, Any]:
     """Make the chooser of `make_advance` for plans, repetition and exploration.
 
     Args:
         state: vector type of the state.
         Action: vector type of what the agent does.
-        discrete: explore one of n numbers, in place of a box.
         access: from `rlstruct.sims.kernels.game.make_access`.
 
     Returns:
         Its struct and its function.
     """
-    get, n_lanes, number = access.get, Action._length_, Action._wp_scalar_type_
+    get, n_lanes, number, discrete = access.get, Action._length_, Action._wp_scalar_type_, Action is Choice
 
     @wp.struct
     class Given:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rlstruct.engine.fused import FusedRollout, Layers, Perceptron
 from rlstruct.sims._state import Tensors
 from rlstruct.sims.kernels.advance import make_advance
-from rlstruct.sims.kernels.game import Choice, GameKernel, make_access, make_memory
+from rlstruct.sims.kernels.game import Choice, GameKernel, make_access
 from rlstruct.sims.kernels.perceptron import ACTIVATIONS, make_perceptron
 from rlstruct.sims.kernels.stepper import WarpStepper, point
 
@@ -63,11 +63,11 @@ class FusedLaunch:
         B, device = stepper.n_envs, stepper.device
         actor, critic = (_pack(layers) for layers in (perceptron.actor, perceptron.critic))
         stream = {
-            "frame": _behind(observation["frame"].t(), T),  # [T + 1, D, B]
-            "reward": _behind(observation["reward"], T),
-            "last": _behind(observation["last_action"], T),
+            "current_frame": _behind(observation["frame"].t(), T),  # [T + 1, D, B]
+            "current_reward": _behind(observation["reward"], T),
+            "current_last": _behind(observation["last_action"], T),
         }
-        seen = stepper.allocate((T,), ("reached",)) | {f"current_{key}": value[1:] for key, value in stream.items()}
+        seen = stepper.allocate((T,), ("reached",)) | {key: value[1:] for key, value in stream.items()}
         said = {
             "logits": torch.empty((T, self._n_actions, B), dtype=torch.float32, device=device),
             "log_probability": torch.empty((T, B), dtype=torch.float32, device=device),
@@ -78,7 +78,21 @@ class FusedLaunch:
         by.critic, by.stochastic = actor.shape[0], perceptron.stochastic
         point(by, {"rng": rng, "weights": weights, **said})
         changed = stepper.launch(self.launch, carry, T, seen)
-        return changed, _record(seen, stream, said, rng, observation["initial_state"])
+        terminated, truncated, done = seen["flags"].unbind(1)  # [T, B]
+        ends = {"terminated": terminated, "truncated": truncated, "done": done}
+        # Masks that are False everywhere were not written.
+        current = dict(zip(ends, done.new_zeros((3, T + 1, B)), strict=True))
+        current |= {"initial_state": torch.cat([observation["initial_state"].unsqueeze(0), done]), "rng": rng}
+        parts = {
+            "stream": stepper.observation(stream, "current") | current,
+            "reached": stepper.observation(seen, "reached") | ends | {"initial_state": torch.zeros_like(done)},
+            "action": {
+                "action": seen["reached_last"].clone(),
+                "action_logits": said.pop("logits").transpose(1, 2),
+                **said,
+            },
+        }
+        return changed, {f"{part}/{key}": value for part, tensors in parts.items() for key, value in tensors.items()}
 
 
 def fused_rollout(env: Any, stepper: Any, perceptron: Perceptron, n_timesteps: int) -> FusedRollout | None:
@@ -118,9 +132,9 @@ def fused_rollout(env: Any, stepper: Any, perceptron: Perceptron, n_timesteps: i
 
 @functools.cache
 def _make(game: GameKernel, n_actions: int, width: int, n_hidden: int, activation: str) -> tuple[Any, Any, Any]:
-    memory, access = make_memory(game, Choice), make_access(game, Choice)
+    access = make_access(game, Choice)
     perceptron, choose = make_perceptron(game, n_actions, width, n_hidden, activation)
-    return memory, perceptron, make_advance(game, Choice, True, memory, access, perceptron, choose)
+    return access.Memory, perceptron, make_advance(game, Choice, access, perceptron, choose)
 
 
 def _pack(layers: Layers) -> Tensor:
@@ -139,37 +153,3 @@ def _behind(first: Tensor, n_steps: int) -> Tensor:
     memory = first.new_empty((n_steps + 1, *first.shape))
     memory[0].copy_(first)
     return memory
-
-
-def _record(seen: Tensors, stream: Tensors, said: Tensors, rng: Tensor, initial_state: Tensor) -> Tensors:
-    """Name what a launch wrote as batchers do; masks that are False everywhere were not written."""
-    terminated, truncated, done = seen["flags"].unbind(1)  # [T, B]
-    T, B = done.shape
-    no = done.new_zeros((3, T + 1, B))
-    current = {
-        "frame": stream["frame"].transpose(1, 2),
-        "reward": stream["reward"],
-        "terminated": no[0],
-        "truncated": no[1],
-        "done": no[2],
-        "initial_state": torch.cat([initial_state.unsqueeze(0), done]),
-        "last_action": stream["last"],
-        "rng": rng,
-    }
-    reached = {
-        "frame": seen["reached_frame"].transpose(1, 2),
-        "reward": seen["reached_reward"],
-        "terminated": terminated,
-        "truncated": truncated,
-        "done": done,
-        "initial_state": torch.zeros_like(done),
-        "last_action": seen["reached_last"],
-    }
-    actions = {
-        "action": seen["reached_last"].clone(),
-        "action_logits": said["logits"].transpose(1, 2),
-        "log_probability": said["log_probability"],
-        "value": said["value"],
-    }
-    parts = {"stream": current, "reached": reached, "action": actions}
-    return {f"{part}/{key}": value for part, tensors in parts.items() for key, value in tensors.items()}

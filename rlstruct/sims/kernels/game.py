@@ -43,16 +43,8 @@ class GameKernel:
     n_cells: int = 1
 
 
-def make_memory(game: GameKernel, Action: Any) -> Any:
-    """Make the struct that holds all tensors of a step, for a game.
-
-    Args:
-        game: its vector types say which dtypes there are.
-        Action: vector type of what the agent does; of one number for a Discrete space.
-
-    Returns:
-        A Warp struct. Those of its arrays that a launch does not need may be empty.
-    """
+def _make_memory(game: GameKernel, Action: Any) -> Any:
+    """Make the struct that holds all tensors of a step. Arrays that a launch does not need may be empty."""
     action = Action._wp_scalar_type_
     scalar, pixel = game.state._wp_scalar_type_, game.frame._wp_scalar_type_
 
@@ -87,10 +79,11 @@ def make_access(game: GameKernel, Action: Any) -> SimpleNamespace:
 
     Args:
         game: its vector types.
-        Action: as in `make_memory`.
+        Action: vector type of what the agent does, `Choice` in a Discrete space.
 
     Returns:
-        ``load(array, i)``, ``save(array, i, state)``, ``get(actions, k, i)``, ``put(actions, k, i, action)``, and
+        ``Memory``, the struct of all tensors of a step; ``load(array, i)``, ``save(array, i, state)``,
+        ``get(actions, k, i)``, ``put(actions, k, i, action)``, and
         ``show(frames, rewards, actions, k, i, state, reward, action)`` for an observation.
     """
     State, scalar, observe, number = game.state, game.state._wp_scalar_type_, game.observe, Action._wp_scalar_type_
@@ -142,4 +135,4 @@ def make_access(game: GameKernel, Action: Any) -> SimpleNamespace:
         rewards[k, i] = reward
         put(actions, k, i, action)
 
-    return SimpleNamespace(load=load, save=save, show=show, get=get, put=put)
+    return SimpleNamespace(Memory=_make_memory(game, Action), load=load, save=save, show=show, get=get, put=put)

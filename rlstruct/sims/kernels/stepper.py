@@ -23,8 +23,8 @@ from rlstruct.errors import ShapeMismatchError
 from rlstruct.sims._simulation import Answer, Simulation, Simulator
 from rlstruct.sims._state import Tensors, part
 from rlstruct.sims.kernels.advance import make_advance, make_given
-from rlstruct.sims.kernels.game import Choice, GameKernel, make_access, make_memory
-from rlstruct.spaces import Space
+from rlstruct.sims.kernels.game import Choice, GameKernel, make_access
+from rlstruct.spaces import Space, zeros
 
 _logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class WarpStepper:
         self._simulation = simulation
         self._auto_reset, self._stochastic = simulator.auto_reset, simulator.stochastic
         self._time_limit = simulator.time_limit or 0
-        self._action = _zero_action(action_space, device)  # [] or [A]: shape and dtype
+        self._action = zeros(action_space, "action", 1, device)["action"][0]  # [] or [A]: shape and dtype
         self._frame_shape = tuple(observation_space.shape or ())
         self._scalar = torch.float32 if game.state._wp_scalar_type_ is wp.float32 else torch.int64
         self._pixel = torch.float32 if game.frame._wp_scalar_type_ is wp.float32 else torch.bool
@@ -139,12 +139,13 @@ class WarpStepper:
     def _answer(self, seen: dict[str, Tensor]) -> tuple[Tensors, Tensors, Tensors]:
         """Build `reached`, `current` and the masks out of what a launch wrote."""
         terminated, truncated, done, *masks = seen["flags"].unbind(-2)
-        reached = self._observation(seen, "reached") | {"terminated": terminated, "truncated": truncated, "done": done}
+        reached = self.observation(seen, "reached") | {"terminated": terminated, "truncated": truncated, "done": done}
         if not self._auto_reset:
             return reached, {}, {"ran": masks[0], "running": masks[1]}
-        return reached, self._observation(seen, "current") | {"initial_state": done}, {}
+        return reached, self.observation(seen, "current") | {"initial_state": done}, {}
 
-    def _observation(self, seen: dict[str, Tensor], end: str) -> Tensors:
+    def observation(self, seen: dict[str, Tensor], end: str) -> Tensors:
+        """Name what a launch wrote for one end, ``reached`` or ``current``, as observations do."""
         frame = seen[f"{end}_frame"]
         frame = frame.transpose(-1, -2) if self.game.n_cells == 1 else frame  # [..., B, D]
         return {"frame": frame, "reward": seen[f"{end}_reward"], "last_action": seen[f"{end}_last"]}
@@ -269,9 +270,9 @@ def point(struct: Any, tensors: dict[str, Tensor]) -> None:
 def _make(game: GameKernel, n_parts: int) -> tuple[Any, Any, Any]:
     """Make the kernel that takes known actions: its two structs and itself."""
     Action = wp.types.vector(length=n_parts, dtype=wp.float32) if n_parts else Choice
-    memory, access = make_memory(game, Action), make_access(game, Action)
-    given, choose = make_given(game.state, Action, n_parts == 0, access)
-    return memory, given, make_advance(game, Action, n_parts == 0, memory, access, given, choose)
+    access = make_access(game, Action)
+    given, choose = make_given(game.state, Action, access)
+    return access.Memory, given, make_advance(game, Action, access, given, choose)
 
 
 def _plain(name: str, value: Tensor, B: int, n_cells: int) -> Tensor:
@@ -281,12 +282,6 @@ def _plain(name: str, value: Tensor, B: int, n_cells: int) -> Tensor:
     if name.endswith("frame"):
         return value if n_cells == 1 else value.view(value.shape[0], B, -1)
     return value.view(1, B, -1) if name.endswith("last") else value
-
-
-def _zero_action(space: Space, device: torch.device) -> Tensor:
-    if isinstance(space, spaces.Discrete):
-        return torch.zeros((), dtype=torch.int64, device=device)
-    return torch.zeros(space.shape or (), dtype=torch.float32, device=device)
 
 
 def _refuse_inherited_kernel(kind: type) -> None:
@@ -310,10 +305,8 @@ def _check_spaces(game: GameKernel, action_space: Space, observation_space: Spac
             f"backend='warp': got the action space {action_space}, expected Discrete from 0 or a Box of shape [A] of "
             "float32. Use backend='torch'."
         )
-    n_numbers, dtype = (
-        game.n_cells * game.frame._length_,
-        "float32" if game.frame._wp_scalar_type_ is wp.float32 else "bool",
-    )
+    n_numbers = game.n_cells * game.frame._length_
+    dtype = "float32" if game.frame._wp_scalar_type_ is wp.float32 else "bool"
     shape = observation_space.shape
     if shape is None or int(np.prod(shape)) != n_numbers or str(observation_space.dtype) != dtype:
         raise ShapeMismatchError(
