@@ -38,12 +38,11 @@ def make_advance(game: GameKernel, Action: Any, access: SimpleNamespace, chooser
     Returns:
         The kernel ``(memory, chooser, n_steps, time_limit, auto_reset)``, for B threads. ``time_limit`` 0 is none.
     """
-    memory, load, save, show = access.Memory, access.load, access.save, access.show
-    get, put = access.get, access.put
+    load, save, show, get, put = access.load, access.save, access.show, access.get, access.put
     begin, move = _make_begin(game, access), _make_move(game, Action)
 
     @wp.kernel(module="unique", enable_backward=False)
-    def advance(io: memory, by: chooser, n_steps: int, time_limit: wp.int64, auto_reset: bool):
+    def advance(io: access.Memory, by: chooser, n_steps: int, time_limit: wp.int64, auto_reset: bool):
         i = wp.tid()
         s, last = load(io.state, i), Action()
         elapsed = io.clock[ELAPSED, i]  # one by one: a tuple would hold references
