@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import pathlib
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -395,3 +397,19 @@ def test_a_training_logs_what_shows_whether_it_is_right(kind: str) -> None:
     assert max(result.losses["ratio_error"]) < 1e-5
     assert train_small(kind).losses == result.losses
     assert train_small(kind, seed=1).losses != result.losses
+
+
+def test_each_of_the_37_details_names_its_test_its_option_or_the_reason_against_it() -> None:
+    root = pathlib.Path(__file__).parents[2]
+    page = (root / "docs" / "algorithms" / "ppo.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (.*?) \| (.*) \|$", page, re.MULTILINE)
+    assert [int(number) for number, _, _ in rows] == list(range(1, 38))
+    code = {str(file.relative_to(root / "tests")): file.read_text() for file in (root / "tests").rglob("test_*.py")}
+    for number, _, said in rows:
+        names = re.findall(r"`(?:([\w/]+\.py)(?:::)?)?(test_\w+)?`", said)
+        names = [(file, test) for file, test in names if file or test]
+        for file, test in names:
+            assert file in code or not file, (number, file)
+            assert not test or any(f"def {test}(" in text for name, text in code.items() if file in ("", name)), test
+        options = set(re.findall(r"`(\w+)`", said)) & {field.name for field in dataclasses.fields(PPOConfig)}
+        assert names or options or re.search("Reference|see 13|`gymnasium|`Atari|refused: |not done: ", said), number
