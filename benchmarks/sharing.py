@@ -252,7 +252,7 @@ def _ratio(a: float | None, b: float | None) -> float | None:
 
 
 def draw(run: Run) -> None:
-    """Draw a group of bars for each number of processes, and the batched process as a line across."""
+    """Draw samples per second over processes, a line for each way to share, and the batched process across."""
     try:
         import matplotlib as mpl
     except ImportError:
@@ -261,24 +261,23 @@ def draw(run: Run) -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    rows = [row for row in run.rows if row["part"] == "table" and "samples_per_second" in row]
-    bars = [row for row in rows if row["sharing"] in MODES]
-    numbers = sorted({row["processes"] for row in bars})
     figure, axes = plt.subplots(figsize=(7, 4))
-    for shift, mode in enumerate(MODES):
-        heights = {row["processes"]: row["samples_per_second"] for row in bars if row["sharing"] == mode}
-        places = [numbers.index(n) + 0.25 * (shift - 1) for n in heights]
-        axes.bar(places, list(heights.values()), 0.23, label=mode if heights else None)
+    numbers: set[int] = set()
+    for mode, label in zip(MODES, ("in turns", "MPS", "MIG"), strict=True):
+        rows = [row for row in run.rows if row.get("sharing") == mode and "samples_per_second" in row]
+        points = sorted((row["processes"], row["samples_per_second"]) for row in rows)
+        numbers |= {n for n, _ in points}
+        if points:
+            axes.plot(*zip(*points, strict=True), marker="o", label=f"processes with one game each, {label}")
     for kind, style in (("batched", "--"), ("batched, CUDA graph", "-")):
         if rate := run.found("table", sharing=kind):
-            axes.axhline(rate, color="black", linestyle=style, label=f"1 process, {kind}")
+            axes.axhline(rate, color="black", linestyle=style, label=f"one process with all games, {kind}")
     axes.set_yscale("log")
-    axes.set_xticks(range(len(numbers)), [str(n) for n in numbers])
+    axes.set_xticks(sorted(numbers))
     axes.set_xlabel(f"processes, {_report.machine()['device']}")
     axes.set_ylabel("samples per second, all processes")
-    axes.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(run.path.with_suffix(".png"), dpi=120)
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncol=2)
+    figure.savefig(run.path.with_suffix(".png"), dpi=120, bbox_inches="tight")
     plt.close(figure)
 
 

@@ -222,24 +222,23 @@ def sharing(_: Rows) -> list[str]:
     for path in sorted((HERE / "results").glob("sharing-*.json")):
         found = json.loads(path.read_text())
         machine = found["machine"]
-        cells = []
-        for row in found["rows"]:
-            if row["part"] != "table":
-                continue
-            games = f"{row['games']} games" if "games" in row else ""
+        cells: list[list[object]] = []
+        measured = [row for row in found["rows"] if row["part"] == "table"]
+        for row in sorted(measured, key=lambda row: ("beside" in row, row.get("beside", row["processes"]))):
+            cell = [row["processes"], row["sharing"], row.get("games", "")]
             if "left_out" in row:
-                rate, load = row["left_out"], ""
+                cell += ["", row["left_out"], ""]
             else:
-                rate, load = f"{row['samples_per_second']:.2f}", f"{row['load']:.0f}"
-            cells.append([row["processes"], row["sharing"], games, row.get("beside", ""), rate, load])
-        head = "processes | sharing | | timed in turns with rows of … processes | samples per second | load"
+                cell += [row.get("beside", ""), f"{row['samples_per_second']:.2f}", f"{row['load']:.0f}"]
+            cells += [cell] if cell not in cells else []
+        head = "processes | sharing | games | in turns with rows of … processes | samples per second | load"
         ratios = [
             f"- {row['ratio']}: {row['value']:,.2f}" + (f", target {row['target']:,g}" if row["target"] else "")
             for row in found["rows"]
             if row["part"] == "summary" and row["value"] is not None
         ]
         where = f"{machine['device']}, {machine['cores']} cores of {machine['cpu']}, commit `{machine['commit']}`"
-        lines += ["", f"{where}:", "", *table(head, cells, 4), "", *ratios]
+        lines += ["", f"{where}:", "", *table(head, cells, 2), "", *ratios]
     return lines[1:] or ["Not measured since the code changed."]
 
 
