@@ -75,7 +75,6 @@ class Executing:
         self._generation = collector.actor.generation
         return collected, slab
 
-    @operation("simulator")
     def _launch(self) -> Tensors | None:
         """Take T steps in one kernel; None if that is not possible."""
         collector = self._collector

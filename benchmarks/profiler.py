@@ -34,7 +34,7 @@ from rlstruct.profiling import Costs, calibrate, operation, profile, read
 from rlstruct.sims import make
 
 N_ENVS = 8
-LEARNING = ("replay", "loss", "optimiser", "replay buffer", "weights")
+LEARNING = ("replay", "loss", "backward", "optimiser", "replay buffer")
 
 
 def restarting(n_envs: int, seed: int) -> GymEnvInf:
@@ -91,15 +91,18 @@ def profiled(name: str, n_processes: int, scale: float, costs: Costs) -> dict[st
         main, *workers = read(folder, costs).processes
         collecting = workers or [main]
         rows = [row for row in main.rows if "iteration" in row.path]
+
+        def seconds(processes: list[Any], *names: str) -> float:
+            """Corrected seconds of operations with all that is nested in them, the evaluation left out."""
+            rows = [row for one in processes for row in one.rows if row.phase == "training"]
+            return sum(float(row.corrected.sum()) for row in rows if set(names) & set(row.path))
+
         return {
             "wall": wall,
             "measured": main.inclusive("iteration", corrected=False),
             "corrected": main.inclusive("iteration"),
-            "environment": sum(one.inclusive("environment") for one in collecting),
-            "simulator": sum(one.inclusive("simulator") for one in collecting),
-            "agent": sum(one.inclusive("agent") for one in collecting),
-            "copy": sum(one.inclusive("copy") for one in collecting),
-            "learning": sum(main.inclusive(part) for part in LEARNING),
+            **{name: seconds(collecting, name) for name in ("environment", "simulator", "agent", "copy")},
+            "learning": seconds([main], *LEARNING),
             "operators": sum(float(row.corrected.reshape(2, 4).sum(0)[1]) for row in rows),
         }
     finally:

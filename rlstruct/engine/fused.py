@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from rlstruct.engine.compiled import Tensors
+from rlstruct.profiling import operation
 
 Layers = tuple[tuple[Tensor, Tensor], ...]
 """Weight [outputs, inputs] and bias [outputs] of each linear layer, from the inputs on."""
@@ -88,4 +89,7 @@ class Fused:
             return None
         if perceptron.kind() != self._kind:
             self._kind, self._rollout = perceptron.kind(), self._kernel(self._env, perceptron, self._T)
-        return None if self._rollout is None else self._rollout(observation, rng, perceptron)
+        if self._rollout is None:
+            return None
+        with operation("simulator"):
+            return self._rollout(observation, rng, perceptron)

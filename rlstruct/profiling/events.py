@@ -224,10 +224,20 @@ def read_kineto(trace: dict[str, Any], unix: int) -> tuple[HostEvents, DeviceEve
             where = int(args.get("device", 0)), int(args.get("stream", 0)), int(args.get("correlation", -1))
             device.append((start, end, *where, blocks, int(args.get("graph node id", 0))))
             device_names.append(event["name"])
-    on_host = np.asarray(host, dtype=np.int64).reshape(-1, 4).T
-    on_device = np.asarray(device, dtype=np.int64).reshape(-1, 7).T
+    starts, ends, kind, correlation = np.asarray(host, dtype=np.int64).reshape(-1, 4).T
+    on_device = np.asarray(device, dtype=np.int64).reshape(-1, 7)
     processors = {one["id"]: one["numSms"] for one in trace.get("deviceProperties", [])}
-    return HostEvents(*on_host, names=host_names), DeviceEvents(*on_device, names=device_names, processors=processors)
+    return HostEvents(starts, ends, kind, correlation, host_names), DeviceEvents(
+        starts=on_device[:, 0],
+        ends=on_device[:, 1],
+        device=on_device[:, 2],
+        stream=on_device[:, 3],
+        correlation=on_device[:, 4],
+        blocks=on_device[:, 5],
+        node=on_device[:, 6],
+        names=device_names,
+        processors=processors,
+    )
 
 
 def _integers(values: list[int]) -> Integers:

@@ -134,4 +134,4 @@ def totals(keys: Integers, values: NDArray[Any], n: int) -> NDArray[np.float64]:
     Returns:
         The sums.  [n] float64
     """
-    return np.bincount(keys, weights=values, minlength=n)
+    return np.bincount(keys, weights=values, minlength=n).astype(np.float64)
