@@ -129,7 +129,7 @@ def normalised(kind: Callable[..., nn.Module], n_inputs: int, *sizes: Any, disco
 
 
 _A2C, _DQN, _PPO = partial(_task, a2c.train), partial(_task, dqn.train), partial(_task, ppo.train)
-_LUNAR_LANDER = partial(pooled, "LunarLander-v3")
+_LUNAR_LANDER = partial(one_by_one, "LunarLander-v3")
 _MEMORY = A2CConfig(
     n_env_steps=1_000_000, n_envs=64, n_timesteps=32, learning_rate=0.004, trace_decay=0.95, max_gradient_norm=0.5,
     entropy_coefficient=0.001, whiten_advantages=True, evaluation_interval=100_000,
@@ -191,15 +191,15 @@ TASKS: dict[str, Task] = {
     ),
     "a2c_no_memory": _A2C(
         _MEMORY, partial(ActorCritic, 2, 2), ActorCriticAgent,
-        HiddenVelocities, 150.0, "the same with a feed-forward agent, which shall stay below", tuned_on=(),
+        HiddenVelocities, 150.0, "A2C without memory there, which shall stay below", tuned_on=(),
     ),
     "a2c_lunar_lander": _A2C(
         _tuned("a2c", "LunarLander-v3"), partial(ActorCritic, 8, 4), ActorCriticAgent,
-        _LUNAR_LANDER, 150.0, "A2C on EnvPool's LunarLander-v3", episodes=50, tuned_on=(0, 1, 2),
+        _LUNAR_LANDER, 150.0, "A2C on LunarLander-v3", episodes=50, tuned_on=(0, 1, 2),
     ),
     "dqn_lunar_lander": _DQN(
         _tuned("dqn", "LunarLander-v3"), partial(QNetwork, 8, 4, duelling=True), QAgent,
-        _LUNAR_LANDER, 100.0, "DQN on EnvPool's LunarLander-v3", episodes=50, tuned_on=(),
+        _LUNAR_LANDER, 100.0, "DQN on LunarLander-v3", episodes=50, tuned_on=(),
     ),
     "a2c_breakout": _A2C(
         _tuned("a2c", "Breakout-MinAtar"), _network("a2c", "Breakout-MinAtar", ActorCritic, 400, 3), ActorCriticAgent,
@@ -242,7 +242,7 @@ TASKS: dict[str, Task] = {
     ),
     "ppo_lunar_lander": _PPO(
         _tuned("ppo", "LunarLander-v3"), partial(ActorCritic, 8, 4), ActorCriticAgent,
-        _LUNAR_LANDER, 200.0, "PPO on EnvPool's LunarLander-v3", episodes=50,
+        partial(pooled, "LunarLander-v3"), 200.0, "PPO on EnvPool's LunarLander-v3", episodes=50,
         tuned_on=(100, 101),
     ),
     "ppo_memory": _PPO(
