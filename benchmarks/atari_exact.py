@@ -1,0 +1,116 @@
+"""How exact the consoles of rlstruct.sims.atari are: every game of ale-py against ALE, frame by frame.
+
+``python benchmarks/atari_exact.py`` plays all games that ale-py ships for 1,000 frames of random actions (a quarter of
+an hour on one core), writes ``results/atari_exact.json`` as it goes, and the table of ``docs/atari.md`` from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+
+from _report import RESULTS, machine
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "atari.md"
+BEGIN, END = "<!-- atari_exact -->", "<!-- end -->"
+
+
+def measure(game: str, n_frames: int) -> dict[str, object]:
+    """Compare one game.
+
+    Args:
+        game: ALE's name.
+        n_frames: how many frames.
+
+    Returns:
+        The comparison as a row, or what kind of cartridge does not work.
+    """
+    from rlstruct.sims.atari import compare_with_ale
+
+    try:
+        return dataclasses.asdict(compare_with_ale(game, n_frames))
+    except ValueError as error:
+        return {"game": game, "left_out": str(error)}
+
+
+def words(row: dict[str, object], n_frames: int) -> list[str]:
+    """Say what a row of the table says.
+
+    Args:
+        row: of `measure`.
+        n_frames: how many frames were asked for.
+
+    Returns:
+        Game, cartridge, frames with equal registers and RAM, frames with other pixels, what differs.
+    """
+    if "left_out" in row:
+        return [f"`{row['game']}`", "", "", "", str(row["left_out"])]
+    differences = row["differences"]
+    what = ", ".join(f"`{name}`" for name in list(differences)[:4]) + (" …" if len(differences) > 4 else "")
+    equal = row["n_frames"] - bool(differences)
+    if row["n_wrong_pictures"] and not what:
+        what = f"{row['wrong_pixels']} pixels in the first of them"
+    return [f"`{row['game']}`", str(row["mapper"]), f"{equal:,}", f"{row['n_wrong_pictures']:,}", what]
+
+
+def render(report: dict[str, object]) -> str:
+    """Write the table of the page.
+
+    Args:
+        report: the JSON.
+
+    Returns:
+        Markdown.
+    """
+    rows, n_frames = report["rows"], report["n_frames"]
+    exact = [row for row in rows if not row.get("left_out") and not row["differences"]]
+    pixels = [row for row in exact if not row["n_wrong_pictures"]]
+    lines = [
+        f"Of {len(rows)} games, {len(exact)} are equal to ALE in RAM and every compared register over {n_frames:,} "
+        f"frames of random actions, and {len(pixels)} of them in every pixel of every frame too.",
+        "",
+        "| game | cartridge | equal frames | frames with other pixels | what differs |",
+        "|---|---|--:|--:|---|",
+        *("| " + " | ".join(words(row, n_frames)) + " |" for row in rows),
+    ]
+    return "\n".join(lines)
+
+
+def rendered(page: str, report: dict[str, object]) -> str:
+    """Put the table into the page.
+
+    Args:
+        page: its text.
+        report: the JSON.
+
+    Returns:
+        The new text.
+    """
+    head, _, rest = page.partition(BEGIN)
+    return head + BEGIN + "\n" + render(report) + "\n" + END + rest.partition(END)[2]
+
+
+def main() -> None:
+    """Play, write the JSON as it goes, and the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--frames", type=int, default=1000)
+    parser.add_argument("--games", nargs="*", default=None, help="only these, and no page")
+    arguments = parser.parse_args()
+
+    from rlstruct.sims.atari import playable_games
+
+    report = {"machine": machine(), "n_frames": arguments.frames, "rows": []}
+    for game in arguments.games or playable_games():
+        row = measure(game, arguments.frames)
+        report["rows"].append(row)
+        print(" | ".join(words(row, arguments.frames)), flush=True)
+        if arguments.games is None:
+            (RESULTS / "atari_exact.json").write_text(json.dumps(report, indent=1) + "\n")
+    if arguments.games is None:
+        PAGE.write_text(rendered(PAGE.read_text(), report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""The Atari 2600 as Warp kernels: thousands of consoles on one device, compared with ALE register by register.
+
+So far the machine without an environment around it: `Consoles` goes on from states of ALE and runs frames. Needs the
+extra ``warp``; ROMs and states come from the user's ale-py.
+"""
+
+from rlstruct.sims.atari.ale_state import AleState, read_ale_state
+from rlstruct.sims.atari.compare import Comparison, compare_with_ale, playable_games
+from rlstruct.sims.atari.machine import FIELDS, MAPPERS, Consoles
+
+__all__ = [
+    "FIELDS",
+    "MAPPERS",
+    "AleState",
+    "Comparison",
+    "Consoles",
+    "compare_with_ale",
+    "playable_games",
+    "read_ale_state",
+]

@@ -1,0 +1,131 @@
+"""ALE's states as bytes: read into our registers, so that a machine can start from one and be compared with one.
+
+What ``ale_py.ALEState.serialize()`` returns is a sequence of little-endian int32 and of texts with their lengths; truth
+values are two magic numbers. The layout was found by looking at states.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+_YES = struct.unpack("<i", struct.pack("<I", 0xFAB1FAB2))[0]
+_NO = struct.unpack("<i", struct.pack("<I", 0xBAD1BAD2))[0]
+
+_CPU = (
+    "a", "x", "y", "sp", "", "pc", "negative", "overflow", "break_flag", "decimal", "no_interrupts", "zero",
+    "carry", "partial",
+)  # fmt: skip
+_RIOT = ("timer", "timer_shift", "timer_set", "timer_expired", "timer_was_read", "direction_a", "direction_b")
+_TIA = (
+    "frame_start", "", "", "swept", "", "n_scanlines", "scanline", "vsync_end", "", "vsync", "vblank", "size0",
+    "size1", "color0", "color1", "color_playfield", "color_background", "control", "", "mirror0", "mirror1",
+    "playfield", "shape0", "shape1", "old_shape0", "old_shape1", "missile0", "missile1", "ball", "old_ball",
+    "move0", "move1", "move_missile0", "move_missile1", "move_ball", "delay0", "delay1", "delay_ball", "hide0",
+    "hide1", "collisions", "x0", "x1", "x_missile0", "x_missile1", "x_ball", "", "", "hmove_clock", "hmove_blank",
+    "stars", "stars_line", "dump", "dump_end",
+)  # fmt: skip
+"""Our name of each number; "" for what follows from others."""
+
+
+@dataclass(frozen=True)
+class AleState:
+    """What a state of ALE says.
+
+    Attributes:
+        registers: our name of a register to its value.
+        ram: of the RIOT.  [128] uint8
+        cartridge: the numbers that ALE keeps of the cartridge: its bank, or its slices, and its RAM.
+        mapper: ALE's name of the kind of cartridge, such as ``F8``.
+        lines: the first line of the picture, and how many it has.
+        paddles: resistances of the first two paddles in ohms.
+        paddle_range: the least and the most that they can be turned to.
+    """
+
+    registers: dict[str, int]
+    ram: npt.NDArray[np.uint8]
+    cartridge: tuple[int, ...]
+    mapper: str
+    lines: tuple[int, int]
+    paddles: tuple[int, int]
+    paddle_range: tuple[int, int]
+
+
+def _plain(number: int) -> int:
+    """Truth values as 0 and 1."""
+    return {_YES: 1, _NO: 0}.get(number, number)
+
+
+class _Reader:
+    """Reads numbers and texts one after the other."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+
+    def numbers(self, n: int) -> list[int]:
+        values = struct.unpack_from(f"<{n}i", self._data, self._at)
+        self._at += 4 * n
+        return [_plain(value) for value in values]
+
+    def text(self) -> bytes:
+        (length,) = self.numbers(1)
+        self._at += length
+        return self._data[self._at - length : self._at]
+
+    def rest(self) -> list[int]:
+        return self.numbers((len(self._data) - self._at) // 4)
+
+
+def read_ale_state(serialized: bytes) -> AleState:
+    """Read a state of ALE.
+
+    Args:
+        serialized: what ``ale.cloneState().serialize()`` returns, with ale-py 0.12.
+
+    Returns:
+        What it says.
+
+    Raises:
+        ValueError: the bytes are no such state.
+    """
+    try:
+        outer = _Reader(serialized)
+        left, right, *_ = outer.numbers(6)
+        reader = _Reader(outer.text())
+        least, most = outer.numbers(2)
+        registers: dict[str, int] = {}
+        reader.text()  # the checksum of the ROM
+        _expect(reader, b"System")
+        (registers["cycles"],) = reader.numbers(1)
+        reader.text()  # the state of ALE's random numbers
+        _expect(reader, b"M6502Low")
+        registers.update(zip(_CPU, reader.numbers(14), strict=True))
+        registers["zero"] ^= 1  # ALE keeps its opposite
+        registers["partial"] ^= 1  # ALE keeps whether the last frame stopped by itself
+        _expect(reader, b"M6532")
+        (n_bytes,) = reader.numbers(1)
+        ram = np.array(reader.numbers(n_bytes), np.uint8)
+        registers.update(zip(_RIOT, reader.numbers(7), strict=True))
+        _expect(reader, b"TIA")
+        tia = reader.numbers(len(_TIA))
+        registers.update(zip(_TIA, tia, strict=True))
+        _expect(reader, b"TIASound")
+        reader.numbers(7)
+        mapper = reader.text().removeprefix(b"Cartridge").decode()
+        cartridge = tuple(reader.rest())
+    except (struct.error, UnicodeDecodeError) as error:
+        raise ValueError("read_ale_state: these bytes end too early: give ale.cloneState().serialize().") from error
+    registers.pop("")
+    for color in ("color0", "color1", "color_playfield", "color_background"):
+        registers[color] &= 0xFF
+    first, last = ((tia[k] - tia[0]) // 228 for k in (1, 2))
+    return AleState(registers, ram, cartridge, mapper, (first, last - first), (left, right), (least, most))
+
+
+def _expect(reader: _Reader, name: bytes) -> None:
+    """Read the name of a section."""
+    if (got := reader.text()) != name:
+        raise ValueError(f"read_ale_state: got {got!r}, expected {name!r}: give ale.cloneState().serialize().")

@@ -1,0 +1,197 @@
+"""B consoles with one cartridge: their memory as tensors, one frame of all of them, and the comparison with ALE."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import warp as wp
+from torch import Tensor
+
+from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.sims.atari import cartridge, games
+from rlstruct.sims.atari.ale_state import AleState
+from rlstruct.sims.atari.controls import JOYSTICK, PADDLE, RIGHT_JOYSTICK, SECOND_PADDLE
+from rlstruct.sims.atari.frame import run_frame
+from rlstruct.sims.atari.opcodes import make_table
+from rlstruct.sims.atari.state import Board, Console
+
+FIELDS: tuple[str, ...] = tuple(Console.vars)
+"""Names of the registers of a console, in the order of memory."""
+MAPPERS = {
+    "2K": cartridge.FIXED, "4K": cartridge.FIXED, "F8": cartridge.F8, "F6": cartridge.F6, "F8SC": cartridge.F8SC,
+    "F6SC": cartridge.F6SC, "E0": cartridge.E0, "FE": cartridge.FE,
+}  # fmt: skip
+"""ALE's names of the cartridges that work here."""
+MOST_PICTURE_LINES = PAL_LINES = 250
+
+_NOT_IN_ALE = frozenset(
+    {"switches", "controller", "blanks", "input2", "mirror_playfield"}
+)  # its states do not hold them
+
+
+class Consoles:
+    """B consoles with the same cartridge, on any device. They have no state before `load`.
+
+    Attributes:
+        registers: the registers of `FIELDS`.  [B, F] int32
+        ram: 128 bytes of the console, 128 of the cartridge.  [B, 256] uint8
+
+    Args:
+        rom: the bytes of the cartridge.
+        mapper: how it switches banks, a key of `MAPPERS`.
+        n: B.
+        game: ALE's name of the game, for what `games` says about it.
+        device: where everything lives: the CPU or a CUDA device.
+
+    Raises:
+        ValueError: the mapper is unknown, or the ROM is not as long as it says.
+    """
+
+    def __init__(self, rom: bytes, mapper: str, n: int, *, game: str = "", device: DeviceLike = "cpu") -> None:
+        """Put the cartridge in."""
+        if mapper not in MAPPERS:
+            raise ValueError(f"Consoles: got mapper={mapper!r}, expected one of {', '.join(MAPPERS)}.")
+        expected = {"2": 2048, "4": 4096, "F6": 16384}.get(mapper[:1] if mapper[1:] == "K" else mapper[:2], 8192)
+        if len(rom) != expected:
+            raise ValueError(f"Consoles: got a ROM of {len(rom)} bytes, expected {expected} with mapper={mapper!r}.")
+        self.device, self.mapper, self.game = resolve_device(device), mapper, game
+        self.registers = torch.zeros(n, len(FIELDS), dtype=torch.int32, device=self.device)
+        self.ram = torch.zeros(n, 256, dtype=torch.uint8, device=self.device)
+        self._screens = torch.zeros(n, 2, MOST_PICTURE_LINES * 160, dtype=torch.uint8, device=self.device)
+        self._rom = torch.frombuffer(bytearray(rom), dtype=torch.uint8).to(self.device)
+        self._opcodes = torch.from_numpy(make_table()).to(self.device)
+        self._warp_device = str(self.device)
+        self._consoles: Any = wp.array(
+            ptr=self.registers.data_ptr(), shape=(n,), dtype=Console, device=self._warp_device, copy=False
+        )
+        self._board = Board()
+        self._board.rom, self._board.opcodes = wp.from_torch(self._rom), wp.from_torch(self._opcodes)
+        self._board.ram, self._board.screen = wp.from_torch(self.ram), wp.from_torch(self._screens)
+        self._board.mapper = MAPPERS[mapper]
+
+    def load(self, states: Sequence[AleState]) -> None:
+        """Go on from states of ALE.
+
+        Args:
+            states: one for each console, or one for all; with the same cartridge as ours.
+
+        Raises:
+            ValueError: there are neither one nor B states, or one is of another kind of cartridge.
+        """
+        n = len(self.registers)
+        if len(states) not in (1, n):
+            raise ValueError(f"Consoles.load: got {len(states)} states, expected 1 or {n}.")
+        rows, memories = np.zeros((len(states), len(FIELDS)), np.int32), np.zeros((len(states), 256), np.uint8)
+        for row, memory, state in zip(rows, memories, states, strict=True):
+            if state.mapper != self.mapper:
+                raise ValueError(f"Consoles.load: got a state of mapper {state.mapper!r}, expected {self.mapper!r}.")
+            for name, value in self._expected(state).items():
+                row[FIELDS.index(name)] = value
+            memory[:128] = state.ram
+            if self.mapper.endswith("SC"):
+                memory[128:] = state.cartridge[2:130]
+        self.registers.copy_(torch.from_numpy(rows).expand(n, -1))
+        self.ram.copy_(torch.from_numpy(memories).expand(n, -1))
+
+    def run(self, actions: Tensor, *, draw: bool = False) -> None:
+        """Run a frame.
+
+        Args:
+            actions: ALE's number of the action of each console, 0 to 17.  [B] int32
+            draw: whether `screen` shows the frame afterwards.
+        """
+        self._board.draw = int(draw)
+        inputs = [self._consoles, self._board, wp.from_torch(actions.contiguous())]
+        wp.launch(run_frame, len(self.registers), inputs=inputs, device=self._warp_device)
+
+    def register(self, name: str) -> Tensor:
+        """One register of all consoles.
+
+        Args:
+            name: one of `FIELDS`.
+
+        Returns:
+            A view.  [B] int32
+        """
+        column: Tensor = self.registers[:, FIELDS.index(name)]
+        return column
+
+    def screen(self) -> Tensor:
+        """What the last frame showed, if it was drawn.
+
+        Lines that the frame did not reach show what was there two frames ago.
+
+        Returns:
+            Numbers of colours as ``ale.getScreen()`` returns them.  [B, lines, 160] uint8
+        """
+        rows = torch.arange(len(self.registers), device=self.device)
+        pixels: Tensor = self._screens[rows, (self.register("n_frames") & 1).long()]
+        lines = int(self.register("n_lines")[0])
+        return pixels.view(-1, MOST_PICTURE_LINES, 160)[:, :lines]
+
+    def show(self, picture: Tensor) -> None:
+        """Replace the last frame's picture, for pixels that later frames leave as they are.
+
+        Args:
+            picture: the same for all consoles.  [lines, 160] uint8
+        """
+        rows = torch.arange(len(self.registers), device=self.device)
+        last = (self.register("n_frames") & 1).long()
+        self._screens[rows, last, : picture.numel()] = picture.reshape(-1)
+
+    def differences(self, i: int, state: AleState) -> dict[str, tuple[int, int]]:
+        """Compare a console with a state of ALE, field by field.
+
+        Args:
+            i: which console.
+            state: what is expected.
+
+        Returns:
+            Name to (got, expected) of all that differs; bytes of the RAM are named by their address.
+        """
+        ours = dict(zip(FIELDS, self.registers[i].tolist(), strict=True))  # sync: a comparison on the host
+        pairs = {name: (ours[name], value) for name, value in self._expected(state).items() if name not in _NOT_IN_ALE}
+        memory = self.ram[i].tolist()  # sync: a comparison on the host
+        pairs |= {f"${128 + k:02X}": (memory[k], int(byte)) for k, byte in enumerate(state.ram)}
+        if self.mapper.endswith("SC"):
+            pairs |= {f"cartridge ${k:02X}": (memory[128 + k], byte) for k, byte in enumerate(state.cartridge[2:130])}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+    def _expected(self, state: AleState) -> dict[str, int]:
+        """The registers that a state of ALE stands for."""
+        first, lines = state.lines
+        paddles: tuple[int, ...] = (-1, -1)
+        controller = JOYSTICK
+        if self.game in games.PADDLES:
+            second = self.game in games.SECOND_PADDLE
+            paddles, controller = state.paddles[:: -1 if second else 1], SECOND_PADDLE if second else PADDLE
+        elif self.game in games.RIGHT_JOYSTICK:
+            controller = RIGHT_JOYSTICK
+        return {
+            **state.registers,
+            "pages": self._pages(state.cartridge),
+            "switches": 0x3F,
+            "paddle0": paddles[0],
+            "paddle1": paddles[1],
+            "paddle_least": state.paddle_range[0],
+            "paddle_most": state.paddle_range[1],
+            "first_line": first,
+            "n_lines": lines,
+            "mirror_playfield": state.registers["control"] & 1,
+            "pal": int(lines == PAL_LINES),
+            "blanks": int(self.game not in games.NO_HMOVE_BLANKS),
+            "controller": controller,
+            "input2": 0x80 if self.game in games.SECOND_PADDLE else 0,
+        }
+
+    def _pages(self, numbers: tuple[int, ...]) -> int:
+        """Which kilobytes are in the four windows."""
+        if self.mapper == "2K":
+            return 0x01000100
+        if self.mapper == "E0":
+            return sum(page << (8 * window) for window, page in enumerate(numbers[1:5]))
+        bank = numbers[0] if self.mapper[0] == "F" and self.mapper != "FE" else 0
+        return 0x03020100 + 0x04040404 * bank

@@ -1,0 +1,182 @@
+"""The instructions of the 6507 as data: one word for each of 256 opcodes says what every phase of an instruction does.
+
+From the published description of the NMOS 6502, with those of its undocumented opcodes that games use.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+IMPLIED, IMMEDIATE, ZERO, ZERO_X, ZERO_Y, RELATIVE, INDEXED_X, INDEXED_Y, ABSOLUTE, ABSOLUTE_X, ABSOLUTE_Y, INDIRECT = (
+    range(12)
+)
+PUSH, PULL = 12, 13
+"""How an operand is found: `RELATIVE` to `INDEXED_Y` and all before have one byte, `ABSOLUTE` to `INDIRECT` two."""
+MODE, CYCLES, PAGE, READ, WRITE, SOURCE, UNARY, BINARY, TARGET, NZ, FLOW = 0, 4, 8, 9, 10, 11, 14, 17, 20, 23, 24
+"""Where each field of the word begins."""
+FROM_MEMORY, FROM_A, FROM_X, FROM_Y, FROM_SP, FROM_STATUS, FROM_A_AND_X, FROM_A_AND_MEMORY = range(8)
+KEEP, ASL, ROL, LSR, ROR, INC, DEC = range(7)
+NOTHING, ORA, AND, EOR, ADC, SBC, COMPARE, BIT = range(8)
+TO_NOWHERE, TO_A, TO_X, TO_Y, TO_SP, TO_STATUS, TO_A_AND_X = range(7)
+ALONG, BRANCH, JUMP, CALL, RETURN, FROM_INTERRUPT, BREAK, SET_FLAG, CARRY_IS_SIGN, JAM = range(10)
+
+_MODE_CYCLES = {
+    IMPLIED: 2, IMMEDIATE: 2, ZERO: 3, ZERO_X: 4, ZERO_Y: 4, RELATIVE: 2, INDEXED_X: 6, INDEXED_Y: 5,
+    ABSOLUTE: 4, ABSOLUTE_X: 4, ABSOLUTE_Y: 4, INDIRECT: 5, PUSH: 3, PULL: 4,
+}  # fmt: skip
+_INDEXED = (ABSOLUTE_X, ABSOLUTE_Y, INDEXED_Y)
+
+
+def word(
+    mode: int,
+    *,
+    source: int = FROM_MEMORY,
+    unary: int = KEEP,
+    binary: int = NOTHING,
+    target: int = TO_NOWHERE,
+    nz: bool = True,
+    store: bool = False,
+    flow: int = ALONG,
+    cycles: int = 0,
+) -> int:
+    """Pack what an instruction does.
+
+    Args:
+        mode: how its operand is found.
+        source: where the value comes from.
+        unary: what is done to the value; `store` then writes it back.
+        binary: what is done with the value and A (`COMPARE`: the register that `target` names, which is kept).
+        target: where the result goes.
+        nz: whether the result sets N and Z.
+        store: whether the value is written to memory.
+        flow: what else happens.
+        cycles: how long it takes, where the addressing mode does not say it.
+
+    Returns:
+        The word.
+    """
+    reads = mode not in (IMPLIED, RELATIVE, INDIRECT, PUSH) and source in (FROM_MEMORY, FROM_A_AND_MEMORY)
+    page = mode in _INDEXED and reads and not store
+    if not cycles:
+        cycles = _MODE_CYCLES[mode]
+        cycles += (2 if reads else 0) + (mode in _INDEXED) if store and mode != PUSH else 0
+    fields = (
+        (mode, MODE), (cycles, CYCLES), (page, PAGE), (reads, READ), (store, WRITE), (source, SOURCE), (unary, UNARY),
+        (binary, BINARY), (target, TARGET), (nz, NZ), (flow, FLOW),
+    )  # fmt: skip
+    return sum(int(value) << shift for value, shift in fields)
+
+
+def make_table() -> npt.NDArray[np.int32]:
+    """Make the words of all opcodes.
+
+    Returns:
+        One word for each opcode; those that stop the processor, and the unstable ones, are `JAM`.  [256] int32
+    """
+    table = [word(IMPLIED, flow=JAM, nz=False)] * 256
+    for entries in (_arithmetic(), _shifts(), _transfers(), _flow(), _undocumented()):
+        for opcode, entry in entries.items():
+            table[opcode] = entry
+    return np.array(table, np.int32)
+
+
+_GROUP_1 = {0x01: INDEXED_X, 0x05: ZERO, 0x09: IMMEDIATE, 0x0D: ABSOLUTE, 0x11: INDEXED_Y, 0x15: ZERO_X,
+            0x19: ABSOLUTE_Y, 0x1D: ABSOLUTE_X}  # fmt: skip
+_GROUP_2 = {0x06: ZERO, 0x0E: ABSOLUTE, 0x16: ZERO_X, 0x1E: ABSOLUTE_X}
+
+
+def _arithmetic() -> dict[int, int]:
+    """ORA, AND, EOR, ADC, STA, LDA, CMP, SBC, and the comparisons with X and Y."""
+    table = {}
+    for low, mode in _GROUP_1.items():
+        for base, binary in ((0x00, ORA), (0x20, AND), (0x40, EOR), (0x60, ADC), (0xE0, SBC)):
+            table[base | low] = word(mode, binary=binary, target=TO_A)
+        table[0xA0 | low] = word(mode, target=TO_A)
+        table[0xC0 | low] = word(mode, binary=COMPARE, target=TO_A)
+        if mode != IMMEDIATE:
+            table[0x80 | low] = word(mode, source=FROM_A, store=True, nz=False)
+    for opcode, mode in ((0xE0, IMMEDIATE), (0xE4, ZERO), (0xEC, ABSOLUTE)):
+        table[opcode] = word(mode, binary=COMPARE, target=TO_X)
+        table[opcode - 0x20] = word(mode, binary=COMPARE, target=TO_Y)
+    table[0x24] = word(ZERO, binary=BIT, nz=False)
+    table[0x2C] = word(ABSOLUTE, binary=BIT, nz=False)
+    return table
+
+
+def _shifts() -> dict[int, int]:
+    """ASL, ROL, LSR, ROR, INC, DEC, of memory and of registers."""
+    table = {}
+    for base, unary in ((0x00, ASL), (0x20, ROL), (0x40, LSR), (0x60, ROR), (0xC0, DEC), (0xE0, INC)):
+        for low, mode in _GROUP_2.items():
+            table[base | low] = word(mode, unary=unary, store=True)
+        if unary not in (INC, DEC):
+            table[base | 0x0A] = word(IMPLIED, source=FROM_A, unary=unary, target=TO_A)
+    for opcode, unary, source, target in (
+        (0xE8, INC, FROM_X, TO_X), (0xCA, DEC, FROM_X, TO_X), (0xC8, INC, FROM_Y, TO_Y), (0x88, DEC, FROM_Y, TO_Y),
+    ):  # fmt: skip
+        table[opcode] = word(IMPLIED, source=source, unary=unary, target=target)
+    return table
+
+
+def _transfers() -> dict[int, int]:
+    """LDX, LDY, STX, STY, transfers between registers, the stack."""
+    table = {}
+    for opcode, mode in ((0xA2, IMMEDIATE), (0xA6, ZERO), (0xAE, ABSOLUTE), (0xB6, ZERO_Y), (0xBE, ABSOLUTE_Y)):
+        table[opcode] = word(mode, target=TO_X)
+    for opcode, mode in ((0xA0, IMMEDIATE), (0xA4, ZERO), (0xAC, ABSOLUTE), (0xB4, ZERO_X), (0xBC, ABSOLUTE_X)):
+        table[opcode] = word(mode, target=TO_Y)
+    for opcode, mode, source in (
+        (0x86, ZERO, FROM_X), (0x8E, ABSOLUTE, FROM_X), (0x96, ZERO_Y, FROM_X),
+        (0x84, ZERO, FROM_Y), (0x8C, ABSOLUTE, FROM_Y), (0x94, ZERO_X, FROM_Y),
+    ):  # fmt: skip
+        table[opcode] = word(mode, source=source, store=True, nz=False)
+    for opcode, source, target in (
+        (0xAA, FROM_A, TO_X), (0xA8, FROM_A, TO_Y), (0x8A, FROM_X, TO_A), (0x98, FROM_Y, TO_A), (0xBA, FROM_SP, TO_X),
+    ):  # fmt: skip
+        table[opcode] = word(IMPLIED, source=source, target=target)
+    table[0x9A] = word(IMPLIED, source=FROM_X, target=TO_SP, nz=False)
+    table[0x48] = word(PUSH, source=FROM_A, store=True, nz=False)
+    table[0x08] = word(PUSH, source=FROM_STATUS, store=True, nz=False)
+    table[0x68] = word(PULL, target=TO_A)
+    table[0x28] = word(PULL, target=TO_STATUS, nz=False)
+    return table
+
+
+def _flow() -> dict[int, int]:
+    """Branches, jumps, calls, flags, NOP."""
+    table = {opcode: word(RELATIVE, flow=BRANCH, nz=False) for opcode in range(0x10, 0x100, 0x20)}
+    for opcode in (0x18, 0x38, 0x58, 0x78, 0xB8, 0xD8, 0xF8):
+        table[opcode] = word(IMPLIED, flow=SET_FLAG, nz=False)
+    for opcode, mode, flow, cycles in (
+        (0x4C, ABSOLUTE, JUMP, 3), (0x6C, INDIRECT, JUMP, 5), (0x20, ABSOLUTE, CALL, 6), (0x60, IMPLIED, RETURN, 6),
+        (0x40, IMPLIED, FROM_INTERRUPT, 6), (0x00, IMPLIED, BREAK, 7),
+    ):  # fmt: skip
+        table[opcode] = word(mode, source=FROM_A, flow=flow, nz=False, cycles=cycles)
+    table[0xEA] = word(IMPLIED, nz=False)
+    return table
+
+
+def _undocumented() -> dict[int, int]:
+    """Two operations at once: SLO, RLA, SRE, RRA, DCP, ISB, LAX, SAX, ANC, ALR; and a second SBC and many NOP."""
+    table = {}
+    modes = {0x03: INDEXED_X, 0x07: ZERO, 0x0F: ABSOLUTE, 0x13: INDEXED_Y, 0x17: ZERO_X, 0x1B: ABSOLUTE_Y,
+             0x1F: ABSOLUTE_X}  # fmt: skip
+    for base, unary, binary in (
+        (0x00, ASL, ORA), (0x20, ROL, AND), (0x40, LSR, EOR), (0x60, ROR, ADC), (0xC0, DEC, COMPARE), (0xE0, INC, SBC),
+    ):  # fmt: skip
+        for low, mode in modes.items():
+            table[base | low] = word(mode, unary=unary, binary=binary, target=TO_A, store=True)
+    for low, mode in {**modes, 0x17: ZERO_Y, 0x1F: ABSOLUTE_Y}.items():
+        if low != 0x1B:
+            table[0xA0 | low] = word(mode, target=TO_A_AND_X)
+        if low in (0x03, 0x07, 0x0F, 0x17):
+            table[0x80 | low] = word(mode, source=FROM_A_AND_X, store=True, nz=False)
+    table[0x0B] = table[0x2B] = word(IMMEDIATE, source=FROM_A_AND_MEMORY, target=TO_A, flow=CARRY_IS_SIGN)
+    table[0x4B] = word(IMMEDIATE, source=FROM_A_AND_MEMORY, unary=LSR, target=TO_A)
+    table[0xEB] = word(IMMEDIATE, binary=SBC, target=TO_A)
+    for mode, opcodes in (
+        (IMPLIED, (0x1A, 0x3A, 0x5A, 0x7A, 0xDA, 0xFA)), (IMMEDIATE, (0x80, 0x82, 0x89, 0xC2, 0xE2)),
+        (ZERO, (0x04, 0x44, 0x64)), (ZERO_X, (0x14, 0x34, 0x54, 0x74, 0xD4, 0xF4)), (ABSOLUTE, (0x0C,)),
+        (ABSOLUTE_X, (0x1C, 0x3C, 0x5C, 0x7C, 0xDC, 0xFC)),
+    ):  # fmt: skip
+        table.update(dict.fromkeys(opcodes, word(mode, nz=False)))
+    return table

@@ -1,0 +1,129 @@
+"""What one console is made of, and what all consoles of a launch share."""
+
+import warp as wp
+
+
+@wp.struct
+class Console:
+    """The registers of one console. Truth values are 0 and 1; clocks and cycles count from where the frame began.
+
+    A cycle of the processor is three clocks of the video chip; a scan line has 228 clocks, of which 68 are blank.
+    """
+
+    # 6507, the processor
+    a: int
+    x: int
+    y: int
+    sp: int
+    pc: int
+    negative: int
+    overflow: int
+    break_flag: int
+    decimal: int
+    no_interrupts: int
+    zero: int
+    carry: int
+    cycles: int  # since the frame began
+    bus: int  # the byte that was last on the data bus
+    address: int  # of the instruction's operand
+    value: int  # what the instruction computes
+    # RIOT: its RAM is in `Board.ram`
+    timer: int
+    timer_shift: int  # 0, 3, 6 or 10: log2 of the timer's interval
+    timer_set: int  # cycle
+    timer_expired: int  # cycle at which the timer was first read after it expired
+    timer_was_read: int
+    direction_a: int
+    direction_b: int
+    # TIA, the video chip
+    frame_start: int  # clock of the first line's begin, at most 0
+    swept: int  # clock up to which the beam was followed
+    scanline: int  # lines of the last frame, ended or not
+    n_scanlines: int  # of the last frame that ended
+    vsync_end: int  # clock from which the end of VSYNC ends the frame
+    vsync: int
+    vblank: int
+    size0: int  # NUSIZ0
+    size1: int
+    color0: int  # COLUP0
+    color1: int
+    color_playfield: int
+    color_background: int
+    control: int  # CTRLPF
+    mirror_playfield: int  # of CTRLPF, as it was when the beam was in the middle of the line
+    mirror0: int  # REFP0
+    mirror1: int
+    playfield: int  # 20 bits: 4 of PF0, 8 of PF1, 8 of PF2
+    shape0: int  # GRP0
+    shape1: int
+    old_shape0: int  # what VDELP0 shows
+    old_shape1: int
+    missile0: int  # ENAM0
+    missile1: int
+    ball: int  # ENABL
+    old_ball: int
+    move0: int  # HMP0, 0 to 15
+    move1: int
+    move_missile0: int
+    move_missile1: int
+    move_ball: int
+    delay0: int  # VDELP0
+    delay1: int
+    delay_ball: int
+    hide0: int  # RESMP0
+    hide1: int
+    collisions: int  # two bits for each of the registers CXM0P to CXPPMM, but one for CXBLPF
+    x0: int  # of player 0, 0 to 159
+    x1: int
+    x_missile0: int
+    x_missile1: int
+    x_ball: int
+    hmove_clock: int
+    hmove_blank: int
+    stars: int  # missile 0 moves in each line: the stars of Cosmic Ark
+    stars_line: int  # 0 to 3
+    skip0: int  # whether the first copy of player 0 is not drawn before the line ends
+    skip1: int
+    dump: int
+    dump_end: int  # cycle
+    # cartridge: which kilobytes of the ROM lie in its four windows, a byte each
+    pages: wp.uint32
+    # what is plugged in
+    controller: int
+    blanks: int  # whether HMOVE blanks the left 8 pixels
+    sticks: int  # what SWCHA reads
+    switches: int  # what SWCHB reads
+    trigger0: int  # 0x80 unless pressed
+    trigger1: int
+    paddle0: int  # ohms at INPT0; -1 for none
+    paddle1: int
+    paddle_least: int
+    paddle_most: int
+    input2: int  # what INPT2 and INPT3 read
+    # the picture
+    first_line: int  # of the picture
+    n_lines: int
+    pal: int  # a European cartridge: longer frames, and no colours after a frame of an odd number of lines
+    ended: int  # the frame
+    partial: int  # the last frame did not end: it ran out of instructions
+    n_frames: int
+
+
+@wp.struct
+class Board:
+    """What lies in memory, and what is equal for all consoles of a launch."""
+
+    rom: wp.array(dtype=wp.uint8)
+    opcodes: wp.array(dtype=int)  # [256]
+    ram: wp.array2d(dtype=wp.uint8)  # [B, 256]: 128 of the RIOT, 128 of the cartridge
+    screen: wp.array3d(dtype=wp.uint8)  # [B, 2, lines * 160]: frames take turns
+    mapper: int
+    draw: int
+
+
+Registers = wp.array(dtype=Console)
+"""The registers of one console in a kernel: an array of one, so that functions change them in place.
+
+Warp passes structs by value, and turns what is assigned under an ``if`` into selections: with a struct that functions
+return, the same kernel was 30 times slower on the CPU.
+"""

@@ -1,0 +1,129 @@
+"""Consoles do what ALE does: registers, RAM and pixels after each frame, with ROMs of the installed ale-py."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pathlib
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("warp", reason="needs the extra warp")
+pytest.importorskip("ale_py", reason="needs the extra atari: its ROMs are the oracle")
+
+from rlstruct.sims.atari import Consoles, compare_with_ale, playable_games, read_ale_state
+from rlstruct.sims.atari.compare import open_ale, open_consoles
+from rlstruct.sims.atari.opcodes import CYCLES, FLOW, JAM, make_table
+
+SAMPLE = {
+    "breakout": "2K, paddles",
+    "pong": "2K, the second paddle",
+    "pitfall": "4K",
+    "surround": "2K, the right joystick",
+    "air_raid": "4K, European: colours of odd frames",
+    "journey_escape": "4K, the stars of Cosmic Ark",
+    "ms_pacman": "F8, no blanks",
+    "elevator_action": "F8SC",
+    "road_runner": "F6",
+    "klax": "F6SC",
+    "montezuma_revenge": "E0",
+    "robotank": "FE",
+}
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "atari_exact.json"
+MEASURED = {row["game"]: row for row in json.loads(RESULTS.read_text())["rows"]}
+
+
+@pytest.mark.parametrize("game", SAMPLE, ids=[f"{game}: {why}" for game, why in SAMPLE.items()])
+def test_a_sample_of_games_is_equal_to_ale(game: str) -> None:
+    seen = compare_with_ale(game, 60, seed=1)
+    assert seen.differences == {}
+    assert seen.n_frames == 60
+    if game != "robotank":  # its ball is not drawn at the right border
+        assert seen.n_wrong_pictures == 0
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("game", MEASURED)
+def test_games_are_as_exact_as_the_table_says(game: str) -> None:
+    row = MEASURED[game]
+    if "left_out" in row:
+        with pytest.raises(ValueError, match="mapper"):
+            compare_with_ale(game, 1)
+        return
+    seen = compare_with_ale(game, 1000)
+    assert (seen.n_frames, sorted(seen.differences), seen.n_wrong_pictures) == (
+        row["n_frames"],
+        sorted(row["differences"]),
+        row["n_wrong_pictures"],
+    )
+
+
+def test_the_table_lists_all_games_and_is_what_the_results_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    script: ModuleType = importlib.import_module("atari_exact")
+    page = script.PAGE.read_text()
+    assert script.rendered(page, json.loads(RESULTS.read_text())) == page, "run python benchmarks/atari_exact.py"
+    assert sorted(MEASURED) == playable_games()
+
+
+def test_consoles_do_not_see_their_neighbours() -> None:
+    # 4 consoles in one launch against 4 ALEs, each with actions of its own.
+    oracles = [open_ale("seaquest", 0) for _ in range(4)]
+    consoles = open_consoles("seaquest", oracles[0], 4)
+    plan = np.random.default_rng(0).integers(18, size=(40, 4))
+    for actions in plan:
+        consoles.run(torch.from_numpy(actions.astype(np.int32)))
+        for ale, action in zip(oracles, actions.tolist(), strict=True):
+            ale.act(action)
+    states = [read_ale_state(ale.cloneState().serialize()) for ale in oracles]
+    assert [consoles.differences(i, state) for i, state in enumerate(states)] == [{}] * 4
+    assert len({state.ram.tobytes() for state in states}) == 4  # or the test would show nothing
+    # A difference is named: console 0 is not where ALE 1 is.
+    assert any(name.startswith("$") for name in consoles.differences(0, states[1]))
+
+
+def test_a_loaded_state_goes_on_as_ale_does() -> None:
+    ale = open_ale("seaquest", 0)
+    for _ in range(10):
+        ale.act(1)
+    state = read_ale_state(ale.cloneState().serialize())
+    consoles = open_consoles("seaquest", ale, 2)
+    consoles.run(torch.tensor([3, 4], dtype=torch.int32))
+    consoles.load([state])
+    assert consoles.differences(0, state) == consoles.differences(1, state) == {}
+    ale.act(5)
+    consoles.run(torch.tensor([5, 5], dtype=torch.int32))
+    assert consoles.differences(1, read_ale_state(ale.cloneState().serialize())) == {}
+
+
+def test_wrong_cartridges_and_states_are_named() -> None:
+    ale = open_ale("seaquest", 0)
+    state = read_ale_state(ale.cloneState().serialize())
+    with pytest.raises(ValueError, match="got mapper='DPC', expected one of 2K"):
+        Consoles(bytes(4096), "DPC", 1)
+    with pytest.raises(ValueError, match="got a ROM of 4096 bytes, expected 8192"):
+        Consoles(bytes(4096), "F8", 1)
+    with pytest.raises(ValueError, match="got a state of mapper '4K', expected '2K'"):
+        Consoles(bytes(2048), "2K", 1).load([state])
+    with pytest.raises(ValueError, match="got 2 states, expected 1 or 3"):
+        Consoles(bytes(4096), "4K", 3).load([state, state])
+    with pytest.raises(ValueError, match="end too early"):
+        read_ale_state(ale.cloneState().serialize()[:200])
+    with pytest.raises(ValueError, match="expected b'System'"):
+        read_ale_state(ale.cloneState().serialize().replace(b"System", b"Systen"))
+
+
+def test_the_opcodes_take_the_cycles_of_the_6502() -> None:
+    table = make_table()
+    cycles = (table >> CYCLES) & 15
+    # LDA #, LDA zp, LDA (zp),Y, STA (zp),Y, STA abs,X, INC abs,X, ASL A, JSR, RTS, BRK, PHA, PLA, JMP (abs), SLO (zp),Y
+    opcodes = [0xA9, 0xA5, 0xB1, 0x91, 0x9D, 0xFE, 0x0A, 0x20, 0x60, 0x00, 0x48, 0x68, 0x6C, 0x13]
+    assert cycles[opcodes].tolist() == [2, 3, 5, 6, 5, 7, 2, 6, 6, 7, 3, 4, 5, 8]
+    jams = np.flatnonzero((table >> FLOW) & 15 == JAM)
+    assert {0x02, 0x12, 0x22, 0x32, 0x42, 0x52, 0x62, 0x72, 0x92, 0xB2, 0xD2, 0xF2} <= set(jams.tolist())
+    assert not {0x10, 0x24, 0x4C, 0xEA, 0xAD} & set(jams.tolist())  # BPL, BIT, JMP, NOP, LDA
