@@ -275,6 +275,17 @@ def _measured(row: dict[str, Any]) -> list[tuple[str, float]]:
     return [(key, value) for key, value in row.items() if key != "target" and isinstance(value, float)]
 
 
+def search(rows: Rows) -> list[str]:
+    """Simulations per second of tree searches."""
+    speeds = [row for row in rows if "contender" in row]
+    ratios = [f"- {row['ratio']}: {row['value']:.2f}" for row in rows if "ratio" in row]
+    lines = ["| search | games at once | simulations of a move | simulations per second |", "|---|---|---|---|"]
+    for row in speeds:
+        rate = row["simulations_per_second"]
+        lines.append(f"| {row['contender']} | {row['games']} | {row['simulations']} | {rate:,.0f} |")
+    return [*lines, "", *ratios]
+
+
 TABLES: dict[str, tuple[str, Callable[[Rows], list[str]]]] = {
     "throughput": ("cpu_collect_throughput", throughput),
     "slow": ("cpu_collect_slow", slow),
@@ -290,6 +301,7 @@ TABLES: dict[str, tuple[str, Callable[[Rows], list[str]]]] = {
     "imports": ("import_time", imports),
     "check_device": ("check_device", check_device),
     "seconds_to_475": ("time_to_475", seconds_to_475),
+    "search": ("search", search),
     "settings": ("", common_settings),
     "games": ("", games),
     "sharing": ("", sharing),
