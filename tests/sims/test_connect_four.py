@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 import torch
 
 from rlstruct.core import DictTensor
@@ -98,3 +99,33 @@ def test_known_numbers_of_positions() -> None:
         env.set_state(None, state)
         (reached, _), _ = env.step(DictTensor({"action": torch.full((len(plays),), column)}))
         assert int((reached["reward"] == -1).sum()) == 1
+
+
+@pytest.mark.filterwarnings("ignore")  # envpool's own
+def test_equals_envpool_in_whole_games() -> None:
+    envpool = pytest.importorskip("envpool", reason="needs the extra envpool")
+    if "ConnectFour-v1" not in envpool.list_all_envs():
+        pytest.skip("this envpool has no ConnectFour-v1")
+    B = 64
+    theirs = envpool.make("ConnectFour-v1", env_type="gymnasium", num_envs=B, seed=0)
+    _, info = theirs.reset()
+    ours = ConnectFour(B, auto_reset=False)
+    current, running = ours.reset()
+    ended = {1.0: 0, 0.0: 0}
+    for t in range(42):
+        legal = torch.as_tensor(info["legal_action_mask"])
+        player = torch.as_tensor(info["current_player"]).long().view(B, 1)
+        board = torch.as_tensor(info["board"])
+        shown = torch.stack([board == t % 2, board == 1 - t % 2], 1)  # 0 is who began, whichever player that is
+        assert torch.equal(current["frame/legal"][running], legal[running])
+        assert torch.equal(current["frame/board"][running], shown[running])
+        action = (uniform(child_key(torch.arange(B), t), (7,)) * legal).argmax(1)
+        (reached, ran), (current, running) = ours.step(DictTensor({"action": action}))
+        _, reward, terminated, _, info = theirs.step(action.int().numpy())
+        reward = torch.as_tensor(reward).view(B, 2).gather(1, player).squeeze(1)
+        assert torch.equal(reached["terminated"][ran], torch.as_tensor(terminated)[ran])
+        assert torch.equal(reached["reward"][ran], reward[ran])
+        for value in reached["reward"][ran & reached["terminated"]].tolist():
+            ended[value] += 1
+    assert not running.any()
+    assert sum(ended.values()) == B

@@ -1,0 +1,226 @@
+"""How strong a run of AlphaZero is at Connect Four: games against random play and UCT, mistakes in solved positions.
+
+    python benchmarks/connect_four_strength.py RUN [--simulations 100] [--games 40] [--uct 1000] [--positions 200]
+
+UCT and the solver are plain Python on integers, and share nothing with the library. A mistake is a move that gives away
+a win or a draw, by the network's own policy without a search, before and after the training, and by the search. The
+positions are drawn at random, with 24 to 34 stones, and have moves that are mistakes and moves that are none. RUN is a
+folder of `rlstruct train alphazero`, with its own network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from _report import write
+from search import network
+from torch import nn
+
+from rlstruct.algos.arena import RandomPlayer, play_match
+from rlstruct.algos.checkpoint import read_checkpoint
+from rlstruct.core import DictTensor
+from rlstruct.search import SearchAgent, SearchConfig
+from rlstruct.sims import ConnectFour, ConnectFourState
+
+FULL = sum(0b111111 << (7 * c) for c in range(7))
+TOP = [1 << (7 * c + 5) for c in range(7)]
+BOTTOM = [1 << (7 * c) for c in range(7)]
+COLUMN = [0b111111 << (7 * c) for c in range(7)]
+
+
+def legal(stones: int) -> list[int]:
+    """Columns that are not full."""
+    return [c for c in range(7) if not stones & TOP[c]]
+
+
+def wins(stones: int) -> bool:
+    """Whether a player has four in a line."""
+    for direction in (1, 7, 6, 8):
+        pairs = stones & (stones >> direction)
+        if pairs & (pairs >> 2 * direction):
+            return True
+    return False
+
+
+def over(mine: int, theirs: int) -> bool:
+    """Whether the game has ended."""
+    return wins(mine) or wins(theirs) or mine | theirs == FULL
+
+
+def dropped(stones: int, column: int) -> int:
+    """The stone that falls into a column."""
+    return (stones + BOTTOM[column]) & COLUMN[column]
+
+
+class Node:
+    """A position in the tree of UCT: visits, and the sum of results for who has just moved."""
+
+    __slots__ = ("children", "result", "total", "untried", "visits")
+
+    def __init__(self, stones: int, result: float | None) -> None:
+        self.children: dict[int, Node] = {}
+        self.untried = legal(stones) if result is None else []
+        self.visits, self.total, self.result = 0, 0.0, result
+
+
+def playout(mine: int, theirs: int, draw: random.Random) -> float:
+    """Play at random to the end: the result of who moves next."""
+    sign = 1.0
+    while True:
+        stones = mine | theirs
+        if stones == FULL:
+            return 0.0
+        column = draw.choice(legal(stones))
+        mine |= dropped(stones, column)
+        if wins(mine):
+            return sign
+        mine, theirs, sign = theirs, mine, -sign
+
+
+def uct(mine: int, theirs: int, n_simulations: int, draw: random.Random, width: float = math.sqrt(2.0)) -> int:
+    """Search by UCT (Kocsis and Szepesvári, 2006), and return the most visited column."""
+    root = Node(mine | theirs, None)
+    for _ in range(n_simulations):
+        node, own, other, way = root, mine, theirs, [root]
+        while node.result is None and not node.untried:
+            log = math.log(node.visits)
+            column, node = max(
+                node.children.items(),
+                key=lambda item: item[1].total / item[1].visits + width * math.sqrt(log / item[1].visits),
+            )
+            own, other = other, own | dropped(own | other, column)
+            way.append(node)
+        if node.result is None:
+            column = node.untried.pop(draw.randrange(len(node.untried)))
+            own, other = other, own | dropped(own | other, column)
+            result = 1.0 if wins(other) else 0.0 if own | other == FULL else None
+            node.children[column] = child = Node(own | other, result)
+            node = child
+            way.append(node)
+        value = node.result if node.result is not None else -playout(own, other, draw)
+        for visited in reversed(way):
+            visited.visits += 1
+            visited.total += value
+            value = -value
+    return max(root.children, key=lambda c: root.children[c].visits)
+
+
+class UctPlayer:
+    """Searches in each game by itself."""
+
+    def __init__(self, n_simulations: int) -> None:
+        """Remember how many simulations."""
+        self.n_simulations, self.game, self.draw = n_simulations, ConnectFour(1), random.Random(0)
+
+    def __call__(self, state: DictTensor, observation: DictTensor, agent_info: DictTensor) -> tuple[Any, Any]:
+        """Act; see `rlstruct.algos.arena.Player`."""
+        found = self.game.state_from({"board": observation["frame/board"]})
+        columns = [
+            0
+            if wins(theirs) or wins(mine) or mine | theirs == FULL
+            else uct(mine, theirs, self.n_simulations, self.draw)
+            for mine, theirs in zip(found.mine.tolist(), found.theirs.tolist(), strict=True)
+        ]
+        return DictTensor({"action": torch.tensor(columns)}), state
+
+
+def solve(mine: int, theirs: int, known: dict[tuple[int, int], int]) -> int:
+    """Return 1, 0 or -1: the result of who moves next if both play perfectly."""
+    stones = mine | theirs
+    if stones == FULL:
+        return 0
+    if (mine, theirs) in known:
+        return known[mine, theirs]
+    columns = sorted(legal(stones), key=lambda c: abs(c - 3))
+    best = 1 if any(wins(mine | dropped(stones, c)) for c in columns) else -1
+    for c in columns if best < 1 else []:
+        best = max(best, -solve(theirs, mine | dropped(stones, c), known))
+        if best == 1:
+            break
+    known[mine, theirs] = best
+    return best
+
+
+def solved_positions(n: int, seed: int = 0) -> list[tuple[int, int, set[int]]]:
+    """Draw positions in which some moves are mistakes: the stones of both, and the moves that are none."""
+    draw, found, known = random.Random(seed), [], {}
+    while len(found) < n:
+        mine = theirs = 0
+        for _ in range(draw.randint(24, 34)):
+            stones = mine | theirs
+            mine, theirs = theirs, mine | dropped(stones, draw.choice(legal(stones)))
+            if wins(theirs):
+                break
+        else:
+            stones = mine | theirs
+            values = {}
+            for c in legal(stones):
+                after = mine | dropped(stones, c)
+                values[c] = 1 if wins(after) else -solve(theirs, after, known)
+            best = {c for c, value in values.items() if value == max(values.values())}
+            if len(best) < len(values):
+                found.append((mine, theirs, best))
+    return found
+
+
+def mistakes(positions: list[tuple[int, int, set[int]]], model: nn.Module, simulations: int) -> float:
+    """Share of the positions in which the best move of a policy, or of a search with it, gives something away."""
+    state = ConnectFourState(*(torch.tensor([position[i] for position in positions]) for i in (0, 1)))
+    frames = ConnectFour(1).observe(state)
+    if simulations:
+        config = SearchConfig(n_simulations=simulations, max_depth=24)
+        agent = SearchAgent(model, create_simulator=ConnectFour, config=config, stochastic=False)
+        seen = {f"frame/{name}": frame for name, frame in frames.items()} | {"rng": torch.arange(len(positions))}
+        action = agent(DictTensor(), DictTensor(seen), DictTensor())[0]["action"]
+    else:
+        with torch.no_grad():
+            action = model(frames["board"])[0].masked_fill(~frames["legal"], -torch.inf).argmax(-1)
+    wrong = [column not in best for column, (_, _, best) in zip(action.tolist(), positions, strict=True)]
+    return sum(wrong) / len(wrong)
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--simulations", type=int, default=100)
+    parser.add_argument("--games", type=int, default=40)
+    parser.add_argument("--uct", type=int, default=1000)
+    parser.add_argument("--positions", type=int, default=200)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    checkpoint = read_checkpoint(options.run / "checkpoint.pt")
+    torch.manual_seed(checkpoint["config"]["seed"])
+    untrained, trained = network(), network()
+    trained.load_state_dict(checkpoint["model"])
+    rows: list[dict[str, Any]] = [{"moves_of_self_play": checkpoint["env_steps"]}]
+    positions = solved_positions(options.positions)
+    for name, model in (("before", untrained), ("after", trained)):
+        for simulations in (0, options.simulations):
+            rate = mistakes(positions, model, simulations)
+            rows.append({"mistakes": name, "simulations": simulations, "rate": rate})
+            sys.stdout.write(f"mistakes {name} training, {simulations} simulations: {rate:.1%}\n")
+            sys.stdout.flush()
+    config = SearchConfig(n_simulations=options.simulations, max_depth=24)
+    agent = SearchAgent(trained, create_simulator=ConnectFour, config=config, stochastic=False)
+    games = partial(ConnectFour, options.games // 2, auto_reset=False)
+    for name, opponent in (("random play", RandomPlayer(7)), (f"UCT {options.uct}", UctPlayer(options.uct))):
+        first, _ = play_match(agent, opponent, games(), seed=1)
+        second, _ = play_match(opponent, agent, games(), seed=2)
+        points = torch.cat([first, -second])
+        won, drawn, lost = (int((points == value).sum()) for value in (1, 0, -1))
+        rows.append({"opponent": name, "won": won, "drawn": drawn, "lost": lost})
+        sys.stdout.write(f"against {name}: {won} won, {drawn} drawn, {lost} lost\n")
+        sys.stdout.flush()
+    sys.stdout.write(f"{write('connect_four_strength', rows)}\n")
+
+
+if __name__ == "__main__":
+    main()
