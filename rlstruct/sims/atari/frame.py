@@ -5,7 +5,7 @@ import warp as wp
 from rlstruct.sims.atari.controls import press
 from rlstruct.sims.atari.cpu import step
 from rlstruct.sims.atari.state import Board, Console, Registers
-from rlstruct.sims.atari.tia import LINE, NEVER, gray
+from rlstruct.sims.atari.tia import LINE, gray
 
 MOST_INSTRUCTIONS = 25000  # of a frame; ALE's limit
 
@@ -19,8 +19,7 @@ def begin_frame(m: Registers):
     m[0].timer_expired -= cycles
     m[0].dump_end -= cycles
     m[0].hmove_clock -= cycles * 3
-    if m[0].vsync_end != NEVER:
-        m[0].vsync_end -= cycles * 3
+    m[0].vsync_end -= cycles * 3
     m[0].cycles = 0
     m[0].frame_start = -phase
     m[0].swept = LINE * m[0].first_line - phase
