@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
 
 from rlstruct.algos.arena import Arena, Player, RandomPlayer
@@ -194,7 +195,8 @@ class Learner(GradientLearner):
             if self.config.mirror and self.policy_version % 2:
                 batch = mirrored(batch)
             self.batches.append(batch)
-            taken.append(self.descend(*self.gradient(dict(batch.items()))))
+            terms, gradient = self.gradient(dict(batch.items()))
+            taken.append(self.descend(terms, gradient))
         return mean_terms(taken)
 
     def terms(self, *given: Tensors) -> dict[str, Tensor]:
@@ -267,7 +269,8 @@ def arena(config: AlphaZeroConfig, create_agent: CreateAgent, create_env: Create
     search = config.search(config.evaluation_simulations or config.n_simulations)
     agent = create(model, config=search, stochastic=False, copy_model=True)
     games = partial(create_env, device=device, auto_reset=False)
-    opponent: Player = RandomPlayer(int(games(n_envs=1).action_space.n))
+    actions = cast("spaces.Discrete", games(n_envs=1).action_space)
+    opponent: Player = RandomPlayer(int(actions.n))
     if config.opponent == "uct":
         uct = replace(config.search(config.opponent_simulations), method="uct", temperature=0.0)
         opponent = SearchAgent(create_simulator=create_env, discount=-config.discount, device=device, config=uct)
