@@ -317,7 +317,7 @@ class Session:
         rows = json.loads(path.read_text())["rows"] if path.exists() else []
         return {
             "exit_code": code,
-            "ratios": [row for row in rows if row["part"] == "summary"],
+            "ratios": [row for row in rows if row.get("part") == "summary"],
             "left_out": [row for row in rows if "left_out" in row],
         }
 

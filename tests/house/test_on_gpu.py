@@ -87,7 +87,14 @@ def test_a_quick_look_takes_every_step_in_order_and_writes_what_came_of_it(tmp_p
     run = subprocess.run(command, capture_output=True, text=True, timeout=290, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     steps = json.loads(next(tmp_path.glob("gpu_run-*.json")).read_text())["rows"]
-    assert [step["step"] for step in steps] == ["first tests", "targets", "other tests", "ladder", "sharing"]
+    assert [step["step"] for step in steps] == [
+        "first tests",
+        "targets",
+        "trained steps",
+        "other tests",
+        "ladder",
+        "sharing",
+    ]
     tests = json.loads(next(tmp_path.glob("gpu_tests-*.json")).read_text())["rows"]
     assert {row["file"] for row in tests} == {"tests/functional/test_random.py"}
     assert {row["outcome"] for row in tests} <= {"passed", "skipped"}
