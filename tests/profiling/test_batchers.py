@@ -43,7 +43,8 @@ def test_the_seconds_of_a_batcher_are_those_of_its_profile(n_processes: int, tmp
     for process in report.processes:
         assert sum(row.seconds.sum() for row in process.rows) == pytest.approx(process.seconds, rel=1e-6)
     for process, seconds in zip(workers or [main], stats.workers, strict=True):
-        for name in ("agent", "environment", "copy", "reset"):
+        # A worker counts its seconds before it sends them: the end of its last copy is in the profile alone.
+        for name in ("agent", "environment", "reset", *([] if workers else ["copy"])):
             assert process.inclusive(name, corrected=False) == pytest.approx(seconds[name], rel=0.01), name
         rows = {row.path: row for row in process.rows}
         assert rows["environment",].count == 3 * 16
