@@ -18,7 +18,8 @@ from rlstruct.sims.atari.frame import run_frame
 from rlstruct.sims.atari.opcodes import make_table
 from rlstruct.sims.atari.state import Board, Console
 
-FIELDS: tuple[str, ...] = tuple(Console.vars)
+_struct: Any = Console  # what the decorator of Warp makes of the class
+FIELDS: tuple[str, ...] = tuple(_struct.vars)
 """Names of the registers of a console, in the order of memory."""
 MAPPERS = {
     "2K": cartridge.FIXED, "4K": cartridge.FIXED, "F8": cartridge.F8, "F6": cartridge.F6, "F8SC": cartridge.F8SC,
