@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import operator
 import secrets
@@ -11,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from rlstruct.batchers.recipe import Recipe
 from rlstruct.core import DictTensor
@@ -89,23 +87,6 @@ def _check_call(name: str, factory: Callable[..., object], arguments: Mapping[st
             f"RL_Batcher: {name} is called as {name}({call}), but {error}. "
             f"Its parameters are {signature}; arguments beside seed come from {name.removeprefix('create_')}_args."
         ) from None
-
-
-def by_value(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy the tensors and modules in arguments, also those in lists, tuples and dicts, each on its own device.
-
-    An agent in this process then has weights of its own, as one in a worker has. What two arguments share, their copies
-    share. Other objects stay what they are.
-    """
-    memo: dict[int, Any] = {}
-
-    def copied(value: object) -> object:
-        if isinstance(value, Tensor) and not value.is_leaf:
-            return value.detach().clone()
-        return copy.deepcopy(value, memo) if isinstance(value, Tensor | nn.Module) else value
-
-    copies: dict[str, Any] = pytree.tree_map(copied, dict(arguments))
-    return copies
 
 
 def choose_seeds(seed: int | None, seeds: Sequence[int] | None, n: int) -> tuple[int, ...]:

@@ -10,7 +10,6 @@ from typing import Any, Literal, overload
 from torch import Tensor
 
 from rlstruct.batchers.arguments import (
-    by_value,
     check_choices,
     check_factories,
     check_info,
@@ -26,7 +25,7 @@ from rlstruct.batchers.arguments import (
 from rlstruct.batchers.hand_over import hand_over
 from rlstruct.batchers.in_process import InProcess
 from rlstruct.batchers.life_cycle import LifeCycle
-from rlstruct.batchers.recipe import CreateAgent, CreateEnv, Recipe
+from rlstruct.batchers.recipe import CreateAgent, CreateEnv, Recipe, by_value
 from rlstruct.batchers.reports import BatcherStats, LostEpisodes, MemoryReport, report_memory
 from rlstruct.batchers.saved_state import BatcherState, check_state, on_cpu
 from rlstruct.batchers.workers.pool import WorkerPool
@@ -120,7 +119,9 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             agent_seeds = one_each("agent_seeds", agent_seeds, max(1, n_processes))
         self.device = resolve_device(device)
         agent_args, env_args = named("agent_args", agent_args), named("env_args", env_args)
-        recipe = Recipe(create_agent, agent_args, create_env, env_args, n_timesteps, self.device, compile_agent)
+        self._recipe = recipe = Recipe(
+            create_agent, agent_args, create_env, env_args, n_timesteps, self.device, compile_agent
+        )
         check_factories(recipe, seed)
         self.timeout = timeout
         placement = Placement(self.device, n_processes, sharing, thread_percentage)
@@ -349,8 +350,8 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
     def memory_report(self, queued: bool = False) -> MemoryReport:
         """Return how many bytes collecting takes, also before anything is collected.
 
-        Before the first batch, a second agent and environment are created to find out: they take one step and are
-        closed again.
+        Before the first batch, a second agent and environment are created in this process to find out: they take
+        one step and are closed again.
 
         Args:
             queued: whether to count the second slab in each worker that queueing a batch takes (see `execute`). Once a
@@ -358,7 +359,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
 
         Raises:
             BatcherStateError: the first batch is being collected, or the batcher is closed.
-            WorkerError: the second agent or environment cannot be made or raises.
+            Exception: whatever the second agent or environment raises.
         """
         self._life.refuse_closed("memory_report")
         if self._life.state == "executing" and self._n_batches == 0:
@@ -367,8 +368,10 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         infos = [spread(name, info, B) for name, info in zip(names, self._default_infos, strict=True)]
         if self._life.state == "ready":
             infos = [self._life.infos.truncate_key(f"{name}/").to("cpu") for name in names]
-        with self._life.failing(self._broken):
-            layouts = self._backend.layouts(*(split(info, self._backend.n_envs())[0] for info in infos))
+        layouts = self._backend.layouts()
+        if not layouts[0]:
+            of_one = (split(info, self._backend.n_envs())[0] for info in infos)
+            layouts = [self._recipe.measure(self.seeds[0], *of_one)] * len(layouts)
         n_slabs = max(self._life.deepest, 2 if queued and self._backend.queues else 1)
         return report_memory(layouts, infos, self._backend.auto_reset, self._backend.weight_bytes(), n_slabs)
 

@@ -59,13 +59,7 @@ class BatchChecks:
         return torch.stack([*found.values()])
 
     def check(self, steps: Steps, n_steps: int, n_final: int, found: Tensor | None = None) -> None:
-        """Check a batch.
-
-        Args:
-            steps: as in `look`, like the next two.
-            n_steps: likewise, or 0.
-            n_final: likewise.
-            found: what `look` returned, if it was called already.
+        """Check a batch, by what `look` has found in it or by looking now.
 
         Raises:
             ValueError: an action does not exist, or a frame or reward is NaN; the error knows its environment.

@@ -18,7 +18,6 @@ from rlstruct.batchers.shared_memory import Layout
 from rlstruct.batchers.slab import Allocate, Slab, Steps, history_until, slab_layout
 from rlstruct.core import DictTensor
 from rlstruct.engine.acting import Actor
-from rlstruct.engine.compiled import Tensors
 from rlstruct.engine.graph import layout_of
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional.random import step_keys
@@ -52,18 +51,8 @@ class Collected:
 class Collector:
     """Runs one agent in one VecEnv, T steps at a time, from where the last batch stopped.
 
-    Attributes:
-        actor: the agent, and how it is called.
-
-    Args:
-        env: the environments.
-        agent: the policy.
-        n_timesteps: T.
-        device: where observations, states and actions must be.
-        seed: environment b draws from ``seed + b``; also an attribute.
-        allocate: brings the memory of the slab, once its layout is known.
-        progress: told about every phase.
-        compile_agent: whether to compile what the agent does, if it promises to be pure.
+    Environment b draws from ``seed + b``. ``allocate`` brings the memory of the slab as soon as its layout is known,
+    which is after the agent has acted once; ``progress`` is told about every phase.
 
     Raises:
         DeviceMismatchError: the environment lives on another device.
@@ -157,17 +146,7 @@ class Collector:
         return self.finish(n_steps, n_final)
 
     def finish(self, n_steps: int, n_final: int, steps: Steps | None = None, found: Tensor | None = None) -> Collected:
-        """Count and check steps that were taken.
-
-        Args:
-            n_steps: how many.
-            n_final: how many rows of ``final`` they used.
-            steps: where they are, by default in the slab.
-            found: what `BatchChecks.look` has found in them, if it was asked already.
-
-        Raises:
-            ValueError: see `collect`.
-        """
+        """Count steps that were taken, by default in the slab, and check them; see `BatchChecks.check`."""
         self._checks.check(steps or self.slab, n_steps, n_final, found)
         first_step, self._step = self._step, self._step + n_steps
         return Collected(n_steps, n_final, first_step, self.version, self.actor.why_not)
@@ -194,7 +173,7 @@ class Collector:
             history = history_until(slab, self._observation, t, n_final) if self._history else None
             shown = slab.seen(t) if watch and slab is not None else {}
             answer = self.actor(self._state, observation, history)
-            action, state = check_answer(type(self.actor.agent).__name__, answer) if t == 0 else answer
+            action, state = check_answer(f"{type(self.actor.agent).__name__}.__call__", answer) if t == 0 else answer
             if slab is None:
                 slab = self._first_slab(observation, action, keys)
             slab.refuse_changes(t, shown)
@@ -221,22 +200,9 @@ class Collector:
         self._steps = self._steps + t
         return t, n_final
 
-    def written(self) -> Tensors:
-        """Return what T steps wrote to the slab, and under ``found`` what `BatchChecks.look` says of it."""
-        return {**self.slab.tensors, "found": self._checks.look(self.slab, self._T, 0)}
-
-    @property
-    def observation(self) -> DictTensor:
-        """What the agent acts on next, [B], but for its ``rng``."""
-        return self._observation
-
     def keys(self) -> Tensor:
         """Return the random keys of the next batch: [T + 1, B] int64, for all slots."""
         return step_keys(self._seeds, self._episode_now, self._steps)
-
-    def go_on(self, observation: DictTensor) -> None:
-        """Go on after T steps that somebody else took, here with ``observation``."""
-        self._observation, self._steps = observation, self._steps + self._T
 
     def count_running(self) -> int:
         """Count the environments that go on."""
@@ -264,14 +230,7 @@ class Collector:
         return {} if self._slab is None else layout_of(self._slab.tensors)
 
     def renew(self, slab: Slab | None = None) -> Slab | None:
-        """Write the next batch into another slab; before the first, do nothing.
-
-        Args:
-            slab: of the same layout, or None for new memory.
-
-        Returns:
-            The one that is left to whoever reads it.
-        """
+        """Write the next batch into another slab of the same layout, or into new memory; return the one before."""
         if (left := self._slab) is not None:
             self._slab = slab or Slab(self._allocate(layout_of(left.tensors)))
             self._state = self._state.map(lambda tensor: tensor.clone() if left.holds(tensor) else tensor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import torch
 
@@ -11,7 +12,7 @@ from rlstruct.batchers.slab import Steps
 from rlstruct.core import DictTensor
 from rlstruct.engine.acting import PROMISE
 from rlstruct.engine.compiled import Tensors
-from rlstruct.engine.fused import Fused
+from rlstruct.engine.fused import FusedRollout, Perceptron
 from rlstruct.engine.graph import Graph, RecordingError, recorder_of
 from rlstruct.errors import warn_user
 from rlstruct.profiling import operation
@@ -20,106 +21,108 @@ from rlstruct.vec_env import Carrying, VecEnv
 _logger = logging.getLogger(__name__)
 
 
-class Executing:
-    """Collects batches; the trajectories are those of single steps, however they come about.
+class FastCollector(Collector):
+    """A collector whose trajectories are those of single steps, however they come about.
 
-    Args:
-        collector: takes single steps.
-        n_timesteps: T.
-        device: where they happen.
-        whole: whether to look for ways to take T steps at once. All need an agent that promises to be pure.
+    With ``whole`` it looks for ways to take T steps at once. All need an agent that promises to be pure.
 
     Attributes:
+        steps: those of the last batch; the next one writes to the same memory unless it is ``owned``.
         owned: whether the memory of a batch becomes the caller's, so that nothing is copied. Environments that write to
             memory that they are lent hold on to it.
     """
 
-    def __init__(self, collector: Collector, n_timesteps: int, device: torch.device, *, whole: bool) -> None:
+    steps: Steps
+
+    def __init__(self, *args: Any, whole: bool, **settings: Any) -> None:  # noqa: ANN401 - see Collector
         """Record nothing yet."""
-        env, agent = collector.env, collector.actor.agent
+        super().__init__(*args, **settings)
+        env, agent = self.env, self.actor.agent
         self.owned = type(env).lend is VecEnv.lend
-        self._collector, self._T, self._device = collector, n_timesteps, device
-        self._fused = Fused(env, agent, n_timesteps) if whole else None
+        # Asked of classes: what a wrapper forwards to an object inside is not for others to call.
+        self._perceptron: Any = getattr(type(agent), "perceptron", None) if whole and agent.pure else None
+        self._kernel: Any = getattr(type(env), "fused_rollout", None)
+        self._rollout: FusedRollout | None = None
+        self._kind: object = None  # of the perceptron that the rollout was made for
         self._generation = -1  # of the agent's weights, when a batch was last taken step by step
         self._told = False
         self._graph: Graph | None = None
-        recorder = recorder_of(device) if whole and isinstance(env, Carrying) else None
+        recorder = recorder_of(self._device) if whole and isinstance(env, Carrying) else None
         if recorder is not None and agent.pure:
             self._graph = Graph(self._program, recorder)
         elif recorder is not None:
             self._tell(f"the agent does not promise to be pure: {PROMISE}")
 
-    def collect(self, agent_info: DictTensor | None) -> tuple[Collected, Steps]:
-        """Collect a batch.
-
-        Args:
-            agent_info: see `Collector.collect`.
-
-        Returns:
-            What happened, and the steps, in memory that the next batch writes to unless it is `owned`.
-        """
-        collector = self._collector
+    def collect(self, agent_info: DictTensor | None) -> Collected:
+        """Collect a batch into ``steps``; see `Collector.collect`."""
         if agent_info is not None:
-            collector.actor.set_agent_info(agent_info)
+            self.actor.set_agent_info(agent_info)
         record = self._launch()
         if record is None and self._graph is not None and self._may_replay():
             record = self._replay(self._graph)
         if record is not None:
-            found, steps = record.pop("found", None), Steps(record)
-            return collector.finish(self._T, 0, steps, found), steps
-        collected, slab = collector.collect(None), collector.slab
+            found, self.steps = record.pop("found", None), Steps(record)
+            return self.finish(self._T, 0, self.steps, found)
+        collected, self.steps = super().collect(None), self.slab
         if self.owned:
-            collector.renew()
-        if self._graph is not None and self._generation != collector.actor.generation:
+            self.renew()
+        if self._graph is not None and self._generation != self.actor.generation:
             self._graph.forget()
-        self._generation = collector.actor.generation
-        return collected, slab
+        self._generation = self.actor.generation
+        return collected
 
     def _launch(self) -> Tensors | None:
         """Take T steps in one kernel; None if that is not possible."""
-        collector = self._collector
-        observation = collector.observation
-        record = None if self._fused is None else self._fused(observation._tensors, collector.keys())
-        if record is None:
+        if self._perceptron is None or self._kernel is None:
             return None
-        collector.go_on(DictTensor({key: record[f"stream/{key}"][-1].clone() for key in observation.keys()}))
+        perceptron: Perceptron | None = self._perceptron(self.actor.agent)
+        if perceptron is None:
+            return None
+        if perceptron.kind() != self._kind:
+            self._kind, self._rollout = perceptron.kind(), self._kernel(self.env, perceptron, self._T)
+        if self._rollout is None:
+            return None
+        seen = self._observation._tensors
+        with operation("simulator"):
+            record = self._rollout(seen, self.keys(), perceptron)
+        self._observation = DictTensor({key: record[f"stream/{key}"][-1].clone() for key in seen})
+        self._steps = self._steps + self._T
         running = torch.ones_like(record["stream/done"][0]).expand(self._T, -1)
         return {**record, "running": running}
 
     @operation("graph")
     def _replay(self, graph: Graph) -> Tensors | None:
         """Take T steps as one graph; None, now and later, if that is not possible."""
-        before = self._collector.carry()
+        before = self.carry()
         try:
             after, record = graph(before)
         except RecordingError as error:
-            self._collector.set_carry(before)
+            self.set_carry(before)
             self._graph = None
             warn_user(
                 f"RL_Batcher: a batch on {self._device} cannot be recorded as one graph, its steps are taken one by "
                 f"one, slower and with equal results: {error}. RL_Batcher(graph=False) does not warn.",
             )
             return None
-        self._collector.set_carry(after)
+        self.set_carry(after)
         return record
 
     def _program(self, carry: Tensors) -> tuple[Tensors, Tensors]:
         """T steps as a step of `rlstruct.engine`; the record is a slab, and ``found``, see `BatchChecks.look`."""
-        collector, before = self._collector, self._collector.slab
-        collector.set_carry(carry)
-        collector.renew()  # what is recorded writes to memory of its own
+        before = self.slab
+        self.set_carry(carry)
+        self.renew()  # what is recorded writes to memory of its own
         try:
-            collector.take_steps(look=False)
-            record = collector.written()
+            self.take_steps(look=False)
+            record = {**self.slab.tensors, "found": self._checks.look(self.slab, self._T, 0)}
         finally:
-            collector.renew(before)
-        return collector.carry(), record
+            self.renew(before)
+        return self.carry(), record
 
     def _may_replay(self) -> bool:
         """Whether a graph does what single steps would do, and they have warmed up what it needs."""
-        actor = self._collector.actor
-        if actor.agent_info.empty() or actor.agent_info.device == self._device:
-            return self._generation == actor.generation
+        if self.actor.agent_info.empty() or self.actor.agent_info.device == self._device:
+            return self._generation == self.actor.generation
         self._tell("agent_info is on the CPU, where its values would be frozen: set `agent_info_on_device = True`")
         return False
 

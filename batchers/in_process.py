@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,14 +12,13 @@ import torch
 from torch import Tensor
 
 from rlstruct.batchers.collector import Collected
-from rlstruct.batchers.executing import Executing
+from rlstruct.batchers.executing import FastCollector
 from rlstruct.batchers.hand_over import Share
 from rlstruct.batchers.progress import Phase, Progress, describe, worker_error
 from rlstruct.batchers.recipe import Recipe
 from rlstruct.batchers.reports import LostEpisodes
 from rlstruct.batchers.saved_state import CollectorState
 from rlstruct.batchers.shared_memory import Layout
-from rlstruct.batchers.slab import Steps
 from rlstruct.core import DictTensor
 from rlstruct.engine.streams import lane_of
 from rlstruct.errors import WorkerError
@@ -35,16 +35,16 @@ class InProcess:
         self._progress = Progress(torch.zeros(4, dtype=torch.int64, device="cpu"), waits=False)
         self.lost: list[LostEpisodes] = []
         self.queues = self.waiting = False
-        self._recipe, self._seed, self._agent_seed = recipe, seed, agent_seed
-        self._batch: tuple[Collected, Steps] | None = None
+        self._seed = seed
+        self._batch: Collected | None = None
         self._failure: BaseException | None = None
         self._n_envs = 0
         self._progress.enter(Phase.START)
         with self._working():
-            self._collector = recipe.make(seed, agent_seed, self._progress)
+            kind = functools.partial(FastCollector, whole=graph)
+            self._collector: FastCollector = recipe.make(seed, agent_seed, self._progress, kind=kind)
         env = self._collector.env
         self._n_envs, self.auto_reset, self.gaps = env.n_envs(), env.auto_reset, env.restarts_take_steps
-        self._executing = Executing(self._collector, recipe.n_timesteps, recipe.device, whole=graph)
 
     def n_envs(self) -> list[int]:
         """See WorkerPool."""
@@ -60,7 +60,7 @@ class InProcess:
         self._batch = None
         try:
             with self._working():
-                self._batch = self._executing.collect(agent_infos[0])
+                self._batch = self._collector.collect(agent_infos[0])
         except WorkerError as error:
             self._failure = error
 
@@ -72,12 +72,11 @@ class InProcess:
             raise RuntimeError("rlstruct.batchers.in_process: collect before execute.")
         if not blocking and not self._lane.ready():
             return None
-        (collected, steps), self._batch = self._batch, None
-        running = self._collector.running()
-        self._lane.give([*steps.tensors.values(), *([] if running is None else [running])])
-        return [
-            Share(steps, collected, self._seed, 0, self._n_envs if running is None else running, self._executing.owned)
-        ]
+        collector, collected, self._batch = self._collector, self._batch, None
+        running = collector.running()
+        self._lane.give([*collector.steps.tensors.values(), *([] if running is None else [running])])
+        going_on = self._n_envs if running is None else running
+        return [Share(collector.steps, collected, self._seed, 0, going_on, collector.owned)]
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
         """See WorkerPool."""
@@ -103,14 +102,9 @@ class InProcess:
         """See WorkerPool."""
         return [self._progress.clock.seconds()]
 
-    def layouts(self, agent_info: DictTensor, env_info: DictTensor) -> list[Layout]:
+    def layouts(self) -> list[Layout]:
         """See WorkerPool."""
-        layout = self._collector.layout()
-        if not layout:
-            self._progress.enter(Phase.START)
-            with self._working():
-                layout = self._recipe.measure(self._seed, self._agent_seed, agent_info, env_info)
-        return [layout]
+        return [self._collector.layout()]
 
     def weight_bytes(self) -> int:
         """See WorkerPool. The agent gets the caller's tensors."""

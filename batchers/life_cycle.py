@@ -39,11 +39,7 @@ class LifeCycle:
         self.state = "ready" if begun else "new"
 
     def check_execute(self, queues: bool) -> None:
-        """Raise BatcherStateError if something else must be called first.
-
-        Args:
-            queues: whether a second batch may wait behind the first, here.
-        """
+        """Raise BatcherStateError if something else comes first; ``queues`` says whether a second batch may wait."""
         self.refuse_closed("execute")
         if self.state == "new":
             raise BatcherStateError("RL_Batcher.execute: reset() has not been called. Call reset() first.")

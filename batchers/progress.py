@@ -121,13 +121,7 @@ class Failure:
 
 
 def describe(error: BaseException, progress: Progress, seen: str = "") -> Failure:
-    """Turn an exception into something that can be sent, whatever it holds.
-
-    Args:
-        error: the exception.
-        progress: where it happened.
-        seen: what the agent was called with, in words; told if it was the agent that raised.
-    """
+    """Turn an exception into something that can be sent; what the agent has ``seen`` is told if it was the agent."""
     phase = progress.phase
     return Failure(
         error=_pickled(error),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from rlstruct.batchers.collector import Collector
 from rlstruct.batchers.progress import Progress
@@ -40,14 +42,15 @@ class Recipe:
         """Bring memory on the device."""
         return {name: torch.empty(shape, dtype=dtype, device=self.device) for name, (shape, dtype) in layout.items()}
 
-    def make(self, seed: int, agent_seed: int, progress: Progress, allocate: Allocate | None = None) -> Collector:
-        """Call both factories and seed the agent; what exists is closed if the rest fails.
-
-        Args:
-            seed: of the first environment.
-            agent_seed: for `RL_Agent.seed`.
-            progress: see `Collector`.
-            allocate: likewise; by default memory on the device.
+    def make(
+        self,
+        seed: int,
+        agent_seed: int,
+        progress: Progress,
+        allocate: Allocate | None = None,
+        kind: Callable[..., Any] = Collector,
+    ) -> Any:  # noqa: ANN401 - of that kind
+        """Call both factories and seed the agent; what exists is closed if the rest fails. See `Collector`.
 
         Raises:
             TypeError: a factory returned something else than its contract says.
@@ -69,7 +72,7 @@ class Recipe:
                 )
             undo.callback(agent.close)
             agent.seed(agent_seed)
-            collector = Collector(
+            collector = kind(
                 env,
                 agent,
                 n_timesteps=self.n_timesteps,
@@ -82,8 +85,8 @@ class Recipe:
             undo.pop_all()
         return collector
 
-    def measure(self, seed: int, agent_seed: int, agent_info: DictTensor, env_info: DictTensor) -> Layout:
-        """Find out the layout of a slab by one step of a second agent in a second environment.
+    def measure(self, seed: int, agent_info: DictTensor, env_info: DictTensor) -> Layout:
+        """Find out the layout of a slab by one step of a second agent in a second environment, in this process.
 
         Those of the batcher are not touched, nor are the global generators of random, numpy and torch.
         """
@@ -91,11 +94,28 @@ class Recipe:
         progress = Progress(torch.zeros(3, dtype=torch.int64, device="cpu"))
         try:
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-                one_step = replace(self, n_timesteps=1, compile_agent=False)
-                with contextlib.closing(one_step.make(seed, agent_seed, progress)) as collector:
+                one_step = replace(self, n_timesteps=1, compile_agent=False, agent_args=by_value(self.agent_args))
+                with contextlib.closing(one_step.make(seed, seed, progress)) as collector:
                     collector.reset(agent_info, env_info)
                     collector.collect(None)
                     return stretched(collector.layout(), self.n_timesteps)
         finally:
             random.setstate(of_python)
             np.random.set_state(of_numpy)
+
+
+def by_value(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy the tensors and modules in arguments, also those in lists, tuples and dicts, each on its own device.
+
+    An agent in this process then has weights of its own, as one in a worker has. What two arguments share, their copies
+    share. Other objects stay what they are.
+    """
+    memo: dict[int, Any] = {}
+
+    def copied(value: object) -> object:
+        if isinstance(value, Tensor) and not value.is_leaf:
+            return value.detach().clone()
+        return copy.deepcopy(value, memo) if isinstance(value, Tensor | nn.Module) else value
+
+    copies: dict[str, Any] = pytree.tree_map(copied, dict(arguments))
+    return copies

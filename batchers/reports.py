@@ -93,14 +93,9 @@ class LostEpisodes:
 def report_memory(
     layouts: Sequence[Layout], infos: Sequence[DictTensor], auto_reset: bool, weights: int, n_slabs: int
 ) -> MemoryReport:
-    """Build the report.
+    """Build the report from the layout of one slab of each worker, and from agent_info and env_info [B].
 
-    Args:
-        layouts: of one slab of each worker.
-        infos: agent_info and env_info, which batches carry.  [B]
-        auto_reset: whether environments restart by themselves; then ``_observation/`` may need memory of its own.
-        weights: bytes of their buffers.
-        n_slabs: how many slabs each worker has.
+    Environments that restart (``auto_reset``) may need memory for ``_observation/`` beside that for ``observation/``.
     """
     finals = tuple(n_slabs * n_bytes(_named(layout, "final")) for layout in layouts)
     slabs = tuple(n_slabs * n_bytes(layout) - final for layout, final in zip(layouts, finals, strict=True))

@@ -33,13 +33,9 @@ class SharedBlock:
         self._close = weakref.finalize(self, os.close, self._fd)  # also if nobody calls close()
 
     def map(self, layout: Layout) -> dict[str, Tensor]:
-        """Return the tensors of a layout; every process that maps the same layout sees the same bytes.
+        """Return the tensors of a layout on the CPU; every process that maps the same layout sees the same bytes.
 
-        Args:
-            layout: shapes and dtypes by name; the order matters.
-
-        Returns:
-            CPU tensors in the order of ``layout``. A new block holds zeros. They keep the memory alive.
+        The order of the names matters. A new block holds zeros. The tensors keep the memory alive.
         """
         size = sum(_padded(shape, dtype) for shape, dtype in layout.values())
         if os.fstat(self._fd).st_size < size:

@@ -138,13 +138,8 @@ class Slab(Steps):
     def write_restarts(self, t: int, reached: DictTensor, n_final: int) -> int:
         """Pack the true final observations of the environments that restarted after step t, on the CPU.
 
-        Args:
-            t: the step.
-            reached: the true next observation of all environments.
-            n_final: how many rows of ``final`` this batch has used.
-
         Returns:
-            How many it has used now.
+            How many rows of ``final`` the batch has used now; ``n_final`` were used before.
         """
         tensors = [reached[key] for key in self.final]
         if not all(map(operator.is_, tensors, self._reached_tensors)):
@@ -164,15 +159,7 @@ class Slab(Steps):
         return {key: value[t].clone() for key, value in self.stream.items()}
 
     def refuse_changes(self, t: int, before: Mapping[str, Tensor]) -> None:
-        """Raise if the agent has written to what it was shown.
-
-        Args:
-            t: the step.
-            before: `seen` before the agent acted.
-
-        Raises:
-            RuntimeError: it names the key.
-        """
+        """Raise RuntimeError if the agent has changed what it was shown: `seen` told ``before`` what that was."""
         for key, was in before.items():
             now = self.stream[key][t]
             if not bool(((now == was) | (now != now)).all()):  # sync: in the first batch only
@@ -182,11 +169,7 @@ class Slab(Steps):
                 )
 
     def check(self, role: str, tensors: DictTensor) -> None:
-        """Raise unless tensors have the keys, shapes and dtypes that the slab was made for.
-
-        Args:
-            role: ``"observation"`` (without its ``rng``), ``"agent: action"`` or ``"agent: state"``.
-            tensors: [B, ...]
+        """Raise unless tensors [B, ...] have the keys, shapes and dtypes that the slab was made for, in their role.
 
         Raises:
             ShapeMismatchError: it names the key, what was found, and what the first batch had.
@@ -204,18 +187,10 @@ class Slab(Steps):
 def slab_layout(
     observation: DictTensor, action: DictTensor, state: DictTensor, T: int, packed: bool, full: bool
 ) -> Layout:
-    """Describe the tensors of a Slab.
+    """Describe the tensors of a Slab of T steps, by the names that it reads.
 
-    Args:
-        observation: a first observation, ``rng`` included.  [B]
-        action: a first output of the agent.  [B]
-        state: a first state of the agent.  [B] or empty
-        T: the number of steps.
-        packed: whether final observations are packed (auto-reset on the CPU).
-        full: whether every reached observation is kept (auto-reset elsewhere).
-
-    Returns:
-        The layout, with the names that `Slab` reads.
+    Observation (with its ``rng``), action and state are [B]. Final observations are ``packed`` where environments
+    restart on the CPU; elsewhere every one that was reached is kept (``full``).
     """
     B = observation.n_elems()
     layout: Layout = {}
@@ -248,17 +223,7 @@ def stretched(layout: Layout, T: int) -> Layout:
 
 
 def history_until(slab: Slab | None, observation: DictTensor, t: int, n_final: int) -> TemporalDictTensor:
-    """The steps of a batch before t, as views wherever no environment restarted.
-
-    Args:
-        slab: where they are written; None before the first action.
-        observation: what the environments show now.  [B]
-        t: how many there are.
-        n_final: how many rows of ``final`` are used.
-
-    Returns:
-        With the keys of Trajectories.  [B, t]
-    """
+    """The t steps of a batch so far [B, t], with the keys of Trajectories: views where no environment restarted."""
     if slab is None:
         return _no_history(observation)
     steps = {f"observation/{k}": v[:t].transpose(0, 1) for k, v in slab.stream.items()}

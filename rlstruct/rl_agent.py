@@ -191,21 +191,14 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         Raises:
             DeviceMismatchError: a tensor is on the wrong device.
         """
-        device = self.device
         self._check("__call__", "argument agent_info", agent_info, self._info_device())
-        self._check("__call__", "argument state", state, device)
-        self._check("__call__", "argument observation", observation, device)
+        self._check("__call__", "argument state", state)
+        self._check("__call__", "argument observation", observation)
         if history is not None:
-            self._check("__call__", "argument history", history, device)
-        if self._guard is None:
+            self._check("__call__", "argument history", history)
+        with self._guarded():
             answer = self.agent(state, observation, agent_info, history)
-        else:
-            with self._guarded():
-                answer = self.agent(state, observation, agent_info, history)
-        action, new_state = check_answer(self._name, answer)
-        self._check("__call__", "result action", action, device)
-        self._check("__call__", "result new_state", new_state, device)
-        return action, new_state
+        return self._checked("__call__", answer)
 
     def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
         """Check agent_info and the initial state; see `RL_Agent.initial_state`.
@@ -215,7 +208,7 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         """
         self._check("initial_state", "argument agent_info", agent_info, self._info_device())
         state = self.agent.initial_state(agent_info, B)
-        self._check("initial_state", "result initial state", state, self.device)
+        self._check("initial_state", "result initial state", state)
         return state
 
     def call_replay(
@@ -230,12 +223,10 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         if type(self.agent).call_replay is RL_Agent.call_replay:
             return super().call_replay(trajectories, t, state)  # goes through __call__, which checks all the rest
         if state is not None:
-            self._check("call_replay", "argument state", state, self.device)
+            self._check("call_replay", "argument state", state)
         with self._guarded():
-            action, new_state = self.agent.call_replay(trajectories, t, state)
-        self._check("call_replay", "result action", action, self.device)
-        self._check("call_replay", "result new_state", new_state, self.device)
-        return action, new_state
+            answer = self.agent.call_replay(trajectories, t, state)
+        return self._checked("call_replay", answer)
 
     def check_trajectories(self, trajectories: Trajectories) -> None:
         """Raise unless ``trajectories`` can be replayed here, with their agent_info, env_info and first state.
@@ -243,8 +234,8 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         Raises:
             DeviceMismatchError: they are elsewhere.
         """
-        self._check("call_replay", "argument trajectories.info", trajectories.info, self.device)
-        self._check("call_replay", "argument trajectories", trajectories.trajectories, self.device)
+        self._check("call_replay", "argument trajectories.info", trajectories.info)
+        self._check("call_replay", "argument trajectories", trajectories.trajectories)
 
     def update(self, info: Mapping[str, Tensor]) -> None:
         """Forward to the agent."""
@@ -284,7 +275,16 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         guard: AbstractContextManager[Any] = nullcontext() if self._guard is None else self._guard()
         return guard
 
-    def _check(self, method: str, role: str, tensors: DictTensor | TemporalDictTensor, expected: torch.device) -> None:
+    def _checked(self, method: str, answer: object) -> tuple[DictTensor, DictTensor]:
+        action, new_state = check_answer(f"{self._name}.{method}", answer)
+        self._check(method, "result action", action)
+        self._check(method, "result new_state", new_state)
+        return action, new_state
+
+    def _check(
+        self, method: str, role: str, tensors: DictTensor | TemporalDictTensor, expected: torch.device | None = None
+    ) -> None:
+        expected = expected or self.device
         found = tensors.device
         if found is None or found == expected:
             return
@@ -303,7 +303,7 @@ def check_answer(where: str, answer: object) -> tuple[DictTensor, DictTensor]:
     """Return what an agent's `__call__` returned, if it has the form of ``(action, new_state)``.
 
     Args:
-        where: start of the message, such as the agent's name.
+        where: start of the message: the agent's name and method.
         answer: what the agent returned.
 
     Raises:
@@ -317,7 +317,7 @@ def check_answer(where: str, answer: object) -> tuple[DictTensor, DictTensor]:
     else:
         got = f"a {type(answer).__name__}"
     raise TypeError(
-        f"{where}.__call__: returned {got}, expected the pair (DictTensor, DictTensor). "
+        f"{where}: returned {got}, expected the pair (DictTensor, DictTensor). "
         "Return DictTensor({'action': ...}), state: an agent that keeps no state hands back the one it was given."
     )
 

@@ -15,9 +15,6 @@ class Channel:
 
     `multiprocessing.connection.Connection` would read a message to its end, however long the other process stops in
     the middle of it; and torch would put each tensor of a message into a file and start a thread that serves it.
-
-    Args:
-        end: the socket.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -32,11 +29,7 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, message: Any, seconds: float | None = None) -> None:  # noqa: ANN401 - whatever can be pickled
-        """Send a message.
-
-        Args:
-            message: what to send; never None.
-            seconds: how long the other process may take to read it; None waits for ever.
+        """Send a message, never None, that the other process must read within ``seconds``; None waits for ever.
 
         Raises:
             TimeoutError, BlockingIOError: it has not been read in time. The channel is of no use any more.
@@ -47,13 +40,7 @@ class Channel:
         self._socket.sendall(_LENGTH.pack(len(pickled)) + pickled)
 
     def receive(self, wait: bool) -> Any:  # noqa: ANN401 - what was sent
-        """Return the next message.
-
-        Args:
-            wait: whether to wait until all of it is there. If not, what has come is kept for the next call.
-
-        Returns:
-            The message, or None if part of it is still missing.
+        """Return the next message; None unless all of it is there or ``wait`` is set. What has come is kept.
 
         Raises:
             EOFError, ConnectionError: the other process is gone.

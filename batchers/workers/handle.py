@@ -42,15 +42,12 @@ class Order:
 class WorkerHandle:
     """One worker process, as its parent sees it. The worker answers every order, in the order in which they came.
 
-    Args:
-        start: what the worker starts with.
-        progress: where it is; it writes that into shared memory.
-        timeout: seconds that it may leave an order unread.
+    It may leave an order unread for ``timeout`` seconds.
 
     Attributes:
         orders: those that it has not answered, oldest first.
         batches: its shares of batches that it has finished and `RL_Batcher.get` has not handed over, oldest first.
-        answer: its last answer to an order to measure, save or load.
+        answer: its last answer to an order to save or load.
         created: its answer to the last order to create agent and environments.
         seed: seed of its first environment.
         n_envs: how many environments it has, 0 until it has said so.
@@ -120,12 +117,7 @@ class WorkerHandle:
         return {order.weights.slot for order in self.orders if order.weights is not None}
 
     def order(self, name: str, *arguments: Any, weights: Weights | None = None) -> None:  # noqa: ANN401
-        """Send an order.
-
-        Args:
-            name: a method of `Worker`.
-            arguments: what it is called with.
-            weights: the newest ones; they travel if the worker has others.
+        """Order a method of `Worker`; the newest weights travel along if the worker has others.
 
         Raises:
             WorkerError: the worker is dead, or reads nothing.
@@ -171,10 +163,7 @@ class WorkerHandle:
             self.order("execute", *order.arguments, weights=weights)
 
     def take_answer(self) -> bool:
-        """Read one answer, if there is one.
-
-        Returns:
-            Whether a whole one was there.
+        """Read one answer; return whether a whole one was there.
 
         Raises:
             WorkerError: the answer is that it failed, or it is dead.

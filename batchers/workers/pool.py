@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import pairwise
+from multiprocessing.connection import wait
 from multiprocessing.util import Finalize
-from selectors import EVENT_READ, PollSelector
 from typing import Any
 
 import cloudpickle
@@ -103,7 +103,6 @@ class WorkerPool:
                 weights=self._weights.slots,
             )
             self._workers.append(WorkerHandle(start, Progress(progress[index]), timeout))
-        self._selector = PollSelector()
         # Not weakref.finalize: this one does nothing in a forked child, and at exit it runs before multiprocessing
         # waits for its children, of which one may be stopped.
         self._kill = Finalize(self, end, args=(self._workers,), exitpriority=100)
@@ -181,14 +180,9 @@ class WorkerPool:
         """Return the seconds of each phase, as of the last batch."""
         return [worker.seconds for worker in self._workers]
 
-    def layouts(self, agent_info: DictTensor, env_info: DictTensor) -> list[Layout]:
-        """Return the layout of each slab. Before the first batch one worker measures it for all, see `Recipe`."""
-        first = self._workers[0]
-        if not first.layout:
-            first.order("measure", agent_info, env_info)
-            self._wait([first], self._timeout)
-            first.layout = first.answer
-        return [worker.layout or first.layout for worker in self._workers]
+    def layouts(self) -> list[Layout]:
+        """Return the layout of each slab; an empty one before the first batch."""
+        return [worker.layout for worker in self._workers]
 
     def weight_bytes(self) -> int:
         """Return the bytes of the weights' buffers."""
@@ -226,13 +220,7 @@ class WorkerPool:
         *,
         restart: bool = False,
     ) -> None:
-        """Take in answers until all of these workers are ready: by default, until no order is unanswered.
-
-        Args:
-            workers: whom to wait for; the others' answers are taken in as well.
-            seconds: for how long.
-            ready: says whether a worker is.
-            restart: whether to replace workers that fail meanwhile.
+        """Take in everybody's answers until these workers are ready: by default, until no order is unanswered.
 
         Raises:
             WorkerTimeout: one of them is not ready in time.
@@ -246,10 +234,11 @@ class WorkerPool:
 
     def _receive(self, seconds: float) -> bool:
         """Take in the answers that are there, or wait for one; False if nothing came in time."""
+        sources: dict[Any, WorkerHandle] = {source: worker for worker in self._workers for source in worker.sources()}
         self.waiting = True
-        ready = self._selector.select(min(max(0.0, seconds), _LONGEST))
+        ready = wait(list(sources), min(max(0.0, seconds), _LONGEST))
         self.waiting = False
-        for worker in dict.fromkeys(key.data for key, _ in ready):
+        for worker in dict.fromkeys(sources[source] for source in ready):
             if not worker.take_answer() and worker.died():
                 raise worker.death()
         return bool(ready)
@@ -259,8 +248,6 @@ class WorkerPool:
             for worker in workers:
                 with self._placement.of(worker.index):
                     worker.spawn()
-                for source in worker.sources():
-                    self._selector.register(source, EVENT_READ, worker)
 
     def _seeds_of(self, worker: WorkerHandle, n_envs: int) -> tuple[int, int | None]:
         """The seeds of a worker's environments and agent, if each worker has so many environments."""
@@ -320,8 +307,6 @@ class WorkerPool:
             )
         )
         _logger.warning("RL_Batcher starts a worker again, its episodes are lost: %s", error)
-        for source in worker.sources():
-            self._selector.unregister(source)
         end([worker])
         self._spawn([worker])
         agent_seed = self._seeds_of(worker, 0)[1]

@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
@@ -75,13 +74,7 @@ def progress_layout(n_workers: int) -> Layout:
 
 
 def main(start: Start, end: socket.socket, parent: int | None) -> None:
-    """Run a worker until it is told to stop.
-
-    Args:
-        start: see there.
-        end: where orders come from and answers go.
-        parent: the process that must not be outlived, None if the kernel cannot see to that.
-    """
+    """Run a worker until it is told to stop; ``parent`` must not be outlived, if the kernel can see to that."""
     if parent is not None:
         die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
@@ -104,10 +97,6 @@ class Worker:
     """A worker process: one agent, one VecEnv, and the orders of its parent.
 
     Each order is the name of a method without its underscore; what that returns is the answer.
-
-    Args:
-        start: what it starts with.
-        channel: where orders come from and answers go.
     """
 
     def __init__(self, start: Start, channel: Channel) -> None:
@@ -128,14 +117,6 @@ class Worker:
         for module in self._start.backends.values():
             importlib.import_module(module)
         self._recipe: Recipe = cloudpickle.loads(self._start.recipe)
-        orders: dict[str, Callable[..., Any]] = {
-            "create": self._create,
-            "measure": self._measure,
-            "reset": self._reset,
-            "execute": self._execute,
-            "save": self._save,
-            "load": self._load,
-        }
         while True:
             self._progress.enter(Phase.WAIT)
             try:
@@ -146,7 +127,7 @@ class Worker:
                 return
             if weights is not None:
                 self._read(weights)
-            answer = orders[name](*arguments)
+            answer = getattr(self, f"_{name}")(*arguments)
             try:
                 self.channel.send(answer)
             except OSError:
@@ -178,10 +159,6 @@ class Worker:
         env = self._collector.env
         cuda_initialised = self._recipe.device.type != "cuda" and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         return Created(env.n_envs(), env.auto_reset, cuda_initialised)
-
-    def _measure(self, agent_info: DictTensor, env_info: DictTensor) -> Layout:
-        self._progress.enter(Phase.START)
-        return self._recipe.measure(*self._seeds, agent_info, env_info)
 
     def _reset(self, agent_info: DictTensor, env_info: DictTensor) -> bool:
         self._collector.reset(agent_info, env_info)

@@ -19,17 +19,9 @@ def join(
     *,
     first_axis: int,
 ) -> dict[str, Tensor]:
-    """Join each key's tensors, and raise unless that changes none of them.
+    """Join each key's tensors by ``fn(tensors, axis)``, and raise unless that changes none of them.
 
-    Args:
-        where: the caller, for the message.
-        parts: at least one structure.
-        fn: joins the tensors of one key: torch.cat, torch.stack or the like.
-        axis: its second argument.
-        first_axis: shapes must agree from this axis on.
-
-    Returns:
-        Key to what fn gave, in the order of the first part.
+    Shapes must agree from ``first_axis`` on. The keys come in the order of the first part.
     """
     first, home = parts[0]._tensors, parts[0]._home()
     names = list(first)

@@ -36,12 +36,8 @@ class Packed(NamedTuple):
 def stage(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Copy CPU tensors to a CUDA device. The host does not wait, and the sources may change as soon as this returns.
 
-    Args:
-        tensors: any shapes and dtypes, on the CPU.
-        device: a CUDA device; its current stream is where the tensors are valid from now on.
-
     Returns:
-        The tensors there, as views of one block.
+        The tensors there, valid on the current stream, as views of one block.
     """
     if sum(tensor.nbytes for tensor in tensors) > _LARGEST:
         return [tensor.to(device) for tensor in tensors]
@@ -51,13 +47,7 @@ def stage(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 
 
 def mover(tensors: Iterable[Tensor], device: torch.device, non_blocking: bool) -> Callable[[Tensor], Tensor]:
-    """Return a function that moves each of these tensors to a device; from the CPU to CUDA they travel as one.
-
-    Args:
-        tensors: all that will be moved.
-        device: the destination.
-        non_blocking: as in ``Tensor.to``, for those that travel by themselves.
-    """
+    """Return a function that moves each of these tensors to a device; from the CPU to CUDA they travel as one."""
 
     def move(tensor: Tensor) -> Tensor:
         moved = staged.get(id(tensor))
@@ -77,15 +67,7 @@ def can_stage(tensor: Tensor) -> bool:
 
 
 def pack(tensors: Sequence[Tensor], *, pin: bool) -> Packed:
-    """Copy tensors into one block of CPU memory.
-
-    Args:
-        tensors: any shapes and dtypes, on the CPU.
-        pin: whether the block is pinned memory.
-
-    Returns:
-        The block, and how to find the tensors in it.
-    """
+    """Copy CPU tensors of any shapes and dtypes into one block of CPU memory, pinned or not."""
     groups: dict[int, list[int]] = {}
     for i, tensor in enumerate(tensors):
         groups.setdefault(tensor.untyped_storage().data_ptr(), []).append(i)

@@ -24,11 +24,6 @@ PROMISE = (
 class Actor:
     """An agent with its agent_info. Where it is compiled, the first call also lets it act as it is, and compares.
 
-    Args:
-        agent: the policy.
-        device: where observations, states and actions are.
-        compiled: whether to compile what it does, if it promises to be pure.
-
     Attributes:
         agent: the policy.
         agent_info: what it acts with, on the CPU or, if it wants that, on its device.  [B] or empty
@@ -64,7 +59,7 @@ class Actor:
     def step(self, state: Tensors, observation: Tensors, agent_info: Tensors) -> tuple[Tensors, Tensors]:
         """Act as a step of `rlstruct.engine` does: the state is the carry, the action the record."""
         answer = self.agent(DictTensor(state), DictTensor(observation), DictTensor(agent_info), None)
-        action, after = check_answer(type(self.agent).__name__, answer)
+        action, after = check_answer(f"{type(self.agent).__name__}.__call__", answer)
         return dict(after.items()), dict(action.items())
 
     def run(self, *given: Tensors) -> tuple[Tensors, Tensors]:

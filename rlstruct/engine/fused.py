@@ -8,12 +8,11 @@ class that returns a `FusedRollout` or None. Wherever one of them says None, ste
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from rlstruct.engine.compiled import Tensors
-from rlstruct.profiling import operation
 
 Layers = tuple[tuple[Tensor, Tensor], ...]
 """Weight [outputs, inputs] and bias [outputs] of each linear layer, from the inputs on."""
@@ -60,36 +59,3 @@ class FusedRollout(Protocol):
             ``stream/<key>``, what the agent saw, ``rng`` included, [T + 1, B, ...]; ``action/<key>``, what it returned,
             and ``reached/<key>``, the true next observations, [T, B, ...]. All in memory of its own.
         """
-
-
-class Fused:
-    """Takes T steps of an agent in environments in one launch, wherever both allow that.
-
-    Args:
-        env: the environments.
-        agent: the policy. Its weights, and whether it is a perceptron, are looked at anew in every call.
-        n_timesteps: T.
-    """
-
-    def __init__(self, env: object, agent: object, n_timesteps: int) -> None:
-        """Ask nobody yet."""
-        # Asked of classes: what a wrapper forwards to an object inside is not for others to call.
-        self._perceptron: Any = getattr(type(agent), "perceptron", None)
-        self._kernel: Any = getattr(type(env), "fused_rollout", None)
-        self._env, self._agent, self._T = env, agent, n_timesteps
-        self._kind: object = None
-        self._rollout: FusedRollout | None = None
-
-    def __call__(self, observation: Tensors, rng: Tensor) -> Tensors | None:
-        """Take the steps, see `FusedRollout`; None, without any effect, if that is not possible."""
-        if self._perceptron is None or self._kernel is None or not getattr(self._agent, "pure", False):
-            return None
-        perceptron: Perceptron | None = self._perceptron(self._agent)
-        if perceptron is None:
-            return None
-        if perceptron.kind() != self._kind:
-            self._kind, self._rollout = perceptron.kind(), self._kernel(self._env, perceptron, self._T)
-        if self._rollout is None:
-            return None
-        with operation("simulator"):
-            return self._rollout(observation, rng, perceptron)

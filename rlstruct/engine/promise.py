@@ -29,26 +29,16 @@ class PurityError(RuntimeError):
 
 
 def weights_of(owner: object) -> dict[str, Tensor]:
-    """Return the tensors that an agent acts with, by name: parameters, buffers, and tensors in its own attributes.
-
-    Args:
-        owner: an agent, or a module.
-    """
-    found: dict[str, Tensor] = {}
-    for path, value in _parts(owner):
-        if isinstance(value, nn.Module):
-            found |= {f"{path}.{key}".strip("."): p for key, p in [*value.named_parameters(), *value.named_buffers()]}
-        else:
-            found[path] = value
+    """Return the tensors that an agent acts with, by name: parameters, buffers, and tensors in its own attributes."""
+    found = {path: value for path, value in _parts(owner) if isinstance(value, Tensor)}
+    for path, module in modules_of(owner).items():
+        held = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        found |= {f"{path}.{key}".strip("."): tensor for key, tensor in held}
     return found
 
 
 def modules_of(owner: object) -> dict[str, nn.Module]:
-    """Return the modules of an agent and all modules within them, by name.
-
-    Args:
-        owner: an agent, or a module.
-    """
+    """Return the modules of an agent and all modules within them, by name."""
     found: dict[str, nn.Module] = {}
     for path, value in _parts(owner):
         if isinstance(value, nn.Module):
@@ -57,11 +47,7 @@ def modules_of(owner: object) -> dict[str, nn.Module]:
 
 
 class WeightsWatch:
-    """Notices when other tensors stand where an agent's weights were. New values in the same tensors are no change.
-
-    Args:
-        owner: the agent.
-    """
+    """Notices when other tensors stand where an agent's weights were. New values in the same tensors are no change."""
 
     def __init__(self, owner: object) -> None:
         """Look for the first time."""
@@ -79,15 +65,7 @@ class WeightsWatch:
 
 
 def check_equal(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    """Raise unless an executor gives what the step itself gives, to rounding.
-
-    Args:
-        expected: what the step gave.  [B, ...]
-        found: what the executor gave.
-
-    Raises:
-        PurityError: it names the key.
-    """
+    """Raise PurityError unless an executor has found [B, ...] what the step itself gives, to rounding."""
     for key, value in expected.items():
         other = found.get(key)
         if other is None or other.shape != value.shape or other.dtype != value.dtype:

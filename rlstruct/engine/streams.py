@@ -35,11 +35,7 @@ class Lane:
 
 
 class CudaLane(Lane):
-    """A stream of its own.
-
-    Args:
-        device: a CUDA device.
-    """
+    """A stream of its own on a CUDA device."""
 
     def __init__(self, device: torch.device) -> None:
         """Create the stream."""
@@ -78,11 +74,7 @@ class CudaLane(Lane):
 
 
 class Later:
-    """A small tensor on a device, for the host to read when the device is through with it: nothing waits.
-
-    Args:
-        tensor: on any device.
-    """
+    """A small tensor on a device, for the host to read when the device is through with it: nothing waits."""
 
     def __init__(self, tensor: Tensor) -> None:
         """Queue the copy."""

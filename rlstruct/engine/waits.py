@@ -89,13 +89,7 @@ def judge_operator(func: Any, args: Any, kwargs: Any, writes_number: bool) -> tu
 def judge_recorded(func: Any, args: Any, kwargs: Any) -> str:
     """Say why an operator has no place in a graph: it waits, or it copies what the host holds now, for all replays.
 
-    Args:
-        func: as in `judge_operator`, like the other two.
-        args: its arguments.
-        kwargs: its arguments by name.
-
-    Returns:
-        What it does, in words; empty if it can be recorded.
+    The arguments are those of `judge_operator`; the answer is empty if it can be recorded.
     """
     name = func.overloadpacket.__name__
     if name in ("copy_", "_to_copy"):

@@ -11,10 +11,7 @@ from rlstruct.errors import ShapeMismatchError
 def same_shape(where: str, *, temporal: bool = False, **tensors: Tensor) -> None:
     """Refuse what would broadcast in silence, such as a value of [B, 1] beside a target of [B].
 
-    Args:
-        where: start of the message.
-        temporal: whether they must be [B, T].
-        **tensors: by name; the first one sets the shape.
+    The first tensor sets the shape, which is [B, T] if ``temporal``.
 
     Raises:
         ShapeMismatchError: it names the tensor.

@@ -65,12 +65,9 @@ def on_cpu(tensor: Tensor) -> Tensor:
 
 
 def same(got: Tensor, expected: Tensor, tolerance: float = 0.0) -> Tensor:
-    """Compare values, where not-a-number equals itself.
+    """Compare values [B, ...], where not-a-number equals itself.
 
-    Args:
-        got: [B, ...].
-        expected: [B, ...], same shape, dtype and device.
-        tolerance: allowed difference of floating-point numbers, relative for those above 1; integers must be equal.
+    Floating-point numbers may differ by the tolerance, relative for those above 1; integers must be equal.
 
     Returns:
         Which rows agree.  [B] bool
@@ -85,14 +82,9 @@ def same(got: Tensor, expected: Tensor, tolerance: float = 0.0) -> Tensor:
 def check_same(
     where: str, got: DictTensor, expected: DictTensor, mends: str | Mapping[str, str], *, tolerance: float = 0.0
 ) -> None:
-    """Compare two structures, key by key and row by row.
+    """Compare two structures on the CPU, key by key and row by row; see `same`.
 
-    Args:
-        where: for the message.
-        got: [B], on the CPU.
-        expected: [B], on the CPU.
-        mends: what to do, or what to do for each key (or the part of it before the first ``/``; ``""`` for the rest).
-        tolerance: see `same`.
+    ``mends`` may be a mend for each key, or for the part of it before the first ``/``; ``""`` is that of the rest.
 
     Raises:
         ConformanceError: naming the first key that differs, and its first row.
@@ -135,15 +127,7 @@ def check_tensor(
 
 
 def check_in_space(where: str, key: str, tensor: Tensor, leaf: Leaf, n_rows: int, *, values: bool = True) -> None:
-    """Compare shape, dtype and, if asked, values with a plain space.
-
-    Args:
-        where: for the message.
-        key: for the message.
-        tensor: [n_rows, ...], on the CPU.
-        leaf: what the space says about one row.
-        n_rows: how many rows there must be.
-        values: whether every value must lie within the bounds.
+    """Compare shape, dtype and, if asked, values of a tensor [n_rows, ...] on the CPU with a plain space.
 
     Raises:
         ConformanceError: naming the key.

@@ -35,15 +35,7 @@ _TRAINS = (
 
 
 def check_modes(name: str, agent: object) -> None:
-    """Raise if a module of an agent does in train mode what it does not do when it acts.
-
-    Args:
-        name: of the agent.
-        agent: its modules are looked at.
-
-    Raises:
-        ConformanceError: dropout or batch normalisation is in train mode.
-    """
+    """Raise ConformanceError if dropout or batch normalisation of an agent is in train mode while it acts."""
     for path, module in modules_of(agent).items():
         if isinstance(module, _TRAINS) and module.training:
             got = f"{path}, a {type(module).__name__}, in train mode"

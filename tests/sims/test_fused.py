@@ -56,8 +56,7 @@ def batcher_of(model: nn.Module, device: str = "cpu", *, graph: bool = True, **s
 
 
 def is_fused(batcher: RL_Batcher) -> bool:
-    fused = batcher._backend._executing._fused
-    return fused is not None and fused._rollout is not None
+    return batcher._backend._collector._rollout is not None
 
 
 def batch_of(batcher: RL_Batcher) -> Trajectories:
@@ -158,7 +157,7 @@ def test_weights_are_read_anew_and_nothing_waits(device: str) -> None:
             for parameter in model.parameters():
                 parameter.zero_()
         with forbid_host_sync():
-            record = batcher._backend._executing._launch()
+            record = batcher._backend._collector._launch()
         assert not record["action/action_logits"].any()
         model.actor = MLP(4, 2, hidden=(8,)).to(device)
         model.critic = MLP(4, 1, hidden=(8,)).to(device)
@@ -255,9 +254,7 @@ def test_every_thread_loads_four_weights_at_once_and_spills_none(tmp_path: pathl
     with batcher_of(decided()) as batcher:
         batcher.reset()
         batch_of(batcher)
-        (cell,) = [
-            c for c in batcher._backend._executing._fused._rollout.__closure__ if hasattr(c.cell_contents, "launch")
-        ]
+        (cell,) = [c for c in batcher._backend._collector._rollout.__closure__ if hasattr(c.cell_contents, "launch")]
     module = cell.cell_contents.launch.kernel.module
     warp.compile_aot_module(module, arch=90, module_dir=tmp_path / "ptx", use_ptx=True)
     (ptx,) = (tmp_path / "ptx").glob("*.ptx")
