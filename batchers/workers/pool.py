@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import pairwise
-from multiprocessing.connection import wait
 from multiprocessing.util import Finalize
+from selectors import EVENT_READ, PollSelector
 from typing import Any
 
 import cloudpickle
@@ -103,6 +103,7 @@ class WorkerPool:
                 weights=self._weights.slots,
             )
             self._workers.append(WorkerHandle(start, Progress(progress[index]), timeout))
+        self._selector = PollSelector()
         # Not weakref.finalize: this one does nothing in a forked child, and at exit it runs before multiprocessing
         # waits for its children, of which one may be stopped.
         self._kill = Finalize(self, end, args=(self._workers,), exitpriority=100)
@@ -234,11 +235,10 @@ class WorkerPool:
 
     def _receive(self, seconds: float) -> bool:
         """Take in the answers that are there, or wait for one; False if nothing came in time."""
-        sources: dict[Any, WorkerHandle] = {source: worker for worker in self._workers for source in worker.sources()}
         self.waiting = True
-        ready = wait(list(sources), min(max(0.0, seconds), _LONGEST))
+        ready = self._selector.select(min(max(0.0, seconds), _LONGEST))
         self.waiting = False
-        for worker in dict.fromkeys(sources[source] for source in ready):
+        for worker in dict.fromkeys(key.data for key, _ in ready):
             if not worker.take_answer() and worker.died():
                 raise worker.death()
         return bool(ready)
@@ -248,6 +248,8 @@ class WorkerPool:
             for worker in workers:
                 with self._placement.of(worker.index):
                     worker.spawn()
+                for source in worker.sources():
+                    self._selector.register(source, EVENT_READ, worker)
 
     def _seeds_of(self, worker: WorkerHandle, n_envs: int) -> tuple[int, int | None]:
         """The seeds of a worker's environments and agent, if each worker has so many environments."""
@@ -307,6 +309,8 @@ class WorkerPool:
             )
         )
         _logger.warning("RL_Batcher starts a worker again, its episodes are lost: %s", error)
+        for source in worker.sources():
+            self._selector.unregister(source)
         end([worker])
         self._spawn([worker])
         agent_seed = self._seeds_of(worker, 0)[1]
