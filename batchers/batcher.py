@@ -119,9 +119,8 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             agent_seeds = one_each("agent_seeds", agent_seeds, max(1, n_processes))
         self.device = resolve_device(device)
         agent_args, env_args = named("agent_args", agent_args), named("env_args", env_args)
-        self._recipe = recipe = Recipe(
-            create_agent, agent_args, create_env, env_args, n_timesteps, self.device, compile_agent
-        )
+        recipe = Recipe(create_agent, agent_args, create_env, env_args, n_timesteps, self.device, compile_agent)
+        self._recipe = recipe
         check_factories(recipe, seed)
         self.timeout = timeout
         placement = Placement(self.device, n_processes, sharing, thread_percentage)
@@ -291,9 +290,9 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             WorkerError: a worker raised or died.
         """
         self._life.refuse_executing("state_dict")
-        with self._life.failing(self._broken):
-            states = self._backend.state_dicts()
         life = self._life
+        with life.failing(self._broken):
+            states = self._backend.state_dicts()
         return BatcherState(
             collectors=states,
             infos=on_cpu(life.infos),
@@ -344,14 +343,13 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
 
     def stats(self) -> BatcherStats:
         """Return where the time went."""
-        seconds = self._clock.seconds()
-        return BatcherStats(tuple(self._backend.seconds()), seconds["wait"], seconds["hand_over"], self._n_batches)
+        spent = self._clock.seconds()
+        return BatcherStats(tuple(self._backend.seconds()), spent["wait"], spent["hand_over"], self._n_batches)
 
     def memory_report(self, queued: bool = False) -> MemoryReport:
         """Return how many bytes collecting takes, also before anything is collected.
 
-        Before the first batch, a second agent and environment are created in this process to find out: they take
-        one step and are closed again.
+        Before the first batch, a second agent and environment take one step in this process to find out.
 
         Args:
             queued: whether to count the second slab in each worker that queueing a batch takes (see `execute`). Once a
@@ -364,14 +362,14 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         self._life.refuse_closed("memory_report")
         if self._life.state == "executing" and self._n_batches == 0:
             raise BatcherStateError("RL_Batcher.memory_report: the first batch is being collected. Call get() first.")
-        names, B = ("agent_info", "env_info"), self.n_envs()
-        infos = [spread(name, info, B) for name, info in zip(names, self._default_infos, strict=True)]
+        names = ("agent_info", "env_info")
+        infos = [spread(name, info, self.n_envs()) for name, info in zip(names, self._default_infos, strict=True)]
         if self._life.state == "ready":
             infos = [self._life.infos.truncate_key(f"{name}/").to("cpu") for name in names]
         layouts = self._backend.layouts()
         if not layouts[0]:
-            of_one = (split(info, self._backend.n_envs())[0] for info in infos)
-            layouts = [self._recipe.measure(self.seeds[0], *of_one)] * len(layouts)
+            of_one = self._recipe.measure(self.seeds[0], *(split(info, self._backend.n_envs())[0] for info in infos))
+            layouts = [of_one] * len(layouts)
         n_slabs = max(self._life.deepest, 2 if queued and self._backend.queues else 1)
         return report_memory(layouts, infos, self._backend.auto_reset, self._backend.weight_bytes(), n_slabs)
 
