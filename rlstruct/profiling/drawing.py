@@ -6,7 +6,6 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 
 from rlstruct.profiling.breakdown import REGIONS, WAIT, Floats, Process
@@ -26,8 +25,13 @@ def draw(processes: Sequence[Process], path: Path, title: str) -> None:
         path: of the picture.
         title: stands above it.
     """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported here: the extra ``train`` may be missing
+    from matplotlib.figure import Figure
+
     bars = bars_of(processes)
-    figure, axes = plt.subplots(figsize=(9.5, 1.8 + 0.3 * len(bars)))
+    figure = Figure(figsize=(9.5, 1.8 + 0.3 * len(bars)))
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
     places = np.arange(len(bars))[::-1]
     left = np.zeros(len(bars))
     values = np.stack([seconds for _, seconds in bars]) if bars else np.zeros((0, 2 * len(REGIONS)))
@@ -52,7 +56,6 @@ def draw(processes: Sequence[Process], path: Path, title: str) -> None:
         axes.legend(fontsize=8, loc="lower right")
     figure.tight_layout()
     figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 def bars_of(processes: Sequence[Process]) -> list[tuple[str, Floats]]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlstruct.profiling.breakdown import REGIONS, Costs, Process, Row, break_down, costs_from
 from rlstruct.profiling.calibration import calibrate
+from rlstruct.profiling.drawing import draw
 from rlstruct.profiling.events import load
 from rlstruct.profiling.gpu import GpuUse, use_of_gpus
 from rlstruct.profiling.perfetto import write_trace
@@ -121,10 +122,11 @@ def save(report: Report, folder: str | Path) -> list[Path]:
     files[0].write_text(json.dumps(report.to_json(), indent=1) + "\n")
     write_trace(load(folder), files[1])
     try:
-        from rlstruct.profiling.drawing import draw
-    except ModuleNotFoundError:  # the extra "train" is not installed
+        draw(report.processes, folder / "profile.png", title=report.sentence)
+    except ModuleNotFoundError as error:  # the extra "train" is not installed
+        if error.name != "matplotlib":
+            raise
         return files
-    draw(report.processes, folder / "profile.png", title=report.sentence)
     return [*files, folder / "profile.png"]
 
 
