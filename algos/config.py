@@ -40,7 +40,7 @@ class TrainingConfig:
         compile_agent: let TorchInductor compile what the agent does in a step of collection, see RL_Batcher. It pays
             with few environments and small networks on the CPU; the first batch then takes a few seconds longer.
         compile_update: let TorchInductor compile the gradients of an update, if the agent promises to be
-            `RL_Agent.pure`; equal to rounding. The first update then takes some ten seconds longer.
+            pure (RL_Agent.pure); equal to rounding. The first update then takes some ten seconds longer.
         graph: on CUDA, record whole updates of A2C and PPO as one graph, if the agent promises to be pure.
         discount: per-step factor of the return, in [0, 1].
         reward_scale: factor of every reward that the learner sees. Values around 1 to 10 are learnt fastest. The

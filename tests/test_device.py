@@ -116,7 +116,7 @@ print(size() - before)
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux's C library is told")
 def test_blocks_beyond_what_an_int_counts_are_kept() -> None:
     run = subprocess.run([sys.executable, "-c", SIZE_AFTER_A_LARGE_BLOCK], check=True, capture_output=True, text=True)
-    assert int(run.stdout) >= 5 << 29
+    assert int(run.stdout) >= (5 << 29) - (1 << 20)  # what was free before may be used
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux's C library is told")

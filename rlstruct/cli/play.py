@@ -41,7 +41,7 @@ class Play:
 
 def run(arguments: Sequence[str]) -> None:
     """Draw as the words after ``play`` say."""
-    if arguments and arguments[0] in ("connect-four", "ConnectFour-v0"):
+    if arguments[:1] == ["connect-four"]:
         connect_four.run(arguments[1:])
         return
     options: Play = tyro.cli(Play, args=arguments, prog="rlstruct play")
