@@ -4,6 +4,13 @@ So far the machine without an environment around it: `Consoles` goes on from sta
 extra ``warp``; ROMs and states come from the user's ale-py.
 """
 
+try:
+    import warp  # noqa: F401 - to say early what is missing
+except ImportError as error:
+    raise ImportError(
+        "rlstruct.sims.atari needs NVIDIA Warp, which is not installed. Install it with pip install 'rlstruct[warp]'."
+    ) from error
+
 from rlstruct.sims.atari.ale_state import AleState, read_ale_state
 from rlstruct.sims.atari.compare import Comparison, compare_with_ale, playable_games
 from rlstruct.sims.atari.machine import FIELDS, MAPPERS, Consoles
