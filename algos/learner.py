@@ -208,7 +208,7 @@ class GradientLearner(ABC):
         for group in self.optimizer.param_groups:
             group["lr"] = rate
 
-    def gradient(self, *given: Tensors) -> Sequence[Tensors]:
+    def gradient(self, *given: Tensors) -> tuple[Tensors, Tensors]:
         """Differentiate the ``loss`` among `terms`, compiled where that is asked for.
 
         Args:
@@ -218,7 +218,8 @@ class GradientLearner(ABC):
             The terms, detached, with ``gradient_norm`` [] if there is a bound; and the gradient of each weight by its
             number, scaled down to the bound. Weights that the loss does not depend on have none.
         """
-        return self._program.part(self._gradient, *given)
+        terms, gradient = self._program.part(self._gradient, *given)
+        return terms, gradient
 
     def _gradient(self, *given: Tensors) -> tuple[Tensors, Tensors]:
         with torch.enable_grad():

@@ -253,7 +253,7 @@ class Learner(GradientLearner):
         # Keys from a counter: the same order on all devices, and after a resume.
         lanes = torch.arange(n_rows, device=self.device, dtype=torch.int64)
         order = random.step_keys(self._seed, self.version_now + epoch * n, lanes).squeeze(1).argsort()
-        return order.split([n_rows * (k + 1) // n - n_rows * k // n for k in range(n)])
+        return order.tensor_split([n_rows * k // n for k in range(1, n)])
 
 
 def _variance(values: Tensor, mask: Tensor) -> Tensor:

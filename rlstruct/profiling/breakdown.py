@@ -188,7 +188,8 @@ def _paid(recording: Recording, costs: Costs) -> tuple[Times, Floats]:
 def _spent(paid: tuple[Times, Floats], starts: Times, ends: Times) -> Floats:
     """What measuring has cost a process in each of these stretches of time, in seconds.  [K]."""
     until = np.append(0.0, paid[1])
-    return until[np.searchsorted(paid[0], ends)] - until[np.searchsorted(paid[0], starts)]
+    spent: Floats = until[np.searchsorted(paid[0], ends)] - until[np.searchsorted(paid[0], starts)]
+    return spent
 
 
 def _waited(

@@ -69,7 +69,7 @@ def _delta_of_cuda(work: Work, repeats: int) -> float:
     work()
     taken: dict[bool, list[float]] = {False: [], True: []}
     count = 1
-    kinds = {False: [torch.profiler.ProfilerActivity.CPU], True: list(torch.profiler.supported_activities())}
+    kinds = {False: [torch.profiler.ProfilerActivity.CPU], True: list(torch.profiler.supported_activities())}  # type: ignore[no-untyped-call]
     for _ in range(repeats):
         for watched, activities in kinds.items():
             with torch.profiler.profile(activities=activities) as seen:

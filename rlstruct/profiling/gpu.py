@@ -161,7 +161,9 @@ def _captures(recording: Recording, innermost: tuple[Times, Integers]) -> list[t
     """When each capture of a CUDA graph ended, and the operations of what it has captured, in order."""
     host = recording.host
     order = [int(i) for i in np.argsort(host.starts, kind="stable") if host.kind[i] == 1]
-    found, calls, inside = [], [], False
+    found: list[tuple[int, Integers]] = []
+    calls: list[int] = []
+    inside = False
     for i in order:
         name = host.names[i]
         if "StreamBeginCapture" in name:
@@ -200,4 +202,5 @@ def _data_seconds(recording: Recording, starts: Times, ends: Times) -> np.ndarra
     edges = np.concatenate([[recording.begun], times, [recording.ended]])
     active = np.concatenate([[False], brings]) if len(times) else np.zeros(1, dtype=bool)
     until = np.append(0.0, np.cumsum(np.where(active, np.diff(edges), 0)))
-    return 1e-9 * (np.interp(ends, edges, until) - np.interp(starts, edges, until))
+    seconds: np.ndarray = 1e-9 * (np.interp(ends, edges, until) - np.interp(starts, edges, until))
+    return seconds

@@ -302,7 +302,7 @@ def test_a_legend_stands_once_beside_all_pictures() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["trian"], "there is no command 'trian', only train, evaluate, plot, play, profile, devices. Did you mean 'tr"),
+        (["trian"], "there is no command 'trian', only train, evaluate, plot, play, profile, devices. Did you mean 't"),
         (["train", "a2d", "--env", "CartPole-v1"], "Did you mean 'a2c'?"),
         (["train", "--env", "CartPole-v1"], "name the algorithm first"),
         (["train", "a2c", "--env", "CartPol-v1"], "Did you mean 'CartPole-v1'?"),
