@@ -232,7 +232,7 @@ class TensorEnv(VecEnv, Generic[State]):
         answer = self._stepper.rollout(self._carry, plan, k)
         yes, no = (mask.unsqueeze(1).expand(-1, k) for mask in (self._yes, self._no))
         lengths = torch.full_like(self._carry["env_key"], k)
-        return self._shows(answer, lambda tensors: TemporalDictTensor._trusted(tensors, lengths), yes, no)
+        return self._shows(answer, lambda t: TemporalDictTensor._trusted(t, lengths), yes, no)  # type: ignore[no-any-return]
 
     def fused_rollout(self, perceptron: Perceptron, n_timesteps: int) -> FusedRollout | None:
         """Return what takes T steps with an agent in one launch (`rlstruct.engine.fused`); None if no kernel can."""
