@@ -107,7 +107,8 @@ def test_equals_envpool_in_whole_games() -> None:
     if "ConnectFour-v1" not in envpool.list_all_envs():
         pytest.skip("this envpool has no ConnectFour-v1")
     B = 64
-    theirs = envpool.make("ConnectFour-v1", env_type="gymnasium", num_envs=B, seed=0)
+    # With more threads EnvPool mixes up rows of games for two players now and then.
+    theirs = envpool.make("ConnectFour-v1", env_type="gymnasium", num_envs=B, num_threads=1, seed=0)
     _, info = theirs.reset()
     ours = ConnectFour(B, auto_reset=False)
     current, running = ours.reset()
