@@ -99,8 +99,7 @@ class AlphaZeroConfig(TrainingConfig):
             ValueError: a setting is out of range.
         """
         super().__post_init__()
-        for name in _COUNTS:
-            self._refuse(name, getattr(self, name) >= 1, "at least 1")
+        self._refuse_below_one(_COUNTS)
         n = self.evaluation_simulations
         self._refuse("evaluation_simulations", n is None or n >= 1, "at least 1, or None")
         self._refuse("method", self.method in ("gumbel", "puct"), "'gumbel' or 'puct'")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -101,8 +101,7 @@ class TrainingConfig:
         Raises:
             ValueError: a setting is out of range.
         """
-        for name in _COUNTS:
-            self._refuse(name, getattr(self, name) >= 1, "at least 1")
+        self._refuse_below_one(_COUNTS)
         for name in _COUNTS_OR_NONE:
             count = getattr(self, name)
             self._refuse(name, count is None or count >= 1, "at least 1, or None")
@@ -116,6 +115,11 @@ class TrainingConfig:
                 f"{type(self).__name__}: evaluation_episodes is {self.evaluation_episodes}, expected a multiple of "
                 f"evaluation_processes, {self.evaluation_processes}: every process plays as many."
             )
+
+    def _refuse_below_one(self, names: Iterable[str]) -> None:
+        """Raise unless all these settings are 1 or more; see `_refuse`."""
+        for name in names:
+            self._refuse(name, getattr(self, name) >= 1, "at least 1")
 
     def _refuse(self, name: str, good: bool, expected: str) -> None:
         """Raise unless a setting is good.

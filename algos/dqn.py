@@ -105,8 +105,7 @@ class DQNConfig(TrainingConfig):
             ValueError: a setting is out of range.
         """
         super().__post_init__()
-        for name in _COUNTS:
-            self._refuse(name, getattr(self, name) >= 1, "at least 1")
+        self._refuse_below_one(_COUNTS)
         for name in _SHARES:
             self._refuse(name, 0.0 <= getattr(self, name) <= 1.0, "0 to 1")
         self._refuse("epsilon_fraction", self.epsilon_fraction > 0.0, "more than 0")

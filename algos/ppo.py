@@ -89,8 +89,7 @@ class PPOConfig(TrainingConfig):
         super().__post_init__()
         self._refuse("trace_decay", 0.0 <= self.trace_decay <= 1.0, "0 to 1")
         self._refuse("clip", self.clip > 0.0, "more than 0")
-        for name in _COUNTS:
-            self._refuse(name, getattr(self, name) >= 1, "at least 1")
+        self._refuse_below_one(_COUNTS)
         for name in _POSITIVE_OR_NONE:
             number = getattr(self, name)
             self._refuse(name, number is None or number > 0.0, "more than 0, or None")
