@@ -256,7 +256,7 @@ TASKS: dict[str, Task] = {
 # What is asked is what https://docs.cleanrl.dev/rl-algorithms/ppo/ prints for version 4 of the environments.
 TASKS |= {
     f"ppo_{name.lower()}": _PPO(
-        _tuned("ppo", f"{name}-v5"), partial(normalised, GaussianActorCritic, n_inputs, n_actions), GaussianAgent,
+        replace(_tuned("ppo", f"{name}-v5"), compile_update=True), partial(normalised, GaussianActorCritic, n_inputs, n_actions), GaussianAgent,
         partial(muscles, f"{name}-v5"), target, f"PPO on {name}-v5", episodes=10,
         tuned_on=(),
     )
@@ -273,7 +273,10 @@ _GAMES = {
     "SpaceInvaders": (600, 4),
     "Seaquest": (1000, 6),
 }
-_MINATAR = {"n_env_steps": 300_000, "evaluation_interval": 30_000, "target_return": None}
+# A greedy player of Seaquest may stay at the surface for ever: an evaluation ends all episodes after 2,500 steps.
+_MINATAR = {
+    "n_env_steps": 300_000, "evaluation_interval": 30_000, "evaluation_step_limit": 2_500, "target_return": None,
+}  # fmt: skip
 for _name, _sizes in _GAMES.items():
     for _algorithm, _make, _kind, _agent in (
         ("ppo", _PPO, ActorCritic, ActorCriticAgent), ("a2c", _A2C, ActorCritic, ActorCriticAgent),
