@@ -256,7 +256,8 @@ TASKS: dict[str, Task] = {
 # What is asked is what https://docs.cleanrl.dev/rl-algorithms/ppo/ prints for version 4 of the environments.
 TASKS |= {
     f"ppo_{name.lower()}": _PPO(
-        replace(_tuned("ppo", f"{name}-v5"), compile_update=True), partial(normalised, GaussianActorCritic, n_inputs, n_actions), GaussianAgent,
+        replace(_tuned("ppo", f"{name}-v5"), compile_update=True),
+        partial(normalised, GaussianActorCritic, n_inputs, n_actions), GaussianAgent,
         partial(muscles, f"{name}-v5"), target, f"PPO on {name}-v5", episodes=10,
         tuned_on=(),
     )
