@@ -13,7 +13,7 @@ TRAIN := $(VENV)/.installed-train
 INSTALLED := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test gpu soak lint format types wheel bench bench-cpu peers clean
+.PHONY: help demo test gpu soak lint format types wheel docs bench bench-cpu peers clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ wheel: $(INSTALLED) ## build the wheel into dist/
 	rm -rf build
 	$(RUN) -m build --wheel --no-isolation
 
+docs: $(INSTALLED) ## build the documentation site into build/docs/site
+	$(RUN) .ci/build_docs.py
+
 bench: $(INSTALLED) ## run the quick benchmarks
 	$(RUN) benchmarks/import_time.py
 
@@ -74,5 +77,5 @@ $(TRAIN): pyproject.toml constraints.txt
 
 $(INSTALLED): $(TRAIN)
 	@echo "Installing what the tests need."
-	@$(PIP) --editable '.[train,dev]'
+	@$(PIP) --editable '.[train,dev,docs]'
 	@touch $@

@@ -1,0 +1,207 @@
+"""Build the documentation site: `make docs`, or `python .ci/build_docs.py`; the site is in build/docs/site.
+
+Some pages are in docs/; this script puts the others beside them: benchmarks, the changelog, each tutorial as a page and
+as a notebook, and a reference of all public names. Then it lets Zensical build what mkdocs.yml describes, and writes
+`llms.txt` and every page as Markdown beside its HTML.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import json
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD = ROOT / "build" / "docs"
+PAGES, CODE, SITE = BUILD / "pages", BUILD / "code", BUILD / "site"
+PACKAGES = (
+    "rlstruct", "rlstruct.core", "rlstruct.batchers", "rlstruct.agents", "rlstruct.envs", "rlstruct.sims",
+    "rlstruct.algos", "rlstruct.functional", "rlstruct.testing", "rlstruct.profiling", "rlstruct.search",
+    "rlstruct.sharing", "rlstruct.adapters", "rlstruct.errors",
+)  # fmt: skip
+HEADING = re.compile(r"# --- (.*?) -+$")
+# An example of a docstring: its first line, and what follows until an empty line or the end of the docstring.
+EXAMPLE = re.compile(r'^( *)>>> .*(?:\n(?! *$| *""").+)*', re.MULTILINE)
+
+
+def public_names(package: str) -> list[str]:
+    """Return the dotted names that a page of the reference shows."""
+    module = importlib.import_module(package)
+    if package == "rlstruct":
+        return [f"rlstruct.{name}" for name in module._PLACES]
+    if hasattr(module, "__all__"):
+        return [f"{package}.{name}" for name in module.__all__]
+    if hasattr(module, "__path__"):  # a package that imports nothing: its modules
+        files = sorted(Path(module.__path__[0]).glob("[!_]*.py"))
+        return [f"{package}.{file.stem}" for file in files]
+    return [f"{package}.{name}" for name in vars(module) if _belongs(module, name)]
+
+
+def _belongs(module: object, name: str) -> bool:
+    found = getattr(module, name)
+    return not name.startswith("_") and getattr(found, "__module__", None) == getattr(module, "__name__", "")
+
+
+def notebook_cells(script: str) -> Iterator[tuple[str, str]]:
+    """Cut a tutorial into cells, ("markdown" or "code", text).
+
+    Its docstring and its headings become text, and its main block the last cell, without the guard: a notebook is
+    never imported by a worker.
+    """
+    tree, lines = ast.parse(script), script.splitlines()
+    yield "markdown", _first_cell(ast.get_docstring(tree) or "")
+    main = next((node for node in tree.body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)), None)
+    end = main.lineno - 1 if main else len(lines)
+    block: list[str] = []
+    for line in lines[tree.body[0].end_lineno or 0 : end]:
+        heading = HEADING.match(line)
+        if heading:
+            yield "code", "\n".join(block)
+            yield "markdown", f"## {heading[1]}"
+            block = []
+        elif "guard is there" not in line:
+            block.append(line)
+    yield "code", "\n".join(block)
+    if main:
+        yield "markdown", "## Run it"
+        yield "code", textwrap.dedent("\n".join(lines[main.lineno :]))
+
+
+def _first_cell(docstring: str) -> str:
+    title, _, text = docstring.partition("\n")
+    return f"# {title.rstrip('.')}\n{text}"
+
+
+def notebook(script: str) -> dict[str, object]:
+    """Make a Jupyter notebook (nbformat 4) of a tutorial."""
+    cells: list[dict[str, object]] = []
+    for number, (kind, text) in enumerate(notebook_cells(script)):
+        if text.strip():
+            code = {"execution_count": None, "outputs": []} if kind == "code" else {}
+            source = text.strip("\n").splitlines(keepends=True)
+            cells.append({"cell_type": kind, "id": f"cell-{number}", "metadata": {}, "source": source, **code})
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+
+
+def stage() -> None:
+    """Put all pages together in build/docs/pages, and the code as it installs in build/docs/code."""
+    shutil.rmtree(BUILD, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", PAGES)
+    for name, place in (("rlstruct", ""), ("agents", "agents"), ("batchers", "batchers"), ("algos", "algos")):
+        for file in (ROOT / name).rglob("*.py"):
+            _write(CODE / "rlstruct" / place / file.relative_to(ROOT / name), fenced(file.read_text()))
+    for source, page in (
+        ("benchmarks/README.md", "benchmarks/README.md"),
+        ("benchmarks/TRIED.md", "benchmarks/TRIED.md"),
+    ):
+        _write(PAGES / page, (ROOT / source).read_text().replace("](../docs/", "](../"))
+    _write(PAGES / "changelog.md", (ROOT / "CHANGELOG.md").read_text())
+    _stage_tutorials()
+    _stage_reference()
+
+
+def fenced(code: str) -> str:
+    """Put the examples of docstrings into fences: three ``>`` are quotations in Markdown."""
+    return EXAMPLE.sub(lambda match: f"{match[1]}```pycon\n{match[0]}\n{match[1]}```", code)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def _stage_tutorials() -> None:
+    index = ["# Tutorials", "", "Each is a script in `tutorials/`, and a notebook to download.", ""]
+    for script in sorted((ROOT / "tutorials").glob("[0-9]*.py")):
+        title = ""
+        parts = [f"[This page as a notebook]({script.stem}.ipynb){{download}}"]
+        for kind, text in notebook_cells(script.read_text()):
+            if kind == "markdown":
+                title = title or text.splitlines()[0].removeprefix("# ")
+                parts.append(text.strip())
+            elif text.strip():
+                parts.append("```python\n" + text.strip("\n") + "\n```")
+        parts[0], parts[1] = parts[1], parts[0]  # the title first
+        _write(PAGES / "tutorials" / f"{script.stem}.md", "\n\n".join(parts) + "\n")
+        _write(PAGES / "tutorials" / f"{script.stem}.ipynb", json.dumps(notebook(script.read_text()), indent=1))
+        index.append(f"- [{title}]({script.stem}.md)")
+    _write(PAGES / "tutorials" / "index.md", "\n".join(index) + "\n")
+
+
+def _stage_reference() -> None:
+    index = ["# Reference", "", "All public names, by the package that they are imported from.", ""]
+    for package in PACKAGES:
+        about = (inspect.getdoc(importlib.import_module(package)) or "").split("\n\n")[0]
+        about = " ".join(about.split()).removeprefix("rlstruct: ")
+        index.append(f"- [`{package}`]({package}.md): {about}")
+        entries = "\n\n".join(f"::: {name}" for name in public_names(package))
+        _write(PAGES / "reference" / f"{package}.md", f"# {package}\n\n{about}\n\n{entries}\n")
+    _write(PAGES / "reference" / "index.md", "\n".join(index) + "\n")
+
+
+def described(name: str) -> str:
+    """Return the entry of a public name of the reference as Markdown: signature and docstring."""
+    found = _find(name)
+    if inspect.ismodule(found):
+        return "\n\n".join(described(f"{name}.{entry}") for entry in vars(found) if _belongs(found, entry))
+    text = [f"## `{name}`", inspect.getdoc(found) or ""]
+    if inspect.isclass(found):
+        methods = {key: value for key, value in vars(found).items() if not key.startswith("_") and callable(value)}
+        text += [f"### `{key}{_signature(value)}`\n\n{inspect.getdoc(value) or ''}" for key, value in methods.items()]
+    elif callable(found):
+        text[0] = f"## `{name}{_signature(found)}`"
+    return "\n\n".join(text)
+
+
+def _find(name: str) -> object:
+    """Return a module, or a name of one."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        module, _, last = name.rpartition(".")
+        return getattr(importlib.import_module(module), last)
+
+
+def _signature(function: object) -> str:
+    return str(inspect.signature(function)) if inspect.isroutine(function) else ""
+
+
+def write_plain_text() -> None:
+    """Write each page as Markdown beside its HTML, and `llms.txt`, which lists them."""
+    lines = [
+        "# rlstruct",
+        "",
+        "> Collect reinforcement-learning trajectories with many processes or one GPU process.",
+        "",
+    ]
+    for page in sorted(PAGES.rglob("*.md")):
+        place = page.relative_to(PAGES)
+        text = re.sub(r"^::: (\S+)$", lambda match: described(match[1]), page.read_text(), flags=re.MULTILINE)
+        _write(SITE / place, text)
+        title = next((line[2:] for line in text.splitlines() if line.startswith("# ")), place.stem)
+        lines.append(f"- [{title}]({place})")
+    _write(SITE / "llms.txt", "\n".join(lines) + "\n")
+
+
+def main() -> int:
+    """Build the site and return the exit code of the builder."""
+    stage()
+    command = [sys.executable, "-m", "zensical", "build", "--config-file", str(ROOT / "mkdocs.yml"), "--clean"]
+    run = subprocess.run(command, cwd=ROOT, check=False)
+    if run.returncode == 0:
+        write_plain_text()
+        print(f"The site is at {SITE / 'index.html'}")
+    return run.returncode
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,141 @@
+"""The documentation site: it builds, its links lead somewhere, public names are explained, tutorials are notebooks."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import re
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from checkers import ROOT
+
+SCRIPT = ROOT / ".ci" / "build_docs.py"
+_spec = importlib.util.spec_from_file_location("build_docs", SCRIPT)
+assert _spec is not None
+assert _spec.loader is not None
+build_docs = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(build_docs)
+
+TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
+
+
+class Page(HTMLParser):
+    """The links and the anchors of one page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in ("href", "src") and value:
+                self.links.append(value)
+            if value and (name == "id" or (tag == "a" and name == "name")):
+                self.anchors.add(value)
+
+
+def broken_links(site: Path) -> list[str]:
+    """Links of all pages to files or anchors of the site that are not there."""
+    pages = {file: Page(file.read_text()) for file in site.rglob("*.html") if file.name != "404.html"}
+    broken = []
+    for file, page in pages.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (file.parent / unquote(parts.path)).resolve() if parts.path else file
+            target = target / "index.html" if target.is_dir() else target
+            missing = not target.exists()
+            if missing or (parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].anchors):
+                broken.append(f"{file.relative_to(site)}: {link}")
+    return sorted(set(broken))
+
+
+def test_a_broken_link_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text('<a id="x" href="b.html#y">there</a><a href="a.html#x">here</a><img src="c.png">')
+    (tmp_path / "b.html").write_text("<p>no anchor</p>")
+    assert broken_links(tmp_path) == ["a.html: b.html#y", "a.html: c.png"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("zensical") is None, reason="the extra 'docs' is not installed")
+def test_the_site_builds_and_all_of_its_links_lead_somewhere() -> None:
+    before = time.monotonic()
+    run = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=200, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "No issues found" in run.stderr, run.stderr
+    print(f"built in {time.monotonic() - before:.0f} s")
+    assert broken_links(build_docs.SITE) == []
+    known = (build_docs.SITE / "llms.txt").read_text()
+    for page in build_docs.PAGES.rglob("*.md"):
+        place = page.relative_to(build_docs.PAGES)
+        assert f"({place})" in known
+        assert ":::" not in (build_docs.SITE / place).read_text()
+    anchors = set().union(*(Page(file.read_text()).anchors for file in (build_docs.SITE / "reference").glob("*.html")))
+    missing = [
+        name for package in build_docs.PACKAGES for name in build_docs.public_names(package) if name not in anchors
+    ]
+    assert missing == []
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    listed = set(re.findall(r"[\w./]+\.md", (ROOT / "mkdocs.yml").read_text()))
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    pages |= {f"tutorials/{script.stem}.md" for script in TUTORIALS}
+    pages |= {f"reference/{package}.md" for package in build_docs.PACKAGES}
+    assert pages - listed == set()
+
+
+@pytest.mark.parametrize("package", build_docs.PACKAGES)
+def test_public_names_are_explained(package: str) -> None:
+    silent = []
+    for name in build_docs.public_names(package):
+        found = build_docs._find(name)
+        if (inspect.isclass(found) or inspect.isroutine(found) or inspect.ismodule(found)) and not found.__doc__:
+            silent.append(name)
+    assert silent == []
+
+
+@pytest.mark.parametrize("script", TUTORIALS, ids=lambda file: file.name)
+def test_a_tutorial_is_a_whole_notebook(script: Path) -> None:
+    notebook = build_docs.notebook(script.read_text())
+    code = "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
+    assert "__main__" not in code
+    compile(code, script.name, "exec")
+    # Nothing but the docstring, headings and the guard is missing.
+    flat = re.sub(r"\s+", "", code)
+    for line in script.read_text().split('"""', 2)[2].splitlines():
+        if not re.match(r"# ---|# The guard|if __name__", line):
+            assert re.sub(r"\s+", "", line) in flat, line
+    json.dumps(notebook)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(script, marks=() if script.name.startswith("02") else pytest.mark.exhaustive, id=script.name)
+        for script in TUTORIALS
+    ],
+)
+def test_a_tutorial_runs_as_a_notebook(script: Path, tmp_path: Path) -> None:
+    """Tutorial 02 has worker processes, and classes that are defined in the notebook."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    notebook = nbformat.from_dict(build_docs.notebook(script.read_text()))
+    nbformat.validate(notebook)
+    client = nbclient.NotebookClient(
+        notebook, timeout=200, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    )
+    client.execute()
+    said = "".join(o.get("text", "") for cell in notebook.cells for o in cell.get("outputs", []))
+    assert said
