@@ -1,0 +1,99 @@
+"""Answers that are kept: a JSON file, by hardware, versions, and what was tuned."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def key(device: torch.device, *task: object) -> str:
+    """Name hardware, versions and a task, as a hash: another one of these is another key.
+
+    Args:
+        device: where it runs.
+        task: factories, and arguments. A factory is known by its name and the text of its file.
+    """
+    gpu = str(torch.cuda.get_device_properties(device)) if device.type == "cuda" else ""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    here = [platform.node(), _processor(), cores, gpu, platform.python_version(), torch.__version__, _commit()]
+    return hashlib.sha256(json.dumps([*here, described(list(task))]).encode()).hexdigest()
+
+
+def described(value: object) -> Any:  # noqa: ANN401 - strings, lists and dicts
+    """Describe a value so that an equal one is described alike in another process.
+
+    Args:
+        value: a factory or an argument; a network counts by its structure, a tensor by its shape, not by their numbers.
+    """
+    if isinstance(value, Mapping):
+        return {str(name): described(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [described(one) for one in value]
+    if isinstance(value, functools.partial):
+        return ["partial", described(value.func), described(value.args), described(value.keywords)]
+    if isinstance(value, Tensor):
+        return [str(value.dtype), list(value.shape)]
+    if isinstance(value, nn.Module) or not callable(value):
+        return repr(value)
+    kind = value if inspect.isroutine(value) or inspect.isclass(value) else type(value)
+    try:
+        source = Path(inspect.getfile(kind)).read_bytes()
+    except (TypeError, OSError):  # written in C, or in a shell
+        source = repr(value).encode()
+    instance = "" if kind is value else repr(value)
+    return [kind.__module__, kind.__qualname__, hashlib.sha256(source).hexdigest(), instance]
+
+
+def read(file: Path) -> dict[str, Any]:
+    """Read all answers; none if there is no such file.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    if not file.exists():
+        return {}
+    try:
+        stored = json.loads(file.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"tune: the cache {file} is damaged: {error}. Delete it.") from None
+    if not isinstance(stored, dict):
+        raise ValueError(f"tune: the cache {file} holds a {type(stored).__name__}, expected answers. Delete it.")
+    return stored
+
+
+def keep(file: Path, name: str, answer: Mapping[str, Any]) -> None:
+    """Add an answer; a reader never sees half a file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    half = file.with_name(f"{file.name}.{os.getpid()}")
+    half.write_text(json.dumps({**read(file), name: answer}, indent=1) + "\n")
+    half.replace(file)
+
+
+def _commit() -> str:
+    """Version of this library, and its commit where it is a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        commit = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10.0).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        commit = ""
+    return f"{metadata.version('rlstruct')} {commit}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line for line in lines if line.startswith("model name")), platform.processor() or platform.machine())

@@ -1,0 +1,247 @@
+"""Probes: a candidate collects, or trains, for a moment beside the fastest one until then; and the memory it takes."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from rlstruct.batchers.batcher import RL_Batcher
+from rlstruct.batchers.tuning.search import MIN_ALPHA, Candidate, Measured, TimeIsUp
+from rlstruct.core import Trajectories
+
+Learn = Callable[[Trajectories], Mapping[str, Tensor] | None]
+CreateBatcher = Callable[[Candidate], RL_Batcher]
+
+_TURN = 0.05  # seconds of collecting, at least, before it is the other one's turn
+_ROUNDS = 3, 15  # at least, and at most while the noise is too large
+_ROUND_SECONDS = 1.0  # no more rounds than the least after this
+_LONGEST_BATCH = 2.0  # seconds
+_OPENING = 3.0  # seconds that a worker is thought to take to start, until one has started
+
+
+class Session:
+    """One open batcher, warm.
+
+    Args:
+        batcher: a new one, closed together with the session.
+        learn: what is done with every batch, if not just to drop it.
+
+    Attributes:
+        bytes: memory that it has brought, a batch being held.
+    """
+
+    def __init__(self, batcher: RL_Batcher, learn: Learn | None) -> None:
+        """Collect the first batch; the batcher is closed if that fails."""
+        self._batcher, self._learn = batcher, learn
+        self._fresh = True
+        self.batch: Trajectories | None = None
+        try:
+            self._collect()
+        except BaseException:
+            batcher.close()
+            raise
+        self.bytes = 0
+
+    def rate(self) -> float:
+        """Collect for a moment, and return the steps per second."""
+        self.batch = None
+        start, steps = time.perf_counter(), 0
+        while True:
+            steps += self._collect()
+            if (seconds := time.perf_counter() - start) >= _TURN:
+                return steps / seconds
+
+    def close(self) -> None:
+        """Close the batcher."""
+        self.batch = None
+        self._batcher.close()
+
+    def _collect(self) -> int:
+        """Collect a batch, learn from it, and return its steps."""
+        batcher = self._batcher
+        if self._fresh:
+            batcher.reset()
+        batcher.execute()
+        self.batch, n_running = batcher.get()
+        self._fresh = n_running < batcher.n_envs()  # episodes: begin anew, as a training does
+        if self._learn is not None and (weights := self._learn(self.batch)) is not None:
+            batcher.update(weights)
+        return int(self.batch.lengths.sum())  # sync: once a batch, to count whole episodes and to wait for the device
+
+
+class Prober:
+    """Measures candidates, at most two batchers being open.
+
+    Args:
+        create: makes the batcher of a candidate.
+        create_learner: makes what learns from the batches of one, if anything does.
+        device: whose memory counts: that of the GPU, or on the CPU that of this process and its children.
+        limit: bytes in all.
+        seconds: no probe begins that would not be over after this time, counted from now.
+        told: called with each candidate before it is measured.
+
+    Attributes:
+        start: bytes that are in use before the first probe.
+    """
+
+    def __init__(
+        self,
+        create: CreateBatcher,
+        *,
+        create_learner: Callable[[], Learn] | None = None,
+        device: torch.device,
+        limit: float | None = None,
+        seconds: float = float("inf"),
+        told: Callable[[Candidate], None] = lambda candidate: None,
+    ) -> None:
+        """Open nothing yet."""
+        self._create, self._create_learner, self._device, self._limit = create, create_learner, device, limit
+        self._told = told
+        self._deadline = time.perf_counter() + seconds
+        self._opening = _OPENING
+        self._open: dict[Candidate, Session] = {}
+        self._rates: dict[Candidate, float] = {}
+        self.start = memory_in_use(device)
+
+    def __call__(self, candidate: Candidate, best: Candidate | None, projected: float) -> Measured:
+        """Measure a candidate beside the fastest until then, round by round; see `rlstruct.batchers.tuning.search`.
+
+        Raises:
+            TimeIsUp: there is no time for it.
+        """
+        if self._rates and time.perf_counter() + self._seconds(candidate, best) > self._deadline:
+            raise TimeIsUp
+        self._told(candidate)
+        self._close_all(but=best)
+        session = self._opened(candidate, projected)
+        rival = self._open.get(best) if best is not None and best != candidate else None
+        rates, ratios, noise = [], [], float("inf")
+        started = time.perf_counter()
+        while len(rates) < _ROUNDS[1]:
+            beside = rival.rate() if rival else self._rates.get(best, 0.0) if best else 0.0
+            rates.append(session.rate())
+            ratios.append(rates[-1] / beside if beside else rates[-1])
+            noise = _noise(ratios)
+            late = time.perf_counter() - started > _ROUND_SECONDS
+            if len(rates) >= _ROUNDS[0] and (late or noise <= MIN_ALPHA):
+                break
+        self._rates[candidate] = statistics.median(rates)
+        ratio = statistics.median(ratios) if best else 1.0
+        return Measured(self._rates[candidate], ratio, noise, self.start + session.bytes)
+
+    def refuse(self, candidate: Candidate) -> str:
+        """Say why a candidate is not worth a probe: at the speed of those like it a batch takes too long."""
+        seconds = self._turn(candidate)
+        return f"not started: a batch would take {seconds:.1f} s" if seconds > _LONGEST_BATCH else ""
+
+    def _turn(self, candidate: Candidate) -> float:
+        """Guess the seconds of a turn, from the fastest with as many workers."""
+        alike = [rate for other, rate in self._rates.items() if other.n_processes == candidate.n_processes]
+        return max(_TURN, candidate.n_steps() / max(alike)) if alike else _TURN
+
+    def _seconds(self, candidate: Candidate, best: Candidate | None) -> float:
+        """Guess the seconds of a probe."""
+        turns = self._turn(candidate) + (self._turn(best) if best else 0.0)
+        return self._opening * candidate.n_processes + (_ROUNDS[0] + 1) * turns
+
+    def _opened(self, candidate: Candidate, projected: float) -> Session:
+        """Open a batcher; alone, if it and the open one would be too much together."""
+        held = sum(one.bytes for one in self._open.values())
+        if self._limit is not None and held + projected > self._limit:
+            self._close_all()
+        before, begin = memory_in_use(self._device), time.perf_counter()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*CUDA contexts")  # what the probes are there to find out
+            learn = self._create_learner() if self._create_learner else None
+            session = Session(self._create(candidate), learn)
+        self._open[candidate] = session
+        if candidate.n_processes:
+            self._opening = (time.perf_counter() - begin) / candidate.n_processes
+        session.bytes = memory_in_use(self._device) - before
+        session.batch = None
+        return session
+
+    def _close_all(self, but: Candidate | None = None) -> None:
+        for candidate in [one for one in self._open if one != but]:
+            self._open.pop(candidate).close()
+
+    def __enter__(self) -> Prober:
+        """Return the prober; leaving the block closes what is open."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close what is open."""
+        self._close_all()
+
+
+def batch_size(create: CreateBatcher, smallest: Candidate) -> Callable[[Candidate], float]:
+    """Return how many bytes the batches of a candidate take, from two small reports: they grow with B and T."""
+    reports = []
+    for n_timesteps in (1, 2):
+        with create(Candidate(0, smallest.n_envs, n_timesteps)) as batcher:
+            reports.append(batcher.memory_report().total / smallest.n_envs)
+    for_step = reports[1] - reports[0]
+
+    def size(candidate: Candidate) -> float:
+        B = candidate.n_envs * max(1, candidate.n_processes)
+        return B * (reports[0] + for_step * (candidate.n_timesteps - 1))
+
+    return size
+
+
+def memory_in_use(device: torch.device) -> int:
+    """Return the bytes that are in use on a GPU, or on the CPU by this process and those that it has started.
+
+    Memory that k processes share counts 1/k in each (Pss of Linux's smaps_rollup); elsewhere this is 0.
+    """
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(device)
+        return total - free
+    if not Path("/proc/self/smaps_rollup").exists():
+        return 0
+    with contextlib.suppress(OSError, AttributeError):  # not glibc: it gives back what is free by itself, or not
+        ctypes.CDLL(None).malloc_trim(0)
+    return _with_children(os.getpid())
+
+
+def memory_there_is(device: torch.device) -> int:
+    """Return the bytes that may be taken: all that are free now, and what this process has already."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+        return 1024 * free + memory_in_use(device)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _with_children(pid: int) -> int:
+    """Pss of a process and of all that it has started; one that ends meanwhile counts nothing."""
+    folder = Path(f"/proc/{pid}")
+    try:
+        rollup = (folder / "smaps_rollup").read_text()
+        tasks = [(task / "children").read_text() for task in (folder / "task").iterdir()]
+    except (OSError, ProcessLookupError):
+        return 0
+    own = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+    return 1024 * own + sum(_with_children(int(child)) for task in tasks for child in task.split())
+
+
+def _noise(values: list[float]) -> float:
+    """95 % half-width of the median, as a share of it, by the median deviation."""
+    middle = statistics.median(values)
+    spread = 1.4826 * statistics.median(abs(value - middle) for value in values)
+    return 1.96 * 1.2533 * spread / len(values) ** 0.5 / middle

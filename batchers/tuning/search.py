@@ -1,0 +1,291 @@
+"""The search for the fastest candidate, apart from all measuring.
+
+Algorithm 1 of GMI-DRL (USENIX ATC 2025) profiles one more doubling of the environments until memory would not suffice,
+or until speed grows by less than alpha times what memory grows by. Mended: the first candidate and the one that
+saturates can win, the very first one is projected too, alpha may come from the noise of the measurements, and a climb
+begins where the last one ended instead of at the smallest number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from rlstruct.sharing import Mode
+
+MIN_ALPHA = 0.02
+"""What alpha is at least where it is measured: less than 2 % for twice the memory is no gain."""
+
+
+class Candidate(NamedTuple):
+    """What is tuned.
+
+    Attributes:
+        n_processes: workers; 0 collects in this process.
+        n_envs: environments of each.
+        n_timesteps: steps of one batch.
+        sharing: how workers share a GPU.
+    """
+
+    n_processes: int
+    n_envs: int
+    n_timesteps: int
+    sharing: Mode = "none"
+
+    def n_steps(self) -> int:
+        """Count the steps of a whole batch, all environments together."""
+        return max(1, self.n_processes) * self.n_envs * self.n_timesteps
+
+    def __str__(self) -> str:
+        """Name it, as ``2 x 64 environments x 32 steps``."""
+        where = f"{self.n_processes} x " if self.n_processes else ""
+        shared = f", {self.sharing}" if self.sharing != "none" else ""
+        return f"{where}{self.n_envs} environments x {self.n_timesteps} steps{shared}"
+
+
+@dataclass(frozen=True)
+class Space:
+    """The values to choose from, each in rising order; the grid of them is what an exhaustive search would measure."""
+
+    n_processes: Sequence[int]
+    n_envs: Sequence[int]
+    n_timesteps: Sequence[int]
+    sharing: Sequence[Mode] = ("none",)
+
+    def __len__(self) -> int:
+        """Count the candidates; without workers nothing is shared."""
+        with_workers = sum(k > 0 for k in self.n_processes) * len(self.sharing)
+        return (with_workers + (0 in self.n_processes)) * len(self.n_envs) * len(self.n_timesteps)
+
+
+class Measured(NamedTuple):
+    """What a probe says.
+
+    Attributes:
+        rate: steps per second, the median of its rounds.
+        ratio: the rate over that of the fastest candidate until then, the median of rounds side by side; 1 if none.
+        noise: 95 % half-width of the ratio, as a share of it.
+        memory: bytes that it took in all.
+    """
+
+    rate: float
+    ratio: float
+    noise: float
+    memory: int
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A candidate that was considered.
+
+    Attributes:
+        candidate: what was to be measured.
+        projected: bytes that it was expected to take in all.
+        measured: what came out; None if it was not started.
+        score: its speed as a multiple of the first probe's, put together from ratios; 0 if it was not started.
+        why: what followed from it: why the climb went on or stopped.
+    """
+
+    candidate: Candidate
+    projected: float
+    measured: Measured | None
+    score: float
+    why: str
+
+
+class TimeIsUp(Exception):
+    """Raised instead of measuring: the search ends with what it has."""
+
+
+Measure = Callable[[Candidate, Candidate | None, float], Measured]
+"""Measures a candidate beside the fastest one until then, None for the first; the number are the projected bytes."""
+
+
+def project_line(known: Mapping[int, float], n_envs: int) -> float:
+    """Project the memory of more environments linearly, as Algorithm 1: (e - e2) / (e2 - e1) * (m2 - m1) + m2.
+
+    Args:
+        known: environments to bytes, measured; at least two. The nearest two to n_envs count.
+        n_envs: e.
+
+    >>> project_line({128: 1000.0, 256: 1500.0}, 512)
+    2500.0
+    """
+    e1, e2 = sorted(sorted(known, key=lambda e: abs(e - n_envs))[:2])
+    return (n_envs - e2) / (e2 - e1) * (known[e2] - known[e1]) + known[e2]
+
+
+class Search:
+    """Climbs along one setting at a time, from the fastest candidate that is known.
+
+    Args:
+        space: the values to choose from.
+        measure: measures a candidate.
+        size: bytes of its batches, by arithmetic.
+        start: bytes that this process takes before.
+        limit: bytes that a candidate may take in all; None for no limit.
+        alpha: go on while speed grows by more than alpha times what ``size`` grows by; None for what the noise of the
+            measurements allows, at least `MIN_ALPHA`.
+        refuse: a reason not to start a candidate, "" for none.
+
+    Attributes:
+        best: the fastest; None before any.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        measure: Measure,
+        *,
+        size: Callable[[Candidate], float],
+        start: float = 0.0,
+        limit: float | None = None,
+        alpha: float | None = None,
+        refuse: Callable[[Candidate], str] = lambda candidate: "",
+    ) -> None:
+        """Measure nothing yet."""
+        self.space, self.limit, self.alpha = space, limit, alpha
+        self.best: Probe | None = None
+        self._measure, self._size, self._start, self._refuse = measure, size, start, refuse
+        self._seen: dict[Candidate, Probe] = {}
+        self._climbed: set[tuple[Candidate, str]] = set()  # lines: a candidate with 0 for the setting that varies
+
+    @property
+    def probes(self) -> list[Probe]:
+        """All that was considered, in that order."""
+        return list(self._seen.values())
+
+    def run(self) -> Probe | None:
+        """Search, and return the fastest candidate; None if not a single one could be started."""
+        with contextlib.suppress(TimeIsUp):
+            self._run()
+        return self.best
+
+    def _run(self) -> None:
+        steps = self.space.n_timesteps
+        for sharing in self.space.sharing:
+            before: Probe | None = None
+            for k in self.space.n_processes:
+                if k == 0 and sharing != self.space.sharing[0]:
+                    continue
+                n_envs = before.candidate.n_envs if before else self.space.n_envs[0]
+                found = self._climb(Candidate(k, n_envs, steps[len(steps) // 2], sharing if k else "none"), "n_envs")
+                if found is None:
+                    break
+                if before and before.candidate.n_processes and self._saturated(before, found):
+                    self._say(found, f"no more workers: {k} are not faster than {before.candidate.n_processes}")
+                    break
+                before = found
+        name = "n_timesteps"
+        while self.best is not None and (replace_one(self.best.candidate, name, 0), name) not in self._climbed:
+            self._climb(self.best.candidate, name)
+            name = "n_envs" if name == "n_timesteps" else "n_timesteps"
+
+    def projected(self, candidate: Candidate) -> float:
+        """Return the bytes that a candidate is expected to take in all.
+
+        The batches follow from arithmetic; the rest, processes and environments, from what was measured so far. Before
+        any worker was measured, one counts as much as this process.
+        """
+        rest = self._rest()
+        kind = candidate.n_processes, candidate.sharing
+        line = {c.n_envs: bytes_ for c, bytes_ in rest.items() if (c.n_processes, c.sharing) == kind}
+        if len(line) > 1:
+            return self._size(candidate) + project_line(line, candidate.n_envs)
+        for_each = max((self._for_each(c, rest) for c in rest), default=0.0)  # environment
+        if line:
+            (n_envs, one) = next(iter(line.items()))
+            grown = for_each * max(1, candidate.n_processes) * (candidate.n_envs - n_envs)
+            return self._size(candidate) + one + grown
+        workers = [(b - self._start) / c.n_processes - for_each * c.n_envs for c, b in rest.items() if c.n_processes]
+        worker = max(workers, default=self._start)
+        more = for_each * candidate.n_envs * max(1, candidate.n_processes)
+        return self._size(candidate) + self._start + worker * candidate.n_processes + more
+
+    def _rest(self) -> dict[Candidate, float]:
+        """What was measured, without the batches; the newest last."""
+        known = [(one.candidate, one.measured) for one in self._seen.values()]
+        return {c: found.memory - self._size(c) for c, found in known if found is not None}
+
+    def _for_each(self, one: Candidate, rest: Mapping[Candidate, float]) -> float:
+        """Bytes of an environment, from the line of a candidate."""
+        line = {c.n_envs: rest[c] for c in rest if (c.n_processes, c.sharing) == (one.n_processes, one.sharing)}
+        low, high = min(line), max(line)
+        return max(0.0, (line[high] - line[low]) / max(1, high - low) / max(1, one.n_processes))
+
+    def _climb(self, start: Candidate, name: str) -> Probe | None:
+        """Go up along a setting until that pays no more, else down; return the fastest of this climb."""
+        self._climbed.add((replace_one(start, name, 0), name))
+        values: Sequence[int] = getattr(self.space, name)
+        at = values.index(getattr(start, name))
+        here = self._probe(start)
+        found = [here] if here else []
+        for direction in (1, -1) if here else (-1,):
+            last, moved = here, False
+            for value in values[at + 1 :] if direction > 0 else values[:at][::-1]:
+                following = self._probe(replace_one(start, name, value))
+                if following is None:
+                    if direction > 0:
+                        break
+                    continue  # still too much: a smaller one may do
+                found.append(following)
+                if last is not None and self._saturated(last, following):
+                    break
+                last, moved = following, last is not None
+            if moved:
+                break
+        return max(found, key=lambda one: one.score, default=None)
+
+    def _saturated(self, before: Probe, after: Probe) -> bool:
+        """Whether a step pays no more, and say so: the gain in speed against alpha times the growth of memory."""
+        sizes = sorted((self._size(before.candidate), self._size(after.candidate)))
+        growth, gain = sizes[1] / sizes[0] - 1.0, after.score / before.score - 1.0
+        noise = after.measured.noise if after.measured else 0.0
+        least = self.alpha * growth if self.alpha is not None else max(MIN_ALPHA * growth, noise)
+        if gain < least:
+            self._say(after, f"saturated: {100 * gain:+.1f} %, less than {100 * least:.1f} %: stop")
+        else:
+            self._say(after, f"{100 * gain:+.1f} %: go on")
+        return gain < least
+
+    def _say(self, probe: Probe, why: str) -> None:
+        known = self._seen[probe.candidate]
+        self._seen[probe.candidate] = replace(known, why=f"{known.why}; {why}" if known.why else why)
+
+    def _probe(self, candidate: Candidate) -> Probe | None:
+        """Measure a candidate, once; None if it is not started."""
+        if candidate not in self._seen:
+            projected = self.projected(candidate)
+            why = self._refuse(candidate)
+            if self.limit is not None and projected > self.limit:
+                why = f"not started: it would take {_size(projected)}, {_size(self.limit)} is the limit"
+            if why:
+                self._seen[candidate] = Probe(candidate, projected, None, 0.0, why)
+            else:
+                measured = self._measure(candidate, self.best.candidate if self.best else None, projected)
+                score = measured.ratio * (self.best.score if self.best else 1.0)
+                probe = self._seen[candidate] = Probe(candidate, projected, measured, score, "")
+                if self.best is None or score > self.best.score:
+                    self.best = probe
+        probe = self._seen[candidate]
+        return probe if probe.measured else None
+
+
+def replace_one(candidate: Candidate, name: str, value: int) -> Candidate:
+    """Return a candidate with another value of one setting.
+
+    >>> str(replace_one(Candidate(2, 64, 32), "n_envs", 128))
+    '2 x 128 environments x 32 steps'
+    """
+    return Candidate(**{**candidate._asdict(), name: value})
+
+
+def _size(n: float) -> str:
+    """Write bytes.
+
+    >>> _size(3 * 2**30)
+    '3.00 GiB'
+    """
+    return f"{n / 2**30:.2f} GiB" if n >= 2**28 else f"{n / 2**20:.1f} MiB"

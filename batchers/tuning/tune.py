@@ -1,0 +1,283 @@
+"""tune: which number of workers, environments and steps is fastest on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+
+from rlstruct.batchers.arguments import named, whole
+from rlstruct.batchers.batcher import RL_Batcher
+from rlstruct.batchers.recipe import CreateAgent, CreateEnv
+from rlstruct.batchers.tuning import cache as answers
+from rlstruct.batchers.tuning.measuring import Learn, Prober, batch_size, memory_there_is
+from rlstruct.batchers.tuning.search import Candidate, Measured, Probe, Search, Space
+from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.sharing import Mode, mig_instances
+from rlstruct.sharing.daemon import missing
+
+_SHARE = 0.8  # of the memory that is free may be taken, if nobody says more
+
+
+@dataclass(frozen=True, eq=False)
+class Tuning(Mapping[str, Any]):
+    """The answer of `tune`: a mapping to the arguments of the fastest batcher, ``RL_Batcher(**tuning)``.
+
+    Attributes:
+        best: the fastest candidate.
+        probes: all that was considered, in that order.
+        arguments: of `RL_Batcher`.
+        limit: bytes that a candidate could take in all.
+        seconds: how long the search took; 0 if the answer comes from the cache.
+        learns: whether probes learnt from their batches, too.
+    """
+
+    best: Candidate
+    probes: tuple[Probe, ...]
+    arguments: dict[str, Any]
+    limit: float
+    seconds: float
+    learns: bool
+
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - an argument of RL_Batcher
+        """Return an argument of the fastest batcher."""
+        return self.arguments[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names of the arguments."""
+        return iter(self.arguments)
+
+    def __len__(self) -> int:
+        """Count the arguments."""
+        return len(self.arguments)
+
+    @property
+    def options(self) -> str:
+        """The answer for the command line of ``rlstruct train``."""
+        best = self.best
+        return f"--n-processes {best.n_processes} --n-envs {best.n_envs} --n-timesteps {best.n_timesteps}"
+
+    def settings(self) -> dict[str, Any]:
+        """Return the answer as plain values, for a file."""
+        return self.best._asdict()
+
+    def save(self, file: str | Path) -> Path:
+        """Write a preset: the answer as JSON, which `RL_Batcher` takes together with the factories.
+
+        Args:
+            file: where to.
+
+        Returns:
+            The file. ``RL_Batcher(create_agent=…, create_env=…, **json.loads(file.read_text()))`` is the batcher.
+        """
+        file = Path(file)
+        plain = {name: self.arguments[name] for name in ("n_timesteps", "n_processes", "sharing") if name in self}
+        env_args = {"n_envs": self.best.n_envs}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({**plain, "env_args": env_args}, indent=1) + "\n")
+        return file
+
+    def __str__(self) -> str:
+        """Spell the probes as a table, which says why each climb went on or stopped, and the answer."""
+        head = (
+            f"{'workers':>7} {'envs':>6} {'steps':>6} {'steps/s':>11} {'noise':>7} {'projected':>11} {'measured':>11}"
+        )
+        lines = [f"{head}  why"]
+        for probe in self.probes:
+            one, found = probe.candidate, probe.measured
+            told = ("", "", "")
+            if found is not None:
+                told = f"{found.rate:,.0f}", f"{100 * found.noise:.1f} %", _mib(found.memory)
+            shared = f" ({one.sharing})" if one.sharing != "none" else ""
+            best = "FASTEST " if one == self.best else ""
+            lines.append(
+                f"{one.n_processes:>7} {one.n_envs:>6} {one.n_timesteps:>6} {told[0]:>11} {told[1]:>7} "
+                f"{_mib(probe.projected):>11} {told[2]:>11}  {best}{probe.why}{shared}"
+            )
+        what = "collects and learns" if self.learns else "collects"
+        again = f"{self.seconds:.0f} s" if self.seconds else "from the cache"
+        n = sum(probe.measured is not None for probe in self.probes)
+        return "\n".join([*lines, f"{self.best} {what} fastest ({n} probes, {again})", f"paste: {self.options}"])
+
+
+def tune(
+    create_agent: CreateAgent,
+    create_env: CreateEnv,
+    *,
+    agent_args: Mapping[str, Any] | None = None,
+    env_args: Mapping[str, Any] | None = None,
+    n_processes: Sequence[int] | None = None,
+    n_envs: Sequence[int] | None = None,
+    n_timesteps: Sequence[int] = (8, 32, 128),
+    sharing: Sequence[Mode] | None = None,
+    device: DeviceLike = "cpu",
+    memory_limit: float | None = None,
+    alpha: float | None = None,
+    seconds: float = 60.0,
+    create_learner: Callable[[], Learn] | None = None,
+    cache: str | Path | None = None,
+    progress: bool = False,
+    **of_batcher: Any,  # noqa: ANN401 - passed on
+) -> Tuning:
+    """Find out how many workers, environments and steps are fastest here, by short probes of real batchers.
+
+    The search is Algorithm 1 of GMI-DRL (USENIX ATC 2025), see `rlstruct.batchers.tuning.search`. Each probe collects
+    in turns with the fastest candidate until then, so that a slow moment of the machine hits both. Nothing is started
+    that is expected to take more memory than allowed.
+
+    Args:
+        create_agent: see `RL_Batcher`.
+        create_env: called as ``create_env(n_envs=…, seed=…, **env_args)``.
+        agent_args: arguments of ``create_agent``.
+        env_args: further arguments of ``create_env``.
+        n_processes: numbers of workers to choose from, rising; by default 0, 1, 2, 4, … up to four for each core, and
+            on a GPU 0 alone, unless processes can share it.
+        n_envs: environments of each process, likewise; by default powers of 2, up to 4,096, on a GPU from 64 to 65,536.
+        n_timesteps: steps of a batch, likewise.
+        sharing: how workers may share a GPU; by default MIG or MPS, whatever can be had.
+        device: where agent and environments live.
+        memory_limit: bytes that this process and its workers may take in all, or on a GPU all processes; by default
+            80 % of what there is.
+        alpha: a climb ends when speed grows by less than alpha times what the memory of the batches grows by; None for
+            what the noise of the measurements allows, at least 0.02.
+        seconds: no probe begins that would probably end later.
+        create_learner: to tune a training: makes a function that learns from a batch, and returns new weights or None.
+            Called once for each probe. None drops the batches.
+        cache: a JSON file that keeps answers, by hardware, versions, factories and arguments; None keeps none.
+        progress: show a progress bar, if tqdm is installed.
+        of_batcher: further arguments of `RL_Batcher`.
+
+    Raises:
+        ValueError: a number is out of range, values do not rise, or not even the smallest candidate fits.
+        TypeError: an argument has a wrong type.
+        WorkerError: agent or environments fail.
+    """
+    device = resolve_device(device)
+    space = _space(device, n_processes, n_envs, n_timesteps, sharing)
+    _check(memory_limit, alpha, seconds, env_args, of_batcher)
+    begin = time.perf_counter()
+    given = {
+        **{"agent_args": named("agent_args", agent_args), "env_args": named("env_args", env_args)},
+        **{"device": str(device), **of_batcher},
+    }
+
+    def arguments(candidate: Candidate) -> dict[str, Any]:
+        tuned = {"n_timesteps": candidate.n_timesteps, "n_processes": candidate.n_processes}
+        tuned |= {"sharing": candidate.sharing, "env_args": {**given["env_args"], "n_envs": candidate.n_envs}}
+        return {**given, "create_agent": create_agent, "create_env": create_env, **tuned}
+
+    limit = _SHARE * memory_there_is(device) if memory_limit is None else float(memory_limit)
+    told = {"space": repr(space), "alpha": alpha, "seconds": seconds, "limit": memory_limit, "learns": create_learner}
+    key = "" if cache is None else answers.key(device, create_agent, create_env, given, told)
+    stored = None if cache is None else answers.read(Path(cache)).get(key)
+    if stored is not None:
+        probes = tuple(_restored(one) for one in stored["probes"])
+        best = Candidate(*stored["best"])
+        return Tuning(best, probes, arguments(best), limit, 0.0, create_learner is not None)
+
+    def create(candidate: Candidate) -> RL_Batcher:
+        return RL_Batcher(**{"seed": 0, **arguments(candidate)})
+
+    smallest = Candidate(space.n_processes[0], space.n_envs[0], space.n_timesteps[0])
+    size = batch_size(create, smallest)
+    kind = {"create_learner": create_learner, "device": device, "limit": limit}
+    with _Bar(len(space), progress) as bar, Prober(create, seconds=seconds, told=bar.show, **kind) as prober:
+        search = Search(space, prober, size=size, start=prober.start, limit=limit, alpha=alpha, refuse=prober.refuse)
+        found = search.run()
+    if found is None:
+        raise ValueError(
+            f"tune: not even {search.probes[-1].candidate} was started: {search.probes[-1].why}. Pass a larger "
+            "memory_limit, or smaller n_envs and n_timesteps."
+        )
+    best, probes = found.candidate, tuple(search.probes)
+    if cache is not None:
+        answers.keep(Path(cache), key, {"best": best, "probes": [list(vars(one).values()) for one in probes]})
+    spent = time.perf_counter() - begin
+    return Tuning(best, probes, arguments(best), limit, spent, create_learner is not None)
+
+
+def _restored(plain: Sequence[Any]) -> Probe:
+    candidate, projected, measured, *rest = plain
+    return Probe(Candidate(*candidate), projected, None if measured is None else Measured(*measured), *rest)
+
+
+def _space(
+    device: torch.device,
+    n_processes: Sequence[int] | None,
+    n_envs: Sequence[int] | None,
+    n_timesteps: Sequence[int],
+    sharing: Sequence[Mode] | None,
+) -> Space:
+    """Check the values to choose from, and choose those that are not given."""
+    on_gpu = device.type == "cuda"
+    if sharing is None:
+        modes: list[Mode] = ["mig"] if on_gpu and mig_instances() else ["mps"] if on_gpu and not missing() else ["none"]
+        sharing = modes
+    if n_processes is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        most = 0 if on_gpu and sharing == ["none"] else 4 * cores
+        n_processes = [0, *(2**i for i in range(max(most, 1).bit_length()) if 2**i <= most)]
+    if n_envs is None:
+        n_envs = [2**i for i in (range(6, 17) if on_gpu else range(13))]
+    for name, values, least in (
+        ("n_processes", n_processes, 0),
+        ("n_envs", n_envs, 1),
+        ("n_timesteps", n_timesteps, 1),
+    ):
+        if not isinstance(values, Sequence) or isinstance(values, str) or not values:
+            raise TypeError(f"tune: {name} is {values!r}, expected the values to choose from. Pass [1, 2, 4].")
+        numbers = [whole(f"{name}[{i}]", value, least) for i, value in enumerate(values)]
+        if sorted(set(numbers)) != numbers:
+            raise ValueError(f"tune: {name} is {list(values)}, expected rising numbers. Pass {sorted(set(numbers))}.")
+    if strange := [mode for mode in sharing if mode not in get_args(Mode)]:
+        raise ValueError(f"tune: sharing has {strange[0]!r}, expected {', '.join(get_args(Mode))}.")
+    return Space(tuple(n_processes), tuple(n_envs), tuple(n_timesteps), tuple(sharing))
+
+
+def _check(
+    memory_limit: float | None,
+    alpha: float | None,
+    seconds: float,
+    env_args: Mapping[str, Any] | None,
+    of_batcher: Mapping[str, Any],
+) -> None:
+    for name, value in (("memory_limit", memory_limit), ("seconds", seconds), ("alpha", alpha)):
+        if value is not None and (not isinstance(value, int | float) or value <= 0):
+            raise ValueError(f"tune: {name} is {value!r}, expected a number of more than 0.")
+    if "n_envs" in (env_args or {}):
+        raise ValueError("tune: env_args has 'n_envs', which is tuned. Leave it out, and pass n_envs=[8] to fix it.")
+    if strange := [name for name in of_batcher if name not in inspect.signature(RL_Batcher).parameters]:
+        raise TypeError(f"tune: {strange[0]} is no argument of tune, nor of RL_Batcher.")
+
+
+class _Bar:
+    """A progress bar, if it is wanted and tqdm is there. It may end early: the search leaves most of the grid out."""
+
+    def __init__(self, n: int, wanted: bool) -> None:
+        self._bar: Any = None
+        if wanted and importlib.util.find_spec("tqdm"):
+            self._bar = importlib.import_module("tqdm").tqdm(total=n, unit="probe", dynamic_ncols=True, leave=False)
+
+    def show(self, candidate: Candidate) -> None:
+        if self._bar is not None:
+            self._bar.set_description(str(candidate))
+            self._bar.update()
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _mib(n: float) -> str:
+    return f"{n / 2**20:,.0f} MiB"
