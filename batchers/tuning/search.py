@@ -165,23 +165,30 @@ class Search:
 
     def _run(self) -> None:
         steps = self.space.n_timesteps
+        for few in steps[: len(steps) // 2 + 1][::-1]:  # the middle, or fewer if that is too much
+            self._climb_envs(few)
+            if self.best is not None:
+                break
+        name = "n_timesteps"
+        while self.best is not None and (replace_one(self.best.candidate, name, 0), name) not in self._climbed:
+            self._climb(self.best.candidate, name)
+            name = "n_envs" if name == "n_timesteps" else "n_timesteps"
+
+    def _climb_envs(self, n_timesteps: int) -> None:
+        """Climb the environments of each number of workers, as long as more workers are faster."""
         for sharing in self.space.sharing:
             before: Probe | None = None
             for k in self.space.n_processes:
                 if k == 0 and sharing != self.space.sharing[0]:
                     continue
                 n_envs = before.candidate.n_envs if before else self.space.n_envs[0]
-                found = self._climb(Candidate(k, n_envs, steps[len(steps) // 2], sharing if k else "none"), "n_envs")
+                found = self._climb(Candidate(k, n_envs, n_timesteps, sharing if k else "none"), "n_envs")
                 if found is None:
                     break
                 if before and before.candidate.n_processes and self._saturated(before, found):
                     self._say(found, f"no more workers: {k} are not faster than {before.candidate.n_processes}")
                     break
                 before = found
-        name = "n_timesteps"
-        while self.best is not None and (replace_one(self.best.candidate, name, 0), name) not in self._climbed:
-            self._climb(self.best.candidate, name)
-            name = "n_envs" if name == "n_timesteps" else "n_timesteps"
 
     def projected(self, candidate: Candidate) -> float:
         """Return the bytes that a candidate is expected to take in all.

@@ -194,7 +194,7 @@ def tune(
         found = search.run()
     if found is None:
         raise ValueError(
-            f"tune: not even {search.probes[-1].candidate} was started: {search.probes[-1].why}. Pass a larger "
+            f"tune: {search.probes[-1].candidate}, the smallest candidate, was {search.probes[-1].why}. Pass a larger "
             "memory_limit, or smaller n_envs and n_timesteps."
         )
     best, probes = found.candidate, tuple(search.probes)
