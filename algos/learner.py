@@ -218,7 +218,7 @@ class GradientLearner(ABC):
             The terms, detached, with ``gradient_norm`` [] if there is a bound; and the gradient of each weight by its
             number, scaled down to the bound. Weights that the loss does not depend on have none.
         """
-        terms, gradient = self._program.part(self._gradient, *given)
+        terms, gradient = self._program.part("loss and backward", self._gradient, *given)
         return terms, gradient
 
     def _gradient(self, *given: Tensors) -> tuple[Tensors, Tensors]:

@@ -168,7 +168,7 @@ class Learner(GradientLearner):
             `prepare` returns; with a target_kl also ``skipped``, the share of steps that were not taken.  [] each
         """
         config = self.config
-        prepared, judged = self._program.part(self._prepare, tensors_of(batch))
+        prepared, judged = self._program.part("loss", self._prepare, tensors_of(batch))
         stopped = None if config.target_kl is None else torch.zeros_like(judged["ratio_error"], dtype=torch.bool)
         taken = []
         for epoch in range(config.n_epochs):

@@ -14,6 +14,7 @@ from rlstruct.engine.graph import Graph, RecordingError, recorder_of
 from rlstruct.engine.promise import Step, WeightsWatch, check_equal
 from rlstruct.engine.streams import Lane, lane_of
 from rlstruct.errors import warn_user
+from rlstruct.profiling import operation
 from rlstruct.rl_agent import RL_Agent
 
 _logger = logging.getLogger(__name__)
@@ -55,7 +56,8 @@ class Program:
             self.forget()
         if self._graph is not None and self._warm:
             try:
-                return self._graph({}, given)[1]
+                with operation("graph"):
+                    return self._graph({}, given)[1]
             except RecordingError as error:
                 self._graph = None
                 warn_user(
@@ -65,8 +67,13 @@ class Program:
         self._warm = True  # libraries have made what they need once the update has run as it is
         return self._step({}, given)[1]
 
-    def part(self, fn: Callable[..., Sequence[Tensors]], *given: Tensors) -> Sequence[Tensors]:
+    def part(self, name: str, fn: Callable[..., Sequence[Tensors]], *given: Tensors) -> Sequence[Tensors]:
         """Call a pure function of dicts of tensors, compiled if that is asked for; the first call compares.
+
+        Args:
+            name: of the operation that compiled code is; as it is, the function enters operations of its own.
+            fn: the function.
+            given: its arguments.
 
         Raises:
             PurityError: compiled code gives something else.
@@ -75,7 +82,8 @@ class Program:
             return fn(*given)
         key = fn, *(tensor.shape for tensors in given for tensor in tensors.values())
         if (code := self._codes.get(key)) is not None:
-            return code(*given)
+            with operation(name):
+                return code(*given)
         return self.compile(key, fn, *given)
 
     def compile(self, key: object, fn: Callable[..., Sequence[Tensors]], *given: Tensors) -> Sequence[Tensors]:

@@ -10,7 +10,8 @@ targets for, in a few sizes), ``sync`` (no hidden wait in a batch), ``limits`` (
 ``policy`` (a 64-64 actor and critic in the loop), ``simulation`` (CartPole alone, N from 1 to 2^20), ``fused`` (K from
 1 to 256 steps in a launch), ``training`` (A2C on 4,096 environments until an evaluation of 100 episodes reaches 475),
 ``tricks`` (loads of four numbers, writes grouped by dtype: with and without), ``launches`` (kernels per step),
-``compiled`` (what TorchInductor compiles for minutes first).
+``profiling`` (the profiler beside NVML and CUDA's events), ``compiled`` (what TorchInductor compiles for minutes
+first).
 
 Timings are medians of interleaved repeats after a warm-up, compilation left out. Every row is written as it comes, so a
 run that is cut keeps what it has; what is measured is not measured again. An exception costs the rung that raised it.
@@ -37,6 +38,7 @@ import _gpu_rungs
 import _gpu_summary
 import _report
 import torch
+from _gpu_profiles import profiling as profiling  # a part, found by its name
 from _gpu_rungs import MakeRung, Rung
 from _learning import learning_seconds
 
@@ -46,7 +48,7 @@ from rlstruct.sims import make
 
 PARTS = (
     "first_launch", "targets", "sync", "limits", "policy", "simulation", "fused", "training", "tricks", "launches",
-    "compiled",
+    "profiling", "compiled",
 )  # fmt: skip
 BROKEN = 70  # exit code
 NO_TIME = "the time budget is used up"

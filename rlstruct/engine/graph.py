@@ -22,6 +22,7 @@ from rlstruct.engine.compiled import Tensors
 from rlstruct.engine.private import TorchDispatchMode, is_composite
 from rlstruct.engine.promise import Step
 from rlstruct.engine.waits import judge_recorded
+from rlstruct.profiling import recorded
 
 Work = Callable[[], None]
 Record = Callable[[Work], Work]
@@ -133,7 +134,8 @@ def record(recorder: Record, work: Work) -> Work:
     """
     watch = _Watch()
     try:
-        return recorder(watch.around(work))
+        with recorded():
+            return recorder(watch.around(work))
     except Exception as error:
         said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise RecordingError(f"{watch.last}{_line_of(error)}: {said}") from error

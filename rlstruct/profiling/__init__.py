@@ -4,7 +4,17 @@ import os
 
 from rlstruct.profiling.breakdown import Costs
 from rlstruct.profiling.calibration import calibrate
-from rlstruct.profiling.recording import VARIABLE, Clock, OperationError, is_on, join, operation, phase, profile
+from rlstruct.profiling.recording import (
+    VARIABLE,
+    Clock,
+    OperationError,
+    is_on,
+    join,
+    operation,
+    phase,
+    profile,
+    recorded,
+)
 from rlstruct.profiling.report import Report, differences, read, save
 
 __all__ = [
@@ -19,6 +29,7 @@ __all__ = [
     "phase",
     "profile",
     "read",
+    "recorded",
     "save",
 ]
 

@@ -21,7 +21,7 @@ _N_STEPS, _N_OPERATIONS = 60, 4000
 def calibrate(repeats: int = 7, work: Work | None = None) -> Costs:
     """Measure what it costs to note one event, as RL-Scope's delta calibration does (section 3.5 of its paper).
 
-    Each feature is switched on alone, in turn with a run without any; the medians of the differences, divided by the
+    Each feature is switched on alone, in turn with a run without any; the median difference, divided by the
     number of events, are the costs. Takes about two seconds; only the time of this thread counts, so that a busy
     machine does little harm. A cost that comes out negative is 0 and is named in ``unsure``.
 
@@ -49,19 +49,17 @@ def calibrate(repeats: int = 7, work: Work | None = None) -> Costs:
 
 def _delta(work: Work, repeats: int, *, operators: bool, operations: float = 0.0) -> float:
     """Seconds that an operator of torch adds to the work, or else an operation, whose cost is 0 or known."""
-    work()
-    plain, noted, count = [], [], 1
+    added, count = [], 1
     for _ in range(repeats):
-        plain.append(_seconds(work))
+        plain = _second_run(work)
         with tempfile.TemporaryDirectory() as folder:
             with profile(folder, window=3600.0, operators=operators):
-                work()  # the first events of a profile wait for its memory
-                taken = _seconds(work)
+                noted = _second_run(work)
             (found,) = load(Path(folder))
         spans, events = len(found.spans.starts) // 2, len(found.host.starts) // 2
-        noted.append(taken - operations * spans)
+        added.append(noted - plain - operations * spans)
         count = max(1, events if operators else spans)
-    return (statistics.median(noted) - statistics.median(plain)) / count
+    return statistics.median(added) / count
 
 
 def _delta_of_cuda(work: Work, repeats: int) -> float:
@@ -78,6 +76,12 @@ def _delta_of_cuda(work: Work, repeats: int) -> float:
             if watched:
                 count = sum(event.count for event in seen.key_averages() if event.key.startswith("cuda")) // 2
     return (statistics.median(taken[True]) - statistics.median(taken[False])) / max(1, count)
+
+
+def _second_run(work: Work) -> float:
+    """Time the second of two runs: the first one waits for memory, and for caches that reading a profile has filled."""
+    work()
+    return _seconds(work)
 
 
 def _seconds(work: Work) -> float:

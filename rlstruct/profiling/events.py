@@ -87,6 +87,7 @@ class Recording:
         process: name of the process: ``main``, ``rlstruct-worker-0``, …
         pid: of the process.
         parent: pid of the process that started it.
+        window: its number; negative if it shows the capture of a graph, outside of the windows that sample the run.
         begun: ns of ``time.perf_counter``, which all processes of a machine share.
         ended: likewise.
         origin: when the whole profile began, likewise.
@@ -101,6 +102,7 @@ class Recording:
     process: str
     pid: int
     parent: int
+    window: int
     begun: int
     ended: int
     origin: int
@@ -138,7 +140,7 @@ def _load_one(file: Path) -> Recording:
     torch_file = file.with_name(file.name.replace(".operations.json", ".kineto.json"))
     trace = json.loads(torch_file.read_text()) if torch_file.exists() else {"traceEvents": []}
     host, device = read_kineto(trace, found["unix"])
-    names = ("process", "pid", "parent", "begun", "ended", "origin")
+    names = ("process", "pid", "parent", "window", "begun", "ended", "origin")
     return Recording(
         **{name: found[name] for name in names},
         paths=paths,

@@ -15,6 +15,7 @@ from rlstruct.profiling.overlap import Integers, Times, lookup
 
 DATA = {WAIT, "hand-over", "copy", "replay buffer"}
 """Operations that bring data: a GPU that is idle meanwhile waits for data."""
+Captures = list[tuple[int, list[tuple[str, ...] | None]]]
 _CAPTURED = ("LaunchKernel", "MemcpyAsync", "MemsetAsync", "LaunchCooperativeKernel")
 
 
@@ -78,11 +79,16 @@ def use_of_gpus(recordings: Sequence[Recording], folder: Path) -> list[GpuUse]:
     ).reshape(-1, 3)
     found: dict[tuple[int, int], GpuUse] = {}
     seen: dict[tuple[int, int], list[float]] = {}
+    captured: dict[int, Captures] = {}
     for recording in recordings:
+        captures = captured.setdefault(recording.pid, [])
+        captures += _captures(recording)
+        if recording.window < 0:
+            continue
         for device in map(int, np.unique(recording.device.device)):
             key = recording.pid, device
             use = found.setdefault(key, GpuUse(recording.process, recording.pid, device))
-            _add_window(use, recording, np.flatnonzero(recording.device.device == device))
+            _add_window(use, recording, np.flatnonzero(recording.device.device == device), captures)
             mine = (samples[:, 1] == device) & (samples[:, 0] >= recording.begun) & (samples[:, 0] <= recording.ended)
             seen.setdefault(key, []).extend(map(float, samples[mine, 2]))
     for key, use in found.items():
@@ -91,7 +97,7 @@ def use_of_gpus(recordings: Sequence[Recording], folder: Path) -> list[GpuUse]:
     return list(found.values())
 
 
-def _add_window(use: GpuUse, recording: Recording, rows: Integers) -> None:
+def _add_window(use: GpuUse, recording: Recording, rows: Integers, captures: Captures) -> None:
     device = recording.device
     starts, ends = device.starts[rows], device.ends[rows]
     use.seconds += 1e-9 * (recording.ended - recording.begun)
@@ -102,11 +108,11 @@ def _add_window(use: GpuUse, recording: Recording, rows: Integers) -> None:
     use.weighted += 1e-9 * _weighted(starts, ends, weights)
     kernels = np.asarray([not device.names[i].startswith(("Memcpy", "Memset")) for i in rows])
     use.kernels += 1e-9 * float((ends - starts)[kernels].sum())
-    launched, path = _launches(recording)
+    launched, path, names = _launches(recording, captures)
     for reason, seconds in _idle(recording, rows, launched[rows], (begun, over)).items():
         use.idle[reason] += seconds
     for one in map(int, np.unique(path[rows])):
-        name = "/".join(recording.paths[one]) if one >= 0 else "(no operation)"
+        name = "/".join(names[one]) if one >= 0 else "(no operation)"
         at = path[rows] == one
         parts = _merged(starts[at], ends[at])
         use.operations[name] = use.operations.get(name, 0.0) + 1e-9 * float((parts[1] - parts[0]).sum())
@@ -129,8 +135,8 @@ def _weighted(starts: Times, ends: Times, weights: np.ndarray) -> float:
     return float((level[:-1] * np.diff(times[order])).sum()) if len(times) else 0.0
 
 
-def _launches(recording: Recording) -> tuple[Times, Integers]:
-    """When each piece of work of the GPU was ordered [K], ns, and in which operation, an index into paths [K].
+def _launches(recording: Recording, captures: Captures) -> tuple[Times, Integers, list[tuple[str, ...]]]:
+    """When each piece of work of the GPU was ordered [K], ns; in which operation [K], an index into the third result.
 
     What a replayed graph does is matched, in its order, with what was captured: capturing calls the same API. Where no
     capture of as many pieces was recorded, the operation that replays counts.
@@ -144,7 +150,7 @@ def _launches(recording: Recording) -> tuple[Times, Integers]:
     known = host.correlation[api][at] == device.correlation if len(api) else np.zeros(len(at), dtype=bool)
     launched = np.where(known, host.starts[api][at] if len(api) else 0, device.starts)
     path = lookup(innermost, launched)
-    captures = _captures(recording, innermost)
+    names = {one: i for i, one in enumerate(recording.paths)}
     for launch in np.unique(at[known]):
         call = int(api[launch])
         if "GraphLaunch" not in host.names[call]:
@@ -153,15 +159,15 @@ def _launches(recording: Recording) -> tuple[Times, Integers]:
         rows = rows[np.lexsort((device.starts[rows], device.node[rows]))]
         fitting = [paths for ended, paths in captures if len(paths) == len(rows) and ended <= host.starts[call]]
         if fitting:
-            path[rows] = fitting[-1]
-    return launched, path
+            path[rows] = [-1 if one is None else names.setdefault(one, len(names)) for one in fitting[-1]]
+    return launched, path, list(names)
 
 
-def _captures(recording: Recording, innermost: tuple[Times, Integers]) -> list[tuple[int, Integers]]:
+def _captures(recording: Recording) -> Captures:
     """When each capture of a CUDA graph ended, and the operations of what it has captured, in order."""
-    host = recording.host
+    host, innermost = recording.host, recording.innermost()
     order = [int(i) for i in np.argsort(host.starts, kind="stable") if host.kind[i] == 1]
-    found: list[tuple[int, Integers]] = []
+    found: Captures = []
     calls: list[int] = []
     inside = False
     for i in order:
@@ -170,7 +176,8 @@ def _captures(recording: Recording, innermost: tuple[Times, Integers]) -> list[t
             inside, calls = True, []
         elif "StreamEndCapture" in name and inside:
             inside = False
-            found.append((int(host.ends[i]), lookup(innermost, host.starts[calls])))
+            paths = lookup(innermost, host.starts[calls])
+            found.append((int(host.ends[i]), [None if one < 0 else recording.paths[one] for one in paths]))
         elif inside and any(word in name for word in _CAPTURED):
             calls.append(i)
     return found

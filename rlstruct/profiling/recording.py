@@ -13,6 +13,7 @@ import functools
 import json
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,8 +22,8 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch.profiler import ProfilerActivity
 
+from rlstruct.profiling.kineto import between_clocks, torch_profile, warm_memory
 from rlstruct.profiling.nvml import sampler
 
 P = ParamSpec("P")
@@ -185,6 +186,14 @@ def profile(path: str | os.PathLike[str], *, window: float = 1.0, operators: boo
         leave()
 
 
+@contextlib.contextmanager
+def recorded() -> Iterator[None]:
+    """Record a block whenever it comes: a graph is captured once, and its replays belong to what was captured."""
+    is_mine = _recorder is not None and _recorder.thread == threading.get_ident()
+    with _recorder.extra_window() if _recorder is not None and is_mine else contextlib.nullcontext():
+        yield
+
+
 def settings(path: str | os.PathLike[str], *, window: float = 1.0, operators: bool = True) -> str:
     """Create the folder, and return what the variable `VARIABLE` must hold for a process to record into it.
 
@@ -244,7 +253,7 @@ class Recorder:
         self._stack: list[str] = []
         self._times: list[int] = []  # nanoseconds of time.perf_counter, which all processes of a machine share
         self._marks: list[str | list[str] | None] = []  # an operation begins; one ends; [a phase] begins
-        self._window = 0
+        self._window = self._n_extra = 0
         self._starts = self._origin  # of this window or the next one
         self._torch: Any = None
         self._is_on = False
@@ -299,6 +308,23 @@ class Recorder:
         if VARIABLE in os.environ:
             os.environ[VARIABLE] = json.dumps({**json.loads(os.environ[VARIABLE]), "phase": name})
 
+    @contextlib.contextmanager
+    def extra_window(self) -> Iterator[None]:
+        """Record a block in a window of its own, with a negative number, unless one is open."""
+        if self._is_on:
+            yield
+            return
+        next_one, self._window = self._window, -1 - self._n_extra
+        self._n_extra += 1
+        self._begin_window()
+        self._turns_at = sys.maxsize
+        try:
+            yield
+        finally:
+            self._end_window()
+            self._window = next_one
+            self._skip_windows(_now())
+
     def close(self) -> None:
         """Write the open window."""
         if self._is_on:
@@ -321,11 +347,11 @@ class Recorder:
             self._begin_window()
 
     def _begin_window(self) -> None:
-        self._torch = _torch_profile() if self._operators else None
+        self._torch = torch_profile() if self._operators else None
         if self._torch is not None:
+            warm_memory(1e-9 * self._length)
             self._torch.start()
-        self._begun = _now()
-        self._unix = time.time_ns() - self._begun
+        self._begun, self._unix = _now(), between_clocks()
         self._times, self._marks = [self._begun] * (1 + len(self._stack)), [[self.phase], *self._stack]
         self._turns_at = max(self._starts, self._begun) + self._length
         self._is_on = True
@@ -351,16 +377,6 @@ class Recorder:
 
 
 _recorder: Recorder | None = None
-
-
-def _torch_profile() -> Any:  # noqa: ANN401 - torch.profiler.profile
-    """Make torch's profiler, with CUDA where that opens no context that would not be there otherwise."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # below, it writes two lines for each window to standard error
-    activities = [ProfilerActivity.CPU]
-    of_user = multiprocessing.parent_process() is None and torch.cuda.is_available()
-    if of_user or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        activities.append(ProfilerActivity.CUDA)
-    return torch.profiler.profile(activities=activities)
 
 
 def _forget_in_child() -> None:

@@ -107,7 +107,7 @@ def read(folder: str | Path, costs: Costs | None = None) -> Report:
     if costs is None:
         costs = costs_from(json.loads(known.read_text())) if known.exists() else calibrate()
         known.write_text(json.dumps(asdict(costs)))
-    processes = break_down(recordings, costs)
+    processes = break_down([one for one in recordings if one.window >= 0], costs)
     return Report(processes, costs, use_of_gpus(recordings, folder))
 
 

@@ -18,6 +18,7 @@ ADVICE = {
     "wait": "overlap=True, so that learning and collecting happen at the same time",
     "replay": _LEARNING,
     "loss": _LEARNING,
+    "loss and backward": _LEARNING,
     "backward": f"{_LEARNING}; a large one belongs on a GPU (learner_device)",
     "optimiser": "fewer and larger gradient steps",
     "replay buffer": "fewer and larger batches, or a replay buffer on the learner's device (replay_device)",
@@ -29,7 +30,17 @@ ADVICE = {
     "reset": "environments that restart by themselves",
     "start": "a longer run, of which the start is a smaller part",
 }
-_THINGS = {"environment", "agent", "optimiser", "replay buffer", "evaluation", "search", "hand-over", "loss", "host"}
+_THINGS = {
+    "environment",
+    "agent",
+    "optimiser",
+    "replay buffer",
+    "evaluation",
+    "search",
+    "hand-over",
+    "loss",
+    "host",
+} | {"loss and backward"}
 _OWN = "operations of your own, `with rlstruct.profiling.operation(...)`, to see what is in it"
 
 

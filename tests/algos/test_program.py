@@ -6,8 +6,10 @@ import copy
 import dataclasses
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from resume_tasks import create_network, create_sim
@@ -15,9 +17,12 @@ from torch import Tensor, nn
 
 from rlstruct import Trajectories, agents
 from rlstruct.agents import ActorCriticAgent
-from rlstruct.algos import GradientLearner, a2c, dqn, ppo
+from rlstruct.algos import GradientLearner, a2c, dqn, ppo, program
 from rlstruct.batchers import RL_Batcher
 from rlstruct.engine.promise import PurityError
+from rlstruct.profiling import operation, profile
+from rlstruct.profiling.events import load
+from rlstruct.profiling.overlap import lookup
 from rlstruct.testing import _sim_graph, sim_device
 
 SIM = "sim:0"
@@ -102,6 +107,35 @@ def test_a_recorded_update_is_the_update_bit_by_bit(kind: str, recorded: list[An
 def close(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     for name, tensor in one.items():
         torch.testing.assert_close(tensor, other[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_a_profile_says_what_compiled_and_recorded_updates_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Interpreted:  # stands in for code of TorchInductor, which takes a minute to make
+        def __init__(self, fn: Callable[..., Any]) -> None:
+            self._fn = fn
+
+        def __call__(self, *given: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+            with torch.profiler.record_function("compiled code"):
+                return [dict(one) for one in self._fn(*given)]
+
+    monkeypatch.setattr(program, "Compiled", Interpreted)
+    batches = collect("ppo", 3)
+    compiled, graph = create_learner("ppo", compile_update=True), create_learner("ppo", SIM)
+    learn(compiled, batches[:1])  # compiles
+    learn(graph, batches[:1])  # warms up
+    with profile(tmp_path, window=60):
+        learn(compiled, batches[1:])
+        with operation("on an accelerator"):
+            learn(graph, batches[1:2])  # records
+            learn(graph, batches[2:])
+    (found,) = load(tmp_path)
+    at = [found.host.starts[i] for i, name in enumerate(found.host.names) if name == "compiled code"]
+    around = [found.paths[i] for i in lookup(found.innermost(), np.asarray(at))]
+    assert {"/".join(path) for path in around} == {"loss", "loss and backward"}  # what it fuses, and nothing of no name
+    assert ("optimiser",) in found.paths
+    recorded = ("on an accelerator", "graph")
+    assert sum(found.paths[i] == recorded for i in found.spans.path) == 2
+    assert (*recorded, "optimiser") in found.paths  # where it is captured
 
 
 @pytest.mark.exhaustive  # a minute for a C++ compiler

@@ -77,6 +77,19 @@ def test_a_synthetic_trace_goes_through_the_whole_analysis(tmp_path: pathlib.Pat
     )  # those that follow Python: others follow each other
 
 
+def test_a_capture_in_another_window_explains_later_replays(tmp_path: pathlib.Path) -> None:
+    capture = Script().enter("iteration").enter("graph").call(0, "cudaStreamBeginCapture", 90)
+    capture.enter("loss").call(MS, "cudaLaunchKernel", 91).leave()
+    capture.enter("optimiser").call(MS, "cudaLaunchKernel", 92).leave()
+    capture.call(0, "cudaStreamEndCapture", 93).write(tmp_path, window=-1)
+    later = Script(start=2 * 10**9, now=2 * 10**9).enter("iteration").enter("graph")
+    later.call(MS, "cudaGraphLaunch", 1).on_gpu(MS, MS, 1).on_gpu(2 * MS, 2 * MS, 1).python(5 * MS).write(tmp_path)
+    (use,) = read(tmp_path, Costs()).gpus
+    assert use.seconds == pytest.approx(6e-3)  # the capture is no part of the sample
+    names = {"iteration/graph/loss": MS, "iteration/graph/optimiser": 2 * MS}
+    assert use.operations == {name: pytest.approx(1e-9 * ns) for name, ns in names.items()}
+
+
 def test_work_that_no_recorded_capture_explains_belongs_to_who_launches_it(tmp_path: pathlib.Path) -> None:
     script = Script().enter("graph").call(MS, "cudaGraphLaunch", 1).leave()
     script.on_gpu(MS, MS, 1).on_gpu(2 * MS, MS, 1).python(4 * MS).write(tmp_path)

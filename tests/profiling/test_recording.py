@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlstruct.profiling import Clock, OperationError, operation, phase, profile, recording
+from rlstruct.profiling import Clock, Costs, OperationError, operation, phase, profile, read, recorded, recording
 from rlstruct.profiling.events import load, replay
 
 
@@ -207,3 +207,41 @@ def test_an_operation_without_a_profile_costs_next_to_nothing() -> None:
         with operation("x"):
             pass
     assert (time.perf_counter() - start) / 10_000 < 20e-6  # about 0.3 microseconds on an idle machine
+
+
+# The first profile of a process: its memory has never been used.
+FIRST_WINDOW = """
+import resource, sys, torch
+from rlstruct.profiling import profile
+one = torch.ones(1)
+with profile(sys.argv[1], window=60):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(30_000):
+        one.add_(1.0)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc lets a program keep memory")
+def test_events_are_written_to_memory_that_is_there(tmp_path: pathlib.Path) -> None:
+    done = subprocess.run([sys.executable, "-c", FIRST_WINDOW, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 300  # 1,600 pages in new memory
+
+
+def test_a_capture_is_recorded_between_windows(tmp_path: pathlib.Path) -> None:
+    with recorded():  # nobody profiles
+        pass
+    with profile(tmp_path, window=0.02):
+        time.sleep(0.03)
+        with operation("late"):
+            pass
+        with operation("graph"), recorded(), operation("captured"):
+            torch.ones(3) + 1
+    sampled, capture = sorted(load(tmp_path), key=lambda one: -one.window)
+    assert (sampled.window, capture.window) == (0, -1)
+    assert capture.paths == [("graph",), ("graph", "captured")]
+    assert "aten::add" in capture.host.names
+    (process,) = read(tmp_path, Costs()).processes
+    assert process.n_windows == 1
+    assert all("captured" not in row.path for row in process.rows)
