@@ -49,7 +49,7 @@ def torch_profile() -> Any:  # noqa: ANN401 - torch.profiler.profile
 
 
 def between_clocks() -> int:
-    """Return nanoseconds since 1970, Kineto's, less those of ``time.perf_counter``; a pause between them does no harm."""
+    """Return nanoseconds since 1970, Kineto's, less those of ``time.perf_counter``; a pause between does no harm."""
     found = []
     for _ in range(20):
         before, unix, after = time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns()

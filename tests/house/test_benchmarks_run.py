@@ -22,7 +22,7 @@ from rlstruct.algos.config import TrainingConfig
 SCRIPTS = sorted(file.stem for file in (ROOT / "benchmarks").glob("[a-z]*.py"))
 PARTS = {
     "first_launch", "sync", "limits", "policy", "simulation", "fused", "training", "tricks", "launches", "compiled",
-    "summary",
+    "profiling", "summary",
 }  # fmt: skip
 EVERYWHERE = {"SyncVectorEnv", "numpy-vectorised", "torch eager", "Warp one step", "Warp fused"}
 LEFT_OUT = {"it compiles for half a minute", "it takes minutes: --quick leaves it out"}
@@ -75,6 +75,9 @@ def test_the_quick_ladder_of_the_gpu_benchmark(device: str, tmp_path: pathlib.Pa
     assert {row["part"] for row in rows} == PARTS
     # Nothing failed:
     left_out = {row["left_out"] for row in rows if "left_out" in row}
+    left_out -= {
+        row["left_out"] for row in rows if row["part"] == "profiling" and "nvidia-ml-py" in row.get("left_out", "")
+    }
     assert left_out == LEFT_OUT | (set() if on_gpu else {"there is no CUDA device"})
     assert all(row["steps_per_second"] > 0 for row in rows if "steps_per_second" in row)
     again = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=280, check=False)
