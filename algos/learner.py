@@ -53,7 +53,7 @@ class Learner(Protocol):
 
         Args:
             trajectories: on any device.  [B, T]
-            fraction_done: how much of the training is over, in [0, 1].
+            fraction_done: how much of the training was over before this batch, in [0, 1].
 
         Returns:
             Detached numbers on one device, always the same names; empty if nothing was learnt.  [] each

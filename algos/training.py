@@ -210,9 +210,10 @@ class TrainingLoop:
 
     @operation("iteration")
     def _iterate(self) -> None:
+        done = self._fraction_done()  # before the batch, so that a rate that falls to 0 is not 0 for the last one
         trajectories, version = self._collect()
         lag = self.learner.policy_version - version
-        terms = self.learner.update(trajectories, self._fraction_done())
+        terms = self.learner.update(trajectories, done)
         if terms:
             self.history.add_update(self.env_steps, lag, terms)
         if (result := self.evaluator.poll()) is not None:

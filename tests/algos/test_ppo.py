@@ -388,6 +388,19 @@ def train_small(kind: str, **changes: Any) -> TrainingResult:
     return train(config, create_model, create_agent, create_toys, env_args={"frame": frame, "action": action})
 
 
+def test_every_batch_is_learnt_from_also_where_the_learning_rate_falls_to_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[float] = []
+    descend = Learner.descend
+
+    def watched(self: Learner, *given: Any, **options: Any) -> Any:
+        rates.append(self.optimizer.param_groups[0]["lr"])
+        return descend(self, *given, **options)
+
+    monkeypatch.setattr(Learner, "descend", watched)
+    train_small("discrete", n_epochs=1, n_minibatches=1)
+    assert rates == pytest.approx([1e-3 * left / 8 for left in range(8, 0, -1)])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_training_logs_what_shows_whether_it_is_right(kind: str) -> None:
     result = train_small(kind)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,21 @@ def create_pendulum(n_envs: int, seed: int) -> VecEnv:
     return GymEnvInf([gymnasium.make("Pendulum-v1", max_episode_steps=25) for _ in range(n_envs)], seed=seed)
 
 
+class Pixels(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Shows the state of CartPole as 10 x 10 bytes."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (10, 10), np.uint8)
+
+    def observation(self, observation: Any) -> Any:
+        image = np.zeros((10, 10), np.uint8)
+        image[[0, 3, 6, 9], (np.clip(observation + 0.5, 0.0, 0.9) * 10).astype(int)] = 255
+        return image
+
+
+def create_images(n_envs: int, seed: int) -> VecEnv:
+    return GymEnvInf([Pixels(gymnasium.make("CartPole-v1", max_episode_steps=25)) for _ in range(n_envs)], seed=seed)
+
+
 def create_simulator(n_envs: int, seed: int, device: str) -> VecEnv:
     return sims.make("CartPole-v1", n_envs, seed, device=device, auto_reset=True)
 
@@ -61,6 +77,10 @@ def recurrent_gaussian() -> nn.Module:
     return agents.RecurrentGaussianActorCritic(3, 1, n_hidden=8)
 
 
+def convolutional() -> nn.Module:
+    return agents.ConvolutionalActorCritic((10, 10), 2, n_features=16, layers=((4, 3, 1),))
+
+
 def action_values() -> nn.Module:
     return agents.QNetwork(4, 2, hidden=(16,), duelling=True)
 
@@ -78,6 +98,7 @@ KINDS: dict[str, tuple[Any, Any, Any, Any, Any]] = {
     "ppo": (ppo, PPO, perceptron, agents.ActorCriticAgent, create_env),
     "ppo, normalised": (ppo, PPO, normalised, agents.ActorCriticAgent, create_env),
     "ppo with memory": (ppo, PPO, recurrent_gaussian, agents.RecurrentGaussianAgent, create_pendulum),
+    "ppo, images": (ppo, PPO, convolutional, agents.ActorCriticAgent, create_images),
     "dqn": (dqn, DQN, action_values, agents.QAgent, create_env),
     "dqn, prioritised": (dqn, dataclasses.replace(DQN, prioritised=True), action_values, agents.QAgent, create_env),
     "reinforce": (reinforce, EPISODES, perceptron, agents.ActorCriticAgent, create_episodic_env),
