@@ -1,7 +1,8 @@
-"""Tutorial 02: your own agent, in your own environment, collected by a batcher.
+"""Tutorial 02: your own agent with your own loss, trained; then one with a memory.
 
 An agent is a class with `__call__(state, observation, agent_info, history)`: it acts for B environments at once and
-keeps its state outside of itself. An environment is any gymnasium environment, or a VecEnv of your own.
+keeps its state outside of itself. An environment is any gymnasium environment, or a VecEnv of your own. A loss is what
+you compute from the trajectories that a batcher hands over.
 """
 
 import gymnasium
@@ -13,6 +14,54 @@ from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.functional.random import categorical
 from rlstruct.testing import check_agent, check_vec_env
+
+
+# --- An agent and a loss ----------------------------------------------------------------------------------------------
+class LinearAgent(RL_Agent):
+    """A policy of 10 numbers."""
+
+    pure = True  # it reads its weights and its arguments, nothing else
+
+    def __init__(self):
+        self.model = nn.Linear(4, 2)
+
+    def __call__(self, state, observation, agent_info, history=None):
+        logits = self.model(observation["frame"])  # [B, 2]
+        # Drawing from observation["rng"] makes the agent reproducible, however many processes there are.
+        return DictTensor({"action": categorical(logits, observation["rng"]), "logits": logits}), state
+
+    def update(self, info):  # what batcher.update(...) is called with
+        self.model.load_state_dict(info)
+
+
+def policy_gradient(learner, trajectories):
+    """Return the loss of REINFORCE, with the mean return of a step as baseline."""
+    steps, mask = trajectories.trajectories, trajectories.mask()  # [B, T, ...], [B, T]
+    replayed = replay_agent(learner, trajectories)  # the same outputs once more, now with gradients
+    log_prob = replayed["logits"].log_softmax(-1).gather(-1, steps["action/action"].unsqueeze(-1)).squeeze(-1)
+    reward = steps["_observation/reward"] * mask
+    returns = reward.flip(1).cumsum(1).flip(1)  # [B, T]: the sum of what is still to come
+    advantage = returns - (returns * mask).sum() / mask.sum()
+    return -(log_prob * advantage * mask).sum() / mask.sum()
+
+
+def train(n_updates):
+    """Train the linear agent and return the mean length of the episodes of each batch."""
+    torch.manual_seed(0)
+    learner = LinearAgent()
+    optimiser = torch.optim.Adam(learner.model.parameters(), lr=0.05)
+    lengths = []
+    with RL_Batcher(200, LinearAgent, create_episodic, env_args={"n_envs": 16}, seed=0) as batcher:
+        for _ in range(n_updates):
+            batcher.update(learner.model.state_dict())
+            batcher.reset()
+            batcher.execute()
+            trajectories, _ = batcher.get()
+            optimiser.zero_grad()
+            policy_gradient(learner, trajectories).backward()
+            optimiser.step()
+            lengths.append(float(trajectories.lengths.float().mean()))
+    return lengths
 
 
 # --- An agent with a memory -------------------------------------------------------------------------------------------
@@ -34,7 +83,6 @@ class GRUAgent(RL_Agent):
         state = masked_dicttensor(state, start, observation["initial_state"])
         hidden = self.cell(observation["frame"], state["hidden"])
         logits = self.head(hidden)
-        # Drawing from observation["rng"] makes the agent reproducible, however many processes there are.
         action = categorical(logits, observation["rng"])
         return DictTensor({"action": action, "logits": logits}), DictTensor({"hidden": hidden})
 
@@ -60,7 +108,12 @@ def create_agent():
 
 # The guard is there because every worker process imports this file.
 if __name__ == "__main__":
-    # Before anything else: do they keep the contracts? These checks name what is wrong, and how to mend it.
+    torch.set_num_threads(1)
+    lengths = train(n_updates=25)
+    print(f"episodes of the linear agent: {lengths[0]:.0f} steps before, {lengths[-1]:.0f} after 25 updates")
+    assert lengths[-1] > 2 * lengths[0]
+
+    # Do they keep the contracts? Ask this of everything new: the checks name what is wrong, and how to mend it.
     env = create_endless(n_envs=4, seed=0)
     check_vec_env(create_endless, env_args={"n_envs": 4})
     check_agent(create_agent(), env)

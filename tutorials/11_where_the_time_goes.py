@@ -1,12 +1,12 @@
 """Tutorial 11: where the time goes. One simulator, several ways to step it, and a picture.
 
-    python tutorials/11_where_the_time_goes.py [--compile]
+    python tutorials/11_where_the_time_goes.py [--all]
 
 A step of B environments costs calls and arithmetic. Below some hundred environments the calls are all that it costs:
 there, more environments are free. Beyond, the arithmetic counts. This tutorial measures both, draws the ladder from
-Python objects to a fused kernel, and looks into the loop of a batcher. ``--compile`` adds the compiled rungs; the
-compiler takes a minute. benchmarks/sims.py and benchmarks/gpu.py are the same with care. Needs matplotlib
-(pip install "rlstruct[train]").
+Python objects to a compiled kernel, and looks into the loop of a batcher. ``--all`` adds fused steps and a compiled
+agent, for which the compiler takes a minute more. benchmarks/sims.py and benchmarks/gpu.py are the same with care.
+Needs matplotlib (pip install "rlstruct[train]").
 """
 
 import sys
@@ -122,12 +122,13 @@ if __name__ == "__main__":
         "gymnasium, one object each": gymnasium_objects,
         "gymnasium, numpy": gymnasium_arrays,
         "rlstruct, eager": single_steps,
+        "rlstruct, compiled": partial(single_steps, backend="compile"),  # what a CPU should run
     }
-    if "--compile" in sys.argv:
-        ways["rlstruct, compiled"] = partial(single_steps, backend="compile")
+    if "--all" in sys.argv:
         ways[f"rlstruct, {K} compiled steps"] = fused_steps
+    wanted = {gymnasium_objects: (4, 64), ways["rlstruct, compiled"]: (64, 16384)}  # each size is compiled for itself
     ladder = {
-        name: {n: seconds_per_step(way, n) for n in sizes if way is not gymnasium_objects or n <= 64}
+        name: {n: seconds_per_step(way, n) for n in (sizes if "--all" in sys.argv else wanted.get(way, sizes))}
         for name, way in ways.items()
     }
     for name, costs in ladder.items():
@@ -138,7 +139,10 @@ if __name__ == "__main__":
     # 1. What does a call cost, what an environment? Two sizes, two unknowns.
     few, many = ladder["rlstruct, eager"][4], ladder["rlstruct, eager"][16384]
     print(f"an eager step: {1e6 * few:.0f} us for its calls, {1e9 * (many - few) / 16384:.0f} ns for each environment")
-    assert ladder["rlstruct, eager"][64] < 4 * few  # sixteen times the environments, hardly more time
+    # Eager torch pays some microseconds for each of its calls, more than numpy: it is there for the GPU, and to debug.
+    # Compiled, a step is one call.
+    eager, compiled = ladder["rlstruct, eager"][16384], ladder["rlstruct, compiled"][16384]
+    print(f"compiled, 16,384 environments take {eager / compiled:.1f} times less")
 
     # 2. The batcher's loop: the larger the batch, the more of the time goes into what one wants.
     shares_of_a_collection(64)
@@ -149,7 +153,7 @@ if __name__ == "__main__":
 
     # 4. Your agent's calls can be compiled too, whatever environments it acts in: compile_agent=True,
     # an argument of RL_Batcher and a setting of every training.
-    if "--compile" in sys.argv:
+    if "--all" in sys.argv:
         model = ActorCritic(n_inputs=4, n_actions=2)
         for n_envs in (8, 64):
             eager, compiled = (seconds_of_a_collection(n_envs, model, compile_agent=yes) for yes in (False, True))
