@@ -61,6 +61,8 @@ class AlphaZeroConfig(TrainingConfig):
         longest_game: in moves. Values learn from results: a position whose game has not ended, or only after more moves
             than that, teaches the policy alone.
         value_coefficient: weight of the value's loss.
+        search_value_fraction: share of what the search expected in what values learn; the rest is the result.
+        exploring_moves: of each game of self-play, see `rlstruct.search.SearchConfig`.
         mirror: half of the gradient steps see the mirror images of positions and actions. For games in which left and
             right (the last axis of the frame, and the order of the actions) are alike.
         opponent: of the evaluation: "random", or "uct", a search that judges by random games.
@@ -87,6 +89,8 @@ class AlphaZeroConfig(TrainingConfig):
     n_updates: int = 16
     longest_game: int = 42
     value_coefficient: float = 1.0
+    search_value_fraction: float = 0.0
+    exploring_moves: int | None = None
     mirror: bool = True
     opponent: Literal["random", "uct"] = "uct"
     opponent_simulations: int = 50
@@ -102,6 +106,7 @@ class AlphaZeroConfig(TrainingConfig):
         self._refuse_below_one(_COUNTS)
         n = self.evaluation_simulations
         self._refuse("evaluation_simulations", n is None or n >= 1, "at least 1, or None")
+        self._refuse("search_value_fraction", 0.0 <= self.search_value_fraction <= 1.0, "0 to 1")
         self._refuse("method", self.method in ("gumbel", "puct"), "'gumbel' or 'puct'")
         self._refuse("opponent", self.opponent in ("random", "uct"), "'random' or 'uct'")
         self._refuse("evaluation_episodes", self.evaluation_episodes % 2 == 0, "an even number: each side begins half")
@@ -115,7 +120,12 @@ class AlphaZeroConfig(TrainingConfig):
         Args:
             n_simulations: of each move.
         """
-        return SearchConfig(method=self.method, n_simulations=n_simulations, max_depth=self.max_depth)
+        return SearchConfig(
+            method=self.method,
+            n_simulations=n_simulations,
+            max_depth=self.max_depth,
+            exploring_moves=self.exploring_moves,
+        )
 
 
 def losses(model: nn.Module, batch: DictTensor, config: AlphaZeroConfig) -> dict[str, Tensor]:
@@ -124,12 +134,12 @@ def losses(model: nn.Module, batch: DictTensor, config: AlphaZeroConfig) -> dict
     Args:
         model: maps frames to logits [K, A] and value [K].
         batch: what `ReplayBuffer.sample` gives, on the model's device; ``action/action_policy`` [K, A] is what the
-            search found.  [K]
-        config: its ``value_coefficient``.
+            search found, and ``action/action_value`` [K] what it expected.  [K]
+        config: its ``value_coefficient`` and ``search_value_fraction``.
 
     Returns:
         ``loss`` and its terms ``policy_loss``, the cross entropy in nats, and ``value_loss``, the mean squared distance
-        to the results of games that have ended; without gradients ``divergence`` of the policy from what the search
+        to the targets in games that have ended; without gradients ``divergence`` of the policy from what the search
         found, in nats.  [] each
     """
     frame, legal = _frames(batch, "observation/")
@@ -139,7 +149,8 @@ def losses(model: nn.Module, batch: DictTensor, config: AlphaZeroConfig) -> dict
     found = batch["action/action_policy"]
     entropy = -torch.special.xlogy(found, found).sum(-1).mean()
     policy_loss = -(found * logits.log_softmax(-1)).sum(-1).mean()
-    value_loss = masked_mean((value - batch["reward"]).square(), batch["terminated"])
+    target = batch["reward"].lerp(batch["action/action_value"], config.search_value_fraction)
+    value_loss = masked_mean((value - target).square(), batch["terminated"])
     return {
         "loss": policy_loss + config.value_coefficient * value_loss,
         "policy_loss": policy_loss,
@@ -271,7 +282,7 @@ def arena(config: AlphaZeroConfig, create_agent: CreateAgent, create_env: Create
     actions = cast("spaces.Discrete", games(n_envs=1).action_space)
     opponent: Player = RandomPlayer(int(actions.n))
     if config.opponent == "uct":
-        uct = replace(config.search(config.opponent_simulations), method="uct", temperature=0.0)
+        uct = replace(config.search(config.opponent_simulations), method="uct", temperature=0.0, exploring_moves=None)
         opponent = SearchAgent(create_simulator=create_env, discount=-config.discount, device=device, config=uct)
     return Arena(agent, opponent, games, n_games=config.evaluation_episodes, seed=config.seed + _SEEDS_OF_ARENA)
 

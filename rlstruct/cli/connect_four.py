@@ -112,7 +112,7 @@ def told(found: DictTensor) -> str:
         found: what `SearchAgent` returned.  [1]
     """
     visits, policy = (found[name][0].tolist() for name in ("action_visits", "action_policy"))  # sync: on the CPU
-    value = float(found["value"])
+    value = float(found["action_value"])
     return "\n".join(
         [
             "column  " + "".join(f"{column:>7}" for column in range(1, 8)),

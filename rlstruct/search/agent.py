@@ -23,11 +23,13 @@ from rlstruct.search.search import Search, SearchConfig
 
 
 class SearchAgent(RL_Agent):
-    """Searches from what the environments show, all of them at once; keeps no state.
+    """Searches from what the environments show, all of them at once.
 
     It returns ``action`` [B] int64; ``action_policy`` [B, A], what a policy should learn; ``action_visits`` [B, A]; and
-    ``value`` [B], the mean return of the search for who acts. On CUDA the search of a move is one graph; that is why
-    the agent does not promise to be `pure`: a graph cannot be recorded within another.
+    ``action_value`` [B], the return that the search expects of that policy, for who acts. Its state is empty, or
+    ``moves`` [B] int64, the moves of each episode so far, if `SearchConfig.exploring_moves` wants them. On CUDA the
+    search of a move is one graph; that is why the agent does not promise to be `pure`: a graph cannot be recorded
+    within another.
 
     Args:
         model: maps frames [B, ...] to logits [B, A] and value [B] of who acts next, as
@@ -75,7 +77,9 @@ class SearchAgent(RL_Agent):
             )
         settings = config or SearchConfig()
         if not stochastic:
-            settings = replace(settings, dirichlet_fraction=0.0, gumbel_scale=0.0, temperature=0.0)
+            settings = replace(
+                settings, dirichlet_fraction=0.0, gumbel_scale=0.0, temperature=0.0, exploring_moves=None
+            )
         self.game = (
             RolloutModel(simulator, int(simulator.action_space.n), n_rollout_moves, discount=discount)
             if self.model is None
@@ -86,6 +90,12 @@ class SearchAgent(RL_Agent):
         recorder = recorder_of(self.device)
         self._graph = None if recorder is None else Graph(self._step, recorder)
         self._ready = False  # whether libraries have made what a recording needs
+
+    def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
+        """Return no moves, if they are counted; see `RL_Agent.initial_state`."""
+        if self.search.config.exploring_moves is None:
+            return DictTensor()
+        return DictTensor({"moves": torch.zeros(B, dtype=torch.int64, device=self.device)})
 
     @torch.no_grad()
     def __call__(
@@ -98,6 +108,9 @@ class SearchAgent(RL_Agent):
         """Search from the frames, drawing from ``observation["rng"]``; see `RL_Agent.__call__`."""
         frames = dict(observation.truncate_key("frame/").items()) or {"": observation["frame"]}
         given = {f"frame/{name}": frame for name, frame in frames.items()} | {"rng": observation["rng"]}
+        if self.search.config.exploring_moves is not None:
+            given["moves"] = torch.where(observation["initial_state"], 0, state["moves"])
+            state = DictTensor({"moves": given["moves"] + 1})
         if self._graph is None:
             return DictTensor(self._step({}, given)[1]), state
         with self._lane.work():
@@ -117,15 +130,18 @@ class SearchAgent(RL_Agent):
 
     def _step(self, carry: Tensors, given: Tensors) -> tuple[Tensors, Tensors]:
         """Search as a step of `rlstruct.engine` does: nothing is carried on, the record is what the agent returns."""
-        frames = {name.removeprefix("frame/"): frame for name, frame in given.items() if name != "rng"}
+        frames = {name.removeprefix("frame/"): frame for name, frame in given.items() if name.startswith("frame/")}
         model_key, search_key = random.split(given["rng"], 2).unbind(1)
         state = self._simulator.state_from(frames.get("", frames))
-        found = self.search(self.game.begin(state, model_key), search_key)
+        explore, limit = None, self.search.config.exploring_moves
+        if limit is not None:
+            explore = (1.0 - given["moves"] / limit).clamp(min=0.0)
+        found = self.search(self.game.begin(state, model_key), search_key, explore)
         return {}, {
             "action": found.action,
             "action_policy": found.policy,
             "action_visits": found.visits,
-            "value": found.value,
+            "action_value": found.expected,
         }
 
     def _replay(self, graph: Graph, given: Tensors) -> Tensors:

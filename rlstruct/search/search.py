@@ -43,6 +43,8 @@ class SearchConfig:
         value_scale: weight of values beside logits (Gumbel).
         visit_offset: visits that are added to those of the most visited action in that weight (Gumbel).
         temperature: of the draw by visits (PUCT and UCT); 0 takes the most visited action.
+        exploring_moves: over so many moves of an episode `SearchAgent` lets ``temperature``, or ``gumbel_scale``, fall
+            to 0 in a straight line; None for no fall.
     """
 
     method: Method = "gumbel"
@@ -57,6 +59,7 @@ class SearchConfig:
     value_scale: float = 0.1
     visit_offset: float = 50.0
     temperature: float = 1.0
+    exploring_moves: int | None = None
 
     def __post_init__(self) -> None:
         """Check the settings.
@@ -67,7 +70,9 @@ class SearchConfig:
         self._refuse("method", self.method in ("puct", "gumbel", "uct"), "'puct', 'gumbel' or 'uct'")
         for name in ("n_simulations", "n_considered"):
             self._refuse(name, getattr(self, name) >= 1, "at least 1")
-        self._refuse("max_depth", self.max_depth is None or self.max_depth >= 1, "at least 1, or None")
+        for name in ("max_depth", "exploring_moves"):
+            count = getattr(self, name)
+            self._refuse(name, count is None or count >= 1, "at least 1, or None")
         self._refuse("dirichlet_fraction", 0.0 <= self.dirichlet_fraction <= 1.0, "0 to 1")
         self._refuse("dirichlet_alpha", self.dirichlet_alpha > 0.0, "more than 0")
         for name in ("c_init", "gumbel_scale", "value_scale", "visit_offset", "temperature"):
@@ -87,6 +92,7 @@ class SearchResult:
         policy: what a policy should learn: shares of the visits (PUCT, UCT), or the improved policy (Gumbel).
             [B, A] float, sums to 1
         value: mean return of the player who acts, over all simulations.  [B] float
+        expected: mean return if the policy acts, which visits of bad actions do not lower.  [B] float
         visits: how often each action was taken.  [B, A] float
         q: mean return of each action, 0 where it was not taken.  [B, A] float
         tree: where all that stands.
@@ -95,6 +101,7 @@ class SearchResult:
     action: Tensor
     policy: Tensor
     value: Tensor
+    expected: Tensor
     visits: Tensor
     q: Tensor
     tree: Tree
@@ -118,24 +125,34 @@ class Search:
         self._plans = torch.tensor(plans, dtype=torch.int64, device=self.device)  # [n_considered + 1, n]
         self._n_bytes = 0  # of the largest trees that were found to fit
 
-    def __call__(self, state: Mapping[str, Tensor], key: Tensor) -> SearchResult:
+    def __call__(self, state: Mapping[str, Tensor], key: Tensor, explore: Tensor | None = None) -> SearchResult:
         """Search.
 
         Args:
             state: where to begin.  [B, ...] on the device
             key: what noise and action are drawn from, for `rlstruct.functional.random`.  [B] int64
+            explore: factor of ``temperature``, or of ``gumbel_scale``; None for 1.  [B] float
         """
         config, state = self.config, dict(state)
         logits, value = judge(self.model, state)
         noise_key, draw_key = random.split(key, 2).unbind(1)
         if config.method == "gumbel":
             noise = config.gumbel_scale * random.gumbel(noise_key, (logits.shape[1],)).to(logits.dtype)
+            noise = noise if explore is None else explore.unsqueeze(1) * noise
         else:
             noise = random.dirichlet(noise_key, config.dirichlet_alpha, selection.is_legal(logits)).to(logits.dtype)
-        return self.run(state, logits, value, noise, draw_key)
+        return self.run(state, logits, value, noise, draw_key, explore)
 
     @operation("search")
-    def run(self, state: Tensors, logits: Tensor, value: Tensor, noise: Tensor, key: Tensor) -> SearchResult:
+    def run(
+        self,
+        state: Tensors,
+        logits: Tensor,
+        value: Tensor,
+        noise: Tensor,
+        key: Tensor,
+        explore: Tensor | None = None,
+    ) -> SearchResult:
         """Search from states that the model has judged, with noise that was drawn before.
 
         Args:
@@ -144,6 +161,7 @@ class Search:
             value: [B] float
             noise: Gumbel or Dirichlet noise.  [B, A] float
             key: the action is drawn from it (PUCT and UCT).  [B] int64
+            explore: factor of ``temperature``; None for 1.  [B] float
 
         Raises:
             MemoryError: the trees do not fit into the device's free memory; nothing was allocated.
@@ -160,7 +178,7 @@ class Search:
         for i in range(n):
             of_roots = self._root_scores(noise, considered[min(i + 1, n - 1)])
             tree.simulate(self.model, roots + (i + 1), min(i + 1, config.max_depth or n), of_roots, scores)
-        return self._result(tree, noise, key)
+        return self._result(tree, noise, key, explore)
 
     def memory_needed(self, state: Mapping[str, Tensor], n_actions: int, *, float_bytes: int = 4) -> int:
         """Return how many bytes the trees of searches from such states take, from shapes alone.
@@ -214,7 +232,7 @@ class Search:
         scale, offset = self.config.value_scale, self.config.visit_offset
         return selection.completed_values(logits, visits, q, raw, value_scale=scale, visit_offset=offset)
 
-    def _result(self, tree: Tree, noise: Tensor, key: Tensor) -> SearchResult:
+    def _result(self, tree: Tree, noise: Tensor, key: Tensor, explore: Tensor | None) -> SearchResult:
         logits, visits, q, raw = tree.root_edges()
         value = selection.node_value(visits, q, raw)
         if self.config.method == "gumbel":
@@ -225,8 +243,11 @@ class Search:
             policy = visits / visits.sum(-1, keepdim=True)
             action = visits.argmax(-1)
             if self.config.temperature > 0.0:
-                action = random.categorical(policy.log() / self.config.temperature, key)
-        return SearchResult(action, policy, value, visits, q, tree)
+                heat = self.config.temperature if explore is None else self.config.temperature * explore.unsqueeze(1)
+                drawn = random.categorical(policy.log() / heat, key)
+                action = drawn if explore is None else torch.where(explore > 0.0, drawn, action)
+        expected = (policy * torch.where(visits > 0, q, value.unsqueeze(-1))).sum(-1)
+        return SearchResult(action, policy, value, expected, visits, q, tree)
 
 
 def _with_noise(logits: Tensor, noise: Tensor, fraction: float) -> Tensor:

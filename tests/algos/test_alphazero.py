@@ -20,6 +20,7 @@ from rlstruct.algos.training import TrainingResult
 from rlstruct.batchers import RL_Batcher
 from rlstruct.core import DictTensor
 from rlstruct.errors import BatcherStateError
+from rlstruct.rl_agent import RL_Agent
 from rlstruct.search import SearchAgent, SearchConfig
 from rlstruct.sims import ConnectFour
 
@@ -66,6 +67,7 @@ def test_the_loss_by_hand() -> None:
             "observation/frame/board": torch.tensor([[1.0, 0.0], [0.0, 0.0]]),
             "observation/frame/legal": torch.tensor([[True, True, False], [True, True, True]]),
             "action/action_policy": torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]),
+            "action/action_value": torch.tensor([0.0, 0.0]),
             "reward": torch.tensor([-1.0, 0.0]),
             "terminated": torch.tensor([True, False]),
         }
@@ -84,11 +86,15 @@ def test_results_reach_every_position_of_a_game_with_the_sign_of_who_moved() -> 
     # Column 0 four times against column 1: who begins wins with the seventh move.
     learner = Learner.create(create_model(), partial(SearchAgent, create_simulator=ConnectFour), SMALL)
 
-    class Agent(Script, SearchAgent):  # type: ignore[misc]
+    class Agent(Script, RL_Agent):  # type: ignore[misc]
         def __call__(self, *arguments: Any, **named: Any) -> Any:
             action, state = Script.__call__(self, *arguments[:3])
             return action + DictTensor(
-                {"action_policy": torch.zeros(1, 7), "action_index": action["action"] * 0}
+                {
+                    "action_policy": torch.zeros(1, 7),
+                    "action_value": torch.zeros(1),
+                    "action_index": action["action"] * 0,
+                }
             ), state
 
     agent = Agent([0, 1, 0, 1, 0, 1, 0, 3, 3, 3])
