@@ -249,13 +249,12 @@ def train(
     with ``auto_reset=False``.
     """
     make = partial(create_env, **(env_args or {}))
-    create_learning = partial(
-        create_agent, create_simulator=make, discount=-config.discount, config=config.search(config.n_simulations)
-    )
+    search = replace(config.search(config.n_simulations), compiled=config.compile_agent)
+    create_learning = partial(create_agent, create_simulator=make, discount=-config.discount, config=search)
     evaluating = partial(arena, config, create_agent, make)
     return run_training(
         Learner,
-        config,
+        replace(config, compile_agent=False),  # the search compiles itself
         create_model,
         create_learning,
         create_env,

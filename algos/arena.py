@@ -20,7 +20,7 @@ _MOVES_IN_A_ROW = 8  # between two looks at whether all games are over
 
 
 class Player(Protocol):
-    """Chooses actions from observations that hold ``rng``; keeps no state. Every `RL_Agent` without a state is one."""
+    """Chooses actions from observations that hold ``rng``. An empty state begins anew, as with `SearchAgent`."""
 
     def __call__(self, state: DictTensor, observation: DictTensor, agent_info: DictTensor) -> tuple[Any, Any]:
         """Act; see `RL_Agent.__call__`."""
@@ -62,12 +62,13 @@ def play_match(player: Player, opponent: Player, env: VecEnv, seed: int = 0) -> 
     seeds = torch.arange(seed, seed + B, dtype=torch.int64, device=env.device)
     result = torch.zeros(B, dtype=torch.float32, device=env.device)
     length = torch.zeros_like(seeds)
-    n_moves = 0
+    n_moves, states = 0, [DictTensor(), DictTensor()]
     while bool(running.any()):  # sync: once in several moves
         for _ in range(_MOVES_IN_A_ROW):
             key = random.step_keys(seeds, 0, torch.full((1,), n_moves, dtype=torch.int64, device=env.device))[0]
-            mover, sign = (player, 1.0) if n_moves % 2 == 0 else (opponent, -1.0)
-            action, _ = mover(DictTensor(), current + DictTensor({"rng": key}), DictTensor())
+            side = n_moves % 2
+            mover, sign = (player, 1.0) if side == 0 else (opponent, -1.0)
+            action, states[side] = mover(states[side], current + DictTensor({"rng": key}), DictTensor())
             (reached, ran), (current, running) = env.step(action.get(["action"]))
             result = result + torch.where(ran, sign * reached["reward"], 0.0)
             length = length + ran

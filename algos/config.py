@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 AnyConfig = TypeVar("AnyConfig", bound="TrainingConfig")
 
@@ -16,6 +16,7 @@ _MAY_CHANGE = {
     *("n_env_steps", "target_return", "log_interval", "checkpoint_interval"),
     *("compile_agent", "compile_update", "graph"),
     *("evaluation_interval", "evaluation_step_limit", "learner_device", "batcher_device", "evaluation_device"),
+    *("sharing", "thread_percentage"),
 }
 _COUNTS = (
     *("n_env_steps", "n_timesteps", "n_envs", "log_interval"),
@@ -65,6 +66,8 @@ class TrainingConfig:
         learner_device: where losses and gradients are computed.
         batcher_device: where the agent acts during collection.
         evaluation_device: where the agent acts during evaluation.
+        sharing: how the worker processes that collect share a GPU: "none", "mps", "mig" or "auto", see RL_Batcher.
+        thread_percentage: of the GPU's threads, the most that one of them gets under MPS; None for no limit.
         seed: of the weights and of the environments, those of the evaluation too.
     """
 
@@ -93,6 +96,8 @@ class TrainingConfig:
     learner_device: str = "cpu"
     batcher_device: str = "cpu"
     evaluation_device: str = "cpu"
+    sharing: Literal["none", "mps", "mig", "auto"] = "none"
+    thread_percentage: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -109,6 +114,8 @@ class TrainingConfig:
             self._refuse(name, getattr(self, name) >= 0, "at least 0")
         self._refuse("discount", 0.0 <= self.discount <= 1.0, "0 to 1")
         norm = self.max_gradient_norm
+        fits = self.sharing in ("none", "auto") or (self.n_processes > 0 and self.batcher_device.startswith("cuda"))
+        self._refuse("sharing", fits, "'none' or 'auto', or worker processes on a GPU: n_processes, batcher_device")
         self._refuse("max_gradient_norm", norm is None or norm > 0.0, "more than 0, or None")
         if self.evaluation_episodes % max(1, self.evaluation_processes):
             raise ValueError(

@@ -106,6 +106,8 @@ def create_batchers(
         first_seed,
         n_processes=config.n_processes,
         compile_agent=config.compile_agent,
+        sharing=config.sharing,
+        thread_percentage=config.thread_percentage,
     )
     evaluating = partial(
         create,

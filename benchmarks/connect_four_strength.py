@@ -1,11 +1,12 @@
 """How strong a run of AlphaZero is at Connect Four: games against random play and UCT, mistakes in solved positions.
 
-    python benchmarks/connect_four_strength.py RUN [--simulations 100] [--games 40] [--uct 1000] [--positions 200]
+    python benchmarks/connect_four_strength.py RUN [--simulations 1000] [--games 40] [--uct 1000] [--positions 100]
 
-UCT and the solver are plain Python on integers, and share nothing with the library. A mistake is a move that gives away
-a win or a draw, by the network's own policy without a search, before and after the training, and by the search. The
-positions are drawn at random, with 24 to 34 stones, and have moves that are mistakes and moves that are none. RUN is a
-folder of `rlstruct train alphazero`, with its own network.
+Both sides have 1,000 simulations of each move unless you say otherwise. UCT and the solver are plain Python, and share
+nothing with the library. A mistake is a move that gives away a win or a draw, by the network's own policy
+without a search, and by the search, before and after the training. The positions are drawn by random play, in sets by
+the number of stones, and have moves that are mistakes and moves that are none. RUN is a folder of
+`rlstruct train alphazero`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,10 @@ from typing import Any
 
 import torch
 from _report import write
-from search import network
 from torch import nn
 
-from rlstruct.algos.arena import RandomPlayer, play_match
-from rlstruct.algos.checkpoint import read_checkpoint
+from rlstruct.algos.arena import Player, RandomPlayer, play_match
+from rlstruct.cli.record import load_trained
 from rlstruct.core import DictTensor
 from rlstruct.search import SearchAgent, SearchConfig
 from rlstruct.sims import ConnectFour, ConnectFourState
@@ -33,6 +33,9 @@ FULL = sum(0b111111 << (7 * c) for c in range(7))
 TOP = [1 << (7 * c + 5) for c in range(7)]
 BOTTOM = [1 << (7 * c) for c in range(7)]
 COLUMN = [0b111111 << (7 * c) for c in range(7)]
+ORDER = (3, 2, 4, 1, 5, 0, 6)
+STONES = (22, 26, 30, 34)
+"""Of the positions in each set: fewer take a solver in Python too long."""
 
 
 def legal(stones: int) -> list[int]:
@@ -131,29 +134,58 @@ class UctPlayer:
         return DictTensor({"action": torch.tensor(columns)}), state
 
 
-def solve(mine: int, theirs: int, known: dict[tuple[int, int], int]) -> int:
-    """Return 1, 0 or -1: the result of who moves next if both play perfectly."""
+def threats(stones: int, all_stones: int) -> int:
+    """Empty places where a player would have four in a line, after Pascal Pons (blog.gamesolver.org, part 9)."""
+    found = (stones << 1) & (stones << 2) & (stones << 3)  # upright: only on top
+    for step in (6, 7, 8):
+        pair = (stones << step) & (stones << 2 * step)
+        found |= pair & (stones << 3 * step) | pair & (stones >> step)
+        pair = (stones >> step) & (stones >> 2 * step)
+        found |= pair & (stones << step) | pair & (stones >> 3 * step)
+    return found & (FULL ^ all_stones)
+
+
+def solve(mine: int, theirs: int, known: dict[tuple[int, int], int], low: int = -1, high: int = 1) -> int:
+    """Return 1, 0 or -1, cut to [low, high]: the result of who moves next if both play perfectly.
+
+    Negamax with a window and a table of what was solved, the middle first; nobody lets the other one win at once.
+    """
     stones = mine | theirs
     if stones == FULL:
         return 0
-    if (mine, theirs) in known:
-        return known[mine, theirs]
-    columns = sorted(legal(stones), key=lambda c: abs(c - 3))
-    best = 1 if any(wins(mine | dropped(stones, c)) for c in columns) else -1
-    for c in columns if best < 1 else []:
-        best = max(best, -solve(theirs, mine | dropped(stones, c), known))
-        if best == 1:
-            break
-    known[mine, theirs] = best
+    places = (stones + sum(BOTTOM)) & FULL
+    if threats(mine, stones) & places:
+        return 1
+    danger = threats(theirs, stones)
+    forced = danger & places
+    if forced:
+        if forced & (forced - 1):
+            return -1  # two places to be taken at once
+        places = forced
+    places &= ~(danger >> 1)  # what lies on top of it wins for the other one
+    if not places:
+        return -1
+    key = mine, stones
+    bounds = known.get(key)
+    if bounds is not None:
+        return bounds
+    best = -1
+    for column in ORDER:
+        if stone := places & COLUMN[column]:
+            best = max(best, -solve(theirs, mine | stone, known, -high, -max(low, best)))
+            if best >= high:
+                break
+    if best or low < 0 < high:  # else 0 is only a bound
+        known[key] = best
     return best
 
 
-def solved_positions(n: int, seed: int = 0) -> list[tuple[int, int, set[int]]]:
+def solved_positions(n: int, n_stones: int, seed: int = 0) -> list[tuple[int, int, set[int]]]:
     """Draw positions in which some moves are mistakes: the stones of both, and the moves that are none."""
     draw, found, known = random.Random(seed), [], {}
     while len(found) < n:
         mine = theirs = 0
-        for _ in range(draw.randint(24, 34)):
+        for _ in range(n_stones):
             stones = mine | theirs
             mine, theirs = theirs, mine | dropped(stones, draw.choice(legal(stones)))
             if wins(theirs):
@@ -170,47 +202,57 @@ def solved_positions(n: int, seed: int = 0) -> list[tuple[int, int, set[int]]]:
     return found
 
 
-def mistakes(positions: list[tuple[int, int, set[int]]], model: nn.Module, simulations: int) -> float:
-    """Share of the positions in which the best move of a policy, or of a search with it, gives something away."""
+def mistakes(positions: list[tuple[int, int, set[int]]], player: Player) -> float:
+    """Share of the positions in which a player's move gives something away."""
     state = ConnectFourState(*(torch.tensor([position[i] for position in positions]) for i in (0, 1)))
     frames = ConnectFour(1).observe(state)
-    if simulations:
-        config = SearchConfig(n_simulations=simulations, max_depth=24)
-        agent = SearchAgent(model, create_simulator=ConnectFour, config=config, stochastic=False)
-        seen = {f"frame/{name}": frame for name, frame in frames.items()} | {"rng": torch.arange(len(positions))}
-        action = agent(DictTensor(), DictTensor(seen), DictTensor())[0]["action"]
-    else:
-        with torch.no_grad():
-            action = model(frames["board"])[0].masked_fill(~frames["legal"], -torch.inf).argmax(-1)
+    seen = {f"frame/{name}": frame for name, frame in frames.items()} | {"rng": torch.arange(len(positions))}
+    action = player(DictTensor(), DictTensor(seen), DictTensor())[0]["action"]
     wrong = [column not in best for column, (_, _, best) in zip(action.tolist(), positions, strict=True)]
     return sum(wrong) / len(wrong)
+
+
+def policy_of(model: nn.Module) -> Player:
+    """The network's own policy, without a search."""
+
+    @torch.no_grad()
+    def play(state: DictTensor, observation: DictTensor, agent_info: DictTensor) -> tuple[Any, Any]:
+        logits, _ = model(observation["frame/board"])
+        action = logits.masked_fill(~observation["frame/legal"], -torch.inf).argmax(-1)
+        return DictTensor({"action": action}), state
+
+    return play
 
 
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path)
-    parser.add_argument("--simulations", type=int, default=100)
+    parser.add_argument("--simulations", type=int, default=1000)
+    parser.add_argument("--method", choices=["puct", "gumbel"], default="gumbel")
     parser.add_argument("--games", type=int, default=40)
     parser.add_argument("--uct", type=int, default=1000)
-    parser.add_argument("--positions", type=int, default=200)
+    parser.add_argument("--positions", type=int, default=100)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    checkpoint = read_checkpoint(options.run / "checkpoint.pt")
-    torch.manual_seed(checkpoint["config"]["seed"])
-    untrained, trained = network(), network()
-    trained.load_state_dict(checkpoint["model"])
-    rows: list[dict[str, Any]] = [{"moves_of_self_play": checkpoint["env_steps"]}]
-    positions = solved_positions(options.positions)
-    for name, model in (("before", untrained), ("after", trained)):
-        for simulations in (0, options.simulations):
-            rate = mistakes(positions, model, simulations)
-            rows.append({"mistakes": name, "simulations": simulations, "rate": rate})
-            sys.stdout.write(f"mistakes {name} training, {simulations} simulations: {rate:.1%}\n")
-            sys.stdout.flush()
-    config = SearchConfig(n_simulations=options.simulations, max_depth=24)
-    agent = SearchAgent(trained, create_simulator=ConnectFour, config=config, stochastic=False)
-    games = partial(ConnectFour, options.games // 2, auto_reset=False)
+    trained = load_trained(options.run, auto_reset=True)
+    torch.manual_seed(trained.record.config.seed)
+    before = trained.choice.create_model()
+    config = SearchConfig(method=options.method, n_simulations=options.simulations, max_depth=24)
+    create = partial(SearchAgent, create_simulator=ConnectFour, config=config, stochastic=False)
+    common = {"simulations": options.simulations, "method": options.method, "games_of_each": options.games}
+    rows: list[dict[str, Any]] = [{"moves_of_self_play": trained.env_steps, **common}]
+    for n_stones in STONES:
+        positions = solved_positions(options.positions, n_stones)
+        row: dict[str, Any] = {"stones": n_stones, "positions": len(positions)}
+        for name, model in (("before", before), ("after", trained.model)):
+            row[name] = mistakes(positions, policy_of(model))
+            row[f"{name}, searching"] = mistakes(positions, create(model))
+        rows.append(row)
+        shown = ", ".join(f"{name} {row[name]:.0%}" for name in list(row)[2:])
+        sys.stdout.write(f"mistakes in {len(positions)} positions with {n_stones} stones: {shown}\n")
+        sys.stdout.flush()
+    agent, games = create(trained.model), partial(ConnectFour, options.games // 2, auto_reset=False)
     for name, opponent in (("random play", RandomPlayer(7)), (f"UCT {options.uct}", UctPlayer(options.uct))):
         first, _ = play_match(agent, opponent, games(), seed=1)
         second, _ = play_match(opponent, agent, games(), seed=2)

@@ -22,7 +22,7 @@ from rlstruct.cli.agents import choose
 from rlstruct.cli.complaint import UserError, check_device, nearest, number, say
 from rlstruct.cli.environments import ATARI_STACK, GymFactory, Task, find, spaces_of
 from rlstruct.cli.record import ALGORITHMS, RunRecord, config_class, load, module_of, versions
-from rlstruct.errors import TrainingDiverged
+from rlstruct.errors import SharingError, TrainingDiverged
 
 Config = TypeVar("Config", bound=TrainingConfig)
 
@@ -130,8 +130,8 @@ def train(
         notes: what else to say when it begins, line by line.
 
     Raises:
-        UserError: the environment, a device or the agent does not exist; the run cannot go on with these settings; or
-            the loss is not finite any more.
+        UserError: the environment, a device or the agent does not exist; the run cannot go on with these settings; the
+            machine cannot share its GPU as asked for; or the loss is not finite any more.
     """
     for name in ("learner_device", "batcher_device", "evaluation_device", "replay_device"):
         if (device := getattr(config, name, None)) is not None:
@@ -155,7 +155,7 @@ def train(
             result: TrainingResult = module_of(algorithm).train(config, *create, factory, run=folder)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped. To go on: rlstruct train --resume {folder.path}") from None
-    except TrainingDiverged as error:
+    except (TrainingDiverged, SharingError) as error:
         raise UserError(str(error)) from None
     _tell(result, config.target_return, folder)
 

@@ -42,15 +42,17 @@ class Compiled:
 
     Args:
         fn: the function; no Python control flow on values, every later call with the same keys, shapes and dtypes.
+        writes: it may change its arguments in place; they must be contiguous.
 
     Attributes:
         held: tensors that the function reads beside its arguments, such as weights. Every call reads their values
             anew; who puts others in their place, of the same layout, has those read.
     """
 
-    def __init__(self, fn: Pure) -> None:
+    def __init__(self, fn: Pure, *, writes: bool = False) -> None:
         """Remember ``fn``; nothing is compiled yet."""
         self.held: list[Tensor] = []
+        self._writes = writes
         self._fn = fn
         self._run: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
         self._inputs: list[tuple[int, str, tuple[int, ...]]] = []  # argument, key and strides of what the code reads
@@ -123,7 +125,8 @@ class Compiled:
             }
             # Fake tensors have no values: a function that asks for one raises, instead of to be traced for this one.
             traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
-            _refuse_changes(traced.graph)
+            if not self._writes:
+                _refuse_changes(traced.graph)
             pure = torch.func.functionalize(traced, remove="mutations")
             graph = make_fx(pure, decomposition_table=table)(*inputs)
             _take_apart(graph.graph)

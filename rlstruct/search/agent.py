@@ -15,21 +15,23 @@ from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.engine.compiled import Tensors
 from rlstruct.engine.graph import Graph, RecordingError, recorder_of
+from rlstruct.engine.promise import WeightsWatch
 from rlstruct.engine.streams import lane_of
 from rlstruct.functional import random
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.search.game import GameModel, RolloutModel
 from rlstruct.search.search import Search, SearchConfig
+from rlstruct.search.tree import Tree
 
 
 class SearchAgent(RL_Agent):
     """Searches from what the environments show, all of them at once.
 
     It returns ``action`` [B] int64; ``action_policy`` [B, A], what a policy should learn; ``action_visits`` [B, A]; and
-    ``action_value`` [B], the return that the search expects of that policy, for who acts. Its state is empty, or
-    ``moves`` [B] int64, the moves of each episode so far, if `SearchConfig.exploring_moves` wants them. On CUDA the
-    search of a move is one graph; that is why the agent does not promise to be `pure`: a graph cannot be recorded
-    within another.
+    ``action_value`` [B], the return that the search expects of that policy, for who acts. Its state holds what
+    the settings want: ``moves`` [B] int64 of each episode so far (`SearchConfig.exploring_moves`), and the last trees
+    as ``tree/…`` (`SearchConfig.reuse_tree`). An empty state begins anew. On CUDA the search of a move is one graph;
+    that is why the agent does not promise to be `pure`: a graph cannot be recorded within another.
 
     Args:
         model: maps frames [B, ...] to logits [B, A] and value [B] of who acts next, as
@@ -45,11 +47,13 @@ class SearchAgent(RL_Agent):
 
     Raises:
         TypeError: the simulator cannot tell its state from what it shows.
+        ValueError: it leaves something to chance, see `GameModel`; or random games should be compiled.
 
     Attributes:
         model: the agent's own network, or the shared one; or None.
         search: what searches.
-        game: what it searches in; counts the inferences.
+        game: what it searches in.
+        n_inferences: states that its model has judged so far.
         device: where observations and actions are.
     """
 
@@ -80,22 +84,37 @@ class SearchAgent(RL_Agent):
             settings = replace(
                 settings, dirichlet_fraction=0.0, gumbel_scale=0.0, temperature=0.0, exploring_moves=None
             )
+        if self.model is None and settings.compiled:
+            raise ValueError(
+                "SearchAgent: compiled is True without a model, expected False: random games end at different moves, "
+                "and compiled code cannot stop early. Pass a model, or leave compiled out."
+            )
         self.game = (
             RolloutModel(simulator, int(simulator.action_space.n), n_rollout_moves, discount=discount)
             if self.model is None
             else GameModel(simulator, self.model, discount=discount)
         )
         self.search = Search(self.game, settings, device=self.device)
+        self.n_inferences = 0
         self._lane = lane_of(self.device)
         recorder = recorder_of(self.device)
+        self._weights = WeightsWatch(self.model)
         self._graph = None if recorder is None else Graph(self._step, recorder)
         self._ready = False  # whether libraries have made what a recording needs
 
     def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
-        """Return no moves, if they are counted; see `RL_Agent.initial_state`."""
-        if self.search.config.exploring_moves is None:
-            return DictTensor()
-        return DictTensor({"moves": torch.zeros(B, dtype=torch.int64, device=self.device)})
+        """Return no moves, and trees of nothing but a root; see `RL_Agent.initial_state`."""
+        parts: Tensors = {}
+        if self.search.config.exploring_moves is not None:
+            parts["moves"] = torch.zeros(B, dtype=torch.int64, device=self.device)
+        if self.search.config.reuse_tree:
+            self._simulator.reset()
+            key = torch.zeros(1, dtype=torch.int64, device=self.device)
+            one = self.game.begin(self._simulator.get_state(), key)
+            nothing = {name: part.new_zeros(B, *part.shape[1:]) for name, part in one.items()}
+            logits = torch.zeros(B, int(self._simulator.action_space.n), device=self.device)
+            parts |= _as_state(self.search.plant(nothing, logits, logits[:, 0]))
+        return DictTensor(parts)
 
     @torch.no_grad()
     def __call__(
@@ -108,15 +127,18 @@ class SearchAgent(RL_Agent):
         """Search from the frames, drawing from ``observation["rng"]``; see `RL_Agent.__call__`."""
         frames = dict(observation.truncate_key("frame/").items()) or {"": observation["frame"]}
         given = {f"frame/{name}": frame for name, frame in frames.items()} | {"rng": observation["rng"]}
-        if self.search.config.exploring_moves is not None:
-            given["moves"] = torch.where(observation["initial_state"], 0, state["moves"])
-            state = DictTensor({"moves": given["moves"] + 1})
-        if self._graph is None:
-            return DictTensor(self._step({}, given)[1]), state
+        kept = state if not state.empty() else self.initial_state(agent_info, observation.n_elems())
+        given |= dict(kept.items())
+        if "moves" in given:
+            given["moves"] = torch.where(observation["initial_state"], 0, given["moves"])
+        if self.search.config.compiled and self._weights.replaced():
+            self.search.forget()
+        self.n_inferences += observation.n_elems() * (1 + self.search.config.n_simulations)
         with self._lane.work():
-            found = self._replay(self._graph, given)
+            found = self._step({}, given)[1] if self._graph is None else self._replay(self._graph, given)
         self._lane.give(found.values())
-        return DictTensor(found), state
+        after = DictTensor({name: found.pop(name) for name in kept.keys()})
+        return DictTensor(found), after
 
     def update(self, info: Mapping[str, Tensor]) -> None:
         """Take over new weights; see `RL_Agent.update`.
@@ -129,15 +151,19 @@ class SearchAgent(RL_Agent):
         self.model.load_state_dict(info)
 
     def _step(self, carry: Tensors, given: Tensors) -> tuple[Tensors, Tensors]:
-        """Search as a step of `rlstruct.engine` does: nothing is carried on, the record is what the agent returns."""
+        """Search as a step of `rlstruct.engine` does; the record is what the agent returns, its new state included."""
         frames = {name.removeprefix("frame/"): frame for name, frame in given.items() if name.startswith("frame/")}
         model_key, search_key = random.split(given["rng"], 2).unbind(1)
         state = self._simulator.state_from(frames.get("", frames))
-        explore, limit = None, self.search.config.exploring_moves
-        if limit is not None:
+        explore, after = None, {}
+        if (limit := self.search.config.exploring_moves) is not None:
             explore = (1.0 - given["moves"] / limit).clamp(min=0.0)
-        found = self.search(self.game.begin(state, model_key), search_key, explore)
-        return {}, {
+            after["moves"] = given["moves"] + 1
+        earlier = {name.removeprefix("tree/"): part for name, part in given.items() if name.startswith("tree/")}
+        found = self.search(self.game.begin(state, model_key), search_key, explore, earlier or None)
+        if earlier:
+            after |= _as_state(found.tree)
+        return {}, after | {
             "action": found.action,
             "action_policy": found.policy,
             "action_visits": found.visits,
@@ -155,3 +181,7 @@ class SearchAgent(RL_Agent):
             warnings.warn(f"SearchAgent: the search is not one graph, and slower: {error}", stacklevel=4)
             self._graph = None
             return self._step({}, given)[1]
+
+
+def _as_state(tree: Tree) -> Tensors:
+    return {f"tree/{name}": part for name, part in tree.rows().items()}

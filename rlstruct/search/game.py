@@ -40,24 +40,26 @@ class Simulator(Protocol):
 class GameModel:
     """A simulator as a search sees it, judged by a network.
 
-    A simulator that draws random numbers draws one next state for each action of a node: the search then knows what
-    chance will do there.
-
     Args:
-        simulator: the game.
+        simulator: the game; nothing is left to chance in it.
         network: judges frames.
         discount: of the next state's value: -1 for two players in turn, of whom one wins what the other loses; else
             from 0 to 1.
 
-    Attributes:
-        n_inferences: states that were judged, counted from shapes.
+    Raises:
+        ValueError: the simulator draws random numbers. A node keeps one next state for each action, so a search would
+            know what chance will do, and prefer actions that are good only if it does.
     """
 
     def __init__(self, simulator: Simulator, network: Network | None = None, *, discount: float = -1.0) -> None:
         """Judge nothing yet."""
+        if simulator.stochastic:
+            raise ValueError(
+                f"GameModel: {type(simulator).__name__} draws random numbers in its transitions, expected a simulator "
+                "without chance: the search would know what chance will do. Search in one whose transitions draw none."
+            )
         self.simulator, self.network, self.discount = simulator, network, discount
-        self.n_inferences = 0
-        self._keeps_key = simulator.stochastic
+        self._keeps_key = False
         self._kind: type[Any] = type(None)  # the class of states, known from the first ones on
 
     def begin(self, state: Any, key: Tensor) -> Tensors:  # noqa: ANN401 - the simulator's own class
@@ -65,23 +67,21 @@ class GameModel:
 
         Args:
             state: of the simulator.  [B, ...]
-            key: for what chance decides in the search.  [B] int64
+            key: for random games (`RolloutModel`).  [B] int64
         """
         self._kind = type(state)
         return {**vars(state), _KEY: key} if self._keeps_key else dict(vars(state))
 
     def advance(self, state: Tensors, action: Tensor) -> tuple[Tensors, Tensor, Tensor]:
         """Take a step of the simulator; see `rlstruct.search.tree.Model`."""
-        key = state[_KEY] if self._keeps_key else action[:0]
-        drawn = key if self.simulator.stochastic else key[:0]
-        after, reward, terminated = self.simulator.transition(self._inner(state), action, drawn)
-        key = random.child_key(key, 0) if self._keeps_key else key
+        nothing = action[:0]
+        after, reward, terminated = self.simulator.transition(self._inner(state), action, nothing)
+        key = random.child_key(state[_KEY], 0) if self._keeps_key else nothing
         return self.begin(after, key), reward, torch.where(terminated, 0.0, self.discount)
 
     def evaluate(self, state: Tensors) -> tuple[Tensor, Tensor]:
         """Judge states; see `rlstruct.search.tree.Model`."""
         frame, legal = split_frames(self.simulator.observe(self._inner(state)))
-        self.n_inferences += frame.shape[0]
         logits, value = self.judge(state, frame, legal)
         return logits if legal is None else logits.masked_fill(~legal, -torch.inf), value
 

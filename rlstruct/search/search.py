@@ -19,6 +19,7 @@ from rlstruct.engine.compiled import Tensors
 from rlstruct.functional import random
 from rlstruct.profiling import operation
 from rlstruct.search import selection
+from rlstruct.search.growth import CompiledGrowth
 from rlstruct.search.tree import Model, Scores, Tree, judge
 
 Method = Literal["puct", "gumbel", "uct"]
@@ -45,6 +46,9 @@ class SearchConfig:
         temperature: of the draw by visits (PUCT and UCT); 0 takes the most visited action.
         exploring_moves: over so many moves of an episode `SearchAgent` lets ``temperature``, or ``gumbel_scale``, fall
             to 0 in a straight line; None for no fall.
+        reuse_tree: begin with what the search of an earlier move found behind the present state (PUCT and UCT), up to
+            n_simulations nodes; it takes twice the memory, and as much again from one move to the next.
+        compiled: let TorchInductor compile the simulations, on the CPU. The first search then takes a minute longer.
     """
 
     method: Method = "gumbel"
@@ -60,6 +64,8 @@ class SearchConfig:
     visit_offset: float = 50.0
     temperature: float = 1.0
     exploring_moves: int | None = None
+    compiled: bool = False
+    reuse_tree: bool = False
 
     def __post_init__(self) -> None:
         """Check the settings.
@@ -68,6 +74,8 @@ class SearchConfig:
             ValueError: a setting is out of range.
         """
         self._refuse("method", self.method in ("puct", "gumbel", "uct"), "'puct', 'gumbel' or 'uct'")
+        fits = self.method != "gumbel" or not self.reuse_tree
+        self._refuse("reuse_tree", fits, "False with Gumbel, whose sequential halving plans the visits of fresh roots")
         for name in ("n_simulations", "n_considered"):
             self._refuse(name, getattr(self, name) >= 1, "at least 1")
         for name in ("max_depth", "exploring_moves"):
@@ -123,15 +131,24 @@ class Search:
         n = config.n_simulations
         plans = [selection.considered_visits(max(1, k), n) for k in range(config.n_considered + 1)]
         self._plans = torch.tensor(plans, dtype=torch.int64, device=self.device)  # [n_considered + 1, n]
+        self._compiled = CompiledGrowth(self._grow) if config.compiled and self.device.type == "cpu" else None
+        self.n_kept = n if config.reuse_tree else 1  # nodes of an earlier tree at most, the root among them
         self._n_bytes = 0  # of the largest trees that were found to fit
 
-    def __call__(self, state: Mapping[str, Tensor], key: Tensor, explore: Tensor | None = None) -> SearchResult:
+    def __call__(
+        self,
+        state: Mapping[str, Tensor],
+        key: Tensor,
+        explore: Tensor | None = None,
+        earlier: Tensors | None = None,
+    ) -> SearchResult:
         """Search.
 
         Args:
             state: where to begin.  [B, ...] on the device
             key: what noise and action are drawn from, for `rlstruct.functional.random`.  [B] int64
             explore: factor of ``temperature``, or of ``gumbel_scale``; None for 1.  [B] float
+            earlier: `Tree.rows` of an earlier search, for ``reuse_tree``; None for none.
         """
         config, state = self.config, dict(state)
         logits, value = judge(self.model, state)
@@ -141,7 +158,7 @@ class Search:
             noise = noise if explore is None else explore.unsqueeze(1) * noise
         else:
             noise = random.dirichlet(noise_key, config.dirichlet_alpha, selection.is_legal(logits)).to(logits.dtype)
-        return self.run(state, logits, value, noise, draw_key, explore)
+        return self.run(state, logits, value, noise, draw_key, explore, earlier)
 
     @operation("search")
     def run(
@@ -152,6 +169,7 @@ class Search:
         noise: Tensor,
         key: Tensor,
         explore: Tensor | None = None,
+        earlier: Tensors | None = None,
     ) -> SearchResult:
         """Search from states that the model has judged, with noise that was drawn before.
 
@@ -162,6 +180,7 @@ class Search:
             noise: Gumbel or Dirichlet noise.  [B, A] float
             key: the action is drawn from it (PUCT and UCT).  [B] int64
             explore: factor of ``temperature``; None for 1.  [B] float
+            earlier: see `__call__`.
 
         Raises:
             MemoryError: the trees do not fit into the device's free memory; nothing was allocated.
@@ -171,14 +190,23 @@ class Search:
         if config.method == "puct" and config.dirichlet_fraction:
             logits = _with_noise(logits, noise, config.dirichlet_fraction)
         n = config.n_simulations
-        tree = Tree.plant(state, logits, value, n + 1)
+        tree = self.plant(state, logits, value)
+        if earlier is not None:
+            tree.keep(earlier, self.n_kept)
         considered = self._considered(logits)  # [n, B]
-        roots, scores = tree.roots(), self._scores()
-        tree.choose(roots.unsqueeze(0), self._root_scores(noise, considered[0]), scores)
+        roots = tree.roots()
+        tree.choose(roots.unsqueeze(0), self._root_scores(noise, considered[0]), self._scores())
+        grow = self._grow if self._compiled is None else self._compiled
         for i in range(n):
-            of_roots = self._root_scores(noise, considered[min(i + 1, n - 1)])
-            tree.simulate(self.model, roots + (i + 1), min(i + 1, config.max_depth or n), of_roots, scores)
+            path = tree.descend(min(i + self.n_kept, config.max_depth or n + self.n_kept))
+            following = considered[min(i + 1, n - 1)]
+            grow(tree, {"path": path, "fresh": roots + (self.n_kept + i), "noise": noise, "considered": following})
         return self._result(tree, noise, key, explore)
+
+    def forget(self) -> None:
+        """Compile anew, if anything was: other tensors stand where the model's weights were."""
+        if self._compiled is not None:
+            self._compiled.forget()
 
     def memory_needed(self, state: Mapping[str, Tensor], n_actions: int, *, float_bytes: int = 4) -> int:
         """Return how many bytes the trees of searches from such states take, from shapes alone.
@@ -191,7 +219,17 @@ class Search:
         rows = next(iter(state.values())).shape[0]
         of_states = sum(part.numel() * part.element_size() for part in state.values()) // rows
         slot = (3 * n_actions + 3) * float_bytes + (n_actions + 2) * 8 + of_states
-        return rows * (self.config.n_simulations + 2) * slot
+        trees = 3 if self.config.reuse_tree else 1  # the earlier one, and what is handed on
+        return trees * rows * (self.config.n_simulations + self.n_kept + 1) * slot
+
+    def plant(self, state: Mapping[str, Tensor], logits: Tensor, value: Tensor) -> Tree:
+        """Make trees that have a root only, with room for a search; see `Tree.plant`."""
+        return Tree.plant(state, logits, value, self.n_kept + self.config.n_simulations)
+
+    def _grow(self, tree: Tree, given: Tensors) -> None:
+        """Simulate once, in place; see `rlstruct.search.growth`."""
+        of_roots = self._root_scores(given["noise"], given["considered"])
+        tree.grow(given["path"], self.model, given["fresh"], of_roots, self._scores())
 
     def _refuse_too_large(self, state: Tensors, logits: Tensor) -> None:
         needed = self.memory_needed(state, logits.shape[1], float_bytes=logits.element_size())

@@ -21,6 +21,8 @@ from rlstruct.search.selection import mask_logits
 LOGITS, VISITS, Q = range(3)
 """Rows of `Tree.edges`."""
 
+_FIELDS = ("edges", "children", "nodes", "action", "onward")
+
 Scores = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """``scores(logits, visits, q, raw_value)``, see `rlstruct.search.selection`."""
 
@@ -103,6 +105,72 @@ class Tree:
         tree.put(tree.roots(), state, logits, value, torch.zeros_like(value), torch.ones_like(value))
         return tree
 
+    def tensors(self) -> Tensors:
+        """Return all tensors by name, see `of`."""
+        return {name: getattr(self, name) for name in _FIELDS} | {f"state/{k}": v for k, v in self.state.items()}
+
+    @classmethod
+    def of(cls, n_nodes: int, tensors: Tensors) -> Tree:
+        """Return the tree whose tensors these are."""
+        state = {name.removeprefix("state/"): v for name, v in tensors.items() if name.startswith("state/")}
+        return cls(n_nodes, **{name: tensors[name] for name in _FIELDS}, state=state)
+
+    def rows(self) -> Tensors:
+        """Return all tensors by name, where each environment counts its slots from its own root.  [B, N + 1, ...]."""
+        shaped = {name: part.view(-1, self.n_nodes + 1, *part.shape[1:]) for name, part in self.tensors().items()}
+        first = self.roots().unsqueeze(1)
+        return shaped | {"children": shaped["children"] - first.unsqueeze(2), "onward": shaped["onward"] - first}
+
+    def keep(self, rows: Tensors, n_kept: int) -> None:
+        """Take over what an earlier search found behind the present roots, where it came across their states.
+
+        Of several nodes with that state it is the oldest one. The first nodes that were made are kept, and the visits
+        of actions that lead to others.
+
+        Args:
+            rows: of the earlier tree, as large as this one, see `rows`.
+            n_kept: most nodes to keep, the root among them; they take the first slots.
+        """
+        children, N = rows["children"], self.n_nodes
+        B = len(children)
+        node = torch.arange(N + 1, device=children.device)
+        parent = torch.full_like(rows["onward"], N).scatter(
+            1, children.flatten(1), node.repeat_interleave(children.shape[2]).expand(B, -1)
+        )
+        parent[:, N] = N
+        roots = self.roots()
+        same = (parent < N) | (node == 0)
+        for name, part in self.state.items():
+            now = part.index_select(0, roots).unsqueeze(1)
+            same &= (rows[f"state/{name}"] == now).flatten(2).all(2) if now.dim() > 2 else rows[f"state/{name}"] == now
+        same[:, N] = False
+        inside = same & (same.cumsum(1) == 1)  # the new root
+        for _ in range(N.bit_length()):  # in each round twice as many generations
+            inside = inside | inside.gather(1, parent)
+            parent = parent.gather(1, parent)
+        number = inside.cumsum(1) - 1
+        place = torch.where(inside & (number < n_kept), number, N)  # [B, N + 1]
+        kept = {name: part.flatten(0, 1) for name, part in rows.items()}
+        first = roots.unsqueeze(1)
+        kept["children"] = (place.gather(1, children.flatten(1)) + first).view(-1, children.shape[2])
+        kept["onward"] = (place.gather(1, rows["onward"]) + first).view(-1)
+        self._take(kept, (place + first).view(-1))
+
+    def _take(self, kept: Tensors, slots: Tensor) -> None:
+        """Copy nodes to slots, but for what the model has just said of the roots, and for the spare slots."""
+        mine = torch.cat([self.roots(), self.roots() + self.n_nodes])
+        before = {name: part.index_select(0, mine) for name, part in self.tensors().items()}
+        for name, part in self.tensors().items():
+            part.index_copy_(0, slots, kept[name])
+        B = len(mine) // 2
+        logits, _, _ = before["edges"].unbind(1)
+        _, visits, q = self.edges.index_select(0, mine).unbind(1)
+        known = torch.stack([logits[:B], visits[:B], q[:B]], 1)
+        self.edges.index_copy_(0, mine, torch.cat([known, before["edges"][B:]]))
+        self.nodes.index_copy_(0, mine, before["nodes"])
+        for name in ("children", "action", "onward"):
+            getattr(self, name).index_copy_(0, mine[B:], before[name][B:])
+
     def roots(self) -> Tensor:
         """Return the slots of the roots.  [B] int64."""
         slots = torch.arange(0, self.onward.shape[0], self.n_nodes + 1, device=self.onward.device)
@@ -118,20 +186,19 @@ class Tree:
         for name, part in state.items():
             self.state[name].index_copy_(0, slot, part)
 
-    def simulate(self, model: Model, fresh: Tensor, n_levels: int, root_scores: Scores, scores: Scores) -> None:
-        """Walk down to an action that was not taken yet, take it, judge where it leads, and remember the return.
+    def grow(self, path: Tensor, model: Model, fresh: Tensor, root_scores: Scores, scores: Scores) -> None:
+        """Take the chosen action at the end of a way, judge where it leads, and remember the return: a simulation.
 
         A way that ends at the end of a game, or at the greatest depth, is judged again.
 
         Args:
+            path: slots on the way, from `descend`, then spare ones.  [D, B] int64
             model: the game.
             fresh: slots for the nodes to come.  [B] int64
-            n_levels: greatest number of nodes that a way may visit before it takes an action.
             root_scores: choose the next action of the roots.
             scores: choose the next action of all other nodes.
         """
         A = self.children.shape[1]
-        path = self._descend(n_levels)  # [D, B]
         spare = self.roots() + self.n_nodes
         depth = (path != spare).sum(0) - 1  # of the last node
         last = path.gather(0, depth.unsqueeze(0)).squeeze(0)
@@ -155,7 +222,7 @@ class Tree:
 
         Args:
             path: slots, the roots first.  [D, B] int64
-            root_scores: see `simulate`, as is ``scores``.
+            root_scores: see `grow`, as is ``scores``.
             scores: chooses in all other nodes.
         """
         D, B = path.shape
@@ -178,8 +245,15 @@ class Tree:
         logits, visits, q = self.edges.index_select(0, roots).unbind(1)
         return logits, visits, q, self.nodes.index_select(0, roots)[:, 0]
 
-    def _descend(self, n_levels: int) -> Tensor:
-        """Follow the chosen actions from the roots: the slots on the way, then spare ones.  [D, B], D <= n_levels."""
+    def descend(self, n_levels: int) -> Tensor:
+        """Follow the chosen actions from the roots.
+
+        Args:
+            n_levels: greatest number of nodes that a way may visit before it takes an action.
+
+        Returns:
+            The slots on the way, then spare ones.  [D, B] int64, D <= n_levels
+        """
         slot = self.roots()
         spare = slot + self.n_nodes
         path = [slot]

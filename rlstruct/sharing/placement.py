@@ -17,6 +17,7 @@ from rlstruct.sharing.machine import MigInstance, mig_instances, running_daemon
 Mode = Literal["none", "mps", "mig", "auto"]
 
 _logger = logging.getLogger(__name__)
+_taken: set[int] = set()  # cores of the placements that are open in this process
 
 
 class Placement:
@@ -31,7 +32,8 @@ class Placement:
 
     Attributes:
         mode: what it has become: ``"none"``, ``"mps"`` or ``"mig"``.
-        cores: of each process; none if all may use all.
+        cores: of each process, from the first one's start on, which no other placement of this program has; none if
+            all may use all.
 
     Raises:
         ValueError: the arguments do not fit together.
@@ -48,7 +50,8 @@ class Placement:
         self.mode = _choose(device, n_processes, instances) if sharing == "auto" else sharing
         if sharing != "auto" and (why_not := _lacking(self.mode, n_processes, instances)):
             raise SharingError(f"RL_Batcher: sharing={self.mode!r}: {why_not}")
-        self.cores = split_cores(n_processes) if together else []
+        self.cores: list[set[int]] = []
+        self._n_to_pin = n_processes if together else 0
         self._device, self._automatic, self._thread_percentage = device, sharing == "auto", thread_percentage
         self._instances = instances
         self._daemon: Daemon | None = None
@@ -71,6 +74,8 @@ class Placement:
             SharingError: the daemon does not start.
         """
         variables = self.environment(worker)
+        if self._n_to_pin:
+            self.cores, self._n_to_pin = take_cores(self._n_to_pin), 0
         before = {name: os.environ.get(name) for name in variables}
         cores = os.sched_getaffinity(0) if self.cores else set()
         try:
@@ -105,25 +110,29 @@ class Placement:
         return self._daemon.environment(self._thread_percentage) if self._daemon else {}
 
     def close(self) -> None:
-        """End the daemon, if there is one; once all workers have ended."""
+        """End the daemon, if there is one, and give the cores back; once all workers have ended."""
         self._daemon = None
         self._block.close()
+        _taken.difference_update(*self.cores)
+        self.cores = []
 
 
-def split_cores(n_processes: int) -> list[set[int]]:
-    """Give each process cores of its own, of those that this one may use.
+def take_cores(n_processes: int) -> list[set[int]]:
+    """Give each process a core of its own, of those that this one may use and no other placement has taken.
+
+    A worker computes in one thread. The cores that are left are for the learner, and for the next batcher.
 
     Args:
         n_processes: how many.
 
     Returns:
-        One set for each; none where there are fewer cores than processes, or where the system cannot pin.
+        A core for each, as a set; none where there are too few, or where the system cannot pin.
     """
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    cores = sorted(os.sched_getaffinity(0) - _taken) if hasattr(os, "sched_getaffinity") else []
     if len(cores) < n_processes:
         return []
-    stops = [i * len(cores) // n_processes for i in range(n_processes + 1)]
-    return [set(cores[stops[i] : stops[i + 1]]) for i in range(n_processes)]
+    _taken.update(cores[:n_processes])
+    return [{core} for core in cores[:n_processes]]
 
 
 def _is_shared(device: torch.device, n_processes: int) -> bool:

@@ -80,6 +80,10 @@ def test_the_loss_by_hand() -> None:
     torch.testing.assert_close(terms["value_loss"], torch.tensor(1.5**2))
     torch.testing.assert_close(terms["loss"], policy_loss + 2.0 * terms["value_loss"])
     torch.testing.assert_close(terms["divergence"], policy_loss - torch.log(torch.tensor(2.0)) / 2)
+    # A quarter of the target is what the search expected, 1.
+    batch = DictTensor({**dict(batch.items()), "action/action_value": torch.ones(2)})
+    terms = losses(Model(), batch, dataclasses.replace(SMALL, search_value_fraction=0.25))
+    torch.testing.assert_close(terms["value_loss"], torch.tensor((0.5 - (0.75 * -1.0 + 0.25)) ** 2))
 
 
 def test_results_reach_every_position_of_a_game_with_the_sign_of_who_moved() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -79,7 +80,7 @@ def test_500_inferences_for_each_sample() -> None:
         batcher.execute()
         trajectories, _ = batcher.get()
     n_samples = trajectories.trajectories.lengths.sum()
-    assert counted.n_rows == agent.game.n_inferences == 500 * n_samples
+    assert counted.n_rows == agent.n_inferences == 500 * n_samples
     visits = trajectories.trajectories["action/action_visits"]
     assert (visits.sum(-1) == 499).all()
 
@@ -203,3 +204,69 @@ def test_refuses_what_makes_no_sense() -> None:
         game.evaluate(game.begin(as_state([Bitboard()]), torch.arange(1)))
     with pytest.raises(ValueError, match="expected one frame"):
         split_frames({"a": torch.zeros(1), "b": torch.zeros(1)})
+
+
+class Coin(ConnectFour):
+    """A game that would draw random numbers."""
+
+    stochastic = True
+
+
+def test_chance_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"Coin draws random numbers .* expected a simulator without"):
+        SearchAgent(network(), create_simulator=Coin)
+
+
+@pytest.mark.parametrize("method", ["puct", "gumbel"])
+def test_exploration_falls_over_the_first_moves_of_each_game(method: str) -> None:
+    config = SearchConfig(method=method, n_simulations=8, max_depth=3, dirichlet_fraction=0.0, exploring_moves=3)
+    noisy = SearchAgent(network(), create_simulator=ConnectFour, config=config)
+    best = SearchAgent(network(), create_simulator=ConnectFour, config=config, stochastic=False)
+    seen = DictTensor({**dict(observed(ConnectFour(200)).items()), "initial_state": torch.arange(200) % 2 == 0})
+    state = DictTensor({"moves": torch.full((200,), 3)})  # of games that go on
+    found, after = noisy(state, seen, DictTensor())
+    expected = best(DictTensor(), seen, DictTensor())[0]["action"]
+    assert after["moves"].tolist() == [1, 4] * 100
+    assert (found["action"][1::2] == expected[1::2]).all()  # after three moves: the best one
+    assert (found["action"][::2] != expected[::2]).any()  # in the first one: drawn
+    assert noisy.initial_state(DictTensor(), 2)["moves"].tolist() == [0, 0]
+    assert best.initial_state(DictTensor(), 2).empty()
+
+
+def test_what_the_search_expects_is_not_lowered_by_bad_actions_that_it_tried() -> None:
+    # Who moves next wins in column 3, and nothing else is known.
+    board = Bitboard().play(3).play(0).play(3).play(0).play(3).play(1)
+    game = GameModel(ConnectFour(1), knows_nothing)
+    config = SearchConfig(n_simulations=32, gumbel_scale=0.0)
+    found = Search(game, config)(game.begin(as_state([board]), torch.arange(1)), torch.arange(1))
+    assert found.action.tolist() == [3]
+    torch.testing.assert_close(found.expected, (found.policy * found.q).sum(-1))
+    assert found.value < 0.8 < found.expected
+
+
+@pytest.mark.slow
+def test_compiled_simulations_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = SearchConfig(method="puct", n_simulations=12, max_depth=4)
+    make = partial(SearchAgent, network(), create_simulator=ConnectFour)
+    plain, compiled = make(config=config), make(config=replace(config, compiled=True))
+    assert compiled.model is not None
+    for n_moves in (8, 9):
+        seen = observed(ConnectFour(6), n_moves)
+        for agent in (plain, compiled):
+            agent.update({name: weight * 0.9 for name, weight in agent.model.state_dict().items()})
+        expected, found = (agent(DictTensor(), seen, DictTensor())[0] for agent in (plain, compiled))
+        for key, value in expected.items():
+            torch.testing.assert_close(found[key], value)
+    growth = compiled.search._compiled
+    assert growth is not None
+    assert len(growth._codes) == 1  # four levels
+    forgotten: list[bool] = []
+    monkeypatch.setattr(compiled.search, "forget", lambda: forgotten.append(True))
+    compiled(DictTensor(), seen, DictTensor())
+    assert not forgotten
+    weight = next(compiled.model.parameters())
+    weight.data = weight.data.clone()
+    compiled(DictTensor(), seen, DictTensor())
+    assert forgotten  # the code would read the old weights
+    with pytest.raises(ValueError, match="compiled is True without a model"):
+        SearchAgent(create_simulator=ConnectFour, config=replace(config, compiled=True))

@@ -13,7 +13,11 @@ from fake_agents import FixedAgent
 from fake_envs import CountingEnv
 from fake_mps import FakeMps
 
+from rlstruct.agents import RandomAgent
+from rlstruct.algos.a2c import A2CConfig
+from rlstruct.algos.placement import create_batchers
 from rlstruct.batchers import RL_Batcher
+from rlstruct.cli.main import main
 from rlstruct.errors import SharingError
 from rlstruct.sharing import Placement, describe, machine, mig_instances, mps, no_green_contexts, placement
 
@@ -60,9 +64,7 @@ def batcher(monkeypatch: pytest.MonkeyPatch, folder: Path, **arguments: Any) -> 
     monkeypatch.setattr(
         "rlstruct.batchers.batcher.Placement", lambda device, *others: Placement(torch.device("cuda:0"), *others)
     )
-    monkeypatch.setattr(
-        placement, "split_cores", lambda n: [{core} for core in (list(os.sched_getaffinity(0)) * n)[:n]]
-    )
+    monkeypatch.setattr(placement, "take_cores", lambda n: [{core} for core in (list(os.sched_getaffinity(0)) * n)[:n]])
     return RL_Batcher(2, FixedAgent, ShowingEnv, env_args={"folder": str(folder)}, seed=0, n_processes=2, **arguments)
 
 
@@ -149,11 +151,29 @@ def test_mig_instances_are_those_that_this_process_may_use(
     )
 
 
-def test_cores_are_split_without_remainder_and_without_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batchers_take_turns_over_the_free_cores(h100: FakeMps, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 3, 4, 8, 9})
-    assert placement.split_cores(2) == [{1, 3}, {4, 8, 9}]
-    assert placement.split_cores(5) == [{1}, {3}, {4}, {8}, {9}]
-    assert placement.split_cores(6) == []  # there are no cores of their own
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: None)
+
+    def started(n: int) -> Placement:
+        placed = Placement(GPU, n, "mps")
+        with placed.of(0):
+            return placed
+
+    first, second = started(2), started(2)
+    assert (first.cores, second.cores) == ([{1}, {3}], [{4}, {8}])
+    third = started(2)
+    assert third.cores == []  # one is left, and there are two workers: all may use all
+    first.close()
+    first.close()
+    again = started(3)
+    assert again.cores == [{1}, {3}, {9}]
+    for taken in (second, third, again):
+        taken.close()
+    whole = started(5)
+    assert whole.cores == [{1}, {3}, {4}, {8}, {9}]
+    whole.close()
+    assert started(6).cores == []
 
 
 @pytest.mark.parametrize(
@@ -241,3 +261,22 @@ def test_green_contexts_are_for_a_torch_with_disjoint_parts(monkeypatch: pytest.
     assert "no torch.cuda.green_contexts.SMPartition" in no_green_contexts()
     monkeypatch.setattr(torch.cuda.green_contexts, "SMPartition", object, raising=False)
     assert no_green_contexts() == ""
+
+
+def test_trainings_share_as_their_settings_say(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr("rlstruct.algos.placement.RL_Batcher", lambda *arguments, **named: made.append(named))
+    config = A2CConfig(n_processes=2, batcher_device="cuda:0", sharing="mps", thread_percentage=25)
+    for create in create_batchers(config, RandomAgent, CountingEnv, {}, torch.nn.Linear(1, 1), 0):
+        create()
+    collecting, evaluating = made
+    assert (collecting["sharing"], collecting["thread_percentage"]) == ("mps", 25)
+    assert "sharing" not in evaluating
+    with pytest.raises(
+        ValueError, match="A2CConfig: sharing is mps, expected 'none' or 'auto', or worker processes on"
+    ):
+        A2CConfig(n_processes=2, sharing="mps")
+    assert main(["train", "a2c", "--env", "CartPole-v1", "--sharing", "mps"]) == 2
+    assert "sharing is mps, expected 'none' or 'auto'" in capsys.readouterr().err
