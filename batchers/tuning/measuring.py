@@ -52,13 +52,13 @@ class Session:
             raise
         self.bytes = 0
 
-    def rate(self) -> float:
-        """Collect for a moment, and return the steps per second."""
+    def rate(self, at_least: float | None = None) -> float:
+        """Collect for a moment, so many seconds at least, and return the steps per second."""
         self.batch = None
         start, steps = time.perf_counter(), 0
         while True:
             steps += self._collect()
-            if (seconds := time.perf_counter() - start) >= _TURN:
+            if (seconds := time.perf_counter() - start) >= (_TURN if at_least is None else at_least):
                 return steps / seconds
 
     def close(self) -> None:

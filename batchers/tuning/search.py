@@ -8,7 +8,6 @@ begins where the last one ended instead of at the smallest number.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -159,8 +158,11 @@ class Search:
 
     def run(self) -> Probe | None:
         """Search, and return the fastest candidate; None if not a single one could be started."""
-        with contextlib.suppress(TimeIsUp):
+        try:
             self._run()
+        except TimeIsUp:
+            if self._seen:
+                self._say(self.probes[-1], "time is up")
         return self.best
 
     def _run(self) -> None:
@@ -229,6 +231,8 @@ class Search:
         at = values.index(getattr(start, name))
         here = self._probe(start)
         found = [here] if here else []
+        if here and not self._seen[start].why:
+            self._say(here, f"a climb of {name} begins")
         for direction in (1, -1) if here else (-1,):
             last, moved = here, False
             for value in values[at + 1 :] if direction > 0 else values[:at][::-1]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from rlstruct.batchers.tuning.roles import ISAAC_GYM, ISAAC_GYM_COLLECTING, Roles, throughput
 from rlstruct.cli.complaint import UserError, say
 from rlstruct.device import device_count
 from rlstruct.sharing import describe
@@ -98,7 +99,33 @@ def layout(n_cpus: int, n_gpus: int) -> list[str]:
         ),
     ]
     fitting = [*layouts[:2], *layouts[3:]] if n_gpus else layouts[:3]
-    return [line for what, options in fitting for line in (f"  {what}", f"      {options}")]
+    told = [line for what, options in fitting for line in (f"  {what}", f"      {options}")]
+    measure = ["  how many workers and environments: measure it here", "      rlstruct tune ppo --env CartPole-v1"]
+    return [*told, *measure, *(["", *roles(n_gpus)] if n_gpus else [])]
+
+
+def roles(n_gpus: int) -> list[str]:
+    """Propose which roles live together on GPUs, by the model of GMI-DRL with what its paper measured for Isaac Gym.
+
+    Args:
+        n_gpus: CUDA devices, at least one.
+    """
+    collecting = _together_over_apart(ISAAC_GYM_COLLECTING, communication=2.0)
+    training = _together_over_apart(ISAAC_GYM, communication=7.0)
+    lines = [
+        "Who lives with whom, by the model of GMI-DRL (measured there for Isaac Gym on an A100):",
+        f"  simulator and agent in one process, not in two: {collecting:.1f} times the steps of collecting",
+        f"  simulator, agent and learner in one process, not in three: {training:.1f} times the steps of training",
+    ]
+    if n_gpus == 1:
+        return [*lines, "  so: one process on cuda:0 that does everything"]
+    return [*lines, f"  so: one process that does everything on each of {n_gpus} GPUs, not a GPU for each role"]
+
+
+def _together_over_apart(kind: Roles, communication: float) -> float:
+    """How many times as fast one process for all roles is; ``communication`` of roles apart, in steps of work."""
+    apart = throughput(kind.apart(), kind.seconds, communication * kind.seconds)
+    return throughput(kind.together(), kind.seconds) / apart
 
 
 def usable_cpus() -> int:

@@ -57,7 +57,7 @@ class Task:
         >>> Task(env="LunarLander-v3", env_options=("gravity=-5", "name=moon")).settings()
         {'gravity': -5, 'name': 'moon'}
         """
-        return _read("--env-options", self.env_options, "continuous=false")
+        return read_settings("--env-options", self.env_options, "continuous=false")
 
     def network_settings(self) -> dict[str, Any]:
         """Return the settings of the network as keyword arguments.
@@ -65,10 +65,20 @@ class Task:
         Raises:
             UserError: one has no ``=``.
         """
-        return _read("--network", self.network, "hidden=[128,128]")
+        return read_settings("--network", self.network, "hidden=[128,128]")
 
 
-def _read(option: str, words: tuple[str, ...], example: str) -> dict[str, Any]:
+def read_settings(option: str, words: tuple[str, ...], example: str) -> dict[str, Any]:
+    """Read KEY=VALUE words as keyword arguments; values are read as JSON where they can be.
+
+    Args:
+        option: which they were given to.
+        words: as written.
+        example: of a right one.
+
+    Raises:
+        UserError: one has no ``=``.
+    """
     settings = {}
     for word in words:
         key, equals, value = word.partition("=")

@@ -18,6 +18,7 @@ COMMANDS = {
     "evaluate": "play whole episodes with a trained agent: rlstruct evaluate RUN --video out.gif",
     "plot": "draw the learning curves of runs, seeds together: rlstruct plot RUN [RUN ...]",
     "play": "see what an agent sees: rlstruct play Breakout-MinAtar --out breakout.gif",
+    "tune": "find the fastest number of workers and environments: rlstruct tune ppo --env CartPole-v1",
     "profile": "run a command and say where its time goes: rlstruct profile train ppo --env CartPole-v1",
     "devices": "show the CPUs and GPUs that are here, and where things should live",
 }

@@ -39,3 +39,14 @@ def test_a_machine_without_a_gpu_is_told_to_use_its_cores() -> None:
 def test_the_learner_gets_the_second_gpu_if_there_is_one() -> None:
     assert "--learner-device cuda:1" in "\n".join(layout(8, 2))
     assert "--learner-device cuda:1" not in "\n".join(layout(8, 1))
+
+
+def test_who_lives_with_whom_is_proposed_by_the_model() -> None:
+    one, many = "\n".join(layout(8, 1)), "\n".join(layout(8, 4))
+    for text in (one, many):  # worked values of the paper: 2.58 and 5.46
+        assert "in one process, not in two: 2.6 times" in text
+        assert "in one process, not in three: 5.5 times" in text
+    assert "one process on cuda:0 that does everything" in one
+    assert "on each of 4 GPUs, not a GPU for each role" in many
+    assert "GMI-DRL" not in "\n".join(layout(8, 0))
+    assert "rlstruct tune" in "\n".join(layout(8, 0))

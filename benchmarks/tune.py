@@ -1,0 +1,198 @@
+"""How good `rlstruct.batchers.tune` is: its answer against the best of an exhaustive grid, on five tasks.
+
+Run on an idle machine: ``python benchmarks/tune.py``, about seven minutes on two cores; ``--task`` takes some of them.
+First tune searches; then every candidate of the same grid is probed in the same way; then tune's answer and the three
+fastest of the grid collect in turns, round by round. Wanted: 95 % of the best, with at most 40 % of the probes, in at
+most 60 s, and memory projected within 5 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+from typing import Any
+
+import _report
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from rlstruct import RL_Agent, VecEnv, sims
+from rlstruct.agents import ActorCritic, ActorCriticAgent, RandomAgent
+from rlstruct.batchers import RL_Batcher, Tuning, tune
+from rlstruct.batchers.tuning.measuring import Prober, Session
+from rlstruct.batchers.tuning.search import Candidate
+from rlstruct.envs import GymEnvInf
+
+ROUNDS, SECONDS = 7, 0.2
+
+
+class SlowEnv(gymnasium.Env[Any, Any]):
+    """Sleeps for 1 ms a step, and in one of ten for 10 ms; an episode has 200 steps."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
+    action_space = spaces.Discrete(2)
+    shown = np.zeros(4, np.float32)
+    seconds = True
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self.shown, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:  # noqa: ANN401
+        if self.seconds:
+            time.sleep(0.010 if self.np_random.random() < 0.1 else 0.001)
+        self._steps += 1
+        return self.shown, 1.0, self._steps == 200, False, {}
+
+
+class Frames(SlowEnv):
+    """Frames as Atari games have them, at once."""
+
+    observation_space = spaces.Box(0, 255, (84, 84, 4), np.uint8)
+    shown = np.zeros((84, 84, 4), np.uint8)
+    seconds = False
+
+
+def cart_poles(n_envs: int, seed: int) -> VecEnv:
+    return GymEnvInf([gymnasium.make("CartPole-v1") for _ in range(n_envs)], seed)
+
+
+def of(kind: Callable[[], gymnasium.Env[Any, Any]], n_envs: int, seed: int) -> VecEnv:
+    return GymEnvInf([kind() for _ in range(n_envs)], seed)
+
+
+def simulators(n_envs: int, seed: int) -> VecEnv:
+    return sims.make("CartPole-v1", n_envs, seed)
+
+
+def random_agent() -> RL_Agent:
+    return RandomAgent(spaces.Discrete(2))
+
+
+def acting(hidden: Sequence[int]) -> dict[str, Any]:
+    """Arguments of an ActorCriticAgent."""
+    return {"model": ActorCritic(4, 2, hidden=tuple(hidden)), "device": "cpu", "stochastic": True}
+
+
+@dataclass(frozen=True)
+class Task:
+    """A grid, and what collects."""
+
+    create_agent: Callable[..., RL_Agent]
+    create_env: Callable[..., VecEnv]
+    agent_args: dict[str, Any] = field(default_factory=dict)
+    n_processes: Sequence[int] = (0, 2)
+    n_envs: Sequence[int] = (8, 16, 32, 64, 128, 256)
+    n_timesteps: Sequence[int] = (16, 64, 256)
+
+    def grid(self) -> list[Candidate]:
+        return [Candidate(*values) for values in product(self.n_processes, self.n_envs, self.n_timesteps)]
+
+    def create(self, candidate: Candidate) -> RL_Batcher:
+        return RL_Batcher(
+            candidate.n_timesteps, self.create_agent, self.create_env, agent_args=self.agent_args,
+            env_args={"n_envs": candidate.n_envs}, n_processes=candidate.n_processes, seed=0,
+        )  # fmt: skip
+
+    def tune(self) -> Tuning:
+        values = {"n_processes": self.n_processes, "n_envs": self.n_envs, "n_timesteps": self.n_timesteps}
+        return tune(self.create_agent, self.create_env, agent_args=self.agent_args, **values)
+
+
+TASKS = {
+    "CartPole, small network": Task(ActorCriticAgent, cart_poles, acting([64])),
+    "CartPole, large network": Task(ActorCriticAgent, cart_poles, acting([512, 512])),
+    "slow environments": Task(
+        ActorCriticAgent, partial(of, SlowEnv), acting([64]), (0, 2, 4), (1, 2, 4, 8), (8, 16, 32)
+    ),
+    "frames": Task(random_agent, partial(of, Frames), n_envs=(2, 4, 8, 16, 32, 64), n_timesteps=(8, 32, 128)),
+    "simulator": Task(ActorCriticAgent, simulators, acting([64]), n_envs=(32, 64, 128, 256, 512, 1024)),
+}
+
+
+def exhaustive(task: Task) -> list[tuple[float, Candidate]]:
+    """Probe the whole grid, each candidate beside the fastest until then; scores, the best first."""
+    scores: dict[Candidate, float] = {}
+    best: Candidate | None = None
+    with Prober(task.create, device=torch.device("cpu")) as prober:
+        for candidate in task.grid():
+            ratio = prober(candidate, best, 0.0).ratio
+            scores[candidate] = ratio * (scores[best] if best else 1.0)
+            if best is None or scores[candidate] > scores[best]:
+                best = candidate
+    return sorted(((score, candidate) for candidate, score in scores.items()), reverse=True)
+
+
+def side_by_side(task: Task, candidates: Sequence[Candidate]) -> dict[Candidate, list[float]]:
+    """Let candidates collect in turns; steps per second of each in each round."""
+    sessions = {candidate: Session(task.create(candidate), None) for candidate in candidates}
+    try:
+        return _rounds(sessions)
+    finally:
+        for session in sessions.values():
+            session.close()
+
+
+def _rounds(sessions: dict[Candidate, Session]) -> dict[Candidate, list[float]]:
+    rates: dict[Candidate, list[float]] = {candidate: [] for candidate in sessions}
+    for _ in range(ROUNDS):
+        for candidate, session in sessions.items():
+            rates[candidate].append(session.rate(SECONDS))
+    return rates
+
+
+def row(name: str) -> dict[str, Any]:
+    """Tune a task, and judge the answer."""
+    task = TASKS[name]
+    answer = task.tune()
+    print(answer, flush=True)
+    start = time.perf_counter()
+    scores = exhaustive(task)
+    print(f"the grid took {time.perf_counter() - start:.0f} s", flush=True)
+    rates = side_by_side(task, list(dict.fromkeys([answer.best, *(candidate for _, candidate in scores[:3])])))
+    medians = {candidate: statistics.median(values) for candidate, values in rates.items()}
+    best = max(medians, key=lambda candidate: medians[candidate])
+    share = statistics.median(ours / theirs for ours, theirs in zip(rates[answer.best], rates[best], strict=True))
+    measured = [(probe.projected, probe.measured.memory) for probe in answer.probes if probe.measured]
+    return {
+        **{"name": name, "answer": str(answer.best), "best": str(best), "share": share},
+        **{"probes": len(measured), "grid": len(scores), "seconds": answer.seconds},
+        "projection": max(abs(projected / memory - 1.0) for projected, memory in measured),
+        "rates": {str(candidate): median for candidate, median in medians.items()},
+    }
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", nargs="*", choices=list(TASKS), default=list(TASKS))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    for name in options.task:
+        print(f"\n## {name}\n", flush=True)
+        one = row(name)
+        rows.append(one)
+        verdicts = [
+            f"{one['share']:.1%} of the best ({one['best']}), target {_report.verdict(one['share'], 0.95)}",
+            f"{one['probes']} of {one['grid']} probes, target "
+            + _report.verdict(one["probes"] / one["grid"], 0.4, at_most=True),
+            f"{one['seconds']:.0f} s, target {_report.verdict(one['seconds'], 60.0, at_most=True)}",
+            f"memory projected within {one['projection']:.1%}, target "
+            + _report.verdict(one["projection"], 0.05, at_most=True),
+        ]
+        print("\n".join(verdicts), flush=True)
+    if options.task == list(TASKS):
+        print(_report.write("tune", rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""`rlstruct tune`: how many workers, environments and steps are fastest here."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+
+from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.placement import PlacedEnv
+from rlstruct.algos.presets import PRESETS
+from rlstruct.batchers import Tuning, tune
+from rlstruct.cli.agents import choose
+from rlstruct.cli.complaint import UserError, check_device, nearest, say
+from rlstruct.cli.environments import Task, find, read_settings, spaces_of
+from rlstruct.cli.record import RunRecord, config_class, module_of, versions
+from rlstruct.core import Trajectories
+from rlstruct.sharing import Mode
+
+_HELP = """usage: rlstruct tune ALGORITHM --env NAME [OPTIONS]
+       rlstruct tune MODULE:CREATE_AGENT MODULE:CREATE_ENV [OPTIONS]
+
+Find out how many workers, environments and steps collect fastest on this
+machine, or with --learn train fastest. Short probes, a table that says why each
+one ended, and the answer: options to paste, and with --out a preset. Nothing is
+started that is expected to take more memory than --memory-limit.
+
+  rlstruct tune ppo --env CartPole-v1
+  rlstruct tune ppo --env CartPole-v1 --learn --out runs/tuned
+  rlstruct train --config runs/tuned               train with the answer
+  rlstruct tune my_module:create_agent my_module:create_env --out tuned.json
+
+--help after the names lists all options."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to search, and where the answer goes.
+
+    Attributes:
+        n_processes: numbers of workers to choose from; by default 0, 1, 2, 4, … as far as that is faster.
+        n_envs: numbers of environments in each process, likewise.
+        n_timesteps: numbers of steps of a batch. By default 8, 32 and 128; for an algorithm its own number, since
+            another one changes what is learnt.
+        sharing: how workers may share a GPU.
+        device: where agent and environments live.
+        memory_limit: GiB that may be taken in all; by default 80 % of what there is.
+        alpha: go on while speed grows by more than alpha times the memory; by default what the noise allows.
+        seconds: no probe begins that would probably end later.
+        out: write the answer here: for an algorithm a folder for rlstruct train --config, else a JSON file.
+        cache: a file that keeps answers, by hardware, versions and factories.
+        again: measure, whatever the cache says.
+        progress: show a progress bar.
+        threads: of PyTorch in this process; by default 1.
+    """
+
+    n_processes: tuple[int, ...] | None = None
+    n_envs: tuple[int, ...] | None = None
+    n_timesteps: tuple[int, ...] | None = None
+    sharing: tuple[Mode, ...] | None = None
+    device: str = "cpu"
+    memory_limit: float | None = None
+    alpha: float | None = None
+    seconds: float = 60.0
+    out: Path | None = None
+    cache: Path = Path("runs/tuning.json")
+    again: bool = False
+    progress: bool = True
+    threads: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneTraining:
+    """Tune an algorithm of rlstruct in an environment.
+
+    Attributes:
+        environment: What is to be learnt.
+        options: What to search.
+        learn: learn from every batch, too: how fast training is, not collecting alone.
+    """
+
+    environment: Task
+    options: Options = Options()
+    learn: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneFactories:
+    """Tune what two functions make.
+
+    Attributes:
+        options: What to search.
+        agent_args: arguments of the first, each as KEY=VALUE.
+        env_args: arguments of the second, without n_envs and seed.
+    """
+
+    options: Options = Options()
+    agent_args: tuple[str, ...] = ()
+    env_args: tuple[str, ...] = ()
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Tune as the words after ``tune`` say.
+
+    Raises:
+        UserError: they make no sense.
+    """
+    words = list(arguments)
+    if not words or words[0] in ("-h", "--help"):
+        say(_HELP)
+        return
+    if ":" in words[0]:
+        if len(words) < 2 or ":" not in words[1]:
+            raise UserError("name both factories: rlstruct tune my_module:create_agent my_module:create_env")
+        of_own = _parsed(TuneFactories, words[2:], f"rlstruct tune {words[0]} {words[1]}")
+        _tune_factories(_load(words[0]), _load(words[1]), of_own)
+        return
+    config = config_class(words[0])  # refuses a wrong one
+    _tune_training(words[0], config, _parsed(TuneTraining, words[1:], f"rlstruct tune {words[0]}"))
+
+
+def _parsed(kind: type[Any], words: Sequence[str], program: str) -> Any:  # noqa: ANN401 - of that kind
+    return tyro.cli(kind, args=words, prog=program, config=(tyro.conf.OmitArgPrefixes,))
+
+
+def _load(name: str) -> Callable[..., Any]:
+    """Import a factory by ``module:name``; the present folder is searched, too.
+
+    Raises:
+        UserError: there is no such module, or nothing of that name in it.
+    """
+    module, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        raise UserError(f"there is no module {module!r}. Is its folder on PYTHONPATH?") from None
+    if not callable(factory := getattr(found, attribute, None)):
+        raise UserError(f"{module} has no function {attribute!r}.{nearest(attribute, vars(found))}")
+    create: Callable[..., Any] = factory
+    return create
+
+
+def _tune_factories(create_agent: Callable[..., Any], create_env: Callable[..., Any], given: TuneFactories) -> None:
+    arguments = {
+        "agent_args": read_settings("--agent-args", given.agent_args, "hidden=64"),
+        "env_args": read_settings("--env-args", given.env_args, "difficulty=3"),
+    }
+    answer = _search(given.options, create_agent, create_env, (8, 32, 128), **arguments)
+    if given.options.out is not None:
+        file = answer.save(given.options.out)
+        say(f"preset: RL_Batcher(create_agent=…, create_env=…, **json.loads(Path({str(file)!r}).read_text()))")
+
+
+def _tune_training(algorithm: str, kind: type[TrainingConfig], given: TuneTraining) -> None:
+    task, options = given.environment, given.options
+    preset = PRESETS.get((algorithm, task.env))
+    config = replace(preset.config if preset else kind(), learner_device=options.device, batcher_device=options.device)
+    if preset and not task.network:
+        task = replace(task, network=tuple(f"{key}={json.dumps(value)}" for key, value in preset.network.items()))
+    factory = find(task, auto_reset=algorithm != "reinforce")
+    choice = choose(algorithm, task, *spaces_of(factory))
+    model = choice.create_model()
+
+    def create_learner() -> Any:  # noqa: ANN401 - a learner of that algorithm
+        own = copy.deepcopy(model).to(options.device)
+        return module_of(algorithm).Learner.create(own, choice.create_agent, config)
+
+    def create_learn() -> Callable[[Trajectories], Any]:
+        learner = create_learner()
+
+        def learn(batch: Trajectories) -> Any:  # noqa: ANN401 - weights by name
+            learner.update(batch, 0.5)  # in the middle of a training: every algorithm has begun to learn
+            return learner.model.state_dict()
+
+        return learn
+
+    agent_args = {"model": model, "copy_model": True, "device": options.device, "stochastic": True}
+    rows = getattr(config, "n_minibatches", 1) if given.learn else 1
+    answer = _search(
+        options,
+        choice.create_agent,
+        PlacedEnv(factory, options.device),
+        (config.n_timesteps,),
+        fewest=rows,
+        agent_args=agent_args,
+        agent_info=create_learner().agent_info(0.5, 1),
+        create_learner=create_learn if given.learn else None,
+    )
+    best = answer.best
+    tuned = replace(config, n_processes=best.n_processes, n_envs=best.n_envs, n_timesteps=best.n_timesteps)
+    if options.out is not None:
+        record = RunRecord(algorithm=algorithm, task=task, agent=choice.kind, config=tuned, versions=versions())
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "config.json").write_text(json.dumps(asdict(record), indent=2, default=str) + "\n")
+        say(f"preset: rlstruct train --config {options.out}")
+    say(f"now {config.n_processes} x {config.n_envs} environments x {config.n_timesteps} steps. More of them for one "
+        "update may need another learning rate.")  # fmt: skip
+
+
+def _search(
+    options: Options,
+    create_agent: Callable[..., Any],
+    create_env: Callable[..., Any],
+    n_timesteps: tuple[int, ...],
+    fewest: int = 1,
+    **arguments: Any,  # noqa: ANN401 - of tune
+) -> Tuning:
+    """Tune, and say what came of it."""
+    check_device("--device", options.device)
+    torch.set_num_threads(options.threads)
+    given = {name: getattr(options, name) for name in ("n_processes", "n_envs", "sharing", "alpha", "seconds")}
+    if given["n_envs"] is None and fewest > 1:  # a minibatch has whole environments
+        given["n_envs"] = tuple(2**i for i in range(13) if 2**i >= fewest)
+    limit = None if options.memory_limit is None else options.memory_limit * 2**30
+    if options.again and options.cache.exists():
+        options.cache.unlink()
+    start = partial(tune, create_agent, create_env, n_timesteps=options.n_timesteps or n_timesteps, **given)
+    try:
+        answer = start(
+            device=options.device, memory_limit=limit, cache=options.cache, progress=options.progress, **arguments
+        )
+    except (ValueError, TypeError) as error:
+        if str(error).startswith(("tune: ", "RL_Batcher: ")):
+            raise UserError(str(error)) from None
+        raise
+    say(str(answer))
+    return answer
