@@ -167,6 +167,7 @@ def _tune_factories(create_agent: Callable[..., Any], create_env: Callable[..., 
 
 def _tune_training(algorithm: str, kind: type[TrainingConfig], given: TuneTraining) -> None:
     task, options = given.environment, given.options
+    check_device("--device", options.device)
     preset = PRESETS.get((algorithm, task.env))
     config = replace(preset.config if preset else kind(), learner_device=options.device, batcher_device=options.device)
     if preset and not task.network:

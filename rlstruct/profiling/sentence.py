@@ -11,8 +11,10 @@ from rlstruct.profiling.gpu import GpuUse
 _WORDS = {"python": "Python", "backend": "torch's operators", "simulator": "the simulator", "cuda": "calls of CUDA"}
 _LEARNING = "a larger batch for each call, or a smaller network"
 ADVICE = {
-    "environment": "more workers (n_processes), or a simulator of rlstruct.sims",
-    "agent": "more environments for each call of the agent (n_envs), or compile_agent=True",
+    "environment": "more workers (n_processes; `rlstruct tune` finds how many), or a simulator of rlstruct.sims",
+    "agent": (
+        "more environments for each call of the agent (n_envs; `rlstruct tune` finds how many), or compile_agent=True"
+    ),
     "copy": "smaller observations, such as uint8 frames, or longer batches (n_timesteps)",
     "hand-over": "smaller observations, such as uint8 frames, or longer batches (n_timesteps)",
     "wait": "overlap=True, so that learning and collecting happen at the same time",

@@ -24,8 +24,8 @@ def iterations(script: Script, loss: int, n: int = 12) -> Script:
 def test_the_sentence_names_the_bottleneck_and_what_to_try(tmp_path: pathlib.Path) -> None:
     iterations(Script(), MS // 2).write(tmp_path)
     assert read(tmp_path, Costs()).sentence == (
-        "77 % of an iteration is the environment, mostly in the simulator: try more workers (n_processes), or a "
-        "simulator of rlstruct.sims."
+        "77 % of an iteration is the environment, mostly in the simulator: try more workers (n_processes; "
+        "`rlstruct tune` finds how many), or a simulator of rlstruct.sims."
     )
     other = tmp_path / "other"
     iterations(Script(), 9 * MS).write(other)
