@@ -8,6 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from rlstruct.functional.learners import sum_over_learners
 from rlstruct.functional.returns import discounted_sum
 
 
@@ -36,16 +37,16 @@ class RunningMoments(nn.Module):
 
     @torch.no_grad()
     def update(self, values: Tensor, mask: Tensor) -> None:
-        """Take in values, in place and without waiting for the device.
+        """Take in values, in place and without waiting for the device; those of all learners of a training.
 
         Args:
             values: [N, *shape], any dtype.
             mask: which of them count.  [N] bool, same device
         """
         real = mask.view(-1, *[1] * (values.dim() - 1))
-        n = mask.sum().to(torch.float64)
-        mean = torch.where(real, values, 0).sum(0, dtype=torch.float64) / n.clamp(min=1)
-        squares = torch.where(real, values.to(torch.float64) - mean, 0.0).square().sum(0)
+        n = sum_over_learners(mask.sum().to(torch.float64))
+        mean = sum_over_learners(torch.where(real, values, 0).sum(0, dtype=torch.float64)) / n.clamp(min=1)
+        squares = sum_over_learners(torch.where(real, values.to(torch.float64) - mean, 0.0).square().sum(0))
         difference, total = mean - self.mean, self.count + n
         squares = squares + self.variance * self.count + difference.square() * self.count * n / total
         self.mean += difference * n / total

@@ -180,7 +180,7 @@ class Learner(GradientLearner):
             device=self.device,
             n_step=config.longest_game,
             discount=-config.discount,
-            seed=config.seed,
+            seed=config.seed + self.learners.rank,
         )
 
     def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ _MAY_CHANGE = {
     *("sharing", "thread_percentage"),
 }
 _COUNTS = (
-    *("n_env_steps", "n_timesteps", "n_envs", "log_interval"),
+    *("n_env_steps", "n_timesteps", "n_envs", "n_learners", "log_interval"),
     *("evaluation_episodes", "evaluation_interval", "evaluation_step_limit"),
 )
 _COUNTS_OR_NONE = ("evaluation_timesteps", "checkpoint_interval")
@@ -38,6 +38,9 @@ class TrainingConfig:
         n_timesteps: steps of each environment in one batch, and so in one update.
         n_envs: environments in each process.
         n_processes: worker processes that collect; 0 collects in this one.
+        n_learners: processes that learn together, on this machine; each collects with its share of the n_processes, or
+            of the n_envs if there are none, and learns from its share of every batch. Under torchrun leave it at 1: all
+            of its processes learn together.
         compile_agent: let TorchInductor compile what the agent does in a step of collection, see RL_Batcher. It pays
             with few environments and small networks on the CPU; the first batch then takes a few seconds longer.
         compile_update: let TorchInductor compile the gradients of an update, if the agent promises to be
@@ -75,6 +78,7 @@ class TrainingConfig:
     n_timesteps: int = 500
     n_envs: int = 8
     n_processes: int = 2
+    n_learners: int = 1
     compile_agent: bool = False
     compile_update: bool = False
     graph: bool = True
@@ -177,7 +181,7 @@ def check_resumed(checkpoint: Mapping[str, Any], config: TrainingConfig) -> None
         ValueError: a setting differs that changes what is learnt, or they belong to another algorithm, or fewer
             environment steps are asked for than were collected.
     """
-    saved, now = checkpoint["config"], asdict(config)
+    saved, now = {"n_learners": 1, **checkpoint["config"]}, asdict(config)  # before there were several
     for name in sorted(saved.keys() | now.keys()):
         if name in _MAY_CHANGE or (name in saved and name in now and saved[name] == now[name]):
             continue

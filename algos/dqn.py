@@ -182,7 +182,7 @@ class Learner(GradientLearner):
         super().__init__(model, agent, config)
         self.model = copy.deepcopy(model).requires_grad_(False)
         self._average, self._target = Follower(self.model, model), Follower(self.target_model, model)
-        self.buffer = _create_buffer(config)
+        self.buffer = _create_buffer(config, config.seed + self.learners.rank)
 
     @classmethod
     def create(cls, model: nn.Module, create_agent: CreateAgent, config: DQNConfig) -> Learner:
@@ -235,8 +235,9 @@ class Learner(GradientLearner):
         """Return the ``epsilon`` of each environment.  [B] float32 on the CPU."""
         config = self.config
         epsilon = linear_schedule(fraction_done, config.initial_epsilon, config.final_epsilon, config.epsilon_fraction)
-        ladder = epsilon_ladder(epsilon, n_envs, config.epsilon_exponent)
-        return DictTensor({"epsilon": torch.tensor(ladder, dtype=torch.float32, device="cpu")})
+        ladder = epsilon_ladder(epsilon, n_envs * self.learners.size, config.epsilon_exponent)
+        epsilons = torch.tensor(ladder, dtype=torch.float32, device="cpu")
+        return DictTensor({"epsilon": epsilons[n_envs * self.learners.rank :][:n_envs]})
 
     def state_dict(self) -> dict[str, object]:
         """Return what a checkpoint needs, the replay buffer included."""
@@ -273,7 +274,7 @@ class Follower:
             mine.copy_(theirs)
 
 
-def _create_buffer(config: DQNConfig) -> ReplayBuffer:
+def _create_buffer(config: DQNConfig, seed: int) -> ReplayBuffer:
     kind: Callable[..., ReplayBuffer] = ReplayBuffer
     if config.prioritised:
         kind = partial(PrioritisedReplayBuffer, exponent=config.priority_exponent)
@@ -284,7 +285,7 @@ def _create_buffer(config: DQNConfig) -> ReplayBuffer:
         discount=config.discount,
         n_stack=config.n_stack,
         pin_memory=config.replay_pinned,
-        seed=config.seed,
+        seed=seed,
     )
 
 

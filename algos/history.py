@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.learner import Learner
+from rlstruct.algos.learners import learners
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.batchers import EpisodeStatistics
 from rlstruct.core import DictTensor, Trajectories
@@ -86,7 +87,7 @@ class TrainingHistory:
             self._unread[-n_kept - 1] = self._unread[-n_kept - 1]._replace(batches=())
 
     def read(self) -> None:
-        """Turn what the device computed into numbers, for several updates at once.
+        """Turn what the device computed into numbers, for several updates at once: means over all learners.
 
         Raises:
             TrainingDiverged: a number is NaN or infinite.
@@ -94,6 +95,7 @@ class TrainingHistory:
         if not self._unread:
             return
         columns = torch.stack([torch.stack(list(update.terms.values())) for update in self._unread])
+        columns = learners().average(columns)
         rows = columns.tolist()  # sync: once per log_interval updates
         mean_return = self.statistics.mean_return()
         for update, row in zip(self._unread, rows, strict=True):

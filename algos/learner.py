@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.learners import learners
 from rlstruct.algos.program import Program
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import resolve_device
@@ -101,6 +102,7 @@ class GradientLearner(ABC):
         device: where the losses are computed.
         optimizer: Adam (Kingma and Ba, ICLR 2015).
         policy_version: the number of gradient steps so far.
+        learners: all that train this network, each in a process of its own.
         version_now: the same when the update began, for what a graph computes.  [] int64 on the device
         statistics: the network, if it keeps some of what it learns from; else None.
         batches: see `Learner`, as are ``whole_episodes`` and ``overlap``.
@@ -114,6 +116,7 @@ class GradientLearner(ABC):
         self.model = model
         self.agent = agent
         self.device = resolve_device(config.learner_device)
+        self.learners = learners()
         # One kernel for all weights, where torch has one: the calls are what an update of a small network costs.
         fused, on_cpu = self.device.type in ("cpu", "cuda"), self.device.type == "cpu"
         self.optimizer = torch.optim.Adam(
@@ -129,9 +132,8 @@ class GradientLearner(ABC):
         self._rate = None if on_cpu else torch.zeros((), dtype=torch.float32, device=self.device)
         self._first = self._n_steps = 0  # policy_version before the update, and its gradient steps
         fixed = not self.whole_episodes  # else every batch has another shape
-        self._program = Program(
-            self._step, agent, self.device, compiled=fixed and config.compile_update, graph=fixed and config.graph
-        )
+        graph = fixed and config.graph and self.learners.records
+        self._program = Program(self._step, agent, self.device, compiled=fixed and config.compile_update, graph=graph)
         self.statistics = model if isinstance(model, KeepsStatistics) else None
         self._open_return: Tensor | None = None  # [B], where the statistics want it
 
@@ -209,7 +211,7 @@ class GradientLearner(ABC):
             group["lr"] = rate
 
     def gradient(self, *given: Tensors) -> tuple[Tensors, Tensors]:
-        """Differentiate the ``loss`` among `terms`, compiled where that is asked for.
+        """Differentiate the ``loss`` among `terms`, compiled where that is asked for, over the shares of all learners.
 
         Args:
             given: what `terms` is called with.
@@ -219,7 +221,14 @@ class GradientLearner(ABC):
             number, scaled down to the bound. Weights that the loss does not depend on have none.
         """
         terms, gradient = self._program.part("loss and backward", self._gradient, *given)
-        return terms, gradient
+        if self.learners.size == 1:
+            return terms, gradient
+        return self._bounded(*self.learners.mean(terms, gradient, self.weight(*given)))
+
+    def weight(self, *given: Tensors) -> Tensor | None:
+        """Return how many steps `terms` averages over, by which learners are weighed; None for all alike.  []."""
+        lengths = given[0].get("lengths")
+        return None if lengths is None else lengths.sum()
 
     def _gradient(self, *given: Tensors) -> tuple[Tensors, Tensors]:
         with torch.enable_grad():
@@ -228,6 +237,10 @@ class GradientLearner(ABC):
                 found = torch.autograd.grad(terms["loss"], self._weights, allow_unused=True)
         gradient = {str(i): one for i, one in enumerate(found) if one is not None}
         terms = {name: term.detach() for name, term in terms.items()}
+        return (terms, gradient) if self.learners.size > 1 else self._bounded(terms, gradient)
+
+    def _bounded(self, terms: Tensors, gradient: Tensors) -> tuple[Tensors, Tensors]:
+        """Scale the gradient down to the bound of its norm, if there is one."""
         if (bound := self._training.max_gradient_norm) is not None:
             norm = terms["gradient_norm"] = nn.utils.get_total_norm(list(gradient.values()))
             scale = (bound / (norm + 1e-6)).clamp(max=1.0)  # as nn.utils.clip_grad_norm_
@@ -297,14 +310,7 @@ def batch_of(tensors: Tensors) -> Trajectories:
 
 
 def mean_terms(steps: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Average the terms of several gradient steps.
-
-    Args:
-        steps: at least one; name to number, the same names in all.  [] each
-
-    Returns:
-        Name to the mean over the steps.  [] each
-    """
+    """Average the terms of several gradient steps: at least one, with the same names in all.  [] each."""
     return {name: torch.stack([terms[name] for terms in steps]).mean() for name in steps[0]}
 
 

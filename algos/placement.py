@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.learners import learners
 from rlstruct.batchers import RL_Batcher
 from rlstruct.device import resolve_device
 from rlstruct.rl_agent import RL_Agent
@@ -23,6 +26,10 @@ CreateEnv = Callable[..., VecEnv]
 # and no two batchers play the same episodes.
 _SEEDS_PER_RUN = 1_000_000
 _SEEDS_PER_RESUMPTION = 10_007
+
+
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_RANDOM_IN_TRAINING = (*_DROPOUT, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,38 @@ class PlacedEnv:
             arguments = {"device": self.device, **arguments}
         env = self.create_env(**arguments)
         return env if env.device == resolve_device(self.device) else DeviceEnv(env, self.device)
+
+
+def create_network(create_model: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Make the network of a training on the CPU, and refuse what would go wrong in silence.
+
+    Args:
+        create_model: what makes it.
+        seed: of torch's generator around the call.
+
+    Raises:
+        TypeError: create_model is a network.
+    """
+    if isinstance(create_model, nn.Module):
+        name = type(create_model).__name__
+        raise TypeError(
+            f"run_training: create_model is a network, {name}, expected a function that makes one: the weights follow "
+            f"from the configuration's seed. Pass lambda: {name}(…), or lambda: copy.deepcopy(model) to train on from "
+            "its present weights."
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = create_model()
+    parts = [part for part in model.modules() if isinstance(part, _RANDOM_IN_TRAINING) and part.training]
+    active = {type(part).__name__ for part in parts}
+    if active:
+        warnings.warn(
+            f"run_training: {type(model).__name__} has {', '.join(sorted(active))} in train mode: the policy that acts "
+            "and is evaluated differs at every call, and a replay finds other probabilities than the actions were "
+            "drawn with. Call model.eval() in create_model, or leave these layers out.",
+            stacklevel=4,
+        )
+    return model
 
 
 def cpu_copy(model: nn.Module) -> nn.Module:
@@ -71,7 +110,7 @@ def create_batchers(
     """Return what makes the two batchers of a training, with agents that act with copies of one network.
 
     Args:
-        config: where they live, and how much they do.
+        config: where they live, and how much they do, in this learner.
         create_agent: called as ``create_agent(model, device=…, stochastic=…, copy_model=True)``.
         create_env: called as ``create_env(n_envs=…, seed=…, **env_args)``.
         env_args: its further arguments.
@@ -84,6 +123,8 @@ def create_batchers(
     """
     weights = cpu_copy(model)
     first_seed = config.seed * _SEEDS_PER_RUN + resumptions * _SEEDS_PER_RESUMPTION % (_SEEDS_PER_RUN // 2)
+    # Several learners see the environments that one would see, each its share of them.
+    own_seed = first_seed + learners().rank * config.n_envs * max(1, config.n_processes)
 
     def create(n_timesteps: int, device: str, stochastic: bool, n_envs: int, seed: int, **kind: Any) -> RL_Batcher:  # noqa: ANN401 - passed on
         return RL_Batcher(
@@ -103,7 +144,7 @@ def create_batchers(
         config.batcher_device,
         True,
         config.n_envs,
-        first_seed,
+        own_seed,
         n_processes=config.n_processes,
         compile_agent=config.compile_agent,
         sharing=config.sharing,

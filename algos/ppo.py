@@ -186,6 +186,11 @@ class Learner(GradientLearner):
         minibatch = batch_of(prepared).index(chosen["rows"])
         return losses(replay_agent(self.agent, minibatch), minibatch, self.config)
 
+    def weight(self, *given: Tensors) -> Tensor:
+        """Return the number of real steps of a minibatch.  []."""
+        prepared, chosen = given
+        return prepared["lengths"][chosen["rows"]].sum()
+
     def _prepare(self, batch: Tensors) -> tuple[Tensors, Tensors]:
         prepared, judged = self.prepare(batch_of(batch))
         return tensors_of(prepared), judged
@@ -249,8 +254,8 @@ class Learner(GradientLearner):
                 f"PPOConfig: n_minibatches is {n}, expected at most {n_rows}, one for each environment: an agent with "
                 "a state learns from whole rows."
             )
-        # Keys from a counter: the same order on all devices, and after a resume.
-        lanes = torch.arange(n_rows, device=self.device, dtype=torch.int64)
+        # Keys from a counter: the same order on all devices, and after a resume; another in each learner.
+        lanes = torch.arange(n_rows, device=self.device, dtype=torch.int64) + n_rows * self.learners.rank
         order = random.step_keys(self._seed, self.version_now + epoch * n, lanes).squeeze(1).argsort()
         return order.tensor_split([n_rows * k // n for k in range(1, n)])
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from rlstruct.algos.checkpoint import Lease, read_checkpoint, replace_file, write_checkpoint
 from rlstruct.algos.evaluation import Evaluation
+from rlstruct.algos.joining import launched_rank
 from rlstruct.algos.learning_curve import draw_learning_curve
 from rlstruct.profiling import operation
 
@@ -42,7 +43,8 @@ class RunFolder:
     learning_curve.png     return against environment steps
     ====================== =============================================================================
 
-    Nobody else can `resume` the folder until it is closed or its process ends (see `Lease`).
+    Nobody else can `resume` the folder until it is closed or its process ends (see `Lease`). Of several learners that
+    torchrun started only the first one writes; in the others a RunFolder does nothing.
 
     Args:
         name: first part of the folder's name.
@@ -56,9 +58,11 @@ class RunFolder:
         TypeError: config is not a dataclass instance.
 
     Attributes:
-        path: the folder.
+        path: the folder; ``root``, where this does nothing.
         checkpoint: where the training shall go on; None in a new folder. The training clears it.
     """
+
+    checkpoint: dict[str, Any] | None
 
     def __init__(
         self, name: str, config: object, *, n_env_steps: int, root: str | Path = "runs", progress: bool = True
@@ -67,7 +71,10 @@ class RunFolder:
         text = _settings_text("RunFolder", config)
         for module in ("tqdm", "torch.utils.tensorboard", "matplotlib"):
             _extra(module)
-        self.path = _new_folder(Path(root), name)
+        self.path, self.checkpoint, self._closed = Path(root), None, True
+        if launched_rank():
+            return
+        self.path = _new_folder(self.path, name)
         file = self.path / "config.json"
         file.write_bytes(text)
         self._lease = Lease(file, "RunFolder")
@@ -92,7 +99,9 @@ class RunFolder:
             ImportError: the extra ``train`` is not installed.
         """
         folder = cls.__new__(cls)
-        folder.path = Path(path)
+        folder.path, folder.checkpoint, folder._closed = Path(path), None, True
+        if launched_rank():
+            return folder  # the first learner hands out what the checkpoint has for the others
         config = folder.path / "config.json"
         if not config.exists():
             raise FileNotFoundError(
@@ -110,7 +119,6 @@ class RunFolder:
     def _open(self, n_env_steps: int | None, progress: bool, purge_step: int | None = None) -> None:
         """Open the log and begin with nothing written."""
         tqdm, writer = _extra("tqdm").tqdm, _extra("torch.utils.tensorboard").SummaryWriter
-        self.checkpoint: dict[str, Any] | None = None
         self._start = time.perf_counter()
         self._board = writer(str(self.path), purge_step=purge_step)
         # Made at the first line of the log, so that its rate leaves out the start of the processes.
@@ -177,6 +185,8 @@ class RunFolder:
             TypeError: config is not a dataclass instance.
         """
         text, file = _settings_text("RunFolder.save_config", config), self.path / "config.json"
+        if self._closed:
+            return
         # The lease is held on this file, so it cannot be replaced by another. A single write is as safe: a process that
         # is killed has written all of it or nothing.
         with file.open("r+b", buffering=0) as opened:

@@ -6,7 +6,8 @@ import contextlib
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,20 +15,20 @@ from torch import nn
 
 from rlstruct.algos.checkpoint import FORMAT
 from rlstruct.algos.config import TrainingConfig, check_resumed
-from rlstruct.algos.evaluation import Evaluates, Evaluation, Evaluator
+from rlstruct.algos.evaluation import Evaluates, Evaluation, Evaluator, SharedEvaluator
 from rlstruct.algos.history import TrainingHistory, plain_batch
+from rlstruct.algos.joining import learning_together
 from rlstruct.algos.learner import CreateAgent, GradientLearner, Learner
-from rlstruct.algos.placement import CreateEnv, create_batchers
+from rlstruct.algos.learners import Learners
+from rlstruct.algos.placement import CreateEnv, create_batchers, create_network
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.batchers import EpisodeStatistics, RL_Batcher
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import resolve_device
+from rlstruct.functional.learners import sum_over_learners
 from rlstruct.profiling import operation, phase
 
 CreateModel = Callable[[], nn.Module]
-
-_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-_RANDOM_IN_TRAINING = (*_DROPOUT, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 @dataclass(frozen=True)
@@ -98,54 +99,55 @@ def run_training(
 
     Raises:
         WorkerError: a worker process raised or died.
+        LearnerError: another of several learners is missing, failed, or was killed or stopped.
         TypeError: create_model is a network and not a function.
         ValueError: a device of the configuration does not exist, or the environments do not restart by themselves and
-            should, or the checkpoint is that of other settings.
+            should, or the checkpoint is that of other settings, or the learners do not divide the environments.
         TrainingDiverged: a loss is NaN or infinite.
     """
-    checkpoint = None if run is None else run.checkpoint
-    if checkpoint is not None:
-        check_resumed(checkpoint, config)
-    model = _create(create_model, config.seed)
-    learner = kind.create(model.to(resolve_device(config.learner_device)), create_agent, config)
+    factories = create_model, create_agent, create_env
+    again = partial(run_training, kind, config, *factories, env_args=env_args, create_evaluator=create_evaluator)
+    with learning_together(config, again) as learners:
+        config = replace(config, n_learners=learners.size)
+        run = None if learners.rank else run
+        return _train(learners, kind, config, factories, env_args or {}, run, create_evaluator)
+
+
+def _train(
+    learners: Learners,
+    kind: type[GradientLearner],
+    config: TrainingConfig,
+    factories: tuple[CreateModel, CreateAgent, CreateEnv],
+    env_args: Mapping[str, object],
+    run: RunFolder | None,
+    create_evaluator: Callable[[nn.Module], Evaluates] | None,
+) -> TrainingResult:
+    """Train as one of the learners, with its share of the batches; see `run_training`."""
+    create_model, create_agent, create_env = factories
+    if (whole := None if run is None else run.checkpoint) is not None:
+        check_resumed(whole, config)
+    checkpoint = learners.scatter(whole)
+    share = learners.share(config)
+    model = create_network(create_model, config.seed)
+    learners.level(model)
+    learner = kind.create(model.to(resolve_device(share.learner_device)), create_agent, share)
     resumptions = 0 if checkpoint is None else checkpoint["training"]["resumptions"] + 1
-    collecting, evaluating = create_batchers(config, create_agent, create_env, env_args or {}, model, resumptions)
+    collecting, evaluating = create_batchers(share, create_agent, create_env, env_args, model, resumptions)
     with collecting() as batcher, contextlib.ExitStack() as stack:
-        evaluator: Evaluates
-        if create_evaluator is None:
+        evaluator: Evaluates | None = None
+        if learners.rank == 0 and create_evaluator is None:
             evaluation = stack.enter_context(phase("evaluation")(evaluating)())
             evaluator = Evaluator(evaluation, step_limit=config.evaluation_step_limit)
-        else:
+        elif learners.rank == 0 and create_evaluator is not None:
             evaluator = create_evaluator(learner.model)
-        loop = TrainingLoop(config, learner, batcher, evaluator, run)
-        if run is not None and checkpoint is not None:
+        if learners.size > 1 or evaluator is None:
+            evaluator = SharedEvaluator(evaluator, learners)
+        loop = TrainingLoop(config, learner, batcher, evaluator, run, learners)
+        if checkpoint is not None:
             loop.load_state_dict(checkpoint, resumptions=resumptions)
-            run.checkpoint = checkpoint = None  # a replay buffer may be large
+        if run is not None:
+            run.checkpoint = whole = checkpoint = None  # a replay buffer may be large
         return loop.run()
-
-
-def _create(create_model: CreateModel, seed: int) -> nn.Module:
-    """Make the network, and refuse what would go wrong in silence."""
-    if isinstance(create_model, nn.Module):
-        name = type(create_model).__name__
-        raise TypeError(
-            f"run_training: create_model is a network, {name}, expected a function that makes one: the weights follow "
-            f"from the configuration's seed. Pass lambda: {name}(…), or lambda: copy.deepcopy(model) to train on from "
-            "its present weights."
-        )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = create_model()
-    parts = [part for part in model.modules() if isinstance(part, _RANDOM_IN_TRAINING) and part.training]
-    active = {type(part).__name__ for part in parts}
-    if active:
-        warnings.warn(
-            f"run_training: {type(model).__name__} has {', '.join(sorted(active))} in train mode: the policy that acts "
-            "and is evaluated differs at every call, and a replay finds other probabilities than the actions were "
-            "drawn with. Call model.eval() in create_model, or leave these layers out.",
-            stacklevel=4,
-        )
-    return model
 
 
 class TrainingLoop:
@@ -157,20 +159,29 @@ class TrainingLoop:
         batcher: collects.
         evaluator: evaluates beside.
         run: where to log; None logs nothing.
+        learners: who learns together; None for this one alone.
 
     Attributes:
-        env_steps: environment steps collected.
+        env_steps: environment steps collected, by all learners.
         history: losses, returns and evaluations.
     """
 
     def __init__(
-        self, config: TrainingConfig, learner: Learner, batcher: RL_Batcher, evaluator: Evaluates, run: RunFolder | None
+        self,
+        config: TrainingConfig,
+        learner: Learner,
+        batcher: RL_Batcher,
+        evaluator: Evaluates,
+        run: RunFolder | None,
+        learners: Learners | None = None,
     ) -> None:
         """Begin with nothing collected."""
         self.config, self.learner, self.batcher, self.evaluator = config, learner, batcher, evaluator
         self.env_steps = 0
         self.history = TrainingHistory(learner, EpisodeStatistics(batcher.n_envs(), batcher.device), run)
         self._folder = run
+        self._learners = learners or Learners()
+        self._saves = bool(self._learners.from_first(run is not None))
         self._resumptions = 0
         self._finished = False
         self._ordered: int | None = None  # version of the weights that collect the batch under way
@@ -243,7 +254,8 @@ class TrainingLoop:
             "evaluator": self.evaluator.state_dict(),
             "generators": _generators(),
         }
-        return {**self.learner.state_dict(), "format": FORMAT, "env_steps": self.env_steps, "training": training}
+        numbers = {"format": FORMAT, "config": asdict(self.config), "env_steps": self.env_steps}
+        return {**self.learner.state_dict(), **numbers, "training": training}
 
     def load_state_dict(self, state: Mapping[str, Any], *, resumptions: int) -> None:
         """Go on where `state_dict` was called.
@@ -268,9 +280,11 @@ class TrainingLoop:
         _set_generators(training["generators"])
 
     def _save(self) -> None:
-        if self._folder is not None:
+        if self._saves:
             self.history.read()
-            self._folder.save_checkpoint(self.state_dict())
+            state = self._learners.gather(self.state_dict())
+            if self._folder is not None:
+                self._folder.save_checkpoint(state)
             self._saved_at = self.env_steps
 
     def _fraction_done(self) -> float:
@@ -281,11 +295,13 @@ class TrainingLoop:
         (trajectories, n_running, version), self._fetched = self._fetched or self._fetch(), None
         steps = trajectories.trajectories
         if self.learner.whole_episodes:
-            self.env_steps += int(steps.lengths.sum())  # sync: once per batch of whole episodes
+            n_steps = sum_over_learners(steps.lengths.sum())
+            self.env_steps += int(n_steps)  # sync: once per batch of whole episodes
             self._warn_of_cuts(trajectories, n_running)
         else:
             self._refuse_episodic(n_running)
-            self.env_steps += steps.n_elems() * steps.n_steps()  # from shapes, without a wait for the device
+            # from shapes, without a wait for the device
+            self.env_steps += steps.n_elems() * steps.n_steps() * self._learners.size
             self.history.statistics.track(trajectories)
         if self.learner.overlap and self.env_steps < self.config.n_env_steps:
             self._order()

@@ -59,6 +59,19 @@ class SharingError(RuntimeError):
     """A GPU cannot be shared as asked for; the message says what is missing on this machine, and the mend."""
 
 
+class LearnerError(RuntimeError):
+    """Another learner of a training is missing, has failed, was stopped or killed, or does not fit; see its message.
+
+    Attributes:
+        ranks: of the learners that it is about; empty if unknown.
+    """
+
+    def __init__(self, message: str, *, ranks: tuple[int, ...] = ()) -> None:
+        """Store whom it is about beside the message."""
+        super().__init__(message)
+        self.ranks = ranks
+
+
 class TrainingDiverged(RuntimeError):
     """A loss is NaN or infinite: the training was stopped.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlstruct.functional.learners import sum_over_learners
+
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Average over the real steps; whatever stands on padding, also nan, does not count.
@@ -24,7 +26,7 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def whiten(values: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
-    """Shift and scale the real steps to mean 0 and variance 1.
+    """Shift and scale the real steps to mean 0 and variance 1, over the batches of all learners of a training.
 
     Not part of the policy-gradient theorem: it makes one step size fit rewards of any scale (Andrychowicz et al.,
     "What matters in on-policy reinforcement learning?", 2020, section 3.4, finds it harmless).
@@ -40,6 +42,10 @@ def whiten(values: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
     >>> whiten(torch.tensor([1.0, 3.0, 9.0]), torch.tensor([1.0, 1.0, 0.0]))
     tensor([-1.,  1.,  0.])
     """
-    centred = torch.where(mask.bool(), values - masked_mean(values, mask), 0.0)
-    deviation = masked_mean(centred.square(), mask).sqrt()
+    real = mask.bool()
+    counted = torch.stack([real.sum().to(values.dtype), torch.where(real, values, 0.0).sum()])
+    n, total = sum_over_learners(counted).unbind()
+    n = n.clamp(min=1)
+    centred = torch.where(real, values - total / n, 0.0)
+    deviation = (sum_over_learners(centred.square().sum()) / n).sqrt()
     return centred / (deviation + epsilon)

@@ -1,0 +1,180 @@
+"""How the learners of a training find each other: torchrun started them, or this process does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from functools import lru_cache
+from itertools import count
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rlstruct import __version__
+from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.followers import Followers
+from rlstruct.algos.learners import Group, Learners, learning_in, name
+from rlstruct.errors import LearnerError
+
+JOIN_SECONDS = 300.0
+"""How long a learner waits for the others to start."""
+
+_trainings = count()  # in this process: each has keys of its own in the store
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of the learners a process is, and where the first one can be reached.
+
+    Attributes:
+        rank: from 0, which evaluates, logs and writes the checkpoints.
+        size: how many there are.
+        local_rank: from 0 on each machine, to choose a GPU.
+        host: where ``port`` is listened on.
+        port: of the store through which they find each other.
+        listens: whether this process opens the store.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    host: str
+    port: int
+    listens: bool
+
+    @classmethod
+    def of_launcher(cls) -> Place | None:
+        """Return what torchrun, or a launcher that sets the same variables, says; None if there is only one process.
+
+        Raises:
+            LearnerError: some of the variables are missing.
+        """
+        said = os.environ
+        if int(said.get("WORLD_SIZE", "1")) < 2:
+            return None
+        if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in said]:
+            raise LearnerError(
+                f"run_training: WORLD_SIZE is {said['WORLD_SIZE']}, but {', '.join(missing)} is not set. Start the "
+                "script with torchrun, which sets all of them, or unset WORLD_SIZE to learn alone."
+            )
+        rank = int(said["RANK"])
+        listens = rank == 0 and said.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        local_rank = int(said.get("LOCAL_RANK", rank))
+        return cls(rank, int(said["WORLD_SIZE"]), local_rank, said["MASTER_ADDR"], int(said["MASTER_PORT"]), listens)
+
+
+def launched_rank() -> int:
+    """Return the rank that torchrun gave this process, 0 if it gave none."""
+    place = Place.of_launcher()
+    return 0 if place is None else place.rank
+
+
+@contextlib.contextmanager
+def learning_together(config: TrainingConfig, train: Callable[[], object]) -> Iterator[Learners]:
+    """Find the other learners of this training, or start them; they are gone when the block is left.
+
+    Args:
+        config: says how many there are, unless torchrun does.
+        train: what the others call, if this process starts them.
+
+    Raises:
+        LearnerError: they do not come, or do not fit.
+        ValueError: the settings ask for another number of learners than torchrun has started.
+    """
+    place = Place.of_launcher()
+    n = config.n_learners
+    if place is None and n == 1:
+        yield Learners()
+        return
+    if place is not None and n not in (1, place.size):
+        raise ValueError(
+            f"{type(config).__name__}: n_learners is {n}, but {place.size} processes were started together, expected "
+            f"as many. Leave n_learners out, or start {n}: torchrun --nproc-per-node {n} …"
+        )
+    if dist.is_initialized():
+        raise LearnerError(
+            "run_training: torch.distributed is in use already, in this process. Leave it to run_training: call "
+            "torch.distributed.destroy_process_group() first, or do not initialise it."
+        )
+    with contextlib.ExitStack() as stack:
+        followers = Followers()
+        if place is None:
+            store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            place = Place(0, n, 0, "127.0.0.1", store.port, listens=True)
+            stack.callback(followers.end)
+            followers.start(train, n, store.port)
+        else:
+            store = _store(place)
+        prefix = f"rlstruct/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_trainings)}"
+        own = dist.PrefixStore(prefix if not followers.processes else "rlstruct/0/0", store)
+        group = Group(place.rank, place.local_rank, own, _roll_call(place, own, _facts(config, place), followers))
+        stack.callback(group.close)
+        with learning_in(group):
+            yield group
+        followers.join()
+
+
+@lru_cache
+def _store(place: Place) -> dist.TCPStore:
+    """Open the store, or find it; a process may train several times."""
+    try:
+        return dist.TCPStore(
+            place.host,
+            place.port,
+            is_master=place.listens,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=JOIN_SECONDS),
+        )
+    except dist.DistError as error:
+        raise LearnerError(
+            f"run_training: learner {place.rank} cannot reach the first one at {place.host}:{place.port} within "
+            f"{JOIN_SECONDS:g} s: {error}. Start all of them, and look at MASTER_ADDR and MASTER_PORT.",
+            ranks=(0,),
+        ) from error
+
+
+def _facts(config: TrainingConfig, place: Place) -> dict[str, Any]:
+    """What the learners must know of each other."""
+    device = config.learner_device
+    device = f"cuda:{place.local_rank % max(1, torch.cuda.device_count())}" if device == "cuda" else device
+    versions = {"rlstruct": __version__, "torch": torch.__version__, "Python": platform.python_version()}
+    settings = json.loads(json.dumps({**asdict(config), "n_learners": place.size}, default=str))
+    return {"host": platform.node(), "pid": os.getpid(), "device": device, "versions": versions, "settings": settings}
+
+
+def _roll_call(place: Place, store: dist.Store, facts: dict[str, Any], followers: Followers) -> list[dict[str, Any]]:
+    """Return the facts of all learners, once all have come.
+
+    Raises:
+        LearnerError: some do not come, or do not fit.
+    """
+    store.set(f"{place.rank}", json.dumps(facts))
+    end = time.monotonic() + JOIN_SECONDS
+    while missing := [rank for rank in range(place.size) if not store.check([f"{rank}"])]:
+        followers.refuse_dead()
+        if time.monotonic() > end:
+            raise LearnerError(
+                f"run_training: learner {', '.join(map(str, missing))} of {place.size} has not come within "
+                f"{JOIN_SECONDS:g} s. Start all of them: torchrun on every machine, with the same --nnodes and "
+                "--nproc-per-node.",
+                ranks=tuple(missing),
+            )
+        time.sleep(0.02)
+    found = [json.loads(store.get(f"{rank}")) for rank in range(place.size)]
+    for rank, one in enumerate(found):
+        for kind, mend in (("versions", "Install the same everywhere"), ("settings", "Start all of them alike")):
+            for fact, expected in found[0][kind].items():
+                if (got := one[kind].get(fact)) != expected:
+                    raise LearnerError(
+                        f"run_training: {name(rank, one)} has {fact} {got}, but {name(0, found[0])} has {expected}. "
+                        f"{mend}.",
+                        ranks=(rank,),
+                    )
+    return found

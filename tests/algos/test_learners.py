@@ -1,0 +1,218 @@
+"""Two learners train as one does: the same environments, weights and checkpoints; and they miss each other at once."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from resume_tasks import config_of, create_sim, train
+from two_learners import BROKEN, EQUAL, RESUMED, train_as_one
+
+from rlstruct.algos import joining
+from rlstruct.algos.followers import Followers
+from rlstruct.algos.joining import Place
+from rlstruct.algos.learner import GradientLearner
+from rlstruct.algos.learners import Group, Learners, learners
+from rlstruct.errors import LearnerError
+from rlstruct.functional.learners import sum_over_learners, summing_by
+from rlstruct.functional.statistics import whiten
+
+for package in ("tqdm", "tensorboard", "matplotlib"):
+    pytest.importorskip(package, reason="needs the extra: pip install 'rlstruct[train]'")
+
+SCRIPT = Path(__file__).parent / "two_learners.py"
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[dict[str, Any]]]]:
+    """What two processes found that were started as torchrun starts them."""
+    folder = tmp_path_factory.mktemp("learners")
+    said = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(folder)],
+            env={**os.environ, **said, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said_last = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, -signal.SIGKILL], "\n".join(said_last)
+    return folder, [torch.load(folder / f"found-{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_two_learners_equal_one_with_the_double_batch(name: str, found: tuple[Path, list[dict[str, Any]]]) -> None:
+    first, second = (one["equal"][name] for one in found[1])
+    expected, frames = train_as_one(name)
+    for mine, theirs, whole in zip(*(one["seen"][name] for one in found[1]), frames, strict=True):
+        T = max(mine.shape[1], theirs.shape[1])  # whole episodes: each learner pads to its longest
+        both = [torch.nn.functional.pad(half, (0, 0, 0, T - half.shape[1])) for half in (mine, theirs)]
+        torch.testing.assert_close(torch.cat(both), whole, rtol=0, atol=1e-6)
+    assert len(expected.losses["loss"]) >= 3
+    for key, weight in expected.model.state_dict().items():
+        assert torch.equal(first["weights"][key], second["weights"][key]), key
+        torch.testing.assert_close(first["weights"][key], weight, rtol=0, atol=1e-6)
+    for key, numbers in expected.losses.items():
+        if key not in ("ratio_error", "explained_variance"):  # each learner's own, averaged
+            torch.testing.assert_close(first["losses"][key], numbers, rtol=1e-4, atol=1e-5)
+    assert first["losses"] == second["losses"]
+    assert first["evaluations"] == second["evaluations"]
+    assert first["env_steps"] == second["env_steps"] == expected.env_steps
+    assert [one[:2] for one in first["evaluations"]] == [(e.env_steps, e.policy_version) for e in expected.evaluations]
+    assert first["evaluations"][0][2] == expected.before.returns
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_resumed_learners_equal_those_without_a_break(name: str, found: tuple[Path, list[dict[str, Any]]]) -> None:
+    folder, both = found
+    for one in both:
+        whole, resumed = one["resumed"][name]
+        for key, weight in whole["weights"].items():
+            assert torch.equal(resumed["weights"][key], weight), key
+        assert {**resumed, "weights": None} == {**whole, "weights": None}
+    runs = list((folder / name.replace(" ", "")).glob("*/*/metrics.csv"))
+    assert len(runs) == 2  # one whole and one broken: the second learner makes no folder
+    saved = torch.load(runs[0].parent / "checkpoint.pt", weights_only=True)
+    assert saved["config"]["n_envs"] == 4
+    assert saved["config"]["n_learners"] == 2
+    assert len(saved["others"]) == 1
+
+
+def test_a_learner_that_fails_is_named_with_its_traceback(found: tuple[Path, list[dict[str, Any]]]) -> None:
+    first, second = (one["failed"] for one in found[1])
+    assert re.match(rf"LearnerError: run_training: learner 1 \(pid \d+ on .*\) failed:\n(.*\n)*.*{BROKEN}", first), (
+        first
+    )
+    assert BROKEN in second
+    assert not second.startswith("LearnerError")
+
+
+def test_a_learner_that_is_killed_is_named(found: tuple[Path, list[dict[str, Any]]]) -> None:
+    text = (found[0] / "killed.txt").read_text()
+    seen = re.match(r"([\d.]+) s, ranks \(1,\): run_training: learner 1 \(pid \d+ on .*\) has died\.", text)
+    assert seen, text
+    assert float(seen[1]) < 10.0
+
+
+def test_a_learner_that_is_stopped_is_named_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, stopped = GradientLearner.descend, []
+
+    def stop(self: GradientLearner, *terms: Any, **more: Any) -> Any:
+        if self.policy_version == 3:
+            stopped.append((learners()._facts[1]["pid"], time.monotonic()))  # type: ignore[attr-defined]
+            os.kill(stopped[0][0], signal.SIGSTOP)
+        return step(self, *terms, **more)
+
+    monkeypatch.setattr(GradientLearner, "descend", stop)  # in this process only
+    with pytest.raises(LearnerError, match=r"learner 1 \(pid \d+ on .*\) was stopped by a signal") as error:
+        train("a2c", None, n_learners=2, n_processes=2, n_env_steps=10**9, evaluation_interval=10**9)
+    ((pid, at),) = stopped
+    assert time.monotonic() - at < 10.0
+    assert error.value.ranks == (1,)
+    assert not multiprocessing.active_children()
+    assert not Path(f"/proc/{pid}").exists()
+    assert learners().size == 1
+    assert not dist.is_initialized()
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    place = Place(0, 2, 0, "127.0.0.1", 0, listens=True)
+    return {**joining._facts(config_of("a2c"), place), **changes}
+
+
+def roll_call(store: dist.Store) -> list[dict[str, Any]]:
+    return joining._roll_call(Place(0, 2, 0, "127.0.0.1", 0, listens=True), store, facts(), Followers())
+
+
+def test_learners_that_do_not_come_or_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "JOIN_SECONDS", 0.1)
+    store = dist.HashStore()
+    with pytest.raises(LearnerError, match=r"learner 1 of 2 has not come within 0\.1 s\. Start all of them: torchrun"):
+        roll_call(store)
+    store.set("1", json.dumps(facts(versions={**facts()["versions"], "torch": "2.11.0"})))
+    with pytest.raises(
+        LearnerError, match=r"learner 1 .* has torch 2\.11\.0, but learner 0 .* has .* Install the same"
+    ):
+        roll_call(store)
+    store.set("1", json.dumps(facts(settings={**facts()["settings"], "n_envs": 5})))
+    with pytest.raises(
+        LearnerError, match=r"learner 1 .* has n_envs 5, but learner 0 .* has 4\. Start all of them alike"
+    ):
+        roll_call(store)
+    store.set("1", json.dumps(facts(pid=5)))
+    assert [one["pid"] for one in roll_call(store)] == [os.getpid(), 5]
+
+
+def test_what_cannot_be_shared_is_refused() -> None:
+    group = Group.__new__(Group)
+    group.rank, group.size, group._local_rank = 1, 3, 1
+    with pytest.raises(
+        ValueError, match=r"A2CConfig: n_envs is 4, expected a multiple of the 3 learners, who share it"
+    ):
+        group.share(config_of("a2c"))
+    with pytest.raises(ValueError, match=r"n_processes is 2, expected a multiple of the 3 learners"):
+        group.share(replace(config_of("a2c"), n_envs=3, n_processes=2))
+    with pytest.raises(ValueError, match=r"DQNConfig: batch_size is 16, expected a multiple"):
+        group.share(replace(config_of("dqn"), n_envs=6))
+    share = group.share(replace(config_of("a2c"), n_envs=5, n_processes=6))
+    assert (share.n_envs, share.n_processes) == (5, 2)
+    assert Learners().share(share) is share
+
+
+def test_torchrun_and_the_settings_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(LearnerError, match="WORLD_SIZE is 2, but RANK, MASTER_ADDR, MASTER_PORT is not set"):
+        train("a2c", None)
+    for name, value in {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=r"A2CConfig: n_learners is 3, but 2 processes were started together"):
+        train("a2c", None, n_learners=3)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(joining, "JOIN_SECONDS", 0.2)
+    with pytest.raises(LearnerError, match=r"learner 1 cannot reach the first one at 127\.0\.0\.1:1 within 0\.2 s"):
+        train("a2c", None)
+
+
+def test_statistics_are_those_of_all_learners() -> None:
+    mine, theirs = torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[5.0, 7.0, 2.0]])
+    mask, all_real = torch.tensor([[True, True, False]]), torch.tensor([[True, True, True]])
+    expected = whiten(torch.cat([mine, theirs], 1), torch.cat([mask, all_real], 1))
+    counted, squares = torch.tensor([2 + 3, 4.0 + 14.0]), []
+    mean = 18.0 / 5
+    squares = (theirs - mean).square().sum()
+
+    def add_up(x: torch.Tensor) -> torch.Tensor:
+        return counted if x.dim() == 1 else x + squares
+
+    with summing_by(add_up):
+        torch.testing.assert_close(whiten(mine, mask), expected[:, :3])
+    x = torch.ones(2)
+    assert sum_over_learners(x) is x
+
+
+def test_environments_are_made_with_the_seeds_of_one_learner() -> None:
+    whole = create_sim(4, 7).reset(None)[0]["frame"]
+    halves = [create_sim(2, 7 + 2 * rank).reset(None)[0]["frame"] for rank in range(2)]
+    assert torch.equal(torch.cat(halves), whole)

@@ -1,0 +1,180 @@
+"""What two processes train together, and what one process trains that stands for both, for test_learners.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from resume_tasks import config_of, create_sim, train
+
+from rlstruct.algos import dqn, ppo
+from rlstruct.algos.learner import GradientLearner
+from rlstruct.algos.learners import learners
+from rlstruct.algos.replay_buffer import ReplayBuffer
+from rlstruct.algos.run_folder import RunFolder
+from rlstruct.algos.training import TrainingLoop, TrainingResult
+from rlstruct.core import DictTensor, Trajectories
+from rlstruct.errors import LearnerError
+from rlstruct.functional import random
+
+N_LONG = 10**9
+EQUAL: dict[str, dict[str, Any]] = {  # ten gradient steps, or a few more
+    "reinforce": {"n_env_steps": 900},
+    "a2c": {"n_env_steps": 400, "whiten_advantages": True},
+    "ppo, normalised": {"n_env_steps": 120},
+    "ppo, recurrent": {"n_env_steps": 120, "n_minibatches": 2, "target_kl": None},
+    "dqn": {"n_env_steps": 320},
+}
+RESUMED = ("dqn", "a2c, recurrent, overlap")
+BROKEN = "an environment that breaks in one learner"
+
+
+class Killed(Exception):
+    pass
+
+
+def train_seeing(name: str) -> tuple[TrainingResult, list[torch.Tensor]]:
+    """Train, and return the frames of all batches [B, T, ...], too."""
+    seen, learn = [], TrainingLoop._collect
+
+    def collect(self: TrainingLoop) -> tuple[Trajectories, int]:
+        found = learn(self)
+        steps = found[0].trajectories
+        seen.append(steps["observation/frame"] * steps.mask().unsqueeze(-1))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainingLoop, "_collect", collect)
+        return train(name, None, evaluation_interval=N_LONG, **EQUAL[name]), seen
+
+
+class TwoBuffers:
+    """The replay buffers of two learners, each with its half of the environments."""
+
+    def __init__(self, config: dqn.DQNConfig) -> None:
+        half = replace(config, replay_capacity=config.replay_capacity // 2, n_envs=config.n_envs // 2)
+        self.both: list[ReplayBuffer] = [dqn._create_buffer(half, config.seed + rank) for rank in range(2)]
+        self.device = self.both[0].device
+
+    def extend(self, trajectories: Trajectories) -> None:
+        half = trajectories.n_elems() // 2
+        self.both[0].extend(trajectories.slice(0, half))
+        self.both[1].extend(trajectories.slice(half, 2 * half))
+
+    def sample(self, n: int) -> DictTensor:
+        return DictTensor.cat([buffer.sample(n // 2) for buffer in self.both])
+
+
+def shuffled_by_two(self: ppo.Learner, n_rows: int, epoch: int) -> tuple[torch.Tensor, ...]:
+    """Minibatches of which each half is one of a learner with half of the rows."""
+    n, half = self.config.n_minibatches, n_rows // 2
+    minibatches = []
+    for rank in range(2):
+        lanes = torch.arange(half) + half * rank
+        order = random.step_keys(self._seed, self.version_now + epoch * n, lanes).squeeze(1).argsort() + half * rank
+        minibatches.append(order.tensor_split([half * k // n for k in range(1, n)]))
+    return tuple(torch.cat(two) for two in zip(*minibatches, strict=True))
+
+
+def train_as_one(name: str) -> tuple[TrainingResult, list[torch.Tensor]]:
+    """Train in one process on the shuffles and draws of two."""
+    create = dqn.Learner.__init__
+
+    def with_two_buffers(self: dqn.Learner, model: Any, create_agent: Any, config: dqn.DQNConfig) -> None:
+        create(self, model, create_agent, config)
+        self.buffer = TwoBuffers(config)  # type: ignore[assignment]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dqn.Learner, "__init__", with_two_buffers)
+        patch.setattr(ppo.Learner, "shuffled", shuffled_by_two)
+        return train_seeing(name)
+
+
+def plain(result: TrainingResult) -> dict[str, Any]:
+    evaluations = [(e.env_steps, e.policy_version, e.returns, e.lengths) for e in result.evaluations]
+    weights = {name: weight.clone() for name, weight in result.model.state_dict().items()}
+    return {"weights": weights, "evaluations": evaluations, "losses": result.losses, "env_steps": result.env_steps}
+
+
+def new_folder(root: Path, name: str) -> RunFolder:
+    return RunFolder("test", config_of(name), n_env_steps=config_of(name).n_env_steps, root=root, progress=False)
+
+
+def train_and_resume(name: str, root: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Train without a break, and with two of them."""
+    with new_folder(root / "whole", name) as run:
+        whole = plain(train(name, run))
+    iterate: Callable[[TrainingLoop], None] = TrainingLoop._iterate
+    folder = new_folder(root / "broken", name)
+    for env_steps in (280, 530):
+
+        def die(self: TrainingLoop, env_steps: int = env_steps) -> None:
+            if self.env_steps >= env_steps:
+                raise Killed
+            iterate(self)
+
+        with pytest.MonkeyPatch.context() as patch, folder:
+            patch.setattr(TrainingLoop, "_iterate", die)
+            with pytest.raises(Killed):
+                train(name, folder)
+        torch.manual_seed(env_steps)
+        folder = RunFolder.resume(folder.path, progress=False)
+    with folder:
+        return whole, plain(train(name, folder))
+
+
+def create_breaking_sim(n_envs: int, seed: int) -> Any:
+    if learners().rank == 1:
+        raise OSError(BROKEN)
+    return create_sim(n_envs, seed)
+
+
+def run_all(root: Path) -> dict[str, Any]:
+    """Everything that these two processes do, one after the other."""
+    found: dict[str, Any] = {"equal": {}, "seen": {}, "resumed": {}}
+    for name in EQUAL:
+        result, found["seen"][name] = train_seeing(name)
+        found["equal"][name] = plain(result)
+    for name in RESUMED:
+        found["resumed"][name] = train_and_resume(name, root / name.replace(" ", ""))
+    try:
+        train("a2c", None, create_env=create_breaking_sim)
+    except Exception as error:
+        found["failed"] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def be_killed_or_see_it(rank: int) -> str:
+    """Let the other learner die in the middle of a training."""
+    step = GradientLearner.descend
+    start = 0.0
+
+    def die(self: GradientLearner, *terms: Any, **more: Any) -> Any:
+        nonlocal start
+        start = time.monotonic()
+        if rank == 1 and self.policy_version == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(self, *terms, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GradientLearner, "descend", die)
+        try:
+            train("a2c", None)
+        except LearnerError as error:
+            return f"{time.monotonic() - start:.1f} s, ranks {error.ranks}: {error}"
+    return "nothing"
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    torch.save(run_all(folder), folder / f"found-{rank}.pt")
+    (folder / "killed.txt").write_text(be_killed_or_see_it(rank))
