@@ -90,5 +90,10 @@ def _follow(payload: bytes, rank: int, size: int, port: int, n_threads: int, par
     torch.set_num_threads(n_threads)
     said = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in said.items()})
-    cloudpickle.loads(payload)()
+    try:
+        cloudpickle.loads(payload)()
+    except Exception as error:
+        if not getattr(error, "told", False):
+            raise
+        sys.exit(1)  # the first learner says what happened
     leave()

@@ -85,8 +85,7 @@ def learning_together(config: TrainingConfig, train: Callable[[], object]) -> It
         train: what the others call, if this process starts them.
 
     Raises:
-        LearnerError: they do not come, or do not fit.
-        ValueError: the settings ask for another number of learners than torchrun has started.
+        LearnerError: they do not come, or do not fit, or the settings ask for another number than torchrun has started.
     """
     place = Place.of_launcher()
     n = config.n_learners
@@ -94,7 +93,7 @@ def learning_together(config: TrainingConfig, train: Callable[[], object]) -> It
         yield Learners()
         return
     if place is not None and n not in (1, place.size):
-        raise ValueError(
+        raise LearnerError(
             f"{type(config).__name__}: n_learners is {n}, but {place.size} processes were started together, expected "
             f"as many. Leave n_learners out, or start {n}: torchrun --nproc-per-node {n} …"
         )

@@ -62,7 +62,7 @@ class Learners:
         """Return this learner's share of what the settings ask for.
 
         Raises:
-            ValueError: the learners do not divide it.
+            LearnerError: the learners do not divide it.
         """
         return config
 
@@ -141,7 +141,7 @@ class Group(Learners):
         names += [name for name in ("batch_size", "replay_capacity") if hasattr(config, name)]
         for name in names:
             if (number := getattr(config, name)) % self.size:
-                raise ValueError(
+                raise LearnerError(
                     f"{type(config).__name__}: {name} is {number}, expected a multiple of the {self.size} learners, "
                     "who share it. Choose other numbers."
                 )
@@ -195,11 +195,12 @@ class Group(Learners):
             self._wait(dist.broadcast(first, 0, async_op=True))
             tensor.copy_(first)
 
-    def tell(self, error: BaseException) -> None:
-        """Let the others know why this learner leaves."""
+    def tell(self, error: Exception) -> None:
+        """Let the others know why this learner leaves, and mark the error as told."""
         with contextlib.suppress(dist.DistError):  # whoever holds the store is gone
             text = "".join(traceback.format_exception(error))
             self._store.compare_set("failed", "", json.dumps([self.rank, text]))
+            error.told = True  # type: ignore[attr-defined]
 
     def close(self) -> None:
         """Disconnect."""

@@ -99,10 +99,11 @@ def run_training(
 
     Raises:
         WorkerError: a worker process raised or died.
-        LearnerError: another of several learners is missing, failed, or was killed or stopped.
+        LearnerError: another of several learners is missing, does not fit, failed, or was killed or stopped; or they do
+            not divide the environments.
         TypeError: create_model is a network and not a function.
         ValueError: a device of the configuration does not exist, or the environments do not restart by themselves and
-            should, or the checkpoint is that of other settings, or the learners do not divide the environments.
+            should, or the checkpoint is that of other settings.
         TrainingDiverged: a loss is NaN or infinite.
     """
     factories = create_model, create_agent, create_env

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import tyro
 
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.config import TrainingConfig, check_resumed
+from rlstruct.algos.joining import launched_rank
 from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.presets import PRESETS
 from rlstruct.algos.run_folder import RunFolder
@@ -22,8 +24,9 @@ from rlstruct.cli.agents import choose
 from rlstruct.cli.complaint import UserError, check_device, nearest, number, say
 from rlstruct.cli.environments import ATARI_STACK, GymFactory, Task, find, spaces_of
 from rlstruct.cli.record import ALGORITHMS, RunRecord, config_class, load, module_of, versions
-from rlstruct.errors import SharingError, TrainingDiverged
+from rlstruct.errors import LearnerError, SharingError, TrainingDiverged
 
+_LEARNERS = re.compile("^--learners(?==|$)")
 Config = TypeVar("Config", bound=TrainingConfig)
 
 _HELP = """usage: rlstruct train ALGORITHM --env NAME [OPTIONS]
@@ -48,6 +51,8 @@ ones; --help after ALGORITHM and --env lists them all.
   rlstruct train dqn --env Breakout-MinAtar --learner-device cuda:0
   rlstruct train dqn --env MyEnv-v0 --preset Acrobot-v1
   rlstruct train alphazero --env ConnectFour-v0 --n-processes 2 --overlap
+  rlstruct train ppo --env CartPole-v1 --learners 2       two processes learn
+  torchrun --nproc-per-node 2 -m rlstruct train ppo --env CartPole-v1  the same
   rlstruct train --config runs/RUN --seed 1    the same again, with another seed
   rlstruct train --resume runs/RUN             go on with a run that was stopped"""
 
@@ -92,7 +97,7 @@ def run(arguments: Sequence[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         say(_HELP)
         return
-    given, words = _peek(arguments, "resume", "config")
+    given, words = _peek([_LEARNERS.sub("--n-learners", word) for word in arguments], "resume", "config")
     if None not in given.values():
         raise UserError("--resume goes on with a run, --config begins another one like it: give one of them.")
     for option, value in given.items():
@@ -145,17 +150,17 @@ def train(
         torch.set_num_threads(output.threads or 1)
     record = RunRecord(algorithm=algorithm, task=task, agent=choice.kind, config=config, versions=versions())
     folder = _begun(record, output) if resumed is None else _resumed(resumed, record, output)
-    say(f"{algorithm} on {task.env}: {choice.kind}, learner on {config.learner_device}")
+    _say(f"{algorithm} on {task.env}: {choice.kind}, learner on {config.learner_device}")
     for note in notes:
-        say(note)
-    say(f"run folder: {folder.path}" + ("" if folder.checkpoint is None else ", from its checkpoint"))
+        _say(note)
+    _say(f"run folder: {folder.path}" + ("" if folder.checkpoint is None else ", from its checkpoint"))
     try:
         with folder:
             create = choice.create_model, choice.create_agent
             result: TrainingResult = module_of(algorithm).train(config, *create, factory, run=folder)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped. To go on: rlstruct train --resume {folder.path}") from None
-    except (TrainingDiverged, SharingError) as error:
+    except (LearnerError, TrainingDiverged, SharingError) as error:
         raise UserError(str(error)) from None
     _tell(result, config.target_return, folder)
 
@@ -267,9 +272,15 @@ def _tell(result: TrainingResult, target: float | None, folder: RunFolder) -> No
     reached = [one for one in result.evaluations if target is not None and one.mean_return >= target]
     told = [("before training", result.before), *(("at the target", one) for one in reached[:1])]
     for when, evaluation in (*told, ("after training", result.after)):
-        say(
+        _say(
             f"{when:>15}: return {number(evaluation.mean_return)} ± {number(evaluation.std_return)} "
             f"over {len(evaluation.returns)} episodes"
         )
-    say(f"{result.env_steps:,} environment steps in {result.seconds:.1f} s")
-    say(f"next: rlstruct evaluate {folder.path}   rlstruct plot {folder.path}")
+    _say(f"{result.env_steps:,} environment steps in {result.seconds:.1f} s")
+    _say(f"next: rlstruct evaluate {folder.path}   rlstruct plot {folder.path}")
+
+
+def _say(text: str) -> None:
+    """Say it once, however many processes torchrun has started."""
+    if launched_rank() == 0:
+        say(text)

@@ -172,9 +172,9 @@ def test_what_cannot_be_shared_is_refused() -> None:
         ValueError, match=r"A2CConfig: n_envs is 4, expected a multiple of the 3 learners, who share it"
     ):
         group.share(config_of("a2c"))
-    with pytest.raises(ValueError, match=r"n_processes is 2, expected a multiple of the 3 learners"):
+    with pytest.raises(LearnerError, match=r"n_processes is 2, expected a multiple of the 3 learners"):
         group.share(replace(config_of("a2c"), n_envs=3, n_processes=2))
-    with pytest.raises(ValueError, match=r"DQNConfig: batch_size is 16, expected a multiple"):
+    with pytest.raises(LearnerError, match=r"DQNConfig: batch_size is 16, expected a multiple"):
         group.share(replace(config_of("dqn"), n_envs=6))
     share = group.share(replace(config_of("a2c"), n_envs=5, n_processes=6))
     assert (share.n_envs, share.n_processes) == (5, 2)
@@ -187,7 +187,7 @@ def test_torchrun_and_the_settings_must_agree(monkeypatch: pytest.MonkeyPatch) -
         train("a2c", None)
     for name, value in {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=r"A2CConfig: n_learners is 3, but 2 processes were started together"):
+    with pytest.raises(LearnerError, match=r"A2CConfig: n_learners is 3, but 2 processes were started together"):
         train("a2c", None, n_learners=3)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr(joining, "JOIN_SECONDS", 0.2)
