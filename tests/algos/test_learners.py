@@ -169,7 +169,7 @@ def test_what_cannot_be_shared_is_refused() -> None:
     group = Group.__new__(Group)
     group.rank, group.size, group._local_rank = 1, 3, 1
     with pytest.raises(
-        ValueError, match=r"A2CConfig: n_envs is 4, expected a multiple of the 3 learners, who share it"
+        LearnerError, match=r"A2CConfig: n_envs is 4, expected a multiple of the 3 learners, who share it"
     ):
         group.share(config_of("a2c"))
     with pytest.raises(LearnerError, match=r"n_processes is 2, expected a multiple of the 3 learners"):
