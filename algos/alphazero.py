@@ -45,11 +45,10 @@ _SEEDS_OF_ARENA = 500_000
 class AlphaZeroConfig(TrainingConfig):
     """Settings of AlphaZero and those of `TrainingConfig`; the defaults are for Connect Four.
 
-    An environment step is a move. Evaluations are games against the opponent: a mean return of 1 wins all of them, -1
-    loses all.
+    An environment step is a move, and the sign of ``discount`` changes with each. Evaluations are games against the
+    opponent: a mean return of 1 wins all of them, -1 loses all.
 
     Attributes:
-        discount: per-move factor of the return, in [0, 1], whose sign changes with every move.
         method: of the search: "gumbel", which learns from few simulations, or "puct", AlphaZero's own.
         n_simulations: of the search for each move of self-play.
         max_depth: moves that a search looks ahead at most.

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rlstruct.algos.a2c import A2CConfig
+from rlstruct.algos.alphazero import AlphaZeroConfig
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.dqn import DQNConfig
 from rlstruct.algos.ppo import PPOConfig
@@ -26,7 +27,7 @@ class Preset:
     """
 
     config: TrainingConfig
-    network: Mapping[str, float | tuple[int, ...]] = field(default_factory=dict)
+    network: Mapping[str, float | tuple[int | tuple[int, ...], ...]] = field(default_factory=dict)
 
 
 PRESETS: dict[tuple[str, str], Preset] = {
@@ -146,6 +147,16 @@ PRESETS: dict[tuple[str, str], Preset] = {
             evaluation_interval=100_000, evaluation_timesteps=200, target_return=12.0, evaluation_processes=0,
         ),
         {"hidden": (128, 128)},
+    ),
+    # Many updates for each move. Noise falls as a game goes on, and values learn half from what the search expected:
+    # results of games that are explored to their end say little about a position.
+    ("alphazero", "ConnectFour-v0"): Preset(
+        AlphaZeroConfig(
+            n_env_steps=1_200_000, n_envs=96, n_processes=3, overlap=True, n_timesteps=8, n_updates=40, batch_size=512,
+            replay_capacity=300_000, learning_starts=10_000, exploring_moves=24, search_value_fraction=0.5,
+            evaluation_interval=200_000, checkpoint_interval=100_000,
+        ),
+        {"n_features": 128, "layers": ((64, 4, 1), (64, 2, 1))},
     ),
 }  # fmt: skip
 """By algorithm, a module of `rlstruct.algos`, and environment, as gymnasium or `rlstruct.sims` call it; two more names

@@ -24,6 +24,7 @@ from _report import write
 from torch import nn
 
 from rlstruct.algos.arena import Player, RandomPlayer, play_match
+from rlstruct.algos.run_folder import read_lines
 from rlstruct.cli.record import load_trained
 from rlstruct.core import DictTensor
 from rlstruct.search import SearchAgent, SearchConfig
@@ -33,6 +34,7 @@ FULL = sum(0b111111 << (7 * c) for c in range(7))
 TOP = [1 << (7 * c + 5) for c in range(7)]
 BOTTOM = [1 << (7 * c) for c in range(7)]
 COLUMN = [0b111111 << (7 * c) for c in range(7)]
+RETURN = "evaluation/mean_return"
 ORDER = (3, 2, 4, 1, 5, 0, 6)
 STONES = (22, 26, 30, 34)
 """Of the positions in each set: fewer take a solver in Python too long."""
@@ -241,7 +243,8 @@ def main() -> None:
     config = SearchConfig(method=options.method, n_simulations=options.simulations, max_depth=24)
     create = partial(SearchAgent, create_simulator=ConnectFour, config=config, stochastic=False)
     common = {"simulations": options.simulations, "method": options.method, "games_of_each": options.games}
-    rows: list[dict[str, Any]] = [{"moves_of_self_play": trained.env_steps, **common}]
+    curve = [[row["env_steps"], row[RETURN]] for row in read_lines(options.run / "metrics.csv") if RETURN in row]
+    rows: list[dict[str, Any]] = [{"moves_of_self_play": trained.env_steps, **common, "returns": curve}]
     for n_stones in STONES:
         positions = solved_positions(options.positions, n_stones)
         row: dict[str, Any] = {"stones": n_stones, "positions": len(positions)}

@@ -18,6 +18,10 @@ def main() -> None:
     curves = [Curve(*zip(*evaluations_of(row), strict=True)) for row in load("reinforce_cartpole")[0]]
     picture = ROOT / "docs" / "learning_curve.png"
     draw_curves({"REINFORCE": curves}, picture, title="REINFORCE on CartPole-v1", metric="return of the evaluations")
+    if found := load("connect_four_strength")[0]:
+        whole = Curve(*zip(*found[0]["returns"], strict=True))
+        picture = ROOT / "docs" / "algorithms" / "alphazero.png"
+        draw_curves({"AlphaZero": [whole]}, picture, title="AlphaZero on Connect Four", metric="return against UCT-50")
     plain = {name: task for name, task in TASKS.items() if GAME not in name and load(name)[0]}
     pages = {
         kind: {task.about: ({"": load(name)[0]}, task.target) for name, task in plain.items() if name.startswith(kind)}

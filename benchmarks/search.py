@@ -1,22 +1,26 @@
-"""Simulations per second of `rlstruct.search`, beside the MCTS of alpha-zero-general and of mctx.
+"""Simulations per second of `rlstruct.search`, beside the MCTS of LightZero, alpha-zero-general and mctx.
 
-    python benchmarks/search.py [--alpha-zero-general FOLDER] [--mctx PYTHON] [--simulations 64] [--games 64]
+    python benchmarks/search.py [--lightzero WHEEL] [--alpha-zero-general FOLDER] [--mctx PYTHON]
 
-All search from the empty board of Connect Four with networks of one architecture, on one thread. FOLDER is a checkout
-of github.com/suragnair/alpha-zero-general, which plays one game at a time and asks the network for one position; PYTHON
-is the interpreter of an environment that has mctx and jax[cpu], where XLA has compiled the whole search of all games.
-The clock is the processor's, so that other programs on the machine do not count.
+All search from the empty board of Connect Four with networks of one architecture, on one thread. WHEEL is the unpacked
+wheel of LightZero (``pip download --no-deps LightZero``): its tree of MuZero, in C++, in all games at once, called as
+its own ``MuZeroMCTSCtree.search`` does, with our simulator in place of a learned model. FOLDER is a checkout of
+github.com/suragnair/alpha-zero-general, which plays one game at a time and asks the network for one position. PYTHON is
+the interpreter of an environment that has mctx and jax[cpu], where XLA has compiled the whole search of all games. The
+clock is the processor's, so that other programs on the machine do not count.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +32,7 @@ from _report import verdict, write
 from rlstruct.agents import ConvolutionalActorCritic
 from rlstruct.functional.random import child_key
 from rlstruct.search import GameModel, Search, SearchConfig
-from rlstruct.sims import ConnectFour
+from rlstruct.sims import ConnectFour, ConnectFourState
 
 PEER = Path(__file__).parent / "peers" / "mctx_search.py"
 Run = Callable[[], float]
@@ -41,11 +45,11 @@ def network() -> torch.nn.Module:
     return ConvolutionalActorCritic((2, 6, 7), 7, n_features=96, layers=[(64, 4, 1)])
 
 
-def ours(n_games: int, n_simulations: int, method: str) -> Run:
+def ours(n_games: int, n_simulations: int, method: str, *, compiled: bool = False) -> Run:
     """All games at once."""
     env = ConnectFour(n_games)
     env.reset()
-    config: Any = {"method": method, "n_simulations": n_simulations}
+    config: Any = {"method": method, "n_simulations": n_simulations, "compiled": compiled}
     game = GameModel(env, network())
     search = Search(game, SearchConfig(**config))
     key = child_key(torch.arange(n_games), 0)
@@ -54,6 +58,45 @@ def ours(n_games: int, n_simulations: int, method: str) -> Run:
     def run() -> float:
         start = time.process_time()
         search(game.begin(env.get_state(), key), key)
+        return time.process_time() - start
+
+    return run
+
+
+def lightzero(folder: Path, n_games: int, n_simulations: int) -> Run:
+    """All games at once, in LightZero's C++ tree of MuZero; states and answers pass through lists, as there."""
+    (file,) = folder.glob("lzero/mcts/ctree/ctree_muzero/mz_tree*.so")
+    loader = ExtensionFileLoader("mz_tree", str(file))
+    spec = importlib.util.spec_from_file_location("mz_tree", file, loader=loader)
+    assert spec is not None
+    tree: Any = importlib.util.module_from_spec(spec)
+    loader.exec_module(tree)
+    game, model = ConnectFour(1), network()
+
+    def judge(state: ConnectFourState) -> tuple[list[list[float]], list[float]]:
+        logits, value = model(game.observe(state)["board"])
+        return logits.tolist(), value.tolist()
+
+    @torch.no_grad()
+    def run() -> float:
+        start = time.process_time()
+        states = [np.zeros((n_games, 2), dtype=np.int64)]
+        roots = tree.Roots(n_games, [list(range(7))] * n_games)
+        logits, _ = judge(ConnectFourState(*torch.from_numpy(states[0]).unbind(1)))
+        roots.prepare_no_noise([0.0] * n_games, logits, [1] * n_games)
+        least_and_most = tree.MinMaxStatsList(n_games)
+        least_and_most.set_delta(0.01)
+        for i in range(n_simulations):
+            results = tree.ResultsWrapper(num=n_games)
+            at, rows, actions, to_play = tree.batch_traverse(
+                roots, 19652, 1.25, 1.0, least_and_most, results, [1] * n_games
+            )
+            found = np.asarray([states[depth][row] for depth, row in zip(at, rows, strict=True)])
+            before = ConnectFourState(*torch.from_numpy(found).unbind(1))
+            after, reward, _ = game.transition(before, torch.from_numpy(np.asarray(actions)).long(), torch.empty(0))
+            logits, value = judge(after)
+            states.append(torch.stack([after.mine, after.theirs], 1).numpy())
+            tree.batch_backpropagate(i + 1, 1.0, reward.tolist(), value, logits, least_and_most, results, to_play)
         return time.process_time() - start
 
     return run
@@ -103,6 +146,7 @@ def mctx(python: str, n_games: int, n_simulations: int, method: str) -> Run:
 def main() -> None:
     """Measure in turn, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lightzero", type=Path, help="an unpacked wheel; without it that contender is left out")
     parser.add_argument("--alpha-zero-general", type=Path, help="a checkout; without it that contender is left out")
     parser.add_argument("--mctx", help="an interpreter; without it that contender is left out")
     parser.add_argument("--simulations", type=int, default=64)
@@ -112,8 +156,12 @@ def main() -> None:
     torch.set_num_threads(1)
     n, games = options.simulations, options.games
     runs: dict[str, tuple[Run, int]] = {
-        f"rlstruct {method}": (ours(games, n, method), games) for method in ("puct", "gumbel")
+        f"rlstruct {method}{', compiled' if compiled else ''}": (ours(games, n, method, compiled=compiled), games)
+        for compiled in (False, True)
+        for method in ("puct", "gumbel")
     }
+    if options.lightzero:
+        runs["LightZero"] = lightzero(options.lightzero.resolve(), games, n), games
     if options.alpha_zero_general:
         runs["alpha-zero-general"] = alpha_zero_general(options.alpha_zero_general.resolve(), n), 1
     if options.mctx:
@@ -130,12 +178,17 @@ def main() -> None:
     for name, rate in rates.items():
         rows.append({"contender": name, "games": runs[name][1], "simulations": n, "simulations_per_second": rate})
         sys.stdout.write(f"{name:<20} {rate:>12,.0f} simulations/s\n")
-    for name, target in (("alpha-zero-general", 10.0), ("mctx puct", None), ("mctx gumbel", None)):
-        mine = "rlstruct gumbel" if name.endswith("gumbel") else "rlstruct puct"
+    asked = (("LightZero", 10.0), ("alpha-zero-general", 10.0), ("mctx puct", None), ("mctx gumbel", None))
+    for name, target in asked:
+        mine = "rlstruct gumbel, compiled" if name.endswith("gumbel") else "rlstruct puct, compiled"
         if name in rates:
             ratio = rates[mine] / rates[name]
             rows.append({"ratio": f"{mine} / {name}", "value": ratio})
             sys.stdout.write(f"{mine} / {name}: {ratio:.2f} {'' if target is None else verdict(ratio, target)}\n")
+    for method in ("puct", "gumbel"):
+        ratio = rates[f"rlstruct {method}, compiled"] / rates[f"rlstruct {method}"]
+        rows.append({"ratio": f"rlstruct {method}, compiled / eager", "value": ratio})
+        sys.stdout.write(f"rlstruct {method}, compiled / eager: {ratio:.2f}\n")
     sys.stdout.write(f"{write('search', rows)}\n")
 
 

@@ -212,7 +212,8 @@ def table(run: Run) -> None:
             ({"part": "table", "processes": n, "sharing": mode, "games": n}, partial(processes, run, n, mode))
             for mode in MODES
         ]
-        for graph in (True, False):
+        timed = on_gpu or n <= len(os.sched_getaffinity(0))  # otherwise there is nothing to be timed in turns with
+        for graph in (True, False) if timed else ():
             row = {"part": "table", "processes": 1, "sharing": f"batched{', CUDA graph' * graph}", "games": n_games}
             makers.append((row | {"beside": n}, partial(one_process, run, n_games, n_simulations, graph)))
         run.rate(makers)

@@ -22,6 +22,7 @@ from _learning import last_five
 from _tasks import TASKS
 
 from rlstruct.algos.a2c import A2CConfig
+from rlstruct.algos.alphazero import AlphaZeroConfig
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.dqn import DQNConfig
 from rlstruct.algos.ppo import PPOConfig
@@ -32,7 +33,7 @@ DOCS = HERE.parent / "docs"
 PAGES = [HERE / "README.md", *sorted((DOCS / "algorithms").glob("*.md")), DOCS / "sharing_a_gpu.md"]
 Rows = list[dict[str, Any]]
 CONFIGS: dict[str, type[TrainingConfig]] = {
-    "reinforce": ReinforceConfig, "a2c": A2CConfig, "ppo": PPOConfig, "dqn": DQNConfig,
+    "reinforce": ReinforceConfig, "a2c": A2CConfig, "ppo": PPOConfig, "dqn": DQNConfig, "alphazero": AlphaZeroConfig,
 }  # fmt: skip
 GAME = "_minatar_"
 _BLOCK = re.compile(r"(<!-- (\w+) -->\n)(?:(?!<!-- ).)*(<!-- end -->)", re.DOTALL)
@@ -257,7 +258,7 @@ def common_settings(_: Rows) -> list[str]:
     for name, words in _described(TrainingConfig).items():
         defaults = [_default(kind.__dataclass_fields__[name]) for kind in CONFIGS.values()]
         lines.append([f"`{name}`", *defaults, words])
-    return table(f"setting | {' | '.join(map(str.upper, CONFIGS))} | what it does", lines, 6)
+    return table(f"setting | {' | '.join(map(str.upper, CONFIGS))} | what it does", lines, 2 + len(CONFIGS))
 
 
 def _described(kind: type[TrainingConfig]) -> dict[str, str]:
@@ -286,6 +287,21 @@ def search(rows: Rows) -> list[str]:
     return [*lines, "", *ratios]
 
 
+def strength(rows: Rows) -> list[str]:
+    """How strong AlphaZero is at Connect Four: games, and mistakes in solved positions."""
+    whole, *others = rows
+    games = [[row["opponent"], row["won"], row["drawn"], row["lost"]] for row in others if "opponent" in row]
+    sets = [row for row in others if "stones" in row]
+    names = ("before", "before, searching", "after", "after, searching")
+    cells = [[f"{row['stones']} stones", *(f"{row[name]:.0%}" for name in names)] for row in sets]
+    about = (
+        f"After {whole['moves_of_self_play']:,} moves of self-play, with {whole['simulations']:,} simulations of each "
+        f"move ({whole['method']}):"
+    )
+    head = f"mistakes in {sets[0]['positions']} positions | " + " | ".join(names)
+    return [about, "", *table("opponent | won | drawn | lost", games), "", *table(head, cells)]
+
+
 TABLES: dict[str, tuple[str, Callable[[Rows], list[str]]]] = {
     "throughput": ("cpu_collect_throughput", throughput),
     "slow": ("cpu_collect_slow", slow),
@@ -305,7 +321,8 @@ TABLES: dict[str, tuple[str, Callable[[Rows], list[str]]]] = {
     "settings": ("", common_settings),
     "games": ("", games),
     "sharing": ("", sharing),
-    **{f"learnt_{name}": ("", partial(learnt, name)) for name in CONFIGS},
+    "strength": ("connect_four_strength", strength),
+    **{f"learnt_{name}": ("", partial(learnt, name)) for name in CONFIGS if name != "alphazero"},
     **{f"settings_{name}": ("", partial(settings, kind)) for name, kind in CONFIGS.items()},
 }
 
