@@ -61,6 +61,8 @@ class AlphaZeroConfig(TrainingConfig):
             than that, teaches the policy alone.
         value_coefficient: weight of the value's loss.
         search_value_fraction: share of what the search expected in what values learn; the rest is the result.
+        gumbel_scale: of the noise in self-play. The policy of a network that has learnt is so sharp that noise of scale 1
+            no longer changes its moves, and then all games are the same.
         exploring_moves: of each game of self-play, see `rlstruct.search.SearchConfig`.
         mirror: half of the gradient steps see the mirror images of positions and actions. For games in which left and
             right (the last axis of the frame, and the order of the actions) are alike.
@@ -89,6 +91,7 @@ class AlphaZeroConfig(TrainingConfig):
     longest_game: int = 42
     value_coefficient: float = 1.0
     search_value_fraction: float = 0.0
+    gumbel_scale: float = 1.0
     exploring_moves: int | None = None
     mirror: bool = True
     opponent: Literal["random", "uct"] = "uct"
@@ -123,6 +126,7 @@ class AlphaZeroConfig(TrainingConfig):
             method=self.method,
             n_simulations=n_simulations,
             max_depth=self.max_depth,
+            gumbel_scale=self.gumbel_scale,
             exploring_moves=self.exploring_moves,
         )
 
