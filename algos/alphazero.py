@@ -61,8 +61,8 @@ class AlphaZeroConfig(TrainingConfig):
             than that, teaches the policy alone.
         value_coefficient: weight of the value's loss.
         search_value_fraction: share of what the search expected in what values learn; the rest is the result.
-        gumbel_scale: of the noise in self-play. The policy of a network that has learnt is so sharp that noise of scale 1
-            no longer changes its moves, and then all games are the same.
+        gumbel_scale: of the noise in self-play. A network that has learnt is soon so sure that noise of scale 1
+            does not change its moves any more, and all games are the same.
         exploring_moves: of each game of self-play, see `rlstruct.search.SearchConfig`.
         mirror: half of the gradient steps see the mirror images of positions and actions. For games in which left and
             right (the last axis of the frame, and the order of the actions) are alike.

@@ -148,13 +148,13 @@ PRESETS: dict[tuple[str, str], Preset] = {
         ),
         {"hidden": (128, 128)},
     ),
-    # Many updates for each move. Noise falls as a game goes on, and values learn half from what the search expected:
-    # results of games that are explored to their end say little about a position.
+    # Many updates for each move. Strong noise, as all games become the same without it, falls as a game goes on; values
+    # learn half from what the search expected: results of games that are explored to their end say little.
     ("alphazero", "ConnectFour-v0"): Preset(
         AlphaZeroConfig(
-            n_env_steps=1_200_000, n_envs=96, n_processes=3, overlap=True, n_timesteps=8, n_updates=40, batch_size=512,
-            replay_capacity=300_000, learning_starts=10_000, exploring_moves=24, search_value_fraction=0.5,
-            evaluation_interval=200_000, checkpoint_interval=100_000,
+            n_env_steps=450_000, n_envs=96, n_processes=3, overlap=True, n_timesteps=8, n_updates=40, batch_size=512,
+            replay_capacity=300_000, learning_starts=10_000, gumbel_scale=4.0, exploring_moves=24,
+            search_value_fraction=0.5, evaluation_interval=100_000, checkpoint_interval=100_000,
         ),
         {"n_features": 128, "layers": ((64, 4, 1), (64, 2, 1))},
     ),
