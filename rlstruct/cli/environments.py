@@ -171,7 +171,7 @@ def find(task: Task, *, auto_reset: bool, render: bool = False) -> Factory:
     """
     name, settings = task.env, task.settings()
     if task.simulator is not None or (name in sims.names() and name not in gymnasium.registry):
-        if name not in sims.names():
+        if not sims.knows(name):
             raise UserError(
                 f"--simulator {task.simulator}: no bundled simulator is called {name!r}, only "
                 f"{', '.join(sims.names())}.{nearest(name, sims.names())}"

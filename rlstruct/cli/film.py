@@ -93,9 +93,14 @@ def _seconds_of(factory: Factory) -> float:
     """How long a step is shown: as long as it takes, where that is known, else long enough to follow."""
     if _stem(factory) in _CLASSICS:
         return _CLASSICS[_stem(factory)][0]
-    if isinstance(factory, SimulatorFactory):
-        return 0.12
-    return 4 / 60 if factory.atari else 0.03
+    if _is_console(factory) or (isinstance(factory, GymFactory) and factory.atari):
+        return 4 / 60
+    return 0.12 if isinstance(factory, SimulatorFactory) else 0.03
+
+
+def _is_console(factory: Factory) -> bool:
+    """Whether it makes consoles of ours."""
+    return isinstance(factory, SimulatorFactory) and factory.name.startswith("ALE/")
 
 
 def _pictures(
@@ -165,6 +170,8 @@ def _painter_of(factory: Factory) -> Painter:
         return lambda env, observation, row: _drawn(*classic[1](_array(observation, "frame", row)))
     if isinstance(factory, GymFactory):
         return _screen_and_frame if factory.atari else _screen
+    if _is_console(factory):
+        return _console_and_frame
     return _minatar if factory.name.endswith("-MinAtar") else _board
 
 
@@ -239,12 +246,24 @@ def _screen(env: VecEnv, observation: DictTensor, row: int) -> Picture:
 
 def _screen_and_frame(env: VecEnv, observation: DictTensor, row: int) -> Picture:
     """Show the screen of an Atari game, and beside it the newest frame that the agent sees."""
+    return _beside(_screen(env, observation, row), _array(observation, "frame", row)[-1])
+
+
+def _console_and_frame(env: VecEnv, observation: DictTensor, row: int) -> Picture:
+    """The same for a console of ours, twice as large as it is."""
     from PIL import Image
 
-    screen = _screen(env, observation, row)
-    frame = Image.fromarray(_array(observation, "frame", row)[-1])  # [4, 84, 84] uint8: the newest
-    frame = frame.resize((screen.height, screen.height), Image.Resampling.NEAREST).convert("RGB")
-    return _joined([screen, frame])
+    picture = env.screen(row).cpu().numpy()  # type: ignore[attr-defined]  # sync: once per frame of a film
+    screen = Image.fromarray(picture).resize((2 * picture.shape[1], 2 * picture.shape[0]), Image.Resampling.NEAREST)
+    return _beside(screen, _array(observation, "frame", row)[-1])
+
+
+def _beside(screen: Picture, newest: Any) -> Picture:  # noqa: ANN401 - a numpy array
+    """Put the newest frame of a stack beside a screen, as high as that."""
+    from PIL import Image
+
+    frame = Image.fromarray(newest).resize((screen.height, screen.height), Image.Resampling.NEAREST)
+    return _joined([screen, frame.convert("RGB")])
 
 
 def _drawn(origin: Point, scale: float, lines: Lines) -> Picture:

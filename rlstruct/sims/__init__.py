@@ -9,7 +9,7 @@ from rlstruct.sims.connect_four import ConnectFour, ConnectFourState
 from rlstruct.sims.freeway import Freeway, FreewayState
 from rlstruct.sims.mountain_car import MountainCar, MountainCarContinuous, MountainCarState
 from rlstruct.sims.pendulum import Pendulum, PendulumState
-from rlstruct.sims.registry import make, names
+from rlstruct.sims.registry import knows, make, names
 from rlstruct.sims.seaquest import Seaquest, SeaquestState
 from rlstruct.sims.space_invaders import SpaceInvaders, SpaceInvadersState
 from rlstruct.sims.tensor_env import TensorEnv
@@ -38,6 +38,7 @@ __all__ = [
     "SpaceInvadersState",
     "TensorEnv",
     "columns",
+    "knows",
     "make",
     "names",
 ]

@@ -25,8 +25,11 @@ _SIMULATORS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
+_ATARI = "ALE/"
+
+
 def names() -> list[str]:
-    """Return the names that `make` knows.
+    """Return the names that `make` knows, without those of Atari games, which begin with ``ALE/``.
 
     >>> "CartPole-v1" in names()
     True
@@ -34,11 +37,23 @@ def names() -> list[str]:
     return list(_SIMULATORS)
 
 
+def knows(name: str) -> bool:
+    """Whether `make` knows a name, as far as can be said without ale-py.
+
+    Args:
+        name: such as ``"CartPole-v1"`` or ``"ALE/Pong-v5"``.
+
+    >>> knows("ALE/Pong-v5"), knows("Pong")
+    (True, False)
+    """
+    return name in _SIMULATORS or name.startswith(_ATARI)
+
+
 def make(name: str, n_envs: int, seed: int = 0, **settings: Any) -> TensorEnv[Any]:  # noqa: ANN401 - passed on
     """Make a simulator by its name.
 
     Args:
-        name: see `names`.
+        name: see `names`; or an Atari game such as ``"ALE/Breakout-v5"`` (extras ``warp`` and ``atari``).
         n_envs: B.
         seed: environment j draws from ``seed + j``.
         settings: keyword arguments of the simulator, such as ``device``, ``backend``, ``time_limit``.
@@ -48,10 +63,14 @@ def make(name: str, n_envs: int, seed: int = 0, **settings: Any) -> TensorEnv[An
 
     Raises:
         ValueError: no simulator has this name; the message suggests the nearest.
+        ImportError: an Atari game needs Warp and ale-py.
 
     >>> make("CartPole-v1", n_envs=3).n_envs()
     3
     """
+    if name.startswith(_ATARI):
+        atari: TensorEnv[Any] = importlib.import_module("rlstruct.sims.atari.env").Atari(name, n_envs, seed, **settings)
+        return atari
     if name not in _SIMULATORS:
         near = difflib.get_close_matches(name, _SIMULATORS, 1, 0.4)
         hint = f" Did you mean {near[0]!r}?" if near else ""

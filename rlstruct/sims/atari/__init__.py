@@ -1,7 +1,8 @@
 """The Atari 2600 as Warp kernels: thousands of consoles on one device, compared with ALE register by register.
 
-So far the machine without an environment around it: `Consoles` goes on from states of ALE and runs frames. Needs the
-extra ``warp``; ROMs and states come from the user's ale-py.
+`Atari` is the environment (``rlstruct.sims.make("ALE/Pong-v5", ...)`` makes one), `Consoles` the machine alone, which
+goes on from states of ALE and runs frames. Needs the extras ``warp`` and ``atari``: ROMs and beginnings come from the
+user's ale-py.
 """
 
 try:
@@ -11,17 +12,21 @@ except ImportError as error:
         "rlstruct.sims.atari needs NVIDIA Warp, which is not installed. Install it with pip install 'rlstruct[warp]'."
     ) from error
 
-from rlstruct.sims.atari.ale_state import AleState, read_ale_state
+from rlstruct.sims.atari.ale_state import AleState, read_ale_state, write_ale_state
 from rlstruct.sims.atari.compare import Comparison, compare_with_ale, playable_games
+from rlstruct.sims.atari.env import Atari, AtariState
 from rlstruct.sims.atari.machine import FIELDS, MAPPERS, Consoles
 
 __all__ = [
     "FIELDS",
     "MAPPERS",
     "AleState",
+    "Atari",
+    "AtariState",
     "Comparison",
     "Consoles",
     "compare_with_ale",
     "playable_games",
     "read_ale_state",
+    "write_ale_state",
 ]

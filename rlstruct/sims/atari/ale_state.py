@@ -7,6 +7,7 @@ values are two magic numbers. The layout was found by looking at states.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,12 +22,12 @@ _CPU = (
 )  # fmt: skip
 _RIOT = ("timer", "timer_shift", "timer_set", "timer_expired", "timer_was_read", "direction_a", "direction_b")
 _TIA = (
-    "frame_start", "", "", "swept", "", "n_scanlines", "scanline", "vsync_end", "", "vsync", "vblank", "size0",
-    "size1", "color0", "color1", "color_playfield", "color_background", "control", "", "mirror0", "mirror1",
-    "playfield", "shape0", "shape1", "old_shape0", "old_shape1", "missile0", "missile1", "ball", "old_ball",
-    "move0", "move1", "move_missile0", "move_missile1", "move_ball", "delay0", "delay1", "delay_ball", "hide0",
-    "hide1", "collisions", "x0", "x1", "x_missile0", "x_missile1", "x_ball", "", "", "hmove_clock", "hmove_blank",
-    "stars", "stars_line", "dump", "dump_end",
+    "frame_start", "shown_from", "shown_to", "swept", "", "n_scanlines", "scanline", "vsync_end", "", "vsync",
+    "vblank", "size0", "size1", "color0", "color1", "color_playfield", "color_background", "control", "", "mirror0",
+    "mirror1", "playfield", "shape0", "shape1", "old_shape0", "old_shape1", "missile0", "missile1", "ball",
+    "old_ball", "move0", "move1", "move_missile0", "move_missile1", "move_ball", "delay0", "delay1", "delay_ball",
+    "hide0", "hide1", "collisions", "x0", "x1", "x_missile0", "x_missile1", "x_ball", "", "", "hmove_clock",
+    "hmove_blank", "stars", "stars_line", "dump", "dump_end",
 )  # fmt: skip
 """Our name of each number; "" for what follows from others."""
 
@@ -60,23 +61,36 @@ def _plain(number: int) -> int:
 
 
 class _Reader:
-    """Reads numbers and texts one after the other."""
+    """Reads numbers and texts one after the other, and remembers where named numbers are."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
+        self.places: dict[str, int] = {}
 
     def numbers(self, n: int) -> list[int]:
         values = struct.unpack_from(f"<{n}i", self._data, self._at)
         self._at += 4 * n
         return [_plain(value) for value in values]
 
+    def named(self, names: Sequence[str]) -> dict[str, int]:
+        self.places.update((name, self._at + 4 * k) for k, name in enumerate(names))
+        return dict(zip(names, self.numbers(len(names)), strict=True))
+
     def text(self) -> bytes:
         (length,) = self.numbers(1)
         self._at += length
         return self._data[self._at - length : self._at]
 
-    def rest(self) -> list[int]:
-        return self.numbers((len(self._data) - self._at) // 4)
+    def enter(self) -> int:
+        """Go into a text; returns where it ends."""
+        (length,) = self.numbers(1)
+        return self._at + length
+
+    def mark(self, name: str) -> None:
+        self.places[name] = self._at
+
+    def rest(self, end: int) -> list[int]:
+        return self.numbers((end - self._at) // 4)
 
 
 def read_ale_state(serialized: bytes) -> AleState:
@@ -91,37 +105,71 @@ def read_ale_state(serialized: bytes) -> AleState:
     Raises:
         ValueError: the bytes are no such state.
     """
+    return _read(_Reader(serialized))
+
+
+def write_ale_state(serialized: bytes, *, ram: npt.NDArray[np.uint8] | None = None, **registers: int) -> bytes:
+    """Change a state of ALE, to ask ALE what it makes of it.
+
+    Args:
+        serialized: as for `read_ale_state`.
+        ram: new bytes of the RAM; None leaves them.  [128] uint8
+        registers: new values by our names, as `read_ale_state` returns them.
+
+    Returns:
+        Bytes for ``ale_py.ALEState``.
+
+    Raises:
+        ValueError: the bytes are no such state.
+    """
+    reader, changed = _Reader(serialized), bytearray(serialized)
+    _read(reader)
+    for name, value in registers.items():
+        number = value ^ 1 if name in ("zero", "partial") else value
+        place = reader.places[name]
+        if struct.unpack_from("<i", serialized, place)[0] in (_YES, _NO):
+            number = _YES if number else _NO
+        if name.startswith("color"):
+            number = int.from_bytes(bytes([number] * 4), "little", signed=True)
+        struct.pack_into("<i", changed, place, number)
+    if ram is not None:
+        begin = reader.places["ram"]
+        changed[begin : begin + 4 * len(ram)] = ram.astype("<i4").tobytes()
+    return bytes(changed)
+
+
+def _read(reader: _Reader) -> AleState:
+    """Read all that a state says."""
     try:
-        outer = _Reader(serialized)
-        left, right, *_ = outer.numbers(6)
-        reader = _Reader(outer.text())
-        least, most = outer.numbers(2)
-        registers: dict[str, int] = {}
+        left, right, *_ = reader.numbers(6)
+        end = reader.enter()
         reader.text()  # the checksum of the ROM
         _expect(reader, b"System")
-        (registers["cycles"],) = reader.numbers(1)
+        registers = reader.named(["cycles"])
         reader.text()  # the state of ALE's random numbers
         _expect(reader, b"M6502Low")
-        registers.update(zip(_CPU, reader.numbers(14), strict=True))
+        registers |= reader.named(_CPU)
         registers["zero"] ^= 1  # ALE keeps its opposite
         registers["partial"] ^= 1  # ALE keeps whether the last frame stopped by itself
         _expect(reader, b"M6532")
         (n_bytes,) = reader.numbers(1)
+        reader.mark("ram")
         ram = np.array(reader.numbers(n_bytes), np.uint8)
-        registers.update(zip(_RIOT, reader.numbers(7), strict=True))
+        registers |= reader.named(_RIOT)
         _expect(reader, b"TIA")
-        tia = reader.numbers(len(_TIA))
-        registers.update(zip(_TIA, tia, strict=True))
+        registers |= (tia := reader.named(_TIA))
         _expect(reader, b"TIASound")
         reader.numbers(7)
         mapper = reader.text().removeprefix(b"Cartridge").decode()
-        cartridge = tuple(reader.rest())
+        cartridge = tuple(reader.rest(end))
+        least, most = reader.numbers(2)
     except (struct.error, UnicodeDecodeError) as error:
         raise ValueError("read_ale_state: these bytes end too early: give ale.cloneState().serialize().") from error
-    registers.pop("")
+    for name in ("", "shown_from", "shown_to"):
+        registers.pop(name)
     for color in ("color0", "color1", "color_playfield", "color_background"):
         registers[color] &= 0xFF
-    first, last = ((tia[k] - tia[0]) // 228 for k in (1, 2))
+    first, last = ((tia[name] - tia["frame_start"]) // 228 for name in ("shown_from", "shown_to"))
     return AleState(registers, ram, cartridge, mapper, (first, last - first), (left, right), (least, most))
 
 

@@ -55,8 +55,19 @@ def playable_games() -> list[str]:
     return sorted(set(roms.get_all_rom_ids()) - TWO_PLAYERS)
 
 
-def _rom_path(game: str) -> Path:
-    """Where ale-py keeps a ROM."""
+def rom_path(game: str) -> Path:
+    """Find a ROM of ale-py.
+
+    Args:
+        game: ALE's name.
+
+    Returns:
+        Its file.
+
+    Raises:
+        ImportError: ale-py is not installed.
+        ValueError: it ships no ROM of that name.
+    """
     from ale_py import roms
 
     path: Path | None = roms.get_rom_path(game)
@@ -87,7 +98,7 @@ def open_ale(game: str, seed: int) -> Any:
     ale = ale_py.ALEInterface()
     ale.setInt("random_seed", seed)
     ale.setFloat("repeat_action_probability", 0.0)
-    ale.loadROM(_rom_path(game))
+    ale.loadROM(rom_path(game))
     ale.reset_game()
     return ale
 
@@ -109,7 +120,7 @@ def open_consoles(game: str, ale: Any, n: int, device: DeviceLike = "cpu") -> Co
         ValueError: the cartridge is of a kind that is not in `MAPPERS`.
     """
     state = read_ale_state(ale.cloneState().serialize())
-    consoles = Consoles(_rom_path(game).read_bytes(), state.mapper, n, game=game, device=device)
+    consoles = Consoles(rom_path(game).read_bytes(), state.mapper, n, game=game, device=device)
     consoles.load([state])
     return consoles
 

@@ -31,15 +31,20 @@ def begin_frame(m: Registers):
 
 
 @wp.kernel(enable_backward=False)
-def run_frame(consoles: wp.array(dtype=Console), board: Board, actions: wp.array(dtype=int)):
+def run_frame(
+    consoles: wp.array(dtype=Console), board: Board, actions: wp.array(dtype=int), running: wp.array(dtype=int)
+):
     """Run each console until its frame ends.
 
     Args:
         consoles: [B]
         board: what they share, and their memory.
         actions: ALE's number of the action of each.  [B]
+        running: 0 leaves a console as it is.  [B]
     """
     i = wp.tid()
+    if running[i] == 0:
+        return
     m = wp.zeros(shape=(1,), dtype=Console)
     m[0] = consoles[i]
     press(m, actions[i])

@@ -39,6 +39,8 @@ class Consoles:
     Attributes:
         registers: the registers of `FIELDS`.  [B, F] int32
         ram: 128 bytes of the console, 128 of the cartridge.  [B, 256] uint8
+        opcodes: what `make_table` of `opcodes` says.  [256] int32
+        mapper_number: how the cartridge switches banks, as kernels number it.
 
     Args:
         rom: the bytes of the cartridge.
@@ -63,15 +65,16 @@ class Consoles:
         self.ram = torch.zeros(n, 256, dtype=torch.uint8, device=self.device)
         self._screens = torch.zeros(n, 2, MOST_PICTURE_LINES * 160, dtype=torch.uint8, device=self.device)
         self._rom = torch.frombuffer(bytearray(rom), dtype=torch.uint8).to(self.device)
-        self._opcodes = torch.from_numpy(make_table()).to(self.device)
+        self.opcodes = torch.from_numpy(make_table()).to(self.device)
         self._warp_device = str(self.device)
         self._consoles: Any = wp.array(
             ptr=self.registers.data_ptr(), shape=(n,), dtype=Console, device=self._warp_device, copy=False
         )
         self._board = Board()
-        self._board.rom, self._board.opcodes = wp.from_torch(self._rom), wp.from_torch(self._opcodes)
+        self._board.rom, self._board.opcodes = wp.from_torch(self._rom), wp.from_torch(self.opcodes)
         self._board.ram, self._board.screen = wp.from_torch(self.ram), wp.from_torch(self._screens)
-        self._board.mapper = MAPPERS[mapper]
+        self._board.mapper = self.mapper_number = MAPPERS[mapper]
+        self._everybody = torch.ones(n, dtype=torch.int32, device=self.device)
 
     def load(self, states: Sequence[AleState]) -> None:
         """Go on from states of ALE.
@@ -85,17 +88,32 @@ class Consoles:
         n = len(self.registers)
         if len(states) not in (1, n):
             raise ValueError(f"Consoles.load: got {len(states)} states, expected 1 or {n}.")
+        registers, ram = self.read(states)
+        self.registers.copy_(registers.expand(n, -1))
+        self.ram.copy_(ram.expand(n, -1))
+
+    def read(self, states: Sequence[AleState]) -> tuple[Tensor, Tensor]:
+        """Turn states of ALE into ours.
+
+        Args:
+            states: K states with the same cartridge as ours.
+
+        Returns:
+            Registers [K, F] int32 and memory [K, 256] uint8, on the CPU.
+
+        Raises:
+            ValueError: one is of another kind of cartridge.
+        """
         rows, memories = np.zeros((len(states), len(FIELDS)), np.int32), np.zeros((len(states), 256), np.uint8)
         for row, memory, state in zip(rows, memories, states, strict=True):
             if state.mapper != self.mapper:
-                raise ValueError(f"Consoles.load: got a state of mapper {state.mapper!r}, expected {self.mapper!r}.")
+                raise ValueError(f"Consoles: got a state of mapper {state.mapper!r}, expected {self.mapper!r}.")
             for name, value in self._expected(state).items():
                 row[FIELDS.index(name)] = value
             memory[:128] = state.ram
             if self.mapper.endswith("SC"):
                 memory[128:] = state.cartridge[2:130]
-        self.registers.copy_(torch.from_numpy(rows).expand(n, -1))
-        self.ram.copy_(torch.from_numpy(memories).expand(n, -1))
+        return torch.from_numpy(rows), torch.from_numpy(memories)
 
     def run(self, actions: Tensor, *, draw: bool = False) -> None:
         """Run a frame.
@@ -105,8 +123,8 @@ class Consoles:
             draw: whether `screen` shows the frame afterwards.
         """
         self._board.draw = int(draw)
-        inputs = [self._consoles, self._board, wp.from_torch(actions.contiguous())]
-        wp.launch(run_frame, len(self.registers), inputs=inputs, device=self._warp_device)
+        inputs = [self._consoles, self._board, actions.contiguous(), self._everybody]
+        launch(self.device, run_frame, len(self.registers), *inputs)
 
     def register(self, name: str) -> Tensor:
         """One register of all consoles.
@@ -196,3 +214,19 @@ class Consoles:
             return sum(page << (8 * window) for window, page in enumerate(numbers[1:5]))
         bank = numbers[0] if self.mapper[0] == "F" and self.mapper != "FE" else 0
         return 0x03020100 + 0x04040404 * bank
+
+
+def launch(device: torch.device, kernel: Any, shape: int | Sequence[int], *inputs: Any) -> None:
+    """Launch a kernel of Warp on torch's stream; nothing waits for the device.
+
+    Args:
+        device: the CPU or a CUDA device.
+        kernel: the kernel.
+        shape: how many threads along each axis.
+        inputs: its arguments; tensors are handed over without a copy.
+    """
+    given = [wp.from_torch(value) if isinstance(value, Tensor) else value for value in inputs]
+    stream = None
+    if device.type == "cuda":
+        stream = wp.stream_from_torch(torch.cuda.current_stream(device))
+    wp.launch(kernel, shape, inputs=given, device=str(device), stream=stream)

@@ -1,0 +1,213 @@
+"""How games count: find the rules of `rlstruct.sims.atari.games` by asking ale-py, and check them against it.
+
+``python benchmarks/atari_rules.py`` plays each game of the table in ALE with random actions, and compares what the
+rules read from ALE's RAM with ALE's reward, lives and end in each frame; it writes ``results/atari_rules.json``.
+``--infer GAME`` asks ALE about a game: single bytes of the RAM are changed in a state of ALE whose program is one
+instruction that ends the frame, so that nothing else changes, and what ALE then says is printed as words of the rules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from _report import RESULTS, machine
+
+Said = tuple[int, int, bool]
+"""Reward, lives, whether the game is over."""
+END_FRAME = bytes([0x86, 0x00])  # STX VSYNC
+
+
+def ask(
+    ale: Any,  # noqa: ANN401 - ale_py is untyped
+    state: bytes,
+    ram: np.ndarray,
+    *,
+    program_at: int = 126,
+) -> Said:
+    """Ask ALE what it makes of a RAM.
+
+    Args:
+        ale: an ``ale_py.ALEInterface`` with the game.
+        state: of ALE, serialized: what it knew before.
+        ram: the 128 bytes.  [128] uint8
+        program_at: two bytes that nothing depends on; they hold the instruction that ends the frame.
+
+    Returns:
+        What it says.
+    """
+    import ale_py
+
+    from rlstruct.sims.atari.ale_state import write_ale_state
+
+    memory = ram.copy()
+    memory[program_at : program_at + 2] = list(END_FRAME)
+    asked = write_ale_state(state, ram=memory, pc=0x80 + program_at, x=0, vsync=2, vsync_end=0, partial=0)
+    ale.restoreState(ale_py.ALEState(asked))
+    reward = ale.act(0)
+    return int(reward), ale.lives(), ale.game_over()
+
+
+def moments(ale: Any, n_frames: int, seed: int) -> Iterator[tuple[str, bytes, np.ndarray]]:  # noqa: ANN401
+    """Play, and stop at the moments from which rules can be seen.
+
+    Args:
+        ale: an ``ale_py.ALEInterface``, at the start.
+        n_frames: the most to play.
+        seed: of the actions.
+
+    Yields:
+        What moment it is, ALE's state before it, and the RAM of that moment.
+    """
+    actions = [action.value for action in ale.getLegalActionSet()]
+    drawn = np.random.default_rng(seed).choice(actions, n_frames).tolist()
+    lives, lost = ale.lives(), False
+    yield "start", ale.cloneState().serialize(), ale.getRAM().copy()
+    for n, action in enumerate(drawn):
+        before, ram = ale.cloneState(), ale.getRAM().copy()
+        ale.act(action)
+        if ale.game_over():
+            yield "before the end", before.serialize(), ram
+            yield "the end", before.serialize(), ale.getRAM().copy()
+            return
+        if n == 700 or (ale.lives() < lives and not lost):
+            lost |= ale.lives() < lives
+            yield "later", ale.cloneState().serialize(), ale.getRAM().copy()
+
+
+def infer(game: str, n_frames: int, seed: int) -> Iterator[str]:
+    """Ask ALE which bytes a game counts with, and say it in words of the rules where they fit.
+
+    Args:
+        game: ALE's name.
+        n_frames: how long to play in search of an end.
+        seed: of ALE and of the actions.
+
+    Yields:
+        A line for each byte and moment.
+    """
+    from rlstruct.sims.atari.compare import open_ale
+
+    ale, asked = open_ale(game, seed), open_ale(game, seed)
+    for moment, state, ram in moments(ale, n_frames, seed):
+        base = ask(asked, state, ram)
+        yield f"{moment}: reward, lives, over = {base}"
+        for address in range(128):
+            at = 126 if address < 126 else 0
+
+            def said(
+                value: int, address: int = address, at: int = at, state: bytes = state, ram: np.ndarray = ram
+            ) -> Said:
+                changed = ram.copy()
+                changed[address] = value
+                return ask(asked, state, changed, program_at=at)
+
+            own = int(ram[address])
+            tried = {0, 1, 2, 4, 8, 15, 16, 32, 64, 127, 128, 255, own ^ 1, own ^ 16, (own + 1) & 255, 0x99, 0x55, 0xAA}
+            if len({said(value) for value in tried | {own}}) > 1:
+                rows = np.array([said(value) for value in range(256)], np.int64)
+                words = "; ".join(w for w in map(in_words, ("reward", "lives", "over"), rows.T, [address] * 3) if w)
+                yield f"  byte {address} (now {own}): {words}"
+
+
+def in_words(what: str, said: np.ndarray, address: int) -> str:
+    """Say how a number depends on a byte.
+
+    Args:
+        what: the number's name.
+        said: for each value of the byte.  [256]
+        address: of the byte.
+
+    Returns:
+        A word or condition of the rules, or the values; "" if it does not depend on it.
+    """
+    from rlstruct.sims.atari.rules import _SHAPES
+
+    if (said == said[0]).all():
+        return ""
+    if what == "over":
+        for mask in (255, 15, 7, 3, 1, 240, 128, 64, 32):
+            over, rest = ({value & mask for value in np.flatnonzero(said == yes)} for yes in (1, 0))
+            for sign, values in (("==", over), ("!=", rest)):
+                if len(values) == 1 and not over & rest:
+                    return f"over while {address}&{mask}{sign}{values.pop()}"
+        return f"over at {np.flatnonzero(said).tolist()}"
+    for shape, values in _SHAPES.items():
+        for shift, mask in [(0, 255)] + [(s, (1 << n) - 1) for s in range(8) for n in range(1, 9 - s)] * (shape == "b"):
+            part = (values >> shift) & mask
+            k = int(np.argmax(part != part[0]))
+            weight, left = divmod(int(said[k] - said[0]), int(part[k] - part[0]) or 1)
+            if not left and weight and (said - said[0] == weight * (part - part[0])).all():
+                return f"{what} {weight}*{shape}{address}>>{shift}&{mask} + {said[0] - weight * part[0]}"
+    return f"{what} {said.tolist()}"
+
+
+def verify(game: str, n_frames: int, seed: int) -> dict[str, object]:
+    """Play in ALE, and compare what the rules read from its RAM with what it says, in each frame.
+
+    Args:
+        game: ALE's name.
+        n_frames: how many frames.
+        seed: of ALE and of the actions.
+
+    Returns:
+        A row: how many frames had another reward, other lives, another end, and what was met on the way.
+    """
+    import torch
+
+    from rlstruct.sims.atari.compare import open_ale
+    from rlstruct.sims.atari.games import RULES
+    from rlstruct.sims.atari.judge import OVER, Counter
+
+    ale = open_ale(game, seed)
+    actions = [action.value for action in ale.getLegalActionSet()]
+    counter = Counter(RULES[game], torch.device("cpu"))
+    tally = counter.begin([ale.getRAM()], [ale.lives()])
+    row: dict[str, Any] = {"game": game, "seed": seed, "n_frames": n_frames, "rewards": 0, "lives": 0, "ends": 0}
+    row |= {"n_games": 1, "n_rewards": 0, "first": ""}
+    for n, action in enumerate(np.random.default_rng(seed).choice(actions, n_frames).tolist()):
+        said = (int(ale.act(action)), ale.lives(), ale.game_over())
+        ram = torch.from_numpy(np.pad(ale.getRAM(), (0, 128))).unsqueeze(0)
+        reward = counter.count(ram, tally)
+        got = (int(reward), int(tally[0, 1]), bool(tally[0, OVER]))
+        for name, ours, theirs in zip(("rewards", "lives", "ends"), got, said, strict=True):
+            row[name] += ours != theirs
+        if got != said and not row["first"]:
+            row["first"] = f"frame {n}: got {got}, expected {said}"
+        row["n_rewards"] += said[0] != 0
+        if said[2]:
+            ale.reset_game()
+            tally = counter.begin([ale.getRAM()], [ale.lives()])
+            row["n_games"] += 1
+    return row
+
+
+def main() -> None:
+    """Check all games, or ask about one."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--frames", type=int, default=1500)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[1])
+    parser.add_argument("--games", nargs="*", default=None, help="only these, and no file")
+    parser.add_argument("--infer", metavar="GAME")
+    arguments = parser.parse_args()
+    if arguments.infer:
+        for line in infer(arguments.infer, arguments.frames, arguments.seeds[0]):
+            print(line, flush=True)
+        return
+    from rlstruct.sims.atari.games import RULES
+
+    report = {"machine": machine(), "rows": []}
+    for game in arguments.games or RULES:
+        for seed in arguments.seeds:
+            row = verify(game, arguments.frames, seed)
+            report["rows"].append(row)
+            print(row, flush=True)
+            if arguments.games is None:
+                (RESULTS / "atari_rules.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

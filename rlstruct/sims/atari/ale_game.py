@@ -1,0 +1,179 @@
+"""What the user's ale-py knows of a game: its cartridge, its actions, its colours and how it begins."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlstruct.sims.atari.ale_state import AleState, read_ale_state, write_ale_state
+from rlstruct.sims.atari.compare import open_ale, rom_path
+
+NOTHING, PRESS_FIRE = 0, 1
+
+# For ever: STX COLUBK, STX WSYNC, INX, INX. Each line has a colour of its own.
+_SHOW_COLORS = bytes([0x86, 0x09, 0x86, 0x02, 0xE8, 0xE8, 0x4C, 0x80, 0x00])
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """Where a game can begin.
+
+    Attributes:
+        state: of ALE.
+        screens: the last two pictures, the older first.  [2, lines, 160] uint8
+        lives: as ALE counts them.
+    """
+
+    state: AleState
+    screens: npt.NDArray[np.uint8]
+    lives: int
+
+
+@dataclass(frozen=True)
+class AleGame:
+    """A game as ale-py ships it.
+
+    Attributes:
+        name: ALE's name, such as ``space_invaders``.
+        rom: the bytes of its cartridge.
+        actions: ALE's numbers of the actions that do something.
+        legal: all numbers that ALE takes.
+        gray: how bright each number of a colour is.  [256, 1] uint8
+        colors: red, green and blue of each.  [256, 3] uint8
+    """
+
+    name: str
+    rom: bytes
+    actions: tuple[int, ...]
+    legal: tuple[int, ...]
+    gray: npt.NDArray[np.uint8]
+    colors: npt.NDArray[np.uint8]
+
+
+@functools.cache
+def rom_ids() -> dict[str, str]:
+    """List the games of ale-py.
+
+    Returns:
+        gymnasium's name of each, such as ``SpaceInvaders``, to ALE's.
+
+    Raises:
+        ImportError: ale-py is not installed.
+    """
+    from ale_py import roms
+
+    return {"".join(word.capitalize() for word in name.split("_")): name for name in sorted(roms.get_all_rom_ids())}
+
+
+@functools.lru_cache(maxsize=8)
+def load_game(name: str) -> AleGame:
+    """Ask ale-py for a game.
+
+    Args:
+        name: ALE's name.
+
+    Returns:
+        All that does not depend on how it is played.
+
+    Raises:
+        ImportError: ale-py is not installed.
+        ValueError: it ships no such game.
+    """
+    ale = open_ale(name, 0)
+    gray, colors = read_palette(ale)
+    return AleGame(
+        name,
+        rom_path(name).read_bytes(),
+        tuple(action.value for action in ale.getMinimalActionSet()),
+        tuple(action.value for action in ale.getLegalActionSet()),
+        gray,
+        colors,
+    )
+
+
+def read_palette(ale: Any) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    """Read ALE's colours off its screen, where a program of ours shows them all.
+
+    Args:
+        ale: an ``ale_py.ALEInterface``; it is where it was afterwards.
+
+    Returns:
+        Brightness, and red, green and blue, of each number of a colour; 0 for those that the game cannot show.
+        [256, 1] and [256, 3] uint8
+    """
+    import ale_py
+
+    kept = ale.cloneState()
+    gray, colors = np.zeros((256, 1), np.uint8), np.zeros((256, 3), np.uint8)
+    memory = np.zeros(128, np.uint8)
+    memory[: len(_SHOW_COLORS)] = list(_SHOW_COLORS)
+    for n_lines in (262, 263):  # European consoles show greys after an odd number of lines
+        asked = write_ale_state(
+            kept.serialize(), ram=memory, pc=0x80, x=0, partial=0, n_scanlines=n_lines, scanline=n_lines, vblank=0
+        )
+        ale.restoreState(ale_py.ALEState(asked))
+        ale.act(NOTHING)
+        screen = ale.getScreen()
+        gray[screen, 0], colors[screen] = ale.getScreenGrayscale(), ale.getScreenRGB()
+    ale.restoreState(kept)
+    return gray, colors
+
+
+def beginnings(name: str, n: int, *, seed: int = 0, fire: int = 0) -> list[Beginning]:
+    """Let ALE begin a game, and do nothing for 1 to n frames, as AtariPreprocessing does.
+
+    Args:
+        name: ALE's name of the game.
+        n: how many beginnings; 0 for one, without a frame of nothing.
+        seed: of ALE's random numbers.
+        fire: frames for which FIRE is pressed after that, if the game knows it.
+
+    Returns:
+        n beginnings, or one.
+
+    Raises:
+        ImportError: ale-py is not installed.
+        ValueError: it ships no such game.
+    """
+    import ale_py
+
+    ale = open_ale(name, seed)
+    presses = [PRESS_FIRE] * fire if ale_py.Action(PRESS_FIRE) in ale.getMinimalActionSet() else []
+    screens = [ale.getScreen()]
+    begun = []
+    for _ in range(max(n, 1)):
+        if n:
+            screens.append(_play(ale, NOTHING))
+        kept, pictures = ale.cloneState(), list(screens)
+        pictures += [_play(ale, action) for action in presses]
+        begun.append(beginning(ale, pictures[-2:]))
+        ale.restoreState(kept)
+    return begun
+
+
+def beginning(ale: Any, screens: list[npt.NDArray[np.uint8]] | None = None) -> Beginning:
+    """Where a game in ALE is, as a place to begin.
+
+    Args:
+        ale: an ``ale_py.ALEInterface``.
+        screens: its last pictures, one or two; None for the one that it shows.  [lines, 160] uint8 each
+
+    Returns:
+        All that is needed to go on from there.
+    """
+    pictures = screens or [ale.getScreen()]
+    state = read_ale_state(ale.cloneState().serialize())
+    return Beginning(state, np.stack([pictures[0], pictures[-1]]), ale.lives())
+
+
+def _play(ale: Any, action: int) -> npt.NDArray[np.uint8]:
+    """Play a frame, and begin again if the game is over."""
+    ale.act(action)
+    if ale.game_over():
+        ale.reset_game()
+    screen: npt.NDArray[np.uint8] = ale.getScreen()
+    return screen

@@ -1,0 +1,274 @@
+"""Atari: B consoles as a VecEnv, with the preprocessing of Machado et al. (2018), on the CPU or a CUDA device.
+
+"Revisiting the Arcade Learning Environment: Evaluation Protocols and Open Problems for General Agents" (JAIR, 2018), as
+gymnasium's ``AtariPreprocessing`` and ``FrameStackObservation`` do it around ale-py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import warp as wp
+from gymnasium import spaces
+from torch import Tensor
+
+from rlstruct.device import DeviceLike
+from rlstruct.functional.random import randint, uniform
+from rlstruct.sims._simulation import TorchStepper
+from rlstruct.sims._state import Tensors
+from rlstruct.sims.atari.ale_game import Beginning, beginning, beginnings, load_game, rom_ids
+from rlstruct.sims.atari.frame import run_frame
+from rlstruct.sims.atari.games import RULES
+from rlstruct.sims.atari.judge import LIVES, OVER, Counter
+from rlstruct.sims.atari.machine import FIELDS, Consoles, launch
+from rlstruct.sims.atari.picture import WIDTH, View, area_weights, look
+from rlstruct.sims.atari.state import Board, Console
+from rlstruct.sims.tensor_env import TensorEnv
+
+MOST_FRAMES = 108_000
+"""Frames of an episode: half an hour, as ALE counts it."""
+_CUT_LAST, _CUT_EARLIER, _FIRST = 1, 2, 3  # what `look` is told of games that ended, and of first pictures
+
+
+@dataclass(frozen=True)
+class AtariState:
+    """Where B consoles are.
+
+    Attributes:
+        registers: of the chips, see `rlstruct.sims.atari.FIELDS`.  [B, F] int32
+        ram: 128 bytes of the console, 128 of the cartridge.  [B, 256] uint8
+        screens: the last two pictures that were drawn.  [B, 2, lines * 160] uint8
+        frames: what the agent sees.  [B, stack, height, width] or [..., 3] uint8
+        action: the last action that the console took, as ALE numbers it.  [B] int32
+        tally: score, lives, whether the game is over, a byte that the rules remember, sets.
+            [B, 5] int32
+    """
+
+    registers: Tensor
+    ram: Tensor
+    screens: Tensor
+    frames: Tensor
+    action: Tensor
+    tally: Tensor
+
+
+class Atari(TensorEnv[AtariState]):
+    """B games of one cartridge. ROM, colours and beginnings come from your ale-py.
+
+    Args:
+        game: gymnasium's name of the game, such as ``"SpaceInvaders"`` or ``"ALE/SpaceInvaders-v5"``.
+        n_envs: B.
+        seed: environment j draws its beginnings and sticky actions from ``seed + j``.
+        device: where the consoles live.
+        auto_reset: whether ended games begin again within the step.
+        time_limit: in steps; ``"default"`` for 108,000 frames.
+        backend: ``"warp"``; there is no other.
+        frame_skip: frames for which an action is held.
+        sticky: the probability that a frame takes the last frame's action instead.
+        brighter: show the brighter of the last two frames at each pixel.
+        gray: grey instead of red, green and blue.
+        size: both sides of what the agent sees; None for 160 pixels by all lines.
+        stack: how many of the last observations the agent sees.
+        episodic_lives: whether an episode ends with a life.
+        noop_max: an episode begins after 1 to so many frames of nothing; 0 for none.
+        fire_on_reset: press FIRE for one step before an episode begins, in games that know it.
+        full_actions: all actions of ALE instead of those that do something in this game.
+        draw_all: draw every frame, not only those that are shown. Frames that end early leave older pixels standing;
+            they are those of ALE only if every frame was drawn.
+
+    Raises:
+        ValueError: an argument is out of range, or this game is not played here.
+        ImportError: Warp or ale-py is not installed.
+    """
+
+    def __init__(
+        self,
+        game: str,
+        n_envs: int,
+        seed: int = 0,
+        *,
+        device: DeviceLike = "cpu",
+        auto_reset: bool = True,
+        time_limit: int | Literal["default"] | None = "default",
+        backend: Literal["warp"] = "warp",
+        frame_skip: int = 4,
+        sticky: float = 0.25,
+        brighter: bool = True,
+        gray: bool = True,
+        size: int | None = 84,
+        stack: int = 4,
+        episodic_lives: bool = False,
+        noop_max: int = 30,
+        fire_on_reset: bool = False,
+        full_actions: bool = False,
+        draw_all: bool = False,
+    ) -> None:
+        """Put the cartridge in, and let ale-py begin the game."""
+        if backend != "warp":
+            raise ValueError(f"Atari: got backend={backend!r}, expected 'warp': the console is a Warp kernel.")
+        if min(frame_skip, stack) < 1 or noop_max < 0 or not 0 <= sticky < 1:
+            raise ValueError(
+                f"Atari: got frame_skip={frame_skip}, stack={stack}, noop_max={noop_max}, sticky={sticky}; expected "
+                "at least 1, 1 and 0, and a probability below 1."
+            )
+        self.frame_skip, self.sticky, self.draw_all = frame_skip, sticky, draw_all
+        self.episodic_lives = episodic_lives
+        name = _find(game)
+        self.game = load_game(name)
+        begun = beginnings(name, noop_max, fire=frame_skip if fire_on_reset else 0)
+        first = begun[0]
+        lines = first.screens.shape[1]
+        self.actions = self.game.legal if full_actions else self.game.actions
+        self.action_space = spaces.Discrete(len(self.actions))
+        height, width = (lines, WIDTH) if size is None else (size, size)
+        if not (lines / 3 <= height <= lines and WIDTH / 3 <= width <= WIDTH):
+            raise ValueError(f"Atari: got size={size}, expected {-(-lines // 3)} to {WIDTH}, or None for all pixels.")
+        shape = (stack, height, width) if gray else (stack, height, width, 3)
+        self.observation_space = spaces.Box(0, 255, shape, np.uint8)
+        limit = MOST_FRAMES // frame_skip if time_limit == "default" else time_limit
+        self._reader = Consoles(self.game.rom, first.state.mapper, 1, game=name)
+        super().__init__(n_envs, seed, device=device, auto_reset=auto_reset, time_limit=limit)
+        self.backend = "warp"
+        self._prepare(gray, brighter and frame_skip > 1, lines, height, width)
+        self._places = self.from_beginnings(begun)
+
+    def _prepare(self, gray: bool, brighter: bool, lines: int, height: int, width: int) -> None:
+        """Put what no step changes into the memory of the device."""
+        device = str(self._device)
+        self._chosen = torch.tensor(self.actions, dtype=torch.int32, device=self._device)
+        self._board, self._view = Board(), View()
+        self._board.rom = wp.array(np.frombuffer(self.game.rom, np.uint8), device=device)
+        self._board.opcodes = wp.from_torch(self._reader.opcodes.to(self._device))
+        self._board.mapper = self._reader.mapper_number
+        self._counter = Counter(RULES[self.game.name], self._device)
+        self._view.palette = wp.array(self.game.gray if gray else self.game.colors, dtype=wp.uint8, device=device)
+        self._view.rows = wp.array(area_weights(lines, height), dtype=float, device=device)
+        self._view.columns = wp.array(area_weights(WIDTH, width), dtype=float, device=device)
+        self._view.channels, self._view.brighter = (1 if gray else 3), int(brighter)
+
+    def initial(self, key: Tensor) -> AtariState:
+        """Begin with one of the cached states."""
+        rows = randint(key, self._places.ram.shape[0])
+        return AtariState(**{name: value.index_select(0, rows) for name, value in vars(self._places).items()})
+
+    def transition(self, state: AtariState, action: Tensor, key: Tensor) -> tuple[AtariState, Tensor, Tensor]:
+        """Play the frames of one step."""
+        registers, ram, screens, tally = (
+            value.clone() for value in (state.registers, state.ram, state.screens, state.tally)
+        )
+        chosen, taken = self._chosen[action], state.action
+        running, rewards = torch.ones_like(chosen), torch.zeros_like(chosen)
+        cut = torch.zeros_like(chosen)
+        draws = uniform(key, (self.frame_skip,)) if self.sticky else None
+        for frame in range(self.frame_skip):
+            taken = chosen if draws is None else torch.where(draws[:, frame] < self.sticky, taken, chosen)
+            last = frame == self.frame_skip - 1
+            self._frame(registers, ram, screens, taken, running, draw=self.draw_all or frame >= self.frame_skip - 2)
+            self._counter.count(ram, tally, running, rewards)
+            ended = tally[:, OVER] != 0
+            if self.episodic_lives:
+                ended = ended | (tally[:, LIVES] < state.tally[:, LIVES])
+            ended_now = ended & (running != 0)
+            cut = cut.masked_fill(ended_now, _CUT_LAST if last else _CUT_EARLIER)
+            running = running.masked_fill(ended_now, 0)
+        seen = self._look(state.screens, screens, registers, cut, state.frames[:, -1])
+        frames = torch.cat([state.frames[:, 1:], seen.unsqueeze(1)], 1)
+        moved = AtariState(registers, ram, screens, frames, taken, tally)
+        return moved, rewards.to(torch.float32), cut != 0
+
+    def observe(self, state: AtariState) -> Tensor:
+        """Show the stack."""
+        return state.frames
+
+    def screen(self, row: int) -> Tensor:
+        """Show what the television of one console shows.
+
+        Args:
+            row: which console.
+
+        Returns:
+            Its last picture in red, green and blue.  [lines, 160, 3] uint8
+
+        Raises:
+            RuntimeError: `reset` was not called.
+        """
+        self._check_begun("screen")
+        last = self._carry["state/registers"][row, FIELDS.index("n_frames")] & 1
+        picture = self._carry["state/screens"][row, last.long()].view(-1, WIDTH)
+        shown: Tensor = torch.from_numpy(self.game.colors).to(self._device)[picture.long()]
+        return shown
+
+    def state_of(self, ales: Sequence[Any]) -> AtariState:
+        """Read where games in ALE are, to go on from there: give it to `set_state`.
+
+        Args:
+            ales: K ``ale_py.ALEInterface`` with the same game.
+
+        Returns:
+            Their states; the stack shows the present screen only.  [K, ...]
+        """
+        return self.from_beginnings([beginning(ale) for ale in ales])
+
+    def from_beginnings(self, begun: Sequence[Beginning]) -> AtariState:
+        """Turn places in games of ALE into a state of ours.
+
+        Args:
+            begun: K places.
+
+        Returns:
+            Their state.  [K, ...]
+        """
+        registers, ram = (t.to(self._device) for t in self._reader.read([place.state for place in begun]))
+        tally = self._counter.begin([place.state.ram for place in begun], [place.lives for place in begun])
+        pictures = np.stack([place.screens for place in begun]).reshape(len(begun), 2, -1)
+        last = registers[:, FIELDS.index("n_frames")] & 1
+        screens = torch.from_numpy(pictures).to(self._device)
+        screens = torch.where((last == 1).view(-1, 1, 1), screens, screens.flip(1)).contiguous()
+        height, *rest = (self.observation_space.shape or ())[1:]
+        seen = torch.zeros(len(begun), height, *rest, dtype=torch.uint8, device=self._device)
+        seen = self._look(screens, screens, registers, torch.full_like(last, _FIRST), seen)
+        stack = seen.unsqueeze(1).repeat_interleave((self.observation_space.shape or ())[0], 1)
+        return AtariState(registers, ram, screens, stack, torch.zeros_like(last), tally)
+
+    def _frame(
+        self, registers: Tensor, ram: Tensor, screens: Tensor, actions: Tensor, running: Tensor, *, draw: bool
+    ) -> None:
+        """Run a frame in place."""
+        board = self._board
+        board.ram, board.screen, board.draw = wp.from_torch(ram), wp.from_torch(screens), int(draw)
+        consoles: Any = wp.array(
+            ptr=registers.data_ptr(), shape=(len(ram),), dtype=Console, device=str(self._device), copy=False
+        )
+        launch(self._device, run_frame, len(ram), consoles, board, actions, running)
+
+    def _look(self, before: Tensor, after: Tensor, registers: Tensor, cut: Tensor, shown: Tensor) -> Tensor:
+        """Turn screens into one observation; games that ended earlier show what was shown."""
+        seen = shown.clone()
+        pixels = seen if seen.dim() == 4 else seen.unsqueeze(3)
+        last = (registers[:, FIELDS.index("n_frames")] & 1).contiguous()
+        launch(self._device, look, pixels.shape[:3], self._view, before, after, last, cut, pixels)
+        return seen
+
+    def _make_stepper(self) -> TorchStepper:
+        return _Stepper(self._simulation, compiled=False)
+
+
+class _Stepper(TorchStepper):
+    """Draws the beginnings of one step at a time: they are large."""
+
+    def _call(self, name: str, fn: Any, carry: Tensors, action: Tensors) -> Any:
+        with torch.no_grad():
+            return fn(carry, action)
+
+
+def _find(game: str) -> str:
+    """ALE's name of a game."""
+    short = game.removeprefix("ALE/").rsplit("-v", 1)[0]
+    name = rom_ids().get(short, short)
+    if name not in RULES:
+        raise ValueError(f"Atari: got the game {game!r}, expected one of {', '.join(sorted(RULES))}.")
+    return name

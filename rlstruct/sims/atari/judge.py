@@ -1,0 +1,152 @@
+"""Reward, lives and the end of the game after a frame: a kernel that looks bytes of the RAM up in `rules.Tables`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import warp as wp
+from torch import Tensor
+
+from rlstruct.sims.atari.machine import launch
+from rlstruct.sims.atari.rules import DROPS, HELD, Rules, count, tables
+
+SCORE, LIVES, OVER, BEFORE, SETS = range(5)
+"""Columns of a tally: score and lives, whether the game is over, a byte before the last frame, sets."""
+
+_NO_LIMIT = 1 << 30
+
+
+@wp.struct
+class Rulebook:
+    """The rules of one game in memory."""
+
+    addresses: wp.array(dtype=int)  # [T]; 128 stands for the byte before the frame
+    score: wp.array2d(dtype=int)  # [T, 256]
+    sets: wp.array2d(dtype=int)
+    lives: wp.array2d(dtype=int)
+    over: wp.array2d(dtype=int)
+    ways: int
+    wraps: int
+    least: int
+    most: int
+    still_at_end: int
+    before: int  # address of the byte to remember, -1 for none
+    counts_down: int
+
+
+@wp.kernel(enable_backward=False)
+def judge(
+    book: Rulebook,
+    ram: wp.array2d(dtype=wp.uint8),
+    running: wp.array(dtype=int),
+    tally: wp.array2d(dtype=int),
+    rewards: wp.array(dtype=int),
+):
+    """Count after a frame.
+
+    Args:
+        book: the rules.
+        ram: [B, 256]
+        running: 0 leaves a row as it is.  [B]
+        tally: what was counted, in place.  [B, 5]
+        rewards: this frame's are added.  [B]
+    """
+    i = wp.tid()
+    if running[i] == 0:
+        return
+    score = int(0)
+    sets = int(0)
+    lives = int(0)
+    over = int(book.ways)
+    for t in range(book.addresses.shape[0]):
+        address = book.addresses[t]
+        byte = int(0)
+        if address < 128:  # noqa: SIM108 - Warp has no conditional expressions
+            byte = int(ram[i, address])
+        else:
+            byte = tally[i, BEFORE]
+        score += book.score[t, byte]
+        sets += book.sets[t, byte]
+        lives += book.lives[t, byte]
+        over = over & book.over[t, byte]
+    if book.before >= 0:
+        remembered = int(ram[i, book.before])
+        if book.counts_down != 0:
+            lives = tally[i, LIVES] - wp.where(remembered == ((tally[i, BEFORE] - 1) & 255), 1, 0)
+        tally[i, BEFORE] = remembered
+    reward = score - tally[i, SCORE]
+    if sets != tally[i, SETS]:
+        reward = sets - tally[i, SETS]
+    if book.wraps > 0 and reward < 0:
+        reward += book.wraps
+    reward = wp.clamp(reward, book.least, book.most)
+    ended = wp.where((over & (DROPS - 1)) != 0, 1, 0)
+    if (over & HELD) != 0 or (lives == tally[i, LIVES] - 1 and (over & DROPS) == 0):
+        lives = tally[i, LIVES]
+    if ended != 0:
+        lives = 0
+        if book.still_at_end != 0:
+            reward = 0
+    rewards[i] = rewards[i] + reward
+    tally[i, SCORE] = score
+    tally[i, SETS] = sets
+    tally[i, LIVES] = lives
+    tally[i, OVER] = ended
+
+
+class Counter:
+    """Counts for any number of consoles that play one game.
+
+    Args:
+        rules: of the game.
+        device: the CPU or a CUDA device.
+    """
+
+    def __init__(self, rules: Rules, device: torch.device) -> None:
+        """Put the rules into the memory of the device."""
+        self._rules, self._device = rules, device
+        made, book = tables(rules), Rulebook()
+        for name in ("addresses", "score", "sets", "lives", "over"):
+            setattr(book, name, wp.array(getattr(made, name), dtype=int, device=str(device)))
+        book.ways, book.wraps = made.ways, rules.wraps
+        book.least, book.most = (-_NO_LIMIT if rules.least is None else rules.least), (rules.most or _NO_LIMIT)
+        book.still_at_end, book.before, book.counts_down = (
+            int(rules.still_at_end), rules.before, int(rules.counts_down)
+        )  # fmt: skip
+        self._book = book
+
+    def begin(self, memories: Sequence[npt.NDArray[np.uint8]], lives: Sequence[int]) -> Tensor:
+        """Begin to count where games are.
+
+        Args:
+            memories: the RAM of K consoles.  [128] uint8 each
+            lives: as ALE counts them, K numbers.
+
+        Returns:
+            A tally.  [K, 5] int32
+        """
+        rows = []
+        for ram, n in zip(memories, lives, strict=True):
+            score, sets = count(self._rules, ram)
+            rows.append([score, n, 0, int(ram[max(self._rules.before, 0)]), sets])
+        return torch.tensor(rows, dtype=torch.int32, device=self._device)
+
+    def count(self, ram: Tensor, tally: Tensor, running: Tensor | None = None, rewards: Tensor | None = None) -> Tensor:
+        """Count after a frame.
+
+        Args:
+            ram: of B consoles.  [B, 256] uint8
+            tally: what was counted, in place.  [B, 5] int32
+            running: 0 leaves a row as it is; None for all.  [B] int32
+            rewards: to which this frame's are added; None for new ones.  [B] int32
+
+        Returns:
+            The rewards.  [B] int32
+        """
+        running = torch.ones_like(tally[:, 0]) if running is None else running
+        rewards = torch.zeros_like(tally[:, 0]) if rewards is None else rewards
+        launch(self._device, judge, len(ram), self._book, ram, running, tally, rewards)
+        return rewards

@@ -1,0 +1,115 @@
+"""What an agent sees: the brighter of two frames, in grey or colour, averaged over areas to a square, on the device.
+
+The average is that of OpenCV's ``INTER_AREA``, to which ale-py and gymnasium leave it: weights and sums in single
+precision, rows after columns, in its order, because its rounding shows where an average ends in one half.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import warp as wp
+
+wp.set_module_options(
+    {"fuse_fp": False, "max_unroll": 1}
+)  # a fused multiplication and addition would round differently
+
+WIDTH = 160
+MOST_SOURCES = 4
+"""Pixels that one pixel is averaged from, each way."""
+
+
+@wp.struct
+class View:
+    """How pictures become observations, in memory."""
+
+    palette: wp.array2d(dtype=wp.uint8)  # [256, channels]
+    columns: wp.array2d(dtype=float)  # [W, 1 + MOST_SOURCES]: the first column, and the weights
+    rows: wp.array2d(dtype=float)  # [H, 1 + MOST_SOURCES]
+    channels: int
+    brighter: int  # of two frames, instead of the last one
+
+
+@wp.func
+def value(view: View, screens: wp.array3d(dtype=wp.uint8), i: int, k: int, pixel: int, channel: int) -> int:
+    """One pixel of a screen in grey, or of one colour."""
+    return int(view.palette[int(screens[i, k, pixel]), channel])
+
+
+@wp.kernel(enable_backward=False)
+def look(
+    view: View,
+    before: wp.array3d(dtype=wp.uint8),
+    after: wp.array3d(dtype=wp.uint8),
+    last: wp.array(dtype=int),
+    cut: wp.array(dtype=int),
+    seen: wp.array4d(dtype=wp.uint8),
+):
+    """Show each console's picture; a game that ended before the last frame of the step shows nothing new.
+
+    Args:
+        view: how.
+        before: both screens before the step.  [B, 2, lines * 160]
+        after: both screens after it.
+        last: which of the two is the newer.  [B]
+        cut: 0, or in which way the game ended: 1 in the last frame of the step, 2 before it, 3 in a first picture, of
+            which there is no older frame.  [B]
+        seen: [B, H, W, channels]
+    """
+    i, y, x = wp.tid()
+    if cut[i] == 2:
+        return
+    newer = last[i]
+    first_row = int(view.rows[y, 0])
+    first_column = int(view.columns[x, 0])
+    for channel in range(view.channels):
+        total = float(0.0)
+        for j in range(MOST_SOURCES):
+            if view.rows[y, 1 + j] > 0.0:
+                row = float(0.0)
+                for k in range(MOST_SOURCES):
+                    if view.columns[x, 1 + k] > 0.0:
+                        pixel = (first_row + j) * WIDTH + first_column + k
+                        bright = int(0)
+                        if cut[i] == 1:
+                            bright = wp.max(
+                                value(view, before, i, 0, pixel, channel), value(view, before, i, 1, pixel, channel)
+                            )
+                            bright = wp.max(bright, value(view, after, i, 1 - newer, pixel, channel))
+                        else:
+                            bright = value(view, after, i, newer, pixel, channel)
+                            if view.brighter != 0 and cut[i] == 0:
+                                bright = wp.max(bright, value(view, after, i, 1 - newer, pixel, channel))
+                        row = row + float(bright) * view.columns[x, 1 + k]
+                total = total + row * view.rows[y, 1 + j]
+        seen[i, y, x, channel] = wp.uint8(wp.rint(total))
+
+
+def area_weights(n_sources: int, n_pixels: int) -> npt.NDArray[np.float32]:
+    """Compute what each pixel of a smaller picture takes from the larger one, along one axis.
+
+    Args:
+        n_sources: pixels of the larger picture.
+        n_pixels: pixels of the smaller one, at least a third as many; or as many, to take each as it is.
+
+    Returns:
+        The first source of each pixel, and the weights of the sources from there on.  [n_pixels, 1 + MOST_SOURCES]
+
+    >>> area_weights(5, 2)[:, :4].round(1).tolist()[1] == np.float32([2, 0.2, 0.4, 0.4]).tolist()
+    True
+    """
+    weights = np.zeros((n_pixels, 1 + MOST_SOURCES), np.float32)
+    scale = n_sources / n_pixels
+    for k in range(n_pixels):
+        begin, end = k * scale, (k + 1) * scale
+        width = min(scale, n_sources - begin)
+        first = math.floor(begin) if math.ceil(begin) - begin > 1e-3 else math.ceil(begin)
+        inner, last = math.ceil(begin), min(math.floor(end), n_sources - 1)
+        inner = min(inner, last)
+        shares = [inner - begin] * (inner - begin > 1e-3) + [1.0] * (last - inner)
+        shares += [min(end - last, 1.0, width)] * (end - last > 1e-3)
+        weights[k, 0] = min(first, inner)
+        weights[k, 1 : 1 + len(shares)] = np.asarray(shares) / width
+    return weights

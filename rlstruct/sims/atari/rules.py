@@ -1,0 +1,187 @@
+"""Reward, lives and the end of a game, read from the console's RAM: what `games` says of a game, as tables.
+
+Every rule is a sum, or a conjunction, of what single bytes say. So a rule becomes a few tables of 256 entries, one for
+each byte that it reads, and the kernel of `judge` knows nothing about games.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+MOST_WAYS = 29  # to end a game: bits of a word
+DROPS, HELD = 1 << 29, 1 << 30
+"""The bits that say that a life may be lost, and that lives are not read."""
+_BYTES = np.arange(256)
+_HIGH, _LOW = _BYTES >> 4, _BYTES & 15
+_CONDITION = re.compile(r"(\d+)(?:&(\d+))?(==|!=|<|>)(\d+)")
+_COMPARE: dict[str, Callable[[npt.NDArray[np.int64], int], npt.NDArray[np.bool_]]] = {
+    "==": lambda byte, value: byte == value,
+    "!=": lambda byte, value: byte != value,
+    "<": lambda byte, value: byte < value,
+    ">": lambda byte, value: byte > value,
+}
+_SHAPES = {
+    "d": 10 * _HIGH + _LOW, "b": _BYTES, "l": _LOW, "h": _HIGH, "z": _LOW * (_LOW != 10), "y": _HIGH * (_HIGH != 10),
+    "e": (_BYTES >> 3) * (_BYTES % 8 == 0) * (_BYTES <= 72),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a game counts.
+
+    Attributes:
+        score: what is added up: words such as ``10000*d57``, weight, shape and address. The shapes are ``d`` two
+            decimal digits, ``b`` the byte, ``l`` and ``h`` its lower and upper half, ``z`` and ``y`` the same where ten
+            shows no digit, ``e`` a digit in steps of eight; ``b5>>3&7`` takes bits.
+        sets: the same for what counts more than points: in a frame in which it changes, its change is the reward.
+        lives: the same, and numbers; none are left when the game is over.
+        over: how a game ends: conditions on bytes such as ``39==83 123&15==0``, all of which must hold; ``|`` between
+            several ways.
+        held: while which conditions lives stay as they were; "" for never.
+        drops: while which conditions one life less counts; until then lives stay as they were. "" for always.
+        special: bytes that stand for another score than their shape says: address, byte, number.
+        special_lives: the same for lives.
+        wraps: after what score the display begins again from 0; 0 for never.
+        least: the least that one frame gives; None for no limit.
+        most: the most that one frame gives; None for no limit.
+        still_at_end: the frame that ends the game gives nothing.
+        before: the address of a byte that conditions can also read as it was before the frame, at address 128.
+        counts_down: lives go down by one whenever that byte does, wherever it begins.
+    """
+
+    score: str = ""
+    sets: str = ""
+    lives: str = "0"
+    over: str = ""
+    held: str = ""
+    drops: str = ""
+    special: tuple[tuple[int, int, int], ...] = ()
+    special_lives: tuple[tuple[int, int, int], ...] = ()
+    wraps: int = 0
+    least: int | None = None
+    most: int | None = None
+    still_at_end: bool = False
+    before: int = -1
+    counts_down: bool = False
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Rules as tables; T is how many bytes they read.
+
+    Attributes:
+        addresses: of the bytes in RAM.  [T] int32
+        score: what each value of each byte adds.  [T, 256] int32
+        sets: the same for sets.  [T, 256] int32
+        lives: the same for lives.  [T, 256] int32
+        over: one bit for each way to end, set where this byte does not speak against it; `DROPS` and
+            `HELD` likewise.  [T, 256] int32
+        ways: the bits that begin as set, `DROPS` always, `HELD` if the rules say so.
+    """
+
+    addresses: npt.NDArray[np.int32]
+    score: npt.NDArray[np.int32]
+    sets: npt.NDArray[np.int32]
+    lives: npt.NDArray[np.int32]
+    over: npt.NDArray[np.int32]
+    ways: int
+
+
+def tables(rules: Rules) -> Tables:
+    """Write rules as tables.
+
+    Args:
+        rules: of a game.
+
+    Returns:
+        The tables; byte 0 is read if the rules read none.
+
+    Raises:
+        ValueError: a word of the rules cannot be read.
+
+    >>> tables(Rules(score="b13", over="13==21")).over[0, [20, 21]].tolist()
+    [0, 1]
+    """
+    score, sets, lives = _sum(rules.score), _sum(rules.sets), _sum(rules.lives)
+    for sums, special in ((score, rules.special), (lives, rules.special_lives)):
+        for address, byte, number in special:
+            sums[address][byte] = number
+    ways = {1 << k: _conditions(way) for k, way in enumerate(rules.over.split("|")) if way.strip()}
+    if len(ways) > MOST_WAYS:
+        raise ValueError(
+            f"rlstruct.sims.atari.rules: got {len(ways)} ways to end a game, expected at most {MOST_WAYS}."
+        )
+    ways[DROPS] = _conditions(rules.drops)
+    if rules.held:
+        ways[HELD] = _conditions(rules.held)
+    addresses = sorted({*score, *sets, *lives, *(address for way in ways.values() for address in way)} - {-1}) or [0]
+    yes, none = _BYTES >= 0, 0 * _BYTES
+    made = Tables(
+        np.array(addresses, np.int32),
+        np.array([score.get(address, none) for address in addresses], np.int32),
+        np.array([sets.get(address, none) for address in addresses], np.int32),
+        np.array([lives.get(address, none) for address in addresses], np.int32),
+        np.array([sum((bit * way.get(a, yes) for bit, way in ways.items()), none) for a in addresses], np.int32),
+        sum(ways),
+    )
+    for table, constant in ((made.score, score.get(-1)), (made.lives, lives.get(-1))):
+        if constant is not None:
+            table[0] += constant
+    return made
+
+
+def count(rules: Rules, ram: npt.NDArray[np.uint8]) -> tuple[int, int]:
+    """Read the score and the sets of a game.
+
+    Args:
+        rules: of the game.
+        ram: [128] uint8
+
+    Returns:
+        Both.
+
+    >>> count(Rules(score="b14 -b13", sets="d2"), np.full(128, 0x13, np.uint8))
+    (0, 13)
+    """
+    made = tables(rules)
+    read = made.addresses < len(ram)
+    bytes_read = ram[made.addresses[read]]
+    return int(made.score[read, bytes_read].sum()), int(made.sets[read, bytes_read].sum())
+
+
+def _sum(words: str) -> dict[int, npt.NDArray[np.int64]]:
+    """What each byte adds; a number without a byte is at -1."""
+    parts: dict[int, npt.NDArray[np.int64]] = {}
+    for word in words.replace("-", " -").split():
+        found = re.fullmatch(r"(-)?(?:(\d+)\*)?([dblhyze])(\d+)(?:>>(\d+))?(?:&(\d+))?|(-?\d+)", word)
+        if found is None:
+            raise ValueError(
+                f"rlstruct.sims.atari.rules: got {word!r}, expected a word such as 10000*d57, b5>>3&7 or 1."
+            )
+        minus, weight, shape, address, shift, mask, number = found.groups()
+        if number is not None:
+            parts[-1] = parts.get(-1, 0 * _BYTES) + int(number)
+            continue
+        values = _SHAPES[shape] >> int(shift or 0)
+        values = values & int(mask) if mask else values
+        parts[int(address)] = parts.get(int(address), 0 * _BYTES) + (-1 if minus else 1) * int(weight or 1) * values
+    return parts
+
+
+def _conditions(words: str) -> dict[int, npt.NDArray[np.bool_]]:
+    """Which values of each byte agree with all conditions."""
+    agree: dict[int, npt.NDArray[np.bool_]] = {}
+    for word in words.split():
+        found = _CONDITION.fullmatch(word)
+        if found is None:
+            raise ValueError(f"rlstruct.sims.atari.rules: got {word!r}, expected a condition such as 123&15==0.")
+        address, mask, sign, value = found.groups()
+        holds = _COMPARE[sign](_BYTES & int(mask or 255), int(value))
+        agree[int(address)] = agree.get(int(address), _BYTES >= 0) & holds
+    return agree

@@ -1,0 +1,206 @@
+"""Atari: what an agent sees and gets is what ale-py shows and gives, behind gymnasium's preprocessing."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("warp", reason="needs the extra warp")
+ale_py = pytest.importorskip("ale_py", reason="needs the extra atari: its ROMs are the oracle")
+pytest.importorskip("cv2", reason="AtariPreprocessing needs OpenCV")
+
+import gymnasium
+
+from rlstruct import sims
+from rlstruct.core import DictTensor
+from rlstruct.sims.atari import Atari, read_ale_state, write_ale_state
+from rlstruct.sims.atari.ale_game import read_palette
+from rlstruct.sims.atari.compare import open_ale
+from rlstruct.sims.atari.games import RULES
+from rlstruct.sims.atari.judge import OVER, Counter
+from rlstruct.sims.atari.picture import area_weights
+from rlstruct.sims.atari.rules import Rules, tables
+from rlstruct.testing import check_vec_env
+
+RESULTS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "atari_rules.json"
+
+
+def gymnasiums(game: str, *, gray: bool = True, lives: bool = False) -> Any:  # noqa: ANN401 - wrappers of gymnasium
+    gymnasium.register_envs(ale_py)
+    env = gymnasium.make(f"ALE/{game}-v5", frameskip=1, repeat_action_probability=0.0)
+    env = gymnasium.wrappers.AtariPreprocessing(env, noop_max=0, grayscale_obs=gray, terminal_on_life_loss=lives)
+    return gymnasium.wrappers.FrameStackObservation(env, 4)
+
+
+@pytest.mark.parametrize(
+    ("game", "n_steps", "settings"),
+    [
+        ("Breakout", 200, {}),  # to the end of the game
+        ("Pong", 30, {"gray": False}),
+        ("AirRaid", 30, {}),  # European: 250 lines
+        ("Seaquest", 120, {"episodic_lives": True}),  # to the first life
+    ],
+)
+def test_observations_are_gymnasiums_bit_by_bit(game: str, n_steps: int, settings: dict[str, Any]) -> None:
+    oracle = gymnasiums(game, gray=settings.get("gray", True), lives=settings.get("episodic_lives", False))
+    frame, _ = oracle.reset(seed=0)
+    env = Atari(game, 1, noop_max=0, sticky=0.0, auto_reset=False, **settings)
+    env.reset()
+    seen, _ = env.set_state(None, env.state_of([oracle.unwrapped.ale]))
+    assert (seen["frame"][0].numpy() == frame).all()
+    actions = np.random.default_rng(0).integers(oracle.action_space.n, size=n_steps).tolist()
+    for action in actions:
+        frame, reward, terminated, _, _ = oracle.step(action)
+        (seen, _), _ = env.step(DictTensor({"action": torch.tensor([action])}))
+        assert (seen["frame"][0].numpy() == frame).all()
+        assert (float(seen["reward"]), bool(seen["terminated"])) == (reward, terminated)
+        if terminated:
+            break
+    assert terminated == (game in ("Breakout", "Seaquest"))
+
+
+def test_raw_frames_are_ales_grey_screen() -> None:
+    ale = open_ale("pong", 0)
+    env = Atari("Pong", 2, noop_max=0, sticky=0.0, frame_skip=1, size=None, stack=1, auto_reset=False)
+    env.reset()
+    for _ in range(20):
+        ale.act(env.actions[2])
+        (seen, _), _ = env.step(DictTensor({"action": torch.tensor([2, 3])}))
+        assert (seen["frame"][0, 0].numpy() == ale.getScreenGrayscale()).all()
+    assert (seen["frame"][0] != seen["frame"][1]).any()
+
+
+def test_the_contract_holds() -> None:
+    check_vec_env(Atari, env_args={"game": "Breakout", "n_envs": 2, "time_limit": 9}, n_steps=24)
+    check_vec_env(Atari, env_args={"game": "Breakout", "n_envs": 2, "time_limit": 9, "auto_reset": False}, n_steps=12)
+
+
+def test_a_game_goes_on_from_its_carry_and_does_not_see_its_neighbours() -> None:
+    made = sims.make("ALE/Breakout-v5", n_envs=3, seed=4)
+    alone = sims.make("ALE/Breakout-v5", n_envs=1, seed=5)  # the second of the three
+    made.reset(), alone.reset()
+    plan = torch.from_numpy(np.random.default_rng(0).integers(4, size=(12, 3)))
+    for actions in plan:
+        carry = made.carry()
+        (seen, _), _ = made.step(DictTensor({"action": actions}))
+        (single, _), _ = alone.step(DictTensor({"action": actions[1:2]}))
+        assert (seen["frame"][1] == single["frame"][0]).all()
+    made.set_carry(carry)
+    (again, _), _ = made.step(DictTensor({"action": plan[-1]}))
+    assert all((again[key] == seen[key]).all() for key in seen.keys())
+
+
+def test_sticky_actions_are_kept_a_quarter_of_the_frames() -> None:
+    env = Atari("Pong", 40, seed=3, noop_max=0, frame_skip=1, size=None, stack=1)
+    env.reset()
+    kept = []
+    for t in range(12):
+        before = env.get_state().action
+        env.step(DictTensor({"action": torch.full((40,), 2 + t % 2)}))
+        kept.append((env.get_state().action == before).float())
+    share = torch.stack(kept[1:])  # [11, 40]
+    # An action that was kept in one frame is the wanted one of the next: kept exactly if it is not drawn anew.
+    assert 0.0 < share.mean() < 1.0
+    wanted = torch.tensor([env.actions[2 + t % 2] for t in range(12)])
+    assert set(env.get_state().action.tolist()) <= {int(wanted[-1]), int(wanted[-2])}
+
+
+def test_a_game_begins_after_one_to_thirty_frames_of_nothing() -> None:
+    env = Atari("Seaquest", 200, seed=1, size=None, stack=1)
+    env.reset()
+    frames = env.get_state().registers
+    starts = {tuple(row.tolist()) for row in frames}
+    assert 20 <= len(starts) <= 30
+
+
+def test_wrong_settings_are_named() -> None:
+    with pytest.raises(ValueError, match="got the game 'ALE/Nothing-v5', expected one of air_raid"):
+        sims.make("ALE/Nothing-v5", n_envs=1)
+    with pytest.raises(ValueError, match="expected 'warp'"):
+        sims.make("ALE/Pong-v5", n_envs=1, backend="torch")
+    with pytest.raises(ValueError, match="got size=20, expected 70 to 160"):
+        sims.make("ALE/Pong-v5", n_envs=1, size=20)
+    with pytest.raises(ValueError, match="got frame_skip=0"):
+        sims.make("ALE/Pong-v5", n_envs=1, frame_skip=0)
+    with pytest.raises(ValueError, match="got 'q7'"):
+        tables(Rules(score="q7"))
+    with pytest.raises(ValueError, match="got '7=1'"):
+        tables(Rules(over="7=1"))
+
+
+def says(game: str, n_frames: int, seed: int) -> list[tuple[tuple[int, int, bool], tuple[int, int, bool]]]:
+    """What the rules read from ALE's RAM, and what ALE says, in each frame."""
+    ale = open_ale(game, seed)
+    actions = [action.value for action in ale.getLegalActionSet()]
+    counter = Counter(RULES[game], torch.device("cpu"))
+    tally, both = counter.begin([ale.getRAM()], [ale.lives()]), []
+    for action in np.random.default_rng(seed).choice(actions, n_frames).tolist():
+        said = (int(ale.act(action)), ale.lives(), ale.game_over())
+        reward = counter.count(torch.from_numpy(np.pad(ale.getRAM(), (0, 128))).unsqueeze(0), tally)
+        both.append(((int(reward), int(tally[0, 1]), bool(tally[0, OVER])), said))
+        if said[2]:
+            ale.reset_game()
+            tally = counter.begin([ale.getRAM()], [ale.lives()])
+    return both
+
+
+@pytest.mark.parametrize("game", RULES)
+def test_rewards_lives_and_ends_are_ales_in_each_frame(game: str) -> None:
+    both = says(game, 100, seed=3)
+    assert [ours for ours, _ in both] == [theirs for _, theirs in both]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("game", RULES)
+def test_rewards_lives_and_ends_are_ales_for_long(game: str) -> None:
+    both = says(game, 6000, seed=7)
+    assert [ours for ours, _ in both] == [theirs for _, theirs in both]
+
+
+def test_the_results_say_that_all_games_count_as_ale_does() -> None:
+    rows = json.loads(RESULTS.read_text())["rows"]
+    assert {row["game"] for row in rows} == RULES.keys()
+    assert [row for row in rows if row["rewards"] or row["lives"] or row["ends"]] == []
+    assert len(RULES) >= 60
+
+
+def test_rules_add_up_bytes_and_find_ends() -> None:
+    made = tables(Rules(score="100*d1 -b2>>1&3", lives="b3 1", over="4==7 5&1==0 | 6!=0", special=((1, 9, 5),)))
+    score = {int(address): row for address, row in zip(made.addresses, made.score, strict=True)}
+    assert (score[1][0x25], score[1][9], score[2][6]) == (2500, 5, -3)
+    over = {int(address): row for address, row in zip(made.addresses, made.over, strict=True)}
+    assert (over[4][7] & 1, over[4][6] & 1, over[5][2] & 1, over[5][3] & 1) == (1, 0, 1, 0)
+    assert (over[6][0] & 2, over[6][1] & 2, over[1][0]) == (0, 2, made.ways)
+
+
+def test_states_of_ale_can_be_written() -> None:
+    ale = open_ale("seaquest", 0)
+    kept = ale.cloneState().serialize()
+    state = read_ale_state(kept)
+    assert write_ale_state(kept, ram=state.ram, **state.registers) == kept
+    changed = read_ale_state(write_ale_state(kept, pc=5, zero=1 - state.registers["zero"], color0=0x22))
+    assert (changed.registers["pc"], changed.registers["color0"]) == (5, 0x22)
+    assert changed.registers["zero"] == 1 - state.registers["zero"]
+
+
+@pytest.mark.parametrize("game", ["pong", "air_raid"])
+def test_the_palette_is_ales(game: str) -> None:
+    ale = open_ale(game, 0)
+    gray, colors = read_palette(ale)
+    for _ in range(20):
+        ale.act(1)
+        screen = ale.getScreen()
+        assert (gray[screen, 0] == ale.getScreenGrayscale()).all()
+        assert (colors[screen] == ale.getScreenRGB()).all()
+
+
+def test_area_weights_add_up_to_one() -> None:
+    for n_sources in (160, 210, 250):
+        np.testing.assert_allclose(area_weights(n_sources, 84)[:, 1:].sum(1), 1.0, rtol=1e-6)
+    assert area_weights(210, 210)[:, :2].tolist() == [[k, 1.0] for k in range(210)]
