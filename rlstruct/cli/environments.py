@@ -148,6 +148,11 @@ class SimulatorFactory:
     settings: Mapping[str, Any] = field(default_factory=dict)
     auto_reset: bool = True
 
+    @property
+    def atari(self) -> bool:
+        """Whether these are games of Atari, with frames in stacks."""
+        return self.name.startswith("ALE/")
+
     def __call__(self, n_envs: int, seed: int = 0, device: str = "cpu", auto_reset: bool | None = None) -> VecEnv:
         """Make ``n_envs`` environments on ``device``; environment j draws from ``seed + j``."""
         auto_reset = self.auto_reset if auto_reset is None else auto_reset
@@ -176,7 +181,10 @@ def find(task: Task, *, auto_reset: bool, render: bool = False) -> Factory:
                 f"--simulator {task.simulator}: no bundled simulator is called {name!r}, only "
                 f"{', '.join(sims.names())}.{nearest(name, sims.names())}"
             )
-        return SimulatorFactory(name, task.simulator or "torch", settings, auto_reset)
+        made = SimulatorFactory(name, task.simulator or "torch", settings, auto_reset)
+        if made.atari and task.simulator != "warp":
+            raise UserError(f"--simulator {task.simulator}: {name} is played by Warp kernels only: --simulator warp.")
+        return made
     atari = _looks_like_atari(name)
     if atari:
         register_atari()
@@ -202,6 +210,10 @@ def look_at(factory: Factory, look: Callable[[VecEnv], Any]) -> Any:  # noqa: AN
         env = factory(n_envs=1, seed=0)
     except gymnasium.error.DependencyNotInstalled as error:
         raise UserError(f"{factory.name} cannot be made: {error} {_mend(factory.name)}".strip()) from None
+    except ValueError as error:
+        if isinstance(factory, SimulatorFactory) and factory.atari:
+            raise UserError(str(error)) from None
+        raise
     except (gymnasium.error.Error, TypeError) as error:
         if factory.settings or isinstance(error, gymnasium.error.Error):
             raise UserError(f"{factory.name} cannot be made with {dict(factory.settings)}: {error}") from None

@@ -93,14 +93,9 @@ def _seconds_of(factory: Factory) -> float:
     """How long a step is shown: as long as it takes, where that is known, else long enough to follow."""
     if _stem(factory) in _CLASSICS:
         return _CLASSICS[_stem(factory)][0]
-    if _is_console(factory) or (isinstance(factory, GymFactory) and factory.atari):
+    if factory.atari:
         return 4 / 60
     return 0.12 if isinstance(factory, SimulatorFactory) else 0.03
-
-
-def _is_console(factory: Factory) -> bool:
-    """Whether it makes consoles of ours."""
-    return isinstance(factory, SimulatorFactory) and factory.name.startswith("ALE/")
 
 
 def _pictures(
@@ -170,7 +165,7 @@ def _painter_of(factory: Factory) -> Painter:
         return lambda env, observation, row: _drawn(*classic[1](_array(observation, "frame", row)))
     if isinstance(factory, GymFactory):
         return _screen_and_frame if factory.atari else _screen
-    if _is_console(factory):
+    if factory.atari:
         return _console_and_frame
     return _minatar if factory.name.endswith("-MinAtar") else _board
 

@@ -22,7 +22,7 @@ from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import TrainingResult
 from rlstruct.cli.agents import choose
 from rlstruct.cli.complaint import UserError, check_device, nearest, number, say
-from rlstruct.cli.environments import ATARI_STACK, GymFactory, Task, find, spaces_of
+from rlstruct.cli.environments import ATARI_STACK, Task, find, spaces_of
 from rlstruct.cli.record import ALGORITHMS, RunRecord, config_class, load, module_of, versions
 from rlstruct.errors import LearnerError, SharingError, TrainingDiverged
 
@@ -143,9 +143,9 @@ def train(
             check_device(f"--{name.replace('_', '-')}", device)
     factory = find(task, auto_reset=algorithm != "reinforce")
     choice = choose(algorithm, task, *spaces_of(factory))
-    if algorithm == "dqn" and isinstance(factory, GymFactory) and factory.atari:
+    if algorithm == "dqn" and factory.atari:
         # The replay buffer keeps each frame of a stack once: what it returns is the same.
-        config = replace(config, n_stack=ATARI_STACK)  # type: ignore[call-arg]  # a field of DQNConfig
+        config = replace(config, n_stack=factory.settings.get("stack", ATARI_STACK))  # type: ignore[call-arg]  # a field of DQNConfig
     if output.threads or choice.small:
         torch.set_num_threads(output.threads or 1)
     record = RunRecord(algorithm=algorithm, task=task, agent=choice.kind, config=config, versions=versions())

@@ -45,6 +45,41 @@ def test_pong_is_learnt_from_end_to_end(
         assert main(["play", str(run), "--steps", "3", "--out", "pong.png"]) == 0
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["a2c", "--n-env-steps", "32"],
+        ["ppo", "--n-env-steps", "32", "--n-epochs", "1", "--n-minibatches", "1"],
+        ["dqn", "--n-env-steps", "48", "--learning-starts", "32", "--n-updates", "1", "--batch-size", "8"],
+    ],
+    ids=["a2c", "ppo", "dqn"],
+)
+def test_pong_is_learnt_on_consoles_of_ours(
+    options: list[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("ale_py", "warp"):
+        pytest.importorskip(package, reason="needs the extras warp and atari")
+    monkeypatch.chdir(tmp_path)
+    small = ["--n-envs", "2", "--n-timesteps", "8", "--no-progress", "--evaluation-processes", "0"]
+    small += ["--evaluation-episodes", "2", "--evaluation-timesteps", "8", "--env-options", "time_limit=8"]
+    assert main(["train", *options, "--env", "ALE/Pong-v5", "--simulator", "warp", *small]) == 0
+    (run,) = pathlib.Path("runs").iterdir()
+    stored = json.loads((run / "config.json").read_text())
+    assert stored["agent"].startswith("convolutional")
+    assert stored["config"].get("n_stack", 4) == 4  # the replay buffer keeps each frame once
+    if options[0] == "dqn":
+        assert main(["play", str(run), "--steps", "3", "--out", "pong.png"]) == 0
+
+
+def test_wrong_consoles_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for package in ("ale_py", "warp"):
+        pytest.importorskip(package, reason="needs the extras warp and atari")
+    assert main(["train", "a2c", "--env", "ALE/Pong-v5", "--simulator", "torch"]) != 0
+    assert "--simulator warp" in capsys.readouterr().err
+    assert main(["train", "a2c", "--env", "ALE/Nothing-v5", "--simulator", "warp"]) != 0
+    assert "got the game 'ALE/Nothing-v5'" in capsys.readouterr().err
+
+
 def test_the_commands_of_the_documentation_are_understood() -> None:
     page = (ROOT / "docs" / "atari.md").read_text()
     commands = re.findall(r"^rlstruct train (\w+) (.*)$", page, re.MULTILINE)

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 pytest.importorskip("warp", reason="needs the extra warp")
-ale_py = pytest.importorskip("ale_py", reason="needs the extra atari: its ROMs are the oracle")
+pytest.importorskip("ale_py", reason="needs the extra atari: its ROMs are the oracle")
 pytest.importorskip("cv2", reason="AtariPreprocessing needs OpenCV")
 
+import ale_py
 import gymnasium
 
 from rlstruct import sims
@@ -30,7 +31,7 @@ from rlstruct.testing import check_vec_env
 RESULTS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "atari_rules.json"
 
 
-def gymnasiums(game: str, *, gray: bool = True, lives: bool = False) -> Any:  # noqa: ANN401 - wrappers of gymnasium
+def gymnasiums(game: str, *, gray: bool = True, lives: bool = False) -> Any:
     gymnasium.register_envs(ale_py)
     env = gymnasium.make(f"ALE/{game}-v5", frameskip=1, repeat_action_probability=0.0)
     env = gymnasium.wrappers.AtariPreprocessing(env, noop_max=0, grayscale_obs=gray, terminal_on_life_loss=lives)
