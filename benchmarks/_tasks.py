@@ -216,12 +216,12 @@ TASKS: dict[str, Task] = {
     ),
     "ppo_cartpole_python": _PPO(
         PPOConfig(
-            n_env_steps=100_000, n_envs=8, n_timesteps=32, n_epochs=20, n_minibatches=1, trace_decay=0.8, discount=0.98,
+            n_env_steps=100_000, n_envs=16, n_timesteps=64, n_minibatches=8, learning_rate=0.005,
             entropy_coefficient=0.0, value_clip=None, evaluation_interval=5_000,
         ),
         partial(ActorCritic, 4, 2), ActorCriticAgent,
         partial(one_by_one, "CartPole-v1"), 475.0, "PPO in a hurry on gymnasium's Python CartPole-v1",
-        tuned_on=(100, 101, 102),
+        tuned_on=(100, 101, 102, 103, 104),
     ),
     "ppo_cartpole_1024": _PPO(
         PPOConfig(

@@ -4,10 +4,10 @@ Run: ``python benchmarks/time_to_475.py --cleanrl PATH`` after ``make peers``, w
 vwxyzjn/cleanrl; about half an hour, half of it with ``--jobs 2`` on two idle cores. Both sides step the same
 environments, ``gymnasium.make("CartPole-v1")`` one after the other, as many as their settings say; 1,024 of our
 simulators are other environments, and have rows apart. Each training has a process of its own with one thread; the
-contenders take turns, seed by seed. Start-up is not counted, compiling has a column of its own, and nobody's clock runs
-during evaluations. CleanRL trains with the settings that its script has, stable-baselines3 with those that
-rl-baselines3-zoo publishes for CartPole-v1, ours with those of benchmarks/_tasks.py. A training that never reaches 475
-counts with all its time.
+contenders take turns, seed by seed, and rows are written as they come. Start-up is not counted, compiling (with what
+Inductor's cache on disk holds) has a column of its own, and nobody's clock runs during evaluations. CleanRL trains with
+the settings that its script has, stable-baselines3 with those that rl-baselines3-zoo publishes for CartPole-v1, ours
+with those of benchmarks/_tasks.py. A training that never reaches 475 counts with all its time.
 """
 
 from __future__ import annotations
@@ -125,13 +125,24 @@ def train_ours(task: str, kind: str, seed: int, compiled: bool) -> dict[str, Any
 def measure(
     seeds: Sequence[int], python: Path, cleanrl: Path | None, contenders: Sequence[Contender], jobs: int
 ) -> list[dict[str, Any]]:
-    """Let everybody train with every seed, in turns; returns one row for each contender and seed."""
+    """Let everybody train with every seed, in turns; returns one row for each contender and seed.
+
+    They are written as they come, beside what the file of this commit says about other contenders and seeds.
+    """
     turns = [(contender, seed) for seed in seeds for contender in contenders]
     commands = [_command(contender, seed, python, cleanrl) for contender, seed in turns]
     once = list(dict.fromkeys(commands))  # one training of theirs is evaluated in both ways
+    answers: dict[tuple[str, ...], dict[str, Any]] = {}
+    path, measured = _report.result_path("time_to_475"), {(one.name, one.kind, seed) for one, seed in turns}
+    before = json.loads(path.read_text())["rows"] if path.exists() else []
+    others = [row for row in before if (row["name"], row["evaluation"], row["seed"]) not in measured]
+    rows: list[dict[str, Any]] = []
     with ThreadPoolExecutor(jobs) as pool:
-        answers = dict(zip(once, pool.map(_ask, once), strict=True))
-    return [_row(*turn, answers[command]) for turn, command in zip(turns, commands, strict=True)]
+        for command, answer in zip(once, pool.map(_ask, once), strict=True):
+            answers[command] = answer
+            rows = [_row(*turn, answers[key]) for turn, key in zip(turns, commands, strict=True) if key in answers]
+            _report.write("time_to_475", [*others, *rows])
+    return [*others, *rows]
 
 
 def _command(contender: Contender, seed: int, python: Path, cleanrl: Path | None) -> tuple[str, ...]:
@@ -175,7 +186,11 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             continue
         mean = statistics.fmean(row["seconds"] for row in own)
         theirs = peers.setdefault(f"{contender.algorithm} {contender.kind}", {})
-        ratio = ", ".join(f"{seconds / mean:.2f} {name}" for name, seconds in theirs.items())
+        whole = mean + statistics.fmean(row.get("compiling", 0.0) for row in own)
+        also = {
+            name: f" ({seconds / whole:.2f} with compiling)" if whole > mean else "" for name, seconds in theirs.items()
+        }
+        ratio = ", ".join(f"{seconds / mean:.2f} {name}{also[name]}" for name, seconds in theirs.items())
         if contender.task is None:
             theirs[contender.name.split()[0]] = mean
         ratio = "" if contender.apart or contender.task is None else ratio
