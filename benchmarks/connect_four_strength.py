@@ -15,15 +15,19 @@ import argparse
 import math
 import random
 import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from _report import write
 from torch import nn
 
 from rlstruct.algos.arena import Player, RandomPlayer, play_match
+from rlstruct.algos.checkpoint import read_checkpoint
 from rlstruct.algos.run_folder import read_lines
 from rlstruct.cli.record import load_trained
 from rlstruct.core import DictTensor
@@ -33,6 +37,7 @@ from rlstruct.sims import ConnectFour, ConnectFourState
 FULL = sum(0b111111 << (7 * c) for c in range(7))
 TOP = [1 << (7 * c + 5) for c in range(7)]
 BOTTOM = [1 << (7 * c) for c in range(7)]
+Search = Callable[[nn.Module], SearchAgent]
 COLUMN = [0b111111 << (7 * c) for c in range(7)]
 RETURN = "evaluation/mean_return"
 ORDER = (3, 2, 4, 1, 5, 0, 6)
@@ -226,8 +231,37 @@ def policy_of(model: nn.Module) -> Player:
     return play
 
 
+def players(run: Path, simulations: int, method: Literal["puct", "gumbel"]) -> tuple[nn.Module, nn.Module, Search]:
+    """The network of a run before and after its training, and what searches with one."""
+    torch.set_num_threads(1)
+    trained = load_trained(run, auto_reset=True)
+    torch.manual_seed(trained.record.config.seed)
+    config = SearchConfig(method=method, n_simulations=simulations, max_depth=24)
+    create = partial(SearchAgent, create_simulator=ConnectFour, config=config, stochastic=False)
+    return trained.choice.create_model(), trained.model, create
+
+
+def mistakes_with(n_stones: int, n_positions: int, *search: Any) -> dict[str, Any]:  # noqa: ANN401 - for `players`
+    """A row about one set of positions."""
+    before, after, create = players(*search)
+    positions = solved_positions(n_positions, n_stones)
+    row: dict[str, Any] = {"stones": n_stones, "positions": len(positions)}
+    for name, model in (("before", before), ("after", after)):
+        row[name] = mistakes(positions, policy_of(model))
+        row[f"{name}, searching"] = mistakes(positions, create(model))
+    return row
+
+
+def points_against(n_uct: int, first: bool, n_games: int, *search: Any) -> list[float]:  # noqa: ANN401 - for `players`
+    """Results of games against UCT, or with 0 against random play, in which the agent begins or does not."""
+    _, after, create = players(*search)
+    sides: list[Player] = [create(after), UctPlayer(n_uct) if n_uct else RandomPlayer(7)]
+    result, _ = play_match(*(sides if first else sides[::-1]), ConnectFour(n_games, auto_reset=False), 1 + first)
+    return (result if first else -result).tolist()
+
+
 def main() -> None:
-    """Measure, print, write."""
+    """Measure in several processes, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("--simulations", type=int, default=1000)
@@ -235,35 +269,27 @@ def main() -> None:
     parser.add_argument("--games", type=int, default=40)
     parser.add_argument("--uct", type=int, default=1000)
     parser.add_argument("--positions", type=int, default=100)
+    parser.add_argument("--processes", type=int, default=4)
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    trained = load_trained(options.run, auto_reset=True)
-    torch.manual_seed(trained.record.config.seed)
-    before = trained.choice.create_model()
-    config = SearchConfig(method=options.method, n_simulations=options.simulations, max_depth=24)
-    create = partial(SearchAgent, create_simulator=ConnectFour, config=config, stochastic=False)
-    common = {"simulations": options.simulations, "method": options.method, "games_of_each": options.games}
-    curve = [[row["env_steps"], row[RETURN]] for row in read_lines(options.run / "metrics.csv") if RETURN in row]
-    rows: list[dict[str, Any]] = [{"moves_of_self_play": trained.env_steps, **common, "returns": curve}]
-    for n_stones in STONES:
-        positions = solved_positions(options.positions, n_stones)
-        row: dict[str, Any] = {"stones": n_stones, "positions": len(positions)}
-        for name, model in (("before", before), ("after", trained.model)):
-            row[name] = mistakes(positions, policy_of(model))
-            row[f"{name}, searching"] = mistakes(positions, create(model))
-        rows.append(row)
-        shown = ", ".join(f"{name} {row[name]:.0%}" for name in list(row)[2:])
-        sys.stdout.write(f"mistakes in {len(positions)} positions with {n_stones} stones: {shown}\n")
-        sys.stdout.flush()
-    agent, games = create(trained.model), partial(ConnectFour, options.games // 2, auto_reset=False)
-    for name, opponent in (("random play", RandomPlayer(7)), (f"UCT {options.uct}", UctPlayer(options.uct))):
-        first, _ = play_match(agent, opponent, games(), seed=1)
-        second, _ = play_match(opponent, agent, games(), seed=2)
-        points = torch.cat([first, -second])
-        won, drawn, lost = (int((points == value).sum()) for value in (1, 0, -1))
-        rows.append({"opponent": name, "won": won, "drawn": drawn, "lost": lost})
-        sys.stdout.write(f"against {name}: {won} won, {drawn} drawn, {lost} lost\n")
-        sys.stdout.flush()
+    lines = read_lines(options.run / "metrics.csv")
+    curve = [[line["env_steps"], line[RETURN]] for line in lines if RETURN in line]
+    moves = read_checkpoint(options.run / "checkpoint.pt")["env_steps"]
+    common = {"simulations": options.simulations, "method": options.method, "returns": curve}
+    rows: list[dict[str, Any]] = [{"moves_of_self_play": moves, **common}]
+    search, half = (options.run, options.simulations, options.method), options.games // 2
+    with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
+        matches = {
+            name: [pool.submit(points_against, n, first, half, *search) for first in (True, False)]
+            for name, n in ((f"UCT {options.uct}", options.uct), ("random play", 0))
+        }
+        sets = [pool.submit(mistakes_with, n_stones, options.positions, *search) for n_stones in STONES]
+        for name, halves in matches.items():
+            points = [point for one in halves for point in one.result()]
+            won, drawn, lost = (points.count(value) for value in (1.0, 0.0, -1.0))
+            rows.append({"opponent": name, "won": won, "drawn": drawn, "lost": lost})
+        rows += [one.result() for one in sets]
+    for row in rows[1:]:
+        sys.stdout.write(f"{row}\n")
     sys.stdout.write(f"{write('connect_four_strength', rows)}\n")
 
 
