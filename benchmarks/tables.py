@@ -104,6 +104,21 @@ def weights(rows: Rows) -> list[str]:
     return table("parameters | `update`, ms | loading, ms | together, ms", [[f"{row['parameters']:,}", *times]], 0)
 
 
+def tuned(rows: Rows) -> list[str]:
+    """The answers of tune, and what they cost."""
+    return table(
+        "task | answer | best of the grid | speed, of the best | probes, of the grid | seconds | memory, off by",
+        [
+            [
+                *(row["name"], row["answer"], row["best"], f"{row['share']:.1%}"),
+                *(f"{row['probes']} of {row['grid']}", f"{row['seconds']:.0f}", f"{row['projection']:.1%}"),
+            ]
+            for row in rows
+        ],
+        left=3,
+    )
+
+
 def frames(rows: Rows) -> list[str]:
     """How often a frame of Atari is kept and moved."""
     row = rows[0]
@@ -309,6 +324,7 @@ TABLES: dict[str, tuple[str, Callable[[Rows], list[str]]]] = {
     "startup": ("cpu_collect_startup", startup),
     "weights": ("cpu_collect_weights", weights),
     "frames": ("cpu_collect_frames", frames),
+    "tune": ("tune", tuned),
     "sims": ("sims", sims),
     "policy_in_loop": ("policy_in_loop", policy_in_loop),
     "growth": ("policy_in_loop", growth),

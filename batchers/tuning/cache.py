@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -52,8 +53,14 @@ def described(value: object) -> Any:  # noqa: ANN401 - strings, lists and dicts
         source = Path(inspect.getfile(kind)).read_bytes()
     except (TypeError, OSError):  # written in C, or in a shell
         source = repr(value).encode()
-    instance = "" if kind is value else repr(value)
-    return [kind.__module__, kind.__qualname__, hashlib.sha256(source).hexdigest(), instance]
+    name = [kind.__module__, kind.__qualname__]
+    if kind is not value:
+        name.append(repr(value))
+    for cell in getattr(value, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # an empty one
+            inside = cell.cell_contents  # a function in there may be this one: its name must do
+            name.append(getattr(inside, "__qualname__", "") if callable(inside) else described(inside))
+    return [*name, hashlib.sha256(source).hexdigest()]
 
 
 def read(file: Path) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 from rlstruct.sharing import Mode
 
-MIN_ALPHA = 0.02
-"""What alpha is at least where it is measured: less than 2 % for twice the memory is no gain."""
+MIN_ALPHA, MAX_ALPHA = 0.02, 0.03
+"""Alpha where it is measured, at least and at most: less than 2 % for twice the memory is no gain, and noise must not
+hide one of more than 3 %."""
 
 
 class Candidate(NamedTuple):
@@ -125,8 +126,8 @@ class Search:
         size: bytes of its batches, by arithmetic.
         start: bytes that this process takes before.
         limit: bytes that a candidate may take in all; None for no limit.
-        alpha: go on while speed grows by more than alpha times what ``size`` grows by; None for what the noise of the
-            measurements allows, at least `MIN_ALPHA`.
+        alpha: go on while speed grows by more than alpha times what ``size`` grows by; None for the noise of the
+            measurements, between `MIN_ALPHA` and `MAX_ALPHA`.
         refuse: a reason not to start a candidate, "" for none.
 
     Attributes:
@@ -254,7 +255,7 @@ class Search:
         sizes = sorted((self._size(before.candidate), self._size(after.candidate)))
         growth, gain = sizes[1] / sizes[0] - 1.0, after.score / before.score - 1.0
         noise = after.measured.noise if after.measured else 0.0
-        least = self.alpha * growth if self.alpha is not None else max(MIN_ALPHA * growth, noise)
+        least = growth * (min(max(noise, MIN_ALPHA), MAX_ALPHA) if self.alpha is None else self.alpha)
         if gain < least:
             self._say(after, f"saturated: {100 * gain:+.1f} %, less than {100 * least:.1f} %: stop")
         else:

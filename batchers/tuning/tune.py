@@ -147,7 +147,7 @@ def tune(
         memory_limit: bytes that this process and its workers may take in all, or on a GPU all processes; by default
             80 % of what there is.
         alpha: a climb ends when speed grows by less than alpha times what the memory of the batches grows by; None for
-            what the noise of the measurements allows, at least 0.02.
+            the noise of the measurements, between 0.02 and 0.03.
         seconds: no probe begins that would probably end later.
         create_learner: to tune a training: makes a function that learns from a batch, and returns new weights or None.
             Called once for each probe. None drops the batches.

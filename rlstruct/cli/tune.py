@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import tyro
+from torch import nn
 
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.placement import PlacedEnv
@@ -26,6 +27,8 @@ from rlstruct.cli.environments import Task, find, read_settings, spaces_of
 from rlstruct.cli.record import RunRecord, config_class, module_of, versions
 from rlstruct.core import Trajectories
 from rlstruct.sharing import Mode
+
+_HALF = 0.5  # of a training is done: every algorithm has begun to learn
 
 _HELP = """usage: rlstruct tune ALGORITHM --env NAME [OPTIONS]
        rlstruct tune MODULE:CREATE_AGENT MODULE:CREATE_ENV [OPTIONS]
@@ -55,7 +58,7 @@ class Options:
         sharing: how workers may share a GPU.
         device: where agent and environments live.
         memory_limit: GiB that may be taken in all; by default 80 % of what there is.
-        alpha: go on while speed grows by more than alpha times the memory; by default what the noise allows.
+        alpha: go on while speed grows by more than alpha times the memory; by default the noise, 0.02 to 0.03.
         seconds: no probe begins that would probably end later.
         out: write the answer here: for an algorithm a folder for rlstruct train --config, else a JSON file.
         cache: a file that keeps answers, by hardware, versions and factories.
@@ -176,19 +179,7 @@ def _tune_training(algorithm: str, kind: type[TrainingConfig], given: TuneTraini
     choice = choose(algorithm, task, *spaces_of(factory))
     model = choice.create_model()
 
-    def create_learner() -> Any:  # noqa: ANN401 - a learner of that algorithm
-        own = copy.deepcopy(model).to(options.device)
-        return module_of(algorithm).Learner.create(own, choice.create_agent, config)
-
-    def create_learn() -> Callable[[Trajectories], Any]:
-        learner = create_learner()
-
-        def learn(batch: Trajectories) -> Any:  # noqa: ANN401 - weights by name
-            learner.update(batch, 0.5)  # in the middle of a training: every algorithm has begun to learn
-            return learner.model.state_dict()
-
-        return learn
-
+    of_learner = algorithm, config, choice.create_agent, model
     agent_args = {"model": model, "copy_model": True, "device": options.device, "stochastic": True}
     rows = getattr(config, "n_minibatches", 1) if given.learn else 1
     answer = _search(
@@ -198,8 +189,8 @@ def _tune_training(algorithm: str, kind: type[TrainingConfig], given: TuneTraini
         (config.n_timesteps,),
         fewest=rows,
         agent_args=agent_args,
-        agent_info=create_learner().agent_info(0.5, 1),
-        create_learner=create_learn if given.learn else None,
+        agent_info=_learner(*of_learner).agent_info(_HALF, 1),
+        create_learner=partial(_learning, *of_learner) if given.learn else None,
     )
     best = answer.best
     tuned = replace(config, n_processes=best.n_processes, n_envs=best.n_envs, n_timesteps=best.n_timesteps)
@@ -210,6 +201,23 @@ def _tune_training(algorithm: str, kind: type[TrainingConfig], given: TuneTraini
         say(f"preset: rlstruct train --config {options.out}")
     say(f"now {config.n_processes} x {config.n_envs} environments x {config.n_timesteps} steps. More of them for one "
         "update may need another learning rate.")  # fmt: skip
+
+
+def _learner(algorithm: str, config: TrainingConfig, create_agent: Callable[..., Any], model: nn.Module) -> Any:  # noqa: ANN401 - of that algorithm
+    """Make a learner with a copy of the network."""
+    own = copy.deepcopy(model).to(config.learner_device)
+    return module_of(algorithm).Learner.create(own, create_agent, config)
+
+
+def _learning(*of_learner: Any) -> Callable[[Trajectories], Any]:  # noqa: ANN401 - see `_learner`
+    """Make what learns from batches. These arguments, unlike a closure, are part of the key of the cache."""
+    learner = _learner(*of_learner)
+
+    def learn(batch: Trajectories) -> Any:  # noqa: ANN401 - weights by name
+        learner.update(batch, _HALF)
+        return learner.model.state_dict()
+
+    return learn
 
 
 def _search(

@@ -57,6 +57,8 @@ def test_a_training_is_tuned_and_repeated_with_the_answer(capsys: Capture) -> No
     # The same again is told from the cache.
     assert main(["tune", "a2c", "--env", "CartPole-v1", "--learn", *SMALL, "--n-timesteps", "4", "8"]) == 0
     assert "from the cache" in capsys.readouterr().out
+    assert main(["tune", "a2c", "--env", "CartPole-v1", *SMALL, "--n-timesteps", "4", "8"]) == 0
+    assert "from the cache" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("algorithm", ["dqn", "reinforce"])

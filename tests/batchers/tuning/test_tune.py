@@ -156,6 +156,12 @@ def test_a_key_knows_factories_by_name_and_text_and_networks_by_structure() -> N
     assert cache.described({"model": small}) != cache.described({"model": large})
     assert cache.described(counting) != cache.described(create_pictures)
     assert cache.described(partial(counting, n_envs=1)) != cache.described(partial(counting, n_envs=2))
+
+    def made_with(length: int) -> Callable[[], int]:
+        return lambda: length
+
+    assert cache.described(made_with(1)) == cache.described(made_with(1))
+    assert cache.described(made_with(1)) != cache.described(made_with(2))
     assert cache.key(torch.device("cpu"), counting) == cache.key(torch.device("cpu"), counting)
 
 

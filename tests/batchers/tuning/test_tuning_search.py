@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlstruct.batchers.tuning.search import MIN_ALPHA, Candidate, Measured, Search, Space, TimeIsUp, project_line
+from rlstruct.batchers.tuning.search import (
+    MAX_ALPHA,
+    MIN_ALPHA,
+    Candidate,
+    Measured,
+    Search,
+    Space,
+    TimeIsUp,
+    project_line,
+)
 
 Rate = Callable[[Candidate], float]
 SPACE = Space((0, 1, 2, 4), tuple(2**i for i in range(8)), (8, 32, 128))
@@ -99,13 +108,15 @@ def test_the_first_candidate_can_win() -> None:
     assert len(surface.measured) == 2
 
 
-def test_a_gain_within_the_noise_is_none() -> None:
-    rates = {1: 100.0, 2: 107.0, 4: 150.0}
-    space = Space((0,), tuple(rates), (1,))
-    assert len(search(Surface(lambda c: rates[c.n_envs], noise=0.1), space).probes) == 2
-    assert len(search(Surface(lambda c: rates[c.n_envs], noise=0.01), space).probes) == 3
-    slow = {1: 100.0, 2: 100.0 + 99.0 * MIN_ALPHA, 4: 150.0}  # no noise at all: still no gain
-    assert len(search(Surface(lambda c: slow[c.n_envs]), space).probes) == 2
+def test_a_measured_alpha_is_the_noise_between_2_and_3_percent() -> None:
+    def n_probes(gain: float, noise: float) -> int:
+        rates = {1: 100.0, 2: 100.0 * (1.0 + gain), 4: 300.0}
+        return len(search(Surface(lambda c: rates[c.n_envs], noise), Space((0,), tuple(rates), (1,))).probes)
+
+    assert n_probes(0.025, noise=0.028) == 2
+    assert n_probes(0.025, noise=0.022) == 3
+    assert n_probes(0.99 * MIN_ALPHA, noise=0.0) == 2  # no noise at all: still no gain
+    assert n_probes(1.01 * MAX_ALPHA, noise=0.5) == 3  # too much noise to say: go on
 
 
 @given(st.integers(600, 40_000), st.floats(0.5, 50.0))
