@@ -25,7 +25,7 @@ CreateBatcher = Callable[[Candidate], RL_Batcher]
 _TURN = 0.05  # seconds of collecting, at least, before it is the other one's turn
 _ROUNDS = 3, 20  # at least, and at most while the noise is too large
 _ROUND_SECONDS = 1.5  # no more rounds than the least after this
-_LONGEST_BATCH = 2.0  # seconds
+_LONGEST_BATCH = 1.0  # seconds
 _OPENING = 3.0  # seconds that a worker is thought to take to start, until one has started
 
 
