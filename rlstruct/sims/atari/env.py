@@ -20,6 +20,7 @@ from rlstruct.device import DeviceLike
 from rlstruct.functional.random import randint, uniform
 from rlstruct.sims._simulation import TorchStepper
 from rlstruct.sims._state import Tensors
+from rlstruct.sims.atari import machine
 from rlstruct.sims.atari.ale_game import Beginning, beginning, beginnings, load_game, rom_ids
 from rlstruct.sims.atari.frame import run_frame
 from rlstruct.sims.atari.games import RULES
@@ -243,7 +244,7 @@ class Atari(TensorEnv[AtariState]):
         consoles: Any = wp.array(
             ptr=registers.data_ptr(), shape=(len(ram),), dtype=Console, device=str(self._device), copy=False
         )
-        launch(self._device, run_frame, len(ram), consoles, board, actions, running)
+        launch(self._device, run_frame, len(ram), consoles, board, actions, running, block=machine.BLOCK)
 
     def _look(self, before: Tensor, after: Tensor, registers: Tensor, cut: Tensor, shown: Tensor) -> Tensor:
         """Turn screens into one observation; games that ended earlier show what was shown."""

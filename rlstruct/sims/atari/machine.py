@@ -27,6 +27,8 @@ MAPPERS = {
 }  # fmt: skip
 """ALE's names of the cartridges that work here."""
 MOST_PICTURE_LINES = PAL_LINES = 250
+BLOCK = 32
+"""Threads in a block of consoles: one warp, so that 4,096 consoles reach nearly all multiprocessors of a large GPU."""
 
 _NOT_IN_ALE = frozenset(
     {"switches", "controller", "blanks", "input2", "mirror_playfield"}
@@ -124,7 +126,7 @@ class Consoles:
         """
         self._board.draw = int(draw)
         inputs = [self._consoles, self._board, actions.contiguous(), self._everybody]
-        launch(self.device, run_frame, len(self.registers), *inputs)
+        launch(self.device, run_frame, len(self.registers), *inputs, block=BLOCK)
 
     def register(self, name: str) -> Tensor:
         """One register of all consoles.
@@ -216,7 +218,7 @@ class Consoles:
         return 0x03020100 + 0x04040404 * bank
 
 
-def launch(device: torch.device, kernel: Any, shape: int | Sequence[int], *inputs: Any) -> None:
+def launch(device: torch.device, kernel: Any, shape: int | Sequence[int], *inputs: Any, block: int = 256) -> None:
     """Launch a kernel of Warp on torch's stream; nothing waits for the device.
 
     Args:
@@ -224,9 +226,10 @@ def launch(device: torch.device, kernel: Any, shape: int | Sequence[int], *input
         kernel: the kernel.
         shape: how many threads along each axis.
         inputs: its arguments; tensors are handed over without a copy.
+        block: threads in a block, on a GPU.
     """
     given = [wp.from_torch(value) if isinstance(value, Tensor) else value for value in inputs]
     stream = None
     if device.type == "cuda":
         stream = wp.stream_from_torch(torch.cuda.current_stream(device))
-    wp.launch(kernel, shape, inputs=given, device=str(device), stream=stream)
+    wp.launch(kernel, shape, inputs=given, device=str(device), stream=stream, block_dim=block)
