@@ -99,9 +99,9 @@ def layout_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[tuple[int, ...],
 
 
 def copy_grouped(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Copy tensors to their places with one kernel for each dtype, where torch can.
+    """Copy tensors to their places with one kernel, as words of eight bytes, and one more for each dtype of others.
 
-    In a mixed list, of several dtypes or of strides that are not those of their places, it copies one by one.
+    In a mixed list, of several dtypes or of strides that are not those of their places, torch copies one by one.
 
     Args:
         places: where to.
@@ -109,12 +109,20 @@ def copy_grouped(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """
     kinds: dict[object, tuple[list[Tensor], list[Tensor]]] = {}
     for place, value in zip(places, values, strict=True):
+        if place.dtype == value.dtype and _in_words(place) and _in_words(value):
+            place, value = place.view(-1).view(torch.int64), value.view(-1).view(torch.int64)
         kind = place.dtype, value.dtype, place.stride() == value.stride()
         to, what = kinds.setdefault(kind, ([], []))
         to.append(place)
         what.append(value)
     for to, what in kinds.values():
         torch._foreach_copy_(to, what)
+
+
+def _in_words(tensor: Tensor) -> bool:
+    """Whether the memory of a tensor is whole words of eight bytes, one after the other."""
+    start = tensor.storage_offset() * tensor.itemsize
+    return tensor.is_contiguous() and tensor.nbytes % 8 == 0 and start % 8 == 0 and not tensor.is_complex()
 
 
 def recorder_of(device: torch.device) -> Record | None:

@@ -135,7 +135,8 @@ def uniform(key: Tensor, shape: tuple[int, ...] = (), stream: int = 0) -> Tensor
     Returns:
         [B, *shape] float32, multiples of 2^-24.
     """
-    return (_bits(key, shape, stream) >> 40).bitwise_and_(_LOW[40]).to(torch.float32).mul_(2.0**-24)
+    upper = (_bits(key, shape, stream) >> 40).bitwise_and_(_LOW[40])
+    return (upper * 2.0**-24).to(torch.float32)  # exact in either precision that torch may compute by default
 
 
 def symmetric_uniform(key: Tensor, n: int, bound: float, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
@@ -205,16 +206,16 @@ def categorical(logits: Tensor, key: Tensor, stream: int = 0) -> Tensor:
         [B] int64, from 0 to A - 1; A, which is no class, in rows whose logits hold NaN or are all -inf. Batchers refuse
         such an action once per batch.
     """
-    if logits.is_cpu:
-        # Not softmax, which on the CPU takes few classes row by row; nor does it matter what the probabilities sum to.
-        # Few classes are reduced class by class, for all rows at once. Every row's bits are its own either way.
-        dim = 0 if logits.dim() == 2 and key.dim() < 2 and logits.shape[1] <= _FEW_CLASSES else -1
-        scores = logits.to(torch.float32).movedim(-1, dim)
-        cumulative = (scores - scores.amax(dim, keepdim=True)).exp_().cumsum(dim)
-    else:
-        dim = -1
-        cumulative = torch.softmax(logits, dim, dtype=torch.float32).cumsum(dim)
     # u < 1 scaled by the last sum, which rounding puts beside 1: the result is below A and no empty class is hit.
+    if not logits.is_cpu:  # few launches
+        cumulative = torch.softmax(logits, -1, dtype=torch.float32).cumsum(-1)
+        scaled = uniform(key, (), stream).unsqueeze(-1) * cumulative.narrow(-1, -1, 1)
+        return torch.searchsorted(cumulative, scaled, right=True).squeeze(-1)  # NaN stands above every number
+    # Not softmax, which on the CPU takes few classes row by row; nor does it matter what the probabilities sum to.
+    # Few classes are reduced class by class, for all rows at once. Every row's bits are its own either way.
+    dim = 0 if logits.dim() == 2 and key.dim() < 2 and logits.shape[1] <= _FEW_CLASSES else -1
+    scores = logits.to(torch.float32).movedim(-1, dim)
+    cumulative = (scores - scores.amax(dim, keepdim=True)).exp_().cumsum(dim)
     # Counted from behind, since nothing is greater or less than NaN.
     u = uniform(key, (), stream).unsqueeze(dim)
     return logits.shape[-1] - (cumulative > u * cumulative.narrow(dim, -1, 1)).sum(dim)

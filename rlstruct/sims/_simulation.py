@@ -36,6 +36,8 @@ Steps = dict[str, list[Tensor]]
 
 
 _MOST_AHEAD, _MOST_ROWS = 16, 1 << 16  # steps; rows drawn at once: more do not stay in a cache
+_MORE_ELSEWHERE = 2  # times as many of both off the CPU, where few launches count
+_LARGE = 1 << 12  # bytes: on the CPU larger tensors are faster one by one
 
 
 class Simulator(Protocol):
@@ -91,7 +93,7 @@ class Simulation:
         return fields_of(f"{type(self._simulator).__name__}.initial", state)
 
     def begin(self, carry: Tensors, episode: Tensor) -> Tensors:
-        """Draw the states with which episodes begin, and their keys, by their names in the carry.
+        """Draw the states with which episodes begin, with their keys and numbers, by their names in the carry.
 
         Args:
             carry: says which environments.
@@ -99,7 +101,8 @@ class Simulation:
         """
         key = child_key(carry["env_key"], episode)
         begun = {f"state/{name}": value for name, value in self.initial(key, part(carry, "pool/")).items()}
-        return begun | {"state_key": key} if self._simulator.stochastic else begun
+        begun |= {"state_key": key} if self._simulator.stochastic else {}
+        return {**begun, "episode": episode}
 
     def step(self, carry: Tensors, action: Tensors, starts: StartStates | None = None) -> Answer:
         """Take one step in every environment that runs.
@@ -160,22 +163,37 @@ class Simulation:
     def _step_and_restart(self, carry: Tensors, action: Tensors, starts: StartStates | None) -> Answer:
         """Every environment knows its next start state in every step, and takes it if its episode has ended."""
         moved, reward, terminated = self._transition(carry, action)
-        elapsed = carry["elapsed"] + 1
-        truncated, done = self._ends(elapsed, terminated)
-        last = {f"last_{key}": value.clone() for key, value in action.items()}
-        reached = {**self.frames(moved, kept=False), "reward": reward, "terminated": terminated, **last}
-        reached |= {"truncated": truncated, "done": done}
-        fresh = self.begin(carry, carry["episode"] + 1) if starts is None else starts.next(carry)
-        going_on = {**carry, **{f"state/{name}": value for name, value in moved.items()}}
-        changed = {name: _choose(done, value, going_on[name]) for name, value in fresh.items()}
-        changed["elapsed"] = elapsed.masked_fill(done, 0)
-        changed["episode"] = carry["episode"] + done
-        if starts is not None:
-            starts.episode = changed["episode"]
-        current = self.frames(part(changed, "state/"))
-        current |= {"reward": reward.masked_fill(done, 0), "initial_state": done}
-        current |= {key: value.masked_fill(_rows(done, value), 0) for key, value in last.items()}
-        return changed, reached, current, {}
+        now = {f"state/{name}": value for name, value in moved.items()}
+        if self._simulator.stochastic:
+            now["state_key"] = carry["state_key"]
+        now |= {"episode": carry["episode"], "elapsed": carry["elapsed"] + 1, "reward": reward}
+        now |= {f"last_{key}": value for key, value in action.items()}
+        truncated, done = self._ends(now["elapsed"], terminated)
+        kept, after = (self._restart if starts is None else starts.restart)(carry, done, now)
+        shown = ["reward", *(f"last_{key}" for key in action)]
+        reached = {**self.frames(moved, kept=False), **{key: kept[key] for key in shown}}
+        reached |= {"terminated": terminated, "truncated": truncated, "done": done}
+        current = {**self.frames(part(after, "state/")), "initial_state": done}
+        current |= {key: after.pop(key) for key in shown}
+        return after, reached, current, {}
+
+    def _restart(self, carry: Tensors, done: Tensor, now: Tensors) -> tuple[Tensors, Tensors]:
+        """Put the next episode's start in the place of what has ended: what is drawn, 0 for all else.
+
+        Args:
+            carry: where the simulation was before this step.
+            done: whose episode has ended.  [B] bool
+            now: where it is, the reward and the action among it.
+
+        Returns:
+            ``now``, with copies of the action; and what comes after.
+        """
+        fresh = self.begin(carry, carry["episode"] + 1)
+        after = {
+            name: _choose(done, fresh[name], value) if name in fresh else value.masked_fill(_rows(done, value), 0)
+            for name, value in now.items()
+        }
+        return {name: _kept(name, value) for name, value in now.items()}, after
 
     def _step(self, carry: Tensors, action: Tensors) -> Answer:
         """Environments whose episode has ended idle: they show their end, with reward 0."""
@@ -226,27 +244,49 @@ class StartStates:
         """Draw nothing yet."""
         self._simulation = simulation
         self._left = 0
-        self._drawn: Tensors = {}
+        self._packs: list[tuple[list[str], Tensor]] = []  # names of one dtype and shape, and how they start
         self.episode: Tensor | None = None
         """The tensor with which the next step must begin; with any other the simulation was set elsewhere."""
 
-    def next(self, carry: Tensors) -> Tensors:
-        """Return the states with which the next episodes begin, as `Simulation.begin` does for ``episode + 1``.
+    def restart(self, carry: Tensors, done: Tensor, now: Tensors) -> tuple[Tensors, Tensors]:
+        """Do what `Simulation._restart` does, for all tensors of one dtype and shape at once."""
+        if self._left == 0 or carry["episode"] is not self.episode:
+            self._draw(carry, now)
+        self._left -= 1
+        kept: Tensors = {}
+        after: Tensors = {}
+        now = {**now, "row": (row := self._row)}
+        for names, drawn in self._packs:
+            first = now[names[0]]
+            together = len(names) > 1
+            ended = torch.stack([now[name] for name in names]) if together else _kept(names[0], first)  # [F, B, ...]
+            fresh = drawn.index_select(int(together), row) if drawn.dim() else drawn
+            chosen = torch.where(_rows(done, first), fresh, ended)
+            kept.update(zip(names, ended if together else [ended], strict=True))
+            after.update(zip(names, chosen if together else [chosen], strict=True))
+        self._row, self.episode = after.pop("row"), after["episode"]
+        return kept, after
 
-        Args:
-            carry: where the simulation is.
-        """
+    def _draw(self, carry: Tensors, now: Tensors) -> None:
         episode = carry["episode"]
         B = episode.shape[0]
-        if self._left == 0 or episode is not self.episode:
-            self._left = n = max(1, min(_MOST_AHEAD, _MOST_ROWS // B))
-            ahead = torch.arange(1, n + 1, device=episode.device).unsqueeze(1) + episode  # [n, B]
-            keys = {"env_key": carry["env_key"].expand(n, B).flatten()}
-            self._drawn = self._simulation.begin({**carry, **keys}, ahead.flatten())  # [n * B, ...]
-            self._row = torch.arange(B, device=episode.device) - episode * B  # where episode + 1 is
-        self._left -= 1
-        rows = self._row + episode * B
-        return {name: values.index_select(0, rows) for name, values in self._drawn.items()}
+        device, more = episode.device, 1 if episode.is_cpu else _MORE_ELSEWHERE
+        self._left = n = max(1, min(more * _MOST_AHEAD, more * _MOST_ROWS // B))
+        ahead = torch.arange(1, n + 1, device=device).unsqueeze(1) + episode  # [n, B]
+        keys = {"env_key": carry["env_key"].expand(n, B).flatten()}
+        drawn = self._simulation.begin({**carry, **keys}, ahead.flatten())  # [n * B, ...]
+        rows = torch.arange((n + 1) * B, device=device)
+        self._row, drawn["row"] = rows[:B], rows[B:]  # where the start of the next episode is, B behind the last one's
+        alike: dict[object, list[str]] = {}
+        for name, value in [*now.items(), ("row", self._row)]:
+            alone = value.is_cpu and value.nbytes > _LARGE
+            alike.setdefault(name if alone else (value.dtype, value.shape), []).append(name)
+        self._packs = []
+        for names in alike.values():
+            zero = torch.zeros((), dtype=drawn.get(names[0], now.get(names[0], rows)).dtype, device=device)
+            like = next((drawn[name] for name in names if name in drawn), zero)
+            starts = [drawn.get(name, zero.expand_as(like)) for name in names]
+            self._packs.append((names, torch.stack(starts) if len(names) > 1 and like.dim() else starts[0]))
 
 
 class Stepper(Protocol):
@@ -295,6 +335,11 @@ class TorchStepper:
         if name not in self._compiled:
             self._compiled[name] = Compiled(fn)
         return tuple(self._compiled[name](carry, action))
+
+
+def _kept(name: str, value: Tensor) -> Tensor:
+    """Copy the action, which the agent may write over."""
+    return value.clone() if name.startswith("last_") else value
 
 
 def _rows(mask: Tensor, like: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlstruct.functional.random import symmetric_uniform
 from rlstruct.sims._spaces import box
-from rlstruct.sims._state import columns
+from rlstruct.sims._state import ahead, columns
 from rlstruct.sims.tensor_env import TensorEnv
 
 STEP, GRAVITY = 0.2, 9.8  # s, m/s^2
@@ -64,9 +64,9 @@ class Acrobot(TensorEnv[AcrobotState]):
         y0 = (state.theta1, state.theta2, state.theta1_dot, state.theta2_dot)
         torque = (action - 1).to(self.dtype)
         k1 = _derivative(y0, torque)
-        k2 = _derivative(_ahead(y0, k1, STEP / 2), torque)
-        k3 = _derivative(_ahead(y0, k2, STEP / 2), torque)
-        k4 = _derivative(_ahead(y0, k3, STEP), torque)
+        k2 = _derivative(ahead(y0, k1, STEP / 2), torque)
+        k3 = _derivative(ahead(y0, k2, STEP / 2), torque)
+        k4 = _derivative(ahead(y0, k3, STEP), torque)
         slopes = [a + 2 * b + 2 * c + d for a, b, c, d in zip(k1, k2, k3, k4, strict=True)]
         theta1, theta2, theta1_dot, theta2_dot = (y + STEP / 6 * k for y, k in zip(y0, slopes, strict=True))
         moved = AcrobotState(
@@ -100,11 +100,6 @@ def _derivative(y: _Angles, torque: Tensor) -> _Angles:
     theta2_acc = pull / (MASS * CENTRE**2 + INERTIA - d2.square() / d1)
     theta1_acc = -(d2 * theta2_acc + phi1) / d1
     return theta1_dot, theta2_dot, theta1_acc, theta2_acc
-
-
-def _ahead(y: _Angles, slope: _Angles, time: float) -> _Angles:
-    theta1, theta2, theta1_dot, theta2_dot = (torch.add(a, b, alpha=time) for a, b in zip(y, slope, strict=True))
-    return theta1, theta2, theta1_dot, theta2_dot
 
 
 def _wrap(angle: Tensor) -> Tensor:

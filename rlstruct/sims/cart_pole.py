@@ -17,12 +17,13 @@ from torch import Tensor
 
 from rlstruct.functional.random import symmetric_uniform
 from rlstruct.sims._spaces import box
-from rlstruct.sims._state import columns
+from rlstruct.sims._state import ahead, columns
 from rlstruct.sims.tensor_env import TensorEnv
 
 GRAVITY, FORCE = 9.8, 10.0  # m/s^2, N
 CART_MASS, POLE_MASS, HALF_LENGTH = 1.0, 0.1, 0.5  # kg, kg, m
 TOTAL_MASS = CART_MASS + POLE_MASS
+ARM = POLE_MASS * HALF_LENGTH / TOTAL_MASS  # m: from the cart to the common centre of mass
 STEP = 0.02  # s
 MAX_X, MAX_THETA = 2.4, 12 * 2 * math.pi / 360  # m, rad
 
@@ -65,18 +66,17 @@ class CartPole(TensorEnv[CartPoleState]):
     def transition(self, state: CartPoleState, action: Tensor, key: Tensor) -> tuple[CartPoleState, Tensor, Tensor]:
         """Push for one step of Euler's method; terminated where cart or pole are out of bounds."""
         x, x_dot, theta, theta_dot = state.x, state.x_dot, state.theta, state.theta_dot
-        force = torch.where(action == 1, FORCE, -FORCE)
+        # Each line is one of Florian's equations, with sums and products in one operation where torch has one.
         sin, cos = torch.sin(theta), torch.cos(theta)
-        push = (force + POLE_MASS * HALF_LENGTH * theta_dot.square() * sin) / TOTAL_MASS
-        inertia = HALF_LENGTH * (4 / 3 - POLE_MASS / TOTAL_MASS * cos.square())
-        theta_acc = (GRAVITY * sin - cos * push) / inertia
-        x_acc = push - POLE_MASS * HALF_LENGTH * theta_acc * cos / TOTAL_MASS
-        moved = CartPoleState(
-            x=torch.add(x, x_dot, alpha=STEP),  # x + STEP * x_dot, in one operation
-            x_dot=torch.add(x_dot, x_acc, alpha=STEP),
-            theta=torch.add(theta, theta_dot, alpha=STEP),
-            theta_dot=torch.add(theta_dot, theta_acc, alpha=STEP),
-        )
+        force = 2 * FORCE * action - FORCE
+        # push = (force + POLE_MASS * HALF_LENGTH * theta_dot^2 * sin) / TOTAL_MASS
+        push = torch.addcmul(force, theta_dot.square(), sin, value=POLE_MASS * HALF_LENGTH) / TOTAL_MASS
+        # theta_acc = (GRAVITY * sin - cos * push) / (HALF_LENGTH * (4/3 - POLE_MASS * cos^2 / TOTAL_MASS))
+        inertia = torch.rsub(cos.square(), 4 / 3 * HALF_LENGTH, alpha=ARM)
+        theta_acc = torch.addcmul(GRAVITY * sin, cos, push, value=-1) / inertia
+        # x_acc = push - POLE_MASS * HALF_LENGTH * theta_acc * cos / TOTAL_MASS
+        x_acc = torch.addcmul(push, theta_acc, cos, value=-ARM)
+        moved = CartPoleState(*ahead((x, x_dot, theta, theta_dot), (x_dot, x_acc, theta_dot, theta_acc), STEP))
         terminated = (moved.x.abs() > MAX_X) | (moved.theta.abs() > MAX_THETA)
         return moved, torch.ones_like(x), terminated
 

@@ -1,0 +1,67 @@
+"""How many operators a step of collection queues on a device: each is a launch, or a node of a graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rlstruct.agents import ActorCritic, ActorCriticAgent
+from rlstruct.batchers import RL_Batcher
+from rlstruct.core import DictTensor
+from rlstruct.sims import make
+
+T, B = 32, 16
+
+
+class Queued(TorchDispatchMode):
+    """Counts operators that compute: no views, and no memory that is only asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view and "empty" not in str(func):
+            self.names[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operators_a_step(name: str, n_inputs: int, n_actions: int) -> float:
+    with RL_Batcher(
+        T,
+        lambda: ActorCriticAgent(ActorCritic(n_inputs, n_actions).to("sim:0"), device="sim:0"),
+        lambda n_envs, seed: make(name, n_envs, seed, device="sim:0"),
+        env_args={"n_envs": B},
+        seed=0,
+        device="sim:0",
+        graph=False,
+    ) as batcher:
+        batcher.reset()
+        for _ in range(2):  # the first batch also makes sure that the agent writes to no observation
+            batcher.execute()
+            batcher.get()
+        with Queued() as queued:
+            batcher.execute()
+        batcher.get()
+    return sum(queued.names.values()) / T
+
+
+def test_a_step_of_cart_pole_with_an_agent_queues_few_operators() -> None:
+    """Eager steps, all that a batch does once per batch included; on CUDA each operator but a few is one node."""
+    assert operators_a_step("CartPole-v1", 4, 2) <= 58
+
+
+def test_restarts_take_as_many_operators_however_many_fields_a_state_has() -> None:
+    """All fields of one dtype and shape are stacked: one choice between what goes on and what begins anew."""
+    for name in ("CartPole-v1", "Breakout-MinAtar"):
+        env = make(name, B, device="sim:0")
+        env.reset()
+        action = DictTensor({"action": torch.zeros(B, dtype=torch.int64, device="sim:0")})
+        env.step(action)  # draws start states for many steps
+        with Queued() as queued:
+            env.step(action)
+        kinds = {(value.dtype, value.shape) for value in env.carry().values()}
+        assert queued.names["aten.index_select.default"] <= len(kinds) + (name != "CartPole-v1")  # a game's own table
