@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from numbers import Integral
 from typing import Final
 
 import torch
@@ -23,6 +24,9 @@ class MLP(nn.Module):
             zero biases, instead of torch's own initial values.
         output_gain: gain of the last layer if ``orthogonal``; 0.01 makes a policy that starts close to uniform
             (Andrychowicz et al., 2020, section 3.2).
+
+    Raises:
+        ValueError: a hidden layer has no width of 1 or more.
     """
 
     def __init__(
@@ -37,6 +41,8 @@ class MLP(nn.Module):
     ) -> None:
         """Build the layers on torch's default device; move them with ``.to``."""
         super().__init__()
+        if isinstance(hidden, str) or not all(isinstance(width, Integral) and width >= 1 for width in hidden):
+            raise ValueError(f"MLP: hidden is {hidden!r}, expected a sequence of whole numbers, 1 or more: (64, 64).")
         widths = [n_inputs, *hidden]
         layers: list[nn.Module] = []
         for width_in, width_out in pairwise(widths):

@@ -26,6 +26,7 @@ from rlstruct.algos.training import CreateModel, TrainingResult, run_training
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.engine.compiled import Tensors
 from rlstruct.functional.statistics import masked_mean
+from rlstruct.profiling import operation
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.search import Method, SearchAgent, SearchConfig, split_frames
 
@@ -131,6 +132,7 @@ class AlphaZeroConfig(TrainingConfig):
         )
 
 
+@operation("loss")
 def losses(model: nn.Module, batch: DictTensor, config: AlphaZeroConfig) -> dict[str, Tensor]:
     """Compute the terms of the loss of a batch.
 

@@ -13,6 +13,7 @@ from rlstruct.algos.evaluation import Evaluation
 from rlstruct.core import DictTensor
 from rlstruct.errors import BatcherStateError
 from rlstruct.functional import random
+from rlstruct.profiling import operation
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import VecEnv
 
@@ -99,6 +100,7 @@ class Arena:
         self._envs = [create_env(n_envs=n_games // 2) for _ in range(2)]
         self._result: Evaluation | None = None
 
+    @operation("evaluation")
     def start(self, weights: Mapping[str, Tensor], *, env_steps: int, policy_version: int) -> None:
         """Play all games; see `rlstruct.algos.evaluation.Evaluator.start`."""
         begin, first = time.perf_counter(), self._seed + self._n_played
@@ -121,6 +123,7 @@ class Arena:
         """Return the result if it was not fetched yet."""
         return self.wait() if self.busy else None
 
+    @operation("evaluation")
     def wait(self) -> Evaluation:
         """Return the result.
 

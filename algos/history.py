@@ -77,6 +77,8 @@ class TrainingHistory:
             policy_lag: changes of the weights between those that collected the batch and those that learnt from it.
             terms: what `Learner.update` returned.
         """
+        if self._folder is not None:
+            self._folder.advance(env_steps)
         batches = self._learner.batches
         self._unread.append(
             _Update(env_steps, self._learner.policy_version, policy_lag, time.perf_counter(), terms, batches)

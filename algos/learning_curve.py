@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 _COLOURS = ("#1f5fa8", "#d9722e", "#2f9e62", "#a23b72", "#6b5fb5", "#8a7a1f", "#3a9aa8", "#777777")
+_LINES = ("-", "--", ":", "-.")  # once all colours are taken
+_INSIDE, _LETTERS = 4, 48  # labels that fit into a panel; letters in a line of one that stands beside it
+
+
+Line = TypeVar("Line", bound=Mapping[str, float])
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ def draw_learning_curve(rows: Sequence[Mapping[str, float]], path: Path, *, titl
     draw_curves(groups, path, title=title, metric="mean return (sum of rewards of an episode)")
 
 
-def in_order(rows: Iterable[Mapping[str, float]]) -> list[Mapping[str, float]]:
+def in_order(rows: Iterable[Line]) -> list[Line]:
     """Sort by ``env_steps``: an evaluation beside the training is written after what was learnt meanwhile.
 
     Args:
@@ -62,38 +68,57 @@ def draw_curves(groups: Mapping[str, Sequence[Curve]], path: Path, *, title: str
         title: stands above it.
         metric: what the values are.
     """
+    draw_panels({title: groups}, path, metric=metric)
+
+
+def draw_panels(panels: Mapping[str, Mapping[str, Sequence[Curve]]], path: Path, *, metric: str) -> None:
+    """Draw one panel below the other, each with axes of its own; see `draw_curves`.
+
+    Args:
+        panels: title, such as the environment, to what is drawn there. The labels of a lonely panel with few of them
+            stand in it, others beside it.
+        path: of the picture; the ending says which kind.
+        metric: what the values are.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported here: it takes half a second
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    figure = Figure(figsize=(7.5, 4.5), dpi=150, layout="constrained")
+    beside = len(panels) > 1 or any(len(groups) > _INSIDE for groups in panels.values())
+    lines = [sum(2 + len(label) // _LETTERS for label in groups) for groups in panels.values()]
+    heights = [max(4.5 if len(panels) == 1 else 3.2, 0.16 * n) for n in lines]
+    figure = Figure(figsize=(10.5 if beside else 7.5, sum(heights)), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)  # no pyplot: no global state, no display
-    axes = figure.add_subplot()
-    for i, (label, curves) in enumerate(groups.items()):
-        _draw(axes, label, curves, _COLOURS[i % len(_COLOURS)])
-    if groups:
-        axes.legend(frameon=False, loc="best", fontsize=9)
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.set_xlabel("environment steps collected")
-    axes.set_ylabel(metric)
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.margins(x=0.01)
-    axes.grid(alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
+    everything = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, (title, groups) in zip(everything, panels.items(), strict=True):
+        for i, (label, curves) in enumerate(groups.items()):
+            line = _LINES[i // len(_COLOURS) % len(_LINES)]
+            _draw(axes, textwrap.fill(label, _LETTERS), curves, _COLOURS[i % len(_COLOURS)], line)
+        if groups:
+            where: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)} if beside else {"loc": "best"}
+            axes.legend(frameon=False, fontsize=8 if beside else 9, borderaxespad=0.5, **where)
+        axes.set_title(title, loc="left", fontsize=11)
+        axes.set_ylabel(metric)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.margins(x=0.01)
+        axes.grid(alpha=0.25, linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+    everything[-1].set_xlabel("environment steps collected")
     figure.savefig(path)
 
 
-def _draw(axes: Any, label: str, curves: Sequence[Curve], colour: str) -> None:  # noqa: ANN401 - of matplotlib
+def _draw(axes: Any, label: str, curves: Sequence[Curve], colour: str, line: str) -> None:  # noqa: ANN401 - of matplotlib
     if len(curves) == 1:
         (curve,) = curves
-        axes.plot(curve.steps, curve.values, color=colour, linewidth=2, marker="o", markersize=3, label=label)
+        look = {"color": colour, "linestyle": line, "linewidth": 2, "marker": "o", "markersize": 3}
+        axes.plot(curve.steps, curve.values, label=label, **look)
         return
     for curve in curves:
         axes.plot(curve.steps, curve.values, color=colour, linewidth=0.7, alpha=0.45)
     steps, values = together(curves)
     axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
     spread = f"{label}: mean, lowest and highest of {len(curves)} runs"
-    axes.plot(steps, values.mean(axis=0), color=colour, linewidth=2.2, label=spread)
+    axes.plot(steps, values.mean(axis=0), color=colour, linestyle=line, linewidth=2.2, label=spread)
 
 
 def together(curves: Sequence[Curve]) -> tuple[Any, Any]:

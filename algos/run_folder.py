@@ -23,7 +23,7 @@ from typing import Any
 from rlstruct.algos.checkpoint import Lease, read_checkpoint, replace_file, write_checkpoint
 from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.joining import launched_rank
-from rlstruct.algos.learning_curve import draw_learning_curve
+from rlstruct.algos.learning_curve import draw_learning_curve, in_order
 from rlstruct.profiling import operation
 
 _COUNTERS = ("env_steps", "policy_version", "seconds", "steps_per_second")
@@ -37,7 +37,7 @@ class RunFolder:
     file                   content
     ====================== =============================================================================
     config.json            the settings
-    metrics.csv            one line for each look at the losses and for each evaluation, as they come
+    metrics.csv            one line for each look at the losses and for each evaluation; in order up to the checkpoint
     events.out.tfevents.*  the same for TensorBoard: ``tensorboard --logdir <root>``
     checkpoint.pt          everything that `resume` needs; ``torch.load(path, weights_only=True)``
     learning_curve.png     return against environment steps
@@ -51,7 +51,7 @@ class RunFolder:
         config: a dataclass of settings.
         n_env_steps: where the progress bar ends.
         root: folder of all runs, made if missing.
-        progress: show the bar, on the standard error stream.
+        progress: show the bar, on the standard error stream, if that is a terminal.
 
     Raises:
         ImportError: the extra ``train`` is not installed.
@@ -122,14 +122,16 @@ class RunFolder:
         self._start = time.perf_counter()
         self._board = writer(str(self.path), purge_step=purge_step)
         # Made at the first line of the log, so that its rate leaves out the start of the processes.
+        disable = None if progress else True  # None: show it on a terminal only
         self._create_bar = partial(
-            tqdm, total=n_env_steps, unit="step", unit_scale=True, disable=not progress, dynamic_ncols=True
+            tqdm, total=n_env_steps, unit="step", unit_scale=True, disable=disable, dynamic_ncols=True
         )
         self._n_env_steps = n_env_steps
         self._bar: Any = None
         self._last: tuple[int, float] | None = None  # environment steps and time of the line before
         self._shown: dict[str, str] = {}
         self._rows: list[dict[str, float]] = []
+        self._n_saved = 0  # of them, which no later checkpoint counts otherwise
         self._columns: tuple[str, ...] = ()
         self._closed = False
 
@@ -142,7 +144,7 @@ class RunFolder:
         lines = read_lines(self.path / "metrics.csv", saved["n_lines"])
         last = int(max((line["env_steps"] for line in lines), default=-1))
         self._open(n_env_steps or saved["n_env_steps"], progress, purge_step=last + 1)
-        self.checkpoint, self._rows = checkpoint, lines
+        self.checkpoint, self._rows, self._n_saved = checkpoint, lines, len(lines)
         self._start -= saved["seconds"]
         self._rewrite()
 
@@ -163,7 +165,16 @@ class RunFolder:
         self._write(row)
         if "return" in values:
             self._shown["return"] = f"{values['return']:.1f}"
-        bar = self._show()
+        self._show()
+        self.advance(env_steps)
+
+    def advance(self, env_steps: int) -> None:
+        """Move the progress bar.
+
+        Args:
+            env_steps: collected until now.
+        """
+        bar = self._bar if self._bar is not None else self._show()
         bar.update(min(env_steps, bar.total or env_steps) - bar.n)
 
     def log_evaluation(self, result: Evaluation) -> None:
@@ -199,6 +210,12 @@ class RunFolder:
         Args:
             state: tensors and plain values, nested in dicts and lists. How far the log had come is added as ``run``.
         """
+        # An evaluation is written when it is over, at the steps of the weights that it judged; none is under way now.
+        new = self._rows[self._n_saved :]
+        self._rows[self._n_saved :] = in_order(new)
+        if self._rows[self._n_saved :] != new:
+            self._rewrite()
+        self._n_saved = len(self._rows)
         if (metrics := self.path / "metrics.csv").exists():
             with metrics.open("ab") as file:
                 os.fsync(file.fileno())  # a checkpoint that counts lines must find them, even after a power failure

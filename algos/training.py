@@ -201,7 +201,7 @@ class TrainingLoop:
         self._start += time.perf_counter()
         while self._goes_on():
             self._finished = False
-            self._iterate()
+            self.iterate()
         seconds = time.perf_counter() - self._start
         if not self._finished:
             self.history.read()
@@ -221,7 +221,8 @@ class TrainingLoop:
         )
 
     @operation("iteration")
-    def _iterate(self) -> None:
+    def iterate(self) -> None:
+        """Collect a batch, learn from it, and look after what runs beside."""
         done = self._fraction_done()  # before the batch, so that a rate that falls to 0 is not 0 for the last one
         trajectories, version = self._collect()
         lag = self.learner.policy_version - version

@@ -1,13 +1,18 @@
-"""Is the profiler right, what does it cost, and what does it find? Less than eight minutes on two cores. Layer 6.
+"""Is the profiler right, what does it cost, and what does it find? About eight minutes on two cores. Layer 6.
 
-    python benchmarks/profiler.py [--parts accuracy off transitions] [--repeats 5] [--steps 1.0]
+    python benchmarks/profiler.py [--parts accuracy off shares transitions] [--repeats 5] [--steps 0.3]
 
-- ``accuracy``: REINFORCE, A2C, DQN and PPO on CartPole, in one process and in two, trained with and without a profile
-  in turn, from the same seed, so that both do the same. The seconds of the iterations that the profile reports,
-  corrected, should be those of a run without. The costs are calibrated by short reruns of a training in one process,
-  and used for both. The same profiles say which share of an iteration the environment takes.
+- ``accuracy`` (six minutes): REINFORCE, A2C, DQN and PPO on CartPole, in one process and two, trained with and without
+  a profile in turn, from the same seed, so that both do the same. The seconds of the iterations that the profile
+  reports, corrected, should be those of a run without. The costs are calibrated by iterations of a training in one
+  process, and used for both. For one process the same is said in CPU seconds, which a busy machine harms less.
 - ``off``: what an operation costs while nobody profiles, as a share of a step.
-- ``transitions``: how often Python calls torch in a step of collecting: eager, compiled, and as a CUDA graph.
+- ``shares`` (half a minute): what an iteration of each algorithm consists of, as RL-Scope asked of other libraries, and
+  how much of a GPU a small training uses.
+- ``transitions`` (a minute, a C++ compiler's): how often Python calls torch, and CUDA, in a training iteration: eager,
+  compiled, and as CUDA graphs.
+
+Every row is written as it comes; rows of parts that are not measured again stay, if they are of the same commit.
 """
 
 from __future__ import annotations
@@ -18,7 +23,9 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +33,17 @@ import gymnasium
 import torch
 from _report import interleaved, machine, result_path, verdict, write
 
+from rlstruct import Trajectories
 from rlstruct.agents import ActorCritic, ActorCriticAgent, QAgent, QNetwork
 from rlstruct.algos import a2c, dqn, ppo, reinforce
+from rlstruct.algos.rehearsal import rehearsal
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.profiling import Costs, calibrate, operation, profile, read
 from rlstruct.sims import make
 
 N_ENVS = 8
-LEARNING = ("replay", "loss", "backward", "optimiser", "replay buffer")
+LEARNING = ("replay", "loss", "backward", "loss and backward", "optimiser", "replay buffer")
 
 
 def restarting(n_envs: int, seed: int) -> GymEnvInf:
@@ -66,9 +75,27 @@ TASKS: dict[str, tuple[Any, Any, Callable[[], torch.nn.Module], Any, Any, int]] 
 }
 
 
-def train(name: str, n_processes: int, scale: float) -> float:
+class Results:
+    """The rows, written after each."""
+
+    def __init__(self, parts: Sequence[str], *, dry: bool) -> None:
+        """Keep those of other parts, of the same commit."""
+        path = result_path("profiler")
+        self._dry = dry
+        found = json.loads(path.read_text())["rows"] if path.exists() and not dry else []
+        self.rows: list[dict[str, Any]] = [row for row in found if row["part"] not in parts]
+
+    def add(self, **row: Any) -> None:  # noqa: ANN401 - plain values
+        """Add a row, and write all."""
+        self.rows.append(row)
+        if not self._dry:
+            write("profiler", self.rows)
+
+
+def train(name: str, n_processes: int, scale: float, **changes: Any) -> float:  # noqa: ANN401 - settings
     """Train, and return the seconds of the loop."""
     module, kind, create_model, create_agent, create_env, n_steps = TASKS[name]
+    changes |= {"learning_starts": 200} if name == "dqn" else {}
     config = kind(
         n_env_steps=int(scale * n_steps),
         n_envs=N_ENVS,
@@ -77,18 +104,22 @@ def train(name: str, n_processes: int, scale: float) -> float:
         evaluation_episodes=1,
         evaluation_step_limit=10_000,
         evaluation_interval=10**9,
+        **changes,
     )
     seconds: float = module.train(config, create_model, create_agent, create_env).seconds
     return seconds
 
 
-def profiled(name: str, n_processes: int, scale: float, costs: Costs) -> dict[str, float]:
+def profiled(name: str, n_processes: int, scale: float, costs: Costs | None, **changes: Any) -> dict[str, Any]:  # noqa: ANN401
     """Train with a profile of the whole run, and return what it says of the iterations, in seconds."""
     folder = Path(tempfile.mkdtemp())
     try:
         with profile(folder, window=3600.0):
-            wall = train(name, n_processes, scale)
-        main, *workers = read(folder, costs).processes
+            cpu = time.process_time()
+            wall = train(name, n_processes, scale, **changes)
+            cpu = time.process_time() - cpu
+        report = read(folder, costs)
+        main, *workers = report.processes
         collecting = workers or [main]
         rows = [row for row in main.rows if "iteration" in row.path]
 
@@ -98,53 +129,82 @@ def profiled(name: str, n_processes: int, scale: float, costs: Costs) -> dict[st
             return sum(float(row.corrected.sum()) for row in rows if set(names) & set(row.path))
 
         return {
-            "wall": wall,
+            **{"wall": wall, "cpu": cpu, "overhead": main.seconds - main.corrected},
             "measured": main.inclusive("iteration", corrected=False),
             "corrected": main.inclusive("iteration"),
-            **{name: seconds(collecting, name) for name in ("environment", "simulator", "agent", "copy")},
+            **{one: seconds(collecting, one) for one in ("environment", "simulator", "agent", "copy")},
             "learning": seconds([main], *LEARNING),
             "operators": sum(float(row.corrected.reshape(2, 4).sum(0)[1]) for row in rows),
+            "gpu_busy": report.gpus[0].busy if report.gpus else None,
         }
     finally:
         shutil.rmtree(folder)
 
 
-def measure_accuracy(repeats: int, scale: float) -> list[dict[str, Any]]:
+def calibrated(name: str) -> Costs:
+    """Measure what it costs to note an event of a training."""
+    module, kind, create_model, create_agent, create_env, _ = TASKS[name]
+    with rehearsal(module.Learner, kind(n_envs=N_ENVS), create_model, create_agent, create_env) as iterate:
+        return calibrate(7, iterate)
+
+
+def measure_accuracy(results: Results, repeats: int, scale: float) -> None:
     """Compare trainings with and without a profile."""
-    rows = []
     for name in TASKS:
-        train(name, 0, 0.1)  # DQN learns from its 1,000th step on
-        costs = calibrate(5, lambda name=name: train(name, 0, 0.4 if name == "dqn" else 0.1))  # type: ignore[misc]
+        costs = calibrated(name)
         each = f"an operation {1e6 * costs.operation:.2f} us, an operator {1e6 * costs.operator:.2f} us"
         print(f"{name}: noting {each}", flush=True)
         for n_processes in (0, 1):
-            train(name, n_processes, 0.1)
-            plain, found = [], []
+            plain, plain_cpu, found = [], [], []
             for _ in range(repeats):
+                cpu = time.process_time()
                 plain.append(train(name, n_processes, scale))
+                plain_cpu.append(time.process_time() - cpu)
                 found.append(profiled(name, n_processes, scale, costs))
-            median = {key: statistics.median(one[key] for one in found) for key in found[0]}
-            clean = statistics.median(plain)
+            keys = [key for key, value in found[0].items() if value is not None]
+            median = {key: statistics.median(one[key] for one in found) for key in keys}
+            clean, clean_cpu = statistics.median(plain), statistics.median(plain_cpu)
             bias, raw = median["corrected"] / clean - 1.0, median["measured"] / clean - 1.0
+            bias_cpu = statistics.median(one["cpu"] - one["overhead"] for one in found) / clean_cpu - 1.0
+            in_cpu = f", {100 * bias_cpu:+.1f} % in CPU seconds" if n_processes == 0 else ""
             print(
                 f"{name:9} {1 + n_processes} process(es): {clean:.3f} s without a profile; "
-                f"measured {100 * raw:+.1f} %, corrected {100 * bias:+.1f} % "
-                f"({verdict(abs(bias), 0.05, at_most=True)}, "
-                f"{'closer' if abs(bias) < abs(raw) else 'NOT closer'}); environment "
-                f"{100 * median['environment'] / median['corrected']:.0f} % of an iteration, of which gymnasium "
-                f"{100 * median['simulator'] / median['corrected']:.0f} %",
+                f"measured {100 * raw:+.1f} %, corrected {100 * bias:+.1f} %{in_cpu} "
+                f"({verdict(abs(bias), 0.05, at_most=True)}, {'closer' if abs(bias) < abs(raw) else 'NOT closer'})",
                 flush=True,
             )
-            rows.append(
-                {
-                    **{"part": "accuracy", "algorithm": name, "processes": 1 + n_processes, "repeats": repeats},
-                    **{"plain_seconds": plain, "plain": clean, "bias": bias, "uncorrected_bias": raw, **median},
-                }
+            results.add(
+                **{"part": "accuracy", "algorithm": name, "processes": 1 + n_processes, "repeats": repeats},
+                **{"plain_seconds": plain, "plain": clean, "bias": bias, "uncorrected_bias": raw},
+                **({"bias_cpu": bias_cpu} if n_processes == 0 else {}),
+                **{"costs": asdict(costs), **median},
             )
-    return rows
 
 
-def measure_off() -> list[dict[str, Any]]:
+def measure_shares(results: Results, scale: float) -> None:
+    """Say what an iteration of each algorithm consists of, in one process."""
+    share = {}
+    for device in ("cpu", *(["cuda:0"] if torch.cuda.is_available() else [])):
+        for name in TASKS:
+            train(name, 0, 0.1, learner_device=device)
+            found = profiled(name, 0, max(scale, 0.4), calibrated(name), learner_device=device)
+            shares = {one: found[one] / found["corrected"] for one in ("environment", "simulator", *_SHARES[1:])}
+            results.add(part="shares", algorithm=name, learner=device, gpu_busy=found["gpu_busy"], **shares)
+            busy = "" if found["gpu_busy"] is None else f"; the GPU is busy {100 * found['gpu_busy']:.1f} % of the time"
+            print(
+                f"{name:9} learning on {device}: the environment takes {100 * shares['environment']:.0f} % of an "
+                f"iteration (gymnasium {100 * shares['simulator']:.0f} %), the agent {100 * shares['agent']:.0f} %, "
+                f"learning {100 * shares['learning']:.0f} %{busy}",
+                flush=True,
+            )
+            share[device, name] = shares["environment"]
+    for name in ("reinforce", "a2c", "ppo"):
+        ratio = share["cpu", name] / share["cpu", "dqn"]
+        print(f"share of the environment, {name} over dqn: {ratio:.1f} (RL-Scope: {verdict(ratio, 3.5)})")
+        results.add(part="simulation", algorithm=name, ratio=ratio)
+
+
+def measure_off(results: Results) -> None:
     """Time operations that nobody listens to, beside a step of collecting."""
 
     def many() -> None:
@@ -158,7 +218,6 @@ def measure_off() -> list[dict[str, Any]]:
 
     times = interleaved({"operation": many, "nothing": empty})
     each = (times["operation"] - times["nothing"]) / 1000
-    rows = []
     for n_envs in (1, N_ENVS):
         with batcher(n_envs) as collecting:
             step = interleaved({"step": lambda made=collecting: collect(made)}, seconds=0.2)["step"] / 32
@@ -166,19 +225,18 @@ def measure_off() -> list[dict[str, Any]]:
         print(
             f"{n_envs} environments: {1e9 * each:.0f} ns an operation, {verdict(share, 0.01, at_most=True)} of a step"
         )
-        rows.append({"part": "off", "n_envs": n_envs, "operation": each, "step": step, "share": share})
-    return rows
+        results.add(part="off", n_envs=n_envs, operation=each, step=step, share=share)
 
 
 def batcher(n_envs: int, **settings: Any) -> RL_Batcher:  # noqa: ANN401 - passed on
     """Return a batcher on CartPole that has warmed up."""
-    settings = {"create_env": restarting, **settings}
-    create_env = settings.pop("create_env")
+    settings = {"create_env": restarting, "n_timesteps": 32, **settings}
+    create_env, device = settings.pop("create_env"), settings.get("device", "cpu")
     made = RL_Batcher(
-        32,
+        settings.pop("n_timesteps"),
         ActorCriticAgent,
         create_env,
-        agent_args={"model": actor_critic(), "device": settings.get("device", "cpu")},
+        agent_args={"model": actor_critic(), "device": device},
         env_args={"n_envs": n_envs, **settings.pop("env_args", {})},
         seed=0,
         **settings,
@@ -189,74 +247,83 @@ def batcher(n_envs: int, **settings: Any) -> RL_Batcher:  # noqa: ANN401 - passe
     return made
 
 
-def collect(made: RL_Batcher) -> None:
+def collect(made: RL_Batcher) -> Trajectories:
     """Collect a batch."""
     made.execute()
-    made.get()
+    return made.get()[0]
 
 
-def measure_transitions() -> list[dict[str, Any]]:
-    """Count how often Python calls torch, and CUDA, in a step."""
-    cuda = torch.cuda.is_available()
-    kinds: dict[str, dict[str, Any]] = {
-        "eager": {},
-        "compiled": {"compile_agent": True},
+def measure_transitions(results: Results) -> None:
+    """Count how often Python calls torch, and CUDA, in an iteration of A2C: a batch and an update."""
+    kinds: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "eager": ({}, {}),
+        "compiled": ({"compile_agent": True}, {"compile_update": True}),
     }
-    if cuda:
-        on_gpu = {"create_env": lambda **given: make("CartPole-v1", **given), "device": "cuda:0"}
-        on_gpu["env_args"] = {"device": "cuda:0"}
-        kinds |= {"eager on CUDA": {**on_gpu, "graph": False}, "graph on CUDA": on_gpu}
+    if torch.cuda.is_available():
+        on_gpu = {"create_env": partial(make, "CartPole-v1"), "device": "cuda:0", "env_args": {"device": "cuda:0"}}
+        learner = {"learner_device": "cuda:0"}
+        kinds["eager on CUDA"] = {**on_gpu, "graph": False}, {**learner, "graph": False}
+        kinds["graph on CUDA"] = on_gpu, learner
     else:
-        print("CUDA graph: not run, there is no CUDA device")
-    rows = []
-    for name, settings in kinds.items():
+        print("CUDA: not run, there is no CUDA device")
+    for name, (settings, changes) in kinds.items():
+        config = a2c.A2CConfig(n_env_steps=10**6, n_envs=N_ENVS, **changes)
+        model = actor_critic().to(changes.get("learner_device", "cpu"))
+        learner_of_kind = a2c.Learner.create(model, ActorCriticAgent, config)
         folder = Path(tempfile.mkdtemp())
-        with batcher(N_ENVS, **settings) as made:
+        with batcher(N_ENVS, n_timesteps=config.n_timesteps, **settings) as made:
+            for _ in range(3):  # compiles, records
+                learner_of_kind.update(collect(made), 0.0)
             with profile(folder, window=3600.0):
                 for _ in range(10):
-                    collect(made)
+                    with operation("iteration"):
+                        learner_of_kind.update(collect(made), 0.0)
             (main,) = read(folder, Costs()).processes
         shutil.rmtree(folder)
-        moves = sum(row.transitions for row in main.rows) / 320
-        print(f"{name}: {moves[0, 1]:.1f} times from Python to torch in a step, {moves[:, 3].sum():.1f} times to CUDA")
-        rows.append({"part": "transitions", "kind": name, "to_torch": moves[0, 1], "to_cuda": float(moves[:, 3].sum())})
-    return rows
+        moves = sum(row.transitions for row in main.rows) / 10
+        found = {"to_torch": float(moves[0, 1]), "to_cuda": float(moves[:, 3].sum())}
+        print(f"{name}: an iteration goes {found['to_torch']:.0f} times to torch, {found['to_cuda']:.0f} times to CUDA")
+        results.add(part="transitions", kind=name, n_timesteps=config.n_timesteps, n_envs=N_ENVS, **found)
+
+
+_SHARES = ("environment", "agent", "copy", "learning")
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw the shares of an iteration in one process, and the bias with and without correction."""
+    """Draw the shares of an iteration, the transitions, and the bias with and without correction."""
     import matplotlib.pyplot as plt
 
-    accuracy = [row for row in rows if row["part"] == "accuracy"]
-    alone = [row for row in accuracy if row["processes"] == 1]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.8))
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 3.8), width_ratios=(3, 2, 4))
+    below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12), "ncols": 4, "frameon": False}
+    alone = [row for row in rows if row["part"] == "shares" and row["learner"] == "cpu"]
     bottom = [0.0] * len(alone)
-    for name, color in zip(
-        ("environment", "agent", "copy", "learning"), ("#55a868", "#4c72b0", "#8172b3", "#dd8452"), strict=True
-    ):
-        shares = [100 * row[name] / row["corrected"] for row in alone]
+    for name, color in zip(_SHARES, ("#55a868", "#4c72b0", "#8172b3", "#dd8452"), strict=True):
+        shares = [100 * row[name] for row in alone]
         left.bar([row["algorithm"] for row in alone], shares, bottom=bottom, label=name, color=color)
         bottom = [a + b for a, b in zip(bottom, shares, strict=True)]
-    left.set_ylabel("% of an iteration")
+    left.set(ylabel="% of an iteration", ylim=(0, 100))
     left.set_title("Where the time goes, one process", fontsize=10)
-    left.legend(fontsize=8)
-    names = [f"{row['algorithm']}\n{row['processes']}" for row in accuracy]
-    places = range(len(names))
-    right.bar(
-        [p - 0.2 for p in places],
-        [100 * row["uncorrected_bias"] for row in accuracy],
-        0.4,
-        label="measured",
-        color="#c8c8c8",
-    )
-    right.bar(
-        [p + 0.2 for p in places], [100 * row["bias"] for row in accuracy], 0.4, label="corrected", color="#4c72b0"
-    )
+    left.legend(fontsize=8, **below)
+    moves = [row for row in rows if row["part"] == "transitions"]
+    for place, row in enumerate(moves):
+        middle.bar([place - 0.2], [row["to_torch"]], 0.4, color="#4c72b0", label="" if place else "Python to torch")
+        middle.bar([place + 0.2], [row["to_cuda"]], 0.4, color="#dd8452", label="" if place else "to CUDA")
+    middle.set_xticks(range(len(moves)), [row["kind"].replace(" on ", "\non ") for row in moves], fontsize=8)
+    middle.set_title("Calls in an iteration of A2C", fontsize=10)
+    middle.legend(fontsize=8, **below)
+    accuracy = [row for row in rows if row["part"] == "accuracy"]
+    right.set_visible(bool(accuracy))
+    for place, row in enumerate(accuracy):
+        words = ("", "") if place else ("measured", "corrected")
+        right.bar([place - 0.2], [100 * row["uncorrected_bias"]], 0.4, label=words[0], color="#c8c8c8")
+        right.bar([place + 0.2], [100 * row["bias"]], 0.4, label=words[1], color="#4c72b0")
     right.axhspan(-5, 5, color="#55a868", alpha=0.2)
-    right.set_xticks(list(places), names, fontsize=8)
+    names = [f"{row['algorithm']}\n{row['processes']}" for row in accuracy]
+    right.set_xticks(range(len(names)), names, fontsize=8)
     right.set_ylabel("% more than without a profile")
     right.set_title("One and two processes; the band is 5 %", fontsize=10)
-    right.legend(fontsize=8)
+    if accuracy:
+        right.legend(fontsize=8, loc="best")
     figure.tight_layout()
     figure.savefig(path, dpi=120)
 
@@ -264,27 +331,32 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     """Measure what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parts = ("accuracy", "off", "transitions")
+    parts = ("accuracy", "off", "shares", "transitions")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--steps", type=float, default=1.0, help="times the environment steps of a training")
+    parser.add_argument(
+        "--steps", type=float, default=0.3, help="times the environment steps of a training of a second"
+    )
     parser.add_argument("--dry", action="store_true", help="write no results")
     options = parser.parse_args()
     torch.set_num_threads(1)
     begun = time.perf_counter()
     print(json.dumps(machine()), flush=True)
-    rows: list[dict[str, Any]] = []
-    if "accuracy" in options.parts:
-        rows += measure_accuracy(options.repeats, options.steps)
-    if "off" in options.parts:
-        rows += measure_off()
-    if "transitions" in options.parts:
-        rows += measure_transitions()
-    print(f"{time.perf_counter() - begun:.0f} s")
+    chosen = [*options.parts, *(["simulation"] if "shares" in options.parts else [])]
+    results = Results(chosen, dry=options.dry)
+    measures: dict[str, Callable[[], None]] = {
+        "shares": partial(measure_shares, results, options.steps),
+        "off": partial(measure_off, results),
+        "transitions": partial(measure_transitions, results),
+        "accuracy": partial(measure_accuracy, results, options.repeats, options.steps),
+    }
+    for part, measure in measures.items():
+        if part in options.parts:
+            measure()
+            print(f"{part}: done after {time.perf_counter() - begun:.0f} s", flush=True)
     if not options.dry:
-        print(write("profiler", rows))
-        if "accuracy" in options.parts:
-            draw(rows, result_path("profiler").with_suffix(".png"))
+        draw(results.rows, result_path("profiler").with_suffix(".png"))
+        print(result_path("profiler"))
 
 
 if __name__ == "__main__":

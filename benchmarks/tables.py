@@ -30,7 +30,12 @@ from rlstruct.algos.reinforce import ReinforceConfig
 
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parent / "docs"
-PAGES = [HERE / "README.md", *sorted((DOCS / "algorithms").glob("*.md")), DOCS / "sharing_a_gpu.md"]
+PAGES = [
+    HERE / "README.md",
+    *sorted((DOCS / "algorithms").glob("*.md")),
+    DOCS / "sharing_a_gpu.md",
+    DOCS / "profiling.md",
+]
 Rows = list[dict[str, Any]]
 CONFIGS: dict[str, type[TrainingConfig]] = {
     "reinforce": ReinforceConfig, "a2c": A2CConfig, "ppo": PPOConfig, "dqn": DQNConfig, "alphazero": AlphaZeroConfig,
@@ -317,6 +322,56 @@ def strength(rows: Rows) -> list[str]:
     return [about, "", *table("opponent | won | drawn | lost", games), "", *table(head, cells)]
 
 
+def profile_shares(rows: Rows) -> list[str]:
+    """What an iteration of each algorithm consists of."""
+    kinds = ("environment", "simulator", "agent", "copy", "learning")
+    cells = [
+        [
+            row["algorithm"].upper(),
+            row["learner"],
+            *(f"{100 * row[kind]:.0f} %" for kind in kinds),
+            _percent(row["gpu_busy"]),
+        ]
+        for row in rows
+        if row["part"] == "shares"
+    ]
+    head = "algorithm | learns on | environment | of it gymnasium | agent | copy | learning | GPU busy"
+    ratios = [
+        f"- share of the environment, {row['algorithm'].upper()} over DQN: {row['ratio']:.1f}"
+        for row in rows
+        if row["part"] == "simulation"
+    ]
+    return [*table(head, cells, 2), "", *ratios] if cells else ["Not measured since the code changed."]
+
+
+def profile_transitions(rows: Rows) -> list[str]:
+    """How often an iteration of A2C goes from Python to torch, and to CUDA."""
+    cells = [
+        [row["kind"], f"{row['to_torch']:.0f}", f"{row['to_cuda']:.0f}"] for row in rows if row["part"] == "transitions"
+    ]
+    return table("iteration of A2C | Python to torch | to CUDA", cells) if cells else ["Not measured yet."]
+
+
+def profile_accuracy(rows: Rows) -> list[str]:
+    """Profiles beside trainings that nobody watches."""
+    cells = [
+        [
+            f"{row['algorithm'].upper()}, {row['processes']} process{'es' if row['processes'] > 1 else ''}",
+            f"{100 * row['uncorrected_bias']:+.1f} %",
+            f"{100 * row['bias']:+.1f} %",
+            _percent(row.get("bias_cpu"), "+.1f"),
+        ]
+        for row in rows
+        if row["part"] == "accuracy"
+    ]
+    head = "| as measured | corrected | corrected, CPU seconds"
+    return table(head, cells) if cells else ["Not measured since the code changed."]
+
+
+def _percent(share: float | None, form: str = ".1f") -> str:
+    return "" if share is None else f"{100 * share:{form}} %"
+
+
 TABLES: dict[str, tuple[str, Callable[[Rows], list[str]]]] = {
     "throughput": ("cpu_collect_throughput", throughput),
     "slow": ("cpu_collect_slow", slow),
@@ -334,6 +389,9 @@ TABLES: dict[str, tuple[str, Callable[[Rows], list[str]]]] = {
     "check_device": ("check_device", check_device),
     "seconds_to_475": ("time_to_475", seconds_to_475),
     "search": ("search", search),
+    "profile_shares": ("profiler", profile_shares),
+    "profile_transitions": ("profiler", profile_transitions),
+    "profile_accuracy": ("profiler", profile_accuracy),
     "settings": ("", common_settings),
     "games": ("", games),
     "sharing": ("", sharing),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from gymnasium import spaces
 from torch import nn
 
@@ -95,9 +96,26 @@ def choose(algorithm: str, task: Task, observation: spaces.Space[Any], action: s
             raise UserError(f"--network {name}: there are only {', '.join(known)}.{nearest(name, known)}")
     normalise = settings.pop("normalise", False)
     create_model = partial(network, inputs, outputs, **{**ours, **settings})
+    _try(create_model, task)
     if normalise:
         create_model, kind = partial(_normalised, create_model, observation.shape), f"{kind}, normalised"
     return AgentChoice(create_model, create_agent, kind, small=body != "convolutional")
+
+
+def _try(create_model: Callable[[], nn.Module], task: Task) -> None:
+    """Make the network once, without memory or random numbers.
+
+    Raises:
+        UserError: its settings do not fit.
+    """
+    try:
+        with torch.device("meta"):
+            create_model()
+    except (TypeError, ValueError, RuntimeError) as error:
+        if not task.network:
+            raise
+        said = str(error).strip().splitlines()[0]
+        raise UserError(f"--network {' '.join(task.network)}: no network can be made like this: {said}") from None
 
 
 def _normalised(create_model: Callable[[], nn.Module], frame_shape: tuple[int, ...]) -> nn.Module:

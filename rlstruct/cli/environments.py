@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import sys
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -124,7 +127,9 @@ class GymFactory:
             env: gymnasium.Env[Any, Any] = gymnasium.make(self.name, frameskip=1, **settings)
             env = gymnasium.wrappers.AtariPreprocessing(env)
             return gymnasium.wrappers.FrameStackObservation(env, ATARI_STACK)
-        env = gymnasium.make(self.name, **settings)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*initialised with render_mode")  # who cannot be drawn is told below
+            env = gymnasium.make(self.name, **settings)
         if isinstance(env.action_space, spaces.Box):
             env = gymnasium.wrappers.ClipAction(env)  # Gaussian agents know no bounds
         if not isinstance(env.observation_space, spaces.Box):
@@ -189,13 +194,15 @@ def find(task: Task, *, auto_reset: bool, render: bool = False) -> Factory:
     if atari:
         register_atari()
     module, colon, _ = name.partition(":")
+    if colon and os.getcwd() not in sys.path:  # the installed command does not look beside itself, as python -m does
+        sys.path.append(os.getcwd())
     if not colon and name not in gymnasium.registry:
         known = {*gymnasium.registry, *sims.names()}
         raise UserError(
             f"no environment is called {name!r}.{nearest(name, known)} There are gymnasium's and the bundled "
             "simulators; one of your own is module:Name-v0."
         )
-    if colon and importlib.util.find_spec(module) is None:
+    if colon and importlib.util.find_spec(module.partition(".")[0]) is None:
         raise UserError(f"--env {name}: there is no module {module!r}. Is its folder on PYTHONPATH?")
     return GymFactory(name, settings, auto_reset, atari, render)
 
@@ -215,6 +222,11 @@ def look_at(factory: Factory, look: Callable[[VecEnv], Any]) -> Any:  # noqa: AN
             raise UserError(str(error)) from None
         raise
     except (gymnasium.error.Error, TypeError) as error:
+        if isinstance(factory, GymFactory) and factory.render and "render_mode" in str(error):
+            raise UserError(
+                f"{factory.name} cannot be drawn: it takes no render_mode='rgb_array'. Let its constructor accept "
+                "render_mode, and name it in its metadata['render_modes']."
+            ) from None
         if factory.settings or isinstance(error, gymnasium.error.Error):
             raise UserError(f"{factory.name} cannot be made with {dict(factory.settings)}: {error}") from None
         raise
@@ -259,6 +271,14 @@ def _looks_like_atari(name: str) -> bool:
 def _entry(name: str) -> str:
     spec = gymnasium.registry.get(name)
     return "" if spec is None else str(spec.entry_point)
+
+
+def is_installed(name: str) -> bool:
+    """Whether the package is there that an environment of gymnasium's registry needs."""
+    needed = {"gymnasium.envs.box2d": "Box2D", "gymnasium.envs.mujoco": "mujoco", "ale_py": "cv2"}
+    needed |= {"gymnasium.envs.phys2d": "jax", "gymnasium.envs.tabular": "jax", "<function _raise_shimmy": "shimmy"}
+    package = next((package for start, package in needed.items() if _entry(name).startswith(start)), "gymnasium")
+    return importlib.util.find_spec(package) is not None
 
 
 def _mend(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,6 +36,7 @@ class Evaluate:
         run: the folder of the run.
         episodes: how many.
         video: draw one more episode, as a film (.gif) or a sheet of pictures (.png).
+        out: write return and length of every episode into a JSON file.
         device: where the agent acts.
         actions: drawn, as in training, or the best ones; None for what the evaluations of the training did.
         seed: of environments and agent.
@@ -43,6 +45,7 @@ class Evaluate:
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     episodes: int = 100
     video: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     device: str = "cpu"
     actions: Literal["drawn", "best"] | None = None
     seed: int = 0
@@ -67,7 +70,9 @@ def run(arguments: Sequence[str]) -> None:
     create_agent = partial(trained.choice.create_agent, trained.model, stochastic=stochastic)
     returns, lengths = episodes(trained, create_agent, options.episodes, options.device, _SEED + options.seed)
     say(f"{trained.record.algorithm} on {trained.record.task.env}, after {trained.env_steps:,} environment steps")
-    say(_summary(returns, lengths, "drawn" if stochastic else "best"))
+    actions = "drawn" if stochastic else "best"
+    say(_summary(returns, lengths, actions))
+    _write(options, trained, returns=returns, lengths=lengths, actions=actions)
     if options.video is not None:
         drawn = load_trained(options.run, auto_reset=False, render=True)
         agent, seed = create_agent(device="cpu"), _SEED + options.seed
@@ -89,6 +94,25 @@ def _against_opponent(trained: Trained, config: AlphaZeroConfig, options: Evalua
     against = "random play" if config.opponent == "random" else f"UCT with {config.opponent_simulations} simulations"
     say(f"alphazero on {trained.record.task.env}, after {trained.env_steps:,} moves of self-play")
     say(f"{games} games against {against}: {won} won, {games - won - lost} drawn, {lost} lost")
+    _write(options, trained, returns=list(returns), opponent=against)
+
+
+def _write(options: Evaluate, trained: Trained, **found: object) -> None:
+    """Write what was found, if the user wants a file.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    if options.out is None:
+        return
+    known = {"run": str(options.run), "algorithm": trained.record.algorithm, "env": trained.record.task.env}
+    text = json.dumps({**known, "env_steps": trained.env_steps, "seed": options.seed, **found}, indent=1)
+    try:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(text + "\n")
+    except OSError as error:
+        raise UserError(f"--out {options.out}: cannot be written: {error.strerror}.") from None
+    say(f"{options.out}")
 
 
 def episodes(

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from rlstruct.cli.complaint import UserError, nearest, require, say
 
-# All but the last two need the extra "train".
+# All but profile, envs and devices need the extra "train".
 COMMANDS = {
     "train": "train an agent: rlstruct train a2c --env CartPole-v1",
     "evaluate": "play whole episodes with a trained agent: rlstruct evaluate RUN --video out.gif",
@@ -20,6 +20,7 @@ COMMANDS = {
     "play": "see what an agent sees: rlstruct play Breakout-MinAtar --out breakout.gif",
     "tune": "find the fastest number of workers and environments: rlstruct tune ppo --env CartPole-v1",
     "profile": "run a command and say where its time goes: rlstruct profile train ppo --env CartPole-v1",
+    "envs": "list the environments that can be learnt here: rlstruct envs cart",
     "devices": "show the CPUs and GPUs that are here, and where things should live",
 }
 
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if command not in COMMANDS:
             raise UserError(f"there is no command {command!r}, only {', '.join(COMMANDS)}.{nearest(command, COMMANDS)}")
-        if command not in ("devices", "profile"):
+        if command not in ("devices", "envs", "profile"):
             require("train", "tyro", "tqdm", "tensorboard", "matplotlib", "PIL", what=f"rlstruct {command}")
         with _leaving_at_once(command):
             module = importlib.import_module(f"rlstruct.cli.{command}")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from rlstruct.algos.learning_curve import Curve, draw_curves, in_order
+from rlstruct.algos.learning_curve import Curve, draw_panels, in_order
 from rlstruct.algos.run_folder import read_lines
 from rlstruct.cli.complaint import UserError, nearest, number, say
 from rlstruct.cli.record import ForeignRun, RunRecord, load
@@ -38,7 +38,7 @@ class Plot:
         runs: folders of runs.
         out: the picture, .png, .svg or .pdf.
         metric: column of metrics.csv that is drawn.
-        title: stands above the picture; None for the environment.
+        title: stands above the picture, if all runs share an environment; None for its name.
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
@@ -54,25 +54,37 @@ def run(arguments: Sequence[str]) -> None:
         raise UserError("name one folder of a run, or several: rlstruct plot runs/*")
     if options.out.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise UserError(f"--out {options.out}: expected a name that ends with .png, .svg or .pdf.")
-    records = [_load_if_ours(folder) for folder in options.runs]
-    ours = [record for record in records if record is not None]
-    labels = iter(labels_of(ours))
-    groups: dict[str, list[Curve]] = {}
-    for folder, record in zip(options.runs, records, strict=True):
-        label = _name_of(folder) if record is None else next(labels)
-        groups.setdefault(label, []).append(read_curve(folder, options.metric))
-    environments = sorted({record.task.env for record in ours}) or sorted(groups)
+    panels = _panels(options.runs, options.metric)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     metric = "return of the evaluations" if options.metric == "evaluation/mean_return" else options.metric
-    draw_curves(groups, options.out, title=options.title or ", ".join(environments), metric=metric)
-    for label, curves in groups.items():
-        last = [curve.values[-1] for curve in curves]
-        end = f"ends at {number(sum(last) / len(last))}"
-        say(
-            f"{label}: {_runs(len(curves))}, {end}"
-            + (f" (from {number(min(last))} to {number(max(last))})" if last[1:] else "")
-        )
+    titled = {options.title or next(iter(panels)): panels[next(iter(panels))]} if len(panels) == 1 else panels
+    draw_panels(titled, options.out, metric=metric)
+    for environment, groups in panels.items():
+        for label, curves in groups.items():
+            last = [curve.values[-1] for curve in curves]
+            end = f"ends at {number(sum(last) / len(last))}"
+            say(
+                (f"{environment}: " if len(panels) > 1 else "")
+                + f"{label}: {_runs(len(curves))}, {end}"
+                + (f" (from {number(min(last))} to {number(max(last))})" if last[1:] else "")
+            )
     say(f"{options.out}")
+
+
+def _panels(folders: Sequence[Path], metric: str) -> dict[str, dict[str, list[Curve]]]:
+    """Read the curves: environment to label to those of one setting. Returns of two environments share no axis."""
+    by_env: dict[str, list[tuple[Path, RunRecord | None]]] = {}
+    for folder in folders:
+        record = _load_if_ours(folder)
+        by_env.setdefault("other programs" if record is None else record.task.env, []).append((folder, record))
+    panels: dict[str, dict[str, list[Curve]]] = {}
+    for environment, runs in sorted(by_env.items()):
+        labels = iter(labels_of([record for _, record in runs if record is not None]))
+        groups = panels.setdefault(environment, {})
+        for folder, record in runs:
+            label = _name_of(folder) if record is None else next(labels)
+            groups.setdefault(label, []).append(read_curve(folder, metric))
+    return panels
 
 
 def read_curve(folder: Path, metric: str) -> Curve:

@@ -9,8 +9,12 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlstruct.cli.complaint import UserError, say
+
+if TYPE_CHECKING:
+    from rlstruct.profiling import Costs
 
 _USAGE = """usage: rlstruct profile [--out FOLDER] [--window SECONDS] COMMAND ...
        rlstruct profile --diff FOLDER FOLDER
@@ -58,7 +62,7 @@ def run(arguments: Sequence[str]) -> None:
         raise UserError(str(error).removeprefix("profile: ")) from None
     status = _wait_for(_program(command), {**os.environ, recording.VARIABLE: variable})
     try:
-        report = read(folder)
+        report = read(folder, None if status else _costs(command))
     except FileNotFoundError as error:
         raise UserError(f"{error} The command ended with status {status}.") from None
     say(f"\n{report}\n")
@@ -68,6 +72,20 @@ def run(arguments: Sequence[str]) -> None:
         raise KeyboardInterrupt
     if status:
         raise SystemExit(status)
+
+
+def _costs(command: Sequence[str]) -> Costs | None:
+    """Measure what the profile has cost by iterations of the same training; None for other programs."""
+    if command[0] != "train" or {"-h", "--help"} & set(command):
+        return None
+    from rlstruct.cli.train import rehearsed
+    from rlstruct.profiling import calibrate
+
+    if (rehearsing := rehearsed(command[1:])) is None:
+        return None
+    say("\nmeasuring what the profile has cost, by iterations of the same training ...")
+    with rehearsing as iterate:
+        return calibrate(5, iterate, name="iterations of this training")
 
 
 def _parse(words: list[str]) -> tuple[dict[str, str], list[str]]:

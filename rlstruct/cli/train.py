@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -18,11 +20,12 @@ from rlstruct.algos.config import TrainingConfig, check_resumed
 from rlstruct.algos.joining import launched_rank
 from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.presets import PRESETS
+from rlstruct.algos.rehearsal import rehearsal
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import TrainingResult
-from rlstruct.cli.agents import choose
+from rlstruct.cli.agents import AgentChoice, choose
 from rlstruct.cli.complaint import UserError, check_device, nearest, number, say
-from rlstruct.cli.environments import ATARI_STACK, Task, find, spaces_of
+from rlstruct.cli.environments import ATARI_STACK, Factory, Task, find, spaces_of
 from rlstruct.cli.record import ALGORITHMS, RunRecord, config_class, load, module_of, versions
 from rlstruct.errors import LearnerError, SharingError, TrainingDiverged
 
@@ -97,6 +100,25 @@ def run(arguments: Sequence[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         say(_HELP)
         return
+    algorithm, options, resumed, notes = _read(arguments)
+    train(algorithm, options.environment, options.training, options.output, resumed=resumed, notes=notes)
+
+
+def rehearsed(arguments: Sequence[str]) -> AbstractContextManager[Callable[[], None]] | None:
+    """Prepare single iterations of what `run` would do, in this process; None where an algorithm has none.
+
+    Args:
+        arguments: after ``train``.
+    """
+    algorithm, options, _, _ = _read(arguments)
+    if algorithm == "alphazero":
+        return None
+    config, choice, factory = _prepare(algorithm, options.environment, options.training, options.output)
+    return rehearsal(module_of(algorithm).Learner, config, choice.create_model, choice.create_agent, factory)
+
+
+def _read(arguments: Sequence[str]) -> tuple[str, Training[Any], Path | None, list[str]]:
+    """Return the algorithm, its settings, the run to go on with, and what to say about them."""
     given, words = _peek([_LEARNERS.sub("--n-learners", word) for word in arguments], "resume", "config")
     if None not in given.values():
         raise UserError("--resume goes on with a run, --config begins another one like it: give one of them.")
@@ -111,8 +133,7 @@ def run(arguments: Sequence[str]) -> None:
     options = _parse(algorithm, words, default)
     if given["resume"] and template and options.environment != template.task:
         raise UserError(f"--resume goes on in {template.task.env} as it was. To change it begin anew, see --config.")
-    resumed = folder if given["resume"] else None
-    train(algorithm, options.environment, options.training, options.output, resumed=resumed, notes=notes)
+    return algorithm, options, folder if given["resume"] else None, notes
 
 
 def train(
@@ -138,6 +159,34 @@ def train(
         UserError: the environment, a device or the agent does not exist; the run cannot go on with these settings; the
             machine cannot share its GPU as asked for; or the loss is not finite any more.
     """
+    config, choice, factory = _prepare(algorithm, task, config, output)
+    record = RunRecord(algorithm=algorithm, task=task, agent=choice.kind, config=config, versions=versions())
+    folder = _begun(record, output) if resumed is None else _resumed(resumed, record, output)
+    _say(f"{algorithm} on {task.env}: {choice.kind}, learner on {config.learner_device}")
+    for note in notes:
+        _say(note)
+    saved = folder.checkpoint
+    how = "" if resumed is None else ", from its checkpoint" if saved else ", which has no checkpoint: it begins anew"
+    _say(f"run folder: {folder.path}{how}")
+    if saved and saved["training"]["finished"] and saved["env_steps"] >= config.n_env_steps:
+        _say("it has ended: nothing is left to learn. To go on, name more steps in all, such as")
+        _say(f"  --n-env-steps {2 * saved['env_steps']}. What it came to:")
+    saved = None  # a replay buffer may be large
+    try:
+        with folder:
+            create = choice.create_model, choice.create_agent
+            result: TrainingResult = module_of(algorithm).train(config, *create, factory, run=folder)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"stopped. To go on: rlstruct train --resume {shlex.quote(str(folder.path))}") from None
+    except (LearnerError, TrainingDiverged, SharingError) as error:
+        raise UserError(str(error)) from None
+    _tell(result, config.target_return, folder)
+
+
+def _prepare(
+    algorithm: str, task: Task, config: TrainingConfig, output: Output
+) -> tuple[TrainingConfig, AgentChoice, Factory]:
+    """Find agent and environment, and settings that follow from them."""
     for name in ("learner_device", "batcher_device", "evaluation_device", "replay_device"):
         if (device := getattr(config, name, None)) is not None:
             check_device(f"--{name.replace('_', '-')}", device)
@@ -148,28 +197,17 @@ def train(
         config = replace(config, n_stack=factory.settings.get("stack", ATARI_STACK))  # type: ignore[call-arg]  # a field of DQNConfig
     if output.threads or choice.small:
         torch.set_num_threads(output.threads or 1)
-    record = RunRecord(algorithm=algorithm, task=task, agent=choice.kind, config=config, versions=versions())
-    folder = _begun(record, output) if resumed is None else _resumed(resumed, record, output)
-    _say(f"{algorithm} on {task.env}: {choice.kind}, learner on {config.learner_device}")
-    for note in notes:
-        _say(note)
-    _say(f"run folder: {folder.path}" + ("" if folder.checkpoint is None else ", from its checkpoint"))
-    try:
-        with folder:
-            create = choice.create_model, choice.create_agent
-            result: TrainingResult = module_of(algorithm).train(config, *create, factory, run=folder)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"stopped. To go on: rlstruct train --resume {folder.path}") from None
-    except (LearnerError, TrainingDiverged, SharingError) as error:
-        raise UserError(str(error)) from None
-    _tell(result, config.target_return, folder)
+    return config, choice, factory
 
 
 def _begun(record: RunRecord, output: Output) -> RunFolder:
     config = record.config
     name = output.name or f"{record.algorithm}-{record.task.env}-seed{config.seed}"
     name = name.replace("/", "-").replace(":", "-")
-    return RunFolder(name, record, n_env_steps=config.n_env_steps, root=output.runs, progress=output.progress)
+    try:
+        return RunFolder(name, record, n_env_steps=config.n_env_steps, root=output.runs, progress=output.progress)
+    except OSError as error:
+        raise UserError(f"--runs {output.runs}: no folder can be made there: {error.strerror}.") from None
 
 
 def _resumed(run: Path, record: RunRecord, output: Output) -> RunFolder:
@@ -217,6 +255,7 @@ def _algorithm(words: list[str], template: RunRecord | None) -> str:
 def _parse(algorithm: str, words: list[str], default: Training[Any] | None) -> Training[Any]:
     cls = config_class(algorithm)
     known: dict[str, Any] = {} if default is None else {"default": default}
+    words = [_plain(word, before) for word, before in zip(words, ["", *words], strict=False)]
     parsed: Training[Any] = tyro.cli(
         Training[cls],  # type: ignore[valid-type]
         args=words,
@@ -227,6 +266,15 @@ def _parse(algorithm: str, words: list[str], default: Training[Any] | None) -> T
         **known,
     )
     return parsed
+
+
+def _plain(word: str, before: str) -> str:
+    """Write a large round number out: 1e6 and 2.5e5 are whole numbers, too."""
+    option, equals, number = word.rpartition("=") if word.startswith("-") else ("", "", word)
+    is_text = (option or before) in ("--name", "--runs", "--env")
+    if is_text or not re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d{1,2}", number) or not float(number).is_integer():
+        return word
+    return f"{option}{equals}{int(float(number))}"
 
 
 def _default(algorithm: str, words: list[str], template: RunRecord | None) -> tuple[Training[Any] | None, list[str]]:
@@ -277,7 +325,8 @@ def _tell(result: TrainingResult, target: float | None, folder: RunFolder) -> No
             f"over {len(evaluation.returns)} episodes"
         )
     _say(f"{result.env_steps:,} environment steps in {result.seconds:.1f} s")
-    _say(f"next: rlstruct evaluate {folder.path}   rlstruct plot {folder.path}")
+    path = shlex.quote(str(folder.path))
+    _say(f"next: rlstruct evaluate {path}   rlstruct plot {path}")
 
 
 def _say(text: str) -> None:

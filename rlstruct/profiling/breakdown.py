@@ -31,12 +31,14 @@ class Costs:
         operator: to record an operator or a named range of torch.
         cuda: to record a call of CUDA's API.
         unsure: which of them came out negative, and are 0 therefore: more repetitions are needed.
+        work: whose reruns the cost of an operator comes from; empty if nobody measured it.
     """
 
     operation: float = 0.0
     operator: float = 0.0
     cuda: float = 0.0
     unsure: tuple[str, ...] = ()
+    work: str = ""
 
 
 @dataclass
@@ -260,4 +262,4 @@ def costs_from(found: Mapping[str, Any]) -> Costs:
     >>> costs_from({"operation": 0, "operator": 1e-6, "cuda": 0, "unsure": ["cuda"]}).unsure
     ('cuda',)
     """
-    return Costs(found["operation"], found["operator"], found["cuda"], tuple(found["unsure"]))
+    return Costs(**{**found, "unsure": tuple(found["unsure"])})

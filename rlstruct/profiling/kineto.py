@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of mallopt(3)
 _LARGEST = 1 << 25  # bytes: what glibc never maps one by one, once the program has freed such a block
-_PER_SECOND, _MOST = 1 << 26, 1 << 28  # bytes: 300,000 events a second, of 220 bytes each
+_PER_SECOND, _MOST = 1 << 26, 1 << 27  # bytes: 300,000 events a second, of 220 bytes each
 
 
 def warm_memory(seconds: float) -> bool:
@@ -24,7 +24,7 @@ def warm_memory(seconds: float) -> bool:
     paid while the program runs, and only in its first windows, so that no calibration finds it.
 
     Args:
-        seconds: length of the window; memory for its first four is prepared.
+        seconds: length of the window; memory for its first two is prepared.
 
     Returns:
         Whether it had an effect: only glibc has the options.

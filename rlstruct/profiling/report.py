@@ -65,6 +65,8 @@ class Report:
             "windows was not recorded: a long run is sampled, at 0, 3, 9, 27, … times the length of a window.",
             f"Measuring took {measured:.2f} s of that ({costs}), taken away from all numbers above.",
         ]
+        if self.costs.work:
+            lines.append(f"What an operator costs was measured by short reruns of {self.costs.work}.")
         if self.costs.unsure:
             lines.append(
                 f"The cost of {', '.join(self.costs.unsure)} came out negative and counts as 0: calibrate with more "

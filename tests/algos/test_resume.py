@@ -56,7 +56,7 @@ def without_clocks(result: TrainingResult) -> tuple[Any, ...]:
 
 def train_until(monkeypatch: pytest.MonkeyPatch, env_steps: int, name: str, run: RunFolder, **changes: Any) -> None:
     """Train, and die in the middle of the loop once so many steps were collected."""
-    iterate = TrainingLoop._iterate
+    iterate = TrainingLoop.iterate
 
     def die(self: TrainingLoop) -> None:
         if self.env_steps >= env_steps:
@@ -64,7 +64,7 @@ def train_until(monkeypatch: pytest.MonkeyPatch, env_steps: int, name: str, run:
         iterate(self)
 
     with monkeypatch.context() as patch, run:
-        patch.setattr(TrainingLoop, "_iterate", die)
+        patch.setattr(TrainingLoop, "iterate", die)
         with pytest.raises(Killed):
             train(name, run, **changes)
 

@@ -24,8 +24,9 @@ from rlstruct.cli.agents import choose
 from rlstruct.cli.complaint import UserError
 from rlstruct.cli.environments import Task, find, spaces_of
 from rlstruct.cli.main import COMMANDS, main
-from rlstruct.cli.plot import read_curve
-from rlstruct.cli.record import ALGORITHMS, config_class, load
+from rlstruct.cli.plot import _panels, read_curve
+from rlstruct.cli.record import ALGORITHMS, RunRecord, config_class, load
+from rlstruct.cli.train import _plain
 
 for package in ("tyro", "tqdm", "tensorboard", "matplotlib"):
     pytest.importorskip(package, reason="needs the extra: pip install 'rlstruct[train]'")
@@ -302,7 +303,10 @@ def test_a_legend_stands_once_beside_all_pictures() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["trian"], "there is no command 'trian', only train, evaluate, plot, play, profile, devices. Did you mean 't"),
+        (
+            ["trian"],
+            "there is no command 'trian', only train, evaluate, plot, play, tune, profile, envs, devices. Did",
+        ),
         (["train", "a2d", "--env", "CartPole-v1"], "Did you mean 'a2c'?"),
         (["train", "--env", "CartPole-v1"], "name the algorithm first"),
         (["train", "a2c", "--env", "CartPol-v1"], "Did you mean 'CartPole-v1'?"),
@@ -335,6 +339,14 @@ def test_a_legend_stands_once_beside_all_pictures() -> None:
         (["train", "--resume", "one", "--config", "another"], "give one of them"),
         (["evaluate", "nowhere"], "nowhere is no run folder"),
         (["plot", "nowhere"], "nowhere is no run folder"),
+        (["train", "a2c", "--env", "CartPole-v1", "--network", "hidden=foo"], "hidden is 'foo', expected a sequence"),
+        (["train", "a2c", "--env", "CartPole-v1", "--network", "hidden=[0]"], "hidden is [0], expected a sequence"),
+        (
+            ["train", "a2c", "--env", "CartPole-v1", "--runs", "/dev/null/runs"],
+            "--runs /dev/null/runs: no folder can be",
+        ),
+        (["envs", "cartpol-v"], "no environment is called like 'cartpol-v'. Did you mean 'CartPole-v1'?"),
+        (["envs", "one", "two"], "expected a part of a name, or nothing"),
         (["play", "seaquest-minatr"], "Did you mean 'Seaquest-MinAtar'?"),
         (["play", "CartPole-v1", "--out", "film.mp4"], "expected a name that ends with .gif"),
         (["devices", "now"], "expected no arguments"),
@@ -363,6 +375,97 @@ def test_a_wrong_option_names_the_right_one(options: list[str], says: str, capsy
     env = ["--env", "CartPole-v1"] if options else []
     assert main(["train", "a2c", *env, *options]) == 2
     assert says in capsys.readouterr().err
+
+
+# Beside the user, not on PYTHONPATH; its constructor knows no render_mode.
+MODULE = """
+import gymnasium
+import numpy as np
+
+class Line(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self):
+        self.t = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.zeros(1, np.float32), 1.0, self.t == 5, False, {}
+
+gymnasium.register("Line-v0", Line)
+"""
+
+
+def test_the_first_hour_of_an_environment_of_ones_own(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])  # as of an installed command
+    pathlib.Path("line_module.py").write_text(MODULE)
+    run = train("a2c", "--env", "line_module:Line-v0", *SMALL, "--n-env-steps", "1e2", "--runs", "runs/of mine")
+    (folder,) = run.iterdir()
+    assert load(folder).config.n_env_steps == 100
+    said = capsys.readouterr().out
+    assert f"next: rlstruct evaluate '{folder}'   rlstruct plot '{folder}'" in said
+    steps = [int(line.split(",")[0]) for line in (folder / "metrics.csv").read_text().splitlines()[1:]]
+    assert steps == sorted(steps)
+    assert main(["evaluate", str(folder), "--episodes", "3", "--out", "found/of.json"]) == 0
+    found = json.loads(pathlib.Path("found/of.json").read_text())
+    assert (found["env"], found["returns"], found["lengths"]) == ("line_module:Line-v0", [5.0] * 3, [5] * 3)
+    capsys.readouterr()
+    assert main(["train", "--resume", str(folder), "--no-progress"]) == 0
+    assert "it has ended: nothing is left to learn" in capsys.readouterr().out
+    (folder / "checkpoint.pt").unlink()
+    assert main(["train", "--resume", str(folder), "--no-progress"]) == 0
+    assert "which has no checkpoint: it begins anew" in capsys.readouterr().out
+    assert main(["play", "line_module:Line-v0"]) == 2
+    assert "line_module:Line-v0 cannot be drawn: it takes no render_mode='rgb_array'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("word", "before", "becomes"),
+    [
+        ("1e6", "--n-env-steps", "1000000"),
+        ("2.5e5", "--n-env-steps", "250000"),
+        ("--n-env-steps=1E+3", "", "--n-env-steps=1000"),
+        ("3e-4", "--learning-rate", "3e-4"),
+        ("1.55e1", "--n-envs", "1.55e1"),  # no whole number: the parser says so
+        ("1e6", "--name", "1e6"),
+    ],
+)
+def test_large_whole_numbers_may_be_written_short(word: str, before: str, becomes: str) -> None:
+    assert _plain(word, before) == becomes
+
+
+def test_envs_lists_what_can_be_learnt_here(capsys: Capture) -> None:
+    assert main(["envs", "cart"]) == 0
+    told = capsys.readouterr().out
+    assert told.splitlines()[0] == "bundled simulators (--simulator torch):"
+    assert told.split()[5:] == ["CartPole-v0", "CartPole-v1"]  # phys2d/CartPole-v1 needs jax
+    assert main(["envs", "blackjack"]) == 0
+    assert capsys.readouterr().out == "gymnasium:\n  Blackjack-v1\n"
+    assert main(["envs", "--help"]) == 0
+
+
+def test_runs_in_several_environments_have_a_panel_each(tmp_path: pathlib.Path, capsys: Capture) -> None:
+    folders = []
+    for i, env in enumerate(["CartPole-v1", "Acrobot-v1", "CartPole-v1"]):
+        config = A2CConfig(learning_rate=0.01 + i)
+        record = RunRecord(algorithm="a2c", task=Task(env=env), agent="policy", config=config, versions={})
+        with RunFolder("run", record, n_env_steps=10, root=tmp_path, progress=False) as folder:
+            for step in (20, 10):
+                folder.log_evaluation(Evaluation(step, 0, (float(step),), (5,), 0.1))
+        folders.append(folder.path)
+    assert list(panels := _panels(folders, "evaluation/mean_return")) == ["Acrobot-v1", "CartPole-v1"]
+    assert list(panels["Acrobot-v1"]) == ["a2c"]  # alone: nothing to tell it from
+    assert list(panels["CartPole-v1"]) == ["a2c, learning_rate 0.01", "a2c, learning_rate 2.01"]
+    assert main(["plot", *map(str, folders), "--out", "panels.png"]) == 0
+    assert "Acrobot-v1: a2c: 1 run, ends at 20.0" in capsys.readouterr().out
+    with Image.open("panels.png") as picture:
+        assert picture.size == (1575, 960)  # two panels, labels beside them
 
 
 def test_a_missing_extra_is_named(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

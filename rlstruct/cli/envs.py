@@ -1,0 +1,61 @@
+"""`rlstruct envs`: the names that --env takes."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Sequence
+
+from rlstruct.cli.complaint import UserError, nearest, say
+
+_HELP = """usage: rlstruct envs [PART]
+
+List the environments that can be learnt here, those whose name contains PART: bundled simulators,
+and gymnasium's, as far as their packages are installed. One of your own is --env module:Name-v0."""
+
+
+def run(arguments: Sequence[str]) -> None:
+    """List the names as the words after ``envs`` say.
+
+    Args:
+        arguments: nothing, or a part of a name.
+
+    Raises:
+        UserError: no name contains it.
+    """
+    if arguments[:1] in (["-h"], ["--help"]):
+        say(_HELP)
+        return
+    if len(arguments) > 1:
+        raise UserError(f"expected a part of a name, or nothing, got {' '.join(arguments)}.")
+    part = arguments[0] if arguments else ""
+    kinds = names()
+    found = {kind: [name for name in known if part.lower() in name.lower()] for kind, known in kinds.items()}
+    if not any(found.values()):
+        every = [name for known in kinds.values() for name in known]
+        raise UserError(f"no environment is called like {part!r}.{nearest(part, every)}")
+    width = min(100, shutil.get_terminal_size().columns)
+    for kind, known in found.items():
+        if known:
+            say(f"{kind}:")
+            say(textwrap.fill("  ".join(known), width, initial_indent="  ", subsequent_indent="  "))
+
+
+def names() -> dict[str, list[str]]:
+    """Return the names by where they come from; of several versions the latest."""
+    import gymnasium  # imported here: mistakes are told without
+
+    from rlstruct import sims
+    from rlstruct.cli.environments import is_installed
+
+    latest: dict[str, str] = {}
+    for name, spec in gymnasium.registry.items():
+        version = spec.version or 0
+        known = gymnasium.registry.get(latest.get(spec.name, ""))
+        if is_installed(name) and (known is None or version >= (known.version or 0)):
+            latest[spec.name] = name
+    bundled = sims.names()
+    return {
+        "bundled simulators (--simulator torch)": sorted(bundled),
+        "gymnasium": sorted(set(latest.values()) - set(bundled)),
+    }
