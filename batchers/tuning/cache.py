@@ -48,13 +48,14 @@ def described(value: object) -> Any:  # noqa: ANN401 - strings, lists and dicts
         return [str(value.dtype), list(value.shape)]
     if isinstance(value, nn.Module) or not callable(value):
         return repr(value)
-    kind = value if inspect.isroutine(value) or inspect.isclass(value) else type(value)
+    named = inspect.isroutine(value) or inspect.isclass(value)
+    kind: Any = value if named else type(value)
     try:
         source = Path(inspect.getfile(kind)).read_bytes()
     except (TypeError, OSError):  # written in C, or in a shell
         source = repr(value).encode()
     name = [kind.__module__, kind.__qualname__]
-    if kind is not value:
+    if not named:
         name.append(repr(value))
     for cell in getattr(value, "__closure__", None) or ():
         with contextlib.suppress(ValueError):  # an empty one

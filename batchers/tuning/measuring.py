@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -125,7 +126,9 @@ class Prober:
         self._close_all(but=best)
         session = self._opened(candidate, projected)
         rival = self._open.get(best) if best is not None and best != candidate else None
-        rates, ratios, noise = [], [], float("inf")
+        rates: list[float] = []
+        ratios: list[float] = []
+        noise = float("inf")
         started = time.perf_counter()
         while len(rates) < _ROUNDS[1]:
             beside = rival.rate() if rival else self._rates.get(best, 0.0) if best else 0.0
@@ -240,8 +243,8 @@ def _with_children(pid: int) -> int:
     return 1024 * own + sum(_with_children(int(child)) for task in tasks for child in task.split())
 
 
-def _noise(values: list[float]) -> float:
+def _noise(values: Sequence[float]) -> float:
     """95 % half-width of the median, as a share of it, by the median deviation."""
     middle = statistics.median(values)
     spread = 1.4826 * statistics.median(abs(value - middle) for value in values)
-    return 1.96 * 1.2533 * spread / len(values) ** 0.5 / middle
+    return 1.96 * 1.2533 * spread / math.sqrt(len(values)) / middle

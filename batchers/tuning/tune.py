@@ -170,7 +170,7 @@ def tune(
     }
 
     def arguments(candidate: Candidate) -> dict[str, Any]:
-        tuned = {"n_timesteps": candidate.n_timesteps, "n_processes": candidate.n_processes}
+        tuned: dict[str, Any] = {"n_timesteps": candidate.n_timesteps, "n_processes": candidate.n_processes}
         tuned |= {"sharing": candidate.sharing, "env_args": {**given["env_args"], "n_envs": candidate.n_envs}}
         return {**given, "create_agent": create_agent, "create_env": create_env, **tuned}
 
@@ -188,7 +188,7 @@ def tune(
 
     smallest = Candidate(space.n_processes[0], space.n_envs[0], space.n_timesteps[0])
     size = batch_size(create, smallest)
-    kind = {"create_learner": create_learner, "device": device, "limit": limit}
+    kind: dict[str, Any] = {"create_learner": create_learner, "device": device, "limit": limit}
     with _Bar(len(space), progress) as bar, Prober(create, seconds=seconds, told=bar.show, **kind) as prober:
         search = Search(space, prober, size=size, start=prober.start, limit=limit, alpha=alpha, refuse=prober.refuse)
         found = search.run()
@@ -227,6 +227,7 @@ def _space(
         n_processes = [0, *(2**i for i in range(max(most, 1).bit_length()) if 2**i <= most)]
     if n_envs is None:
         n_envs = [2**i for i in (range(6, 17) if on_gpu else range(13))]
+    values: object
     for name, values, least in (
         ("n_processes", n_processes, 0),
         ("n_envs", n_envs, 1),

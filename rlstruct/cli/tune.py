@@ -158,7 +158,7 @@ def _load(name: str) -> Callable[..., Any]:
 
 
 def _tune_factories(create_agent: Callable[..., Any], create_env: Callable[..., Any], given: TuneFactories) -> None:
-    arguments = {
+    arguments: dict[str, Any] = {
         "agent_args": read_settings("--agent-args", given.agent_args, "hidden=64"),
         "env_args": read_settings("--env-args", given.env_args, "difficulty=3"),
     }
