@@ -71,6 +71,19 @@ def test_pong_is_learnt_on_consoles_of_ours(
         assert main(["play", str(run), "--steps", "3", "--out", "pong.png"]) == 0
 
 
+def test_a_console_of_ours_is_filmed(tmp_path: pathlib.Path) -> None:
+    for package in ("ale_py", "warp", "PIL"):
+        pytest.importorskip(package, reason="needs the extras warp, atari and train")
+    from PIL import Image
+
+    sheet = tmp_path / "seaquest.png"
+    options = ["--simulator", "warp", "--steps", "2", "--out", str(sheet)]
+    assert main(["play", "ALE/Seaquest-v5", *options]) == 0
+    colors = Image.open(sheet).convert("RGB").getcolors(1 << 20)
+    assert colors is not None
+    assert len(colors) > 20  # the screen is in colour
+
+
 def test_wrong_consoles_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     for package in ("ale_py", "warp"):
         pytest.importorskip(package, reason="needs the extras warp and atari")
