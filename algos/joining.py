@@ -107,7 +107,7 @@ def learning_together(config: TrainingConfig, train: Callable[[], object]) -> It
         if place is None:
             store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             place = Place(0, n, 0, "127.0.0.1", store.port, listens=True)
-            stack.callback(followers.end)
+            stack.callback(followers.end)  # if they do not come
             followers.start(train, n, store.port)
         else:
             store = _store(place)
@@ -115,6 +115,7 @@ def learning_together(config: TrainingConfig, train: Callable[[], object]) -> It
         own = dist.PrefixStore(prefix if not followers.processes else "rlstruct/0/0", store)
         group = Group(place.rank, place.local_rank, own, _roll_call(place, own, _facts(config, place), followers))
         stack.callback(group.close)
+        stack.callback(followers.end)  # before: a group with a stopped learner does not close
         with learning_in(group):
             yield group
         followers.join()

@@ -12,6 +12,7 @@ import contextlib
 import json
 import pickle
 import platform
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,8 @@ AnyConfig = TypeVar("AnyConfig", bound=TrainingConfig)
 
 ANSWER_SECONDS = 1800.0
 """How long a learner waits for one that still lives, or whose machine does not say; the first may be evaluating."""
+
+_CLOSING_SECONDS = 2.0
 
 _SHARED = ("model", "optimizer", "online_model", "target_model", "config", "policy_version", "format", "env_steps")
 
@@ -203,8 +206,10 @@ class Group(Learners):
             error.told = True  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        """Disconnect."""
-        dist.destroy_process_group()
+        """Disconnect, also where gloo waits for a learner that was stopped: that thread is then left to itself."""
+        leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
+        leaving.start()
+        leaving.join(_CLOSING_SECONDS)
 
     def _wait(self, work: dist.Work | None) -> None:
         """Wait until all have done their part; look after them once a second.
