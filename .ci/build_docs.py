@@ -96,6 +96,10 @@ def stage() -> None:
     """Put all pages together in build/docs/pages, and the code as it installs in build/docs/code."""
     shutil.rmtree(BUILD, ignore_errors=True)
     shutil.copytree(ROOT / "docs", PAGES)
+    for page in PAGES.rglob("*.md"):
+        # Here docs/, benchmarks/ and tutorials/ are neighbours; on the site the last two are below the first.
+        text = re.sub(r"\]\(\.\./((?:\.\./)?benchmarks/)", r"](\1", page.read_text())
+        page.write_text(re.sub(r"\]\(\.\./((?:\.\./)?tutorials/\w+)\.py\)", r"](\1.md)", text))
     for name, place in (("rlstruct", ""), ("agents", "agents"), ("batchers", "batchers"), ("algos", "algos")):
         for file in (ROOT / name).rglob("*.py"):
             _write(CODE / "rlstruct" / place / file.relative_to(ROOT / name), fenced(file.read_text()))

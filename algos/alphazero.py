@@ -64,7 +64,7 @@ class AlphaZeroConfig(TrainingConfig):
         search_value_fraction: share of what the search expected in what values learn; the rest is the result.
         gumbel_scale: of the noise in self-play. A network that has learnt is soon so sure that noise of scale 1
             does not change its moves any more, and all games are the same.
-        exploring_moves: of each game of self-play, see `rlstruct.search.SearchConfig`.
+        exploring_moves: of each game of self-play, see SearchConfig.
         mirror: half of the gradient steps see the mirror images of positions and actions. For games in which left and
             right (the last axis of the frame, and the order of the actions) are alike.
         opponent: of the evaluation: "random", or "uct", a search that judges by random games.

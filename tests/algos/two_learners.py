@@ -112,7 +112,7 @@ def train_and_resume(name: str, root: Path) -> tuple[dict[str, Any], dict[str, A
     """Train without a break, and with two of them."""
     with new_folder(root / "whole", name) as run:
         whole = plain(train(name, run))
-    iterate: Callable[[TrainingLoop], None] = TrainingLoop._iterate
+    iterate: Callable[[TrainingLoop], None] = TrainingLoop.iterate
     folder = new_folder(root / "broken", name)
     for env_steps in (280, 530):
 
@@ -122,7 +122,7 @@ def train_and_resume(name: str, root: Path) -> tuple[dict[str, Any], dict[str, A
             iterate(self)
 
         with pytest.MonkeyPatch.context() as patch, folder:
-            patch.setattr(TrainingLoop, "_iterate", die)
+            patch.setattr(TrainingLoop, "iterate", die)
             with pytest.raises(Killed):
                 train(name, folder)
         torch.manual_seed(env_steps)

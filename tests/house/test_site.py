@@ -131,7 +131,7 @@ def test_a_tutorial_is_a_whole_notebook(script: Path) -> None:
 def test_a_tutorial_runs_as_a_notebook(script: Path, tmp_path: Path) -> None:
     """Tutorial 02 has worker processes, and classes that are defined in the notebook."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    notebook = nbformat.from_dict(build_docs.notebook(script.read_text()))
+    notebook = nbformat.reads(json.dumps(build_docs.notebook(script.read_text())), as_version=4)
     nbformat.validate(notebook)
     client = nbclient.NotebookClient(
         notebook, timeout=200, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
