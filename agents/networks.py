@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from numbers import Integral
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,8 @@ class MLP(nn.Module):
     ) -> None:
         """Build the layers on torch's default device; move them with ``.to``."""
         super().__init__()
-        if isinstance(hidden, str) or not all(isinstance(width, Integral) and width >= 1 for width in hidden):
+        given: Any = hidden  # the command line may pass other things
+        if isinstance(given, str) or not all(isinstance(width, Integral) and int(width) >= 1 for width in given):
             raise ValueError(f"MLP: hidden is {hidden!r}, expected a sequence of whole numbers, 1 or more: (64, 64).")
         widths = [n_inputs, *hidden]
         layers: list[nn.Module] = []

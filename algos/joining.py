@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from rlstruct import __version__
 from rlstruct.algos.config import TrainingConfig
@@ -105,14 +107,14 @@ def learning_together(config: TrainingConfig, train: Callable[[], object]) -> It
     with contextlib.ExitStack() as stack:
         followers = Followers()
         if place is None:
-            store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             place = Place(0, n, 0, "127.0.0.1", store.port, listens=True)
             stack.callback(followers.end)  # if they do not come
             followers.start(train, n, store.port)
         else:
             store = _store(place)
         prefix = f"rlstruct/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_trainings)}"
-        own = dist.PrefixStore(prefix if not followers.processes else "rlstruct/0/0", store)
+        own = PrefixStore(prefix if not followers.processes else "rlstruct/0/0", store)
         group = Group(place.rank, place.local_rank, own, _roll_call(place, own, _facts(config, place), followers))
         stack.callback(group.close)
         stack.callback(followers.end)  # before: a group with a stopped learner does not close
@@ -122,10 +124,10 @@ def learning_together(config: TrainingConfig, train: Callable[[], object]) -> It
 
 
 @lru_cache
-def _store(place: Place) -> dist.TCPStore:
+def _store(place: Place) -> Store:
     """Open the store, or find it; a process may train several times."""
     try:
-        return dist.TCPStore(
+        return TCPStore(
             place.host,
             place.port,
             is_master=place.listens,
@@ -149,7 +151,7 @@ def _facts(config: TrainingConfig, place: Place) -> dict[str, Any]:
     return {"host": platform.node(), "pid": os.getpid(), "device": device, "versions": versions, "settings": settings}
 
 
-def _roll_call(place: Place, store: dist.Store, facts: dict[str, Any], followers: Followers) -> list[dict[str, Any]]:
+def _roll_call(place: Place, store: Store, facts: dict[str, Any], followers: Followers) -> list[dict[str, Any]]:
     """Return the facts of all learners, once all have come.
 
     Raises:

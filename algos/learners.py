@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.engine.compiled import Tensors
@@ -103,7 +104,7 @@ class Group(Learners):
         facts: about each of them: its ``host``, ``pid`` and ``device``.
     """
 
-    def __init__(self, rank: int, local_rank: int, store: dist.Store, facts: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, rank: int, local_rank: int, store: Store, facts: Sequence[dict[str, Any]]) -> None:
         """Connect; all learners do that together."""
         self.rank, self.size, self._local_rank, self._store, self._facts = rank, len(facts), local_rank, store, facts
         places = {(one["host"], one["device"]) for one in facts}
@@ -111,7 +112,7 @@ class Group(Learners):
         self.records = self._nccl  # gloo needs the host
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if self._nccl else "gloo",
-            store=dist.PrefixStore("group", store),
+            store=PrefixStore("group", store),
             rank=self.rank,
             world_size=self.size,
             timeout=timedelta(seconds=ANSWER_SECONDS),
@@ -123,7 +124,7 @@ class Group(Learners):
         tensors = [*gradient.values(), *numbers.values()]
         one = tensors[0].new_ones(1) if weight is None else weight.to(tensors[0].dtype).view(1)
         flat = self.add_up(torch.cat([*(tensor.reshape(-1) * one for tensor in tensors), one]))
-        pieces = (flat[:-1] / flat[-1]).split([tensor.numel() for tensor in tensors])
+        pieces = torch.split(flat[:-1] / flat[-1], [tensor.numel() for tensor in tensors])
         found = iter([piece.view_as(like).to(like.dtype) for piece, like in zip(pieces, tensors, strict=True)])
         gradient = {name: next(found) for name in gradient}
         return {**terms, **{name: next(found) for name in numbers}}, gradient
@@ -148,12 +149,13 @@ class Group(Learners):
                     f"{type(config).__name__}: {name} is {number}, expected a multiple of the {self.size} learners, "
                     "who share it. Choose other numbers."
                 )
-        devices = {
+        changed: dict[str, Any] = {
             name: f"cuda:{self._local_rank % max(1, torch.cuda.device_count())}"
             for name in ("learner_device", "batcher_device", "evaluation_device")
             if getattr(config, name) == "cuda"
         }
-        return replace(config, **{name: getattr(config, name) // self.size for name in names}, **devices)
+        changed |= {name: getattr(config, name) // self.size for name in names}
+        return replace(config, **changed)
 
     def from_first(self, value: Any) -> Any:  # noqa: ANN401 - see Learners
         """See `Learners.from_first`."""

@@ -106,7 +106,7 @@ def columns(*values: Tensor) -> Tensor:
     return torch.stack(values).t() if values[0].is_cpu else torch.stack(values, 1)
 
 
-def ahead(state: Sequence[Tensor], slopes: Sequence[Tensor], time: float) -> list[Tensor]:
+def ahead(state: Sequence[Tensor], slopes: Sequence[Tensor], time: float) -> tuple[Tensor, ...]:
     """Follow slopes for some time, all tensors in one operation: state + time * slope.
 
     Args:
@@ -115,6 +115,6 @@ def ahead(state: Sequence[Tensor], slopes: Sequence[Tensor], time: float) -> lis
         time: the step.
 
     >>> ahead([torch.tensor([1.0])], [torch.tensor([2.0])], 0.5)
-    [tensor([2.])]
+    (tensor([2.]),)
     """
-    return list(torch._foreach_add(state, slopes, alpha=time))
+    return tuple(torch._foreach_add(list(state), list(slopes), alpha=time))

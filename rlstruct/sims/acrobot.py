@@ -7,6 +7,7 @@ the equations of Sutton and Barto's book, as gymnasium's Acrobot-v1.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -84,7 +85,7 @@ class Acrobot(TensorEnv[AcrobotState]):
         return columns(*angles, state.theta1_dot, state.theta2_dot)
 
 
-def _derivative(y: _Angles, torque: Tensor) -> _Angles:
+def _derivative(y: Sequence[Tensor], torque: Tensor) -> _Angles:
     theta1, theta2, theta1_dot, theta2_dot = y
     cos2, sin2 = torch.cos(theta2), torch.sin(theta2)
     d1 = MASS * (CENTRE**2 + LENGTH**2 + CENTRE**2) + 2 * INERTIA + (2 * MASS * LENGTH * CENTRE) * cos2

@@ -448,7 +448,9 @@ def test_envs_lists_what_can_be_learnt_here(capsys: Capture) -> None:
     assert "Acrobot" not in told
     assert "jax" not in told
     assert main(["envs", "blackjack"]) == 0
-    assert capsys.readouterr().out == "gymnasium:\n  Blackjack-v1\n"
+    told = capsys.readouterr().out
+    assert told.startswith("gymnasium:\n")
+    assert "Blackjack-v1" in told.split()
     assert main(["envs", "--help"]) == 0
 
 
