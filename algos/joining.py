@@ -107,10 +107,11 @@ def learning_together(config: TrainingConfig, train: Callable[[], object]) -> It
     with contextlib.ExitStack() as stack:
         followers = Followers()
         if place is None:
-            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-            place = Place(0, n, 0, "127.0.0.1", store.port, listens=True)
+            listening = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            store: Store = listening
+            place = Place(0, n, 0, "127.0.0.1", listening.port, listens=True)
             stack.callback(followers.end)  # if they do not come
-            followers.start(train, n, store.port)
+            followers.start(train, n, listening.port)
         else:
             store = _store(place)
         prefix = f"rlstruct/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_trainings)}"

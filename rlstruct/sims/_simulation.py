@@ -244,7 +244,7 @@ class StartStates:
         """Draw nothing yet."""
         self._simulation = simulation
         self._left = 0
-        self._row = torch.empty(0)
+        self._row: Tensor  # where the start of each environment's next episode is.  [B]
         self._packs: list[tuple[list[str], Tensor]] = []  # names of one dtype and shape, and how they start
         self.episode: Tensor | None = None
         """The tensor with which the next step must begin; with any other the simulation was set elsewhere."""

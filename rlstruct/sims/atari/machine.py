@@ -231,5 +231,5 @@ def launch(device: torch.device, kernel: Any, shape: int | Sequence[int], *input
     given = [wp.from_torch(value) if isinstance(value, Tensor) else value for value in inputs]
     stream = None
     if device.type == "cuda":
-        stream = wp.stream_from_torch(torch.cuda.current_stream(device))  # type: ignore[no-untyped-call]
+        stream = wp.stream_from_torch(torch.cuda.current_stream(device))
     wp.launch(kernel, shape, inputs=given, device=str(device), stream=stream, block_dim=block)
