@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,8 @@ from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.learner import CreateAgent, GradientLearner
 from rlstruct.algos.placement import CreateEnv, create_batchers, create_network
 from rlstruct.algos.training import TrainingLoop
+
+_FEW_STEPS = 8
 
 
 class _Nobody:
@@ -59,14 +62,23 @@ def rehearsal(
     Yields:
         What does one iteration. Where learning starts late, the steps before have been taken.
     """
-    plain = {"compile_agent": False, "compile_update": False, "evaluation_processes": 0, "sharing": "none"}
-    config = replace(config, **plain, n_env_steps=10**9, n_processes=0, evaluation_interval=10**9)  # type: ignore[arg-type]
+    plain: dict[str, Any] = {
+        "compile_agent": False,
+        "compile_update": False,
+        "evaluation_processes": 0,
+        "sharing": "none",
+    }
+    if kind.whole_episodes:  # their lengths differ, and an iteration should be as much work every time
+        plain["n_timesteps"] = min(config.n_timesteps, _FEW_STEPS)
+    config = replace(config, **plain, n_env_steps=10**9, n_processes=0, evaluation_interval=10**9)
     model = create_network(create_model, config.seed).to(config.learner_device)
     learner = kind.create(model, create_agent, config)
     collecting, _ = create_batchers(config, create_agent, create_env, {}, model, 0)
     with collecting() as batcher:
         loop = TrainingLoop(config, learner, batcher, _Nobody(), None)
-        loop.iterate()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the few steps of an episode are not its end is said once
+            loop.iterate()
         while loop.env_steps < getattr(config, "learning_starts", 0):
             loop.iterate()
         yield loop.iterate
