@@ -194,7 +194,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         if contender.task is None:
             theirs[contender.name.split()[0]] = mean
         ratio = "" if contender.apart or contender.task is None else ratio
-        cells = " | ".join(_words(row) for row in sorted(own, key=lambda row: row["seed"]))
+        found = {row["seed"]: _words(row) for row in own}
+        cells = " | ".join(found.get(seed, "not run") for seed in seeds)
         lines.append(f"| {contender.name} | {contender.kind} | {cells} | {mean:.1f} | {ratio} | {_rates(own)} |")
     return "\n".join(lines)
 
