@@ -19,7 +19,7 @@ from rlstruct.functional.random import categorical
 from rlstruct.testing import HostSyncError, forbid_host_sync
 
 DEVICE = "cuda:0" if torch.cuda.is_available() else "sim:1"
-LEARNER = "cuda:0" if torch.cuda.is_available() else "sim:0"  # autograd needs index 0 on the simulated accelerator
+LEARNER = "cuda:0" if torch.cuda.is_available() else "sim:0"
 
 
 class Agent(RL_Agent):

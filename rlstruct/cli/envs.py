@@ -48,12 +48,12 @@ def names() -> dict[str, list[str]]:
     from rlstruct import sims
     from rlstruct.cli.environments import is_installed
 
-    latest: dict[str, str] = {}
+    latest: dict[tuple[str | None, str], str] = {}  # ALE/Blackjack-v5 is another game than Blackjack-v1
     for name, spec in gymnasium.registry.items():
         version = spec.version or 0
-        known = gymnasium.registry.get(latest.get(spec.name, ""))
+        known = gymnasium.registry.get(latest.get(key := (spec.namespace, spec.name), ""))
         if is_installed(name) and (known is None or version >= (known.version or 0)):
-            latest[spec.name] = name
+            latest[key] = name
     bundled = sims.names()
     return {
         "bundled simulators (--simulator torch)": sorted(bundled),

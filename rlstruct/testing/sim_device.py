@@ -21,8 +21,7 @@ freeze in a graph is found here.
 
 What differs from a real accelerator:
 
-* ``backward()`` works on ``sim:0`` only: autograd starts one thread per device that the backend's C++ guard counts, and
-  torch's Python backends count one. Elsewhere it raises and says so; forward passes work everywhere.
+* ``backward()`` runs in the thread that calls it, not in autograd's thread of the device.
 * There is no ``torch.Generator(device="sim:0")``; a CPU generator is refused, as on CUDA. ``torch.manual_seed`` seeds.
 * ``module.to("sim:0")`` keeps the parameters' identity as on CUDA, but fails while a graph that uses them is alive;
   ``module.to("cpu")`` makes new parameters: make the optimiser after it.
@@ -125,18 +124,13 @@ def _local_scalar_dense(tensor: SimTensor) -> Any:
     return tensor._inner.item()  # sync: what the caller asked for
 
 
-def _explain_backward(run: Callable[..., Any]) -> Callable[..., Any]:
+def _in_this_thread(run: Callable[..., Any]) -> Callable[..., Any]:
+    # autograd's thread of a device can still hold objects of Python's when the interpreter ends, which aborts the
+    # process; and it has one thread for a device type whose kernels are Python, so sim:1 would have none.
     @functools.wraps(run)
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        try:
+        with torch.autograd.set_multithreading_enabled(False):
             return run(*args, **kwargs)
-        except RuntimeError as error:
-            if "device_ready_queues_" not in str(error):
-                raise
-            raise RuntimeError(
-                "backward: the graph passes through a simulated device other than sim:0, and autograd runs on sim:0 "
-                "only. Put the learner on 'sim:0' and the batcher on 'sim:1'."
-            ) from error
 
     return run_backward
 
@@ -156,7 +150,7 @@ def _install() -> Any:
     library.impl("_local_scalar_dense", _local_scalar_dense, "PrivateUse1")
     for name, decomposition in DECOMPOSED.items():
         library.impl(name, decomposition, "AutogradPrivateUse1")
-    wrap_backward(_explain_backward)
+    wrap_backward(_in_this_thread)
     torch.serialization.add_safe_globals([rebuild])
     register_backend("sim", __name__)
     return library

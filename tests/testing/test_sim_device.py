@@ -8,6 +8,7 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -456,17 +457,23 @@ def test_forward_works_on_every_index(index: int) -> None:
             torch.testing.assert_close(model(frame.to(device), word.to(device)).cpu(), expected)
 
 
-def test_backward_elsewhere_than_on_index_0_says_so() -> None:
+def test_backward_runs_on_every_index_and_through_two_of_them() -> None:
     for finish in (lambda loss: loss, lambda loss: loss.cpu(), lambda loss: loss.to(SIM0)):
         x = torch.ones(2, device=SIM1, requires_grad=True)
-        with pytest.raises(RuntimeError, match="autograd runs on sim:0 only"):
-            finish((x * x).sum()).backward()
-        with pytest.raises(RuntimeError, match="autograd runs on sim:0 only"):
-            torch.autograd.grad(finish((x * x).sum()), x)
-    y = torch.ones(2, device=SIM0, requires_grad=True)  # a failed backward leaves autograd whole
-    (y * y).sum().backward()
-    assert y.grad is not None
-    assert y.grad.tolist() == [2, 2]
+        finish((x * x).sum()).backward()
+        (gradient,) = torch.autograd.grad(finish((x * x * x).sum()), x)
+        assert x.grad is not None
+        assert x.grad.device == gradient.device == SIM1
+        assert x.grad.tolist() == [2, 2]
+        assert gradient.tolist() == [3, 3]
+
+
+def test_backward_runs_in_the_thread_that_calls_it() -> None:
+    x = torch.ones(3, device=SIM0, requires_grad=True)
+    threads: list[int] = []
+    x.register_hook(lambda _: threads.append(threading.get_ident()))
+    (x * x).sum().backward()
+    assert threads == [threading.get_ident()]  # another thread, still at work as Python ends, would abort the process
 
 
 def test_gradients_cross_devices_and_views() -> None:
