@@ -225,8 +225,8 @@ TASKS: dict[str, Task] = {
     ),
     "ppo_cartpole_1024": _PPO(
         PPOConfig(
-            n_env_steps=500_000, n_envs=1024, n_timesteps=16, n_minibatches=16, learning_rate=0.003,
-            evaluation_interval=16_000,
+            n_env_steps=1_000_000, n_envs=1024, n_timesteps=16, n_minibatches=16, learning_rate=0.005,
+            entropy_coefficient=0.0, value_clip=None, evaluation_interval=16_000,
         ),
         partial(ActorCritic, 4, 2), ActorCriticAgent,
         partial(simulator, "CartPole-v1"), 475.0, "PPO on 1,024 simulators of CartPole-v1", tuned_on=(100, 101),
