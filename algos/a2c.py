@@ -2,15 +2,18 @@
 
 Mnih et al., "Asynchronous methods for deep reinforcement learning" (ICML 2016), section 4.3, in its synchronous form;
 Schulman et al., "High-dimensional continuous control using generalized advantage estimation" (ICLR 2016); Espeholt et
-al., "IMPALA" (ICML 2018).
+al., "IMPALA" (ICML 2018); with a window, Dalton et al., "Accelerating reinforcement learning through GPU Atari
+emulation" (NeurIPS 2020), section 5.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from rlstruct.algos.config import TrainingConfig
@@ -52,6 +55,10 @@ class A2CConfig(TrainingConfig):
             it. From the second time on older weights chose the actions, so it needs vtrace.
         n_minibatches: split the environments of a batch into this many minibatches, one gradient step on each. With
             many environments, a single step on all of them wastes what they saw. Needs vtrace, too.
+        window: learn after every batch from one of the minibatches, in turn, and there from the last so many batches:
+            with n_timesteps = 1 and a window of n_minibatches every step of the environments brings a gradient step,
+            and each of theirs is learnt from once. None learns from each batch by itself, all its minibatches. Needs
+            vtrace, and minibatches of one size.
         rho_clip: bound of V-trace's weight of a step, see rlstruct.functional.advantages.vtrace. With several steps
             on a batch choose more than 1: otherwise actions that have become more probable count too little, and where
             most advantages are negative, that drives the policy ever further from the one that acted.
@@ -75,6 +82,7 @@ class A2CConfig(TrainingConfig):
     vtrace: bool = False
     n_updates: int = 1
     n_minibatches: int = 1
+    window: int | None = None
     rho_clip: float = 1.0
     c_clip: float = 1.0
 
@@ -90,8 +98,12 @@ class A2CConfig(TrainingConfig):
             number = getattr(self, name)
             self._refuse(name, number >= 1, "at least 1")
             self._refuse(name, number == 1 or self.vtrace, "1, or vtrace = True, which corrects the later ones")
+        if self.window is not None:
+            self._refuse("window", self.window >= 1 and self.vtrace, "at least 1 with vtrace = True, or None")
         n_envs = self.n_envs * max(1, self.n_processes)
         self._refuse("n_minibatches", self.n_minibatches <= n_envs, f"at most one for each of {n_envs} environments")
+        fits = self.window is None or n_envs % self.n_minibatches == 0
+        self._refuse("n_minibatches", fits, f"a divisor of {n_envs} environments, for the window")
         self._refuse("rho_clip", self.rho_clip >= 0.0, "at least 0")
         self._refuse("c_clip", self.c_clip >= 0.0, "at least 0")
 
@@ -160,15 +172,44 @@ class Learner(GradientLearner):
         model: on the learner's device.
         agent: acts with this very model, so that gradients reach it.
         config: see `A2CConfig`.
+
+    Raises:
+        ValueError: the network keeps statistics of rewards, which a ``window`` would show it out of order.
     """
 
     def __init__(self, model: nn.Module, agent: RL_Agent, config: A2CConfig) -> None:
         """Create the optimiser."""
         super().__init__(model, agent, config)
         self.config, self.overlap = config, config.overlap
+        self._latest: list[Trajectories] = []  # the batches of the window, the oldest first
+        if config.window is not None and self.statistics is not None:
+            raise ValueError(
+                f"A2C: got window={config.window} and {type(model).__name__}, whose statistics want each batch as a "
+                "whole. Use window=None, or a network without statistics."
+            )
+
+    def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
+        """Learn from one batch, or from the window of one minibatch once it is full; see `Learner.update`."""
+        if (window := self.config.window) is None:
+            return super().update(trajectories, fraction_done)
+        self._latest = [*self._latest, trajectories.to(self.device)][-window:]
+        if len(self._latest) < window:
+            return {}
+        turn = self.policy_version // self.config.n_updates % self.config.n_minibatches
+        parts = [_minibatches(batch, self.config.n_minibatches)[turn] for batch in self._latest]
+        return super().update(_one_after_the_other(parts), fraction_done)
+
+    def state_dict(self) -> dict[str, object]:
+        """Return what a checkpoint needs, the window with it."""
+        return {**super().state_dict(), "window": [tensors_of(batch) for batch in self._latest]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called."""
+        super().load_state_dict(state)
+        self._latest = [batch_of(tensors).to(self.device) for tensors in state["window"]]
 
     def gradient_steps(self, batch: Trajectories) -> dict[str, Tensor]:
-        """Take ``n_updates * n_minibatches`` gradient steps.
+        """Take ``n_updates * n_minibatches`` gradient steps, or ``n_updates`` on what a window shows.
 
         Args:
             batch: the next steps of every environment, on the learner's device.  [B, T]
@@ -176,7 +217,8 @@ class Learner(GradientLearner):
         Returns:
             Detached means over these steps: the terms of `losses`, and the ``gradient_norm``.  [] each
         """
-        minibatches = [tensors_of(one) for one in _minibatches(batch, self.config.n_minibatches)]
+        n_minibatches = self.config.n_minibatches if self.config.window is None else 1
+        minibatches = [tensors_of(one) for one in _minibatches(batch, n_minibatches)]
         taken = [self.descend(*self.gradient(one)) for _ in range(self.config.n_updates) for one in minibatches]
         return mean_terms(taken)
 
@@ -191,6 +233,18 @@ def _minibatches(trajectories: Trajectories, n: int) -> list[Trajectories]:
     """Split rows [B, T] into n runs of neighbours, of almost equal size, which share the memory."""
     bounds = [trajectories.n_elems() * k // n for k in range(n + 1)]
     return [trajectories.slice(start, stop) for start, stop in pairwise(bounds)]
+
+
+def _one_after_the_other(batches: Sequence[Trajectories]) -> Trajectories:
+    """Join batches of the same environments [B, T] to one [B, sum of T], real steps first, in new memory."""
+    real = torch.cat([batch.mask() for batch in batches], 1)  # [B, sum of T]
+    order = torch.sort(real.to(torch.int8), dim=1, descending=True, stable=True).indices
+    rows = torch.arange(real.shape[0], device=real.device, dtype=torch.int64).unsqueeze(1)
+    joined = {
+        key: torch.cat([batch.trajectories[key] for batch in batches], 1)[rows, order]
+        for key in batches[0].trajectories.keys()
+    }
+    return Trajectories._trusted(batches[0].info, TemporalDictTensor._trusted(joined, real.sum(1)))
 
 
 def train(

@@ -82,6 +82,13 @@ TASKS: dict[str, tuple[Any, TrainingConfig, Callable[[], Any], Any, Any]] = {
         RecurrentAgent,
         create_sim,
     ),
+    "a2c, window": (
+        a2c,
+        replace(A2C, n_timesteps=2, n_minibatches=2, window=3, vtrace=True),
+        create_network,
+        ActorCriticAgent,
+        create_sim,
+    ),
     "ppo, normalised": (ppo, PPO, create_normalised_network, ActorCriticAgent, create_sim),
     "ppo": (ppo, PPO, create_network, ActorCriticAgent, create_sim),
     "ppo, recurrent": (ppo, PPO, create_recurrent_network, RecurrentAgent, create_sim),

@@ -19,6 +19,7 @@ from rlstruct.agents import (
     ActorCriticAgent,
     GaussianActorCritic,
     GaussianAgent,
+    Normalised,
     RecurrentActorCritic,
     RecurrentAgent,
     RecurrentGaussianActorCritic,
@@ -222,6 +223,120 @@ def test_a_minibatch_holds_at_least_one_environment() -> None:
     assert A2CConfig(vtrace=True, n_envs=2, n_processes=3, n_minibatches=6).n_minibatches == 6
     with pytest.raises(ValueError, match=r"n_minibatches is 7, expected at most one for each of 6 environments"):
         A2CConfig(vtrace=True, n_envs=2, n_processes=3, n_minibatches=7)
+
+
+def one_step_batches(n_batches: int, n_envs: int) -> list[Trajectories]:
+    """Batches of one step, with restarts, and terminations and truncations before them; rewards tell steps apart."""
+    random = torch.Generator().manual_seed(3)
+    seen = torch.randn(n_envs, 4, generator=random)
+    batches = []
+    for k in range(n_batches):
+        reached = torch.randn(n_envs, 4, generator=random)
+        done = torch.rand(n_envs, generator=random) < 0.2
+        steps = {
+            "observation/frame": seen,
+            "action/action": torch.randint(2, (n_envs,), generator=random),
+            "action/log_probability": torch.rand(n_envs, generator=random).log(),
+            "_observation/frame": reached,
+            "_observation/reward": k + torch.arange(n_envs) / n_envs,
+            "_observation/terminated": done & (torch.rand(n_envs, generator=random) < 0.5),
+            "_observation/done": done,
+        }
+        keys = {f"{which}/rng": torch.zeros(n_envs, dtype=torch.int64) for which in ("observation", "_observation")}
+        tensors = {key: value.unsqueeze(1) for key, value in (steps | keys).items()}
+        info = DictTensor({"policy_version": torch.zeros(n_envs, dtype=torch.int64)})
+        batches.append(Trajectories(info, TemporalDictTensor(tensors)))
+        seen = torch.where(done.unsqueeze(1), torch.randn(n_envs, 4, generator=random), reached)
+    return batches
+
+
+def plain_windows(model: ActorCritic, batches: list[Trajectories], config: A2CConfig) -> list[float]:
+    """The same in plain torch, environment by environment and step by step; returns the losses."""
+    assert config.window is not None
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, eps=config.adam_epsilon)
+    found, n = [], config.n_envs // config.n_minibatches
+    for k in range(config.window - 1, len(batches)):
+        turn = len(found) % config.n_minibatches
+        policy_loss = value_loss = entropy = torch.zeros(())
+        for env in range(turn * n, (turn + 1) * n):
+            window = [batch.trajectories for batch in batches[k - config.window + 1 : k + 1]]
+            correction = 0.0  # v - V of the step after
+            for steps in reversed(window):
+                reward, terminated, done = (
+                    float(steps[f"_observation/{x}"][env, 0]) for x in ("reward", "terminated", "done")
+                )
+                logits, value = model(steps["observation/frame"][env])
+                with torch.no_grad():
+                    following = float(model(steps["_observation/frame"][env])[1]) * (1.0 - terminated)
+                log_probability = logits.log_softmax(1)[0, steps["action/action"][env, 0]]
+                ratio = math.exp(log_probability.item() - steps["action/log_probability"][env, 0].item())
+                if done:
+                    correction = 0.0
+                rho, c = min(config.rho_clip, ratio), config.trace_decay * min(config.c_clip, ratio)
+                delta = reward + config.discount * following - value.item()
+                advantage = rho * (delta + config.discount * config.trace_decay * correction)
+                correction = rho * delta + config.discount * c * correction
+                policy_loss = policy_loss - log_probability * advantage
+                value_loss = value_loss + (value.squeeze() - value.item() - correction).square() / 2
+                entropy = entropy - (logits.softmax(1) * logits.log_softmax(1)).sum()
+        terms = policy_loss + config.value_coefficient * value_loss - config.entropy_coefficient * entropy
+        loss = terms / (n * config.window)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_gradient_norm or math.inf)
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def test_windows_of_one_minibatch_after_the_other_are_those_of_plain_torch() -> None:
+    config = dataclasses.replace(
+        SMALL, n_timesteps=1, n_envs=6, n_minibatches=3, window=4, vtrace=True, rho_clip=1.5, trace_decay=0.9,
+        entropy_coefficient=0.1, learning_rate=0.05,
+    )  # fmt: skip
+    ours, plain = create_model(), create_model()
+    plain.load_state_dict(ours.state_dict())
+    batches = one_step_batches(11, config.n_envs)
+    learner = Learner(ours, ActorCriticAgent(ours, copy_model=False), config)
+    terms = [learner.update(batch, fraction_done=0.0) for batch in batches]
+    assert terms[:3] == [{}, {}, {}]  # until there are four steps
+    expected = plain_windows(plain, batches, config)
+    assert [float(one["loss"]) for one in terms[3:]] == pytest.approx(expected, rel=1e-4)
+    torch.testing.assert_close(dict(ours.state_dict()), dict(plain.state_dict()), rtol=1e-4, atol=1e-5)
+
+
+def test_a_window_of_as_many_batches_as_minibatches_shows_each_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = dataclasses.replace(SMALL, n_timesteps=1, n_envs=6, n_minibatches=3, window=3, vtrace=True)
+    model, seen = create_model(), []
+    learner = Learner(model, ActorCriticAgent(model, copy_model=False), config)
+    steps = learner.gradient_steps
+    monkeypatch.setattr(
+        learner, "gradient_steps", lambda batch: seen.append(batch.trajectories["_observation/reward"]) or steps(batch)
+    )
+    for batch in one_step_batches(11, 6):
+        learner.update(batch, fraction_done=0.0)
+    assert [list(rewards.shape) for rewards in seen] == [[2, 3]] * 9
+    numbers = torch.cat([rewards.flatten() for rewards in seen]).tolist()
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_a_window_leaves_out_the_steps_that_restarts_took() -> None:
+    batch = one_step_batches(1, 2)[0]
+    spent = Trajectories(batch.info, TemporalDictTensor(dict(batch.trajectories.items()), torch.tensor([1, 0])))
+    joined = a2c._one_after_the_other([spent, batch])
+    assert joined.lengths.tolist() == [2, 1]
+    reward = batch.trajectories["_observation/reward"]
+    assert (joined.trajectories["_observation/reward"][:, :1] == reward).all()
+
+
+def test_wrong_windows_are_named() -> None:
+    with pytest.raises(ValueError, match="A2CConfig: window is 4, expected at least 1 with vtrace = True, or None"):
+        A2CConfig(window=4)
+    with pytest.raises(ValueError, match="n_minibatches is 3, expected a divisor of 8 environments, for the window"):
+        A2CConfig(window=4, vtrace=True, n_envs=8, n_minibatches=3)
+    model = Normalised(create_model(), (4,), discount=0.99)
+    with pytest.raises(ValueError, match="got window=2 and Normalised, whose statistics want each batch as a whole"):
+        Learner(model, ActorCriticAgent(model, copy_model=False), dataclasses.replace(SMALL, vtrace=True, window=2))
 
 
 def test_gradients_are_scaled_down_to_their_bound() -> None:

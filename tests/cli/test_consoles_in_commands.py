@@ -49,10 +49,11 @@ def test_pong_is_learnt_from_end_to_end(
     "options",
     [
         ["a2c", "--n-env-steps", "32"],
+        ["a2c", "--n-env-steps", "16", "--n-timesteps", "1", "--n-minibatches", "2", "--window", "2", "--vtrace"],
         ["ppo", "--n-env-steps", "32", "--n-epochs", "1", "--n-minibatches", "1"],
         ["dqn", "--n-env-steps", "48", "--learning-starts", "32", "--n-updates", "1", "--batch-size", "8"],
     ],
-    ids=["a2c", "ppo", "dqn"],
+    ids=["a2c", "a2c-window", "ppo", "dqn"],
 )
 def test_pong_is_learnt_on_consoles_of_ours(
     options: list[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
@@ -62,7 +63,7 @@ def test_pong_is_learnt_on_consoles_of_ours(
     monkeypatch.chdir(tmp_path)
     small = ["--n-envs", "2", "--n-timesteps", "8", "--no-progress", "--evaluation-processes", "0"]
     small += ["--evaluation-episodes", "2", "--evaluation-timesteps", "8", "--env-options", "time_limit=8"]
-    assert main(["train", *options, "--env", "ALE/Pong-v5", "--simulator", "warp", *small]) == 0
+    assert main(["train", options[0], "--env", "ALE/Pong-v5", "--simulator", "warp", *small, *options[1:]]) == 0
     (run,) = pathlib.Path("runs").iterdir()
     stored = json.loads((run / "config.json").read_text())
     assert stored["agent"].startswith("convolutional")
@@ -96,7 +97,7 @@ def test_wrong_consoles_are_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_commands_of_the_documentation_are_understood() -> None:
     page = (ROOT / "docs" / "atari.md").read_text()
     commands = re.findall(r"^rlstruct train (\w+) (.*)$", page, re.MULTILINE)
-    assert [algorithm for algorithm, _ in commands] == ["a2c", "dqn"]
+    assert [algorithm for algorithm, _ in commands] == ["a2c", "dqn", "a2c"]
     for algorithm, words in commands:
         options = _parse(algorithm, words.split(), None)
         assert options.environment.env == "ALE/Pong-v5"
