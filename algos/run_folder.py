@@ -1,6 +1,6 @@
 """One folder per training: configuration, metrics, checkpoint, TensorBoard log, learning curve.
 
-It needs the extra ``train``: tqdm, tensorboard and matplotlib are imported when a RunFolder is made.
+It needs the extra ``train``: tqdm and matplotlib are imported when a RunFolder is made, tensorboard if it logs there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import datetime
 from functools import partial
@@ -24,6 +24,8 @@ from rlstruct.algos.checkpoint import Lease, read_checkpoint, replace_file, writ
 from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.joining import launched_rank
 from rlstruct.algos.learning_curve import draw_learning_curve, in_order
+from rlstruct.algos.loggers import CreateLogger, Loggers, find_loggers
+from rlstruct.errors import how_to_install
 from rlstruct.profiling import operation
 
 _COUNTERS = ("env_steps", "policy_version", "seconds", "steps_per_second")
@@ -52,10 +54,13 @@ class RunFolder:
         n_env_steps: where the progress bar ends.
         root: folder of all runs, made if missing.
         progress: show the bar, on the standard error stream, if that is a terminal.
+        loggers: where numbers go beside ``metrics.csv``: ``"tensorboard"``, ``"wandb"``, ``"mlflow"``, or what makes a
+            logger of yours; see `rlstruct.algos.loggers`.
 
     Raises:
-        ImportError: the extra ``train`` is not installed.
+        ImportError: the extra ``train`` is not installed, or what a logger needs.
         TypeError: config is not a dataclass instance.
+        ValueError: there is no logger of a name.
 
     Attributes:
         path: the folder; ``root``, where this does nothing.
@@ -65,11 +70,19 @@ class RunFolder:
     checkpoint: dict[str, Any] | None
 
     def __init__(
-        self, name: str, config: object, *, n_env_steps: int, root: str | Path = "runs", progress: bool = True
+        self,
+        name: str,
+        config: object,
+        *,
+        n_env_steps: int,
+        root: str | Path = "runs",
+        progress: bool = True,
+        loggers: Sequence[str | CreateLogger] = ("tensorboard",),
     ) -> None:
         """Make the folder and write the settings."""
         text = _settings_text("RunFolder", config)
-        for module in ("tqdm", "torch.utils.tensorboard", "matplotlib"):
+        find_loggers(loggers)
+        for module in ("tqdm", "matplotlib"):
             _extra(module)
         self.path, self.checkpoint, self._closed = Path(root), None, True
         if launched_rank():
@@ -78,10 +91,21 @@ class RunFolder:
         file = self.path / "config.json"
         file.write_bytes(text)
         self._lease = Lease(file, "RunFolder")
-        self._open(n_env_steps, progress)
+        try:
+            self._open(n_env_steps, progress, loggers)
+        except BaseException:
+            self._lease.close()
+            raise
 
     @classmethod
-    def resume(cls, path: str | Path, *, n_env_steps: int | None = None, progress: bool = True) -> RunFolder:
+    def resume(
+        cls,
+        path: str | Path,
+        *,
+        n_env_steps: int | None = None,
+        progress: bool = True,
+        loggers: Sequence[str | CreateLogger] = ("tensorboard",),
+    ) -> RunFolder:
         """Open the folder of a training that was killed; ``train(…, run=folder)`` then goes on from its checkpoint.
 
         What was logged after that checkpoint is removed, as it will be logged again. If the training was killed before
@@ -91,6 +115,7 @@ class RunFolder:
             path: the folder.
             n_env_steps: where the progress bar ends; by default where it did.
             progress: show the bar.
+            loggers: as those that it began with, which go on.
 
         Raises:
             FileNotFoundError: this is no run folder.
@@ -110,17 +135,24 @@ class RunFolder:
             )
         folder._lease = Lease(config, "RunFolder.resume")
         try:
-            folder._reopen(n_env_steps, progress)
+            folder._reopen(n_env_steps, progress, loggers)
         except BaseException:
             folder._lease.close()
             raise
         return folder
 
-    def _open(self, n_env_steps: int | None, progress: bool, purge_step: int | None = None) -> None:
+    def _open(
+        self,
+        n_env_steps: int | None,
+        progress: bool,
+        loggers: Sequence[str | CreateLogger],
+        again_from: int | None = None,
+    ) -> None:
         """Open the log and begin with nothing written."""
-        tqdm, writer = _extra("tqdm").tqdm, _extra("torch.utils.tensorboard").SummaryWriter
+        tqdm = _extra("tqdm").tqdm
         self._start = time.perf_counter()
-        self._board = writer(str(self.path), purge_step=purge_step)
+        settings = json.loads((self.path / "config.json").read_bytes())
+        self._loggers = Loggers(loggers, self.path, settings, again_from)
         # Made at the first line of the log, so that its rate leaves out the start of the processes.
         disable = None if progress else True  # None: show it on a terminal only
         self._create_bar = partial(
@@ -135,7 +167,7 @@ class RunFolder:
         self._columns: tuple[str, ...] = ()
         self._closed = False
 
-    def _reopen(self, n_env_steps: int | None, progress: bool) -> None:
+    def _reopen(self, n_env_steps: int | None, progress: bool, loggers: Sequence[str | CreateLogger]) -> None:
         """Read the checkpoint, and go on with the log where it was written."""
         file = self.path / "checkpoint.pt"
         checkpoint = read_checkpoint(file) if file.exists() else None
@@ -143,7 +175,7 @@ class RunFolder:
         saved = saved if checkpoint is None else checkpoint["run"]
         lines = read_lines(self.path / "metrics.csv", saved["n_lines"])
         last = int(max((line["env_steps"] for line in lines), default=-1))
-        self._open(n_env_steps or saved["n_env_steps"], progress, purge_step=last + 1)
+        self._open(n_env_steps or saved["n_env_steps"], progress, loggers, again_from=last + 1)
         self.checkpoint, self._rows, self._n_saved = checkpoint, lines, len(lines)
         self._start -= saved["seconds"]
         self._rewrite()
@@ -228,15 +260,20 @@ class RunFolder:
         write_checkpoint(self.path / name, state)
         return self.path / name
 
-    def close(self) -> None:
-        """Draw the learning curve and close all files. Calling it again does nothing."""
+    def close(self, *, draw: bool = True) -> None:
+        """Draw the learning curve and close all files. Calling it again does nothing.
+
+        Args:
+            draw: False leaves the curve out, which takes a second or more; ``rlstruct plot`` draws it at any time.
+        """
         if self._closed:
             return
         self._closed = True
         if self._bar is not None:
             self._bar.close()
-        self._board.close()
-        draw_learning_curve(self._rows, self.path / "learning_curve.png", title=self.path.name)
+        self._loggers.close()
+        if draw:
+            draw_learning_curve(self._rows, self.path / "learning_curve.png", title=self.path.name)
         self._lease.close()
 
     def __enter__(self) -> RunFolder:
@@ -246,8 +283,11 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close all files, also after an error: the curve then shows how far the training got."""
-        self.close()
+        """Close all files, also after an error: the curve then shows how far the training got.
+
+        Ctrl-C does not wait for the curve.
+        """
+        self.close(draw=kind is None or not issubclass(kind, KeyboardInterrupt))
 
     def _show(self) -> Any:  # noqa: ANN401 - a bar of tqdm, which has no types
         """Return the progress bar, with the latest numbers beside it."""
@@ -257,12 +297,10 @@ class RunFolder:
         return self._bar
 
     def _write(self, row: dict[str, float]) -> None:
-        """Append to the CSV and to the TensorBoard log."""
+        """Append to the CSV and to the other logs."""
         self._rows.append(row)
-        env_steps = int(row["env_steps"])
-        for name, value in row.items():
-            if name not in ("env_steps", "seconds"):
-                self._board.add_scalar(name, value, env_steps)
+        others = {name: value for name, value in row.items() if name not in ("env_steps", "seconds")}
+        self._loggers.log(int(row["env_steps"]), others)
         if row.keys() <= set(self._columns):
             self._append([row])
             return
@@ -339,6 +377,6 @@ def _extra(module: str) -> Any:  # noqa: ANN401 - a module
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(
-            f"RunFolder needs {module}, which is not installed. Install the extra: pip install 'rlstruct[train]'; "
-            "or train without a run folder: run=None."
+            f"RunFolder needs {module}, which is not installed. {how_to_install('train')}; or train without a run "
+            "folder: run=None."
         ) from error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from importlib import metadata
 from typing import Any
 
 
@@ -100,6 +101,22 @@ def tag_environment(error: BaseException, index: int) -> None:
         error.environment_index = index  # type: ignore[attr-defined]
     except AttributeError:  # an exception class with __slots__: the worker is still named, the environment is not
         return
+
+
+def how_to_install(extra: str) -> str:
+    """Say how to get what an extra of this package brings, by the names that pip finds wherever rlstruct came from.
+
+    Args:
+        extra: its name.
+    """
+    try:
+        everything = metadata.requires("rlstruct") or []
+    except metadata.PackageNotFoundError:  # the source alone, without an installation
+        everything = []
+    needs = [line.replace('"', "'").partition(";") for line in everything]
+    names = " ".join(f"'{name.strip()}'" for name, _, marker in needs if f"extra == '{extra}'" in marker)
+    here = f"'.[{extra}]' in a checkout of rlstruct"
+    return f"Install the extra {extra!r}: pip install {names or here}"
 
 
 def warn_user(text: str) -> None:

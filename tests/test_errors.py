@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from importlib import metadata
 
 import pytest
 
@@ -12,6 +13,7 @@ from rlstruct.errors import (
     ShapeMismatchError,
     WorkerError,
     WorkerTimeout,
+    how_to_install,
     tag_environment,
 )
 
@@ -70,3 +72,16 @@ def test_tag_environment_leaves_an_exception_that_takes_no_attributes() -> None:
     tag_environment(error, 3)
     assert error.args == ("as it was",)
     assert not hasattr(error, "environment_index")
+
+
+def test_install_hints_name_what_pip_finds() -> None:
+    assert how_to_install("box2d") == "Install the extra 'box2d': pip install 'gymnasium[box2d]>=1.1'"
+    assert how_to_install("nvml").startswith("Install the extra 'nvml': pip install 'nvidia-ml-py>=")
+
+
+def test_install_hints_without_an_installation_name_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> list[str]:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", missing)
+    assert how_to_install("warp") == "Install the extra 'warp': pip install '.[warp]' in a checkout of rlstruct"

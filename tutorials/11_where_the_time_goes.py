@@ -6,7 +6,7 @@ A step of B environments costs calls and arithmetic. Below some hundred environm
 there, more environments are free. Beyond, the arithmetic counts. This tutorial measures both, draws the ladder from
 Python objects to a compiled kernel, and looks into the loop of a batcher. ``--all`` adds fused steps and a compiled
 agent, for which the compiler takes a minute more. benchmarks/sims.py and benchmarks/gpu.py are the same with care.
-Needs matplotlib (pip install "rlstruct[train]").
+Needs matplotlib (the extra `train`).
 """
 
 import sys

@@ -3,7 +3,7 @@
     python tutorials/12_why_is_my_training_slow.py
 
 The command does the same for any training: rlstruct profile train a2c --env CartPole-v1. Needs matplotlib for the
-pictures (pip install "rlstruct[train]").
+pictures (the extra `train`).
 """
 
 import time

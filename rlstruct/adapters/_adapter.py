@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.core import DictTensor
-from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
+from rlstruct.errors import DeviceMismatchError, ShapeMismatchError, how_to_install
 from rlstruct.spaces import Element, Space, leaves, nest, zeros
 from rlstruct.vec_env import Observed, Stepped, VecEnv
 
@@ -115,7 +115,7 @@ def optional(module: str, extra: str, who: str) -> Any:  # noqa: ANN401 - a modu
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(f"{who} needs {module}: pip install 'rlstruct[{extra}]'.") from error
+        raise ImportError(f"{who} needs {module}, which is not installed. {how_to_install(extra)}.") from error
 
 
 def rows(mask: Tensor, like: Tensor) -> Tensor:

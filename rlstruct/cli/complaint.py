@@ -7,6 +7,8 @@ import importlib.util
 import sys
 from collections.abc import Iterable
 
+from rlstruct.errors import how_to_install
+
 
 class UserError(Exception):
     """A mistake of the user: shown as one line, without a traceback; the exit status is 2."""
@@ -42,9 +44,7 @@ def require(extra: str, *modules: str, what: str) -> None:
     """
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
-        raise UserError(
-            f"{what} needs {', '.join(missing)}, not installed. Install the extra: pip install 'rlstruct[{extra}]'"
-        )
+        raise UserError(f"{what} needs {', '.join(missing)}, not installed. {how_to_install(extra)}")
 
 
 def check_device(option: str, device: str) -> None:

@@ -18,15 +18,16 @@ from gymnasium import spaces
 from rlstruct import sims
 from rlstruct.cli.complaint import UserError, nearest, require
 from rlstruct.envs import GymEnv, GymEnvInf
+from rlstruct.errors import how_to_install
 from rlstruct.sims.tensor_env import Backend
 from rlstruct.vec_env import VecEnv
 
 ATARI_STACK = 4  # frames, as Mnih et al. (2015)
 
 _EXTRA_OF = {
-    "gymnasium.envs.box2d": "rlstruct[box2d]",
-    "gymnasium.envs.mujoco": "rlstruct[mujoco]",
-    "ale_py": "rlstruct[atari]",
+    "gymnasium.envs.box2d": "box2d",
+    "gymnasium.envs.mujoco": "mujoco",
+    "ale_py": "atari",
 }
 
 
@@ -283,4 +284,4 @@ def is_installed(name: str) -> bool:
 
 def _mend(name: str) -> str:
     extra = next((extra for start, extra in _EXTRA_OF.items() if _entry(name).startswith(start)), "")
-    return f"Here: pip install '{extra}'" if extra else ""
+    return how_to_install(extra) if extra else ""

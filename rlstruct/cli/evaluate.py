@@ -35,7 +35,7 @@ class Evaluate:
     Attributes:
         run: the folder of the run.
         episodes: how many.
-        video: draw one more episode, as a film (.gif) or a sheet of pictures (.png).
+        video: draw one more episode, as a film (.gif, .mp4) or a sheet of pictures (.png).
         out: write return and length of every episode into a JSON file.
         device: where the agent acts.
         actions: drawn, as in training, or the best ones; None for what the evaluations of the training did.

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from rlstruct.cli.complaint import UserError
+from rlstruct.cli.complaint import UserError, require
 from rlstruct.cli.environments import Factory, GymFactory, SimulatorFactory
 from rlstruct.core import DictTensor
 from rlstruct.functional.random import step_keys
@@ -47,7 +47,7 @@ def film(
     Args:
         factory: of the environments.
         agent: on the CPU.
-        path: where to write: a gif, or with .png some of the pictures on one sheet; its folder is made.
+        path: where to write: a gif, an mp4, or with .png some of the pictures on one sheet; its folder is made.
         n_envs: environments, drawn side by side.
         n_steps: at most so many steps.
         seed: of environments and agent.
@@ -68,21 +68,40 @@ def film(
         chosen = [pictures[round(i * (len(pictures) - 1) / max(1, n - 1))] for i in range(n)]
         _joined([_grid(chosen, min(n, 4), _SHEET_GAP), *legend]).save(path)
         return len(pictures)
-    few = [_joined([picture, *legend]).quantize(_GIF_COLOURS) for picture in pictures]
-    # Gifs count in hundredths of a second. The last picture stays for a second: the end is what one wants to see.
-    times = [max(20, round(_seconds_of(factory) * 100) * 10)] * (len(few) - 1) + [1000]
+    shown = [_joined([picture, *legend]) for picture in pictures]
+    seconds = _seconds_of(factory)
+    # The last picture stays for a second: the end is what one wants to see.
+    if path.suffix.lower() == ".mp4":
+        _write_mp4(shown + shown[-1:] * round(1 / seconds), path, seconds)
+        return len(pictures)
+    few = [picture.quantize(_GIF_COLOURS) for picture in shown]
+    times = [max(20, round(seconds * 100) * 10)] * (len(few) - 1) + [1000]  # gifs count in hundredths of a second
     few[0].save(path, save_all=True, append_images=few[1:], duration=times, loop=0, optimize=True)
     return len(pictures)
 
 
+def _write_mp4(pictures: Sequence[Picture], path: Path, seconds: float) -> None:
+    from imageio_ffmpeg import write_frames
+
+    # H.264 wants even sides; what is cut off is the white margin of the caption.
+    size = pictures[0].width // 2 * 2, pictures[0].height // 2 * 2
+    writer = write_frames(str(path), size, fps=1 / seconds, macro_block_size=2, quality=8)
+    writer.send(None)  # it is a generator
+    for picture in pictures:
+        writer.send(picture.crop((0, 0, *size)).tobytes())
+    writer.close()
+
+
 def check_path(path: Path) -> None:
-    """Refuse a name that is neither a film nor a sheet.
+    """Refuse a name that is neither a film nor a sheet, and a film that cannot be written here.
 
     Raises:
-        UserError: with the two that are.
+        UserError: with the three that are; or a package is missing for .mp4.
     """
-    if path.suffix.lower() not in (".gif", ".png"):
-        raise UserError(f"{path}: expected a name that ends with .gif (a film) or .png (a sheet of pictures).")
+    if path.suffix.lower() not in (".gif", ".mp4", ".png"):
+        raise UserError(f"{path}: expected a name that ends with .gif or .mp4 (a film) or .png (a sheet of pictures).")
+    if path.suffix.lower() == ".mp4":
+        require("video", "imageio_ffmpeg", what=f"{path}: a film as .mp4")
 
 
 def _stem(factory: Factory) -> str:

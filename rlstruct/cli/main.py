@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import os
@@ -9,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 from rlstruct.cli.complaint import UserError, nearest, require, say
 
@@ -31,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        arguments: after the name of the program; None for those of this process.
+        arguments: after the name of the program; None for those of this process, which Ctrl-C then ends in here.
 
     Returns:
         The exit status: 0, 2 for a mistake of the user, 130 after Ctrl-C.
@@ -60,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt as stop:
         sys.stderr.write(_interrupted(command, str(stop)))
+        if arguments is None:
+            _leave()
         return INTERRUPTED
     except SystemExit as leaving:  # of the parser of options: it has said why
         return leaving.code if isinstance(leaving.code, int) else 2
@@ -86,6 +90,14 @@ def _leaving_at_once(command: str) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _leave() -> NoReturn:
+    """End the process without taking torch's modules apart one by one, which takes seconds on a busy machine."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(INTERRUPTED)
 
 
 def _interrupted(command: str, why: str = "") -> str:

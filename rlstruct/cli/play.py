@@ -28,7 +28,7 @@ class Play:
     Attributes:
         what: name of an environment, such as Breakout-MinAtar, or the folder of a run.
         simulator: draw the bundled simulator of this name, such as warp for games of Atari.
-        out: where to write: a film (.gif), or a sheet of pictures (.png). By default play-NAME.gif.
+        out: where to write: a film (.gif, .mp4), or a sheet of pictures (.png). By default play-NAME.gif.
         steps: how many steps.
         n_envs: so many environments side by side.
         seed: of environments and agent.

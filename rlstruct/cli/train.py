@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 import tyro
@@ -24,7 +24,7 @@ from rlstruct.algos.rehearsal import rehearsal
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import TrainingResult
 from rlstruct.cli.agents import AgentChoice, choose
-from rlstruct.cli.complaint import UserError, check_device, nearest, number, say
+from rlstruct.cli.complaint import UserError, check_device, nearest, number, require, say
 from rlstruct.cli.environments import ATARI_STACK, Factory, Task, find, spaces_of
 from rlstruct.cli.record import ALGORITHMS, RunRecord, config_class, load, module_of, versions
 from rlstruct.errors import LearnerError, SharingError, TrainingDiverged
@@ -69,12 +69,14 @@ class Output:
         name: first part of the name of the run's folder; None for algorithm, environment and seed.
         progress: show a progress bar.
         threads: threads of PyTorch in this process; None for 1 with small networks, and all cores with images.
+        loggers: where numbers go beside metrics.csv.
     """
 
     runs: Path = Path("runs")
     name: str | None = None
     progress: bool = True
     threads: int | None = None
+    loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +179,10 @@ def train(
             create = choice.create_model, choice.create_agent
             result: TrainingResult = module_of(algorithm).train(config, *create, factory, run=folder)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"stopped. To go on: rlstruct train --resume {shlex.quote(str(folder.path))}") from None
+        path = shlex.quote(str(folder.path))
+        raise KeyboardInterrupt(
+            f"stopped. To go on: rlstruct train --resume {path} (its curve: rlstruct plot {path})"
+        ) from None
     except (LearnerError, TrainingDiverged, SharingError) as error:
         raise UserError(str(error)) from None
     _tell(result, config.target_return, folder)
@@ -205,7 +210,7 @@ def _begun(record: RunRecord, output: Output) -> RunFolder:
     name = output.name or f"{record.algorithm}-{record.task.env}-seed{config.seed}"
     name = name.replace("/", "-").replace(":", "-")
     try:
-        return RunFolder(name, record, n_env_steps=config.n_env_steps, root=output.runs, progress=output.progress)
+        return RunFolder(name, record, n_env_steps=config.n_env_steps, root=output.runs, **_shown(output))
     except OSError as error:
         raise UserError(f"--runs {output.runs}: no folder can be made there: {error.strerror}.") from None
 
@@ -213,7 +218,7 @@ def _begun(record: RunRecord, output: Output) -> RunFolder:
 def _resumed(run: Path, record: RunRecord, output: Output) -> RunFolder:
     config = record.config
     try:
-        folder = RunFolder.resume(run, n_env_steps=config.n_env_steps, progress=output.progress)
+        folder = RunFolder.resume(run, n_env_steps=config.n_env_steps, **_shown(output))
         try:
             if folder.checkpoint is not None:
                 check_resumed(folder.checkpoint, config)
@@ -224,6 +229,13 @@ def _resumed(run: Path, record: RunRecord, output: Output) -> RunFolder:
     except (ValueError, FileNotFoundError, RuntimeError) as error:
         raise UserError(f"--resume {run}: {error}") from None
     return folder
+
+
+def _shown(output: Output) -> dict[str, Any]:
+    """Return where a `RunFolder` shows its numbers."""
+    for extra in sorted({"wandb", "mlflow"} & set(output.loggers)):
+        require(extra, extra, what=f"--loggers {extra}")
+    return {"progress": output.progress, "loggers": output.loggers}
 
 
 def _peek(words: Sequence[str], *options: str) -> tuple[dict[str, str | None], list[str]]:

@@ -51,7 +51,7 @@ class GpuUse:
 
     def __str__(self) -> str:
         """Put the three shares side by side."""
-        nvml = "unknown (pip install 'rlstruct[nvml]')" if self.nvml is None else f"{100 * self.nvml:.0f} %"
+        nvml = "unknown (pip install nvidia-ml-py)" if self.nvml is None else f"{100 * self.nvml:.0f} %"
         idle = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in self.idle.items())
         most = sorted(self.operations.items(), key=lambda pair: -pair[1])
         return "\n".join(

@@ -148,6 +148,21 @@ def test_a_run_that_fails_still_leaves_its_curve(tmp_path: Path) -> None:
     assert (folder.path / "learning_curve.png").exists()
 
 
+def test_ctrl_c_waits_for_no_curve_and_keeps_what_was_written(tmp_path: Path) -> None:
+    def stop(folder: RunFolder) -> None:
+        with folder:
+            folder.log(10, 1, {"return": 1.0}, at=time.perf_counter())
+            folder.save_checkpoint(COUNTERS)
+            raise KeyboardInterrupt
+
+    folder = make_folder(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        stop(folder)
+    assert not (folder.path / "learning_curve.png").exists()
+    assert (folder.path / "checkpoint.pt").exists()
+    assert [row["train/return"] for row in read(folder)] == ["1.0"]
+
+
 def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.import_module
 
@@ -157,7 +172,7 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: 
         return real(name)
 
     monkeypatch.setattr(importlib, "import_module", without_tqdm)
-    with pytest.raises(ImportError, match=r"RunFolder needs tqdm.*pip install 'rlstruct\[train\]'"):
+    with pytest.raises(ImportError, match=r"RunFolder needs tqdm.*pip install 'tyro>="):
         make_folder(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

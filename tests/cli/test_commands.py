@@ -6,11 +6,14 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 import pathlib
 import signal
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 import torch
 from gymnasium import spaces
@@ -300,6 +303,27 @@ def test_a_legend_stands_once_beside_all_pictures() -> None:
         assert film.size == (four + 4 + legend, four + caption)
 
 
+@pytest.mark.filterwarnings("ignore:.*unclosed file:ResourceWarning")  # of what reads it
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_film_may_be_an_mp4() -> None:
+    ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="needs the extra video")
+    assert main(["play", "Breakout-MinAtar", "--steps", "6", "--out", "film.mp4"]) == 0
+    frames = ffmpeg.read_frames("film.mp4")
+    size = next(frames)["size"]
+    assert size == (240 + 4 + 112, 240 + 20)
+    pictures = [Image.frombytes("RGB", size, frame) for frame in frames]
+    assert len(pictures) == 8 + 8  # an end is followed by a start; the last picture stays for a second
+    assert pictures[0].getpixel((238, 2)) != pictures[0].getpixel((2, 258))  # dark game, white caption
+
+
+def test_an_mp4_without_its_package_is_told_before_anything_is_drawn(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    assert main(["play", "CartPole-v1", "--out", "film.mp4"]) == 2
+    assert "film.mp4: a film as .mp4 needs imageio_ffmpeg, not installed. Install" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -348,7 +372,7 @@ def test_a_legend_stands_once_beside_all_pictures() -> None:
         (["envs", "cartpol-v"], "no environment is called like 'cartpol-v'. Did you mean 'CartPole-v1'?"),
         (["envs", "one", "two"], "expected a part of a name, or nothing"),
         (["play", "seaquest-minatr"], "Did you mean 'Seaquest-MinAtar'?"),
-        (["play", "CartPole-v1", "--out", "film.mp4"], "expected a name that ends with .gif"),
+        (["play", "CartPole-v1", "--out", "film.avi"], "expected a name that ends with .gif or .mp4"),
         (["devices", "now"], "expected no arguments"),
     ],
 )
@@ -475,7 +499,7 @@ def test_runs_in_several_environments_have_a_panel_each(tmp_path: pathlib.Path, 
 def test_a_missing_extra_is_named(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tyro", None)
     assert main(["train", "a2c", "--env", "CartPole-v1"]) == 2
-    assert "pip install 'rlstruct[train]'" in capsys.readouterr().err
+    assert "pip install 'tyro>=0.9' 'tqdm>=4.66'" in capsys.readouterr().err
 
 
 def test_help_shows_every_command_and_every_algorithm_on_a_narrow_screen(capsys: Capture) -> None:
@@ -524,6 +548,35 @@ def test_ctrl_c_while_torch_is_imported_is_one_line_and_status_130() -> None:
         _, said = process.communicate(timeout=30)
     assert said == "\nrlstruct devices: interrupted.\n"
     assert process.returncode == 130
+
+
+def test_ctrl_c_in_a_training_ends_it_at_once_with_its_checkpoint_and_its_processes(tmp_path: pathlib.Path) -> None:
+    words = [
+        "train",
+        "a2c",
+        "--env",
+        "CartPole-v1",
+        "--n-env-steps",
+        "100000000",
+        "--evaluation-interval",
+        "1000",
+        "--runs",
+    ]
+    program = [sys.executable, "-m", "rlstruct", *words, str(tmp_path), "--n-processes", "1"]
+    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        deadline = time.monotonic() + 120
+        while not (saved := list(tmp_path.glob("*/checkpoint.pt"))) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        workers = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does it
+        start = time.monotonic()
+        _, said = process.communicate(timeout=30)
+    assert time.monotonic() - start < 3  # a third of a second, if the machine has nothing else to do
+    assert process.returncode == 130
+    assert said.endswith(f"--resume {saved[0].parent} (its curve: rlstruct plot {saved[0].parent})\n")
+    assert workers
+    assert not psutil.wait_procs(workers, timeout=1)[1]
+    assert torch.load(saved[0], weights_only=True)["env_steps"] >= 0
 
 
 def test_a_wrong_command_is_told_without_torch() -> None:

@@ -109,5 +109,5 @@ def test_without_the_extra_atari_it_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ale_py", None)
     assert main(["play", "ALE/Pong-v5"]) == 2
-    assert "pip install 'rlstruct[atari]'" in capsys.readouterr().err
+    assert "pip install 'ale-py>=0.11' 'opencv-python-headless" in capsys.readouterr().err
     assert sys.modules.get("rlstruct.cli.play") is not None

@@ -5,11 +5,13 @@ goes on from states of ALE and runs frames. Needs the extras ``warp`` and ``atar
 user's ale-py.
 """
 
+from rlstruct.errors import how_to_install
+
 try:
     import warp  # noqa: F401 - to say early what is missing
 except ImportError as error:
     raise ImportError(
-        "rlstruct.sims.atari needs NVIDIA Warp, which is not installed. Install it with pip install 'rlstruct[warp]'."
+        f"rlstruct.sims.atari needs NVIDIA Warp, which is not installed. {how_to_install('warp')}."
     ) from error
 
 from rlstruct.sims.atari.ale_state import AleState, read_ale_state, write_ale_state

@@ -7,12 +7,14 @@ they are first used, for the device they are used on, and kept in Warp's cache (
 Needs the extra ``warp``; nothing else of rlstruct imports this package before a simulator asks for it.
 """
 
+from rlstruct.errors import how_to_install
+
 try:
     import warp as wp
 except ImportError as error:
     raise ImportError(
-        "rlstruct.sims: backend='warp' needs NVIDIA Warp, which is not installed. Install it with "
-        "pip install 'rlstruct[warp]', or use backend='torch'."
+        f"rlstruct.sims: backend='warp' needs NVIDIA Warp, which is not installed. {how_to_install('warp')}, or use "
+        "backend='torch'."
     ) from error
 
 from rlstruct.sims.kernels.game import GameKernel

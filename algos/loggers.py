@@ -1,0 +1,174 @@
+"""Where numbers of a training go beside ``metrics.csv``: TensorBoard, Weights & Biases, MLflow, or a class of yours.
+
+A package is imported when its logger is made, and never otherwise.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlstruct.errors import how_to_install
+
+Settings = Mapping[str, "bool | int | float | str"]
+
+
+class Logger(Protocol):
+    """Takes the numbers of one training."""
+
+    def log(self, env_steps: int, values: Mapping[str, float]) -> None:
+        """Write numbers.
+
+        Args:
+            env_steps: environment steps that they belong to. An evaluation beside the training comes late: later lines
+                may have fewer steps.
+            values: name to number, such as ``train/loss`` and ``evaluation/mean_return``.
+        """
+
+    def close(self) -> None:
+        """Write what waits, and end."""
+
+
+CreateLogger = Callable[[Path, Settings, "int | None"], Logger]
+"""Makes a logger for a run folder and its settings, as ``learning_rate`` and ``training/learning_rate``. The third
+argument is None in a new run; in one that goes on, the environment steps from which it is logged again."""
+
+
+class TensorBoardLogger:
+    """Writes an event file into the run folder; the settings are in the tab HPARAMS, beside the last evaluation."""
+
+    def __init__(self, path: Path, settings: Settings, again_from: int | None) -> None:
+        """Open the file."""
+        board = _package("torch.utils.tensorboard", "train")
+        summaries = importlib.import_module("torch.utils.tensorboard.summary")
+        self._board = board.SummaryWriter(str(path), purge_step=again_from)
+        # What SummaryWriter.add_hparams writes, but into this run in place of one below it.
+        *begins, self._ends = summaries.hparams(dict(settings), {"evaluation/mean_return": 0.0})
+        for summary in begins:
+            self._board.file_writer.add_summary(summary)
+
+    def log(self, env_steps: int, values: Mapping[str, float]) -> None:
+        """Add one point to each curve."""
+        for name, value in values.items():
+            self._board.add_scalar(name, value, env_steps)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._board.file_writer.add_summary(self._ends)
+        self._board.close()
+
+
+class WandbLogger:
+    """Sends everything to Weights & Biases, in a run of the folder's name; ``WANDB_MODE=offline`` keeps it here."""
+
+    def __init__(self, path: Path, settings: Settings, again_from: int | None) -> None:
+        """Begin a run, or go on with that of this folder."""
+        wandb = _package("wandb", "wandb")
+        self._run = wandb.init(id=path.name, name=path.name, dir=str(path), config=dict(settings), resume="allow")
+        self._run.define_metric("*", step_metric="env_steps")
+
+    def log(self, env_steps: int, values: Mapping[str, float]) -> None:
+        """Add one point to each curve."""
+        self._run.log({**values, "env_steps": env_steps})
+
+    def close(self) -> None:
+        """Wait until everything is sent."""
+        self._run.finish()
+
+
+class MlflowLogger:
+    """Writes an MLflow run of the folder's name, below the active run if there is one, to ``MLFLOW_TRACKING_URI``."""
+
+    def __init__(self, path: Path, settings: Settings, again_from: int | None) -> None:
+        """Begin a run, or go on with that of this folder."""
+        self._mlflow = _package("mlflow", "mlflow")
+        before = []
+        if again_from is not None:
+            query = f"attributes.run_name = '{path.name}'"
+            before = self._mlflow.search_runs(filter_string=query, max_results=1, output_format="list")
+        known = {"run_id": before[0].info.run_id} if before else {"run_name": path.name}
+        self._id: str = self._mlflow.start_run(**known, nested=True).info.run_id
+        if not before:  # MLflow keeps the settings that a run began with
+            self._mlflow.log_params(dict(settings))
+
+    def log(self, env_steps: int, values: Mapping[str, float]) -> None:
+        """Add one point to each curve."""
+        self._mlflow.log_metrics(dict(values), step=env_steps, run_id=self._id)
+
+    def close(self) -> None:
+        """End the run."""
+        self._mlflow.end_run()
+
+
+LOGGERS: dict[str, CreateLogger] = {"tensorboard": TensorBoardLogger, "wandb": WandbLogger, "mlflow": MlflowLogger}
+
+
+class Loggers:
+    """Several loggers as one.
+
+    Args:
+        chosen: names of `LOGGERS`, or what makes a logger.
+        path: the run folder.
+        settings: nested as in ``config.json``.
+        again_from: see `CreateLogger`.
+
+    Raises:
+        ImportError: a package is missing.
+        ValueError: there is no logger of this name.
+    """
+
+    def __init__(
+        self, chosen: Sequence[str | CreateLogger], path: Path, settings: Mapping[str, Any], again_from: int | None
+    ) -> None:
+        """Make them all."""
+        flat = flat_settings(settings)
+        self._all = [create(path, flat, again_from) for create in find_loggers(chosen)]
+
+    def log(self, env_steps: int, values: Mapping[str, float]) -> None:
+        """Write numbers; see `Logger`."""
+        for logger in self._all:
+            logger.log(env_steps, values)
+
+    def close(self) -> None:
+        """Close them all."""
+        for logger in self._all:
+            logger.close()
+
+
+def find_loggers(chosen: Sequence[str | CreateLogger]) -> list[CreateLogger]:
+    """Return what makes the chosen loggers.
+
+    Raises:
+        ValueError: there is none of a name.
+    """
+    if unknown := [name for name in chosen if isinstance(name, str) and name not in LOGGERS]:
+        raise ValueError(
+            f"RunFolder: loggers has {unknown[0]!r}, expected some of {', '.join(LOGGERS)}, or a function."
+        )
+    return [LOGGERS[create] if isinstance(create, str) else create for create in chosen]
+
+
+def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:
+    """Write nested settings out, one plain value for each path: what is neither number nor text becomes text.
+
+    >>> flat_settings({"training": {"seed": 0, "sizes": [64, 64]}})
+    {'training/seed': 0, 'training/sizes': '[64, 64]'}
+    """
+    flat: dict[str, bool | int | float | str] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= flat_settings(value, f"{prefix}{name}/")
+        else:
+            flat[prefix + name] = value if isinstance(value, bool | int | float | str) else str(value)
+    return flat
+
+
+def _package(module: str, extra: str) -> Any:  # noqa: ANN401 - a module
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f"RunFolder: a logger needs {module}, which is not installed. {how_to_install(extra)}, or choose another."
+        ) from error
