@@ -2,7 +2,7 @@
 
 import warp as wp
 
-from rlstruct.sims.atari.state import Board, Registers
+from rlstruct.sims.atari.state import Registers, Shared
 
 FIXED, F8, F6, F8SC, F6SC, E0, FE = range(7)
 """How a cartridge switches banks: not at all, two or four banks of 4 KB (SC: with 128 bytes of RAM), 8 slices of 1 KB
@@ -13,35 +13,35 @@ FIRST_BANK = wp.uint32(0x03020100)
 
 
 @wp.func
-def switch_bank(board: Board, m: Registers, address: int):
+def switch_bank(board: Shared, m: Registers, address: int):
     """Reading or writing certain addresses switches banks."""
     if board.mapper != FIXED and (address & 0xFE0) == 0xFE0:
         spot = address & 0x1F
         if board.mapper == F8 or board.mapper == F8SC:
             if spot == 0x18 or spot == 0x19:
-                m[0].pages = FIRST_BANK + WHOLE_BANK * wp.uint32(spot - 0x18)
+                m.pages = FIRST_BANK + WHOLE_BANK * wp.uint32(spot - 0x18)
         elif board.mapper == F6 or board.mapper == F6SC:
             if spot >= 0x16 and spot <= 0x19:
-                m[0].pages = FIRST_BANK + WHOLE_BANK * wp.uint32(spot - 0x16)
+                m.pages = FIRST_BANK + WHOLE_BANK * wp.uint32(spot - 0x16)
         elif board.mapper == E0 and spot < 0x18:
             window = wp.uint32((spot >> 3) * 8)
-            m[0].pages = (m[0].pages & ~(wp.uint32(0xFF) << window)) | (wp.uint32(spot & 7) << window)
+            m.pages = (m.pages & ~(wp.uint32(0xFF) << window)) | (wp.uint32(spot & 7) << window)
 
 
 @wp.func
-def rom_byte(board: Board, i: int, m: Registers, address: int) -> int:
+def rom_byte(board: Shared, i: int, m: Registers, address: int) -> int:
     """Read the cartridge, after `switch_bank`."""
     if board.mapper == F8SC or board.mapper == F6SC:
         if (address & 0xF80) == 0x080:
             return int(board.ram[i, 128 + (address & 127)])
     elif board.mapper == FE:
         return int(board.rom[(address & 0xFFF) + ((~address & 0x2000) >> 1)])
-    page = int((m[0].pages >> wp.uint32(((address >> 10) & 3) * 8)) & wp.uint32(0xFF))
+    page = int((m.pages >> wp.uint32(((address >> 10) & 3) * 8)) & wp.uint32(0xFF))
     return int(board.rom[page * 1024 + (address & 0x3FF)])
 
 
 @wp.func
-def write_cartridge(board: Board, i: int, m: Registers, address: int, value: int):
+def write_cartridge(board: Shared, i: int, m: Registers, address: int, value: int):
     """Write to the cartridge: its RAM, or a switch of banks."""
     if (board.mapper == F8SC or board.mapper == F6SC) and (address & 0xF80) == 0:
         board.ram[i, 128 + (address & 127)] = wp.uint8(value)

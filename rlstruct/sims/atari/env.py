@@ -20,14 +20,12 @@ from rlstruct.device import DeviceLike
 from rlstruct.functional.random import randint, uniform
 from rlstruct.sims._simulation import TorchStepper
 from rlstruct.sims._state import Tensors
-from rlstruct.sims.atari import machine
 from rlstruct.sims.atari.ale_game import Beginning, beginning, beginnings, load_game, rom_ids
-from rlstruct.sims.atari.frame import run_frame
 from rlstruct.sims.atari.games import RULES
 from rlstruct.sims.atari.judge import LIVES, OVER, Counter
-from rlstruct.sims.atari.machine import FIELDS, Consoles, launch
+from rlstruct.sims.atari.machine import FIELDS, Consoles, launch, run_consoles
 from rlstruct.sims.atari.picture import WIDTH, View, area_weights, look
-from rlstruct.sims.atari.state import Board, Console
+from rlstruct.sims.atari.state import Board
 from rlstruct.sims.tensor_env import TensorEnv
 
 MOST_FRAMES = 108_000
@@ -239,12 +237,7 @@ class Atari(TensorEnv[AtariState]):
         self, registers: Tensor, ram: Tensor, screens: Tensor, actions: Tensor, running: Tensor, *, draw: bool
     ) -> None:
         """Run a frame in place."""
-        board = self._board
-        board.ram, board.screen, board.draw = wp.from_torch(ram), wp.from_torch(screens), int(draw)
-        consoles: Any = wp.array(
-            ptr=registers.data_ptr(), shape=(len(ram),), dtype=Console, device=str(self._device), copy=False
-        )
-        launch(self._device, run_frame, len(ram), consoles, board, actions, running, block=machine.BLOCK)
+        run_consoles(self._board, (registers, ram, screens), actions, running, draw=draw)
 
     def _look(self, before: Tensor, after: Tensor, registers: Tensor, cut: Tensor, shown: Tensor) -> Tensor:
         """Turn screens into one observation; games that ended earlier show what was shown."""

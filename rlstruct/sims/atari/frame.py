@@ -4,59 +4,65 @@ import warp as wp
 
 from rlstruct.sims.atari.controls import press
 from rlstruct.sims.atari.cpu import step
-from rlstruct.sims.atari.state import Board, Console, Registers
+from rlstruct.sims.atari.state import Board, Console, Outer, Registers
 from rlstruct.sims.atari.tia import LINE, gray
 
 MOST_INSTRUCTIONS = 25000  # of a frame; ALE's limit
 
 
 @wp.func
-def begin_frame(m: Registers):
+def begin_frame(m: Registers, outer: Outer):
     """Count clocks and cycles from the begin of the line in which the last frame ended."""
-    cycles = m[0].cycles
-    phase = (cycles * 3 - m[0].frame_start) % LINE
-    m[0].timer_set -= cycles
-    m[0].timer_expired -= cycles
-    m[0].dump_end -= cycles
-    m[0].hmove_clock -= cycles * 3
-    m[0].vsync_end -= cycles * 3
-    m[0].cycles = 0
-    m[0].frame_start = -phase
-    m[0].swept = LINE * m[0].first_line - phase
-    m[0].n_frames += 1
-    m[0].color0 = (m[0].color0 & 0xFE) | gray(m)
-    m[0].color1 = (m[0].color1 & 0xFE) | gray(m)
-    m[0].color_playfield = (m[0].color_playfield & 0xFE) | gray(m)
-    m[0].color_background = (m[0].color_background & 0xFE) | gray(m)
+    cycles = m.cycles
+    phase = (cycles * 3 - m.frame_start) % LINE
+    outer.timer_set -= cycles
+    outer.timer_expired -= cycles
+    outer.dump_end -= cycles
+    outer.hmove_clock -= cycles * 3
+    outer.vsync_end -= cycles * 3
+    m.cycles = 0
+    m.frame_start = -phase
+    m.swept = LINE * outer.first_line - phase
+    outer.n_frames += 1
+    m.color0 = (m.color0 & 0xFE) | gray(outer)
+    m.color1 = (m.color1 & 0xFE) | gray(outer)
+    m.color_playfield = (m.color_playfield & 0xFE) | gray(outer)
+    m.color_background = (m.color_background & 0xFE) | gray(outer)
 
 
-@wp.kernel(enable_backward=False)
+@wp.func
+def end_frame(m: Registers, outer: Outer):
+    """Count its lines."""
+    m.partial = 1 - m.ended
+    outer.scanline = (m.cycles * 3 - m.frame_start) // LINE
+    if m.ended != 0:
+        outer.n_scanlines = outer.scanline
+
+
+@wp.kernel(enable_backward=False, cuda_max_registers=208)
 def run_frame(
-    consoles: wp.array(dtype=Console), board: Board, actions: wp.array(dtype=int), running: wp.array(dtype=int)
+    consoles: wp.array(dtype=Console), given: Board, actions: wp.array(dtype=int), running: wp.array(dtype=int)
 ):
     """Run each console until its frame ends.
 
     Args:
         consoles: [B]
-        board: what they share, and their memory.
+        given: what they share, and their memory.
         actions: ALE's number of the action of each.  [B]
         running: 0 leaves a console as it is.  [B]
     """
     i = wp.tid()
     if running[i] == 0:
         return
-    m = wp.zeros(shape=(1,), dtype=Console)
-    m[0] = consoles[i]
-    press(m, actions[i])
-    if m[0].partial == 0:
-        begin_frame(m)
-    m[0].ended = 0
+    m = consoles[i]
+    board = given
+    press(board.outer[i], actions[i])
+    if m.partial == 0:
+        begin_frame(m, board.outer[i])
+    m.ended = 0
     n = int(0)
-    while m[0].ended == 0 and n < MOST_INSTRUCTIONS:
-        step(board, i, m)
+    while m.ended == 0 and n < MOST_INSTRUCTIONS:
+        step(board, i, m, board.outer[i])
         n += 1
-    m[0].partial = 1 - m[0].ended
-    m[0].scanline = (m[0].cycles * 3 - m[0].frame_start) // LINE
-    if m[0].ended != 0:
-        m[0].n_scanlines = m[0].scanline
-    consoles[i] = m[0]
+    end_frame(m, board.outer[i])
+    consoles[i] = m

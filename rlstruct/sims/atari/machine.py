@@ -16,10 +16,10 @@ from rlstruct.sims.atari.ale_state import AleState
 from rlstruct.sims.atari.controls import JOYSTICK, PADDLE, RIGHT_JOYSTICK, SECOND_PADDLE
 from rlstruct.sims.atari.frame import run_frame
 from rlstruct.sims.atari.opcodes import make_table
-from rlstruct.sims.atari.state import Board, Console
+from rlstruct.sims.atari.state import Board, Console, Periphery
 
-_struct: Any = Console  # what the decorator of Warp makes of the class
-FIELDS: tuple[str, ...] = tuple(_struct.vars)
+_structs: tuple[Any, Any] = (Console, Periphery)  # what the decorator of Warp makes of the classes
+FIELDS: tuple[str, ...] = tuple(name for struct in _structs for name in struct.vars)
 """Names of the registers of a console, in the order of memory."""
 MAPPERS = {
     "2K": cartridge.FIXED, "4K": cartridge.FIXED, "F8": cartridge.F8, "F6": cartridge.F6, "F8SC": cartridge.F8SC,
@@ -68,13 +68,9 @@ class Consoles:
         self._screens = torch.zeros(n, 2, MOST_PICTURE_LINES * 160, dtype=torch.uint8, device=self.device)
         self._rom = torch.frombuffer(bytearray(rom), dtype=torch.uint8).to(self.device)
         self.opcodes = torch.from_numpy(make_table()).to(self.device)
-        self._warp_device = str(self.device)
-        self._consoles: Any = wp.array(
-            ptr=self.registers.data_ptr(), shape=(n,), dtype=Console, device=self._warp_device, copy=False
-        )
+        wp.init()
         self._board = Board()
         self._board.rom, self._board.opcodes = wp.from_torch(self._rom), wp.from_torch(self.opcodes)
-        self._board.ram, self._board.screen = wp.from_torch(self.ram), wp.from_torch(self._screens)
         self._board.mapper = self.mapper_number = MAPPERS[mapper]
         self._everybody = torch.ones(n, dtype=torch.int32, device=self.device)
 
@@ -124,9 +120,8 @@ class Consoles:
             actions: ALE's number of the action of each console, 0 to 17.  [B] int32
             draw: whether `screen` shows the frame afterwards.
         """
-        self._board.draw = int(draw)
-        inputs = [self._consoles, self._board, actions.contiguous(), self._everybody]
-        launch(self.device, run_frame, len(self.registers), *inputs, block=BLOCK)
+        memory = (self.registers, self.ram, self._screens)
+        run_consoles(self._board, memory, actions.contiguous(), self._everybody, draw=draw)
 
     def register(self, name: str) -> Tensor:
         """One register of all consoles.
@@ -216,6 +211,32 @@ class Consoles:
             return sum(page << (8 * window) for window, page in enumerate(numbers[1:5]))
         bank = numbers[0] if self.mapper[0] == "F" and self.mapper != "FE" else 0
         return 0x03020100 + 0x04040404 * bank
+
+
+def run_consoles(
+    board: Any, memory: tuple[Tensor, Tensor, Tensor], actions: Tensor, running: Tensor, *, draw: bool
+) -> None:
+    """Run a frame of B consoles in place.
+
+    Args:
+        board: a `Board` with its ROM, opcodes and mapper.
+        memory: registers [B, F] int32, memory [B, 256] uint8, and screens [B, 2, lines * 160] uint8.
+        actions: ALE's number of the action of each console, 0 to 17.  [B] int32
+        running: 0 leaves a console as it is.  [B] int32
+        draw: whether the screens show the frame afterwards.
+    """
+    registers, ram, screens = memory
+    begin, strides, device = registers.data_ptr(), (4 * len(FIELDS),), str(ram.device)
+    place = {"shape": (len(ram),), "strides": strides, "device": device, "copy": False}
+    consoles: Any = wp.array(ptr=begin, dtype=Console, **place)
+    board.outer = wp.array(ptr=begin + 4 * len(_structs[0].vars), dtype=Periphery, **place)
+    board.ram, board.screen, board.draw = wp.from_torch(ram), _in_fours(screens), int(draw)
+    launch(ram.device, run_frame, len(ram), consoles, board, actions, running, block=BLOCK)
+
+
+def _in_fours(screens: Tensor) -> Any:
+    """Pixels as words of four."""
+    return wp.from_torch(screens.view(torch.int32), dtype=wp.uint32)
 
 
 def launch(device: torch.device, kernel: Any, shape: int | Sequence[int], *inputs: Any, block: int = 256) -> None:

@@ -110,11 +110,11 @@ def reverse_word(bits: wp.uint32) -> wp.uint32:
 @wp.func
 def playfield(m: Registers, word: int) -> wp.uint32:
     """Pixels of the playfield: 20 blocks of four pixels, then the same 20 again, or mirrored."""
-    if m[0].playfield == 0:
+    if m.playfield == 0:
         return NO_PIXELS
-    left = wp.uint32((m[0].playfield & 0xFF00F) | (reverse((m[0].playfield >> 4) & 0xFF) << 4))
+    left = wp.uint32((m.playfield & 0xFF00F) | (reverse((m.playfield >> 4) & 0xFF) << 4))
     right = left
-    if m[0].mirror_playfield != 0:
+    if m.mirror_playfield != 0:
         right = reverse_word(left)
     line = wp.uint64(left) | (wp.uint64(right) << wp.uint64(20))
     return spread(wp.uint32((line >> wp.uint64(8 * word)) & wp.uint64(0xFF))) * wp.uint32(15)
@@ -123,10 +123,10 @@ def playfield(m: Registers, word: int) -> wp.uint32:
 @wp.func
 def ball(m: Registers, word: int) -> wp.uint32:
     """Pixels of the ball: 1, 2, 4 or 8 wide."""
-    shown = m[0].ball
-    if m[0].delay_ball != 0:
-        shown = m[0].old_ball
+    shown = m.ball
+    if m.delay_ball != 0:
+        shown = m.old_ball
     if shown == 0:
         return NO_PIXELS
-    bits = (wp.uint32(1) << wp.uint32(1 << ((m[0].control >> 4) & 3))) - wp.uint32(1)
-    return place(bits, m[0].x_ball, word)
+    bits = (wp.uint32(1) << wp.uint32(1 << ((m.control >> 4) & 3))) - wp.uint32(1)
+    return place(bits, m.x_ball, word)

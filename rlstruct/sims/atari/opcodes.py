@@ -54,7 +54,7 @@ def word(
     Returns:
         The word.
     """
-    reads = mode not in (IMPLIED, RELATIVE, INDIRECT, PUSH) and source in (FROM_MEMORY, FROM_A_AND_MEMORY)
+    reads = mode not in (IMPLIED, IMMEDIATE, RELATIVE, INDIRECT, PUSH) and source in (FROM_MEMORY, FROM_A_AND_MEMORY)
     page = mode in _INDEXED and reads and not store
     if not cycles:
         cycles = _MODE_CYCLES[mode]

@@ -2,56 +2,56 @@
 
 import warp as wp
 
-from rlstruct.sims.atari.state import Registers
+from rlstruct.sims.atari.state import Outer, Registers
 
 
 @wp.func
-def timer_now(m: Registers) -> int:
+def timer_now(m: Registers, outer: Outer) -> int:
     """The timer without what a read after its end changes: negative once it has expired."""
-    return m[0].timer - ((m[0].cycles - 1 - m[0].timer_set) >> m[0].timer_shift) - 1
+    return outer.timer - ((m.cycles - 1 - outer.timer_set) >> outer.timer_shift) - 1
 
 
 @wp.func
-def read_riot(m: Registers, address: int):
+def read_riot(m: Registers, outer: Outer, address: int):
     """Read a port or the timer; the byte is on the bus."""
     register = address & 7
     if register == 0:
-        m[0].bus = m[0].sticks
+        m.bus = outer.sticks
     elif register == 1:
-        m[0].bus = m[0].direction_a
+        m.bus = outer.direction_a
     elif register == 2:
-        m[0].bus = m[0].switches
+        m.bus = outer.switches
     elif register == 3:
-        m[0].bus = m[0].direction_b
+        m.bus = outer.direction_b
     elif (register & 1) == 0:
-        now = timer_now(m)
+        now = timer_now(m, outer)
         if now < 0:
-            elapsed = m[0].cycles - 1 - m[0].timer_set
+            elapsed = m.cycles - 1 - outer.timer_set
             # Once expired, it counts single cycles.
-            now = (m[0].timer << m[0].timer_shift) - elapsed - 1
-            if now <= -2 and m[0].timer_was_read == 0:
-                m[0].timer_was_read = 1
-                m[0].timer_expired = m[0].cycles
-            if m[0].timer_was_read != 0:
-                offset = m[0].timer_expired - (m[0].timer_set + (m[0].timer << m[0].timer_shift))
-                now = m[0].timer - (elapsed >> m[0].timer_shift) - offset
-        m[0].bus = now & 0xFF
+            now = (outer.timer << outer.timer_shift) - elapsed - 1
+            if now <= -2 and outer.timer_was_read == 0:
+                outer.timer_was_read = 1
+                outer.timer_expired = m.cycles
+            if outer.timer_was_read != 0:
+                offset = outer.timer_expired - (outer.timer_set + (outer.timer << outer.timer_shift))
+                now = outer.timer - (elapsed >> outer.timer_shift) - offset
+        m.bus = now & 0xFF
     else:
-        m[0].bus = 0x80
-        if timer_now(m) >= 0 or m[0].timer_was_read != 0:
-            m[0].bus = 0
+        m.bus = 0x80
+        if timer_now(m, outer) >= 0 or outer.timer_was_read != 0:
+            m.bus = 0
 
 
 @wp.func
-def write_riot(m: Registers, address: int, value: int):
+def write_riot(m: Registers, outer: Outer, address: int, value: int):
     """Set the timer or a data direction."""
     if (address & 0x14) == 0x14:
         rate = address & 3
-        m[0].timer = value
-        m[0].timer_shift = wp.where(rate == 3, 10, rate * 3)
-        m[0].timer_set = m[0].cycles
-        m[0].timer_was_read = 0
+        outer.timer = value
+        outer.timer_shift = wp.where(rate == 3, 10, rate * 3)
+        outer.timer_set = m.cycles
+        outer.timer_was_read = 0
     elif (address & 7) == 1:
-        m[0].direction_a = value
+        outer.direction_a = value
     elif (address & 7) == 3:
-        m[0].direction_b = value
+        outer.direction_b = value

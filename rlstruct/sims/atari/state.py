@@ -27,20 +27,9 @@ class Console:
     bus: int  # the byte that was last on the data bus
     address: int  # of the instruction's operand
     value: int  # what the instruction computes
-    # RIOT: its RAM is in `Board.ram`
-    timer: int
-    timer_shift: int  # 0, 3, 6 or 10: log2 of the timer's interval
-    timer_set: int  # cycle
-    timer_expired: int  # cycle at which the timer was first read after it expired
-    timer_was_read: int
-    direction_a: int
-    direction_b: int
     # TIA, the video chip
     frame_start: int  # clock of the first line's begin, at most 0
     swept: int  # clock up to which the beam was followed
-    scanline: int  # lines of the last frame, ended or not
-    n_scanlines: int  # of the last frame that ended
-    vsync_end: int  # clock from which the end of VSYNC ends the frame
     vsync: int
     vblank: int
     size0: int  # NUSIZ0
@@ -78,16 +67,30 @@ class Console:
     x_missile0: int
     x_missile1: int
     x_ball: int
-    hmove_clock: int
     hmove_blank: int
     stars: int  # missile 0 moves in each line: the stars of Cosmic Ark
     stars_line: int  # 0 to 3
     skip0: int  # whether the first copy of player 0 is not drawn before the line ends
     skip1: int
-    dump: int
-    dump_end: int  # cycle
     # cartridge: which kilobytes of the ROM lie in its four windows, a byte each
     pages: wp.uint32
+    # the frame
+    ended: int  # the frame
+    partial: int  # the last frame did not end: it ran out of instructions
+
+
+@wp.struct
+class Periphery:
+    """What is seldom needed: it stays in memory, because a GPU's registers do not hold all."""
+
+    # RIOT: its RAM is in `Board.ram`
+    timer: int
+    timer_shift: int  # 0, 3, 6 or 10: log2 of the timer's interval
+    timer_set: int  # cycle
+    timer_expired: int  # cycle at which the timer was first read after it expired
+    timer_was_read: int
+    direction_a: int
+    direction_b: int
     # what is plugged in
     controller: int
     blanks: int  # whether HMOVE blanks the left 8 pixels
@@ -100,13 +103,18 @@ class Console:
     paddle_least: int
     paddle_most: int
     input2: int  # what INPT2 and INPT3 read
+    # TIA
+    vsync_end: int  # clock from which the end of VSYNC ends the frame
+    dump: int
+    dump_end: int  # cycle
+    hmove_clock: int
     # the picture
-    first_line: int  # of the picture
+    first_line: int
     n_lines: int
-    pal: int  # a European cartridge: longer frames, and no colours after a frame of an odd number of lines
-    ended: int  # the frame
-    partial: int  # the last frame did not end: it ran out of instructions
+    scanline: int  # lines of the last frame, ended or not
+    n_scanlines: int  # of the last frame that ended
     n_frames: int
+    pal: int  # a European cartridge: longer frames, and no colours after a frame of an odd number of lines
 
 
 @wp.struct
@@ -115,15 +123,18 @@ class Board:
 
     rom: wp.array(dtype=wp.uint8)
     opcodes: wp.array(dtype=int)  # [256]
+    outer: wp.array(dtype=Periphery)  # [B]
     ram: wp.array2d(dtype=wp.uint8)  # [B, 256]: 128 of the RIOT, 128 of the cartridge
-    screen: wp.array3d(dtype=wp.uint8)  # [B, 2, lines * 160]: frames take turns
+    screen: wp.array3d(dtype=wp.uint32)  # [B, 2, lines * 40], four pixels each: frames take turns
     mapper: int
     draw: int
 
 
-Registers = wp.array(dtype=Console)
-"""The registers of one console in a kernel: an array of one, so that functions change them in place.
+Registers = wp.ref[Console]
+"""The registers of one console in a kernel, which functions change in place.
 
-Warp passes structs by value, and turns what is assigned under an ``if`` into selections: with a struct that functions
-return, the same kernel was 30 times slower on the CPU.
+As an array of one, every ``+=`` would be an atomic operation, and a GPU would keep it in memory. What functions return
+under an ``if``, Warp turns into selections: the same kernel was 30 times slower on the CPU.
 """
+Outer = wp.ref[Periphery]
+Shared = wp.ref[Board]

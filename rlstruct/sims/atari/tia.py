@@ -7,7 +7,7 @@ the clocks until a write is seen, and what HMOVE does when it is not at the begi
 import warp as wp
 
 from rlstruct.sims.atari.objects import around
-from rlstruct.sims.atari.state import Registers
+from rlstruct.sims.atari.state import Outer, Registers
 
 NEVER = 0x7FFFFFFF
 MOST_LINES, MOST_LINES_PAL = 290, 342  # from which on any write ends a frame that VSYNC did not end
@@ -16,15 +16,15 @@ BLANK = 68
 
 
 @wp.func
-def gray(m: Registers) -> int:
+def gray(outer: Outer) -> int:
     """The lowest bit of colours: European consoles lose colour after a frame of an odd number of lines."""
-    return m[0].n_scanlines & m[0].pal
+    return outer.n_scanlines & outer.pal
 
 
 @wp.func
 def line_clock(m: Registers) -> int:
     """Where the beam is in its line: 0 to 227."""
-    return (m[0].cycles * 3 - m[0].frame_start) % LINE
+    return (m.cycles * 3 - m.frame_start) % LINE
 
 
 @wp.func
@@ -76,9 +76,9 @@ def write_delay(m: Registers, register: int) -> int:
         # The playfield changes at the first of its blocks that begins at least two clocks later.
         clock = line_clock(m)
         return ((clock + 5) & ~3) - clock
-    if register == 0x10 and reset_meets(m[0].x0, m[0].size0, reset_x(line_clock(m), 5)) == 1:
+    if register == 0x10 and reset_meets(m.x0, m.size0, reset_x(line_clock(m), 5)) == 1:
         return 11
-    if register == 0x11 and reset_meets(m[0].x1, m[0].size1, reset_x(line_clock(m), 5)) == 1:
+    if register == 0x11 and reset_meets(m.x1, m.size1, reset_x(line_clock(m), 5)) == 1:
         return 11
     return 0
 
@@ -99,20 +99,20 @@ def hmove_shift(clock: int, move: int) -> int:
 
 
 @wp.func
-def hmove(m: Registers):
+def hmove(m: Registers, outer: Outer):
     """Move all objects."""
     clock = line_clock(m)
-    m[0].hmove_clock = m[0].cycles * 3
+    outer.hmove_clock = m.cycles * 3
     if clock < 63 or clock >= 225:
-        m[0].hmove_blank = m[0].blanks
-    m[0].x0 = around(m[0].x0 + hmove_shift(clock, m[0].move0))
-    m[0].x1 = around(m[0].x1 + hmove_shift(clock, m[0].move1))
-    m[0].x_missile0 = around(m[0].x_missile0 + hmove_shift(clock, m[0].move_missile0))
-    m[0].x_missile1 = around(m[0].x_missile1 + hmove_shift(clock, m[0].move_missile1))
-    m[0].x_ball = around(m[0].x_ball + hmove_shift(clock, m[0].move_ball))
-    m[0].skip0 = 0
-    m[0].skip1 = 0
-    m[0].stars = 0
+        m.hmove_blank = outer.blanks
+    m.x0 = around(m.x0 + hmove_shift(clock, m.move0))
+    m.x1 = around(m.x1 + hmove_shift(clock, m.move1))
+    m.x_missile0 = around(m.x_missile0 + hmove_shift(clock, m.move_missile0))
+    m.x_missile1 = around(m.x_missile1 + hmove_shift(clock, m.move_missile1))
+    m.x_ball = around(m.x_ball + hmove_shift(clock, m.move_ball))
+    m.skip0 = 0
+    m.skip1 = 0
+    m.stars = 0
 
 
 @wp.func
@@ -127,60 +127,60 @@ def middle(size: int) -> int:
 
 
 @wp.func
-def write_frame(m: Registers, register: int, value: int):
+def write_frame(m: Registers, outer: Outer, register: int, value: int):
     """VSYNC, VBLANK and WSYNC."""
     if register == 0x00:
         if (value & 2) != 0:
-            m[0].vsync_end = m[0].cycles * 3 + LINE
-        elif (m[0].vsync & 2) != 0 and m[0].cycles * 3 >= m[0].vsync_end:
-            m[0].vsync_end = NEVER
-            m[0].ended = 1
-        m[0].vsync = value
+            outer.vsync_end = m.cycles * 3 + LINE
+        elif (m.vsync & 2) != 0 and m.cycles * 3 >= outer.vsync_end:
+            outer.vsync_end = NEVER
+            m.ended = 1
+        m.vsync = value
     elif register == 0x01:
-        if (m[0].vblank & 0x80) == 0 and (value & 0x80) != 0:
-            m[0].dump = 1
-        elif (m[0].vblank & 0x80) != 0 and (value & 0x80) == 0:
-            m[0].dump = 0
-            m[0].dump_end = m[0].cycles
-        m[0].vblank = value
+        if (m.vblank & 0x80) == 0 and (value & 0x80) != 0:
+            outer.dump = 1
+        elif (m.vblank & 0x80) != 0 and (value & 0x80) == 0:
+            outer.dump = 0
+            outer.dump_end = m.cycles
+        m.vblank = value
     elif register == 0x02:
         clock = line_clock(m)
         if clock != 0:
-            m[0].cycles += (LINE - clock) // 3
+            m.cycles += (LINE - clock) // 3
 
 
 @wp.func
-def write_look(m: Registers, register: int, value: int):
+def write_look(m: Registers, outer: Outer, register: int, value: int):
     """Sizes, colours, playfield and mirrors: 0x04 to 0x0F."""
-    shade = (value & 0xFE) | gray(m)
+    shade = (value & 0xFE) | gray(outer)
     if register == 0x04:
-        m[0].size0 = value
-        m[0].skip0 = 0
+        m.size0 = value
+        m.skip0 = 0
     elif register == 0x05:
-        m[0].size1 = value
-        m[0].skip1 = 0
+        m.size1 = value
+        m.skip1 = 0
     elif register == 0x06:
-        m[0].color0 = shade
+        m.color0 = shade
     elif register == 0x07:
-        m[0].color1 = shade
+        m.color1 = shade
     elif register == 0x08:
-        m[0].color_playfield = shade
+        m.color_playfield = shade
     elif register == 0x09:
-        m[0].color_background = shade
+        m.color_background = shade
     elif register == 0x0A:
-        m[0].control = value
+        m.control = value
         if line_clock(m) < BLANK + 79:
-            m[0].mirror_playfield = value & 1
+            m.mirror_playfield = value & 1
     elif register == 0x0B:
-        m[0].mirror0 = (value >> 3) & 1
+        m.mirror0 = (value >> 3) & 1
     elif register == 0x0C:
-        m[0].mirror1 = (value >> 3) & 1
+        m.mirror1 = (value >> 3) & 1
     elif register == 0x0D:
-        m[0].playfield = (m[0].playfield & 0xFFFF0) | (value >> 4)
+        m.playfield = (m.playfield & 0xFFFF0) | (value >> 4)
     elif register == 0x0E:
-        m[0].playfield = (m[0].playfield & 0xFF00F) | (value << 4)
+        m.playfield = (m.playfield & 0xFF00F) | (value << 4)
     elif register == 0x0F:
-        m[0].playfield = (m[0].playfield & 0x00FFF) | (value << 12)
+        m.playfield = (m.playfield & 0x00FFF) | (value << 12)
 
 
 @wp.func
@@ -189,117 +189,117 @@ def write_place(m: Registers, register: int, value: int):
     clock = line_clock(m)
     if register == 0x10:
         new_x = reset_x(clock, 5)
-        m[0].skip0 = wp.where(reset_meets(m[0].x0, m[0].size0, new_x) == -1, 0, 1)
-        m[0].x0 = new_x
+        m.skip0 = wp.where(reset_meets(m.x0, m.size0, new_x) == -1, 0, 1)
+        m.x0 = new_x
     elif register == 0x11:
         new_x = reset_x(clock, 5)
-        m[0].skip1 = wp.where(reset_meets(m[0].x1, m[0].size1, new_x) == -1, 0, 1)
-        m[0].x1 = new_x
+        m.skip1 = wp.where(reset_meets(m.x1, m.size1, new_x) == -1, 0, 1)
+        m.x1 = new_x
     elif register == 0x12:
-        m[0].x_missile0 = reset_x(clock, 4)
+        m.x_missile0 = reset_x(clock, 4)
     elif register == 0x13:
-        m[0].x_missile1 = reset_x(clock, 4)
+        m.x_missile1 = reset_x(clock, 4)
     elif register == 0x14:
-        m[0].x_ball = reset_x(clock, 4)
+        m.x_ball = reset_x(clock, 4)
     elif register == 0x1B:
-        m[0].shape0 = value
-        m[0].old_shape1 = m[0].shape1
+        m.shape0 = value
+        m.old_shape1 = m.shape1
     elif register == 0x1C:
-        m[0].shape1 = value
-        m[0].old_shape0 = m[0].shape0
-        m[0].old_ball = m[0].ball
+        m.shape1 = value
+        m.old_shape0 = m.shape0
+        m.old_ball = m.ball
     elif register == 0x1D:
-        m[0].missile0 = (value >> 1) & 1
+        m.missile0 = (value >> 1) & 1
     elif register == 0x1E:
-        m[0].missile1 = (value >> 1) & 1
+        m.missile1 = (value >> 1) & 1
     elif register == 0x1F:
-        m[0].ball = (value >> 1) & 1
+        m.ball = (value >> 1) & 1
 
 
 @wp.func
-def write_move(m: Registers, register: int, value: int):
+def write_move(m: Registers, outer: Outer, register: int, value: int):
     """Motion, vertical delay, hidden missiles, HMOVE and the two that clear: 0x20 to 0x2C."""
     if register == 0x20:
-        m[0].move0 = value >> 4
+        m.move0 = value >> 4
     elif register == 0x21:
-        m[0].move1 = value >> 4
+        m.move1 = value >> 4
     elif register == 0x22:
-        if m[0].cycles * 3 == m[0].hmove_clock + 63 and m[0].move_missile0 == 7 and (value >> 4) == 6:
-            m[0].stars = 1
-            m[0].stars_line = 0
-        m[0].move_missile0 = value >> 4
+        if m.cycles * 3 == outer.hmove_clock + 63 and m.move_missile0 == 7 and (value >> 4) == 6:
+            m.stars = 1
+            m.stars_line = 0
+        m.move_missile0 = value >> 4
     elif register == 0x23:
-        m[0].move_missile1 = value >> 4
+        m.move_missile1 = value >> 4
     elif register == 0x24:
-        m[0].move_ball = value >> 4
+        m.move_ball = value >> 4
     elif register == 0x25:
-        m[0].delay0 = value & 1
+        m.delay0 = value & 1
     elif register == 0x26:
-        m[0].delay1 = value & 1
+        m.delay1 = value & 1
     elif register == 0x27:
-        m[0].delay_ball = value & 1
+        m.delay_ball = value & 1
     elif register == 0x28:
-        if m[0].hide0 != 0 and (value & 2) == 0:
-            m[0].x_missile0 = around(m[0].x0 + middle(m[0].size0))
-        m[0].hide0 = (value >> 1) & 1
+        if m.hide0 != 0 and (value & 2) == 0:
+            m.x_missile0 = around(m.x0 + middle(m.size0))
+        m.hide0 = (value >> 1) & 1
     elif register == 0x29:
-        if m[0].hide1 != 0 and (value & 2) == 0:
-            m[0].x_missile1 = around(m[0].x1 + middle(m[0].size1))
-        m[0].hide1 = (value >> 1) & 1
+        if m.hide1 != 0 and (value & 2) == 0:
+            m.x_missile1 = around(m.x1 + middle(m.size1))
+        m.hide1 = (value >> 1) & 1
     elif register == 0x2A:
-        hmove(m)
+        hmove(m, outer)
     elif register == 0x2B:
-        m[0].move0 = 0
-        m[0].move1 = 0
-        m[0].move_missile0 = 0
-        m[0].move_missile1 = 0
-        m[0].move_ball = 0
+        m.move0 = 0
+        m.move1 = 0
+        m.move_missile0 = 0
+        m.move_missile1 = 0
+        m.move_ball = 0
     elif register == 0x2C:
-        m[0].collisions = 0
+        m.collisions = 0
 
 
 @wp.func
-def write_tia(m: Registers, address: int, value: int):
+def write_tia(m: Registers, outer: Outer, address: int, value: int):
     """Write to a register; the beam was followed up to the clock at which the write is seen."""
     register = address & 0x3F
-    if (m[0].cycles * 3 - m[0].frame_start) // LINE >= wp.where(m[0].pal != 0, MOST_LINES_PAL, MOST_LINES):
-        m[0].ended = 1
+    if (m.cycles * 3 - m.frame_start) // LINE >= wp.where(outer.pal != 0, MOST_LINES_PAL, MOST_LINES):
+        m.ended = 1
     if register < 0x04:
-        write_frame(m, register, value)
+        write_frame(m, outer, register, value)
     elif register < 0x10:
-        write_look(m, register, value)
+        write_look(m, outer, register, value)
     elif register < 0x20:
         write_place(m, register, value)
     else:
-        write_move(m, register, value)
+        write_move(m, outer, register, value)
 
 
 @wp.func
-def paddle_charged(m: Registers, ohms: int) -> int:
+def paddle_charged(m: Registers, outer: Outer, ohms: int) -> int:
     """0x80 once the capacitor of a paddle is charged: 0.01904 cycles for each ohm after the dump ended."""
-    if ohms < 0 or m[0].dump != 0:
+    if ohms < 0 or outer.dump != 0:
         return 0
     needed = int(1.6 * float(ohms) * 0.01e-6 * 1.19e6)
-    charged = m[0].dump_end + needed
-    return wp.where(charged >= 0 and m[0].cycles > charged, 0x80, 0)
+    charged = outer.dump_end + needed
+    return wp.where(charged >= 0 and m.cycles > charged, 0x80, 0)
 
 
 @wp.func
-def read_tia(m: Registers, address: int):
+def read_tia(m: Registers, outer: Outer, address: int):
     """Read a register; the two bits that it drives are on the bus, the others stay."""
     register = address & 0x0F
     driven = int(0)
     if register < 8:
-        pair = (m[0].collisions >> (2 * register - register // 7)) & wp.where(register == 6, 1, 3)
+        pair = (m.collisions >> (2 * register - register // 7)) & wp.where(register == 6, 1, 3)
         driven = ((pair & 1) << 7) | ((pair & 2) << 5)
     elif register == 8:
-        driven = paddle_charged(m, m[0].paddle0)
+        driven = paddle_charged(m, outer, outer.paddle0)
     elif register == 9:
-        driven = paddle_charged(m, m[0].paddle1)
+        driven = paddle_charged(m, outer, outer.paddle1)
     elif register == 0xA or register == 0xB:
-        driven = m[0].input2
+        driven = outer.input2
     elif register == 0xC:
-        driven = m[0].trigger0
+        driven = outer.trigger0
     elif register == 0xD:
-        driven = m[0].trigger1
-    m[0].bus = (m[0].bus & 0x3F) | driven
+        driven = outer.trigger1
+    m.bus = (m.bus & 0x3F) | driven
