@@ -31,10 +31,12 @@ from rlstruct.testing import check_vec_env
 RESULTS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "atari_rules.json"
 
 
-def gymnasiums(game: str, *, gray: bool = True, lives: bool = False) -> Any:
+def gymnasiums(game: str, *, gray: bool = True, lives: bool = False, size: int = 84) -> Any:
     gymnasium.register_envs(ale_py)
     env = gymnasium.make(f"ALE/{game}-v5", frameskip=1, repeat_action_probability=0.0)
-    env = gymnasium.wrappers.AtariPreprocessing(env, noop_max=0, grayscale_obs=gray, terminal_on_life_loss=lives)
+    env = gymnasium.wrappers.AtariPreprocessing(
+        env, noop_max=0, grayscale_obs=gray, terminal_on_life_loss=lives, screen_size=size
+    )
     return gymnasium.wrappers.FrameStackObservation(env, 4)
 
 
@@ -43,12 +45,15 @@ def gymnasiums(game: str, *, gray: bool = True, lives: bool = False) -> Any:
     [
         ("Breakout", 200, {}),  # to the end of the game
         ("Pong", 30, {"gray": False}),
+        ("Pong", 20, {"size": 110}),
+        ("Pong", 20, {"size": 72, "gray": False}),
         ("AirRaid", 30, {}),  # European: 250 lines
         ("Seaquest", 120, {"episodic_lives": True}),  # to the first life
     ],
 )
 def test_observations_are_gymnasiums_bit_by_bit(game: str, n_steps: int, settings: dict[str, Any]) -> None:
-    oracle = gymnasiums(game, gray=settings.get("gray", True), lives=settings.get("episodic_lives", False))
+    shown = {"gray": settings.get("gray", True), "size": settings.get("size", 84)}
+    oracle = gymnasiums(game, lives=settings.get("episodic_lives", False), **shown)
     frame, _ = oracle.reset(seed=0)
     env = Atari(game, 1, noop_max=0, sticky=0.0, auto_reset=False, **settings)
     env.reset()
@@ -65,14 +70,17 @@ def test_observations_are_gymnasiums_bit_by_bit(game: str, n_steps: int, setting
     assert terminated == (game in ("Breakout", "Seaquest"))
 
 
-def test_raw_frames_are_ales_grey_screen() -> None:
+@pytest.mark.parametrize("gray", [True, False])
+def test_raw_frames_are_ales_screen(gray: bool) -> None:
     ale = open_ale("pong", 0)
-    env = Atari("Pong", 2, noop_max=0, sticky=0.0, frame_skip=1, size=None, stack=1, auto_reset=False)
+    settings: dict[str, Any] = {"frame_skip": 1, "size": None, "stack": 1, "gray": gray}
+    env = Atari("Pong", 2, noop_max=0, sticky=0.0, auto_reset=False, **settings)
     env.reset()
     for _ in range(20):
         ale.act(env.actions[2])
         (seen, _), _ = env.step(DictTensor({"action": torch.tensor([2, 3])}))
-        assert (seen["frame"][0, 0].numpy() == ale.getScreenGrayscale()).all()
+        screen = ale.getScreenGrayscale() if gray else ale.getScreenRGB()
+        assert (seen["frame"][0, 0].numpy() == screen).all()
     assert (seen["frame"][0] != seen["frame"][1]).any()
 
 
@@ -120,10 +128,41 @@ def test_sticky_consoles_of_many_seeds_stay_where_ales_are(n_seeds: int, n_steps
 
 def test_a_game_begins_after_one_to_thirty_frames_of_nothing() -> None:
     env = Atari("Seaquest", 200, seed=1, size=None, stack=1)
+    seen, _ = env.reset()
+    ale, starts = open_ale("seaquest", 0), {}
+    for _ in range(30):
+        ale.act(0)
+        starts[ale.getRAM().tobytes()] = ale.getScreenGrayscale()
+    begun = [ram[:128].tobytes() for ram in env.get_state().ram.numpy()]
+    assert len(starts) == 30
+    assert 20 <= len(set(begun) & set(starts)) == len(set(begun))
+    assert all((seen["frame"][row, 0].numpy() == starts[ram]).all() for row, ram in enumerate(begun))
+
+
+@pytest.mark.parametrize(("game", "frames_of_fire"), [("Breakout", 4), ("Freeway", 0)])  # Freeway knows no FIRE
+def test_fire_is_pressed_before_every_episode_where_the_game_knows_it(game: str, frames_of_fire: int) -> None:
+    ale = open_ale(game.lower(), 0)
+    for _ in range(frames_of_fire):
+        ale.act(1)
+    env = Atari(game, 1, noop_max=0, fire_on_reset=True, size=None, stack=1, brighter=False, time_limit=2)
+    seen, _ = env.reset()
+    for _ in range(2):  # of the next episode, too
+        assert (env.get_state().ram[0, :128].numpy() == ale.getRAM()).all()
+        assert (seen["frame"][0, 0].numpy() == ale.getScreenGrayscale()).all()
+        for _ in range(2):
+            _, (seen, _) = env.step(DictTensor({"action": torch.tensor([2])}))
+
+
+@pytest.mark.parametrize(("frame_skip", "n_steps"), [(1, 108_000), (4, 27_000)])
+def test_an_episode_is_cut_after_half_an_hour(frame_skip: int, n_steps: int) -> None:
+    env = Atari("Pong", 2, frame_skip=frame_skip)
     env.reset()
-    frames = env.get_state().registers
-    starts = {tuple(row.tolist()) for row in frames}
-    assert 20 <= len(starts) <= 30
+    carry = env.carry()
+    env.set_carry({**carry, "elapsed": torch.tensor([n_steps - 2, 0], dtype=carry["elapsed"].dtype)})
+    for cut in (False, True, False):
+        (seen, _), _ = env.step(DictTensor({"action": torch.zeros(2, dtype=torch.int64)}))
+        assert seen["truncated"].tolist() == [cut, False]
+        assert seen["terminated"].tolist() == [False, False]
 
 
 def test_wrong_settings_are_named() -> None:
