@@ -76,7 +76,7 @@ STEPS = (
         "ladder",
         4 / 30,
         benchmark="gpu",
-        parts=("tricks", "policy", "simulation", "fused", "training", "launches", "compiled"),
+        parts=("tricks", "policy", "simulation", "training", "launches", "compiled"),
     ),
     Step("sharing", 4 / 30, benchmark="sharing"),
 )

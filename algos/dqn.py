@@ -54,7 +54,6 @@ class DQNConfig(TrainingConfig):
         replay_capacity: observations that the buffer keeps, see ReplayBuffer.
         replay_device: where it keeps them; None for the learner's device. Elsewhere, prioritised replay makes the host
             wait for the errors at each gradient step.
-        replay_pinned: keep them in pinned memory, where replay_device is the CPU of a machine with a GPU.
         learning_starts: environment steps before the first gradient step.
         n_stack: the number of images in a stack, where frames are stacks, see ReplayBuffer.
         prioritised: draw steps with large errors more often, see PrioritisedReplayBuffer.
@@ -86,7 +85,6 @@ class DQNConfig(TrainingConfig):
     average_rate: float = 0.01
     replay_capacity: int = 100_000
     replay_device: str | None = None
-    replay_pinned: bool = False
     learning_starts: int = 1000
     n_stack: int = 1
     prioritised: bool = False
@@ -284,7 +282,6 @@ def _create_buffer(config: DQNConfig, seed: int) -> ReplayBuffer:
         n_step=config.n_step,
         discount=config.discount,
         n_stack=config.n_stack,
-        pin_memory=config.replay_pinned,
         seed=seed,
     )
 

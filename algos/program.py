@@ -9,7 +9,7 @@ import torch
 
 from rlstruct.engine import private
 from rlstruct.engine.acting import PROMISE
-from rlstruct.engine.compiled import Compiled, Tensors
+from rlstruct.engine.compiled import Compiled, Tensors, told, warn_uncompiled
 from rlstruct.engine.graph import Graph, RecordingError, recorder_of
 from rlstruct.engine.promise import Step, WeightsWatch, check_equal
 from rlstruct.engine.streams import Lane, lane_of
@@ -93,11 +93,7 @@ class Program:
             found = code(*given)
         except Exception as error:  # whatever tracing and a compiler may say
             self._compiles = False
-            said = (str(error).strip().splitlines() or [""])[0]
-            warn_user(
-                "run_training: an update cannot be compiled and runs as it is, slower and with equal results: "
-                f"{type(error).__name__}: {said}. Without compile_update there is no such warning."
-            )
+            warn_uncompiled("run_training: an update", told(error), "compile_update")
             return expected
         for one, other in zip(expected, found, strict=True):
             check_equal(one, other)

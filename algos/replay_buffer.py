@@ -53,12 +53,10 @@ class ReplayBuffer:
             put together again from the steps before.
         stack_padding: how the environment fills the stack of an episode's first steps: with its first frame
             (``"reset"``, as gymnasium's FrameStackObservation does by default) or with zeros.
-        pin_memory: keep everything, and return batches, in pinned CPU memory, from where
-            ``.to(gpu, non_blocking=True)`` does not wait.
         seed: of the sampling; equal on all devices.
 
     Raises:
-        ValueError: a number is out of range, the device does not exist, or there is no GPU to pin memory for.
+        ValueError: a number is out of range, or the device does not exist.
 
     Attributes:
         device: where everything is.
@@ -74,7 +72,6 @@ class ReplayBuffer:
         discount: float = 0.99,
         n_stack: int = 1,
         stack_padding: Literal["reset", "zero"] = "reset",
-        pin_memory: bool = False,
         seed: int = 0,
     ) -> None:
         """Remember the settings; memory follows at the first `extend`."""
@@ -82,13 +79,8 @@ class ReplayBuffer:
             if number < 1:
                 raise ValueError(f"{type(self).__name__}: {name} is {number}, expected at least 1.")
         self.device = resolve_device(device)
-        if pin_memory and (self.device.type != "cpu" or not torch.cuda.is_available()):
-            raise ValueError(
-                f"{type(self).__name__}: pin_memory is True on {self.device}, expected the cpu of a machine with a "
-                "GPU, which reads pinned memory without making the host wait. Leave it out."
-            )
         self.capacity, self.n_step, self.discount, self.n_stack = capacity, n_step, discount, n_stack
-        self.stack_padding, self.pin_memory = stack_padding, pin_memory
+        self.stack_padding = stack_padding
         self.columns: dict[str, Tensor] = {}
         self._state: dict[str, Tensor] = {}  # one number for each environment
         self._ring, self._width = 0, 0
@@ -177,10 +169,7 @@ class ReplayBuffer:
         key = random.step_keys(self._seed, self._n_draws, lanes).squeeze(1)  # [K]
         self._n_draws += 1
         index, weight = self._draw(key)
-        batch = self._read(index) | {"index": index, "weight": weight}
-        if self.pin_memory:
-            batch = {name: value.pin_memory() for name, value in batch.items()}
-        return DictTensor(batch)
+        return DictTensor(self._read(index) | {"index": index, "weight": weight})
 
     def n_transitions(self) -> int:
         """Return how many steps can be sampled. Waits for the device."""
@@ -331,7 +320,7 @@ class ReplayBuffer:
         self._bases = torch.arange(n_envs, device=self.device) * self._width
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, device=self.device, pin_memory=self.pin_memory)
+        return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def _check(self, steps: TemporalDictTensor) -> None:
         where = f"{type(self).__name__}.extend"

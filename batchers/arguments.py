@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rlstruct.batchers.recipe import Recipe
 from rlstruct.core import DictTensor
-from rlstruct.errors import DeviceMismatchError, ShapeMismatchError, warn_user
+from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import VecEnv
 
@@ -122,7 +122,9 @@ def check_weights(weights: object) -> None:
 
 
 def check_info(name: str, info: object) -> DictTensor:
-    """Return an agent_info or env_info; TypeError if it is something else than a DictTensor."""
+    """Return an agent_info or env_info, empty for None; TypeError if it is something else than a DictTensor."""
+    if info is None:
+        return DictTensor()
     if not isinstance(info, DictTensor):
         raise TypeError(
             f"RL_Batcher: {name} is a {type(info).__name__}, expected a DictTensor. "
@@ -151,14 +153,3 @@ def split(info: DictTensor, n_envs: Sequence[int]) -> list[DictTensor]:
     """Cut an agent_info or env_info [B] into the rows of each collector; an empty one stays empty for all."""
     stops = [sum(n_envs[: i + 1]) for i in range(len(n_envs))]
     return [info if info.empty() else info.slice(stop - n, stop).clone() for n, stop in zip(n_envs, stops, strict=True)]
-
-
-def warn_of_uncompiled(reasons: Sequence[str]) -> bool:
-    """Warn if an agent could not be compiled as ordered; return whether that is so."""
-    why_not = next(filter(None, reasons), "")
-    if why_not:
-        warn_user(
-            "RL_Batcher(compile_agent=True): the agent cannot be compiled and acts as it is, slower and with equal "
-            f"results: {why_not}. Without compile_agent there is no such warning.",
-        )
-    return bool(why_not)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, overload
 
@@ -19,18 +18,18 @@ from rlstruct.batchers.arguments import (
     one_each,
     split,
     spread,
-    warn_of_uncompiled,
     whole,
 )
 from rlstruct.batchers.hand_over import hand_over
 from rlstruct.batchers.in_process import InProcess
 from rlstruct.batchers.life_cycle import LifeCycle
-from rlstruct.batchers.recipe import CreateAgent, CreateEnv, Recipe, by_value
+from rlstruct.batchers.recipe import CreateAgent, CreateEnv, Recipe
 from rlstruct.batchers.reports import BatcherStats, LostEpisodes, MemoryReport, report_memory
 from rlstruct.batchers.saved_state import BatcherState, check_state, on_cpu
 from rlstruct.batchers.workers.pool import WorkerPool
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.engine.compiled import warn_uncompiled
 from rlstruct.engine.streams import move
 from rlstruct.errors import BatcherStateError
 from rlstruct.profiling import Clock, operation
@@ -114,37 +113,25 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         n_timesteps, n_processes = whole("n_timesteps", n_timesteps, 1), whole("n_processes", n_processes, 0)
         max_restarts = whole("max_restarts", max_restarts, 0)
         check_choices(timeout, on_worker_error, n_processes)
-        self.seeds = choose_seeds(seed, seeds, max(1, n_processes))
-        if agent_seeds is not None:
-            agent_seeds = one_each("agent_seeds", agent_seeds, max(1, n_processes))
-        self.device = resolve_device(device)
+        n = max(1, n_processes)
+        self.seeds = choose_seeds(seed, seeds, n)
+        of_agents = None if agent_seeds is None else one_each("agent_seeds", agent_seeds, n)
+        self.device, self.timeout = resolve_device(device), timeout
         agent_args, env_args = named("agent_args", agent_args), named("env_args", env_args)
         recipe = Recipe(create_agent, agent_args, create_env, env_args, n_timesteps, self.device, compile_agent)
-        self._recipe = recipe
         check_factories(recipe, seed)
-        self.timeout = timeout
         placement = Placement(self.device, n_processes, sharing, thread_percentage)
-        self._default_infos = (
-            DictTensor() if agent_info is None else check_info("agent_info", agent_info),
-            DictTensor() if env_info is None else check_info("env_info", env_info),
-        )
+        self._recipe = recipe
+        self._default_infos = check_info("agent_info", agent_info), check_info("env_info", env_info)
         self._n_batches = 0
         self._told = False  # whether the user knows that the agent is not compiled
         self._clock = Clock({"elsewhere": None, "wait": "wait", "hand_over": "hand-over"})
         self._backend: InProcess | WorkerPool
         if n_processes == 0:
-            recipe = replace(recipe, agent_args=by_value(agent_args))
-            self._backend = InProcess(recipe, self.seeds[0], (agent_seeds or self.seeds)[0], graph)
+            self._backend = InProcess(recipe, self.seeds[0], (of_agents or self.seeds)[0], graph)
         else:
-            self._backend = WorkerPool(
-                recipe,
-                n_processes,
-                seeds=self.seeds,
-                agent_seeds=agent_seeds,
-                timeout=timeout,
-                placement=placement,
-                max_restarts=max_restarts if on_worker_error == "restart" else 0,
-            )
+            restarts = max_restarts if on_worker_error == "restart" else 0
+            self._backend = WorkerPool(recipe, n_processes, self.seeds, of_agents, timeout, placement, restarts)
         # The state after Ctrl-C in the middle of a call: a worker may have missed an order then.
         self._broken: Literal["new", "failed"] = "new" if n_processes == 0 else "failed"
         self._life.state = "new"
@@ -259,7 +246,10 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         finally:
             self._clock.enter(0)
         self._n_batches += 1
-        self._told = self._told or warn_of_uncompiled([share.collected.uncompiled for share in shares])
+        why_not = next((share.collected.uncompiled for share in shares if share.collected.uncompiled), "")
+        if why_not and not self._told:
+            self._told = True
+            warn_uncompiled("RL_Batcher: the agent", why_not, "compile_agent")
         return trajectories, self._life.n_running
 
     @operation("weights")

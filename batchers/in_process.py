@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from rlstruct.batchers.collector import Collected
 from rlstruct.batchers.executing import FastCollector
 from rlstruct.batchers.hand_over import Share
 from rlstruct.batchers.progress import Phase, Progress, describe, worker_error
-from rlstruct.batchers.recipe import Recipe
+from rlstruct.batchers.recipe import Recipe, by_value
 from rlstruct.batchers.reports import LostEpisodes
 from rlstruct.batchers.saved_state import CollectorState
 from rlstruct.batchers.shared_memory import Layout
@@ -42,6 +43,7 @@ class InProcess:
         self._progress.enter(Phase.START)
         with self._working():
             kind = functools.partial(FastCollector, whole=graph)
+            recipe = replace(recipe, agent_args=by_value(recipe.agent_args))
             self._collector: FastCollector = recipe.make(seed, agent_seed, self._progress, kind=kind)
         env = self._collector.env
         self._n_envs, self.auto_reset, self.gaps = env.n_envs(), env.auto_reset, env.restarts_take_steps

@@ -14,8 +14,6 @@ from rlstruct.agents import ActorCritic
 from rlstruct.batchers import RL_Batcher
 from rlstruct.errors import WorkerError
 
-# What one step of CartPole writes when fused: two frames of 16 bytes, two rewards of 4, two actions of 8, 3 flags.
-BYTES_PER_FUSED_STEP = 2 * 16 + 2 * 4 + 2 * 8 + 3
 # Multiplications and additions of two 64-64 networks, with 2 logits and 1 value.
 FLOPS_PER_DECISION = 2 * (4 * 64 + 64 * 64 + 64 * 2 + 4 * 64 + 64 * 64 + 64)
 

@@ -114,46 +114,29 @@ def graph_rung(name: str, n_envs: int, device: torch.device, backend: str) -> Ru
     return Rung(name, run, STEPS, env)
 
 
-def fused_rung(n_envs: int, device: torch.device, k: int) -> Rung:
-    """K steps of random exploration in one launch; every observation is written."""
-    env = make("CartPole-v1", n_envs, device=device, backend="warp")
-    env.reset()
-
-    def run() -> None:
-        env.rollout(None, k)
-        synchronize(device)
-
-    return Rung("Warp fused", run, k, env)
-
-
-def our_rungs(n_envs: int, device: torch.device, k: int) -> list[MakeRung]:
+def our_rungs(n_envs: int, device: torch.device) -> list[MakeRung]:
     """Everything of ours that steps the simulation alone and needs no compiler.
 
     Args:
         n_envs: N.
         device: where.
-        k: steps in a fused launch.
     """
     rungs = [partial(step_rung, "torch eager", n_envs, device, "torch")]
     if device.type == "cuda":
         rungs.append(partial(graph_rung, "CUDA graph", n_envs, device, "torch"))
-    rungs.append(partial(step_rung, "Warp one step", n_envs, device, "warp"))
-    if device.type == "cuda":
-        rungs.append(partial(graph_rung, "Warp in CUDA graph", n_envs, device, "warp"))
-    return [*rungs, partial(fused_rung, n_envs, device, k)]
+    return rungs
 
 
-def simulation_rungs(n_envs: int, device: torch.device, k: int) -> list[MakeRung]:
+def simulation_rungs(n_envs: int, device: torch.device) -> list[MakeRung]:
     """Everything that steps the simulation alone, but for what compiles for minutes.
 
     Args:
         n_envs: N.
         device: of ours.
-        k: steps in a fused launch.
     """
     rungs = [partial(gymnasium_rung, n_envs, vectorised=False)] if n_envs <= 1024 else []
     rungs += [partial(gymnasium_rung, n_envs, vectorised=True)] if n_envs <= 1 << 17 else []
-    return [*rungs, *our_rungs(n_envs, device, k)]
+    return [*rungs, *our_rungs(n_envs, device)]
 
 
 def compiled_rungs(n_envs: int, device: torch.device) -> list[MakeRung]:
@@ -217,8 +200,6 @@ def policy_rungs(n_envs: int, device: torch.device) -> list[MakeRung]:
     rungs.append(partial(make_rung, "torch eager, batcher", device=device, backend="torch", graph=False))
     if device.type == "cuda":
         rungs.append(partial(make_rung, "torch, batcher's CUDA graph", device=device, backend="torch", graph=True))
-    else:
-        rungs.append(partial(make_rung, "Warp one step, batcher", device=device, backend="warp", graph=False))
     return [*rungs, partial(make_rung, "Warp fused policy", device=device, backend="warp", graph=True)]
 
 

@@ -18,18 +18,17 @@ def summary(run: Run) -> None:
     graph = [
         _ratio(run.best("simulation", "CUDA graph", N=n), run.best("simulation", "torch eager", N=n)) for n in small
     ]
-    ours = ("torch eager", "torch.compile", "CUDA graph", "Warp in CUDA graph", "Warp one step", "Warp fused")
-    vectorised = max(run.best(part, name) or 0.0 for name in ours[:-1] for part in ("simulation", "compiled"))
-    fastest = max(run.best("fused", "Warp fused") or 0.0, run.best("simulation", "Warp fused") or 0.0) or None
+    ours = ("torch eager", "torch.compile", "CUDA graph")
+    vectorised = max(run.best(part, name) or 0.0 for name in ours for part in ("simulation", "compiled"))
     deciding = max(
         (row["steps_per_second"] for row in run.rows if row["part"] == "policy" and "steps_per_second" in row),
         default=None,
     )
-    n = 64 if run.quick else 4096
     rows = {
         "graph over eager, N <= 4096": (min((g for g in graph if g), default=None), 4.0),
-        "Warp fused over Warp one step, N = 4096": (
-            _ratio(run.best("simulation", "Warp fused", N=n), run.best("simulation", "Warp one step", N=n)), 5.0),
+        "policy as one kernel over one graph, N = 4096": (
+            _ratio(run.best("policy", "Warp fused policy", N=4096),
+                   run.best("policy", "torch, batcher's CUDA graph", N=4096)), 1.1),
         "vectorised (best N) over SyncVectorEnv (best N)": (
             _ratio(vectorised or None, run.best("simulation", "SyncVectorEnv")), 1000.0),
         "policy in the loop, steps per second": (deciding, 1e8),
@@ -43,9 +42,6 @@ def summary(run: Run) -> None:
         part="summary", ratio="sync_debug_mode('error') through execute()", value=str(waits), target="clean", met=clean
     )
     bound = next((row for row in run.rows if row.get("part") == "limits"), None)
-    if bound is not None and fastest and "bytes_per_second" in bound:
-        share = fastest * _gpu_limits.BYTES_PER_FUSED_STEP / bound["bytes_per_second"]
-        run.add(part="summary", ratio="Warp fused: share of the copy's bandwidth", value=share, target=None)
     decided = run.best("policy", "Warp fused policy")
     if bound is not None and decided and "flops_per_second" in bound:
         share = decided * _gpu_limits.FLOPS_PER_DECISION / bound["flops_per_second"]

@@ -3,12 +3,12 @@
     python benchmarks/gpu.py                       everything, at most 8 minutes on a GPU
     python benchmarks/gpu.py --minutes 4 --out DIR --resume    go on where a run with the same commit was cut
     python benchmarks/gpu.py --quick --out DIR     a look whether it runs, under 20 seconds, also without a GPU
-    python benchmarks/gpu.py --parts simulation fused --device cpu
+    python benchmarks/gpu.py --parts simulation policy --device cpu
 
 Parts, in this order: ``first_launch`` (how long Warp takes until its first kernel has run), ``targets`` (what there are
 targets for, in a few sizes), ``sync`` (no hidden wait in a batch), ``limits`` (a copy and a multiply-add kernel),
-``policy`` (a 64-64 actor and critic in the loop), ``simulation`` (CartPole alone, N from 1 to 2^20), ``fused`` (K from
-1 to 256 steps in a launch), ``training`` (A2C on 4,096 environments until an evaluation of 100 episodes reaches 475),
+``policy`` (a 64-64 actor and critic in the loop), ``simulation`` (CartPole alone, N from 1 to 2^20),
+``training`` (A2C on 4,096 environments until an evaluation of 100 episodes reaches 475),
 ``tricks`` (loads of four numbers, writes grouped by dtype: with and without), ``launches`` (kernels per step),
 ``profiling`` (the profiler beside NVML and CUDA's events), ``compiled`` (what TorchInductor compiles for minutes
 first).
@@ -47,7 +47,7 @@ from rlstruct.algos import a2c
 from rlstruct.sims import make
 
 PARTS = (
-    "first_launch", "targets", "sync", "limits", "policy", "simulation", "fused", "training", "tricks", "launches",
+    "first_launch", "targets", "sync", "limits", "policy", "simulation", "training", "tricks", "launches",
     "profiling", "compiled",
 )  # fmt: skip
 BROKEN = 70  # exit code
@@ -190,7 +190,7 @@ def first_launch(run: Run) -> None:
     if run.measured("first_launch"):
         return
     start = time.perf_counter()
-    for rung in run.made("first_launch", 64, [partial(_gpu_rungs.fused_rung, 64, run.device, 8)]):
+    for rung in run.made("first_launch", 64, _gpu_rungs.policy_rungs(64, run.device)[-1:]):
         seconds = time.perf_counter() - start
         rung.run()
         run.add(part="first_launch", rung=rung.name, N=64, seconds=seconds)
@@ -212,20 +212,16 @@ def simulation(run: Run, sizes: Sequence[int] = ()) -> None:
             continue
         if not run.left(8, "simulation"):
             return
-        run.rate("simulation", n_envs, _gpu_rungs.simulation_rungs(n_envs, run.device, _fused_steps(run, n_envs)))
+        run.rate("simulation", n_envs, _gpu_rungs.simulation_rungs(n_envs, run.device))
     if run.device.type == "cpu" and not sizes and not run.measured("simulation", rung="CUDA graph", N=None):
         run.add(part="simulation", rung="CUDA graph", left_out="there is no CUDA device")
-
-
-def _fused_steps(run: Run, n_envs: int) -> int:
-    return min(64, max(1, (1 << (20 if run.device.type == "cpu" else 26)) // n_envs))
 
 
 def launches(run: Run) -> None:
     """How many kernels a step is."""
     if run.measured("launches"):
         return
-    for rung in run.made("launches", 4096, _gpu_rungs.our_rungs(4096, run.device, 64)):
+    for rung in run.made("launches", 4096, _gpu_rungs.our_rungs(4096, run.device)):
         with run.caught(part="launches", rung=rung.name, N=4096):
             counted = _gpu_limits.launches(rung, run.device)
             run.add(part="launches", rung=rung.name, N=4096, K=rung.steps, **counted)
@@ -239,15 +235,6 @@ def compiled(run: Run) -> None:
     for n_envs in (4096,) if run.device.type == "cpu" else (4096, 1 << 18):
         if not run.measured("compiled", N=n_envs) and run.left(60, "compiled"):
             run.rate("compiled", n_envs, _gpu_rungs.compiled_rungs(n_envs, run.device))
-
-
-def fused(run: Run) -> None:
-    """K steps in one launch."""
-    for n_envs in [64] if run.quick else [4096, 1 << 16, 1 << 20]:
-        for k in [1, 8] if run.quick else [1, 2, 4, 8, 16, 32, 64, 128, 256]:
-            too_much = n_envs * k > (1 << (21 if run.device.type == "cpu" else 26))
-            if not too_much and not run.measured("fused", N=n_envs, K=k) and run.left(2, "fused"):
-                run.rate("fused", n_envs, [partial(_gpu_rungs.fused_rung, n_envs, run.device, k)])
 
 
 def policy(run: Run, sizes: Sequence[int] = ()) -> None:

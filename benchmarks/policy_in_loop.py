@@ -41,8 +41,6 @@ class Policy(RL_Agent):
 
     pure = True
 
-    pure = True
-
     def __init__(self, activation: str) -> None:
         """Make the network."""
         kind = ACTIVATIONS[activation]
@@ -201,7 +199,7 @@ def main() -> None:
     parser.add_argument("--n-envs", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--backends", nargs="*", default=["torch", "compile", "warp"])
+    parser.add_argument("--backends", nargs="*", default=["torch", "compile"])
     parser.add_argument("--sizes", type=int, nargs="*", default=[64, 1024, 16384, 262144])
     arguments = parser.parse_args()
     torch.set_num_threads(1)

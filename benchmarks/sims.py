@@ -1,10 +1,10 @@
-"""Steps per second of CartPole alone, on one CPU thread: gymnasium's numpy version and ours, three ways. Layer 5.
+"""Steps per second of CartPole alone, on one CPU thread: gymnasium's numpy version and ours, two ways. Layer 5.
 
     python benchmarks/sims.py [--n-envs 1024] [--rounds 7] [--sizes 64 1024 16384 262144]
 
 Each callable takes eight steps of all environments with actions that are given. Targets at 1,024 environments: eager at
-least 1x gymnasium's CartPoleVectorEnv, compiled at least 3x eager, eight fused compiled steps at least 10x eager; and
-the cost of the eager step grows no faster than the number of environments.
+least 1x gymnasium's CartPoleVectorEnv, compiled at least 3x eager; and the cost of the eager step grows no faster than
+the number of environments.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import _report
 import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
-from rlstruct.core import DictTensor, TemporalDictTensor
+from rlstruct.core import DictTensor
 from rlstruct.sims import make
 
 K = 8
@@ -41,14 +41,6 @@ def our_steps(n_envs: int, backend: str) -> Callable[[], object]:
     return lambda: [env.step(action) for action in actions]
 
 
-def fused_steps(n_envs: int, backend: str) -> Callable[[], object]:
-    """Eight steps of ours in one call, with actions stored time first, as a planner writes them."""
-    env = make("CartPole-v1", n_envs, backend=backend)
-    env.reset()
-    plan = TemporalDictTensor({"action": torch.randint(0, 2, (K, n_envs), device="cpu").t()})
-    return lambda: env.rollout(plan)
-
-
 def bytes_per_environment(n_envs: int) -> float:
     """Memory of the simulation itself, for one environment."""
     env = make("CartPole-v1", n_envs)
@@ -62,14 +54,12 @@ def ladder(n_envs: int, rounds: int) -> list[dict[str, Any]]:
     calls = {
         "gymnasium": gymnasium_steps(n_envs),
         "eager": our_steps(n_envs, "torch"),
-        "eager rollout": fused_steps(n_envs, "torch"),
         "compiled": our_steps(n_envs, "compile"),
-        "compiled fused 8": fused_steps(n_envs, "compile"),
     }
     times = _report.interleaved_rounds(
         calls, rounds, 0.2, time.process_time
     )  # one thread: other processes do not count
-    targets = {"eager": ("gymnasium", 1.0), "compiled": ("eager", 3.0), "compiled fused 8": ("eager", 10.0)}
+    targets = {"eager": ("gymnasium", 1.0), "compiled": ("eager", 3.0)}
     rows = []
     for name, seconds in times.items():
         base, target = targets.get(name, ("eager", None))

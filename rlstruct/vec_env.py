@@ -16,6 +16,9 @@ from rlstruct.errors import DeviceMismatchError
 if TYPE_CHECKING:
     import gymnasium
 
+IDLE_STEPS = 1000
+"""So many steps may go by in which no environment runs: batchers look at least every 16 steps."""
+
 Observed = tuple[DictTensor, Tensor]
 """An observation of all B environments, and the mask [B] bool of those that run."""
 
@@ -159,6 +162,51 @@ class VecEnv(ABC):
             f"{type(self).__name__}.load_state_dict: these environments cannot be saved, so there is nothing to go on "
             "from. Begin new episodes with reset(), or write state_dict and load_state_dict."
         )
+
+
+class IdleWatch:
+    """Ends the loops of episodic environments that go on after every episode has ended, as one that counts rows does.
+
+    An environment of your own calls `begin` in ``reset`` and `look` in ``step``.
+
+    Args:
+        where: start of the message, the name of the environment.
+        time_limit: steps after which no episode goes on; None if there is no limit.
+    """
+
+    def __init__(self, where: str, time_limit: int | None = None) -> None:
+        """Begin with no step."""
+        self._where, self._time_limit = where, time_limit
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the steps before a reset."""
+        self._n_steps, self._idle = 0, False
+
+    def look(self, ran: Tensor) -> None:
+        """Count a step, and see at every 1,000th whether all episodes have ended long ago.
+
+        Args:
+            ran: who took the step; looked at where there is no time limit, on the CPU: elsewhere the host would wait.
+                [B] bool
+
+        Raises:
+            RuntimeError: nobody has run for 1,000 steps.
+        """
+        self._n_steps += 1
+        if self._n_steps % IDLE_STEPS:
+            return
+        before = self._idle
+        if self._time_limit is not None:
+            before = self._idle = self._n_steps >= self._time_limit + IDLE_STEPS
+        elif ran.is_cpu:
+            self._idle = not bool(ran.any())  # sync: of CPU memory
+        if before and self._idle:
+            raise RuntimeError(
+                f"{self._where}.step: every episode has ended, and no environment has run for {IDLE_STEPS} steps. "
+                "Stop when running.any() is False, and call reset(). Finished environments keep their rows, so "
+                "running.size() and len(running) never change."
+            )
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import gymnasium
 import torch
 
-from rlstruct import DictTensor, RL_Agent, TemporalDictTensor
+from rlstruct import DictTensor, RL_Agent
 from rlstruct.batchers import RL_Batcher
 from rlstruct.functional.random import randint, uniform
 from rlstruct.sims import TensorEnv
@@ -84,13 +84,13 @@ if __name__ == "__main__":
     assert reached["terminated"][:2].all()
 
     # 4. Environment 5 of seed 0 is environment 0 of seed 5: what it does depends neither on the batch nor on processes.
-    plan = TemporalDictTensor({"action": torch.ones(8, 30, dtype=torch.int64)})
     eight, three = Catch(8, seed=0), Catch(3, seed=5)
     eight.reset()
     three.reset()
-    (all_eight, _), _ = eight.rollout(plan)  # thirty steps whose actions are known before
-    (last_three, _), _ = three.rollout(plan.slice(5, 8))
-    assert torch.equal(all_eight["frame"][5:], last_three["frame"])
+    for _ in range(30):
+        (all_eight, _), _ = eight.step(DictTensor({"action": torch.ones(8, dtype=torch.int64)}))
+        (last_three, _), _ = three.step(DictTensor({"action": torch.ones(3, dtype=torch.int64)}))
+        assert torch.equal(all_eight["frame"][5:], last_three["frame"])
 
     # 5. It is a VecEnv: batchers, agents and algorithms take it as they take gymnasium's.
     with RL_Batcher(90, Follower, create_env, env_args={"n_envs": 500}, seed=0) as batcher:

@@ -4,8 +4,8 @@
 
 A step of B environments costs calls and arithmetic. Below some hundred environments the calls are all that it costs:
 there, more environments are free. Beyond, the arithmetic counts. This tutorial measures both, draws the ladder from
-Python objects to a compiled kernel, and looks into the loop of a batcher. ``--all`` adds fused steps and a compiled
-agent, for which the compiler takes a minute more. benchmarks/sims.py and benchmarks/gpu.py are the same with care.
+Python objects to a compiled kernel, and looks into the loop of a batcher. ``--all`` adds a compiled agent, for
+which the compiler takes a minute more. benchmarks/sims.py and benchmarks/gpu.py are the same with care.
 Needs matplotlib (the extra `train`).
 """
 
@@ -22,8 +22,6 @@ from rlstruct import DictTensor
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.batchers import RL_Batcher
 from rlstruct.sims import make
-
-K = 8  # steps in one launch
 
 
 def gymnasium_objects(n_envs):
@@ -49,14 +47,6 @@ def single_steps(n_envs, backend="torch"):
     env.reset()
     action = DictTensor({"action": torch.randint(0, 2, (n_envs,))})
     return lambda: env.step(action), 1
-
-
-def fused_steps(n_envs):
-    """Eight compiled steps in one launch: possible where the actions are known before."""
-    env = make("CartPole-v1", n_envs, backend="compile")
-    env.reset()
-    action = DictTensor({"action": torch.randint(0, 2, (n_envs,))})
-    return lambda: env.rollout(action, K), K
 
 
 def seconds_per_step(way, n_envs, seconds=0.15):
@@ -124,8 +114,6 @@ if __name__ == "__main__":
         "rlstruct, eager": single_steps,
         "rlstruct, compiled": partial(single_steps, backend="compile"),  # what a CPU should run
     }
-    if "--all" in sys.argv:
-        ways[f"rlstruct, {K} compiled steps"] = fused_steps
     wanted = {gymnasium_objects: (4, 64), ways["rlstruct, compiled"]: (64, 16384)}  # each size is compiled for itself
     ladder = {
         name: {n: seconds_per_step(way, n) for n in (sizes if "--all" in sys.argv else wanted.get(way, sizes))}

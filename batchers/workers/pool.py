@@ -58,8 +58,8 @@ class WorkerPool:
         seeds: one per worker, or that of worker 0 alone if the others follow from the number of environments.
         agent_seeds: one per worker, or None for its environments' seed.
         timeout: seconds that a worker may take to answer.
-        max_restarts: how many failed workers are replaced before one raises.
         placement: how they share a GPU; closed together with the pool.
+        max_restarts: how many failed workers are replaced before one raises.
 
     Raises:
         TypeError: a factory or an argument cannot be sent to another process.
@@ -69,12 +69,11 @@ class WorkerPool:
         self,
         recipe: Recipe,
         n_workers: int,
-        *,
         seeds: Sequence[int],
         agent_seeds: Sequence[int] | None,
         timeout: float,
-        max_restarts: int,
         placement: Placement,
+        max_restarts: int,
     ) -> None:
         """Start the processes."""
         self.auto_reset = False

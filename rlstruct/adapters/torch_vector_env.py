@@ -6,18 +6,22 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
-from rlstruct.adapters._adapter import Adapter, Tensors, choose
 from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.profiling import operation
-from rlstruct.vec_env import Observed, Stepped
+from rlstruct.spaces import leaves, nest, zeros
+from rlstruct.vec_env import Observed, Stepped, VecEnv
+
+Tensors = dict[str, Tensor]
 
 # How libraries call the observation that an ended episode ended with.
 _FINAL_KEYS = ("final_obs", "final_observation")
 
 
-class TorchVectorEnv(Adapter):
+class TorchVectorEnv(VecEnv):
     """A gymnasium-like vector environment whose observations are tensors on a device already. Nothing is copied.
 
     It must restart ended rows within the step (gymnasium's mode SAME_STEP), as GPU simulators do. What `step` returned
@@ -46,6 +50,9 @@ class TorchVectorEnv(Adapter):
         ValueError: the device does not exist, or ``missing_final`` is another word.
     """
 
+    auto_reset = True
+    restarts_take_steps = False
+
     def __init__(
         self,
         vec: Any,  # noqa: ANN401 - of whatever library
@@ -56,8 +63,12 @@ class TorchVectorEnv(Adapter):
         copy: bool = False,
     ) -> None:
         """Take over ``vec``."""
-        spaces = vec.single_observation_space, vec.single_action_space
-        super().__init__(int(vec.num_envs), resolve_device(device), *spaces)
+        self._n_envs, self._device = int(vec.num_envs), resolve_device(device)
+        self.observation_space, self.action_space = vec.single_observation_space, vec.single_action_space
+        self._frame_leaves = leaves(self.observation_space, "frame", where="TorchVectorEnv")
+        self._action_leaves = leaves(self.action_space, "action", where="TorchVectorEnv")
+        self._no = torch.zeros(self._n_envs, dtype=torch.bool, device=self._device)
+        self._yes = ~self._no
         if missing_final not in ("raise", "previous"):
             raise ValueError(f"TorchVectorEnv: missing_final={missing_final!r}, expected 'raise' or 'previous'.")
         self.vec = vec
@@ -67,6 +78,15 @@ class TorchVectorEnv(Adapter):
         self._previous: Tensors = {}
         self._closed = False
 
+    @property
+    def device(self) -> torch.device:
+        """Where the simulation lives."""
+        return self._device
+
+    def n_envs(self) -> int:
+        """Return B."""
+        return self._n_envs
+
     def reset(self, env_info: DictTensor | None = None) -> Observed:
         """Start a new episode in every environment; see `VecEnv.reset`.
 
@@ -74,11 +94,25 @@ class TorchVectorEnv(Adapter):
             ValueError: ``env_info`` is not empty: such environments take none.
             DeviceMismatchError, ShapeMismatchError: an observation is elsewhere, or has not B rows.
         """
-        self._refuse_info(env_info)
+        if env_info is not None and not env_info.empty():
+            raise ValueError(f"TorchVectorEnv.reset: got env_info {list(env_info.keys())}, expected none.")
         seed, self._seed = self._seed, None
         frames = self._frames(self.vec.reset(seed=seed)[0])
         self._previous = frames
-        return self._begin(frames)
+        for key, value in frames.items():
+            if value.device != self._device:
+                raise DeviceMismatchError(
+                    f"TorchVectorEnv.reset: {key!r} is on {value.device}, expected {self._device}. "
+                    "Make the simulation on the device that you name."
+                )
+            if value.dim() == 0 or value.shape[0] != self._n_envs:
+                raise ShapeMismatchError(
+                    f"TorchVectorEnv.reset: {key!r} has shape {list(value.shape)}, expected [{self._n_envs}, ...]."
+                )
+        flags = dict.fromkeys(("terminated", "truncated", "done"), self._no)
+        last = zeros(self.action_space, "last_action", self._n_envs, self._device)
+        reward = torch.zeros(self._n_envs, dtype=torch.float32, device=self._device)
+        return DictTensor({**frames, "reward": reward, **flags, "initial_state": self._yes, **last}), self._yes
 
     @operation("simulator")
     def step(self, action: DictTensor) -> Stepped:
@@ -87,7 +121,8 @@ class TorchVectorEnv(Adapter):
         Raises:
             RuntimeError: an episode ended and its final observation is missing.
         """
-        sent, acted = self._sent(action)
+        acted = {key: action[key] for key in self._action_leaves}
+        sent = nest(self.action_space, acted, "action")
         observation, reward, terminated, truncated, info = self.vec.step(sent)
         terminated, truncated = terminated.to(torch.bool), truncated.to(torch.bool)
         current = self._frames(observation)
@@ -95,9 +130,9 @@ class TorchVectorEnv(Adapter):
         final = next((info[key] for key in _FINAL_KEYS if info.get(key) is not None), None)
         reached: Tensors | None = None
         if final is not None:
-            reached = choose(done, self._flat(final), current)
+            reached = _choose(done, self._flat(final), current)
         elif self._missing == "previous":
-            reached = choose(done, self._previous, current)
+            reached = _choose(done, self._previous, current)
         elif bool(done.any()):  # sync: only where the info shows no final observation
             raise RuntimeError(
                 f"TorchVectorEnv: an episode of {type(self.vec).__name__} ended, and the info has no final "
@@ -107,9 +142,16 @@ class TorchVectorEnv(Adapter):
             )
         if self._missing == "previous":  # kept only where it may be shown again
             self._previous = current if self._copy else {key: value.clone() for key, value in current.items()}
-        if reached is None:
-            return self._answer(acted, reward, (terminated, truncated), current, None)
-        return self._answer(acted, reward, (terminated, truncated), reached, current)
+        reward = reward.to(torch.float32)
+        last = {f"last_{key}": value.clone() for key, value in acted.items()}
+        flags = {"terminated": terminated, "truncated": truncated, "done": done, "initial_state": self._no}
+        seen = DictTensor._trusted({**(reached or current), "reward": reward, **flags, **last})
+        if reached is None:  # nobody restarted
+            return Stepped((seen, self._yes), (seen, self._yes), restarted=False)
+        last = {key: value.masked_fill(_rows(done, value), 0) for key, value in last.items()}
+        flags = {"terminated": self._no, "truncated": self._no, "done": self._no, "initial_state": done}
+        after = DictTensor._trusted({**current, "reward": reward.masked_fill(done, 0), **flags, **last})
+        return Stepped((seen, self._yes), (after, self._yes))
 
     def close(self) -> None:
         """Close the vector environment. Calling it again does nothing."""
@@ -117,6 +159,20 @@ class TorchVectorEnv(Adapter):
             self._closed = True
             self.vec.close()
 
-    def _frames(self, observation: Mapping[str, Any] | torch.Tensor) -> Tensors:
-        frames: Tensors = self._flat(observation)
+    def _frames(self, observation: Mapping[str, Any] | Tensor) -> Tensors:
+        frames = self._flat(observation)
         return {key: value.clone() for key, value in frames.items()} if self._copy else frames
+
+    def _flat(self, observation: Mapping[str, Any] | Tensor) -> Tensors:
+        """Name the frames of an observation."""
+        return {key: leaf.get(observation) for key, leaf in self._frame_leaves.items()}
+
+
+def _rows(mask: Tensor, like: Tensor) -> Tensor:
+    """Shape a mask [B] so that it selects rows of ``like`` [B, ...]."""
+    return mask.view(-1, *[1] * (like.dim() - 1))
+
+
+def _choose(mask: Tensor, yes: Tensors, no: Tensors) -> Tensors:
+    """Take the rows of ``yes`` where the mask is set, else those of ``no``."""
+    return {key: torch.where(_rows(mask, value), yes[key], value) for key, value in no.items()}

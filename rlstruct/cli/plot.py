@@ -18,7 +18,6 @@ from rlstruct.cli.record import ForeignRun, RunRecord, load
 # Settings that change where things are computed, or how closely one looks, but not what is learnt.
 _IGNORED = {"seed", "learner_device", "batcher_device", "replay_device", "evaluation_processes", "log_interval"}
 _IGNORED |= {
-    "replay_pinned",
     "compile_agent",
     "compile_update",
     "graph",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.engine import private
-from rlstruct.engine.compiled import Compiled, Tensors
+from rlstruct.engine.compiled import Compiled, Tensors, told
 from rlstruct.engine.graph import layout_of
 from rlstruct.engine.promise import MEND, PurityError, WeightsWatch, check_equal, place_of, weights_of
 from rlstruct.engine.streams import move
@@ -112,8 +112,7 @@ class Actor:
                 code.compile(*given)
                 found = code(*given)
         except Exception as error:  # whatever tracing and a compiler may say
-            lines = str(error).strip().splitlines()
-            self.why_not, self._compiles = f"{type(error).__name__}: {lines[0] if lines else ''}", False
+            self.why_not, self._compiles = told(error), False
             for name, value in weights_of(self.agent).items():
                 value.detach().copy_(before[name])  # tracing a change in place makes it
             return

@@ -16,14 +16,15 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from rlstruct.engine import private
+from rlstruct.errors import warn_user
 
 Tensors = dict[str, Tensor]
-Pure = Callable[..., tuple[Mapping[str, Tensor | list[Tensor]], ...]]
+Pure = Callable[..., tuple[Mapping[str, Tensor], ...]]
 
 _compiling = threading.RLock()  # tracing and Inductor's settings belong to the process, not to a thread
 
 MAX_FUSED = 4096
-"""So many stores may share a loop: eight steps of CartPole are some 150, beyond Inductor's own limit of 64."""
+"""So many stores may share a loop: large games have more than 64, Inductor's own limit."""
 MAX_UNROLLED = 32
 """So many entries are added up one by one. Inductor has no kernel for a cumulative sum and calls eager torch."""
 
@@ -37,8 +38,6 @@ class NotPureError(RuntimeError):
 
 class Compiled:
     """A pure function of dicts of tensors that returns dicts of tensors, compiled in its first call.
-
-    It may return a list of K tensors, too, one for each step, which comes out as `stack_steps` puts it together.
 
     Args:
         fn: the function; no Python control flow on values, every later call with the same keys, shapes and dtypes.
@@ -103,15 +102,11 @@ class Compiled:
             for (i, key), tensor in zip(names, inputs, strict=True):
                 given[i][key] = tensor
             results = self._fn(*given)
-            outputs = {_identity(value): value for result in results for value in result.values()}
+            outputs = {id(value): value for result in results for value in result.values()}
             place = {identity: i for i, identity in enumerate(outputs)}
-            self._out = [{key: place[_identity(value)] for key, value in result.items()} for result in results]
-            steps = [value if isinstance(value, list) else [value] for value in outputs.values()]
-            self._masks = [i for i, values in enumerate(steps) if on_cpu and values[0].dtype is torch.bool]
-            for i in self._masks:
-                steps[i] = [as_bytes(value) for value in steps[i]]
-            whole = [not isinstance(value, list) for value in outputs.values()]
-            return [values[0] if one else stack_steps(values) for values, one in zip(steps, whole, strict=True)]
+            self._out = [{key: place[id(value)] for key, value in result.items()} for result in results]
+            self._masks = [i for i, v in enumerate(outputs.values()) if on_cpu and v.dtype is torch.bool]
+            return [as_bytes(v) if i in self._masks else v for i, v in enumerate(outputs.values())]
 
         # Copies: a tensor that is there twice, such as two zeros of a first state, would be traced as one input.
         inputs = [dicts[i][key].clone() for i, key in names]
@@ -140,6 +135,25 @@ class Compiled:
             run = compile_fx_inner(graph, [*(inputs[i] for i in used), *held])
         self._inputs = [(*names[i], inputs[i].stride()) for i in used]
         self.held, self._run = held, getattr(run, "current_callable", run)  # the code itself, without what traces it
+
+
+def told(error: Exception) -> str:
+    """Say in a line what tracing or a compiler raised."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+
+
+def warn_uncompiled(what: str, why: str, switch: str) -> None:
+    """Warn that something that should be compiled cannot be.
+
+    Args:
+        what: it.
+        why: the reason, such as from `told`.
+        switch: what the user passed for it.
+    """
+    warn_user(
+        f"{what} cannot be compiled and runs as it is, slower and with equal results: {why}. Without {switch} there is "
+        "no such warning."
+    )
 
 
 def _refuse_changes(graph: torch.fx.Graph) -> None:
@@ -229,24 +243,6 @@ def _few_rows(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha
     ):
         return NotImplemented
     return (x.unsqueeze(1) * weight.t()).sum(-1) + bias
-
-
-def _identity(value: Tensor | list[Tensor]) -> object:
-    return tuple(map(id, value)) if isinstance(value, list) else id(value)
-
-
-def stack_steps(steps: list[Tensor]) -> Tensor:
-    """Stack what K steps show, [B, ...] each, to [B, K, ...].
-
-    In memory they stand one after the other, each as it was; compiled code writes every row of `columns` to its place.
-    """
-    first = steps[0]
-    if first.dim() == 2 and not first.is_contiguous():  # columns
-        rows = [row for step in steps for row in step.unbind(1)]
-        return torch.cat(rows).view(len(steps), first.shape[1], first.shape[0]).permute(2, 0, 1)
-    if first.is_contiguous():
-        return torch.cat(steps).view(len(steps), *first.shape).transpose(0, 1)
-    return torch.stack([step.movedim(0, -1) for step in steps]).movedim(-1, 0)
 
 
 def as_bytes(mask: Tensor) -> Tensor:

@@ -90,8 +90,6 @@ class GymEnv(RowsEnv):
             TypeError: an environment follows the old gym API.
             RuntimeError: called before `reset`, or on and on after every episode has ended.
         """
-        if not self._order:
-            self._idle()
         previous, rows, columns = self._next(action)
         reached, ran = rows, self._running
         ended = self._step_envs(self._actions.elements(columns), rows)

@@ -115,8 +115,6 @@ class GymVectorEnv(RowsEnv):
         running = ran.numpy()  # sync: a view of CPU memory
         if not running.all():
             rows.keep(previous, ~running)
-            if not self.auto_reset and not running.any():
-                self._idle()
         still = ~rows.done if self.auto_reset else running & ~rows.done
         if self.auto_reset and result.restarted is not None and result.first is not None:
             reached = self._reached(rows)

@@ -12,9 +12,7 @@ from rlstruct.core import DictTensor
 from rlstruct.envs.codec import Arrays, SpaceCodec
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError, tag_environment
 from rlstruct.spaces import Space
-from rlstruct.vec_env import Stepped, VecEnv
-
-_MAX_IDLE_STEPS = 1000  # batchers look at least every 16 steps whether every episode has ended
+from rlstruct.vec_env import IdleWatch, Stepped, VecEnv
 
 Array = np.ndarray[Any, Any]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
@@ -141,7 +139,7 @@ class RowsEnv(VecEnv):
         self._known: dict[int, Rows] = {}  # all that were lent, by id of the DictTensor, which they keep alive
         self._copy: Rows | None = None  # of lent rows before their restart
         self._running = torch.ones(n, dtype=torch.bool, device="cpu")  # handed out, so replaced and never written
-        self._idle_steps = 0
+        self._idle = IdleWatch(self._where)
 
     @property
     def device(self) -> torch.device:
@@ -162,7 +160,8 @@ class RowsEnv(VecEnv):
         """Return the rows of the first observation; the frames are still to be written."""
         self._rows = rows = self._new()
         rows.restart(slice(None))
-        self._running, self._idle_steps = torch.ones_like(self._running), 0
+        self._running = torch.ones_like(self._running)
+        self._idle.begin()
         return rows
 
     def _next(self, action: DictTensor) -> tuple[Rows, Rows, Arrays]:
@@ -203,19 +202,11 @@ class RowsEnv(VecEnv):
     def _stepped(self, reached: Rows, ran: torch.Tensor, rows: Rows) -> Stepped:
         """Remember the rows of a step, and return what it shows."""
         self._rows = rows
+        if not self.auto_reset:
+            self._idle.look(ran)
         current = rows.observation, self._running
         restarted, lent = reached is not rows, self._is_lent(rows)
         return Stepped((reached.observation, ran), current, restarted=restarted, lent=lent)
-
-    def _idle(self) -> None:
-        """Count a step in which no environment ran, and refuse to do so for ever."""
-        self._idle_steps += 1
-        if self._idle_steps > _MAX_IDLE_STEPS:
-            raise RuntimeError(
-                f"{self._where}.step: every episode has ended, and no environment has run for {_MAX_IDLE_STEPS} steps. "
-                "Stop when running.any() is False, and call reset(). Finished environments keep their rows, so "
-                "running.size() and len(running) never change."
-            )
 
 
 def last_action_keys(actions: SpaceCodec) -> tuple[str, ...]:

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from rlstruct.engine import private
-from rlstruct.engine.compiled import Compiled, Tensors
+from rlstruct.engine.compiled import Compiled, Tensors, told, warn_uncompiled
 from rlstruct.engine.graph import layout_of
 from rlstruct.engine.promise import check_equal
-from rlstruct.errors import warn_user
 from rlstruct.search.tree import Tree
 
 Grow = Callable[[Tree, Tensors], None]
@@ -63,11 +62,7 @@ class CompiledGrowth:
             code(copies, given)
         except Exception as error:  # whatever tracing and a compiler may say
             self._compiles = False
-            said = (str(error).strip().splitlines() or [""])[0]
-            warn_user(
-                "Search: a simulation cannot be compiled and runs as it is, slower and with equal results: "
-                f"{type(error).__name__}: {said}. Without SearchConfig(compiled=True) there is no such warning."
-            )
+            warn_uncompiled("Search: a simulation", told(error), "SearchConfig(compiled=True)")
             self._grow(tree, given)
             return
         self._grow(tree, given)

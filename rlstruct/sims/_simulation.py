@@ -5,7 +5,6 @@ A simulation is one dict of tensors [B, ...], the carry. Its names are the same 
 ======================== ===================================================================================
 ``state/<field>``        the simulator's state
 ``state_key``            key of the running episode, if the simulator draws random numbers
-``pool/<field>``         start states to choose from instead of `TensorEnv.initial`, [M, ...] (if there are any)
 ``env_key, episode``     key of the environment, number of its episode
 ``elapsed``              steps taken in this episode
 ``running, terminated``  who still runs, whose episode ended by itself (episodic only)
@@ -15,25 +14,20 @@ A simulation is one dict of tensors [B, ...], the carry. Its names are the same 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rlstruct.engine.compiled import Compiled, stack_steps
-from rlstruct.functional.random import child_key, randint
-from rlstruct.sims._spaces import random_action
+from rlstruct.engine.compiled import Compiled
+from rlstruct.functional.random import child_key
 from rlstruct.sims._state import Tensors, fields_of, make_state, part
 from rlstruct.spaces import Space
 
 Answer = tuple[Tensors, Tensors, Tensors, Tensors]
 """What changes in the carry; `reached`; `current` (empty if episodic: it is `reached`); the masks ``ran`` and
 ``running`` (episodic only). Masks that are False everywhere are left out."""
-Steps = dict[str, list[Tensor]]
-
 
 _MOST_AHEAD, _MOST_ROWS = 16, 1 << 16  # steps; rows drawn at once: more do not stay in a cache
 _MORE_ELSEWHERE = 2  # times as many of both off the CPU, where few launches count
@@ -75,19 +69,8 @@ class Simulation:
         self._no_key = torch.zeros(0, dtype=torch.int64, device=device)
         self._kind: type[Any] = type(None)  # the class of states, known from the first one on
 
-    def initial(self, key: Tensor, pool: Tensors) -> Tensors:
-        """Draw start states.
-
-        Args:
-            key: [n] int64.
-            pool: M states to choose from, or nothing to ask the simulator.  [M, ...]
-
-        Returns:
-            The fields of n states.
-        """
-        if pool:
-            row = randint(key, next(iter(pool.values())).shape[0])
-            return {name: values.index_select(0, row) for name, values in pool.items()}
+    def initial(self, key: Tensor) -> Tensors:
+        """Draw start states: the fields of n of them, for keys [n] int64."""
         state = self._simulator.initial(key)
         self._kind = type(state)
         return fields_of(f"{type(self._simulator).__name__}.initial", state)
@@ -100,7 +83,7 @@ class Simulation:
             episode: [B] int64.
         """
         key = child_key(carry["env_key"], episode)
-        begun = {f"state/{name}": value for name, value in self.initial(key, part(carry, "pool/")).items()}
+        begun = {f"state/{name}": value for name, value in self.initial(key).items()}
         begun |= {"state_key": key} if self._simulator.stochastic else {}
         return {**begun, "episode": episode}
 
@@ -115,33 +98,6 @@ class Simulation:
         if not self._simulator.auto_reset:
             return self._step(carry, action)
         return self._step_and_restart(carry, action, starts)
-
-    def rollout(
-        self, carry: Tensors, plan: Tensors, n_steps: int, starts: StartStates | None = None
-    ) -> tuple[Tensors, Steps, Steps, Steps]:
-        """Take K steps.
-
-        Args:
-            carry: where the simulation is.
-            plan: [K, B, ...], or [1, B, ...] to repeat it; empty to draw the actions, see `_explore`.
-            n_steps: K.
-            starts: as in `step`.
-
-        Returns:
-            As `step`; of observations and masks, lists of what each of the K steps shows, for `stack_steps`.
-        """
-        changed: Tensors = {}
-        steps = []
-        for k in range(n_steps):
-            now = {**carry, **changed}
-            action = {key: value[min(k, len(value) - 1)] for key, value in plan.items()} or self._explore(now)
-            moved, *shown = self.step(now, action, starts)
-            changed |= moved
-            steps.append(shown)
-        reached, current, masks = (
-            {key: [shown[key] for shown in all_shown] for key in all_shown[0]} for all_shown in zip(*steps, strict=True)
-        )
-        return changed, reached, current, masks
 
     def frames(self, fields: Tensors, *, kept: bool = True) -> Tensors:
         """Show states as ``frame`` or ``frame/<key>``.
@@ -210,11 +166,6 @@ class Simulation:
         changed = {f"state/{name}": value for name, value in fields.items()} | last
         changed |= {"elapsed": elapsed, "terminated": terminated, "running": running}
         return changed, reached, {}, {"ran": ran, "running": running}
-
-    def _explore(self, carry: Tensors) -> Tensors:
-        """Draw a random action for every environment, keyed by its episode and step."""
-        key = child_key(child_key(carry["env_key"], carry["episode"]), carry["elapsed"])
-        return {"action": random_action(self._simulator.action_space, key)}
 
     def _transition(self, carry: Tensors, action: Tensors) -> tuple[Tensors, Tensor, Tensor]:
         simulator = self._simulator
@@ -290,52 +241,27 @@ class StartStates:
             self._packs.append((names, torch.stack(starts) if len(names) > 1 and like.dim() else starts[0]))
 
 
-class Stepper(Protocol):
-    """What moves the environments of one TensorEnv: `TorchStepper`, or a kernel."""
-
-    def step(self, carry: Tensors, action: Tensors) -> Answer:
-        """See `Simulation.step`."""
-
-    def rollout(self, carry: Tensors, plan: Tensors, n_steps: int) -> Answer:
-        """See `Simulation.rollout`."""
-
-
 class TorchStepper:
     """Calls the simulator's own functions of tensors.
 
     Args:
         simulation: the functions.
-        compiled: whether a step becomes one kernel of TorchInductor, and K steps another.
+        compiled: whether a step becomes one kernel of TorchInductor.
     """
 
     def __init__(self, simulation: Simulation, *, compiled: bool) -> None:
         """Compile nothing yet."""
         self._simulation = simulation
-        self._compile = compiled
-        self._compiled: dict[str, Compiled] = {}
+        self._compiled = Compiled(simulation.step) if compiled else None
         self._starts = StartStates(simulation)
 
+    @torch.no_grad()
     def step(self, carry: Tensors, action: Tensors) -> Answer:
         """See `Simulation.step`."""
-        answer: Answer = self._call("step", self._simulation.step, carry, action)
-        return answer
-
-    def rollout(self, carry: Tensors, plan: Tensors, n_steps: int) -> Answer:
-        """See `Simulation.rollout`."""
-        name = f"{n_steps} steps, actions {[len(value) for value in plan.values()]}"
-        changed, *shown = self._call(name, partial(self._simulation.rollout, n_steps=n_steps), carry, plan)
-        if not self._compile:  # compiled code has stacked the steps
-            shown = [{key: stack_steps(steps) for key, steps in end.items()} for end in shown]
-        reached, current, masks = shown
+        if self._compiled is None:
+            return self._simulation.step(carry, action, starts=self._starts)
+        changed, reached, current, masks = self._compiled(carry, action)
         return changed, reached, current, masks
-
-    @torch.no_grad()
-    def _call(self, name: str, fn: Callable[..., Any], carry: Tensors, action: Tensors) -> Any:  # noqa: ANN401
-        if not self._compile:
-            return fn(carry, action, starts=self._starts)
-        if name not in self._compiled:
-            self._compiled[name] = Compiled(fn)
-        return tuple(self._compiled[name](carry, action))
 
 
 def _kept(name: str, value: Tensor) -> Tensor:

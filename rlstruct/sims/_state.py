@@ -43,9 +43,8 @@ def make_state(kind: type[Any], fields: Tensors) -> Any:  # noqa: ANN401 - the u
 
 
 def rows_like(tensors: Mapping[str, Tensor], n: int) -> Kinds:
-    """Return the shapes [n, ...] and dtypes of rows like these, but for a pool of start states, of any size."""
-    known = {name: value for name, value in tensors.items() if not name.startswith("pool/")}
-    return {name: ((n, *value.shape[1:]), value.dtype) for name, value in known.items()}
+    """Return the shapes [n, ...] and dtypes of rows like these."""
+    return {name: ((n, *value.shape[1:]), value.dtype) for name, value in tensors.items()}
 
 
 def kinds_of(space: Mapping[str, Leaf], lead: tuple[int, ...]) -> Kinds:
@@ -58,7 +57,7 @@ def check(where: str, found: Mapping[str, Tensor], expected: Kinds, device: torc
 
     Args:
         where: start of the message, up to a tensor's name.
-        found: the tensors; a pool of start states is left alone.
+        found: the tensors.
         expected: shape and dtype of each.
         device: of all of them.
         mend: end of the message.
@@ -68,9 +67,8 @@ def check(where: str, found: Mapping[str, Tensor], expected: Kinds, device: torc
         ShapeMismatchError: one has another shape or dtype.
         DeviceMismatchError: one is on another device.
     """
-    names = [name for name in found if not name.startswith("pool/")]
-    if set(names) != expected.keys():
-        raise KeyError(f"{where.rstrip(':')}: got {sorted(names)}, expected {sorted(expected)}. {mend}".rstrip())
+    if found.keys() != expected.keys():
+        raise KeyError(f"{where.rstrip(':')}: got {sorted(found)}, expected {sorted(expected)}. {mend}".rstrip())
     for name, (shape, dtype) in expected.items():
         value = found[name]
         if value.shape != shape or value.dtype != dtype:

@@ -3,8 +3,7 @@
 import math
 
 from rlstruct.sims.acrobot import CENTRE, GRAVITY, INERTIA, LENGTH, MASS, MAX_SPEED_1, MAX_SPEED_2, STEP, Acrobot
-from rlstruct.sims.kernels import wp
-from rlstruct.sims.kernels.game import GameKernel
+from rlstruct.sims.kernels import GameKernel, wp
 from rlstruct.sims.kernels.random import uniform
 
 State = wp.types.vector(length=4, dtype=wp.float32)  # theta1, theta2, theta1_dot, theta2_dot
@@ -71,7 +70,7 @@ def transition(y: State, action: wp.int64, key: wp.uint64):
 
 
 @wp.func
-def observe(s: State, cell: int) -> Frame:
+def observe(s: State) -> Frame:
     """See `Acrobot.observe`."""
     return Frame(wp.cos(s[0]), wp.sin(s[0]), wp.cos(s[1]), wp.sin(s[1]), s[2], s[3])
 

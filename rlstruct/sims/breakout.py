@@ -7,7 +7,6 @@ they come back. The ball moves along diagonals; it is lost, and the game with it
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -39,7 +38,6 @@ class Breakout(MinAtarGame[BreakoutState]):
     state = BreakoutState
     channels = ("paddle", "ball", "trail", "brick")
     useful_actions = (NOTHING, LEFT, RIGHT)
-    kernel_module: ClassVar[str] = "rlstruct.sims.breakout_kernel"
 
     def initial(self, key: Tensor) -> BreakoutState:
         """Start the ball in one of the upper corners."""

@@ -11,8 +11,7 @@ from rlstruct.sims.cart_pole import (
     TOTAL_MASS,
     CartPole,
 )
-from rlstruct.sims.kernels import wp
-from rlstruct.sims.kernels.game import GameKernel
+from rlstruct.sims.kernels import GameKernel, wp
 from rlstruct.sims.kernels.random import uniform
 
 State = wp.types.vector(length=4, dtype=wp.float32)  # x, x_dot, theta, theta_dot
@@ -45,7 +44,7 @@ def transition(s: State, action: wp.int64, key: wp.uint64):
 
 
 @wp.func
-def observe(s: State, cell: int) -> State:
+def observe(s: State) -> State:
     """See `CartPole.observe`."""
     return s
 

@@ -85,7 +85,6 @@ class MountainCarContinuous(_MountainCar):
 
     action_space = box([-1.0], [1.0])
     default_time_limit: ClassVar[int | None] = 999
-    kernel_module: ClassVar[str] = "rlstruct.sims.mountain_car_kernel"
 
     def transition(
         self, state: MountainCarState, action: Tensor, key: Tensor

@@ -41,7 +41,6 @@ class Pendulum(TensorEnv[PendulumState]):
     observation_space = box([-1, -1, -MAX_SPEED], [1, 1, MAX_SPEED])
     stochastic: ClassVar[bool] = False
     default_time_limit: ClassVar[int | None] = 200
-    kernel_module: ClassVar[str] = "rlstruct.sims.pendulum_kernel"
 
     def initial(self, key: Tensor) -> PendulumState:
         """Draw the angle from [-pi, pi), the velocity from [-1, 1)."""

@@ -7,29 +7,29 @@ may be compiled, or captured as a graph.
 Every episode is a pure function of the environment's seed, the episode's number and the actions: episode e of
 environment j begins with ``initial(key)``, where key is child e of a key made from ``seed + j``, and its step t draws
 from child t of that key. So environment j does the same in a batch of 64 and of 4,096, in one process or four, on any
-device, with any backend, in single steps or K at once.
+device, with any backend.
 """
 
 from __future__ import annotations
 
 import importlib
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from rlstruct.core import DictTensor, TemporalDictTensor
+from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.functional.random import child_key
 from rlstruct.profiling import operation
-from rlstruct.sims._simulation import Answer, Simulation, Stepper, TorchStepper
+from rlstruct.sims._simulation import Simulation, TorchStepper
 from rlstruct.sims._spaces import in_dtype
 from rlstruct.sims._state import Tensors, check, fields_of, kinds_of, part, rows_like
 from rlstruct.spaces import leaves, zeros
-from rlstruct.vec_env import Observed, Stepped, VecEnv
+from rlstruct.vec_env import IdleWatch, Observed, Stepped, VecEnv
 
 if TYPE_CHECKING:
     from rlstruct.engine.fused import FusedRollout, Perceptron
@@ -61,8 +61,9 @@ class TensorEnv(VecEnv, Generic[State]):
         auto_reset: whether ended environments restart within the step; otherwise they idle until `reset`.
         time_limit: an episode is truncated after so many steps; None for never, "default" for the limit of the task.
         backend: ``"torch"`` runs the functions as they are written, ``"compile"`` turns a whole step into one kernel
-            (TorchInductor; the first step takes some 20 seconds), ``"warp"`` launches the simulator's `kernel` (the
-            extra ``warp``). Equal results, floating-point numbers to rounding.
+            (TorchInductor; the first step takes some 20 seconds). ``"warp"`` is ``"torch"``, but that a batch of
+            RL_Batcher with a small network becomes one launch of the simulator's `kernel` (the extra ``warp``). Equal
+            results, floating-point numbers to rounding.
 
     Raises:
         ValueError: an argument is out of range, or the device does not exist or cannot compile, or there is no kernel.
@@ -107,7 +108,11 @@ class TensorEnv(VecEnv, Generic[State]):
         seeds = torch.arange(seed, seed + n_envs, dtype=torch.int64, device=self._device)
         self._carry: Tensors = {"env_key": child_key(seeds, _SALT), "episode": torch.full_like(seeds, -1)}
         self._stepper = self._make_stepper()
-        self._current: DictTensor | TemporalDictTensor = DictTensor()  # ends with what was shown last
+        self._current = DictTensor()  # what was shown last
+        self._idle = IdleWatch(self._name, self.time_limit)
+        self._kernels: Any = importlib.import_module("rlstruct.sims.kernels.fused") if backend == "warp" else None
+        if self._kernels is not None:
+            self._kernels.check_kernel(self)
 
     @abstractmethod
     def initial(self, key: Tensor) -> State:
@@ -184,6 +189,7 @@ class TensorEnv(VecEnv, Generic[State]):
         given = part(dict(env_info.items()) if env_info is not None else {}, "state/")
         self._carry = self._begun({name: value.to(self._device) for name, value in given.items()})
         self._current = first = self._first()
+        self._idle.begin()
         return first, self._yes
 
     @operation("simulator")
@@ -191,57 +197,29 @@ class TensorEnv(VecEnv, Generic[State]):
         """Take one step in every environment that runs; see `VecEnv.step`.
 
         Raises:
-            RuntimeError: `reset` was not called.
+            RuntimeError: `reset` was not called, or every episode ended 1,000 steps ago and nobody called it since.
             KeyError: a key of the action is missing.
             ShapeMismatchError: the action has another shape or dtype than the action space says.
             DeviceMismatchError: the action is on another device.
         """
-        answer = self._stepper.step(self._carry, self._sent(action, (self._n_envs,)))
-        return Stepped(*self._shows(answer, DictTensor._trusted, self._yes, self._no), restarted=self.auto_reset)
-
-    @operation("simulator")
-    def rollout(
-        self, action: DictTensor | TemporalDictTensor | None, n_steps: int | None = None
-    ) -> tuple[tuple[TemporalDictTensor, Tensor], tuple[TemporalDictTensor, Tensor]]:
-        """Take K steps whose actions are known before; the compiled backend makes them one kernel.
-
-        Args:
-            action: K actions for each environment, such as an open-loop plan, [B, K, ...]; or one action to repeat,
-                [B, ...]; or None for random exploration: uniform draws that depend on the seed, the environment, its
-                episode and step, and are found in ``last_action``.
-            n_steps: K, for a repeated action and for exploration.
-
-        Returns:
-            What K calls of `step` return, with a time axis: ``((reached, running), (current, still_running))``, the
-            observations [B, K, ...], the masks [B, K] bool.
-
-        Raises:
-            ValueError: K is missing, or below 1.
-            TypeError: exploration of a space of actions that is neither Discrete nor a bounded Box.
-            RuntimeError, KeyError, ShapeMismatchError, DeviceMismatchError: as `step`.
-        """
-        k = action.n_steps() if isinstance(action, TemporalDictTensor) else n_steps
-        if k is None or k < 1:
-            raise ValueError(f"{self._name}.rollout: got {k} steps, expected n_steps >= 1 for actions without a time.")
-        self._check_begun("rollout")
-        plan: Tensors = {}  # [K, B, ...]
-        if isinstance(action, TemporalDictTensor):
-            plan = {key: v.transpose(0, 1).contiguous() for key, v in self._sent(action, (self._n_envs, k)).items()}
-        elif action is not None:
-            plan = {key: v.unsqueeze(0) for key, v in self._sent(action, (self._n_envs,)).items()}
-        answer = self._stepper.rollout(self._carry, plan, k)
-        yes, no = (mask.unsqueeze(1).expand(-1, k) for mask in (self._yes, self._no))
-        lengths = torch.full_like(self._carry["env_key"], k)
-        return self._shows(answer, lambda t: TemporalDictTensor._trusted(t, lengths), yes, no)  # type: ignore[no-any-return]
+        changed, reached, current, masks = self._stepper.step(self._carry, self._sent(action))
+        self._carry = {**self._carry, **changed}
+        no, yes = self._no, self._yes
+        seen = DictTensor._trusted({**reached, "initial_state": no})
+        over = {"terminated": no, "truncated": no, "done": no}
+        self._current = after = DictTensor._trusted({**current, **over}) if self.auto_reset else seen
+        masks = masks or {"ran": yes, "running": yes}
+        if not self.auto_reset:
+            self._idle.look(masks["ran"])
+        return Stepped((seen, masks["ran"]), (after, masks["running"]), restarted=self.auto_reset)
 
     def fused_rollout(self, perceptron: Perceptron, n_timesteps: int) -> FusedRollout | None:
         """Return what takes T steps with an agent in one launch (`rlstruct.engine.fused`); None if no kernel can."""
         watched = type(self).step is not TensorEnv.step or "step" in vars(self)  # somebody wants to see single steps
-        if self.backend != "warp" or not self.auto_reset or watched:
+        if self._kernels is None or not self.auto_reset or watched:
             return None
-        from rlstruct.sims.kernels.fused import fused_rollout
-
-        return fused_rollout(self, self._stepper, perceptron, n_timesteps)
+        rollout: FusedRollout | None = self._kernels.fused_rollout(self, perceptron, n_timesteps)
+        return rollout
 
     def get_state(self, ids: Sequence[int] | Tensor | None = None) -> State:
         """Copy the states of some environments.
@@ -288,27 +266,11 @@ class TensorEnv(VecEnv, Generic[State]):
             for name, value in (("running", True), ("terminated", False)):
                 carry[name] = carry[name].index_fill(0, rows, value)
         self._carry = carry
+        self._idle.begin()
         first = self._first()
-        fresh = {k: old.index_copy(0, rows, first[k].index_select(0, rows)) for k, old in self._shown().items()}
+        fresh = {k: old.index_copy(0, rows, first[k].index_select(0, rows)) for k, old in self._current.items()}
         self._current = current = DictTensor._trusted(fresh)
         return current, carry.get("running", self._yes)
-
-    def set_start_states(self, state: State | None) -> None:
-        """Let later episodes begin from a cache: each draws one of M states, with equal chance.
-
-        Args:
-            state: M states, on any device, [M, ...]; None goes back to `initial`.
-
-        Raises:
-            TypeError: this is no state.
-        """
-        carry = {key: value for key, value in self._carry.items() if not key.startswith("pool/")}
-        if state is not None:
-            self._simulation.initial(carry["env_key"][:1], {})  # learns the class of states, if there was no reset yet
-            pool = fields_of(f"{self._name}.set_start_states", state)
-            carry |= {f"pool/{name}": value.to(self._device) for name, value in pool.items()}
-        self._stepper = self._make_stepper()  # compiled code belongs to the names of one carry
-        self._carry = carry
 
     def carry(self) -> Tensors:
         """Return all tensors that one step hands to the next, by name: the whole simulation. They never change.
@@ -330,7 +292,7 @@ class TensorEnv(VecEnv, Generic[State]):
 
     def state_dict(self) -> Tensors:
         """Return the whole simulation; see `VecEnv.state_dict`."""
-        groups = {"carry/": self._carry, "shown/": dict(self._shown().items())}
+        groups = {"carry/": self._carry, "shown/": dict(self._current.items())}
         return {prefix + name: value for prefix, tensors in groups.items() for name, value in tensors.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -356,25 +318,8 @@ class TensorEnv(VecEnv, Generic[State]):
             carry |= {f"last_{key}": value for key, value in self._no_action.items()}
         return carry
 
-    def _make_stepper(self) -> Stepper:
-        if self.backend != "warp":
-            return TorchStepper(self._simulation, compiled=self.backend == "compile")
-        from rlstruct.sims.kernels import WarpStepper
-
-        return WarpStepper(self.kernel(), self, self._simulation, n_envs=self._n_envs, device=self._device)
-
-    def _shows(self, answer: Answer, wrap: Callable[[Tensors], Any], yes: Tensor, no: Tensor) -> Any:  # noqa: ANN401
-        """Go on, and return what the steps show, wrapped; ``yes`` and ``no`` are True and False everywhere."""
-        changed, reached, current, masks = answer
-        self._carry = {**self._carry, **changed}
-        seen = wrap({**reached, "initial_state": no})
-        over = {"terminated": no, "truncated": no, "done": no}
-        self._current = after = wrap({**current, **over}) if self.auto_reset else seen
-        return (seen, masks.get("ran", yes)), (after, masks.get("running", yes))
-
-    def _shown(self) -> DictTensor:
-        shown = self._current  # what was shown last
-        return shown if isinstance(shown, DictTensor) else shown.temporal_index(shown.n_steps() - 1)
+    def _make_stepper(self) -> TorchStepper:
+        return TorchStepper(self._simulation, compiled=self.backend == "compile")
 
     def _rows(self, ids: Sequence[int] | Tensor | None) -> Tensor:
         return torch.as_tensor(range(self._n_envs) if ids is None else ids, dtype=torch.int64, device=self._device)
@@ -383,11 +328,11 @@ class TensorEnv(VecEnv, Generic[State]):
         if "elapsed" not in self._carry:
             raise RuntimeError(f"{self._name}.{method}: there is no state yet. Call reset first.")
 
-    def _sent(self, action: DictTensor | TemporalDictTensor, lead: tuple[int, ...]) -> Tensors:
+    def _sent(self, action: DictTensor) -> Tensors:
         """Check the action and return its tensors."""
         self._check_begun("step")
         sent = {key: value.detach() if (value := action[key]).requires_grad else value for key in self._actions}
-        check(f"{self._name}.step: action", sent, kinds_of(self._actions, lead), self._device)
+        check(f"{self._name}.step: action", sent, kinds_of(self._actions, (self._n_envs,)), self._device)
         return sent
 
     def _first(self) -> DictTensor:

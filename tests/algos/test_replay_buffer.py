@@ -337,17 +337,6 @@ def test_a_restored_buffer_goes_on_as_if_nothing_had_happened(prioritised: bool)
     assert buffer.columns["ready"].data_ptr() != restored.columns["ready"].data_ptr()
 
 
-def test_pinned_memory_needs_an_accelerator_to_be_pinned_for(device: torch.device) -> None:
-    if device.type != "cuda":
-        pytest.skip("no CUDA device to pin memory for")
-    buffer = ReplayBuffer(100, pin_memory=True)
-    with create_batcher(2, 4) as batcher:
-        batcher.reset()
-        buffer.extend(collect(batcher))
-    assert all(column.is_pinned() for column in buffer.columns.values())
-    assert all(value.is_pinned() for value in dict(buffer.sample(8).items()).values())
-
-
 def test_mistakes_are_named() -> None:
     with pytest.raises(ValueError, match="ReplayBuffer: n_step is 0, expected at least 1"):
         ReplayBuffer(10, n_step=0)
@@ -365,8 +354,6 @@ def test_mistakes_are_named() -> None:
     buffer.extend(trajectories)
     with pytest.raises(ShapeMismatchError, match="have 1 rows, expected 2 as before"):
         buffer.extend(trajectories.slice(0))
-    with pytest.raises(ValueError, match="pin_memory is True on sim:0, expected the cpu of a machine with a GPU"):
-        ReplayBuffer(10, device="sim:0", pin_memory=True)
     with pytest.raises(ValueError, match="exponent is -1"):
         PrioritisedReplayBuffer(10, exponent=-1.0)
 

@@ -127,7 +127,7 @@ def test_an_agent_that_cannot_be_compiled_acts_as_it_is_with_one_warning(habit: 
         batcher(Stubborn, True, agent_args=arguments) as stubborn,
         batcher(Stubborn, False, agent_args=arguments) as it,
     ):
-        with pytest.warns(UserWarning, match="cannot be compiled and acts as it is") as told:
+        with pytest.warns(UserWarning, match="cannot be compiled and runs as it is") as told:
             first = collect(stubborn)
         assert len(told) == 1
         assert told[0].filename == __file__

@@ -21,10 +21,10 @@ from rlstruct.algos.config import TrainingConfig
 
 SCRIPTS = sorted(file.stem for file in (ROOT / "benchmarks").glob("[a-z]*.py"))
 PARTS = {
-    "first_launch", "sync", "limits", "policy", "simulation", "fused", "training", "tricks", "launches", "compiled",
+    "first_launch", "sync", "limits", "policy", "simulation", "training", "tricks", "launches", "compiled",
     "profiling", "summary",
 }  # fmt: skip
-EVERYWHERE = {"SyncVectorEnv", "numpy-vectorised", "torch eager", "Warp one step", "Warp fused"}
+EVERYWHERE = {"SyncVectorEnv", "numpy-vectorised", "torch eager"}
 LEFT_OUT = {"it compiles for half a minute", "it takes minutes: --quick leaves it out"}
 
 
@@ -69,7 +69,7 @@ def test_the_quick_ladder_of_the_gpu_benchmark(device: str, tmp_path: pathlib.Pa
     rows = json.loads(next(tmp_path.glob("gpu-*.json")).read_text())["rows"]
     measured = {(row["part"], row["rung"]) for row in rows if "steps_per_second" in row}
     on_gpu = device != "cpu"
-    captured = {"CUDA graph", "Warp in CUDA graph"} if on_gpu else set()
+    captured = {"CUDA graph"} if on_gpu else set()
     assert {rung for part, rung in measured if part == "simulation"} == EVERYWHERE | captured
     assert ("policy", "Warp fused policy") in measured
     assert {row["part"] for row in rows} == PARTS

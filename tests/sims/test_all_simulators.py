@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 
 import gymnasium
@@ -35,11 +34,12 @@ def actions(env: TensorEnv, n_steps: int, first: int = 0) -> TemporalDictTensor:
 
 def run(env: TensorEnv, plan: TemporalDictTensor) -> list[tuple[DictTensor, torch.Tensor]]:
     """Everything that the environment shows, step by step."""
-    seen = [env.reset()]
-    for t in range(plan.n_steps()):
-        reached, current = env.step(plan.temporal_index(t))
-        seen += [reached, current]
-    return seen
+    return [env.reset(), *run_on(env, plan)]
+
+
+def run_on(env: TensorEnv, plan: TemporalDictTensor) -> list[tuple[DictTensor, torch.Tensor]]:
+    """The same, without a reset."""
+    return [shown for t in range(plan.n_steps()) for shown in env.step(plan.temporal_index(t))]
 
 
 def assert_same(got, expected, rows: slice = slice(None), **tolerance: float) -> None:
@@ -75,7 +75,6 @@ def test_never_waits_for_the_device(name: str, auto_reset: bool) -> None:
         with forbid_host_sync():
             for action in single:
                 env.step(action)
-            env.rollout(plan)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -111,34 +110,24 @@ def test_goes_on_from_a_saved_state_bit_by_bit_on_any_device(name: str) -> None:
             assert_same([(a.to("cpu"), mask.to("cpu")) for a, mask in found], expected)
 
 
-def backends(name: str) -> list[str]:
-    has_kernel = bool(type(make(name, 1)).kernel_module) and importlib.util.find_spec("warp") is not None
-    return ["torch", "warp"] if has_kernel else ["torch"]
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("auto_reset", [True, False])
 @pytest.mark.parametrize("n_envs", [1, 3, 33])
 def test_what_was_saved_after_reset_is_loaded_after_steps(name: str, auto_reset: bool, n_envs: int) -> None:
-    """Also saved before the first reset, and by any backend for any other; a plan gives the same again."""
-    settings = {"auto_reset": auto_reset, "time_limit": 4, "seed": 7}
-    envs = [make(name, n_envs, backend=backend, **settings) for backend in backends(name)]
-    plan = actions(envs[0], 6)
-    for env in envs:
-        new = env.state_dict()
-        env.reset()
-        saved = env.state_dict()
-        (first, ran), _ = env.rollout(plan)
-        for other in envs:
-            other.reset()
-            other.step(plan.temporal_index(0))
-            other.load_state_dict(saved)
-            (again, _), _ = other.rollout(plan)
-            for key in first.keys():
-                torch.testing.assert_close(again[key], first[key], rtol=1e-3, atol=1e-3)
-        env.load_state_dict(new)
-        env.reset()
-        assert_same([env.rollout(plan)[0]], [(first, ran)])
+    """Also saved before the first reset; the same actions give the same again."""
+    env, other = (make(name, n_envs, auto_reset=auto_reset, time_limit=4, seed=7) for _ in range(2))
+    plan = actions(env, 6)
+    new = env.state_dict()
+    env.reset()
+    saved = env.state_dict()
+    first = run_on(env, plan)
+    other.reset()
+    other.step(plan.temporal_index(0))
+    for one in (env, other):
+        one.load_state_dict(saved)
+        assert_same(run_on(one, plan), first)
+        one.load_state_dict(new)
+        assert_same(run(one, plan)[1:], first)
 
 
 @pytest.mark.gpu
@@ -159,7 +148,6 @@ def test_a_gpu_does_what_the_cpu_does(name: str) -> None:
     with forbid_host_sync():
         for action in one_by_one:
             there.step(action)
-        there.rollout(on_gpu)
 
 
 def create_random_agent(space: gymnasium.Space, device: str) -> RandomAgent:
@@ -181,52 +169,3 @@ def test_a_batch_of_every_simulator_is_one_graph(name: str, device: str) -> None
         graph = batcher._backend._collector._graph
         assert graph is not None
         assert graph._replay is not None
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("auto_reset", [True, False])
-def test_rollout_equals_single_steps(name: str, auto_reset: bool) -> None:
-    n_steps = 24
-    one, many = (make(name, 4, seed=1, auto_reset=auto_reset, time_limit=11) for _ in range(2))
-    plan = actions(one, n_steps)
-    expected = run(one, plan)[1:]
-    many.reset()
-    start = 0
-    for k in (1, 5, 8, 10):  # launches of several sizes, which begin anywhere in an episode
-        reached, current = many.rollout(plan.temporal_slice(start, start + k))
-        assert (current[0] is reached[0]) is not auto_reset
-        for t in range(k):
-            got = [(seen.temporal_index(t), mask[:, t]) for seen, mask in (reached, current)]
-            assert_same(got, expected[2 * (start + t) : 2 * (start + t) + 2])
-        start += k
-    assert all(torch.equal(many.carry()[key], value) for key, value in one.carry().items())
-
-
-@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "Breakout-MinAtar"])
-@pytest.mark.parametrize("auto_reset", [True, False])
-def test_exploration_is_a_function_of_seed_episode_and_step(name: str, auto_reset: bool) -> None:
-    one, many, other = (make(name, 64, seed=seed, auto_reset=auto_reset, time_limit=9) for seed in (1, 1, 65))
-    for env in (one, many, other):
-        env.reset()
-    (whole, ran), (after, _) = many.rollout(None, n_steps=20)
-    for t in range(20):
-        (reached, also), _ = one.rollout(None, n_steps=1)
-        assert_same([(whole.temporal_index(t), ran[:, t])], [(reached.temporal_index(0), also[:, 0])])
-    actions = whole["last_action"]
-    assert torch.equal(after["last_action"], actions.where(whole["last_action"] == after["last_action"], 0))
-    assert not torch.equal(actions, other.rollout(None, n_steps=20)[0][0]["last_action"])
-    space = many.action_space
-    low, high = (float(space.low[0]), float(space.high[0])) if space.shape else (0, int(space.n) - 1)
-    assert actions.min() >= low
-    assert actions.max() <= high
-    # 64 environments with 9 actions each at least: a mean of uniform draws is off by 4 deviations once in 16,000.
-    taken = actions[:, :9].double()
-    assert abs(taken.mean() - (low + high) / 2) < 4 * (high - low) / 2 / taken.numel() ** 0.5
-
-
-def test_exploration_needs_bounds() -> None:
-    env = make("ConnectFour-v0", 2)
-    env.reset()
-    env.action_space = gymnasium.spaces.MultiDiscrete([2, 2])
-    with pytest.raises(TypeError, match="Draw the actions yourself"):
-        env.rollout(None, n_steps=1)

@@ -7,13 +7,13 @@ import threading
 import pytest
 import torch
 
-from rlstruct.core import DictTensor, TemporalDictTensor
+from rlstruct.core import DictTensor
 from rlstruct.engine.compiled import Compiled
 from rlstruct.functional.random import child_key, randint, split, uniform
 from rlstruct.sims import make
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
-B, T, K = 64, 45, 3
+B, T = 64, 57
 
 
 @pytest.mark.parametrize(
@@ -37,10 +37,6 @@ def test_trajectories_are_those_of_the_eager_backend(name: str, settings: dict) 
     for t in range(T):
         action = DictTensor({"action": randint(child_key(environment, t), int(eager.action_space.n))})
         observed += zip(eager.step(action), compiled.step(action), strict=True)
-    plan = torch.stack([randint(child_key(environment, T + t), int(eager.action_space.n)) for t in range(K)], dim=1)
-    for _ in range(4):
-        steps = TemporalDictTensor({"action": plan})
-        observed += zip(eager.rollout(steps), compiled.rollout(steps), strict=True)
     for (expected, ran), (got, also) in observed:
         assert torch.equal(ran, also)
         assert expected.keys() == got.keys()

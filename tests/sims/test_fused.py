@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import re
 import struct
+import sys
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 from rlstruct.agents import MLP, ActorCritic, ActorCriticAgent
 from rlstruct.batchers import RL_Batcher
 from rlstruct.core import Trajectories
+from rlstruct.errors import ShapeMismatchError
 from rlstruct.functional.categorical import log_probability
 from rlstruct.functional.random import categorical
 from rlstruct.rl_agent import RL_Agent_CheckDevice
@@ -232,7 +234,6 @@ def create_checked_env(name: str, seed: int, **settings: Any) -> CartPole:
         (decided(), {"create_env": create_checked_env}),
         (decided(), {"env_args": {"backend": "torch"}}),
         (decided(), {"env_args": {"auto_reset": False}}),
-        (decided(400, 3), {"env_args": {"name": "Breakout-MinAtar"}}),
         (decided(), {"n_processes": 1}),
     ],
 )
@@ -247,6 +248,38 @@ def test_whatever_does_not_fit_is_collected_step_by_step(model: nn.Module, setti
         assert settings.get("n_processes") or not is_fused(batcher)
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "error", "words"),
+    [
+        ("ConnectFour-v0", {}, ValueError, "Override ConnectFour.kernel"),
+        ("CartPole-v1", {"dtype": torch.float64}, ShapeMismatchError, "dtype=torch.float32"),
+        ("CartPole-v1", {"device": "meta"}, ValueError, "meta"),
+    ],
+)
+def test_what_kernels_cannot_do_is_said(name: str, settings: dict, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        make(name, 2, backend="warp", **settings)
+
+
+def test_a_carry_of_another_number_of_environments_is_refused() -> None:
+    with batcher_of(decided()) as batcher:
+        batcher.reset()
+        batch_of(batcher)
+        collector, other = batcher._backend._collector, make("CartPole-v1", 2)
+        other.reset()
+        collector.env.set_carry(other.carry())
+        with pytest.raises(ShapeMismatchError, match="expected 4 fields"):
+            collector._launch()
+
+
+def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [name for name in sys.modules if name.startswith("rlstruct.sims.kernels")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "warp", None)
+    with pytest.raises(ImportError, match=r"pip install 'warp-lang>="):
+        make("CartPole-v1", 2, backend="warp")
+
+
 def test_every_thread_loads_four_weights_at_once_and_spills_none(tmp_path: pathlib.Path) -> None:
     """Compiled for a GPU, where there need not be one."""
     import warp
@@ -254,8 +287,7 @@ def test_every_thread_loads_four_weights_at_once_and_spills_none(tmp_path: pathl
     with batcher_of(decided()) as batcher:
         batcher.reset()
         batch_of(batcher)
-        (cell,) = [c for c in batcher._backend._collector._rollout.__closure__ if hasattr(c.cell_contents, "launch")]
-    module = cell.cell_contents.launch.kernel.module
+        module = batcher._backend._collector._rollout.launch.kernel.module
     warp.compile_aot_module(module, arch=90, module_dir=tmp_path / "ptx", use_ptx=True)
     (ptx,) = (tmp_path / "ptx").glob("*.ptx")
     code = ptx.read_text()

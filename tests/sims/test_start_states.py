@@ -61,8 +61,6 @@ def test_every_episode_begins_with_the_state_that_it_draws_alone(
             kept = env.carry()
         if t == 90 and kept is not None:
             env.set_carry(kept)
-        if t % 10 == 5:
-            env.rollout(action, n_steps=3)
         _, (current, _) = env.step(action)
         assert torch.equal(current["frame"][:, 0], drawn_alone(env))
     assert env.carry()["episode"].min() > 30

@@ -12,7 +12,7 @@ from rlstruct.core import DictTensor
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional.random import child_key, randint, uniform
 from rlstruct.sims import CartPole, CartPoleState, TensorEnv, make
-from rlstruct.testing import check_vec_env
+from rlstruct.testing import check_vec_env, forbid_host_sync
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,32 @@ def test_an_idle_environment_shows_its_end_until_reset() -> None:
     assert current["terminated"].tolist() == [False, True]
     assert current["last_action"].tolist() == [0, 1]
     assert env.reset()[1].all()
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:1"])
+def test_a_loop_that_never_ends_is_told(device: str) -> None:
+    env = Counter(2, auto_reset=False, time_limit=2, device=device)
+    _, running = env.reset()
+    action = act(0, 0).to(device)
+
+    def count_by_size() -> None:  # as rlstructures taught
+        still = running
+        while still.size()[0] > 0:
+            _, (_, still) = env.step(action)
+
+    with forbid_host_sync(), pytest.raises(RuntimeError, match=r"Counter.*has run for 1000 steps.*running.any\(\)"):
+        count_by_size()
+    env.reset()
+    assert env.step(action)[0][1].all()
+
+
+def test_without_a_time_limit_the_cpu_is_asked() -> None:
+    env = Counter(1, auto_reset=False)
+    env.reset(DictTensor({"state/value": torch.tensor([33])}))
+    for _ in range(1999):
+        env.step(act(1))  # the first step ends the episode
+    with pytest.raises(RuntimeError, match="no environment has run for 1000 steps"):
+        env.step(act(1))
 
 
 def test_time_limit_counts_the_steps_of_each_episode() -> None:
@@ -204,25 +230,6 @@ def test_one_constructor_for_all() -> None:
     assert CartPole(1, dtype=torch.float64).observation_space.dtype == "float64"
 
 
-def test_start_states_come_from_the_cache() -> None:
-    env = Counter(300)
-    env.set_start_states(Count(torch.tensor([100, 203, 300])))
-    first, _ = env.reset()
-    assert set(first["frame"].tolist()) == {100, 203, 300}
-    counts = torch.zeros(3)
-    for _ in range(30):
-        _, (current, _) = env.step(DictTensor({"action": torch.full((300,), 1)}))
-        fresh = current["frame"][current["initial_state"]]
-        counts += torch.stack([(fresh == value).sum() for value in (100, 203, 300)])
-        assert set(fresh.tolist()) <= {100, 203, 300}
-    # Three equal chances: chi-squared with 2 degrees of freedom is below 13.8 in 999 of 1,000 cases.
-    expected = counts.sum() / 3
-    assert ((counts - expected) ** 2 / expected).sum() < 13.8
-    assert counts.sum() > 2500
-    env.set_start_states(None)
-    assert len(set(env.reset()[0]["frame"].tolist())) > 50
-
-
 def test_a_simulation_goes_on_from_its_carry_bit_by_bit() -> None:
     one, other = started(Dice(8, seed=1)), Dice(8, seed=77)
     action = DictTensor({"action/left": torch.zeros(8, dtype=torch.int64), "action/right": torch.zeros(8, 2)})
@@ -299,8 +306,6 @@ def test_errors_name_the_place_and_the_mend() -> None:
         env.step(DictTensor({"action": torch.zeros(2, dtype=torch.int64, device="meta")}))
     with pytest.raises(KeyError, match="action"):
         env.step(DictTensor({"move": torch.zeros(2, dtype=torch.int64)}))
-    with pytest.raises(ValueError, match="n_steps >= 1"):
-        env.rollout(act(0, 0))
     with pytest.raises(ShapeMismatchError, match=r"field 'value'.*expected \[1\]"):
         env.set_state([0], Count(torch.tensor([1, 2])))
     with pytest.raises(KeyError, match=r"got \['value', 'wings'\], expected"):

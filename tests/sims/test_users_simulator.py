@@ -76,8 +76,9 @@ def test_the_first_64_of_4096_do_what_64_do(name: str) -> None:
     few, many = make(name, 64, seed=8, time_limit=3), make(name, 4096, seed=8, time_limit=3)
     for env in (few, many):
         env.reset()
-    for _ in range(2):  # with a restart in each
-        (shown, _), _ = few.rollout(None, n_steps=4)
-        (also_shown, _), _ = many.rollout(None, n_steps=4)
+    for _ in range(8):  # with two restarts
+        action = torch.arange(4096) % 2
+        (shown, _), _ = few.step(DictTensor({"action": action[:64]}))
+        (also_shown, _), _ = many.step(DictTensor({"action": action}))
         for key in shown.keys():
             torch.testing.assert_close(also_shown[key][:64], shown[key], rtol=1e-6, atol=1e-6)

@@ -1,11 +1,16 @@
 """Simulators as NVIDIA Warp kernels, one source for CPU and CUDA: ``backend="warp"``.
 
-A game is a `GameKernel`: three small Warp functions of one environment. Random numbers, restarts, limits, episodic mode
-and K steps in one launch are written once around them, in `rlstruct.sims.kernels.advance`. Kernels are compiled when
-they are first used, for the device they are used on, and kept in Warp's cache (``WARP_CACHE_PATH`` moves it).
+A game is a `GameKernel`: three small Warp functions of one environment. A batch of T steps with a small network in the
+loop is one launch, written once around them in `rlstruct.sims.kernels.advance`. Kernels are compiled when they are
+first used, for the device they are used on, and kept in Warp's cache (``WARP_CACHE_PATH`` moves it).
 
 Needs the extra ``warp``; nothing else of rlstruct imports this package before a simulator asks for it.
 """
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from rlstruct.errors import how_to_install
 
@@ -17,10 +22,43 @@ except ImportError as error:
         "backend='torch'."
     ) from error
 
-from rlstruct.sims.kernels.game import GameKernel
-from rlstruct.sims.kernels.stepper import WarpStepper, quietly
+__all__ = ["GameKernel", "quietly", "wp"]
+
+
+@dataclass(frozen=True)
+class GameKernel:
+    """A simulator as Warp functions of one environment; `TensorEnv.kernel` of your simulator returns one.
+
+    The functions do what the methods of the same name do, for one environment instead of B, with the state as a vector
+    that holds the fields in the order of the dataclass; ``rlstruct/sims/cart_pole_kernel.py`` is an example. They must
+    agree with the methods: ``docs/kernels.md`` has a whole example, and compares them. All three are decorated with
+    ``@wp.func``, and nothing in them depends on the device.
+
+    Attributes:
+        state: ``wp.types.vector(length=F, dtype=wp.float32)``; each field of the state is a float32 tensor [B].
+        frame: what `observe` returns, ``wp.types.vector(length=D, dtype=wp.float32)``.
+        initial: ``(key: wp.uint64) -> state``; draw from the key with `rlstruct.sims.kernels.random`.
+        transition: ``(state, action: wp.int64, key: wp.uint64) -> (state, reward: wp.float32, terminated: bool)``.
+        observe: ``(state) -> frame``.
+    """
+
+    state: Any
+    frame: Any
+    initial: Any
+    transition: Any
+    observe: Any
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Keep Warp from printing what it compiles; errors are shown."""
+    level = wp.config.log_level
+    wp.config.log_level = wp.LOG_ERROR
+    try:
+        yield
+    finally:
+        wp.config.log_level = level
+
 
 with quietly():
     wp.init()
-
-__all__ = ["GameKernel", "WarpStepper", "wp"]

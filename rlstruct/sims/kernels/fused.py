@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import logging
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -13,128 +15,203 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rlstruct.engine.fused import FusedRollout, Layers, Perceptron
-from rlstruct.sims._state import Tensors
-from rlstruct.sims.kernels.advance import make_advance
-from rlstruct.sims.kernels.game import Choice, GameKernel, make_access
+from rlstruct.errors import ShapeMismatchError
+from rlstruct.sims._state import Tensors, part
+from rlstruct.sims.kernels import GameKernel, quietly
+from rlstruct.sims.kernels.advance import Memory, make_advance
 from rlstruct.sims.kernels.perceptron import ACTIVATIONS, make_perceptron
-from rlstruct.sims.kernels.stepper import WarpStepper, point
+
+_logger = logging.getLogger(__name__)
+
+BLOCK = 64
+"""Threads in a block: few, so that 4,096 environments already reach half of the multiprocessors of a large GPU."""
+
+
+def fused_rollout(env: Any, perceptron: Perceptron, n_timesteps: int) -> FusedRollout | None:
+    """See `TensorEnv.fused_rollout`.
+
+    Args:
+        env: a TensorEnv with a kernel.
+        perceptron: the agent; all hidden layers of both networks must be of one width.
+        n_timesteps: T.
+    """
+    n_inputs, width = env.observation_space.shape[0], perceptron.actor[0][0].shape[0]
+    depth = len(perceptron.actor)
+    found = [[tuple(weight.shape) for weight, _ in layers] for layers in (perceptron.actor, perceptron.critic)]
+    expected = []
+    for n_outputs in (int(env.action_space.n), 1):
+        widths = [n_inputs, *[width] * (depth - 1), n_outputs]
+        expected.append([(after, before) for before, after in pairwise(widths)])
+    tensors = [tensor for layers in (perceptron.actor, perceptron.critic) for layer in layers for tensor in layer]
+    known = all(tensor.dtype is torch.float32 and tensor.device == env.device for tensor in tensors)
+    if depth < 2 or found != expected or not known or perceptron.activation not in ACTIVATIONS:
+        return None
+    return FusedLaunch(env, perceptron, n_timesteps)
 
 
 class FusedLaunch:
-    """The kernel of a game with an agent in it, see `fused_rollout`.
+    """The kernel of a simulator with an agent in it, a `rlstruct.engine.fused.FusedRollout`.
+
+    The launch is recorded once; a batch allocates what it writes, sets addresses and launches.
 
     Args:
-        stepper: of the environments.
+        env: the simulator.
         perceptron: the agent, for the sizes of its layers.
         n_timesteps: T.
     """
 
-    def __init__(self, stepper: WarpStepper, perceptron: Perceptron, n_timesteps: int) -> None:
+    def __init__(self, env: Any, perceptron: Perceptron, n_timesteps: int) -> None:
         """Compile the kernel, or find it in the cache, and record its launch."""
-        self._stepper, self._T = stepper, n_timesteps
-        self._n_actions = perceptron.actor[-1][0].shape[0]
+        self._env, self._T, self._n_actions = env, n_timesteps, perceptron.actor[-1][0].shape[0]
         width = perceptron.actor[0][0].shape[0]
         kind = (self._n_actions, -(-width // 4) * 4, len(perceptron.actor) - 1, perceptron.activation)
-        memory, struct, kernel = _make(stepper.game, *kind)
-        by, B, device = struct(), stepper.n_envs, stepper.device
-        by.rng = wp.from_torch(torch.zeros((1, B), dtype=torch.int64, device=device))
-        by.weights = wp.from_torch(torch.zeros((1, 4), dtype=torch.float32, device=device), dtype=wp.vec4f)
-        by.logits = wp.from_torch(torch.zeros((1, self._n_actions, B), dtype=torch.float32, device=device))
-        for name in ("log_probability", "value"):
-            setattr(by, name, wp.from_torch(torch.zeros((1, B), dtype=torch.float32, device=device)))
-        self.launch = stepper.record(kernel, memory(), by)
+        struct, kernel = _make(game := env.kernel(), *kind)
+        self._n_fields, self._n_numbers = game.state._length_, game.frame._length_
+        changed, shown, said = self._allocate()
+        keys, numbers = changed["next_clock"], changed["next_state"]
+        held = {"env_key": keys[0], "state": numbers, "clock": keys}
+        io, by = Memory(), struct()
+        for name, value in {**held, **changed, **shown}.items():
+            setattr(io, name, wp.from_torch(value))
+        for name, value in {**said, "rng": keys}.items():
+            setattr(by, name, wp.from_torch(value))
+        by.weights = wp.from_torch(torch.zeros((1, 4), device=env.device), dtype=wp.vec4f)
+        device, began = wp.device_from_torch(env.device), time.perf_counter()
+        inputs = [io, by, n_timesteps, env.time_limit or 0]
+        with quietly():
+            self.launch = wp.launch(kernel, env.n_envs(), inputs, device=device, record_cmd=True, block_dim=BLOCK)
+        _logger.info("kernel %s on %s: ready after %.1f s", kernel.key, device, time.perf_counter() - began)
 
     @torch.no_grad()
-    def __call__(
-        self, carry: Tensors, observation: Tensors, rng: Tensor, perceptron: Perceptron
-    ) -> tuple[Tensors, Tensors]:
-        """Take T steps.
-
-        Args:
-            carry: where the simulation is.
-            observation: see `rlstruct.engine.fused.FusedRollout`, as are the next two.
-            rng: likewise.
-            perceptron: likewise.
-
-        Returns:
-            What changes in the carry, and the record of `rlstruct.engine.fused.FusedRollout`.
-        """
-        stepper, T = self._stepper, self._T
-        B, device = stepper.n_envs, stepper.device
+    def __call__(self, observation: Tensors, rng: Tensor, perceptron: Perceptron) -> Tensors:
+        """Take T steps; see `rlstruct.engine.fused.FusedRollout`."""
+        held = self._held()
+        changed, shown, said = self._allocate()
+        first = {"frame": observation["frame"].t(), "reward": observation["reward"], "last": observation["last_action"]}
+        stream = {name: _behind(value, self._T) for name, value in first.items()}  # [T + 1, ..., B]
+        shown |= {f"current_{name}": value[1:] for name, value in stream.items()}
         actor, critic = (_pack(layers) for layers in (perceptron.actor, perceptron.critic))
-        stream = {
-            "current_frame": _behind(observation["frame"].t(), T),  # [T + 1, D, B]
-            "current_reward": _behind(observation["reward"], T),
-            "current_last": _behind(observation["last_action"], T),
-        }
-        seen = stepper.allocate((T,), ("reached",)) | {key: value[1:] for key, value in stream.items()}
-        said = {
-            "logits": torch.empty((T, self._n_actions, B), dtype=torch.float32, device=device),
-            "log_probability": torch.empty((T, B), dtype=torch.float32, device=device),
-            "value": torch.empty((T, B), dtype=torch.float32, device=device),
-        }
         rng, weights = rng.contiguous(), torch.cat([actor, critic])  # [N, 4]
-        by = self.launch.params[2]
+        _, io, by, *_ = self.launch.params
         by.critic, by.stochastic = actor.shape[0], perceptron.stochastic
-        point(by, {"rng": rng, "weights": weights, **said})
-        changed = stepper.launch(self.launch, carry, T, seen)
-        terminated, truncated, done = seen["flags"].unbind(1)  # [T, B]
-        ends = {"terminated": terminated, "truncated": truncated, "done": done}
-        # Masks that are False everywhere were not written.
-        current = dict(zip(ends, done.new_zeros((3, T + 1, B)), strict=True))
-        current |= {"initial_state": torch.cat([observation["initial_state"].unsqueeze(0), done]), "rng": rng}
-        parts = {
-            "stream": stepper.observation(stream, "current") | current,
-            "reached": stepper.observation(seen, "reached") | ends | {"initial_state": torch.zeros_like(done)},
-            "action": {
-                "action": seen["reached_last"].clone(),
-                "action_logits": said.pop("logits").transpose(1, 2),
-                **said,
-            },
-        }
-        return changed, {f"{part}/{key}": value for part, tensors in parts.items() for key, value in tensors.items()}
-
-
-def fused_rollout(env: Any, stepper: Any, perceptron: Perceptron, n_timesteps: int) -> FusedRollout | None:
-    """See `TensorEnv.fused_rollout`.
-
-    Args:
-        env: its actions must be Discrete, its frames vectors of float32.
-        stepper: its WarpStepper.
-        perceptron: the agent; all hidden layers of both networks must be of one width.
-        n_timesteps: T.
-    """
-    action_space, observation_space = env.action_space, env.observation_space
-    if not isinstance(action_space, spaces.Discrete) or not isinstance(observation_space, spaces.Box):
-        return None
-    if len(observation_space.shape) != 1 or observation_space.dtype != np.float32:
-        return None
-    n_inputs, width, depth = observation_space.shape[0], perceptron.actor[0][0].shape[0], len(perceptron.actor)
-    found = [[tuple(weight.shape) for weight, _ in layers] for layers in (perceptron.actor, perceptron.critic)]
-    expected = []
-    for n_outputs in (int(action_space.n), 1):
-        widths = [n_inputs, *[width] * (depth - 1), n_outputs]
-        expected.append([(after, before) for before, after in pairwise(widths)])
-    tensors = [tensor for layers in (perceptron.actor, perceptron.critic) for layer in layers for tensor in layer]
-    known = all(tensor.dtype is torch.float32 and tensor.device == stepper.device for tensor in tensors)
-    if depth < 2 or found != expected or not known or perceptron.activation not in ACTIVATIONS:
-        return None
-    launch = FusedLaunch(stepper, perceptron, n_timesteps)
-
-    def rollout(observation: Tensors, rng: Tensor, perceptron: Perceptron) -> Tensors:
-        changed, record = launch(env.carry(), observation, rng, perceptron)
-        shown = {key: record[f"stream/{key}"][-1].clone() for key in observation}  # the rest is the user's
-        env.set_carry({**env.carry(), **changed}, shown)
+        _point(io, {**held, **changed, **shown})
+        _point(by, {**said, "rng": rng, "weights": weights})
+        cuda = self._env.device.type == "cuda"
+        self.launch.launch(wp.stream_from_torch(torch.cuda.current_stream(self._env.device)) if cuda else None)
+        record = self._record(observation, rng, stream, shown, said)
+        self._go_on(changed, {key: record[f"stream/{key}"][-1].clone() for key in observation})
         return record
 
-    return rollout
+    def _allocate(self) -> tuple[Tensors, Tensors, Tensors]:
+        """Make what a launch writes: the state after it, what the steps show, and what the agent says."""
+        T, B, device = self._T, self._env.n_envs(), self._env.device
+
+        def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.empty((*shape, B), dtype=dtype, device=device)
+
+        changed = {"next_state": numbers(self._n_fields), "next_clock": numbers(3, dtype=torch.int64)}
+        shown = {"flags": numbers(T, 3, dtype=torch.bool)}
+        for end in ("reached", "current"):
+            shown[f"{end}_frame"], shown[f"{end}_reward"] = numbers(T, self._n_numbers), numbers(T)
+            shown[f"{end}_last"] = numbers(T, dtype=torch.int64)
+        said = {"logits": numbers(T, self._n_actions), "log_probability": numbers(T), "value": numbers(T)}
+        return changed, shown, said
+
+    def _held(self) -> Tensors:
+        """Put together where the simulation is.
+
+        Raises:
+            ShapeMismatchError: the carry is not that of these environments, or a field is not a float32 of each.
+        """
+        carry, B = self._env.carry(), self._env.n_envs()
+        fields = part(carry, "state/")
+        found = {name: (tuple(value.shape), value.dtype) for name, value in fields.items()}
+        if list(found.values()) != [((B,), torch.float32)] * self._n_fields:
+            raise ShapeMismatchError(
+                f"backend='warp': the state is {found}, expected {self._n_fields} fields of torch.float32 for {B} "
+                "environments, as the kernel says. Mend one of them, or use backend='torch'."
+            )
+        return {
+            "env_key": carry["env_key"].contiguous(),
+            "state": torch.stack(list(fields.values())),
+            "clock": torch.stack([carry["elapsed"], carry["episode"]]),
+        }
+
+    def _go_on(self, changed: Tensors, shown: Tensors) -> None:
+        """Let the environments go on from what a launch wrote."""
+        carry = self._env.carry()
+        carry["elapsed"], carry["episode"], state_key = changed["next_clock"].unbind(0)
+        if self._env.stochastic:
+            carry["state_key"] = state_key
+        names = [name for name in carry if name.startswith("state/")]
+        self._env.set_carry({**carry, **dict(zip(names, changed["next_state"].unbind(0), strict=True))}, shown)
+
+    def _record(self, first: Tensors, rng: Tensor, stream: Tensors, shown: Tensors, said: Tensors) -> Tensors:
+        """Name what a launch wrote as FusedRollout says."""
+        flags = shown["flags"].unbind(1)  # of [T, B]
+        ends = dict(zip(("terminated", "truncated", "done"), flags, strict=True))
+        current = dict(zip(ends, ends["done"].new_zeros((3, self._T + 1, rng.shape[1])), strict=True))
+        current["initial_state"] = torch.cat([first["initial_state"].unsqueeze(0), ends["done"]])
+        reached = {name: shown[f"reached_{name}"] for name in stream}
+        seen = [
+            {"frame": end["frame"].transpose(1, 2), "reward": end["reward"], "last_action": end["last"]}
+            for end in (stream, reached)
+        ]
+        said = {**said, "action_logits": said["logits"].transpose(1, 2), "action": reached["last"].clone()}
+        del said["logits"]
+        parts = {
+            "stream": seen[0] | current | {"rng": rng},
+            "reached": seen[1] | ends | {"initial_state": torch.zeros_like(ends["done"])},
+            "action": said,
+        }
+        return {f"{part}/{key}": value for part, tensors in parts.items() for key, value in tensors.items()}
+
+
+def check_kernel(env: Any) -> None:
+    """Raise unless the kernel of a simulator is its own, and one of a kind that is known here.
+
+    Args:
+        env: a TensorEnv.
+
+    Raises:
+        ValueError: its actions are not Discrete from 0, or the kernel is that of another simulator, or there is none.
+        ShapeMismatchError: the kernel shows another frame than the observation space says.
+    """
+    kind, game = type(env), env.kernel()
+    age = next(i for i, cls in enumerate(kind.__mro__) if {"kernel", "kernel_module"} & vars(cls).keys())
+    changed = [m for cls in kind.__mro__[:age] for m in ("initial", "transition", "observe") if m in vars(cls)]
+    if changed:
+        name, owner = kind.__name__, kind.__mro__[age].__name__
+        raise ValueError(
+            f"{name}: backend='warp' would run the kernel of {owner}, which knows nothing of {name}.{changed[0]}. "
+            f"Override {name}.kernel too, or use backend='torch' or 'compile'."
+        )
+    if not isinstance(env.action_space, spaces.Discrete) or env.action_space.start != 0:
+        raise ValueError(
+            f"backend='warp': got the action space {env.action_space}, expected Discrete from 0. Use backend='torch'."
+        )
+    shape, dtype = env.observation_space.shape, env.observation_space.dtype
+    if shape != (game.frame._length_,) or dtype != np.float32:
+        raise ShapeMismatchError(
+            f"backend='warp': the kernel shows {game.frame._length_} numbers of float32, expected those of the "
+            f"observation space: {shape} of {dtype}. Use dtype=torch.float32, or backend='torch'."
+        )
+
+
+def _point(struct: Any, tensors: Tensors) -> None:
+    """Let arrays of a recorded launch be these tensors, of the shapes and strides that were recorded.
+
+    Wrapping them with ``wp.from_torch`` again takes ten times as long, and a launch sets two dozen of them.
+    """
+    for name, value in tensors.items():
+        getattr(struct, name).data = value.data_ptr()
 
 
 @functools.cache
-def _make(game: GameKernel, n_actions: int, width: int, n_hidden: int, activation: str) -> tuple[Any, Any, Any]:
-    access = make_access(game, Choice)
+def _make(game: GameKernel, n_actions: int, width: int, n_hidden: int, activation: str) -> tuple[Any, Any]:
+    """Make the struct of an agent and the kernel of the game with it."""
     perceptron, choose = make_perceptron(game, n_actions, width, n_hidden, activation)
-    return access.Memory, perceptron, make_advance(game, Choice, access, perceptron, choose)
+    return perceptron, make_advance(game, perceptron, choose)
 
 
 def _pack(layers: Layers) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import warp as wp
 
-from rlstruct.sims.kernels.game import Choice, GameKernel
+from rlstruct.sims.kernels import GameKernel
 from rlstruct.sims.kernels.random import uniform
 
 Four = wp.vec4f
@@ -47,7 +47,7 @@ def make_perceptron(game: GameKernel, n_actions: int, width: int, n_hidden: int,
     """Make the chooser of `rlstruct.sims.kernels.advance.make_advance` that asks an actor-critic.
 
     Args:
-        game: whose frames are vectors of float32.
+        game: for its frames.
         n_actions: A.
         width: of all hidden layers, a multiple of 4.
         n_hidden: how many hidden layers each network has, at least 1.
@@ -57,7 +57,7 @@ def make_perceptron(game: GameKernel, n_actions: int, width: int, n_hidden: int,
         Its struct and its function. ``weights`` holds one network after the other, layer by layer, in groups of four
         outputs: their biases, then for each input their weights. Missing outputs of the last group have weights of 0.
     """
-    State, observe = game.state, game.observe
+    Frame = game.frame
 
     @wp.struct
     class Perceptron:
@@ -73,8 +73,7 @@ def make_perceptron(game: GameKernel, n_actions: int, width: int, n_hidden: int,
     sample = _make_sample(n_actions)
 
     @wp.func
-    def choose(by: Perceptron, k: int, i: int, s: State, key: wp.uint64) -> Choice:
-        frame = observe(s, 0)
+    def choose(by: Perceptron, k: int, i: int, frame: Frame) -> wp.int64:
         logits = evaluate(by.weights, 0, wp.static(n_actions), frame)
         action, log_probability = sample(logits, wp.uint64(by.rng[k, i]), by.stochastic)
         for a in range(wp.static(n_actions)):
@@ -82,7 +81,7 @@ def make_perceptron(game: GameKernel, n_actions: int, width: int, n_hidden: int,
         by.log_probability[k, i] = log_probability
         value = evaluate(by.weights, by.critic, 1, frame)
         by.value[k, i] = value[0]
-        return Choice(action)
+        return action
 
     return Perceptron, choose
 

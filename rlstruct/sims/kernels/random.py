@@ -8,8 +8,6 @@ import warp as wp
 GAMMA = wp.uint64(0x9E3779B97F4A7C15)
 MIX_1 = wp.uint64(0xBF58476D1CE4E5B9)
 MIX_2 = wp.uint64(0x94D049BB133111EB)
-EXPLORE = wp.uint64(1 << 20)
-"""`rlstruct.sims._spaces.EXPLORE_STREAM`"""
 
 
 @wp.func
