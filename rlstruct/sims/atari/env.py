@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rlstruct.device import DeviceLike
 from rlstruct.functional.random import randint, uniform
-from rlstruct.sims._simulation import TorchStepper
+from rlstruct.sims._simulation import Answer, TorchStepper
 from rlstruct.sims._state import Tensors
 from rlstruct.sims.atari.ale_game import Beginning, beginning, beginnings, load_game, rom_ids
 from rlstruct.sims.atari.games import RULES
@@ -254,9 +254,10 @@ class Atari(TensorEnv[AtariState]):
 class _Stepper(TorchStepper):
     """Draws the beginnings of one step at a time: they are large."""
 
-    def _call(self, name: str, fn: Any, carry: Tensors, action: Tensors) -> Any:
-        with torch.no_grad():
-            return fn(carry, action)
+    @torch.no_grad()
+    def step(self, carry: Tensors, action: Tensors) -> Answer:
+        """See `Simulation.step`."""
+        return self._simulation.step(carry, action)
 
 
 def _find(game: str) -> str:
