@@ -233,6 +233,11 @@ class GradientLearner(ABC):
     def _gradient(self, *given: Tensors) -> tuple[Tensors, Tensors]:
         with torch.enable_grad():
             terms = self.terms(*given)
+            if not terms["loss"].requires_grad:
+                raise ValueError(
+                    f"{type(self).__name__}.terms: the loss carries no gradient, as it is computed from collected "
+                    "numbers alone. Compute the agent's outputs again with replay_agent(agent, batch), and use those."
+                )
             with operation("backward"):
                 found = torch.autograd.grad(terms["loss"], self._weights, allow_unused=True)
         gradient = {str(i): one for i, one in enumerate(found) if one is not None}

@@ -26,6 +26,8 @@ from rlstruct.vec_env import Carrying, VecEnv
 
 # Off the CPU, asking whether every episode has ended stalls the device: ask once in so many steps.
 _STEPS_BETWEEN_LOOKS = 16
+# In so many an agent that does not act as it is does so once more for one step, to see whether it keeps its promise.
+_STEPS_BETWEEN_DOUBTS = 500
 _GROUPS = ("env", "observation", "state", "agent_info")  # first parts of the names in `Collector.carry`
 
 
@@ -87,6 +89,7 @@ class Collector:
         self._allocate = allocate
         self._progress = progress
         self.seed = seed
+        self._undoubted = 0  # steps since the last look at the agent's promise
         self._watched = False  # whether the agent was seen to leave its observations alone
         self._seeds = seed + torch.arange(env.n_envs(), device=device, dtype=torch.int64)
         self._history = agent.require_history()
@@ -146,8 +149,14 @@ class Collector:
         return self.finish(n_steps, n_final)
 
     def finish(self, n_steps: int, n_final: int, steps: Steps | None = None, found: Tensor | None = None) -> Collected:
-        """Count steps that were taken, by default in the slab, and check them; see `BatchChecks.check`."""
-        self._checks.check(steps or self.slab, n_steps, n_final, found)
+        """Count steps that were taken, by default in the slab, and check them; see `collect`."""
+        frozen, steps = steps is not None or self.actor.is_compiled, steps or self.slab
+        self._checks.check(steps, n_steps, n_final, found)
+        self._undoubted += n_steps
+        if frozen and self._undoubted >= _STEPS_BETWEEN_DOUBTS:
+            self._undoubted = 0
+            seen, action = ({key: v[0] for key, v in part.items()} for part in (steps.stream, steps.action))
+            self.actor.doubt(steps.state, seen, action)
         first_step, self._step = self._step, self._step + n_steps
         return Collected(n_steps, n_final, first_step, self.version, self.actor.why_not)
 

@@ -11,7 +11,7 @@ from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.engine import private
 from rlstruct.engine.compiled import Compiled, Tensors, told
 from rlstruct.engine.graph import layout_of
-from rlstruct.engine.promise import MEND, PurityError, WeightsWatch, check_equal, place_of, weights_of
+from rlstruct.engine.promise import MEND, Doubt, PurityError, WeightsWatch, check_equal, place_of, weights_of
 from rlstruct.engine.streams import move
 from rlstruct.rl_agent import RL_Agent, check_answer
 
@@ -40,6 +40,7 @@ class Actor:
         self._compiles = compiled and not self.why_not
         self._device = device
         self._weights = WeightsWatch(agent)
+        self._doubt = Doubt()
         self._code: Compiled | None = None
         self._names: list[str | None] = []  # of each tensor that the code holds
 
@@ -78,6 +79,20 @@ class Actor:
                 raise PurityError(f"it puts other tensors into its attributes while it acts. {MEND}")
             self._compile(answer, *given)
         return answer
+
+    @torch.no_grad()
+    def doubt(self, state: Tensors, observation: Tensors, action: Tensors) -> None:
+        """Act once more as it is, and compare with what an executor gave; see `Doubt`.
+
+        Raises:
+            PurityError: the agent has broken its promise since the executor was made.
+        """
+        self._doubt.look(self.step(state, observation, self.agent_info._tensors)[1], action)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether compiled code acts."""
+        return self._code is not None
 
     def update(self, weights: Mapping[str, Tensor]) -> None:
         """Give new weights to the agent."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.engine.compiled import Tensors
+from rlstruct.engine.streams import Later
 from rlstruct.rl_agent import RL_Agent
 
 Step = Callable[..., tuple[Tensors, Tensors]]
@@ -73,13 +74,45 @@ def check_equal(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> 
             raise PurityError(
                 f"{key!r} {got} in the compiled answer, expected {list(value.shape)} {value.dtype}. {MEND}"
             )
-        same = value == other
-        if value.is_floating_point():
-            same = torch.isclose(value, other, _RELATIVE, _ABSOLUTE, equal_nan=True)
-        rows = same.flatten(1).all(dim=1) if same.dim() > 1 else same.view(-1)
-        n_different = int((~rows).sum())  # sync: once when the code is made
-        if n_different > rows.numel() // _FLIPPED:
-            raise PurityError(f"{key!r} differs in {n_different} of {rows.numel()} rows when compiled. {MEND}")
+        n_rows = value.shape[0] if value.dim() else 1
+        n_different = int(_n_different(value, other))  # sync: once when the code is made
+        if n_different > n_rows // _FLIPPED:
+            raise PurityError(f"{key!r} differs in {n_different} of {n_rows} rows when compiled. {MEND}")
+
+
+class Doubt:
+    """Compares now and then what an executor gave with what the step gives as it is; nothing waits for the device.
+
+    A promise may be broken between two batches, by a global that changes for example. Rounding may flip a draw once in
+    millions, so one difference is none: two looks in a row have to find one.
+    """
+
+    def __init__(self) -> None:
+        """Begin with no difference."""
+        self._later: list[tuple[list[str], Later]] = []
+        self._odd = ""  # what differed at the last look
+
+    def look(self, expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+        """Compare [B, ...] with the same keys, shapes and dtypes, and judge what earlier looks have found.
+
+        Raises:
+            PurityError: two looks in a row found a difference.
+        """
+        n_different = [_n_different(value, found[key]) for key, value in expected.items()]
+        self._later.append((list(expected), Later(torch.stack(n_different))))
+        while self._later and (numbers := self._later[0][1].read()) is not None:
+            names, _ = self._later.pop(0)
+            before, self._odd = self._odd, next((name for name, n in zip(names, numbers, strict=True) if n), "")
+            if before and self._odd:
+                raise PurityError(f"{self._odd!r} is another one than the agent gives as it is. {MEND}")
+
+
+def _n_different(value: Tensor, other: Tensor) -> Tensor:
+    """Count the rows that differ by more than rounding, without a wait."""
+    same = value == other
+    if value.is_floating_point():
+        same = torch.isclose(value, other, _RELATIVE, _ABSOLUTE, equal_nan=True)
+    return (~(same.flatten(1).all(dim=1) if same.dim() > 1 else same.view(-1))).sum()
 
 
 def place_of(tensor: Tensor) -> tuple[object, ...]:

@@ -11,6 +11,7 @@ from fake_envs import create_counting_env
 
 from rlstruct import RL_Agent, Trajectories, replay_agent
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
+from rlstruct.algos import a2c
 from rlstruct.algos.learner import replay_with_next_values
 from rlstruct.batchers import RL_Batcher
 
@@ -66,3 +67,18 @@ def test_agents_that_want_a_history_are_refused_by_name() -> None:
     trajectories = collect(HistoryAgent, {}, True)
     with pytest.raises(ValueError, match="replay_with_next_values: HistoryAgent wants a history"):
         replay_with_next_values(HistoryAgent(), trajectories)
+
+
+class Unreplayed(a2c.Learner):
+    """Computes its loss from what was collected, as nobody should."""
+
+    def terms(self, *given: Any) -> Any:
+        return {"loss": -given[0]["steps/action/log_probability"].mean()}
+
+
+def test_a_loss_of_collected_numbers_alone_names_replay_agent() -> None:
+    model = ActorCritic(3, 2)
+    learner = Unreplayed.create(model, ActorCriticAgent, a2c.A2CConfig())
+    trajectories = collect(make_agent, {"kind": "feed-forward", "model": model}, True)
+    with pytest.raises(ValueError, match=r"Unreplayed.terms: the loss carries no gradient.*replay_agent"):
+        learner.update(trajectories, 0.0)

@@ -14,7 +14,7 @@ from batcher_fakes import (
     create_version_agent,
 )
 
-from rlstruct import DictTensor, RL_Agent
+from rlstruct import DictTensor, RL_Agent, resolve_device
 from rlstruct.agents import (
     ActorCritic,
     ActorCriticAgent,
@@ -27,6 +27,7 @@ from rlstruct.batchers import RL_Batcher
 from rlstruct.core import Trajectories
 from rlstruct.engine.promise import PurityError
 from rlstruct.errors import WorkerError
+from rlstruct.sims import make
 
 pytestmark = pytest.mark.timeout(600)
 Answer = tuple[DictTensor, DictTensor]
@@ -141,6 +142,42 @@ def test_a_promise_that_is_seen_to_be_broken_is_an_error(habit: str) -> None:
         stubborn.execute()
         with pytest.raises(WorkerError, match="`pure = True` promises") as told:
             stubborn.get()
+    assert isinstance(told.value.__cause__, PurityError)
+
+
+def collect_often(made: RL_Batcher) -> None:
+    for _ in range(6):
+        collect(made)
+
+
+GAIN = 1.0
+
+
+class Gained(RL_Agent):
+    """Promises to be pure, and reads a global."""
+
+    pure = True
+
+    def __call__(
+        self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: Any = None
+    ) -> Answer:
+        shown = observation["frame"].sum(-1) * GAIN
+        return DictTensor({"action": torch.zeros_like(shown, dtype=torch.int64), "shown": shown}), state
+
+
+@pytest.mark.parametrize("way", ["compiled", "graph"])
+def test_a_promise_that_is_broken_between_two_batches_is_an_error(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlstruct.batchers.collector._STEPS_BETWEEN_DOUBTS", 24)  # two batches
+    device = resolve_device("cpu" if way == "compiled" else "sim:1")
+    env_args = {"name": "CartPole-v1", "n_envs": 3, "device": device}
+    with RL_Batcher(
+        12, Gained, make, env_args=env_args, seed=5, device=device, compile_agent=way == "compiled"
+    ) as made:
+        made.reset()
+        collect_often(made)
+        monkeypatch.setattr(f"{__name__}.GAIN", 2.0)
+        with pytest.raises(WorkerError, match="'shown' is another one than the agent gives as it is") as told:
+            collect_often(made)
     assert isinstance(told.value.__cause__, PurityError)
 
 
