@@ -13,7 +13,7 @@ import cloudpickle
 from torch import Tensor
 
 from rlstruct.core import DictTensor
-from rlstruct.errors import ShapeMismatchError, WorkerError
+from rlstruct.errors import PAGE, ShapeMismatchError, WorkerError
 from rlstruct.profiling import Clock
 
 _UNBORN = -1  # in place of a phase, while Python starts and imports the user's main script
@@ -122,10 +122,10 @@ class Failure:
 
 def describe(error: BaseException, progress: Progress, seen: str = "") -> Failure:
     """Turn an exception into something that can be sent; what the agent has ``seen`` is told if it was the agent."""
-    phase = progress.phase
+    phase, said = progress.phase, traceback.format_exception_only(error)
     return Failure(
         error=_pickled(error),
-        summary="".join(traceback.format_exception_only(error)).strip(),
+        summary="".join(line for line in said if not line.startswith(PAGE)).strip(),  # the traceback has it
         traceback="".join(traceback.format_exception(error)),
         phase=phase,
         step=progress.step if phase.has_steps else None,

@@ -27,7 +27,7 @@ if _TYPE_CHECKING:
     from rlstruct.vec_env import Stepped as Stepped
     from rlstruct.vec_env import VecEnv as VecEnv
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Imported when first asked for: torch takes a second, in which the command line can already answer. There is no
 # __all__: help(rlstruct) would spell out every class.

@@ -1,6 +1,7 @@
 """The errors a user can meet, by name.
 
-Every message says where it happened, which key, what was found, what was expected, and the mend.
+Every message says where it happened, which key, what was found, what was expected, and the mend. From Python 3.11 on
+the page of the documentation that explains the error stands below its traceback.
 """
 
 from __future__ import annotations
@@ -10,20 +11,45 @@ import warnings
 from importlib import metadata
 from typing import Any
 
+PAGE = "See docs: "
+"""How the note of an error begins that names the page which explains it."""
 
-class ShapeMismatchError(ValueError):
+
+class Explained(Exception):
+    """An error that has a place in the documentation; each class of this package has one of its own.
+
+    Attributes:
+        page: page and heading, such as ``"faults#workererror"``.
+    """
+
+    page = "faults"
+
+    def __init_subclass__(cls, **words: Any) -> None:  # noqa: ANN401 - as object's
+        """Name the place after the class; a subclass of a user's stays with that of its base."""
+        super().__init_subclass__(**words)
+        if cls.__module__.startswith("rlstruct."):
+            cls.page = f"faults#{cls.__name__.lower()}"
+
+    def __init__(self, *arguments: object) -> None:
+        """Note the page: tracebacks show it, the message stays as it is."""
+        super().__init__(*arguments)
+        if hasattr(self, "add_note"):  # from Python 3.11 on
+            self.add_note(f"{PAGE}{self.page}")
+
+
+class ShapeMismatchError(Explained, ValueError):
     """A tensor has the wrong shape, dtype or batch size for the place where it was put."""
 
 
-class DeviceMismatchError(ValueError):
+class DeviceMismatchError(Explained, ValueError):
     """A tensor lives on another device than the place where it was put."""
 
 
-class BatcherStateError(RuntimeError):
+class BatcherStateError(Explained, RuntimeError):
     """A batcher method was called in the wrong order; the message names the call that is missing."""
 
 
-class WorkerError(RuntimeError):
+class WorkerError(Explained, RuntimeError):
     """Collection failed in one worker. ``__cause__`` is the original exception when there is one.
 
     Attributes:
@@ -56,11 +82,11 @@ class WorkerTimeout(WorkerError):
     """A worker answered nothing within the timeout. The batcher can still be closed."""
 
 
-class SharingError(RuntimeError):
+class SharingError(Explained, RuntimeError):
     """A GPU cannot be shared as asked for; the message says what is missing on this machine, and the mend."""
 
 
-class LearnerError(RuntimeError):
+class LearnerError(Explained, RuntimeError):
     """Another learner of a training is missing, has failed, was stopped or killed, or does not fit; see its message.
 
     Attributes:
@@ -73,7 +99,7 @@ class LearnerError(RuntimeError):
         self.ranks = ranks
 
 
-class TrainingDiverged(RuntimeError):
+class TrainingDiverged(Explained, RuntimeError):
     """A loss is NaN or infinite: the training was stopped.
 
     Attributes:

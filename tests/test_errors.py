@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import sys
+import traceback
 from importlib import metadata
 
 import pytest
@@ -85,3 +87,16 @@ def test_install_hints_without_an_installation_name_the_checkout(monkeypatch: py
 
     monkeypatch.setattr(metadata, "requires", missing)
     assert how_to_install("warp") == "Install the extra 'warp': pip install '.[warp]' in a checkout of rlstruct"
+
+
+def test_a_traceback_ends_with_the_page_that_explains_the_error() -> None:
+    class Mine(WorkerError):
+        pass
+
+    for error in (WorkerError("it failed"), Mine("it failed"), pickle.loads(pickle.dumps(WorkerError("it failed")))):
+        assert str(error) == "it failed"
+        assert error.page == "faults#workererror"
+        if sys.version_info >= (3, 11):
+            *_, last = traceback.format_exception(error)
+            assert last == "See docs: faults#workererror\n"
+            assert error.__notes__ == ["See docs: faults#workererror"]

@@ -12,79 +12,81 @@ import torch
 from torch import nn
 
 import rlstruct.testing.sim_device  # noqa: F401 - makes the devices sim:0, sim:1, … known
-from rlstruct import DeviceEnv, DeviceMismatchError, DictTensor, RL_Agent, RL_Agent_CheckDevice, replay_agent
+from rlstruct import DeviceEnv, DictTensor, RL_Agent, RL_Agent_CheckDevice, replay_agent
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf
+from rlstruct.errors import WorkerError
 from rlstruct.functional.random import categorical
-from rlstruct.testing import HostSyncError, forbid_host_sync
+from rlstruct.testing import forbid_host_sync
 
 DEVICE = "cuda:0" if torch.cuda.is_available() else "sim:1"
 LEARNER = "cuda:0" if torch.cuda.is_available() else "sim:0"
 
 
+# --- An agent with two mistakes --------------------------------------------------------------------
+# Both work on the CPU, and only a second device brings them to light.
 class Agent(RL_Agent):
-    """A policy with two mistakes that only a second device brings to light."""
-
-    def __init__(self, device, forgetful=False, impatient=False):
-        self.device, self.forgetful, self.impatient = device, forgetful, impatient
+    def __init__(self, device):
+        self.device = device
         self.model = nn.Linear(4, 2).to(device)
 
     def initial_state(self, agent_info, B):
-        # Mistake 1: torch.zeros without device= is on the CPU, and works until there is a GPU.
-        return DictTensor({"step": torch.zeros(B) if self.forgetful else torch.zeros(B, device=self.device)})
+        return DictTensor({"step": torch.zeros(B)})  # mistake 1: without device= this is on the CPU
 
     def __call__(self, state, observation, agent_info, history=None):
         logits = self.model(observation["frame"])
-        if self.impatient and logits.max().item() > 1e6:  # Mistake 2: .item() waits for the GPU, at every step
+        if logits.max().item() > 1e6:  # mistake 2: .item() waits for the GPU, at every step
             logits = logits * 0
         action = categorical(logits, observation["rng"])
         return DictTensor({"action": action, "logits": logits}), DictTensor({"step": state["step"] + 1})
 
 
-def create_agent(**mistakes):
-    torch.manual_seed(0)
-    agent = Agent(DEVICE, **mistakes)
-    # In development only: names every misplaced tensor, and fails on hidden waits for the device.
-    return RL_Agent_CheckDevice(agent, DEVICE, host_syncs=forbid_host_sync)
+# --- Mended, one after the other -------------------------------------------------------------------
+class StateOnTheDevice(Agent):
+    def initial_state(self, agent_info, B):
+        return DictTensor({"step": torch.zeros(B, device=self.device)})
 
 
+class WaitsForNothing(StateOnTheDevice):
+    def __call__(self, state, observation, agent_info, history=None):
+        logits = self.model(observation["frame"])
+        logits = torch.where(logits.amax() > 1e6, 0.0, logits)  # decided on the device
+        action = categorical(logits, observation["rng"])
+        return DictTensor({"action": action, "logits": logits}), DictTensor({"step": state["step"] + 1})
+
+
+# --- Collect with each of them ---------------------------------------------------------------------
 def create_env(n_envs, seed):
     env = GymEnvInf([gymnasium.make("CartPole-v1") for _ in range(n_envs)], seed)  # steps on the CPU
     return DeviceEnv(env, to_device=DEVICE)  # and appears on the device
 
 
-def collect(**mistakes):
+def collect(kind):
+    def create_agent():
+        torch.manual_seed(0)
+        # In development only: names every misplaced tensor, and fails on hidden waits for the device.
+        return RL_Agent_CheckDevice(kind(DEVICE), DEVICE, host_syncs=forbid_host_sync)
+
     # n_processes=0: one process for the device. More processes would share one GPU in turns.
-    with RL_Batcher(
-        16, create_agent, create_env, agent_args=mistakes, env_args={"n_envs": 8}, seed=0, device=DEVICE
-    ) as batcher:
+    with RL_Batcher(16, create_agent, create_env, env_args={"n_envs": 8}, seed=0, device=DEVICE) as batcher:
         batcher.reset()
         batcher.execute()
         return batcher.get()[0]
 
 
-def the_error(**mistakes):
-    """Return what the batcher raises, and what the agent raised in it."""
+for kind in (Agent, StateOnTheDevice):
     try:
-        collect(**mistakes)
-    except RuntimeError as error:
-        return error, error.__cause__
-    raise SystemExit("this should have failed")
+        collect(kind)
+    except WorkerError as error:  # its cause is what went wrong: a DeviceMismatchError, then a HostSyncError
+        print(f"{kind.__name__}: {type(error.__cause__).__name__}: {error.__cause__}")
+    else:
+        raise SystemExit(f"{kind.__name__} should have failed")
 
-
-_, cause = the_error(forgetful=True)
-assert isinstance(cause, DeviceMismatchError)
-print("mistake 1:", cause)
-
-_, cause = the_error(impatient=True)
-assert isinstance(cause, HostSyncError)
-print("mistake 2:", cause)
-
-trajectories = collect()
+trajectories = collect(WaitsForNothing)
 print("without mistakes, the batch is on", trajectories.device)
 
 # The learner lives on a third device: one .to() moves the batch there.
-learner = Agent(LEARNER)
+learner = WaitsForNothing(LEARNER)
 replayed = replay_agent(learner, trajectories.to(LEARNER))
 loss = replayed["logits"].square().mean()
 loss.backward()

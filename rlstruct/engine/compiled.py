@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from rlstruct.engine import private
-from rlstruct.errors import warn_user
+from rlstruct.errors import Explained, warn_user
 
 Tensors = dict[str, Tensor]
 Pure = Callable[..., tuple[Mapping[str, Tensor], ...]]
@@ -32,7 +32,7 @@ MAX_ROWS, MAX_PRODUCTS = 8, 1 << 15
 """So small a linear layer is a loop among the others. A call of the matrix library takes longer than its arithmetic."""
 
 
-class NotPureError(RuntimeError):
+class NotPureError(Explained, RuntimeError):
     """The function changes a tensor in place that it was given, or that it holds; the message names the operation."""
 
 

@@ -22,6 +22,7 @@ from rlstruct.engine.compiled import Tensors
 from rlstruct.engine.private import TorchDispatchMode, is_composite
 from rlstruct.engine.promise import Step
 from rlstruct.engine.waits import judge_recorded
+from rlstruct.errors import Explained
 from rlstruct.profiling import recorded
 
 Work = Callable[[], None]
@@ -32,7 +33,7 @@ _NOT_THE_USERS = ("torch", "contextlib", "rlstruct.engine", "rlstruct.batchers",
 _SPOILT: list[Any] = []  # graphs of failed recordings: torch's allocator of pinned memory goes on to ask them
 
 
-class RecordingError(RuntimeError):
+class RecordingError(Explained, RuntimeError):
     """Work cannot be recorded; the message names the operation and the line that called it."""
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from rlstruct.engine.compiled import Tensors
 from rlstruct.engine.streams import Later
+from rlstruct.errors import Explained
 from rlstruct.rl_agent import RL_Agent
 
 Step = Callable[..., tuple[Tensors, Tensors]]
@@ -25,7 +26,7 @@ MEND = (
 )
 
 
-class PurityError(RuntimeError):
+class PurityError(Explained, RuntimeError):
     """A step that promises to be pure gives other results when it does not run as it is."""
 
 

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from rlstruct.core import DictTensor
+from rlstruct.errors import Explained
 from rlstruct.spaces import Leaf
 
 # Frames are often computed in float32 and bounds in float64: a rounding beyond the bound is no fault.
 _ROUNDING = 1e-5
 
 
-class ConformanceError(AssertionError):
+class ConformanceError(Explained, AssertionError):
     """A class does not do what its contract says.
 
     Attributes:

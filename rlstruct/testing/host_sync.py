@@ -39,6 +39,7 @@ from torch.overrides import TorchFunctionMode
 
 from rlstruct.engine.private import TorchDispatchMode, is_composite
 from rlstruct.engine.waits import CROSS, NUMBER, SHAPE, guards, intended, is_accelerator, judge_operator, set_guards
+from rlstruct.errors import Explained
 
 # Python calls by the name of the method, and how to do without.
 _FUNCTIONS: Final = {
@@ -52,7 +53,7 @@ _TORCH_FOLDER: Final = os.path.dirname(torch.__file__)
 _SIM_FILES: Final = os.path.join(os.path.dirname(__file__), "_sim_")  # the simulated accelerator stands in for torch
 
 
-class HostSyncError(RuntimeError):
+class HostSyncError(Explained, RuntimeError):
     """A call made the host wait for the device where that is forbidden; the message names the call and its line."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import json
@@ -15,7 +16,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from checkers import ROOT
+from checkers import ROOT, library_files
+from rlstruct.errors import Explained
 
 SCRIPT = ROOT / ".ci" / "build_docs.py"
 _spec = importlib.util.spec_from_file_location("build_docs", SCRIPT)
@@ -139,3 +141,24 @@ def test_a_tutorial_runs_as_a_notebook(script: Path, tmp_path: Path) -> None:
     client.execute()
     said = "".join(o.get("text", "") for cell in notebook.cells for o in cell.get("outputs", []))
     assert said
+
+
+def test_every_error_of_the_library_is_explained_on_its_page() -> None:
+    """What is raised anywhere, as a class of ours or a builtin one, has a heading on the page of faults."""
+    headings = re.findall("^## (.*)$", (ROOT / "docs" / "faults.md").read_text(), re.MULTILINE)
+    explained = {name for heading in headings for name in heading.split(", ")}
+    raised = set()
+    for file in library_files():
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name):
+                raised.add(node.exc.func.id)
+    of_the_command_line = {"UserError", "ForeignRun", "KeyboardInterrupt", "SystemExit"}
+    lower_case = {name for name in raised if name[0].islower() or name[0] == "_"}  # functions that make an error
+    assert raised - explained - of_the_command_line - lower_case == set()
+    for name in ("testing.sim_device", "testing", "profiling", "engine.graph"):  # where classes of errors are
+        importlib.import_module(f"rlstruct.{name}")
+    ours = [Explained]
+    while ours:
+        kinds = [kind for kind in ours.pop().__subclasses__() if kind.__module__.startswith("rlstruct.")]
+        assert {kind.page for kind in kinds} <= {f"faults#{heading.lower()}" for heading in headings}
+        ours += kinds
