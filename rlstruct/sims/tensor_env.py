@@ -288,6 +288,7 @@ class TensorEnv(VecEnv, Generic[State]):
             shown: the observation that belongs to it; `set_state` answers with it for environments that go on.
         """
         self._carry = dict(tensors)
+        self._idle.begin()
         self._current = self._current if shown is None else DictTensor._trusted(shown)
 
     def state_dict(self) -> Tensors:

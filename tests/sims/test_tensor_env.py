@@ -117,6 +117,15 @@ def test_a_loop_that_never_ends_is_told(device: str) -> None:
     assert env.step(action)[0][1].all()
 
 
+def test_one_that_goes_on_from_an_earlier_carry_is_not_idle() -> None:
+    env = Counter(1, auto_reset=False, time_limit=2)
+    env.reset()
+    begun = env.carry()
+    for _ in range(1500):
+        env.set_carry(begun)
+        assert env.step(act(0))[0][1].all()
+
+
 def test_without_a_time_limit_the_cpu_is_asked() -> None:
     env = Counter(1, auto_reset=False)
     env.reset(DictTensor({"state/value": torch.tensor([33])}))
