@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlstruct.profiling import Costs, operation, profile, read
+from rlstruct.profiling import operation, profile, read
 
 if TYPE_CHECKING:
     from gpu import Run
@@ -63,7 +63,7 @@ def _one_block(run: Run) -> dict[str, Any]:
         _keep_one_block_busy(run.device, 2.0)  # the driver's periods reach back
         with profile(folder, window=600.0), operation("busy"):
             _keep_one_block_busy(run.device, seconds)
-        (use,) = read(folder, Costs()).gpus
+        (use,) = read(folder).gpus
     found = {"nvml": use.nvml, "busy": use.busy, "weighted": use.weighted}
     met = use.nvml is not None and use.nvml >= 0.95 and use.weighted <= 0.01
     return {**found, "target": "NVML >= 0.95, weighted <= 0.01", "met": met}
@@ -89,7 +89,7 @@ def _short_kernels(run: Run) -> dict[str, Any]:
         status = [process.wait() for process in started]
         if any(status):
             raise RuntimeError(f"processes of short kernels ended with {status}")
-        uses = [use for one in folders for use in read(one, Costs()).gpus]
+        uses = [use for one in folders for use in read(one).gpus]
     nvml = max((use.nvml for use in uses if use.nvml is not None), default=0.0)
     busy, of_one = sum(use.busy for use in uses), max(use.busy for use in uses)
     found = {"processes": N_PROCESSES, "nvml": nvml, "busy": busy, "busiest_process": of_one}
@@ -110,6 +110,6 @@ def _matrices(run: Run) -> dict[str, Any]:
                 torch.mm(left, left)
             end.record()
             torch.cuda.synchronize(run.device)
-        (use,) = read(folder, Costs()).gpus
+        (use,) = read(folder).gpus
     ratio = use.kernels / (1e-3 * start.elapsed_time(end))
     return {"kernels": use.kernels, "ratio": ratio, "target": "0.95 to 1.05", "met": abs(ratio - 1.0) <= 0.05}

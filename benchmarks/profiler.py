@@ -1,11 +1,11 @@
-"""Is the profiler right, what does it cost, and what does it find? About eight minutes on two cores. Layer 6.
+"""Is the profiler right, what does it cost, and what does it find? About ten minutes on two cores. Layer 6.
 
-    python benchmarks/profiler.py [--parts accuracy off shares transitions] [--repeats 5] [--steps 0.3]
+    python benchmarks/profiler.py [--parts accuracy off shares transitions] [--repeats 5] [--steps 1.5]
 
-- ``accuracy`` (six minutes): REINFORCE, A2C, DQN and PPO on CartPole, in one process and two, trained with and without
-  a profile in turn, from the same seed, so that both do the same. The seconds of the iterations that the profile
-  reports, corrected, should be those of a run without. The costs are calibrated by iterations of a training in one
-  process, and used for both. For one process the same is said in CPU seconds, which a busy machine harms less.
+- ``accuracy`` (eight minutes): REINFORCE, A2C, DQN and PPO on CartPole, in one process and two, trained with and
+  without a profile in turn, from the same seed, so that both do the same. The seconds of the iterations that the
+  profile reports, corrected, should be those of a run without. For one process the same is said in CPU seconds, which a
+  busy machine harms less.
 - ``off``: what an operation costs while nobody profiles, as a share of a step.
 - ``shares`` (half a minute): what an iteration of each algorithm consists of, as RL-Scope asked of other libraries, and
   how much of a GPU a small training uses.
@@ -24,7 +24,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,10 +35,9 @@ from _report import interleaved, machine, result_path, verdict, write
 from rlstruct import Trajectories
 from rlstruct.agents import ActorCritic, ActorCriticAgent, QAgent, QNetwork
 from rlstruct.algos import a2c, dqn, ppo, reinforce
-from rlstruct.algos.rehearsal import rehearsal
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnv, GymEnvInf
-from rlstruct.profiling import Costs, calibrate, operation, profile, read
+from rlstruct.profiling import operation, profile, read
 from rlstruct.sims import make
 
 N_ENVS = 8
@@ -110,7 +108,7 @@ def train(name: str, n_processes: int, scale: float, **changes: Any) -> float:  
     return seconds
 
 
-def profiled(name: str, n_processes: int, scale: float, costs: Costs | None, **changes: Any) -> dict[str, Any]:  # noqa: ANN401
+def profiled(name: str, n_processes: int, scale: float, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - settings
     """Train with a profile of the whole run, and return what it says of the iterations, in seconds."""
     folder = Path(tempfile.mkdtemp())
     try:
@@ -118,7 +116,7 @@ def profiled(name: str, n_processes: int, scale: float, costs: Costs | None, **c
             cpu = time.process_time()
             wall = train(name, n_processes, scale, **changes)
             cpu = time.process_time() - cpu
-        report = read(folder, costs)
+        report = read(folder)
         main, *workers = report.processes
         collecting = workers or [main]
         rows = [row for row in main.rows if "iteration" in row.path]
@@ -130,6 +128,7 @@ def profiled(name: str, n_processes: int, scale: float, costs: Costs | None, **c
 
         return {
             **{"wall": wall, "cpu": cpu, "overhead": main.seconds - main.corrected},
+            **{"operation_cost": main.prices.operation, "operator_cost": main.prices.event},
             "measured": main.inclusive("iteration", corrected=False),
             "corrected": main.inclusive("iteration"),
             **{one: seconds(collecting, one) for one in ("environment", "simulator", "agent", "copy")},
@@ -141,26 +140,24 @@ def profiled(name: str, n_processes: int, scale: float, costs: Costs | None, **c
         shutil.rmtree(folder)
 
 
-def calibrated(name: str) -> Costs:
-    """Measure what it costs to note an event of a training."""
-    module, kind, create_model, create_agent, create_env, _ = TASKS[name]
-    with rehearsal(module.Learner, kind(n_envs=N_ENVS), create_model, create_agent, create_env) as iterate:
-        return calibrate(7, iterate)
-
-
 def measure_accuracy(results: Results, repeats: int, scale: float) -> None:
     """Compare trainings with and without a profile."""
     for name in TASKS:
-        costs = calibrated(name)
-        each = f"an operation {1e6 * costs.operation:.2f} us, an operator {1e6 * costs.operator:.2f} us"
-        print(f"{name}: noting {each}", flush=True)
+        train(name, 0, 0.1)
         for n_processes in (0, 1):
             plain, plain_cpu, found = [], [], []
-            for _ in range(repeats):
-                cpu = time.process_time()
-                plain.append(train(name, n_processes, scale))
-                plain_cpu.append(time.process_time() - cpu)
-                found.append(profiled(name, n_processes, scale, costs))
+
+            def without(name: str = name, n: int = n_processes, wall: Any = plain, cpu: Any = plain_cpu) -> None:  # noqa: ANN401
+                start = time.process_time()
+                wall.append(train(name, n, scale))
+                cpu.append(time.process_time() - start)
+
+            def within(name: str = name, n: int = n_processes, found: Any = found) -> None:  # noqa: ANN401
+                found.append(profiled(name, n, scale))
+
+            for repeat in range(repeats):  # each is the first as often as the other: a machine grows faster and slower
+                for run in (without, within) if repeat % 2 else (within, without):
+                    run()
             keys = [key for key, value in found[0].items() if value is not None]
             median = {key: statistics.median(one[key] for one in found) for key in keys}
             clean, clean_cpu = statistics.median(plain), statistics.median(plain_cpu)
@@ -168,16 +165,19 @@ def measure_accuracy(results: Results, repeats: int, scale: float) -> None:
             bias_cpu = statistics.median(one["cpu"] - one["overhead"] for one in found) / clean_cpu - 1.0
             in_cpu = f", {100 * bias_cpu:+.1f} % in CPU seconds" if n_processes == 0 else ""
             print(
-                f"{name:9} {1 + n_processes} process(es): {clean:.3f} s without a profile; "
+                f"{name:9} {1 + n_processes} process(es): {clean:.3f} s without a profile "
+                f"({min(plain):.3f} to {max(plain):.3f}); "
                 f"measured {100 * raw:+.1f} %, corrected {100 * bias:+.1f} %{in_cpu} "
-                f"({verdict(abs(bias), 0.05, at_most=True)}, {'closer' if abs(bias) < abs(raw) else 'NOT closer'})",
+                f"({verdict(abs(bias), 0.05, at_most=True)}, {'closer' if abs(bias) < abs(raw) else 'NOT closer'}); "
+                f"an operator {1e6 * median['operator_cost']:.2f} us",
                 flush=True,
             )
             results.add(
                 **{"part": "accuracy", "algorithm": name, "processes": 1 + n_processes, "repeats": repeats},
                 **{"plain_seconds": plain, "plain": clean, "bias": bias, "uncorrected_bias": raw},
+                **{"corrected_seconds": [one["corrected"] for one in found]},
                 **({"bias_cpu": bias_cpu} if n_processes == 0 else {}),
-                **{"costs": asdict(costs), **median},
+                **median,
             )
 
 
@@ -187,7 +187,7 @@ def measure_shares(results: Results, scale: float) -> None:
     for device in ("cpu", *(["cuda:0"] if torch.cuda.is_available() else [])):
         for name in TASKS:
             train(name, 0, 0.1, learner_device=device)
-            found = profiled(name, 0, max(scale, 0.4), calibrated(name), learner_device=device)
+            found = profiled(name, 0, scale, learner_device=device)
             shares = {one: found[one] / found["corrected"] for one in ("environment", "simulator", *_SHARES[1:])}
             results.add(part="shares", algorithm=name, learner=device, gpu_busy=found["gpu_busy"], **shares)
             busy = "" if found["gpu_busy"] is None else f"; the GPU is busy {100 * found['gpu_busy']:.1f} % of the time"
@@ -274,11 +274,11 @@ def measure_transitions(results: Results) -> None:
         with batcher(N_ENVS, n_timesteps=config.n_timesteps, **settings) as made:
             for _ in range(3):  # compiles, records
                 learner_of_kind.update(collect(made), 0.0)
-            with profile(folder, window=3600.0):
+            with profile(folder, window=3600.0, operators=1.0):  # counts all of them
                 for _ in range(10):
                     with operation("iteration"):
                         learner_of_kind.update(collect(made), 0.0)
-            (main,) = read(folder, Costs()).processes
+            (main,) = read(folder).processes
         shutil.rmtree(folder)
         moves = sum(row.transitions for row in main.rows) / 10
         found = {"to_torch": float(moves[0, 1]), "to_cuda": float(moves[:, 3].sum())}
@@ -335,7 +335,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
-        "--steps", type=float, default=0.3, help="times the environment steps of a training of a second"
+        "--steps", type=float, default=1.5, help="times the environment steps of a training of a second"
     )
     parser.add_argument("--dry", action="store_true", help="write no results")
     options = parser.parse_args()

@@ -38,12 +38,12 @@ def create_model():
     return ActorCritic(n_inputs=4, n_actions=2)
 
 
-def profiled(folder, environments, costs=None):
+def profiled(folder, environments):
     """Train for a moment with a profile, and return its report."""
     config = A2CConfig(n_env_steps=1_000, n_envs=4, n_timesteps=16, evaluation_processes=0, evaluation_episodes=1)
     with profile(folder, window=60):  # record a minute; a long run is better sampled, which is the default
         train(config, create_model, ActorCriticAgent, environments)
-    report = read(folder, costs)  # measures what measuring costs, unless it is told, and takes it away
+    report = read(folder)  # what measuring costs is known from slices without it, and taken away
     save(report, folder)  # profile.json, trace.perfetto for https://ui.perfetto.dev, profile.png
     return report
 
@@ -63,7 +63,7 @@ if __name__ == "__main__":
     assert abs(seconds - main.seconds) < 0.01 * main.seconds
 
     # 3. Mend it, and look again: what has become faster, beyond noise?
-    after = profiled("after", create_env, before.costs)
+    after = profiled("after", create_env)
     print(after.sentence)
     for line in differences(before, after):
         print(" ", line)

@@ -9,12 +9,8 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rlstruct.cli.complaint import UserError, say
-
-if TYPE_CHECKING:
-    from rlstruct.profiling import Costs
 
 _USAGE = """usage: rlstruct profile [--out FOLDER] [--window SECONDS] COMMAND ...
        rlstruct profile --diff FOLDER FOLDER
@@ -44,7 +40,9 @@ def run(arguments: Sequence[str]) -> None:
     if "help" in options:
         say(_USAGE)
         return
-    from rlstruct.profiling import recording  # imported here: it brings torch, and mistakes are told without
+    # Imported here: they bring torch, and mistakes are told without.
+    from rlstruct.profiling.recorder import VARIABLE
+    from rlstruct.profiling.recording import settings
     from rlstruct.profiling.report import differences, read, save
 
     if "diff" in options:
@@ -57,12 +55,12 @@ def run(arguments: Sequence[str]) -> None:
         return
     folder = Path(options.get("out", f"runs/profile-{time.strftime('%Y%m%d-%H%M%S')}"))
     try:
-        variable = recording.settings(folder, window=float(options.get("window", "1")))
+        variable = settings(folder, window=float(options.get("window", "1")))
     except (ValueError, FileExistsError) as error:
         raise UserError(str(error).removeprefix("profile: ")) from None
-    status = _wait_for(_program(command), {**os.environ, recording.VARIABLE: variable})
+    status = _wait_for(_program(command), {**os.environ, VARIABLE: variable})
     try:
-        report = read(folder, None if status else _costs(command))
+        report = read(folder)
     except FileNotFoundError as error:
         raise UserError(f"{error} The command ended with status {status}.") from None
     say(f"\n{report}\n")
@@ -72,20 +70,6 @@ def run(arguments: Sequence[str]) -> None:
         raise KeyboardInterrupt
     if status:
         raise SystemExit(status)
-
-
-def _costs(command: Sequence[str]) -> Costs | None:
-    """Measure what the profile has cost by iterations of the same training; None for other programs."""
-    if command[0] != "train" or {"-h", "--help"} & set(command):
-        return None
-    from rlstruct.cli.train import rehearsed
-    from rlstruct.profiling import calibrate
-
-    if (rehearsing := rehearsed(command[1:])) is None:
-        return None
-    say("\nmeasuring what the profile has cost, by iterations of the same training ...")
-    with rehearsing as iterate:
-        return calibrate(5, iterate, name="iterations of this training")
 
 
 def _parse(words: list[str]) -> tuple[dict[str, str], list[str]]:

@@ -6,8 +6,7 @@ import argparse
 import json
 import re
 import shlex
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -20,7 +19,6 @@ from rlstruct.algos.config import TrainingConfig, check_resumed
 from rlstruct.algos.joining import launched_rank
 from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.presets import PRESETS
-from rlstruct.algos.rehearsal import rehearsal
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import TrainingResult
 from rlstruct.cli.agents import AgentChoice, choose
@@ -104,19 +102,6 @@ def run(arguments: Sequence[str]) -> None:
         return
     algorithm, options, resumed, notes = _read(arguments)
     train(algorithm, options.environment, options.training, options.output, resumed=resumed, notes=notes)
-
-
-def rehearsed(arguments: Sequence[str]) -> AbstractContextManager[Callable[[], None]] | None:
-    """Prepare single iterations of what `run` would do, in this process; None where an algorithm has none.
-
-    Args:
-        arguments: after ``train``.
-    """
-    algorithm, options, _, _ = _read(arguments)
-    if algorithm == "alphazero":
-        return None
-    config, choice, factory = _prepare(algorithm, options.environment, options.training, options.output)
-    return rehearsal(module_of(algorithm).Learner, config, choice.create_model, choice.create_agent, factory)
 
 
 def _read(arguments: Sequence[str]) -> tuple[str, Training[Any], Path | None, list[str]]:

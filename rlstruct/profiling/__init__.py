@@ -2,12 +2,9 @@
 
 import os
 
-from rlstruct.profiling.breakdown import Costs
-from rlstruct.profiling.calibration import calibrate
+from rlstruct.profiling.recorder import VARIABLE, OperationError
 from rlstruct.profiling.recording import (
-    VARIABLE,
     Clock,
-    OperationError,
     is_on,
     join,
     operation,
@@ -19,10 +16,8 @@ from rlstruct.profiling.report import Report, differences, read, save
 
 __all__ = [
     "Clock",
-    "Costs",
     "OperationError",
     "Report",
-    "calibrate",
     "differences",
     "is_on",
     "operation",

@@ -2,43 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlstruct.profiling.events import Recording
+from rlstruct.profiling.events import N_KINDS, PLAIN, SWITCHING, WATCHED, Recording
 from rlstruct.profiling.overlap import Integers, Segments, Times, lookup, sweep, totals
+from rlstruct.profiling.prices import WAIT, Prices, prices_of
 
 REGIONS = ("python", "backend", "simulator", "cuda")
 """What the CPU does: Python, torch's operators, a simulator (its operators and kernels, too), calls of CUDA's API."""
 N_REGIONS = 2 * len(REGIONS)  # each without and with a busy GPU beside
-SIMULATOR, WAIT = "simulator", "wait"  # operations with a meaning of their own
+SIMULATOR = "simulator"  # an operation with a meaning of its own, as `WAIT`
 N_BLOCKS = 10
 _OF_SET = np.asarray([3 if s & 4 else 2 if s & 2 else 1 if s & 1 else 0 for s in range(16)]) + 4 * (np.arange(16) >> 3)
 
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What it costs to note one event, in seconds; see `rlstruct.profiling.calibration`.
-
-    Attributes:
-        operation: to enter and leave an operation.
-        operator: to record an operator or a named range of torch.
-        cuda: to record a call of CUDA's API.
-        unsure: which of them came out negative, and are 0 therefore: more repetitions are needed.
-        work: whose reruns the cost of an operator comes from; empty if nobody measured it.
-    """
-
-    operation: float = 0.0
-    operator: float = 0.0
-    cuda: float = 0.0
-    unsure: tuple[str, ...] = ()
-    work: str = ""
 
 
 @dataclass
@@ -49,10 +30,11 @@ class Row:
         phase: its name.
         path: names of the operations around it, and its own at the end; empty outside of all.
         count: how often it was entered.
-        seconds: measured, by region of `REGIONS`: first while the GPU is idle, then while it is busy.  [8] float64
-        overhead: how much of that is measuring.  [8] float64
-        transitions: how often the CPU went from one region to another in it.  [4, 4] float64
-        per_entry: mean seconds of an entry, what is nested in it included, in up to ten stretches of the run.
+        seconds: measured, by region of `REGIONS`: first while the GPU is idle, then while it is busy. What is plain was
+            not told apart; it is divided as what was watched.  [8] float64
+        overhead: how much of that is measuring, and switching between slices.  [8] float64
+        transitions: how often the CPU went from one region to another in it; as in what was watched.  [4, 4] float64
+        per_entry: mean seconds of an entry, what is nested in it included, in up to ten stretches of each window.
     """
 
     phase: str
@@ -68,13 +50,43 @@ class Row:
         """Seconds without what measuring has cost, by region.  [8] float64."""
         return correct(self.seconds, self.overhead)
 
-    def add(self, other: Row) -> None:
-        """Add the same operation in another window."""
-        self.count += other.count
-        self.seconds = self.seconds + other.seconds
-        self.overhead = self.overhead + other.overhead
-        self.transitions = self.transitions + other.transitions
-        self.per_entry = self.per_entry + other.per_entry
+
+@dataclass
+class _Sums:
+    """What is known of an operation before it becomes a `Row`; the first axis is the kind of the slice.
+
+    Attributes:
+        seconds: by region.  [3, 8] float64
+        paid: for measuring, in seconds.  [3, 8] float64
+        waited: seconds by which others made it longer.
+        pieces: into which it is cut by other operations and slices.  [3] float64
+    """
+
+    count: int
+    seconds: Floats
+    paid: Floats
+    waited: float
+    pieces: Floats
+    transitions: Floats
+    per_entry: list[float]
+
+    def add(self, other: _Sums) -> None:
+        """Add another window."""
+        for name in self.__dataclass_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def row(self, phase: str, path: tuple[str, ...]) -> Row:
+        """Divide the seconds of plain slices as those of watched ones are divided, once corrected."""
+        clean = correct(self.seconds[WATCHED], self.paid[WATCHED])
+        if not clean.sum():  # never watched
+            clean = np.eye(N_REGIONS)[REGIONS.index("simulator") if path[-1:] == (SIMULATOR,) else 0]
+        shares = clean / clean.sum()
+        overhead = self.paid[WATCHED] + self.paid[PLAIN].sum() * shares
+        overhead[0] += self.waited + self.seconds[SWITCHING].sum()
+        pieces = self.pieces[WATCHED]
+        transitions = self.transitions * (self.pieces.sum() / pieces if pieces else 0.0)
+        seconds = self.seconds[WATCHED] + self.seconds[SWITCHING] + self.seconds[PLAIN].sum() * shares
+        return Row(phase, path, self.count, seconds, overhead, transitions, self.per_entry)
 
 
 @dataclass
@@ -85,16 +97,20 @@ class Process:
         name: ``main``, ``rlstruct-worker-0``, …
         pid: of the process.
         seconds: that were recorded.
+        watched: in how many of these torch's operators were recorded, too.
         n_windows: in so many windows.
         lifetime: seconds from the beginning of the profile to the end of its last window.
+        prices: what it costs it to note one event.
         rows: its operations.
     """
 
     name: str
     pid: int
     seconds: float
+    watched: float
     n_windows: int
     lifetime: float
+    prices: Prices
     rows: list[Row]
 
     @property
@@ -130,37 +146,48 @@ def correct(seconds: Floats, overhead: Floats) -> Floats:
     return left * (wanted / total) if total > 0.0 else left
 
 
-def break_down(recordings: Sequence[Recording], costs: Costs) -> list[Process]:
+def break_down(recordings: Sequence[Recording]) -> list[Process]:
     """Break the recorded time down, one process after the other.
 
     Args:
         recordings: all windows of all processes of a run.
-        costs: what measuring has cost.
 
     Returns:
         The processes, in the order in which they come.
     """
-    paid = [_paid(recording, costs) for recording in recordings]
-    processes: dict[int, Process] = {}
-    rows: dict[tuple[int, str, tuple[str, ...]], Row] = {}
+    of_process: dict[int, list[Recording]] = {}
+    for recording in recordings:
+        of_process.setdefault(recording.pid, []).append(recording)
+    prices = {pid: prices_of(windows) for pid, windows in of_process.items()}
+    paid = [_paid(recording, prices[recording.pid]) for recording in recordings]
+    sums: dict[int, dict[tuple[str, tuple[str, ...]], _Sums]] = {pid: {} for pid in of_process}
     for recording, mine in zip(recordings, paid, strict=True):
-        seconds, lifetime = 1e-9 * (recording.ended - recording.begun), 1e-9 * (recording.ended - recording.origin)
-        process = processes.setdefault(recording.pid, Process(recording.process, recording.pid, 0.0, 0, 0.0, []))
-        process.seconds += seconds
-        process.n_windows += 1
-        process.lifetime = max(process.lifetime, lifetime)
-        for row in _window(recording, mine, _waited(recording, recordings, paid)):
-            key = recording.pid, row.phase, row.path
-            if key in rows:
-                rows[key].add(row)
+        known = sums[recording.pid]
+        for key, found in _window(recording, mine, _waited(recording, recordings, paid)):
+            if key in known:
+                known[key].add(found)
             else:
-                rows[key] = row
-                process.rows.append(row)
-    return list(processes.values())
+                known[key] = found
+    return [
+        Process(
+            name=windows[0].process,
+            pid=pid,
+            seconds=float(sum(one.seconds.sum() for one in sums[pid].values())),
+            watched=float(sum(one.seconds[WATCHED].sum() for one in sums[pid].values())),
+            n_windows=len(windows),
+            lifetime=1e-9 * max(one.ended - one.origin for one in windows),
+            prices=prices[pid],
+            rows=[one.row(*key) for key, one in sums[pid].items()],
+        )
+        for pid, windows in of_process.items()
+    ]
 
 
 def segments_of(recording: Recording) -> Segments:
-    """Cut a window at every boundary; a label is ``phase * (paths + 1) + path + 1``, the path being -1 for none."""
+    """Cut a window at every boundary.
+
+    A label is ``3 * (phase * (paths + 1) + path + 1) + kind of slice``, the path being -1 for none.
+    """
     host, device, spans = recording.host, recording.device, recording.spans
     last = np.asarray([path[-1] == SIMULATOR for path in recording.paths], dtype=bool)
     simulated = np.append(last, False)[spans.path]
@@ -173,16 +200,17 @@ def segments_of(recording: Recording) -> Segments:
 
 def _labels(recording: Recording) -> tuple[Times, Integers]:
     innermost = recording.innermost()
-    times = np.union1d(innermost[0], recording.phases[0])
-    return times, lookup(recording.phases, times) * (len(recording.paths) + 1) + lookup(innermost, times) + 1
+    times = np.unique(np.concatenate([innermost[0], recording.phases[0], recording.slices[0]]))
+    operations = lookup(recording.phases, times) * (len(recording.paths) + 1) + lookup(innermost, times) + 1
+    return times, N_KINDS * operations + lookup(recording.slices, times)
 
 
-def _paid(recording: Recording, costs: Costs) -> tuple[Times, Floats]:
+def _paid(recording: Recording, prices: Prices) -> tuple[Times, Floats]:
     """When measuring was paid for, and how much until then, in seconds: rising moments [K] and sums [K]."""
-    host = recording.host
-    times = np.concatenate([recording.spans.starts, host.starts])
-    price = np.asarray([costs.operator, costs.cuda, costs.operator])
-    paid = np.concatenate([np.full(len(recording.spans.starts), costs.operation), price[host.kind]])
+    host, spans = recording.host, recording.spans
+    times = np.concatenate([spans.starts, host.starts])
+    of_path = np.asarray([prices.of_event(path) for path in (*recording.paths, ())])  # the last one: of no operation
+    paid = np.append(np.full(len(spans.starts), prices.operation), of_path[lookup(recording.innermost(), host.starts)])
     order = np.argsort(times, kind="stable")
     return times[order], np.cumsum(paid[order])
 
@@ -218,48 +246,54 @@ def _waited(
     return starts, np.minimum(most, 1e-9 * (ends - starts))
 
 
-def _window(recording: Recording, paid: tuple[Times, Floats], waited: tuple[Times, Floats]) -> list[Row]:
-    """Return the rows of one window."""
-    segments, width = segments_of(recording), len(recording.paths) + 1
-    region = _OF_SET[segments.active]
-    label = np.maximum(segments.label, 0)
-    n = int(label.max(initial=0)) + 1
-    seconds = 1e-9 * totals(label * N_REGIONS + region, segments.lengths, n * N_REGIONS).reshape(n, N_REGIONS)
+def _window(
+    recording: Recording, paid: tuple[Times, Floats], waited: tuple[Times, Floats]
+) -> Iterator[tuple[tuple[str, tuple[str, ...]], _Sums]]:
+    """Yield the operations of one window, by phase and path."""
+    segments, width, k = segments_of(recording), len(recording.paths) + 1, len(REGIONS)
+    region, label = _OF_SET[segments.active], np.maximum(segments.label, 0)
+    n = (int(label.max(initial=0)) // N_KINDS + 1) * N_KINDS
+    by_kind = n // N_KINDS, N_KINDS, N_REGIONS
+    seconds = 1e-9 * totals(label * N_REGIONS + region, segments.lengths, n * N_REGIONS).reshape(by_kind)
     # Measuring is paid before an event: where the process was until then.
     at = segments.at(paid[0])
     price = np.diff(paid[1], prepend=0.0)
-    overhead = totals(label[at] * N_REGIONS + region[at], price, n * N_REGIONS).reshape(n, N_REGIONS)
-    waiting = segments.at(waited[0] + 1)
-    overhead[:, 0] += totals(label[waiting], waited[1], n)
-    cpu, k = region % len(REGIONS), len(REGIONS)
-    changed = np.flatnonzero(np.diff(cpu)) + 1
-    steps = totals(label[changed] * k * k + cpu[changed - 1] * k + cpu[changed], np.ones(len(changed)), n * k * k)
+    overhead = totals(label[at] * N_REGIONS + region[at], price, n * N_REGIONS).reshape(by_kind)
+    longer = totals(label[segments.at(waited[0] + 1)] // N_KINDS, waited[1], n // N_KINDS)
+    cpu, operations = region % k, label // N_KINDS
+    changed = np.flatnonzero((np.diff(cpu) != 0) & (label[1:] % N_KINDS == WATCHED)) + 1
+    moves = totals(
+        (operations[changed] * k + cpu[changed - 1]) * k + cpu[changed], np.ones(len(changed)), n // N_KINDS * k * k
+    )
+    new = np.diff(label, prepend=-1) != 0
+    pieces = totals(label[new], np.ones(int(new.sum())), n).reshape(-1, N_KINDS)
+    pieces[:, SWITCHING] = 0.0
     starts, ends, path = recording.spans.starts, recording.spans.ends, recording.spans.path
     of_span = np.maximum(lookup(recording.phases, starts), 0) * width + path + 1
-    found = []
-    for one in map(int, np.unique(np.concatenate([label, of_span]))):
+    whole = _whole(recording)
+    for one in map(int, np.unique(np.concatenate([operations, of_span]))):
         entries = np.flatnonzero(of_span == one)
-        lengths = 1e-9 * (ends[entries] - starts[entries])
-        blocks = [float(part.mean()) for part in np.array_split(lengths, N_BLOCKS) if len(part)]
-        inside = one < n
-        found.append(
-            Row(
-                phase=recording.phase_names[one // width],
-                path=recording.paths[one % width - 1] if one % width else (),
+        chosen = entries[whole[entries]] if whole[entries].sum() >= N_BLOCKS else entries
+        lengths = 1e-9 * (ends[chosen] - starts[chosen])
+        inside = one < n // N_KINDS
+        yield (
+            (recording.phase_names[one // width], recording.paths[one % width - 1] if one % width else ()),
+            _Sums(
                 count=len(entries),
-                seconds=seconds[one] if inside else np.zeros(N_REGIONS),
-                overhead=overhead[one] if inside else np.zeros(N_REGIONS),
-                transitions=steps.reshape(n, k, k)[one] if inside else np.zeros((k, k)),
-                per_entry=blocks,
-            )
+                seconds=seconds[one] if inside else np.zeros(by_kind[1:]),
+                paid=overhead[one] if inside else np.zeros(by_kind[1:]),
+                waited=float(longer[one]) if inside else 0.0,
+                pieces=pieces[one] if inside else np.zeros(N_KINDS),
+                transitions=moves.reshape(-1, k, k)[one] if inside else np.zeros((k, k)),
+                per_entry=[float(part.mean()) for part in np.array_split(lengths, N_BLOCKS) if len(part)],
+            ),
         )
+
+
+def _whole(recording: Recording) -> NDArray[np.bool_]:
+    """Which operations lie within one plain slice, so that nothing is noted in them but operations.  [K]."""
+    times, kinds = recording.slices
+    first = np.searchsorted(times, recording.spans.starts, side="right") - 1
+    last = np.searchsorted(times, recording.spans.ends, side="right") - 1
+    found: NDArray[np.bool_] = (first == last) & (np.append(kinds, -1)[first] == PLAIN)
     return found
-
-
-def costs_from(found: Mapping[str, Any]) -> Costs:
-    """Read what `dataclasses.asdict` made of costs.
-
-    >>> costs_from({"operation": 0, "operator": 1e-6, "cuda": 0, "unsure": ["cuda"]}).unsure
-    ('cuda',)
-    """
-    return Costs(**{**found, "unsure": tuple(found["unsure"])})

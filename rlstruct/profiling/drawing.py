@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rlstruct.profiling.breakdown import REGIONS, WAIT, Floats, Process
+from rlstruct.profiling.breakdown import REGIONS, Floats, Process
+from rlstruct.profiling.prices import WAIT
 from rlstruct.profiling.sentence import main_process
 
 _COLORS = ("#4c72b0", "#dd8452", "#55a868", "#8172b3")

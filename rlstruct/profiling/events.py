@@ -16,6 +16,9 @@ OPERATORS = {"cpu_op"}
 ANNOTATIONS = {"user_annotation"}
 CUDA_API = {"cuda_runtime", "cuda_driver"}
 DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
+# What a slice of a window is: torch's operators are recorded, or not, or recording is switched on or off.
+N_KINDS = 3
+SWITCHING, PLAIN, WATCHED = range(N_KINDS)
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,9 @@ class Recording:
         spans: the operations.
         phases: rising moments, and the index into ``phase_names`` from each on.
         phase_names: of the phases.
-        host: what torch did on the CPU.
+        slices: rising moments, and `SWITCHING`, `PLAIN` or `WATCHED` from each on.
+        cost: seconds that it takes to note an operation.
+        host: what torch did on the CPU, in slices that were watched.
         device: what GPUs did.
     """
 
@@ -110,6 +115,8 @@ class Recording:
     spans: Spans
     phases: tuple[Times, Integers]
     phase_names: list[str]
+    slices: tuple[Times, Integers]
+    cost: float
     host: HostEvents
     device: DeviceEvents
 
@@ -147,6 +154,8 @@ def _load_one(file: Path) -> Recording:
         spans=spans,
         phases=phases,
         phase_names=phase_names,
+        slices=(_integers([time for time, _ in found["slices"]]), _integers([kind for _, kind in found["slices"]])),
+        cost=1e-9 * found["cost"],
         host=host,
         device=device,
     )

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rlstruct.profiling.breakdown import WAIT
 from rlstruct.profiling.events import DeviceEvents, Recording
 from rlstruct.profiling.overlap import Integers, Times, lookup
+from rlstruct.profiling.prices import WAIT
 
 DATA = {WAIT, "hand-over", "copy", "replay buffer"}
 """Operations that bring data: a GPU that is idle meanwhile waits for data."""

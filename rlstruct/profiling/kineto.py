@@ -1,41 +1,16 @@
-"""torch's own profiler, and memory for what it notes: an event costs twice as much in new pages as in old ones."""
+"""torch's own profiler, and the difference between its clock and that of Python."""
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
-import sys
 import time
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity
 
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of mallopt(3)
-_LARGEST = 1 << 25  # bytes: what glibc never maps one by one, once the program has freed such a block
-_PER_SECOND, _MOST = 1 << 26, 1 << 27  # bytes: 300,000 events a second, of 220 bytes each
-
-
-def warm_memory(seconds: float) -> bool:
-    """Let the C library hold pages that have been written to, for what torch.profiler notes in a window.
-
-    It appends 220 bytes for each operator. The system hands out new pages filled with zeros, a fault each; that is
-    paid while the program runs, and only in its first windows, so that no calibration finds it.
-
-    Args:
-        seconds: length of the window; memory for its first two is prepared.
-
-    Returns:
-        Whether it had an effect: only glibc has the options.
-    """
-    advise = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if advise is None or not all([advise(_MMAP_THRESHOLD, _LARGEST), advise(_TRIM_THRESHOLD, 4 * _MOST)]):
-        return False
-    block = _LARGEST - (1 << 20)
-    wanted = min(_MOST, int(seconds * _PER_SECOND))
-    blocks = [torch.ones(block, dtype=torch.uint8, device="cpu") for _ in range(1 + wanted // block)]
-    return bool(blocks)
+_ALL = [ProfilerActivity.CPU, ProfilerActivity.CUDA, ProfilerActivity.XPU]  # torch warns, each time, if one is missing
 
 
 def torch_profile() -> Any:  # noqa: ANN401 - torch.profiler.profile
@@ -46,6 +21,16 @@ def torch_profile() -> Any:  # noqa: ANN401 - torch.profiler.profile
     if of_user or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         activities.append(ProfilerActivity.CUDA)
     return torch.profiler.profile(activities=activities)
+
+
+def uses_cuda(profiler: Any) -> bool:  # noqa: ANN401 - torch.profiler.profile
+    """Whether what `torch_profile` made watches CUDA, too."""
+    return ProfilerActivity.CUDA in profiler.activities
+
+
+def switch(profiler: Any, on: bool) -> None:  # noqa: ANN401 - torch.profiler.profile
+    """Let a profiler that has started go on recording the operators of this thread, or rest; takes microseconds."""
+    profiler.toggle_collection_dynamic(on, _ALL)
 
 
 def between_clocks() -> int:

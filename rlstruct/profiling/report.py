@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlstruct.profiling.breakdown import REGIONS, Costs, Process, Row, break_down, costs_from
-from rlstruct.profiling.calibration import calibrate
+from rlstruct.profiling.breakdown import REGIONS, Process, Row, break_down
 from rlstruct.profiling.drawing import draw
 from rlstruct.profiling.events import load
 from rlstruct.profiling.gpu import GpuUse, use_of_gpus
@@ -29,12 +28,10 @@ class Report:
 
     Attributes:
         processes: the one that learns first.
-        costs: what measuring has cost.
         gpus: how each process has used GPUs; empty without any.
     """
 
     processes: list[Process]
-    costs: Costs
     gpus: list[GpuUse]
 
     @property
@@ -51,26 +48,25 @@ class Report:
     def notes(self) -> list[str]:
         """Say what was recorded, what measuring has cost, and what is not certain."""
         main = main_process(self.processes)
-        measured = main.seconds - main.corrected
-        costs = ", ".join(
-            f"{1e6 * cost:.2f} us {what}"
-            for cost, what in (
-                (self.costs.operation, "an operation"),
-                (self.costs.operator, "a torch operator"),
-                (self.costs.cuda, "a call of CUDA"),
-            )
-        )
+        prices, taken = main.prices, main.seconds - main.corrected
         lines = [
             f"Recorded {main.seconds:.2f} s of {main.lifetime:.2f} s in {main.n_windows} window(s). What lies between "
             "windows was not recorded: a long run is sampled, at 0, 3, 9, 27, … times the length of a window.",
-            f"Measuring took {measured:.2f} s of that ({costs}), taken away from all numbers above.",
+            f"Torch's operators were recorded in {main.watched:.2f} s of that, in slices; the rest is divided alike.",
         ]
-        if self.costs.work:
-            lines.append(f"What an operator costs was measured by short reruns of {self.costs.work}.")
-        if self.costs.unsure:
+        noting = f"{1e6 * prices.operation:.2f} us an operation"
+        if prices.event is None:
+            return [
+                *lines,
+                f"Measuring took {taken:.2f} s ({noting}), taken away from all numbers above. What it costs to record "
+                "torch's operators is not: there are too few slices without them to compare with.",
+            ]
+        noting += f", {1e6 * max(0.0, prices.event):.2f} us an operator of torch"
+        lines.append(f"Measuring took {taken:.2f} s ({noting}), taken away from all numbers above.")
+        if prices.event < 0.0:
             lines.append(
-                f"The cost of {', '.join(self.costs.unsure)} came out negative and counts as 0: calibrate with more "
-                "repetitions."
+                "The cost of an operator came out negative and counts as 0: more repetitions are needed, record for "
+                "longer (window)."
             )
         return lines
 
@@ -79,12 +75,12 @@ class Report:
         return {
             "sentence": self.sentence,
             "regions": [*REGIONS, *(f"{name} with a busy GPU" for name in REGIONS)],
-            "costs": asdict(self.costs),
             "processes": [
                 {
                     **{"name": one.name, "pid": one.pid, "seconds": one.seconds, "corrected": one.corrected},
                     **{"windows": one.n_windows, "lifetime": one.lifetime},
-                    "rows": [_plain(row) for row in one.rows],
+                    **{"watched": one.watched, "operation_cost": one.prices.operation},
+                    **{"operator_cost": one.prices.event, "rows": [_plain(row) for row in one.rows]},
                 }
                 for one in self.processes
             ],
@@ -93,24 +89,19 @@ class Report:
         }
 
 
-def read(folder: str | Path, costs: Costs | None = None) -> Report:
+def read(folder: str | Path) -> Report:
     """Make a report of the profile in a folder.
 
     Args:
         folder: what was given to `rlstruct.profiling.profile`.
-        costs: what measuring costs; None measures that now, or takes what was measured at the last report.
 
     Raises:
         FileNotFoundError: the folder holds no profile.
     """
     folder = Path(folder)
     recordings = load(folder)
-    known = folder / "costs.json"
-    if costs is None:
-        costs = costs_from(json.loads(known.read_text())) if known.exists() else calibrate()
-        known.write_text(json.dumps(asdict(costs)))
-    processes = break_down([one for one in recordings if one.window >= 0], costs)
-    return Report(processes, costs, use_of_gpus(recordings, folder))
+    processes = break_down([one for one in recordings if one.window >= 0])
+    return Report(processes, use_of_gpus(recordings, folder))
 
 
 def save(report: Report, folder: str | Path) -> list[Path]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rlstruct.profiling.breakdown import REGIONS, SIMULATOR, WAIT, Process, Row
+from rlstruct.profiling.breakdown import REGIONS, SIMULATOR, Process, Row
 from rlstruct.profiling.gpu import GpuUse
+from rlstruct.profiling.prices import WAIT
 
 _WORDS = {"python": "Python", "backend": "torch's operators", "simulator": "the simulator", "cuda": "calls of CUDA"}
 _LEARNING = "a larger batch for each call, or a smaller network"

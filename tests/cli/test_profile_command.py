@@ -5,7 +5,6 @@ import pathlib
 import pytest
 
 from rlstruct.cli.main import main
-from rlstruct.cli.profile import _costs
 
 SCRIPT = """
 import sys, time
@@ -30,15 +29,12 @@ def test_a_script_is_profiled_and_compared(tmp_path: pathlib.Path, capfd: pytest
     out, err = capfd.readouterr()
     assert "% of an iteration is the loss, mostly in Python: try a larger batch" in out
     assert "Measuring took" in out
-    assert "by short reruns of a small network of rlstruct's own, not of your program" in out
     assert err == ""
     assert {file.name for file in (tmp_path / "a").iterdir()} >= {"profile.json", "trace.perfetto", "profile.png"}
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "costs.json").write_text((tmp_path / "a" / "costs.json").read_text())
     assert profiled(tmp_path / "b", 0.1, status=3) == 3  # the status of the script
     capfd.readouterr()
     assert main(["profile", "--diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
-    assert "iteration/loss: 20" in (told := capfd.readouterr().out)
+    assert "iteration/loss: 2" in (told := capfd.readouterr().out)
     assert "slower" in told
 
 
@@ -62,16 +58,6 @@ def test_mistakes_are_told_in_one_line(
     err = capsys.readouterr().err
     assert said in err
     assert err.startswith("rlstruct profile: ")
-
-
-def test_a_training_is_calibrated_with_iterations_of_its_own() -> None:
-    costs = _costs(["train", "a2c", "--env", "CartPole-v1", "--simulator", "torch", "--n-envs", "4"])
-    assert costs is not None
-    assert costs.work == "iterations of this training"
-    assert (costs.operator == 0.0) == ("operator" in costs.unsure)  # on a busy machine it may drown in noise
-    assert costs.operator < 1e-4
-    assert _costs(["my_script.py"]) is None
-    assert _costs(["train", "--help"]) is None
 
 
 def test_the_help_names_the_options(capsys: pytest.CaptureFixture[str]) -> None:

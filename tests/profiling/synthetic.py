@@ -7,12 +7,17 @@ import pathlib
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlstruct.profiling.events import SWITCHING, WATCHED
+
 Marks = list[Any]
 
 
 @dataclass
 class Script:
-    """A process of which every nanosecond is told; measuring can cost something, before each event that is noted."""
+    """A process of which every nanosecond is told; measuring can cost something, before each event that is noted.
+
+    It is watched, until `slice` says otherwise.
+    """
 
     name: str = "main"
     pid: int = 1
@@ -25,9 +30,11 @@ class Script:
     times: list[int] = field(default_factory=list)
     marks: Marks = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
+    slices: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.now = self.start
+        self.slices = [(self.start, WATCHED)]
         self.times, self.marks = [self.start], [[self.phase]]
 
     def python(self, ns: int) -> Script:
@@ -45,9 +52,16 @@ class Script:
         self.marks.append(None)
         return self
 
+    def slice(self, kind: int, switching: int = 0) -> Script:
+        self.slices.append((self.now, SWITCHING))
+        self.now += switching
+        self.slices.append((self.now, kind))
+        return self
+
     def operator(self, ns: int, name: str = "aten::mm") -> Script:
-        self.now += self.operator_cost
-        self._event("cpu_op", name, self.now, ns, {})
+        if self.slices[-1][1] == WATCHED:
+            self.now += self.operator_cost
+            self._event("cpu_op", name, self.now, ns, {})
         self.now += ns
         return self
 
@@ -76,7 +90,7 @@ class Script:
         folder.mkdir(exist_ok=True)
         found = {"process": self.name, "pid": self.pid, "parent": self.parent, "window": window}
         found |= {"begun": self.start, "ended": self.now, "origin": self.start, "unix": 5}
-        found |= {"times": self.times, "marks": self.marks}
+        found |= {"times": self.times, "marks": self.marks, "slices": self.slices, "cost": self.operation_cost}
         trace = {
             "baseTimeNanoseconds": 10**8 + 5,
             "deviceProperties": [{"id": 0, "name": "GPU", "numSms": 132}],

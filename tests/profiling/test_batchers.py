@@ -9,7 +9,7 @@ import pytest
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf
-from rlstruct.profiling import Costs, profile, read
+from rlstruct.profiling import profile, read
 
 
 def create_env(n_envs: int, seed: int) -> GymEnvInf:
@@ -35,7 +35,7 @@ def test_the_seconds_of_a_batcher_are_those_of_its_profile(n_processes: int, tmp
                 batcher.get()
             stats = batcher.stats()
         wall = time.perf_counter() - begun
-    report = read(tmp_path, Costs())
+    report = read(tmp_path)
     main, *workers = report.processes
     assert [one.name for one in workers] == [f"rlstruct-worker-{k}" for k in range(n_processes)]
     # Regions add up to the wall time.

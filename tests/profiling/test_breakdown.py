@@ -8,15 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import Script
 
-from rlstruct.profiling import Costs
 from rlstruct.profiling.breakdown import Process, break_down, correct
-from rlstruct.profiling.events import load
+from rlstruct.profiling.events import PLAIN, WATCHED, load
 
 MS = 1_000_000
 
 
-def broken_down(folder: pathlib.Path, costs: Costs | None = None) -> list[Process]:
-    return break_down(load(folder), costs or Costs())
+def broken_down(folder: pathlib.Path) -> list[Process]:
+    return break_down(load(folder))
 
 
 def a_training(script: Script) -> Script:
@@ -58,34 +57,71 @@ def test_every_region_of_a_known_training_is_found(tmp_path: pathlib.Path) -> No
 
 
 def test_known_costs_are_taken_away_exactly(tmp_path: pathlib.Path) -> None:
-    a_training(Script(operation_cost=300_000, operator_cost=70_000)).write(tmp_path)
-    (process,) = broken_down(tmp_path, Costs(operation=300e-6, operator=70e-6))
+    script = Script(operation_cost=300_000, operator_cost=70_000)
+    for i in range(60):
+        a_training(script.slice(PLAIN if i % 3 else WATCHED, switching=20_000))
+    script.write(tmp_path)
+    (process,) = broken_down(tmp_path)
+    assert process.prices.event == pytest.approx(70e-6)
+    assert {path[-1]: 1e6 * price for path, price in process.prices.events.items()} == {
+        "loss": pytest.approx(70), "simulator": pytest.approx(70)
+    }  # fmt: skip
     found = {(row.phase, row.path): tuple(1e3 * row.corrected[:3]) for row in process.rows}
-    assert found == {key: pytest.approx(value, abs=1e-9) for key, value in CLEAN.items()}
-    # 8 operations and 8 operators were noted.
-    assert process.seconds - process.corrected == pytest.approx(8 * 300e-6 + 8 * 70e-6)
+    assert found == {key: pytest.approx(60 * np.asarray(value), abs=1e-6) for key, value in CLEAN.items()}
+    # 8 operations were noted in each of 60 slices, 8 operators in each third one.
+    assert process.seconds == pytest.approx(1e-9 * (script.now - script.start))
+    assert process.seconds - process.corrected == pytest.approx(60 * 8 * 300e-6 + 20 * 8 * 70e-6 + 60 * 20e-6)
+    rows = {row.path: row for row in process.rows}
+    assert rows["iteration", "loss"].count == 120
+    assert rows["iteration", "loss"].transitions[0, 1] == pytest.approx(360)  # as in the slices that were watched
+    assert rows["iteration", "loss"].per_entry == pytest.approx([4e-3] * 10)  # where no operator was recorded
+    assert process.watched == pytest.approx(process.seconds / 3, rel=0.02)
+
+
+def test_what_was_never_watched_is_not_told_apart(tmp_path: pathlib.Path) -> None:
+    script = Script(operator_cost=MS).enter("loss").operator(MS).leave().slice(PLAIN)
+    script.enter("simulator").operator(2 * MS).leave().enter("backward").operator(3 * MS).leave().write(tmp_path)
+    (process,) = broken_down(tmp_path)
+    assert process.prices.event is None  # there is nothing to compare
+    assert {row.path: tuple(1e3 * row.corrected[:3]) for row in process.rows} == {
+        ("loss",): pytest.approx((1, 1, 0)),  # what the event has cost is not taken away
+        ("simulator",): pytest.approx((0, 0, 2)),
+        ("backward",): pytest.approx((3, 0, 0)),
+    }
 
 
 def test_a_wait_is_as_much_shorter_as_its_slowest_worker_is_without_measuring(tmp_path: pathlib.Path) -> None:
-    # The parent waits for two workers. Worker 2 works for 4 ms, and pays 10 times 0.1 ms for measuring.
-    costs = Costs(operator=100e-6)
-    for pid, n_operators in ((2, 10), (3, 2)):
-        worker = Script(f"rlstruct-worker-{pid - 2}", pid, parent=1, operator_cost=100_000).enter("agent")
-        for _ in range(n_operators):
-            worker.operator(400_000)
-        worker.leave().enter("wait").python(5 * MS - (worker.now - worker.start)).leave().write(tmp_path)
+    # The parent waits for two workers. Worker 2 pays 25 times 0.1 ms for measuring, and works for 20 ms.
+    for pid, cost in ((2, 100_000), (3, 30_000)):
+        worker = Script(f"rlstruct-worker-{pid - 2}", pid, parent=1, operator_cost=cost)
+        for kind in 25 * [WATCHED, PLAIN]:
+            worker.slice(kind).enter("agent").operator(400_000).leave()
+        worker.enter("wait").python(23 * MS - (worker.now - worker.start)).leave().write(tmp_path)
     evaluation = Script("rlstruct-worker-0", 4, parent=1, phase="evaluation", operator_cost=MS)
-    evaluation.operator(MS).operator(MS).operator(MS).write(tmp_path)  # nobody waits for this one
-    Script().enter("wait").python(5 * MS).leave().python(MS).write(tmp_path)
-    parent, first, second, other = broken_down(tmp_path, costs)
+    for kind in 25 * [WATCHED, PLAIN]:
+        evaluation.slice(kind).enter("agent").operator(1000).leave()
+    evaluation.write(tmp_path)  # nobody waits for this one
+    Script().enter("wait").python(23 * MS).leave().python(MS).write(tmp_path)
+    parent, first, second, other = broken_down(tmp_path)
     assert (parent.name, first.pid, second.pid, other.pid) == ("main", 2, 3, 4)
-    assert parent.seconds == pytest.approx(6e-3)
-    assert parent.corrected == pytest.approx(5e-3)
-    assert first.inclusive("agent") == pytest.approx(4e-3)
-    assert second.inclusive("agent") == pytest.approx(0.8e-3)
+    assert parent.seconds == pytest.approx(24e-3)
+    assert parent.corrected == pytest.approx(24e-3 - 25 * 0.1e-3)
+    assert first.inclusive("agent") == pytest.approx(20e-3)
+    assert second.inclusive("agent") == pytest.approx(20e-3)
+    assert other.inclusive("agent") == pytest.approx(50e-6)
     assert sum(row.seconds.sum() for one in (parent, first, second, other) for row in one.rows) == pytest.approx(
         sum(one.seconds for one in (parent, first, second, other))
     )
+
+
+def test_the_seconds_of_a_region_follow_what_was_watched(tmp_path: pathlib.Path) -> None:
+    script = Script()
+    for kind in 30 * [WATCHED, PLAIN, PLAIN]:
+        script.slice(kind).enter("loss").python(MS).operator(3 * MS).leave()
+    script.write(tmp_path)
+    (process,) = broken_down(tmp_path)
+    assert tuple(1e3 * next(row for row in process.rows if row.path).corrected[:2]) == pytest.approx((90, 270))
+    assert process.watched == pytest.approx(process.seconds / 3)
 
 
 def test_windows_of_a_process_add_up(tmp_path: pathlib.Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import Script
 
-from rlstruct.profiling import Costs, read
+from rlstruct.profiling import read
 from rlstruct.profiling.events import load
 from rlstruct.profiling.gpu import _merged, _weighted, use_of_gpus
 from rlstruct.profiling.nvml import sampler
@@ -45,7 +45,7 @@ def test_a_synthetic_trace_goes_through_the_whole_analysis(tmp_path: pathlib.Pat
     a_run_on_a_gpu(tmp_path)
     samples = [(10**9 + i * MS, 0, 95.0) for i in range(20)] + [(10**9 + MS, 1, 3.0), (10**10, 0, 0.0)]
     (tmp_path / "1.nvml.json").write_text(json.dumps(samples))
-    report = read(tmp_path, Costs())
+    report = read(tmp_path)
     (use,) = report.gpus
     assert use.seconds == pytest.approx(20e-3)
     assert use.busy == pytest.approx((2 + 1 + 2 * 2.5) / 20)
@@ -84,7 +84,7 @@ def test_a_capture_in_another_window_explains_later_replays(tmp_path: pathlib.Pa
     capture.call(0, "cudaStreamEndCapture", 93).write(tmp_path, window=-1)
     later = Script(start=2 * 10**9, now=2 * 10**9).enter("iteration").enter("graph")
     later.call(MS, "cudaGraphLaunch", 1).on_gpu(MS, MS, 1).on_gpu(2 * MS, 2 * MS, 1).python(5 * MS).write(tmp_path)
-    (use,) = read(tmp_path, Costs()).gpus
+    (use,) = read(tmp_path).gpus
     assert use.seconds == pytest.approx(6e-3)  # the capture is no part of the sample
     names = {"iteration/graph/loss": MS, "iteration/graph/optimiser": 2 * MS}
     assert use.operations == {name: pytest.approx(1e-9 * ns) for name, ns in names.items()}
@@ -101,7 +101,7 @@ def test_work_that_no_recorded_capture_explains_belongs_to_who_launches_it(tmp_p
 
 def test_without_a_gpu_there_is_nothing_to_say(tmp_path: pathlib.Path) -> None:
     Script().enter("loss").operator(MS).leave().write(tmp_path)
-    report = read(tmp_path, Costs())
+    report = read(tmp_path)
     assert report.gpus == []
     assert "cuda" not in report.sentence
 

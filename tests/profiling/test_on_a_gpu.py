@@ -12,7 +12,7 @@ import torch
 
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.batchers import RL_Batcher
-from rlstruct.profiling import Costs, operation, profile, read
+from rlstruct.profiling import operation, profile, read
 from rlstruct.sims import make
 
 pytestmark = pytest.mark.gpu
@@ -47,7 +47,7 @@ def test_one_block_keeps_nvml_busy_and_hardly_any_multiprocessor(tmp_path: pathl
     keep_one_block_busy(2.0)  # the driver's periods reach back
     with profile(tmp_path, window=600), operation("busy"):
         keep_one_block_busy(4.0)
-    (use,) = read(tmp_path, Costs()).gpus
+    (use,) = read(tmp_path).gpus
     assert use.nvml is not None
     assert use.nvml >= 0.95
     assert use.busy >= 0.9
@@ -62,7 +62,7 @@ def test_eight_processes_of_short_kernels_look_busier_than_they_are(tmp_path: pa
     started = [subprocess.Popen([sys.executable, str(script), str(folder)]) for folder in folders]
     assert [process.wait(200) for process in started] == [0] * 8
     for folder in folders:
-        (use,) = read(folder, Costs()).gpus
+        (use,) = read(folder).gpus
         assert use.nvml is not None
         assert use.nvml >= 3 * use.busy
 
@@ -78,7 +78,7 @@ def test_the_sum_of_the_kernels_is_what_cuda_events_measure(tmp_path: pathlib.Pa
             torch.mm(left, left)
         end.record()
         torch.cuda.synchronize()
-    (use,) = read(tmp_path, Costs()).gpus
+    (use,) = read(tmp_path).gpus
     assert use.kernels == pytest.approx(1e-3 * start.elapsed_time(end), rel=0.05)
     assert use.operations == {"matrices": pytest.approx(use.busy * use.seconds, rel=0.01)}
 
@@ -99,7 +99,7 @@ def test_a_replayed_batch_is_attributed_to_what_was_captured(tmp_path: pathlib.P
                 batcher.execute()
                 batcher.get()
         torch.cuda.synchronize()
-    report = read(tmp_path, Costs())
+    report = read(tmp_path)
     (use,) = report.gpus
     named = {name.rpartition("/")[2]: seconds for name, seconds in use.operations.items()}
     assert named["simulator"] > 0.0
@@ -117,7 +117,7 @@ def test_the_idle_split_agrees_with_holistic_trace_analysis(tmp_path: pathlib.Pa
             numbers.mul_(1.0001)
             time.sleep(0.001)
         torch.cuda.synchronize()
-    (use,) = read(tmp_path, Costs()).gpus
+    (use,) = read(tmp_path).gpus
     (file,) = tmp_path.glob("*.kineto.json")
     found = analysis.TraceAnalysis(trace_files={0: str(file)}).get_idle_time_breakdown(ranks=[0], visualize=False)[0]
     host = 1e-6 * float(found[found["idle_category"] == "host_wait"]["idle_time"].sum())

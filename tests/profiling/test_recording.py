@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from rlstruct.profiling import Clock, Costs, OperationError, operation, phase, profile, read, recorded, recording
-from rlstruct.profiling.events import load, replay
+from rlstruct.profiling import Clock, OperationError, operation, phase, profile, read, recorded, recording
+from rlstruct.profiling.events import PLAIN, SWITCHING, WATCHED, load, replay
+from rlstruct.profiling.overlap import lookup
 
 
 def test_operations_nest_and_carry_their_path(tmp_path: pathlib.Path) -> None:
@@ -85,6 +86,8 @@ def test_nothing_is_noted_without_a_profile_or_by_other_threads(tmp_path: pathli
     with pytest.raises(FileExistsError, match="holds a profile"), profile(tmp_path):
         pass
     with pytest.raises(ValueError, match="window is 0"), profile(tmp_path / "other", window=0):
+        pass
+    with pytest.raises(ValueError, match="operators is 2"), profile(tmp_path / "other", operators=2):
         pass
     with pytest.raises(FileNotFoundError, match="holds no profile"):
         load(tmp_path / "nothing")
@@ -164,7 +167,7 @@ import torch
 from rlstruct.profiling import operation, profile
 
 def main():
-    with profile(sys.argv[1], window=60):
+    with profile(sys.argv[1], window=60, operators=1):
         killed, stopped = (
             subprocess.Popen([sys.executable, __file__, name], stdout=subprocess.PIPE) for name in ("killed", "stopped")
         )
@@ -209,24 +212,27 @@ def test_an_operation_without_a_profile_costs_next_to_nothing() -> None:
     assert (time.perf_counter() - start) / 10_000 < 20e-6  # about 0.3 microseconds on an idle machine
 
 
-# The first profile of a process: its memory has never been used.
-FIRST_WINDOW = """
-import resource, sys, torch
-from rlstruct.profiling import profile
-one = torch.ones(1)
-with profile(sys.argv[1], window=60):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(30_000):
-        one.add_(1.0)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only glibc lets a program keep memory")
-def test_events_are_written_to_memory_that_is_there(tmp_path: pathlib.Path) -> None:
-    done = subprocess.run([sys.executable, "-c", FIRST_WINDOW, str(tmp_path)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 300  # 1,600 pages in new memory
+def test_operators_are_recorded_in_slices(tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]) -> None:
+    one = torch.ones(1)
+    with profile(tmp_path, window=60):
+        start = time.perf_counter()
+        while time.perf_counter() - start < 0.6:
+            with operation("negate"):
+                one.neg_()
+    (found,) = load(tmp_path)
+    times, kinds = found.slices
+    assert set(kinds) == {SWITCHING, PLAIN, WATCHED}
+    assert (np.diff(times) > 0).all()
+    # Every event lies in a slice that is watched; in the others operations are noted all the same.
+    of_events = lookup(found.slices, found.host.starts)
+    assert (of_events == WATCHED).all()
+    entries = np.bincount(lookup(found.slices, found.spans.starts), minlength=3)
+    assert len(of_events) == pytest.approx(entries[WATCHED], abs=len(times))
+    assert 0.05 < entries[WATCHED] / entries.sum() < 0.6  # a quarter, on an idle machine
+    assert capfd.readouterr().err == ""  # torch has nothing to warn of
+    (process,) = read(tmp_path).processes
+    assert process.prices.event is not None
+    assert 0.0 < process.prices.operation < 100e-6
 
 
 def test_a_capture_is_recorded_between_windows(tmp_path: pathlib.Path) -> None:
@@ -242,6 +248,6 @@ def test_a_capture_is_recorded_between_windows(tmp_path: pathlib.Path) -> None:
     assert (sampled.window, capture.window) == (0, -1)
     assert capture.paths == [("graph",), ("graph", "captured")]
     assert "aten::add" in capture.host.names
-    (process,) = read(tmp_path, Costs()).processes
+    (process,) = read(tmp_path).processes
     assert process.n_windows == 1
     assert all("captured" not in row.path for row in process.rows)

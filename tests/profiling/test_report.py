@@ -6,8 +6,8 @@ import pathlib
 import pytest
 from synthetic import Script
 
-from rlstruct.profiling import Costs, differences, read, save
-from rlstruct.profiling.events import load
+from rlstruct.profiling import differences, read, save
+from rlstruct.profiling.events import PLAIN, WATCHED, load
 from rlstruct.profiling.perfetto import write_trace
 
 MS = 1_000_000
@@ -23,20 +23,20 @@ def iterations(script: Script, loss: int, n: int = 12) -> Script:
 
 def test_the_sentence_names_the_bottleneck_and_what_to_try(tmp_path: pathlib.Path) -> None:
     iterations(Script(), MS // 2).write(tmp_path)
-    assert read(tmp_path, Costs()).sentence == (
+    assert read(tmp_path).sentence == (
         "77 % of an iteration is the environment, mostly in the simulator: try more workers (n_processes; "
         "`rlstruct tune` finds how many), or a simulator of rlstruct.sims."
     )
     other = tmp_path / "other"
     iterations(Script(), 9 * MS).write(other)
-    assert read(other, Costs()).sentence.startswith("81 % of an iteration is the loss, mostly in torch's operators:")
+    assert read(other).sentence.startswith("81 % of an iteration is the loss, mostly in torch's operators:")
 
 
 def test_a_learner_that_waits_is_told_what_its_workers_do(tmp_path: pathlib.Path) -> None:
     worker = Script("rlstruct-worker-0", 2, parent=1).enter("agent").python(6 * MS).leave()
     worker.enter("environment").python(2 * MS).leave().enter("wait").python(2 * MS).leave().write(tmp_path)
     Script().enter("iteration").enter("wait").python(9 * MS).leave().python(MS).leave().write(tmp_path)
-    sentence = read(tmp_path, Costs()).sentence
+    sentence = read(tmp_path).sentence
     assert sentence.startswith(
         "90 % of an iteration is waiting for workers, and 75 % of their work is the agent, mostly"
     )
@@ -44,18 +44,30 @@ def test_a_learner_that_waits_is_told_what_its_workers_do(tmp_path: pathlib.Path
 
 def test_the_report_says_what_it_took_away_and_what_is_uncertain(tmp_path: pathlib.Path) -> None:
     iterations(Script(operation_cost=100_000), MS).write(tmp_path)
-    text = str(read(tmp_path, Costs(operation=100e-6, unsure=("operator",))))
-    assert "The cost of operator came out negative and counts as 0: calibrate with more repetitions." in text
+    text = str(read(tmp_path))
+    assert "What it costs to record torch's operators is not: there are too few slices" in text
     assert "in 1 window(s)" in text
     assert "is sampled" in text
     assert "100.00 us an operation" in text
     assert "    simulator" in text
 
 
+def test_a_negative_cost_is_none_and_told(tmp_path: pathlib.Path) -> None:
+    script = Script(operator_cost=-50_000)
+    for kind in 30 * [WATCHED, PLAIN]:
+        script.slice(kind).enter("loss").python(MS).operator(MS).leave()
+    script.write(tmp_path)
+    report = read(tmp_path)
+    assert report.processes[0].prices.event == pytest.approx(-50e-6)
+    assert report.processes[0].corrected == pytest.approx(report.processes[0].seconds)
+    assert "0.00 us an operator of torch" in str(report)
+    assert "came out negative and counts as 0: more repetitions are needed" in str(report)
+
+
 def test_what_is_saved_can_be_read_by_others(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra train")
     iterations(Script(), MS).write(tmp_path)
-    report = read(tmp_path, Costs())
+    report = read(tmp_path)
     files = save(report, tmp_path)
     assert [file.name for file in files] == ["profile.json", "trace.perfetto", "profile.png"]
     found = json.loads(files[0].read_text())
@@ -103,7 +115,7 @@ def test_the_trace_is_one_of_perfetto(tmp_path: pathlib.Path) -> None:
 def test_a_difference_is_told_only_beyond_noise(tmp_path: pathlib.Path) -> None:
     for name, loss in (("a", MS), ("same", MS + 20_000), ("slower", 2 * MS)):
         iterations(Script(), loss).write(tmp_path / name)
-    before, same, slower = (read(tmp_path / name, Costs()) for name in ("a", "same", "slower"))
+    before, same, slower = (read(tmp_path / name) for name in ("a", "same", "slower"))
     assert differences(before, same) == ["No operation became slower or faster beyond noise."]
     told = differences(before, slower)
     assert told[0].startswith("main, training, iteration/loss: 1 ms -> 2 ms an entry, 100 % slower")
@@ -115,5 +127,5 @@ def test_a_difference_is_told_only_beyond_noise(tmp_path: pathlib.Path) -> None:
 def test_one_entry_is_no_evidence(tmp_path: pathlib.Path) -> None:
     for name, loss in (("a", MS), ("b", 3 * MS)):
         iterations(Script(), loss, n=1).write(tmp_path / name)
-    a, b = (read(tmp_path / name, Costs()) for name in ("a", "b"))
+    a, b = (read(tmp_path / name) for name in ("a", "b"))
     assert differences(a, b) == ["No operation became slower or faster beyond noise."]

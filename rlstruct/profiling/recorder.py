@@ -1,0 +1,212 @@
+"""What a process notes while it is profiled: when operations begin and end, and torch's own events, in windows.
+
+A process records from the beginning for one window, and again for one window whenever the time has trebled: at 0, 3, 9,
+27, 81, … windows. So a run of any length leaves few files and needs memory for one window, and all processes of a run
+record at the same times without a word between them. Windows begin and end where an operation does.
+
+Within a window operations are noted all the time, torch's operators only in some slices of 10 ms, since these cost
+most. The same operations in the slices between show how much, in the very process and at the same time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlstruct.profiling.events import PLAIN, SWITCHING, WATCHED
+from rlstruct.profiling.kineto import between_clocks, switch, torch_profile, uses_cuda
+from rlstruct.profiling.nvml import sampler
+
+VARIABLE = "RLSTRUCT_PROFILE"  # of the environment: tells processes that are started how to take part
+_GROWTH = 3
+_SLICE = 10_000_000  # nanoseconds
+_GOLDEN = 0.5 * (5**0.5 - 1)  # its multiples, modulo 1, keep step with no loop of the program
+_N_TRIES, _N_NOTED = 9, 100
+_now = time.perf_counter_ns
+
+
+class OperationError(RuntimeError):
+    """Operations were left in another order than they were entered in."""
+
+
+class Recorder:
+    """What one process records.
+
+    Args:
+        chosen: see `settings`.
+
+    Attributes:
+        thread: whose operations are noted.
+        phase: the present one.
+    """
+
+    def __init__(self, chosen: Mapping[str, Any]) -> None:
+        """Begin the first window, if it is not over."""
+        self.thread = threading.get_ident()
+        self.phase = str(chosen["phase"])
+        self._folder, self._share = Path(chosen["folder"]), float(chosen["operators"])
+        self._origin, self._length = int(chosen["origin"]), int(chosen["window"])
+        self._stack: list[str] = []
+        self._times: list[int] = []  # nanoseconds of time.perf_counter, which all processes of a machine share
+        self._marks: list[str | list[str] | None] = []  # an operation begins; one ends; [a phase] begins
+        self._window = self._n_extra = 0
+        self._starts = self._origin  # of this window or the next one
+        self._torch: Any = None
+        self._is_on = self._is_watched = False
+        self._begun = self._slice = 0
+        self._slices: list[tuple[int, int]] = []  # when they begin, and what they are
+        self._turns_at = self._closes_at = self._starts
+        is_first = multiprocessing.parent_process() is None and torch.cuda.is_available()
+        self._nvml = sampler(self._folder) if is_first else None
+        self._skip_windows(_now())
+        if self._turns_at <= (now := _now()):
+            self._turn(now)
+
+    def push(self, name: str, now: int) -> int:
+        """Note that an operation begins; return its depth."""
+        if now >= self._turns_at:
+            self._turn(now)
+            now = max(now, self._begun)
+        depth = len(self._stack)
+        self._stack.append(name)
+        if self._is_on:
+            self._times.append(now)
+            self._marks.append(name)
+        return depth
+
+    def pop(self, depth: int, now: int, *, strict: bool) -> None:
+        """Note that the operation at this depth ends.
+
+        Args:
+            depth: what `push` returned.
+            now: when.
+            strict: whether it must be the innermost; otherwise those in it end with it.
+
+        Raises:
+            OperationError: it is not.
+        """
+        stack = self._stack
+        if strict and len(stack) != depth + 1:
+            inner = stack[depth + 1 :]
+            last = f"{inner[-1]!r} was entered later and has not been left" if inner else "it was left before"
+            raise OperationError(f"operation: one of depth {depth} ends, but {last}. Use `with operation(...)`.")
+        if self._is_on:
+            self._times.extend([now] * (len(stack) - depth))
+            self._marks.extend([None] * (len(stack) - depth))
+        del stack[depth:]
+        if now >= self._turns_at:
+            self._turn(now)
+
+    def set_phase(self, name: str) -> None:
+        """Begin a phase, also for processes that are started from now on."""
+        self.phase = name
+        if self._is_on:
+            self._times.append(_now())
+            self._marks.append([name])
+        if VARIABLE in os.environ:
+            os.environ[VARIABLE] = json.dumps({**json.loads(os.environ[VARIABLE]), "phase": name})
+
+    @contextlib.contextmanager
+    def extra_window(self) -> Iterator[None]:
+        """Record a block in a window of its own, with a negative number, unless one is open."""
+        if self._is_on:
+            yield
+            return
+        next_one, self._window = self._window, -1 - self._n_extra
+        self._n_extra += 1
+        self._begin_window(sys.maxsize // 2)
+        self._turns_at = self._closes_at  # the whole of it is watched
+        try:
+            yield
+        finally:
+            self._end_window()
+            self._window = next_one
+            self._skip_windows(_now())
+
+    def close(self) -> None:
+        """Write the open window."""
+        if self._is_on:
+            self._end_window()
+        if self._nvml is not None:
+            self._nvml.close()
+
+    def _skip_windows(self, now: int) -> None:
+        """Find the window that runs or comes next."""
+        while now >= self._starts + self._length:
+            self._window += 1
+            self._starts = self._origin + self._length * _GROWTH**self._window
+        self._turns_at = self._starts
+
+    def _turn(self, now: int) -> None:
+        if not self._is_on:
+            self._begin_window(self._length)
+        elif now < self._closes_at:
+            self._next_slice(now)
+        else:
+            self._end_window()
+            self._skip_windows(_now())
+
+    def _begin_window(self, length: int) -> None:
+        self._torch = torch_profile() if self._share else None
+        if self._torch is not None:
+            self._torch.start()
+        self._begun, self._unix = _now(), between_clocks()
+        self._times, self._marks = [self._begun] * (1 + len(self._stack)), [[self.phase], *self._stack]
+        self._slice, self._slices = 0, [(self._begun, WATCHED)]
+        self._is_on = self._is_watched = True
+        self._closes_at = self._turns_at = self._begun + length
+        if self._share < 1.0 and self._torch is not None and not uses_cuda(self._torch):
+            self._turns_at = min(self._begun + _SLICE, self._closes_at)
+
+    def _next_slice(self, now: int) -> None:
+        """Record torch's operators from now on, or no longer; what is going on has just begun or ended."""
+        self._slice += 1
+        watched = self._slice * _GOLDEN % 1.0 < self._share
+        if watched != self._is_watched:
+            switch(self._torch, watched)
+            self._is_watched = watched
+            self._slices += [(now, SWITCHING), (_now(), WATCHED if watched else PLAIN)]
+        self._turns_at = min(_now() + _SLICE, self._closes_at)
+
+    def _end_window(self) -> None:
+        ended, self._is_on = _now(), False
+        process = multiprocessing.current_process().name
+        found = {
+            "process": "main" if process == "MainProcess" else process,
+            **{"pid": os.getpid(), "parent": os.getppid(), "window": self._window},
+            **{"begun": self._begun, "ended": ended, "unix": self._unix, "origin": self._origin},
+            **{"times": self._times, "marks": self._marks, "slices": self._slices, "cost": self._cost()},
+        }
+        stem = self._folder / f"{os.getpid()}-{self._window}"
+        if self._torch is not None:
+            self._torch.stop()
+            self._torch.export_chrome_trace(f"{stem}.part")
+            os.replace(f"{stem}.part", f"{stem}.kineto.json")
+            self._torch = None
+        Path(f"{stem}.part").write_text(json.dumps(found))
+        os.replace(f"{stem}.part", f"{stem}.operations.json")  # last: this one says that the window is whole
+        self._times, self._marks = [], []
+
+    def _cost(self) -> float:
+        """Nanoseconds that it takes to note an operation, tried now that the window is over."""
+        kept = self._times, self._marks, self._turns_at
+        self._times, self._marks, self._turns_at, self._is_on = [], [], sys.maxsize, True
+        taken = []
+        for _ in range(_N_TRIES):
+            start = _now()
+            for _ in range(_N_NOTED):
+                self.pop(self.push("cost", _now()), _now(), strict=True)
+            taken.append((_now() - start) / _N_NOTED)
+        self._times, self._marks, self._turns_at, self._is_on = *kept, False
+        return statistics.median(taken)
