@@ -16,7 +16,7 @@ _MAY_CHANGE = {
     *("n_env_steps", "target_return", "log_interval", "checkpoint_interval"),
     *("compile_agent", "compile_update", "graph"),
     *("evaluation_interval", "evaluation_step_limit", "learner_device", "batcher_device", "evaluation_device"),
-    *("sharing", "thread_percentage"),
+    *("sharing", "thread_percentage", "cluster"),
 }
 _COUNTS = (
     *("n_env_steps", "n_timesteps", "n_envs", "n_learners", "log_interval"),
@@ -71,6 +71,8 @@ class TrainingConfig:
         evaluation_device: where the agent acts during evaluation.
         sharing: how the worker processes that collect share a GPU: "none", "mps", "mig" or "auto", see RL_Batcher.
         thread_percentage: of the GPU's threads, the most that one of them gets under MPS; None for no limit.
+        cluster: where Ray starts the worker processes that collect: the address of a cluster, "auto" or "local", see
+            RL_Batcher; None starts them on this machine.
         seed: of the weights and of the environments, those of the evaluation too.
     """
 
@@ -102,6 +104,7 @@ class TrainingConfig:
     evaluation_device: str = "cpu"
     sharing: Literal["none", "mps", "mig", "auto"] = "none"
     thread_percentage: float | None = None
+    cluster: str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -117,6 +120,7 @@ class TrainingConfig:
         for name in _NOT_NEGATIVE:
             self._refuse(name, getattr(self, name) >= 0, "at least 0")
         self._refuse("discount", 0.0 <= self.discount <= 1.0, "0 to 1")
+        self._refuse("cluster", self.cluster is None or self.n_processes > 0, "None, or n_processes of 1 or more")
         norm = self.max_gradient_norm
         fits = self.sharing in ("none", "auto") or (self.n_processes > 0 and self.batcher_device.startswith("cuda"))
         self._refuse("sharing", fits, "'none' or 'auto', or worker processes on a GPU: n_processes, batcher_device")

@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from rlstruct import __version__
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.followers import Followers
 from rlstruct.algos.learners import Group, Learners, learning_in, name
+from rlstruct.batchers.recipe import versions
 from rlstruct.errors import LearnerError
 
 JOIN_SECONDS = 300.0
@@ -147,9 +147,8 @@ def _facts(config: TrainingConfig, place: Place) -> dict[str, Any]:
     """What the learners must know of each other."""
     device = config.learner_device
     device = f"cuda:{place.local_rank % max(1, torch.cuda.device_count())}" if device == "cuda" else device
-    versions = {"rlstruct": __version__, "torch": torch.__version__, "Python": platform.python_version()}
     settings = json.loads(json.dumps({**asdict(config), "n_learners": place.size}, default=str))
-    return {"host": platform.node(), "pid": os.getpid(), "device": device, "versions": versions, "settings": settings}
+    return {"host": platform.node(), "pid": os.getpid(), "device": device, "versions": versions(), "settings": settings}
 
 
 def _roll_call(place: Place, store: Store, facts: dict[str, Any], followers: Followers) -> list[dict[str, Any]]:

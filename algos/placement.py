@@ -149,6 +149,7 @@ def create_batchers(
         compile_agent=config.compile_agent,
         sharing=config.sharing,
         thread_percentage=config.thread_percentage,
+        cluster=config.cluster,
     )
     evaluating = partial(
         create,

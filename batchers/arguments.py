@@ -45,8 +45,8 @@ def named(name: str, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(arguments or {})
 
 
-def check_choices(timeout: object, on_worker_error: str, n_processes: int) -> None:
-    """Raise TypeError or ValueError for a time limit that is none, or for a reaction to errors that does not exist."""
+def check_choices(timeout: object, on_worker_error: str, n_processes: int, cluster: object, sharing: str) -> None:
+    """Raise TypeError or ValueError for a time limit that is none, or for choices that do not exist or do not agree."""
     if not isinstance(timeout, int | float):
         raise TypeError(f"RL_Batcher: timeout is a {type(timeout).__name__}, expected seconds. Pass a number.")
     if on_worker_error not in ("raise", "restart"):
@@ -55,6 +55,11 @@ def check_choices(timeout: object, on_worker_error: str, n_processes: int) -> No
         raise ValueError(
             "RL_Batcher: on_worker_error='restart' with n_processes=0; there is no worker to start again. "
             "Pass n_processes=1, or on_worker_error='raise'."
+        )
+    if cluster is not None and (n_processes == 0 or sharing != "none"):
+        raise ValueError(
+            f"RL_Batcher: cluster={cluster!r} with n_processes={n_processes} and sharing={sharing!r}, expected the "
+            "number of workers on all nodes, and sharing='none'. Ray shares GPUs: cluster={'num_gpus': 0.5}."
         )
 
 

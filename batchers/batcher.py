@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Literal, overload
 
 from torch import Tensor
@@ -26,7 +25,7 @@ from rlstruct.batchers.life_cycle import LifeCycle
 from rlstruct.batchers.recipe import CreateAgent, CreateEnv, Recipe
 from rlstruct.batchers.reports import BatcherStats, LostEpisodes, MemoryReport, report_memory
 from rlstruct.batchers.saved_state import BatcherState, check_state, on_cpu
-from rlstruct.batchers.workers.pool import WorkerPool
+from rlstruct.batchers.workers.pool import WorkerPool, actor_pool
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.engine.compiled import warn_uncompiled
@@ -77,12 +76,16 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             MPS daemon; ``"mig"``, in the MIG instances that are there; ``"auto"``, MIG if there is, else MPS if it can
             be had, else in turns. Under MPS and MIG each sees one GPU, as ``cuda:0``. See `rlstruct.sharing`.
         thread_percentage: of the GPU's threads, the most that one worker gets under MPS.
+        cluster: where Ray starts the workers instead: the address of a cluster, ``"auto"`` for the one that this
+            machine is in, ``"local"`` for a new one on it; or ``"address"`` with options of Ray's actors, such as
+            ``{"address": "auto", "num_gpus": 0.25}``. The trajectories are those of as many processes here.
 
     Raises:
         ValueError: a number is out of range, the device does not exist, or both ``seed`` and ``seeds`` are passed.
         TypeError: an argument has a wrong type, such as an agent or a model where ``create_agent`` belongs.
         WorkerError: agent or environments cannot be created; with worker processes the first call says so.
         SharingError: this machine lacks what ``sharing`` needs.
+        ClusterError: there is no such cluster.
     """
 
     def __init__(
@@ -107,12 +110,13 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         max_restarts: int = 3,
         sharing: Mode = "none",
         thread_percentage: float | None = None,
+        cluster: str | Mapping[str, Any] | None = None,
     ) -> None:
         """Create agent and environments, or start the processes that do."""
         self._life = LifeCycle()
         n_timesteps, n_processes = whole("n_timesteps", n_timesteps, 1), whole("n_processes", n_processes, 0)
         max_restarts = whole("max_restarts", max_restarts, 0)
-        check_choices(timeout, on_worker_error, n_processes)
+        check_choices(timeout, on_worker_error, n_processes, cluster, sharing)
         n = max(1, n_processes)
         self.seeds = choose_seeds(seed, seeds, n)
         of_agents = None if agent_seeds is None else one_each("agent_seeds", agent_seeds, n)
@@ -131,7 +135,8 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             self._backend = InProcess(recipe, self.seeds[0], (of_agents or self.seeds)[0], graph)
         else:
             restarts = max_restarts if on_worker_error == "restart" else 0
-            self._backend = WorkerPool(recipe, n_processes, self.seeds, of_agents, timeout, placement, restarts)
+            kind = WorkerPool if cluster is None else actor_pool(cluster)
+            self._backend = kind(recipe, n_processes, self.seeds, of_agents, timeout, placement, restarts)
         # The state after Ctrl-C in the middle of a call: a worker may have missed an order then.
         self._broken: Literal["new", "failed"] = "new" if n_processes == 0 else "failed"
         self._life.state = "new"
@@ -374,9 +379,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         self._life.refuse_closed("__enter__")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close the batcher."""
         self.close()
 

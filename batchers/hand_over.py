@@ -65,7 +65,8 @@ def hand_over(
         batch, n_running = hand_over(shares, DictTensor(), torch.device("cpu"), **kind)
         batch = batch.to(device)
         return Trajectories(infos.index(batch.info["environment"]) + batch.info, batch.trajectories), n_running
-    info = infos.clone() + _identity(shares, device)
+    identity = _identity(shares, device)  # not of collectors whose episodes had all ended before
+    info = infos.index(identity["environment"]) + identity
     T = max(share.collected.n_steps for share in shares)
     if auto_reset:
         steps = _steps(shares, T)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import platform
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from rlstruct import __version__
 from rlstruct.batchers.collector import Collector
 from rlstruct.batchers.progress import Progress
 from rlstruct.batchers.shared_memory import Layout
@@ -102,6 +104,11 @@ class Recipe:
         finally:
             random.setstate(of_python)
             np.random.set_state(of_numpy)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that must be the same wherever a training has processes."""
+    return {"rlstruct": __version__, "torch": torch.__version__, "Python": platform.python_version()}
 
 
 def by_value(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,10 @@
-"""Environment steps per second of one learner and of two, of the same PPO: ``python benchmarks/scale.py``.
+"""What two learners, and workers on a cluster, do for the speed: ``make peers``, then ``python benchmarks/scale.py``.
 
-The trainings take turns. ``same`` shares the environments of one learner between two, ``double`` gives each learner as
-many as the one has. Needs two idle cores, and takes some two minutes. Rows for GPUs are run where there is one: all
-learners on the first GPU, in turns.
+``learners``: one PPO in one process and in two, in turns; ``same`` shares the environments of one learner between two,
+``double`` gives each learner as many as the one has. ``collection``: one and two workers, of this machine and of Ray,
+beside TorchRL's RayCollector and RLlib's env runners, in turns. ``plan``: what a batch costs the learner's process on a
+cluster, from which docs/scaling.md plans a large one. Needs two idle cores, and takes some five minutes. Rows for GPUs
+are run where there is one: all learners on the first GPU, in turns.
 """
 
 from __future__ import annotations
@@ -13,17 +15,24 @@ import time
 from typing import Any
 
 import torch
-from _report import machine, verdict, write
+from _contenders import Entry, compete
+from _report import RESULTS, machine, verdict, write
+from gymnasium import spaces
+from torch import Tensor
 
-from rlstruct.agents import ActorCritic, ActorCriticAgent
+from rlstruct import DictTensor, VecEnv
+from rlstruct.agents import ActorCritic, ActorCriticAgent, RandomAgent
 from rlstruct.algos.ppo import PPOConfig, train
 from rlstruct.algos.training import TrainingLoop
+from rlstruct.batchers import RL_Batcher
 from rlstruct.sims import make
 
 TARGET = 1.8
 HIDDEN = (256, 256)
 N_ENVS = 64
 N_WARM = 2  # updates before the clock starts: code is compiled in them
+N_FRAME = 84 * 84 * 4
+WEIGHTS = 2**22  # of 4 bytes each
 
 
 def create_env(n_envs: int, seed: int, device: str = "cpu") -> Any:  # noqa: ANN401 - a simulator
@@ -42,7 +51,7 @@ class Timed:
     def __init__(self) -> None:
         """Wrap the loop's iteration."""
         self.ends: list[tuple[float, int]] = []
-        iterate = TrainingLoop._iterate
+        iterate = TrainingLoop.iterate
 
         def timed(loop: TrainingLoop) -> None:
             iterate(loop)
@@ -50,7 +59,7 @@ class Timed:
                 torch.cuda.synchronize()
             self.ends.append((time.perf_counter(), loop.env_steps))
 
-        TrainingLoop._iterate = timed  # type: ignore[method-assign]
+        TrainingLoop.iterate = timed  # type: ignore[method-assign]
 
     def rate(self) -> float:
         """Return the environment steps per second of the last training, without its first updates."""
@@ -63,43 +72,163 @@ def settings(n_learners: int, n_envs: int, n_updates: int, device: str) -> PPOCo
     """Return the settings of a training of so many updates."""
     places: dict[str, Any] = dict.fromkeys(("learner_device", "batcher_device", "evaluation_device"), device)
     return PPOConfig(
-        n_env_steps=n_updates * n_envs * 128, n_envs=n_envs, n_learners=n_learners, evaluation_processes=0,
-        evaluation_episodes=1, evaluation_interval=10**9, **places,
+        n_env_steps=n_updates * n_envs * 128, n_envs=n_envs, n_processes=0, n_learners=n_learners,
+        evaluation_processes=0, evaluation_episodes=1, evaluation_interval=10**9, **places,
     )  # fmt: skip
 
 
-def main() -> None:
-    """Measure, print and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="trainings of each kind, at least 5")
-    parser.add_argument("--updates", type=int, default=12, help="of each training")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
+def learners(rounds: int, n_updates: int) -> list[dict[str, Any]]:
+    """Train with one learner and with several, in turns."""
     timed, device = Timed(), "cuda:0" if torch.cuda.is_available() else "cpu"
     counts = (2,) if device == "cpu" else (2, 4)
     work = {"one": (1, N_ENVS)}
     work |= {f"same, {k} learners": (k, N_ENVS) for k in counts}
     work |= {f"double, {k} learners": (k, k * N_ENVS) for k in counts}
     rates: dict[str, list[float]] = {name: [] for name in work}
-    for _ in range(max(5, options.rounds)):
+    for _ in range(rounds):
         for name, (k, n_envs) in work.items():
-            train(settings(k, n_envs, options.updates + N_WARM, device), create_model, ActorCriticAgent, create_env)
+            train(settings(k, n_envs, n_updates + N_WARM, device), create_model, ActorCriticAgent, create_env)
             rates[name].append(timed.rate())
-    print(machine())
-    one = statistics.median(rates["one"])
     rows: list[dict[str, Any]] = []
     for name, found in rates.items():
-        ratio = statistics.median(found) / one
-        rows.append({"work": name, "device": device, "steps_per_s": statistics.median(found), "ratio": ratio})
-        rows[-1]["rounds_steps_per_s"] = found
+        ratio = statistics.median(ours / one for ours, one in zip(found, rates["one"], strict=True))
+        rows.append({"part": "learners", "work": name, "device": device, "ratio": ratio, "rounds_steps_per_s": found})
+        rows[-1]["steps_per_s"] = statistics.median(found)
         told = verdict(ratio, TARGET) if name.endswith("2 learners") and device == "cpu" else ""
-        print(f"{name:22}{rows[-1]['steps_per_s']:12,.0f} steps/s {ratio:6.2f} x one   {told}")
-    why = {"NCCL between GPUs": "it takes two GPUs", "learners on one GPU under MPS": "it is not written"}
-    why |= {} if device != "cpu" else {"learners on one GPU, in turns": "there is no CUDA device"}
+        print(f"{name:22}{rows[-1]['steps_per_s']:12,.0f} steps/s {ratio:6.2f} x one   {told}", flush=True)
+    return rows
+
+
+def collection(rounds: int, seconds: float, peers: str) -> list[dict[str, Any]]:
+    """Collect with the same policy in the same environments, everybody in turns."""
+    one, two = ({"n_envs": 32 * k, "n_processes": k, "n_timesteps": 64} for k in (1, 2))
+    quiet = {"RAY_USAGE_STATS_ENABLED": "0"}
+    results = compete(
+        [
+            Entry("one worker here", "rlstruct_batcher.py", one),
+            Entry("two workers here", "rlstruct_batcher.py", two),
+            Entry("one worker of Ray", "rlstruct_batcher.py", one, ("cluster",), variables=quiet, requires="ray"),
+            Entry("two workers of Ray", "rlstruct_batcher.py", two, ("cluster",), variables=quiet, requires="ray"),
+            Entry("TorchRL RayCollector, two", "torchrl_ray.py", two, (), peers, quiet, "ray"),
+            Entry("RLlib env runners, two", "rllib_env_runners.py", two, (), peers, quiet, "ray"),
+        ],
+        rounds,
+        seconds,
+    )
+    ours = results[3].rates
+    rows: list[dict[str, Any]] = []
+    for result in results:
+        rows.append({"part": "collection", "work": result.name, "versions": result.versions})
+        if result.rate is None:
+            rows[-1]["not_run"] = result.why
+            print(f"{result.name:30} not run: {result.why}")
+            continue
+        ratio = statistics.median(mine / theirs for mine, theirs in zip(ours, result.rates, strict=True))
+        rows[-1] |= {"steps_per_s": result.rate, "ratio": ratio, "rounds_steps_per_s": result.rates}
+        print(f"{result.name:30}{result.rate:12,.0f} steps/s, two workers of Ray: {ratio:.2f} times")
+    return rows
+
+
+class Still(VecEnv):
+    """Environments that do nothing, and never end, with frames of a chosen size."""
+
+    auto_reset, restarts_take_steps = True, False
+    action_space = spaces.Discrete(2)
+    device = torch.device("cpu")
+
+    def __init__(self, n_envs: int, n_bytes: int, seed: int) -> None:
+        """Make the one observation."""
+        self.observation_space = spaces.Box(0, 255, (n_bytes,), "uint8")
+        no = torch.zeros(n_envs, dtype=torch.bool)
+        self._seen = DictTensor(
+            {"frame": torch.zeros(n_envs, n_bytes, dtype=torch.uint8), "reward": torch.zeros(n_envs), "terminated": no,
+             "truncated": no, "done": no, "initial_state": no, "last_action": torch.zeros(n_envs, dtype=torch.int64)}
+        )  # fmt: skip
+        self._running = ~no
+
+    def n_envs(self) -> int:
+        """Return B."""
+        return len(self._running)
+
+    def reset(self, env_info: DictTensor | None = None) -> tuple[DictTensor, Tensor]:
+        """Show it."""
+        return self._seen, self._running
+
+    def step(self, action: DictTensor) -> tuple[tuple[DictTensor, Tensor], tuple[DictTensor, Tensor]]:
+        """Show it again."""
+        return (self._seen, self._running), (self._seen, self._running)
+
+
+class Sink(RandomAgent):
+    """Takes weights, and does without them."""
+
+    def update(self, info: Any) -> None:  # noqa: ANN401
+        """Do nothing."""
+
+
+def plan(rounds: int) -> list[dict[str, Any]]:
+    """Measure what a batch costs on a cluster whose workers have nothing to do."""
+    cases = {"tiny batches, one worker": (1, 1, 4), "tiny batches, two workers": (2, 1, 4)}
+    cases |= {"16 MiB a worker, one worker": (1, 600, N_FRAME), "16 MiB a worker, two workers": (2, 600, N_FRAME)}
+    weights = {"w": torch.zeros(WEIGHTS)}
+    rows: list[dict[str, Any]] = []
+    for name, (k, n_envs, n_bytes) in cases.items():
+        args = {"n_envs": n_envs, "n_bytes": n_bytes}
+        where = {"address": "local", "num_cpus": 0.5}
+        with RL_Batcher(
+            1, Sink, Still, agent_args={"action_space": spaces.Discrete(2)}, env_args=args, n_processes=k, cluster=where
+        ) as batcher:
+            batcher.reset()
+            found: dict[bool, list[float]] = {False: [], True: []}
+            for _ in range(rounds):
+                for updates, times in found.items():
+                    start, n = time.perf_counter(), 0
+                    while (taken := time.perf_counter() - start) < 0.5:
+                        if updates:
+                            batcher.update(weights)
+                        batcher.execute()
+                        batch = batcher.get()[0]
+                        n += 1
+                    times.append(taken / n)
+        n_moved = sum(tensor.nbytes for tensor in batch.trajectories.values())
+        seconds, with_weights = (statistics.median(times) for times in found.values())
+        rows.append(
+            {"part": "plan", "work": name, "workers": k, "batch_bytes": n_moved, "seconds_per_batch": seconds,
+             "bytes_per_s": n_moved / seconds, "seconds_per_16_mib_of_weights": with_weights - seconds}
+        )  # fmt: skip
+        print(f"{name:30}{1e3 * seconds:8.2f} ms a batch, {n_moved / seconds / 2**20:8.0f} MiB/s, "
+              f"16 MiB of weights {1e3 * (with_weights - seconds):.1f} ms more")  # fmt: skip
+    return rows
+
+
+def main() -> None:
+    """Measure, print and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each, at least 5")
+    parser.add_argument("--updates", type=int, default=12, help="of each training")
+    parser.add_argument("--seconds", type=float, default=1.5, help="of each turn of collection")
+    parser.add_argument("--part", nargs="*", choices=("learners", "collection", "plan"), help="only these, not written")
+    parser.add_argument(
+        "--peers", default=str(RESULTS.parent.parent / ".venv-peers/bin/python"), help="the peers' interpreter"
+    )
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    print(machine())
+    parts = {
+        "learners": lambda: learners(max(5, options.rounds), options.updates),
+        "collection": lambda: collection(max(5, options.rounds), options.seconds, options.peers),
+        "plan": lambda: plan(max(5, options.rounds)),
+    }
+    rows = [row for name, measure in parts.items() if name in (options.part or parts) for row in measure()]
+    why = {"NCCL between GPUs": "it takes two GPUs", "learners on one GPU, gradients by CUDA IPC": "it is not written"}
+    why |= {} if torch.cuda.is_available() else dict.fromkeys(
+        ("learners on one GPU, in turns", "learners on one GPU under MPS"), "there is no CUDA device"
+    )  # fmt: skip
     for name, reason in why.items():
-        rows.append({"work": name, "not_run": reason})
-        print(f"{name:30} not run: {reason}")
-    print(f"written to {write('scale', rows)}")
+        rows.append({"part": "GPU", "work": name, "not_run": reason})
+        print(f"{name:45} not run: {reason}")
+    if not options.part:
+        print(f"written to {write('scale', rows)}")
 
 
 if __name__ == "__main__":

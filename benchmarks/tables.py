@@ -35,6 +35,7 @@ PAGES = [
     *sorted((DOCS / "algorithms").glob("*.md")),
     DOCS / "sharing_a_gpu.md",
     DOCS / "profiling.md",
+    DOCS / "scaling.md",
 ]
 Rows = list[dict[str, Any]]
 CONFIGS: dict[str, type[TrainingConfig]] = {
@@ -122,6 +123,31 @@ def tuned(rows: Rows) -> list[str]:
         ],
         left=3,
     )
+
+
+def scale(part: str, rows: Rows) -> list[str]:
+    """Environment steps per second of several learners, or of workers on a cluster beside other libraries."""
+    heads = {"learners": "times one learner", "collection": "two workers of Ray, times as fast"}
+    cells = [
+        [row["work"], f"{row['steps_per_s']:,.0f}", f"{row['ratio']:.2f}"]
+        if "ratio" in row
+        else [row["work"], f"not run: {row['not_run']}", ""]
+        for row in rows
+        if row["part"] == part
+    ]
+    return table(f"who | environment steps per second | {heads[part]}", cells)
+
+
+def scale_plan(rows: Rows) -> list[str]:
+    """What a batch on a cluster costs the learner's process."""
+    head = "batches, from workers that do nothing | ms per batch | MiB per second | ms more, with 16 MiB of new weights"
+    cells = [
+        [row["work"], f"{1e3 * row['seconds_per_batch']:.2f}", f"{row['bytes_per_s'] / 2**20:,.0f}",
+         f"{1e3 * row['seconds_per_16_mib_of_weights']:.1f}"]
+        for row in rows
+        if row["part"] == "plan"
+    ]  # fmt: skip
+    return table(head, cells)
 
 
 def frames(rows: Rows) -> list[str]:
@@ -380,6 +406,9 @@ TABLES: dict[str, tuple[str, Callable[[Rows], list[str]]]] = {
     "weights": ("cpu_collect_weights", weights),
     "frames": ("cpu_collect_frames", frames),
     "tune": ("tune", tuned),
+    "scale_learners": ("scale", partial(scale, "learners")),
+    "scale_collection": ("scale", partial(scale, "collection")),
+    "scale_plan": ("scale", scale_plan),
     "sims": ("sims", sims),
     "policy_in_loop": ("policy_in_loop", policy_in_loop),
     "growth": ("policy_in_loop", growth),

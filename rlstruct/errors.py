@@ -86,6 +86,10 @@ class SharingError(Explained, RuntimeError):
     """A GPU cannot be shared as asked for; the message says what is missing on this machine, and the mend."""
 
 
+class ClusterError(Explained, RuntimeError):
+    """A cluster cannot be used: none is there, or its nodes do not fit; the message says which, and the mend."""
+
+
 class LearnerError(Explained, RuntimeError):
     """Another learner of a training is missing, has failed, was stopped or killed, or does not fit; see its message.
 

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
-from multiprocessing.context import SpawnProcess
 from typing import Any, TypeVar
 
 from rlstruct.batchers.hand_over import Share
@@ -69,8 +68,8 @@ class WorkerHandle:
         self.seconds = {phase.name.lower(): 0.0 for phase in Phase}
         self.layout: Layout = {}
         self.blocks = start.slabs
-        self.process: SpawnProcess | None = None
-        self.pid: int | None = None
+        self.channel: Any = None  # a Channel, or what stands in for it, as for the process
+        self.process: Any = None
         self._start = start
         self._timeout = timeout
         self._infos: tuple[DictTensor, DictTensor] | None = None  # agent_info and env_info of its episodes
@@ -80,20 +79,29 @@ class WorkerHandle:
 
     def spawn(self) -> None:
         """Start a process, which may replace one that is gone."""
+        self.progress.clear()
+        self.start()
+        self.n_running = self.n_envs
+        self._weights = None
+
+    def start(self) -> None:
+        """Start the process itself."""
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
-        self.progress.clear()
         with theirs:
             # Not a daemon: daemons may not have children of their own, and gymnasium's AsyncVectorEnv has.
             process = get_context("spawn").Process(
                 target=main, args=(self._start, theirs, mortal_parent()), name=f"{WORKER_NAME}-{self.index}"
             )
             process.start()
-        self.process, self.pid = process, process.pid
-        self.n_running = self.n_envs
-        self._weights = None
+        self.process = process
 
-    def sources(self) -> tuple[Channel, int]:
+    @property
+    def pid(self) -> int | None:
+        """Id of the process, None while there is none."""
+        return None if self.process is None else self.process.pid
+
+    def sources(self) -> Sequence[Any]:
         """Return what becomes readable when it answers or ends."""
         return self.channel, self.process.sentinel if self.process else -1
 
@@ -191,13 +199,17 @@ class WorkerHandle:
     def _finish(self, batch: Batch, agent_info: DictTensor | None, slab: int) -> None:
         if agent_info is not None and self._infos is not None:
             self._infos = agent_info, self._infos[1]
+        self.seconds = batch.seconds
+        # The seed as it is now: the process may be replaced by one with another seed before the batch is handed over.
+        steps, first = self.steps_of(batch, slab), self.environments.start
+        self.batches.append(Share(steps, batch.collected, self.seed, first, batch.n_running))
+
+    def steps_of(self, batch: Batch, slab: int) -> Steps:
+        """Find the steps of a batch in its slab."""
         if batch.layout is not None:  # the first batch in this slab
             self.layout = batch.layout
             self._slabs[slab] = Steps(self.blocks[slab].map(batch.layout))
-        self.seconds = batch.seconds
-        # The seed as it is now: the process may be replaced by one with another seed before the batch is handed over.
-        share = Share(self._slabs[slab], batch.collected, self.seed, self.environments.start, batch.n_running)
-        self.batches.append(share)
+        return self._slabs[slab]
 
     def go_on(self, seed: int, agent_info: DictTensor, env_info: DictTensor) -> None:
         """Note that it has loaded a state."""

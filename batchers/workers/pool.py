@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from itertools import pairwise
 from multiprocessing.util import Finalize
 from selectors import EVENT_READ, PollSelector
@@ -65,6 +66,9 @@ class WorkerPool:
         TypeError: a factory or an argument cannot be sent to another process.
     """
 
+    create_handle: Callable[..., WorkerHandle] = WorkerHandle
+    create_weights: Callable[[], Any] = SharedWeights
+
     def __init__(
         self,
         recipe: Recipe,
@@ -87,7 +91,7 @@ class WorkerPool:
         self._n_batches = 0
         self._seeds, self._agent_seeds = seeds, agent_seeds
         self._created = False
-        self._progress, self._weights = SharedBlock(), SharedWeights()
+        self._progress, self._weights = SharedBlock(), self.create_weights()
         payload = _pickled(recipe)
         progress = self._progress.map(progress_layout(n_workers))["progress"]
         self._workers: list[WorkerHandle] = []
@@ -101,7 +105,7 @@ class WorkerPool:
                 slabs=(SharedBlock(), SharedBlock()),
                 weights=self._weights.slots,
             )
-            self._workers.append(WorkerHandle(start, Progress(progress[index]), timeout))
+            self._workers.append(self.create_handle(start, Progress(progress[index]), timeout))
         self._selector = PollSelector()
         # Not weakref.finalize: this one does nothing in a forked child, and at exit it runs before multiprocessing
         # waits for its children, of which one may be stopped.
@@ -318,6 +322,13 @@ class WorkerPool:
         except WorkerError as failure:
             return failure
         return None
+
+
+def actor_pool(cluster: str | Mapping[str, Any]) -> Callable[..., WorkerPool]:
+    """Return what makes a `WorkerPool` of actors; this is where Ray is imported."""
+    from rlstruct.batchers.workers.cluster import ActorPool
+
+    return partial(ActorPool, cluster=cluster)
 
 
 def _pickled(recipe: Recipe) -> bytes:

@@ -80,14 +80,14 @@ def main(start: Start, end: socket.socket, parent: int | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    worker = Worker(start, Channel(end))
+    worker, channel = Worker(start), Channel(end)
     try:
-        worker.serve()
+        worker.serve(channel)
     except Interrupted:
         pass
     except BaseException as error:
         with contextlib.suppress(OSError):  # the parent is gone: nobody is left to tell
-            worker.channel.send(worker.describe(error))
+            channel.send(worker.describe(error))
     finally:
         worker.close()
     leave()
@@ -99,9 +99,8 @@ class Worker:
     Each order is the name of a method without its underscore; what that returns is the answer.
     """
 
-    def __init__(self, start: Start, channel: Channel) -> None:
+    def __init__(self, start: Start) -> None:
         """Create nothing yet: the parent orders that."""
-        self.channel = channel
         self._start = start
         self._progress = Progress(start.progress.map(progress_layout(start.n_workers))["progress"][start.index])
         self._seeds = 0, 0
@@ -111,16 +110,20 @@ class Worker:
         self._new_layout: Layout | None = None
         self._weights: list[tuple[Layout, dict[str, Tensor]]] = [({}, {}) for _ in start.weights]
 
-    def serve(self) -> None:
-        """Carry out orders."""
+    def begin(self) -> None:
+        """Read what the parent has sent along."""
         self._progress.enter(Phase.START)
         for module in self._start.backends.values():
             importlib.import_module(module)
         self._recipe: Recipe = cloudpickle.loads(self._start.recipe)
+
+    def serve(self, channel: Channel) -> None:
+        """Carry out orders."""
+        self.begin()
         while True:
             self._progress.enter(Phase.WAIT)
             try:
-                name, weights, arguments = self.channel.receive(wait=True)
+                name, weights, arguments = channel.receive(wait=True)
             except (EOFError, OSError):
                 raise Interrupted from None
             if name == "close":
@@ -129,7 +132,7 @@ class Worker:
                 self._read(weights)
             answer = getattr(self, f"_{name}")(*arguments)
             try:
-                self.channel.send(answer)
+                channel.send(answer)
             except OSError:
                 raise Interrupted from None
 

@@ -1,7 +1,7 @@
 """Ours: RL_Batcher with worker processes, an agent that draws from the batcher's random keys and keeps its logits.
 
 With the argument ``queued`` each batch is ordered while the one before is collected, with ``compiled`` the agent is
-compiled; with ``random`` it is a RandomAgent.
+compiled; with ``random`` it is a RandomAgent; with ``cluster`` Ray starts the workers.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from rlstruct.functional.random import categorical
 
 
 class Agent(RL_Agent):
-    pure = True
-
     pure = True
 
     def __init__(self, policy: nn.Module) -> None:
@@ -62,6 +60,7 @@ class Ours:
             n_processes=task.n_processes,
             seed=0,
             compile_agent="compiled" in sys.argv,
+            cluster={"address": "local", "num_cpus": 0.5} if "cluster" in sys.argv else None,
         )
         self.batcher.reset()
         self.depth = 2 if "queued" in sys.argv else 1

@@ -17,20 +17,23 @@ def create_env(n_envs: int, environment: str) -> EnvBase:
     return SerialEnv(n_envs, partial(GymEnv, environment, device="cpu"))
 
 
+def create_policy() -> Any:  # noqa: ANN401 - a TensorDictModule; None for its own random policy
+    network = make_policy()
+    return network and ProbabilisticActor(
+        TensorDictModule(network, in_keys=["observation"], out_keys=["logits"]),
+        in_keys=["logits"],
+        out_keys=["action"],
+        distribution_class=OneHotCategorical,
+    )
+
+
 class TorchRL:
     def __init__(self, task: Task) -> None:
         frames = task.n_envs * task.n_timesteps
-        network = make_policy()
-        policy = network and ProbabilisticActor(  # None: its own random policy
-            TensorDictModule(network, in_keys=["observation"], out_keys=["logits"]),
-            in_keys=["logits"],
-            out_keys=["action"],
-            distribution_class=OneHotCategorical,
-        )
         share = task.n_envs // task.n_processes
         self.collector: Any = MultiSyncCollector(
             [partial(create_env, share, task.environment)] * task.n_processes,
-            policy,
+            create_policy(),
             frames_per_batch=frames,
             total_frames=-1,
             device="cpu",

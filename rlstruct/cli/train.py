@@ -25,7 +25,7 @@ from rlstruct.cli.agents import AgentChoice, choose
 from rlstruct.cli.complaint import UserError, check_device, nearest, number, require, say
 from rlstruct.cli.environments import ATARI_STACK, Factory, Task, find, spaces_of
 from rlstruct.cli.record import ALGORITHMS, RunRecord, config_class, load, module_of, versions
-from rlstruct.errors import LearnerError, SharingError, TrainingDiverged
+from rlstruct.errors import ClusterError, LearnerError, SharingError, TrainingDiverged
 
 _LEARNERS = re.compile("^--learners(?==|$)")
 Config = TypeVar("Config", bound=TrainingConfig)
@@ -54,6 +54,7 @@ ones; --help after ALGORITHM and --env lists them all.
   rlstruct train alphazero --env ConnectFour-v0 --n-processes 2 --overlap
   rlstruct train ppo --env CartPole-v1 --learners 2       two processes learn
   torchrun --nproc-per-node 2 -m rlstruct train ppo --env CartPole-v1  the same
+  rlstruct train a2c --env CartPole-v1 --n-processes 8 --cluster auto   with Ray
   rlstruct train --config runs/RUN --seed 1    the same again, with another seed
   rlstruct train --resume runs/RUN             go on with a run that was stopped"""
 
@@ -168,7 +169,7 @@ def train(
         raise KeyboardInterrupt(
             f"stopped. To go on: rlstruct train --resume {path} (its curve: rlstruct plot {path})"
         ) from None
-    except (LearnerError, TrainingDiverged, SharingError) as error:
+    except (ClusterError, LearnerError, TrainingDiverged, SharingError) as error:
         raise UserError(str(error)) from None
     _tell(result, config.target_return, folder)
 
@@ -180,6 +181,8 @@ def _prepare(
     for name in ("learner_device", "batcher_device", "evaluation_device", "replay_device"):
         if (device := getattr(config, name, None)) is not None:
             check_device(f"--{name.replace('_', '-')}", device)
+    if config.cluster is not None:
+        require("ray", "ray", what="--cluster")
     factory = find(task, auto_reset=algorithm != "reinforce")
     choice = choose(algorithm, task, *spaces_of(factory))
     if algorithm == "dqn" and factory.atari:

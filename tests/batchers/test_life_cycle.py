@@ -283,3 +283,13 @@ def test_a_state_that_changes_its_keys_is_named_in_the_first_batch() -> None:
         with pytest.raises(WorkerError, match=r"agent: state 'new/.*expected no such key") as raised:
             batcher.get()
     assert isinstance(raised.value.__cause__, ShapeMismatchError)
+
+
+def test_infos_stay_with_their_environments_where_all_episodes_of_a_worker_have_ended() -> None:
+    with make(2, auto_reset=False) as batcher:
+        batcher.reset(DictTensor({"epsilon": torch.arange(4.0)}), DictTensor({"length": torch.tensor([1, 2, 5, 6])}))
+        for environments in ([0, 1, 2, 3], [2, 3]):
+            batcher.execute()
+            batch, _ = batcher.get()
+            assert batch.info["environment"].tolist() == environments
+            assert batch.info["agent_info/epsilon"].tolist() == environments

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(310)  # of a machine that has other things to d
 
 TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
 # What `import rlstruct` must leave alone: environments and everything optional.
-HEAVY = {"gymnasium", "tqdm", "tensorboard", "matplotlib", "tyro", "ale_py", "envpool", "warp", "tensordict"}
+HEAVY = {"gymnasium", "tqdm", "tensorboard", "matplotlib", "tyro", "ale_py", "envpool", "warp", "tensordict", "ray"}
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -1,0 +1,284 @@
+"""Workers on a cluster collect what those of this machine do; nodes die, and nothing is lost in silence."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from batcher_fakes import create_policy, create_version_agent
+from fake_agents import RngAgent
+from fake_envs import create_counting_env, create_failing_env, create_slow_env
+
+from rlstruct import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.agents import ActorCritic, ActorCriticAgent
+from rlstruct.algos.a2c import A2CConfig, train
+from rlstruct.batchers import RL_Batcher
+from rlstruct.errors import ClusterError, WorkerError, WorkerTimeout
+from rlstruct.sims import make
+
+ray = pytest.importorskip("ray", reason="needs the extra: pip install 'rlstruct[ray]'")
+pytestmark = [
+    # What Ray says of itself, and files that it closes when it is collected.
+    pytest.mark.filterwarnings("ignore:Tip. In future versions of Ray:FutureWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+Cluster = Any
+
+
+def patiently(start: Callable[[], Any]) -> Any:
+    """Ray gives a node half a minute to start, which on a busy machine may be too little."""
+    for _ in range(3):
+        try:
+            return start()
+        except Exception as error:
+            late = error
+    raise late
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Two nodes on this machine: one that this process belongs to, and one that may be killed."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    patch.setenv("RAY_worker_niceness", "0")  # on a busy machine workers would starve
+    patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # where nodes find the modules of these tests
+    from ray.cluster_utils import Cluster
+
+    nodes = {"object_store_memory": 80 * 2**20, "include_dashboard": False}
+    found = patiently(lambda: Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **nodes}))
+    found.second = patiently(lambda: found.add_node(num_cpus=2, **nodes))
+    try:
+        found.wait_for_nodes()
+        yield found
+    finally:
+        ray.shutdown()
+        found.shutdown()
+        patch.undo()
+
+
+class PlaceAgent(RngAgent):
+    """Shows the node that it is on, and what its process was told about threads."""
+
+    def __call__(self, *arguments: Any) -> tuple[DictTensor, DictTensor]:
+        action, state = super().__call__(*arguments)
+        action.set("threads", torch.full_like(action["action"], int(os.environ["OMP_NUM_THREADS"])))
+        action.set("node", torch.full_like(action["action"], number(ray.get_runtime_context().get_node_id())))
+        return action, state
+
+
+def number(node_id: str) -> int:
+    return int(node_id[:12], 16)
+
+
+def create_cart_poles(n_envs: int, seed: int) -> Any:
+    return make("CartPole-v1", n_envs, seed, auto_reset=True)
+
+
+def assert_equal(mine: Trajectories, theirs: Trajectories) -> None:
+    for ours, expected in ((mine.info, theirs.info), (mine.trajectories, theirs.trajectories)):
+        assert set(ours.keys()) == set(expected.keys())
+        for key in expected.keys():
+            assert torch.equal(ours[key], expected[key]), key
+
+
+def collect(n_batches: int, state: Any = None, **settings: Any) -> tuple[list[Trajectories], Any]:
+    """Collect, each batch with other weights and another one queued behind it; return the state after it, too."""
+    found = []
+    weights = create_policy(recurrent=True).model.state_dict()  # type: ignore[attr-defined]
+    with RL_Batcher(6, partial(create_policy, recurrent=True), create_cart_poles, env_args={"n_envs": 3}, n_processes=2,
+                    seed=7, **settings) as batcher:  # fmt: skip
+        if state is None:
+            batcher.reset()
+        else:
+            assert batcher.load_state_dict(state, weights)
+        batcher.execute()
+        for i in range(n_batches):
+            batcher.update({name: tensor * (1 + i) for name, tensor in weights.items()})
+            batcher.execute()
+            found.append(batcher.get()[0])
+        return [*found, batcher.get()[0]], batcher.state_dict()
+
+
+def test_trajectories_and_states_are_those_of_this_machine(cluster: Cluster) -> None:
+    expected, of_here = collect(30)
+    found, of_cluster = collect(30, cluster=cluster.address)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert_equal(mine, theirs)
+    assert any(batch.trajectories["_observation/done"].any() for batch in found)
+    (more, _), (expected_more, _) = collect(2, of_here, cluster="auto"), collect(2, of_cluster)
+    for mine, theirs in zip(more, expected_more, strict=True):
+        assert_equal(mine, theirs)
+
+
+def test_episodes_infos_and_threads_are_those_of_this_machine(cluster: Cluster) -> None:
+    batches = []
+    for agent, where in ((RngAgent, None), (PlaceAgent, {"address": cluster.address, "num_cpus": 0.5})):
+        with RL_Batcher(4, agent, create_counting_env, env_args={"n_envs": 3}, n_processes=2, seed=1,
+                        cluster=where) as batcher:  # fmt: skip
+            batcher.reset(DictTensor({"epsilon": torch.arange(6.0)}), DictTensor({"length": torch.arange(1, 7)}))
+            batcher.execute()
+            found = [batcher.get()]
+            batcher.execute(DictTensor({"epsilon": torch.ones(1)}))
+            batches.append([*found, batcher.get()])
+            assert batcher.memory_report().total > 0
+            assert sum(batcher.stats().workers[1].values()) > 0
+    for (here, n_here), (there, n_there) in zip(*batches, strict=True):
+        steps = there.trajectories
+        assert steps["action/threads"][steps.mask()].eq(1).all()
+        own = {key: steps[key] for key in steps.keys() if key not in ("action/threads", "action/node")}
+        assert_equal(Trajectories(there.info, TemporalDictTensor(own, steps.lengths)), here)
+        assert n_there == n_here
+
+
+def test_tensors_of_any_dtype_and_shape_are_packed() -> None:
+    from rlstruct.batchers.workers.cluster import pack, unpack
+
+    dtypes = (torch.bfloat16, torch.float32, torch.int64, torch.uint16, torch.bool, torch.float8_e5m2)
+    values = torch.arange(12).view(3, 4)
+    tensors = {f"{dtype}": values.to(dtype) for dtype in dtypes}
+    tensors |= {"number": torch.tensor(2.5), "none": torch.zeros(0, 3), "turned": values.t()}
+    packed = pack(tensors)
+    for array, _, _ in packed.values():
+        array.flags.writeable = False  # as Ray's are
+    found = unpack(packed)
+    for name, tensor in tensors.items():
+        assert (found[name].shape, found[name].dtype) == (tensor.shape, tensor.dtype)
+        assert torch.equal(found[name].float(), tensor.float())
+
+
+def test_weights_arrive_with_their_version(cluster: Cluster) -> None:
+    with RL_Batcher(2, create_version_agent, create_counting_env, env_args={"n_envs": 1, "auto_reset": True},
+                    n_processes=1, cluster=cluster.address) as batcher:  # fmt: skip
+        for i in range(3):
+            batcher.update({"w": torch.full((70_000,), float(i))})
+            batcher.reset()
+            batcher.execute()
+            batch, _ = batcher.get()
+            assert batch.trajectories["action/lowest"].eq(i).all()
+            assert batch.info["policy_version"].eq(i + 1).all()
+        assert batcher.memory_report().weights == 70_000 * 4
+
+
+def test_what_a_worker_raises_names_environment_step_and_node(cluster: Cluster) -> None:
+    env_args = {"n_envs": 2, "auto_reset": True, "failure": ValueError("no road"), "step": 5, "failing_seed": 3}
+    with RL_Batcher(4, RngAgent, create_failing_env, env_args=env_args, n_processes=1, seed=3,
+                    cluster=cluster.address) as batcher:  # fmt: skip
+        batcher.reset()
+        batcher.execute()
+        batcher.get()
+        batcher.execute()
+        with pytest.raises(WorkerError, match=r"worker 0 \(pid \d+\) raised in .* no road[\s\S]*\(on node ") as caught:
+            batcher.get()
+    assert (caught.value.worker, caught.value.step, caught.value.environments) == (0, 1, (0, 2))
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_a_worker_without_a_place_or_an_answer_is_late(cluster: Cluster) -> None:
+    env_args = {"n_envs": 1, "auto_reset": True, "seconds": 1.0}
+    settings = {"env_args": env_args, "n_processes": 1, "timeout": 3.0}
+    nowhere = {"address": cluster.address, "num_cpus": 64}
+    words = r"within 3 s; it is in Ray's queue.*'num_cpus': 64.*nodes have.*'CPU'"
+    batcher = RL_Batcher(20, RngAgent, create_slow_env, cluster=nowhere, **settings)
+    with batcher, pytest.raises(WorkerTimeout, match=words):
+        batcher.reset()
+    settings["timeout"] = 60.0
+    with RL_Batcher(20, RngAgent, create_slow_env, cluster=cluster.address, **settings) as batcher:
+        batcher.reset()
+        batcher.execute()
+        assert batcher.get(blocking=False) == (None, None)
+        with pytest.raises(WorkerTimeout, match=r"within 0.5 s; it is in its order 'execute' on node \d"):
+            batcher.get(timeout=0.5)
+        start = time.monotonic()
+    assert time.monotonic() - start < 10.0
+
+
+def test_nodes_with_other_versions_are_refused(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("rlstruct.batchers.workers.cluster")
+    versions = {**module.versions(), "torch": "1.0"}
+    monkeypatch.setattr(module, "versions", lambda: versions)
+    words = r"node .* has torch 2.*, the batcher's process 1\.0\. Install the same on every node"
+    with RL_Batcher(2, RngAgent, create_counting_env, env_args={"n_envs": 1}, n_processes=1,
+                    cluster=cluster.address) as batcher, pytest.raises(WorkerError, match=words) as caught:  # fmt: skip
+        batcher.n_envs()
+    assert isinstance(caught.value.__cause__, ClusterError)
+
+
+def test_a_training_on_a_cluster_is_the_training_here(cluster: Cluster) -> None:
+    results = []
+    for address in (None, cluster.address):
+        config = A2CConfig(n_env_steps=80, n_envs=2, n_processes=1, n_timesteps=8, evaluation_processes=0,
+                           evaluation_episodes=2, seed=3, cluster=address)  # fmt: skip
+        results.append(train(config, partial(ActorCritic, 4, 2), ActorCriticAgent, create_cart_poles))
+    here, there = results
+    assert there.losses == here.losses
+    assert len(there.losses["loss"]) == 5
+    for mine, theirs in zip(there.model.state_dict().values(), here.model.state_dict().values(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_node_is_killed_in_the_middle(cluster: Cluster) -> None:
+    """Each batch of each worker comes once and in order, what was lost is listed, and the others lose nothing."""
+    env_args = {"n_envs": 2, "auto_reset": True, "seconds": 0.01}
+    T, n_batches = 10, 8
+    settings = {"timeout": 120.0, "on_worker_error": "restart", "max_restarts": 10}
+    where = {"address": cluster.address, "num_cpus": 0.5}
+    with RL_Batcher(T, PlaceAgent, create_slow_env, env_args=env_args, n_processes=4, seed=0, cluster=where,
+                    **settings) as batcher:  # type: ignore[arg-type]  # fmt: skip
+        batcher.reset()
+        batcher.execute()
+        found = []
+        for i in range(n_batches):
+            batcher.execute()
+            if i == 3:
+                cluster.remove_node(cluster.second, allow_graceful=False)
+            batch, n_running = batcher.get()
+            assert n_running == 8
+            found.append(batch)
+        batcher.get()
+        lost = batcher.lost_episodes
+    nodes = found[0].trajectories["action/node"][::2, 0].tolist()
+    dead = [i for i, node in enumerate(nodes) if node == number(cluster.second.node_id)]
+    assert 0 < len(dead) < 4
+    # Ray may place a new worker on the dead node before it knows, and that one is replaced, too.
+    assert sorted({one.worker for one in lost}) == dead
+    for worker in range(4):
+        seeds = [int(batch.info["env_seed"][2 * worker]) for batch in found]
+        steps = [int(batch.info["step"][2 * worker]) for batch in found]
+        if worker not in dead:
+            assert (seeds, steps) == ([2 * worker] * n_batches, [T * i for i in range(n_batches)])
+            continue
+        one, *again = (one for one in lost if one.worker == worker)
+        assert all(other.batch == one.batch for other in again)
+        new_seed = again[-1].new_seed if again else one.new_seed
+        assert "Ray says" in one.reason
+        assert one.environments == (2 * worker, 2 * worker + 2)
+        old, new = one.batch, n_batches - one.batch
+        assert seeds == [one.seed] * old + [new_seed] * new
+        assert steps == [T * i for i in range(old)] + [T * i for i in range(new)]
+    for batch in found:  # each environment counts its own steps, with the numbers of its own seed
+        frames = batch.trajectories["observation/frame"]
+        assert frames[:, :, 0].eq(batch.info["env_seed"].unsqueeze(1)).all()
+
+
+def test_without_a_cluster_or_without_ray_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray.shutdown()
+    create = partial(RL_Batcher, 2, RngAgent, create_counting_env, env_args={"n_envs": 1})
+    with pytest.raises(ClusterError, match=r"no cluster at '127.0.0.1:1'[\s\S]*ray start --head[\s\S]*cluster='local'"):
+        create(n_processes=1, cluster="127.0.0.1:1")
+    with pytest.raises(ValueError, match=r"cluster='auto' with n_processes=0.*expected the number of workers"):
+        create(cluster="auto")
+    with pytest.raises(ValueError, match="A2CConfig: cluster is auto, expected None, or n_processes of 1 or more"):
+        A2CConfig(cluster="auto", n_processes=0)
+    monkeypatch.delitem(sys.modules, "rlstruct.batchers.workers.cluster")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"needs Ray: pip install 'rlstruct\[ray\]'"):
+        create(n_processes=1, cluster="auto")
