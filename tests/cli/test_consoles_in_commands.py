@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+import shlex
 import sys
 
 import pytest
@@ -97,11 +98,12 @@ def test_wrong_consoles_are_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_commands_of_the_documentation_are_understood() -> None:
     page = (ROOT / "docs" / "atari.md").read_text()
     commands = re.findall(r"^rlstruct train (\w+) (.*)$", page, re.MULTILINE)
-    assert [algorithm for algorithm, _ in commands] == ["a2c", "dqn", "a2c"]
+    assert [algorithm for algorithm, _ in commands] == ["a2c", "dqn", "a2c", "ppo"]
     for algorithm, words in commands:
-        options = _parse(algorithm, words.split(), None)
-        assert options.environment.env == "ALE/Pong-v5"
-        assert options.training.learner_device == "cuda:0"
+        options = _parse(algorithm, shlex.split(words), None)
+        on_cpu = algorithm == "ppo"
+        assert options.environment.env == ("ALE/Freeway-v5" if on_cpu else "ALE/Pong-v5")
+        assert options.training.learner_device == ("cpu" if on_cpu else "cuda:0")
 
 
 def test_without_the_extra_atari_it_is_named(
