@@ -86,6 +86,37 @@ def test_the_quick_ladder_of_the_gpu_benchmark(device: str, tmp_path: pathlib.Pa
     assert json.loads(next(tmp_path.glob("gpu-*.json")).read_text())["rows"][: len(measured)] == rows[: len(measured)]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_the_gpu_benchmark_of_atari_measures_every_row(device: str, tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("warp", reason="needs the extra warp")
+    pytest.importorskip("ale_py", reason="needs the extra atari")
+    script = str(ROOT / "benchmarks" / "gpu_atari.py")
+    command = [
+        sys.executable,
+        script,
+        "--device",
+        device,
+        "--sizes",
+        "1",
+        "2",
+        "--repeats",
+        "1",
+        "--out",
+        str(tmp_path),
+    ]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    rows = json.loads(next(tmp_path.glob("gpu_atari-*.json")).read_text())["rows"]
+    assert {(row["n"], row["mode"]) for row in rows if row["part"] == "modes"} == {
+        (n, mode) for n in (1, 2) for mode in ("emulation", "drawing", "inference")
+    }
+    assert [row["part"] for row in rows].count("layout") == 2 * 2 * 4 * 5
+    assert {"start", "restarts"} <= {row["part"] for row in rows}
+    assert all(value > 0 for row in rows for name, value in row.items() if name.endswith("_per_second"))
+
+
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> ModuleType:
     """The benchmark as a module, with results that go elsewhere."""

@@ -41,7 +41,11 @@ def end_frame(m: Registers, outer: Outer):
 
 @wp.kernel(enable_backward=False, cuda_max_registers=208)
 def run_frame(
-    consoles: wp.array(dtype=Console), given: Board, actions: wp.array(dtype=int), running: wp.array(dtype=int)
+    consoles: wp.array(dtype=Console),
+    given: Board,
+    actions: wp.array(dtype=int),
+    running: wp.array(dtype=int),
+    apart: int,
 ):
     """Run each console until its frame ends.
 
@@ -50,9 +54,11 @@ def run_frame(
         given: what they share, and their memory.
         actions: ALE's number of the action of each.  [B]
         running: 0 leaves a console as it is.  [B]
+        apart: every so many threads one runs a console, the others do nothing.
     """
-    i = wp.tid()
-    if running[i] == 0:
+    thread = wp.tid()
+    i = thread // apart
+    if thread % apart != 0 or running[i] == 0:
         return
     m = consoles[i]
     board = given

@@ -29,6 +29,8 @@ MAPPERS = {
 MOST_PICTURE_LINES = PAL_LINES = 250
 BLOCK = 32
 """Threads in a block of consoles: one warp, so that 4,096 consoles reach nearly all multiprocessors of a large GPU."""
+APART = 1
+"""Threads for a console, of which one works: 32 gives each console a warp of its own."""
 
 _NOT_IN_ALE = frozenset(
     {"switches", "controller", "blanks", "input2", "mirror_playfield"}
@@ -231,7 +233,8 @@ def run_consoles(
     consoles: Any = wp.array(ptr=begin, dtype=Console, **place)
     board.outer = wp.array(ptr=begin + 4 * len(_structs[0].vars), dtype=Periphery, **place)
     board.ram, board.screen, board.draw = wp.from_torch(ram), _in_fours(screens), int(draw)
-    launch(ram.device, run_frame, len(ram), consoles, board, actions, running, block=BLOCK)
+    apart = APART if ram.is_cuda else 1
+    launch(ram.device, run_frame, len(ram) * apart, consoles, board, actions, running, apart, block=BLOCK)
 
 
 def _in_fours(screens: Tensor) -> Any:
