@@ -1,0 +1,51 @@
+"""Draw docs/learning.gif, the picture at the top of the README: one agent at three moments of its training.
+
+python .ci/draw_learning.py        trains PPO on CartPole-v1 three times with one seed, for fewer and for more steps
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from rlstruct.cli import film
+from rlstruct.cli.main import main
+from rlstruct.cli.record import load_trained
+
+PICTURE = Path(__file__).resolve().parents[1] / "docs" / "learning.gif"
+STEPS = (2_000, 10_000, 40_000)  # of training
+N_SHOWN, EVERY, SECONDS = 300, 3, 0.06  # environment steps to show, one picture for so many, and how long it stands
+SEED = 5
+
+
+def pictures(steps: int, runs: Path) -> list[film.Picture]:
+    """Train for so many steps, and let the best actions be drawn until the pole falls."""
+    words = f"train ppo --env CartPole-v1 --seed 0 --n-env-steps {steps} --evaluation-episodes 4 --runs {runs}/{steps}"
+    if main(words.split()):
+        raise SystemExit("the training failed")
+    trained = load_trained(next((runs / str(steps)).iterdir()), auto_reset=True, render=True)
+    env = trained.factory(n_envs=1, seed=SEED)
+    agent = trained.choice.create_agent(trained.model, stochastic=False)
+    drawn = film._pictures(env, agent, film._painter_of(trained.factory), N_SHOWN, SEED, one_episode=True)
+    title = film._captioned(next(drawn).crop((0, 0, 360, 1)), f"after {steps:,} steps of training")
+    shown = [film._joined([title, picture], 0, down=True) for picture in drawn]
+    env.close()
+    return shown
+
+
+def draw() -> None:
+    """Put the stages side by side; one that has ended stands still."""
+    with tempfile.TemporaryDirectory() as runs:
+        stages = [pictures(steps, Path(runs)) for steps in STEPS]
+    last = max(map(len, stages)) - 1
+    frames = []
+    for at in [*range(0, last, EVERY), last]:
+        whole = film._joined([stage[min(at, len(stage) - 1)] for stage in stages])
+        frames.append(whole.resize((whole.width * 2 // 3, whole.height * 2 // 3)).quantize(32))
+    times = [round(1000 * SECONDS)] * (len(frames) - 1) + [2000]
+    frames[0].save(PICTURE, save_all=True, append_images=frames[1:], duration=times, loop=0, optimize=True)
+    print(f"{PICTURE}: {len(frames)} pictures, {PICTURE.stat().st_size / 1e6:.2f} MB")
+
+
+if __name__ == "__main__":
+    draw()
