@@ -190,7 +190,8 @@ class WorkerPool:
 
     def weight_bytes(self) -> int:
         """Return the bytes of the weights' buffers."""
-        return self._weights.n_bytes()
+        n_bytes: int = self._weights.n_bytes()
+        return n_bytes
 
     def close(self) -> None:
         """Release everything. Never takes more than two seconds: a worker that does not stop is killed."""

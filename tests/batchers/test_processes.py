@@ -175,7 +175,7 @@ def test_a_missing_main_guard_is_explained_by_a_worker_once(tmp_path: Path) -> N
     code, _, err = Program(tmp_path, "batcher = make()\ncollect(batcher)", guard=False).end()
     assert code == 1
     assert err.count("Traceback") == 1, err
-    assert 'Put the code that creates the batcher under `if __name__ == "__main__":`' in err.splitlines()[-1]
+    assert 'Put the code that creates the batcher under `if __name__ == "__main__":`' in "".join(err.splitlines()[-2:])
 
 
 def test_everything_may_be_defined_in_the_main_script_and_a_forked_child_harms_nobody(tmp_path: Path) -> None:

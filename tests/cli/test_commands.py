@@ -575,7 +575,8 @@ def test_ctrl_c_in_a_training_ends_it_at_once_with_its_checkpoint_and_its_proces
     assert process.returncode == 130
     assert said.endswith(f"--resume {saved[0].parent} (its curve: rlstruct plot {saved[0].parent})\n")
     assert workers
-    assert not psutil.wait_procs(workers, timeout=1)[1]
+    left = psutil.wait_procs(workers, timeout=1)[1]
+    assert not [one for one in left if one.status() != psutil.STATUS_ZOMBIE]  # nobody may have asked how it ended
     assert torch.load(saved[0], weights_only=True)["env_steps"] >= 0
 
 

@@ -41,7 +41,7 @@ def test_without_a_name_agents_act_as_they_are(monkeypatch: pytest.MonkeyPatch) 
     with RL_Batcher(4, lambda: agent, make, env_args={"name": "CartPole-v1", "n_envs": 2}, compile_agent=True) as made:
         made.reset()
         made.execute()
-        with pytest.warns(UserWarning, match=r"acts as it is.*lacks torch\._inductor\.compile_fx:compile_fx_inner"):
+        with pytest.warns(UserWarning, match=r"runs as it is.*lacks torch\._inductor\.compile_fx:compile_fx_inner"):
             assert made.get()[0] is not None
 
 

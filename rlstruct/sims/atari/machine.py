@@ -229,7 +229,7 @@ def run_consoles(
     """
     registers, ram, screens = memory
     begin, strides, device = registers.data_ptr(), (4 * len(FIELDS),), str(ram.device)
-    place = {"shape": (len(ram),), "strides": strides, "device": device, "copy": False}
+    place: dict[str, Any] = {"shape": (len(ram),), "strides": strides, "device": device, "copy": False}
     consoles: Any = wp.array(ptr=begin, dtype=Console, **place)
     board.outer = wp.array(ptr=begin + 4 * len(_structs[0].vars), dtype=Periphery, **place)
     board.ram, board.screen, board.draw = wp.from_torch(ram), _in_fours(screens), int(draw)
