@@ -107,7 +107,8 @@ def draw(panels: Mapping[str, tuple[Mapping[str, Sequence[Row]], float | None]],
             axes.axhline(target, color="#9aa5b1", linestyle="--", linewidth=1)
         if len(groups) > 1:
             axes.legend(frameon=False, fontsize=8)
-        axes.set_title(fill(f"{title}, {len(rows)} seeds", 50), loc="left", fontsize=9)
+        n_seeds = f"{len(rows)} seed{'s' * (len(rows) > 1)}"
+        axes.set_title(fill(f"{title}, {n_seeds}", 50), loc="left", fontsize=9)
         axes.set_ylabel("return of an evaluation", fontsize=8)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.tick_params(labelsize=8)
