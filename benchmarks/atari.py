@@ -1,31 +1,27 @@
 """Atari on the CPU: our consoles on one core beside ale-py, ale-py's AtariVectorEnv and EnvPool, in one run.
 
-``python benchmarks/atari.py`` takes less than four minutes on a quiet machine, and writes ``results/atari.json`` as it
-goes, and from it the table of speeds in ``docs/atari.md``. Frames are raw frames of the console, four to a step; every
-contender has one thread, with the same game and random actions, and what counts is the time of the processor. "frames"
-are single ones (ale-py always draws), "steps" make observations of 84 x 84, "inference" lets the network of Mnih et al.
-(2015) act on them. "cold" is the time to compile our kernels.
+``python benchmarks/atari.py`` takes less than four minutes on a quiet machine, and writes its results as it goes;
+``python benchmarks/tables.py`` makes the table of speeds in ``docs/atari.md`` from them. Frames are raw frames of the
+console, four to a step; every contender has one thread, with the same game and random actions, and what counts is the
+time of the processor. "frames" are single ones (ale-py always draws), "steps" make observations of 84 x 84, "inference"
+lets the network of Mnih et al. (2015) act on them. "cold" is the time to compile our kernels.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
-from _report import RESULTS, interleaved, machine
+from _report import interleaved, write
 
 SKIP = 4
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "atari.md"
-BEGIN, END = "<!-- atari_speed -->", "<!-- end -->"
 Step = Callable[[], object]
 
 
@@ -166,42 +162,13 @@ def cold_seconds() -> float:
         return time.perf_counter() - start
 
 
-def rendered(page: str, report: dict[str, object]) -> str:
-    """Put the table of speeds into the page.
-
-    Args:
-        page: its text.
-        report: the JSON.
-
-    Returns:
-        The new text.
-    """
-    cold, *rows = report["rows"]
-    games = list(dict.fromkeys(row["game"] for row in rows))
-    speeds = {
-        (row["what"], row["game"]): f"{row['frames_per_second']:,.0f} ({row['beside_ale_py']:.2f})" for row in rows
-    }
-    lines = [
-        f"One thread of {report['machine']['cpu']}, {rows[0]['n_envs']} games at a time, at "
-        f"{report['machine']['commit']}; the first step after an installation compiles for {cold['seconds']:.0f} s.",
-        "",
-        "| frames per second of one core (beside ale-py) | " + " | ".join(games) + " |",
-        "|---|" + "--:|" * len(games),
-    ]
-    for what in dict.fromkeys(row["what"] for row in rows):
-        lines.append(f"| {what} | " + " | ".join(speeds[what, game] for game in games) + " |")
-    head, _, rest = page.partition(BEGIN)
-    return head + BEGIN + "\n" + "\n".join(lines) + "\n" + END + rest.partition(END)[2]
-
-
 def main() -> None:
-    """Time everything, and write the JSON after each game, and the page."""
+    """Time everything, and write the JSON after each game."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--games", nargs="*", default=["Pong", "Breakout", "Seaquest"])
     parser.add_argument("--n-envs", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.5, help="of one contender in one round")
-    parser.add_argument("--out", type=Path, default=RESULTS / "atari.json", help="another file leaves the page alone")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     n = arguments.n_envs
@@ -225,10 +192,7 @@ def main() -> None:
             row = {"game": game, "n_envs": n, "what": name, "frames_per_second": speed, "beside_ale_py": speed / base}
             rows.append(row)
             print(f"{game:10} {name:28} {speed:10,.0f} frames/s  {speed / base:5.2f} of ale-py", flush=True)
-        report = {"machine": machine(), "rows": rows}
-        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
-    if arguments.out == RESULTS / "atari.json":
-        PAGE.write_text(rendered(PAGE.read_text(), report))
+        write("atari", rows)
 
 
 if __name__ == "__main__":

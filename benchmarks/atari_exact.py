@@ -1,7 +1,8 @@
 """How exact the consoles of rlstruct.sims.atari are: every game of ale-py against ALE, frame by frame.
 
 ``python benchmarks/atari_exact.py`` plays all games that ale-py ships for 1,000 frames of random actions (a quarter of
-an hour on one core), writes ``results/atari_exact.json`` as it goes, and the table of ``docs/atari.md`` from it.
+an hour on one core), and writes ``results/atari_exact.json`` as it goes; ``python benchmarks/tables.py`` makes the
+table of ``docs/atari.md`` from it.
 """
 
 from __future__ import annotations
@@ -9,12 +10,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from pathlib import Path
 
 from _report import RESULTS, machine
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "atari.md"
-BEGIN, END = "<!-- atari_exact -->", "<!-- end -->"
+FILE = RESULTS / "atari_exact.json"
 
 
 def measure(game: str, n_frames: int) -> dict[str, object]:
@@ -78,25 +77,11 @@ def render(report: dict[str, object]) -> str:
     return "\n".join(lines)
 
 
-def rendered(page: str, report: dict[str, object]) -> str:
-    """Put the table into the page.
-
-    Args:
-        page: its text.
-        report: the JSON.
-
-    Returns:
-        The new text.
-    """
-    head, _, rest = page.partition(BEGIN)
-    return head + BEGIN + "\n" + render(report) + "\n" + END + rest.partition(END)[2]
-
-
 def main() -> None:
-    """Play, write the JSON as it goes, and the page."""
+    """Play, and write the JSON as it goes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--frames", type=int, default=1000)
-    parser.add_argument("--games", nargs="*", default=None, help="only these, and no page")
+    parser.add_argument("--games", nargs="*", default=None, help="only these, not written")
     arguments = parser.parse_args()
 
     from rlstruct.sims.atari import playable_games
@@ -107,9 +92,7 @@ def main() -> None:
         report["rows"].append(row)
         print(" | ".join(words(row, arguments.frames)), flush=True)
         if arguments.games is None:
-            (RESULTS / "atari_exact.json").write_text(json.dumps(report, indent=1) + "\n")
-    if arguments.games is None:
-        PAGE.write_text(rendered(PAGE.read_text(), report))
+            FILE.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

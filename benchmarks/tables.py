@@ -1,4 +1,4 @@
-"""Write the tables of benchmarks/README.md and docs/algorithms/: ``python benchmarks/tables.py [--check]``.
+"""Write the tables of benchmarks/README.md and docs/: ``python benchmarks/tables.py [--check]``.
 
 A table stands between ``<!-- NAME -->`` and ``<!-- end -->``. So a number in the page is always one that a script has
 measured, and the page says at which commit.
@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import atari_exact
 import time_to_475
 from _learning import last_five
 from _tasks import TASKS
@@ -36,6 +37,7 @@ PAGES = [
     DOCS / "sharing_a_gpu.md",
     DOCS / "profiling.md",
     DOCS / "scaling.md",
+    DOCS / "atari.md",
 ]
 Rows = list[dict[str, Any]]
 CONFIGS: dict[str, type[TrainingConfig]] = {
@@ -394,6 +396,22 @@ def profile_accuracy(rows: Rows) -> list[str]:
     return table(head, cells) if cells else ["Not measured since the code changed."]
 
 
+def atari_speed(rows: Rows) -> list[str]:
+    """Consoles of ours beside ale-py's, on one core."""
+    cold, *rows = rows
+    games = list(dict.fromkeys(row["game"] for row in rows))
+    speeds = {
+        (row["what"], row["game"]): f"{row['frames_per_second']:,.0f} ({row['beside_ale_py']:.2f})" for row in rows
+    }
+    cells = [[what, *(speeds[what, game] for game in games)] for what in dict.fromkeys(row["what"] for row in rows)]
+    return [
+        f"One thread, {rows[0]['n_envs']} games at a time; the first step after an installation compiles for "
+        f"{cold['seconds']:.0f} s.",
+        "",
+        *table("frames per second of one core (beside ale-py) | " + " | ".join(games), cells),
+    ]
+
+
 def _percent(share: float | None, form: str = ".1f") -> str:
     return "" if share is None else f"{100 * share:{form}} %"
 
@@ -424,6 +442,8 @@ TABLES: dict[str, tuple[str, Callable[[Rows], list[str]]]] = {
     "settings": ("", common_settings),
     "games": ("", games),
     "sharing": ("", sharing),
+    "atari_speed": ("atari", atari_speed),
+    "atari_exact": ("", lambda _: [atari_exact.render(json.loads(atari_exact.FILE.read_text()))]),
     "strength": ("connect_four_strength", strength),
     **{f"learnt_{name}": ("", partial(learnt, name)) for name in CONFIGS if name != "alphazero"},
     **{f"settings_{name}": ("", partial(settings, kind)) for name, kind in CONFIGS.items()},
