@@ -2,7 +2,7 @@
 
     python tutorials/16_a_cluster_on_a_laptop.py
 
-Needs Ray: pip install 'rlstruct[ray]'. The command does it for any training:
+Needs Ray: pip install 'ray>=2.40'. The command does it for any training:
 rlstruct train a2c --env CartPole-v1 --n-processes 8 --cluster auto
 """
 

@@ -283,5 +283,5 @@ def test_without_a_cluster_or_without_ray_it_says_what_to_do(monkeypatch: pytest
         A2CConfig(cluster="auto", n_processes=0)
     monkeypatch.delitem(sys.modules, "rlstruct.batchers.workers.cluster")
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r"needs Ray: pip install 'rlstruct\[ray\]'"):
+    with pytest.raises(ImportError, match=r"needs Ray on every node\. Install the extra 'ray': pip install 'ray"):
         create(n_processes=1, cluster="auto")
