@@ -33,6 +33,7 @@ class Task:
         about: one line for the list of tasks.
         n_seeds: how many seeds are shown unless others are asked for.
         tuned_on: the seeds that its settings were chosen with.
+        at_random: returns of episodes that a random player plays in the same environment, by the seed; None plays none.
     """
 
     train: Callable[..., TrainingResult]
@@ -40,6 +41,7 @@ class Task:
     about: str
     n_seeds: int = 3
     tuned_on: tuple[int, ...] = (0,)
+    at_random: Callable[[int], Sequence[float]] | None = None
 
     def seeds(self) -> list[int]:
         """Return seeds that no settings were chosen with."""
@@ -123,6 +125,16 @@ def last_five(row: Row) -> float:
     return statistics.fmean(value for _, value in evaluations_of(row)[-5:])
 
 
+def two_errors(std: float, n: int) -> float:
+    """Return two standard errors of a mean, about half of its 95 % confidence interval.
+
+    Args:
+        std: of n returns, divided by n and not by n - 1.
+        n: how many episodes, at least 2.
+    """
+    return 2 * std / (n - 1) ** 0.5
+
+
 def evaluations_of(row: Row) -> list[tuple[float, float]]:
     """Return (environment steps, mean return) of all evaluations of a training, as a file of results has them."""
     returns = row["returns"]
@@ -149,6 +161,7 @@ def _measure(task: Task, settings: dict[str, Any], seed: int) -> Row:
     result = task.train(seed=seed, **settings)
     target = float("inf") if task.target is None else task.target
     reached = [evaluation.env_steps for evaluation in result.evaluations if evaluation.mean_return >= target]
+    chance = {} if task.at_random is None else {"at_random": list(task.at_random(seed))}
     return {
         "seed": seed,
         "target": task.target,
@@ -160,4 +173,5 @@ def _measure(task: Task, settings: dict[str, Any], seed: int) -> Row:
         "seconds": round(time.perf_counter() - start, 1),
         "learning_seconds": round(learning_seconds(result), 1),
         "returns": [[evaluation.env_steps, round(evaluation.mean_return, 1)] for evaluation in result.evaluations],
+        **chance,
     }

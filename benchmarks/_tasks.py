@@ -11,14 +11,16 @@ from functools import partial
 from typing import Any, TypeVar
 
 import gymnasium
+import torch
 from _learning import Task
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rlstruct import VecEnv, sims
+from rlstruct import DictTensor, VecEnv, sims
 from rlstruct.agents import (
     ActorCritic,
     ActorCriticAgent,
+    ConvolutionalActorCritic,
     GaussianActorCritic,
     GaussianAgent,
     Normalised,
@@ -126,6 +128,28 @@ def muscles(name: str, n_envs: int, seed: int) -> VecEnv:
 def normalised(kind: Callable[..., nn.Module], n_inputs: int, *sizes: Any, discount: float = 0.99) -> nn.Module:  # noqa: ANN401
     """Make a network that sees normalised frames, and whose learner sees scaled rewards."""
     return Normalised(kind(n_inputs, *sizes), (n_inputs,), discount=discount)
+
+
+def at_random(create_env: Callable[..., VecEnv], n_episodes: int, seed: int) -> list[float]:
+    """Play whole episodes with random actions.
+
+    Args:
+        create_env: makes environments of `rlstruct.sims`.
+        n_episodes: how many, side by side.
+        seed: of environments and actions.
+
+    Returns:
+        The return of each.
+    """
+    env, actions = create_env(n_envs=n_episodes, seed=seed), torch.Generator().manual_seed(seed)
+    env.reset()
+    returns, running = torch.zeros(n_episodes), torch.ones(n_episodes, dtype=torch.bool)
+    while running.any():
+        chosen = torch.randint(int(env.action_space.n), (n_episodes,), generator=actions)
+        (reached, _), _ = env.step(DictTensor({"action": chosen}))
+        returns += torch.where(running, reached["reward"], 0.0)
+        running &= ~reached["done"]
+    return returns.tolist()
 
 
 _A2C, _DQN, _PPO = partial(_task, a2c.train), partial(_task, dqn.train), partial(_task, ppo.train)
@@ -265,6 +289,18 @@ TASKS |= {
         ("HalfCheetah", 17, 6, 1443.0), ("Hopper", 11, 3, 2383.0), ("Walker2d", 17, 6, 2288.0),
     )
 }  # fmt: skip
+
+# Actions of half a second: a player at random crosses the road now and then, so that there is something to learn from.
+_FREEWAY = partial(sims.make, "ALE/Freeway-v5", frame_skip=32)
+TASKS["ppo_atari_freeway"] = _PPO(
+    PPOConfig(
+        n_env_steps=6_144, n_envs=16, n_timesteps=64, n_minibatches=8, learning_rate=0.0005, reward_scale=1.0,
+        evaluation_interval=2_048,
+    ),
+    partial(ConvolutionalActorCritic, (4, 84, 84), 3, n_features=256, layers=((16, 8, 4), (32, 4, 2))),
+    ActorCriticAgent, _FREEWAY, 10.0, "PPO on Atari's Freeway, an action every 32 frames", episodes=16,
+    tuned_on=(200,), at_random=partial(at_random, _FREEWAY, 32),
+)  # fmt: skip
 
 # All three algorithms with as many steps, to the end, and with the settings that were chosen on Breakout.
 _GAMES = {
