@@ -41,8 +41,8 @@ def run(arguments: Sequence[str]) -> None:
         say(_USAGE)
         return
     # Imported here: they bring torch, and mistakes are told without.
+    from rlstruct.profiling.operations import settings
     from rlstruct.profiling.recorder import VARIABLE
-    from rlstruct.profiling.recording import settings
     from rlstruct.profiling.report import differences, read, save
 
     if "diff" in options:

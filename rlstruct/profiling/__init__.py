@@ -2,8 +2,7 @@
 
 import os
 
-from rlstruct.profiling.recorder import VARIABLE, OperationError
-from rlstruct.profiling.recording import (
+from rlstruct.profiling.operations import (
     Clock,
     is_on,
     join,
@@ -12,6 +11,7 @@ from rlstruct.profiling.recording import (
     profile,
     recorded,
 )
+from rlstruct.profiling.recorder import VARIABLE, OperationError
 from rlstruct.profiling.report import Report, differences, read, save
 
 __all__ = [

@@ -1,8 +1,9 @@
 """What a process notes while it is profiled: when operations begin and end, and torch's own events, in windows.
 
 A process records from the beginning for one window, and again for one window whenever the time has trebled: at 0, 3, 9,
-27, 81, … windows. So a run of any length leaves few files and needs memory for one window, and all processes of a run
-record at the same times without a word between them. Windows begin and end where an operation does.
+27, 81, … windows. One that starts in between records a window from its first operation on, too. So a run of any length
+leaves few files and needs memory for one window, and all processes of a run record at the same times without a word
+between them. Windows begin and end where an operation does.
 
 Within a window operations are noted all the time, torch's operators only in some slices of 10 ms, since these cost
 most. The same operations in the slices between show how much, in the very process and at the same time.
@@ -60,7 +61,8 @@ class Recorder:
         self._stack: list[str] = []
         self._times: list[int] = []  # nanoseconds of time.perf_counter, which all processes of a machine share
         self._marks: list[str | list[str] | None] = []  # an operation begins; one ends; [a phase] begins
-        self._window = self._n_extra = 0
+        self._noted: list[int] = []  # nanoseconds that it took to note some ends of operations
+        self._n_windows = self._n_extra = self._turn_of = 0
         self._starts = self._origin  # of this window or the next one
         self._torch: Any = None
         self._is_on = self._is_watched = False
@@ -70,11 +72,15 @@ class Recorder:
         is_first = multiprocessing.parent_process() is None and torch.cuda.is_available()
         self._nvml = sampler(self._folder) if is_first else None
         self._skip_windows(_now())
-        if self._turns_at <= (now := _now()):
+        if self._starts <= (now := _now()):
             self._turn(now)
+        else:
+            self._turns_at = now
 
     def push(self, name: str, now: int) -> int:
-        """Note that an operation begins; return its depth."""
+        """Note that an operation begins; return its depth, -1 in a thread whose operations are not noted."""
+        if self.thread != threading.get_ident():
+            return -1
         if now >= self._turns_at:
             self._turn(now)
             now = max(now, self._begun)
@@ -96,6 +102,8 @@ class Recorder:
         Raises:
             OperationError: it is not.
         """
+        if depth < 0:
+            return
         stack = self._stack
         if strict and len(stack) != depth + 1:
             inner = stack[depth + 1 :]
@@ -106,6 +114,7 @@ class Recorder:
             self._marks.extend([None] * (len(stack) - depth))
         del stack[depth:]
         if now >= self._turns_at:
+            self._noted.append(_now() - now)
             self._turn(now)
 
     def set_phase(self, name: str) -> None:
@@ -123,29 +132,32 @@ class Recorder:
         if self._is_on:
             yield
             return
-        next_one, self._window = self._window, -1 - self._n_extra
         self._n_extra += 1
         self._begin_window(sys.maxsize // 2)
         self._turns_at = self._closes_at  # the whole of it is watched
         try:
             yield
         finally:
-            self._end_window()
-            self._window = next_one
+            self._end_window(-self._n_extra)
             self._skip_windows(_now())
 
     def close(self) -> None:
         """Write the open window."""
         if self._is_on:
-            self._end_window()
+            self._end_window(self._n_windows)
+        self.forget()
         if self._nvml is not None:
             self._nvml.close()
+
+    def forget(self) -> None:
+        """Note nothing any more, whoever still ends an operation."""
+        self._is_on, self._turns_at = False, sys.maxsize
 
     def _skip_windows(self, now: int) -> None:
         """Find the window that runs or comes next."""
         while now >= self._starts + self._length:
-            self._window += 1
-            self._starts = self._origin + self._length * _GROWTH**self._window
+            self._turn_of += 1
+            self._starts = self._origin + self._length * _GROWTH**self._turn_of
         self._turns_at = self._starts
 
     def _turn(self, now: int) -> None:
@@ -154,7 +166,8 @@ class Recorder:
         elif now < self._closes_at:
             self._next_slice(now)
         else:
-            self._end_window()
+            self._end_window(self._n_windows)
+            self._n_windows += 1
             self._skip_windows(_now())
 
     def _begin_window(self, length: int) -> None:
@@ -179,16 +192,16 @@ class Recorder:
             self._slices += [(now, SWITCHING), (_now(), WATCHED if watched else PLAIN)]
         self._turns_at = min(_now() + _SLICE, self._closes_at)
 
-    def _end_window(self) -> None:
+    def _end_window(self, number: int) -> None:
         ended, self._is_on = _now(), False
         process = multiprocessing.current_process().name
         found = {
             "process": "main" if process == "MainProcess" else process,
-            **{"pid": os.getpid(), "parent": os.getppid(), "window": self._window},
+            **{"pid": os.getpid(), "parent": os.getppid(), "window": number},
             **{"begun": self._begun, "ended": ended, "unix": self._unix, "origin": self._origin},
             **{"times": self._times, "marks": self._marks, "slices": self._slices, "cost": self._cost()},
         }
-        stem = self._folder / f"{os.getpid()}-{self._window}"
+        stem = self._folder / f"{os.getpid()}-{number}"
         if self._torch is not None:
             self._torch.stop()
             self._torch.export_chrome_trace(f"{stem}.part")
@@ -199,14 +212,21 @@ class Recorder:
         self._times, self._marks = [], []
 
     def _cost(self) -> float:
-        """Nanoseconds that it takes to note an operation, tried now that the window is over."""
+        """Nanoseconds that it takes to note an operation: tried now that the window is over, many times in a row.
+
+        Among other work it takes longer, as caches hold other things: by as much as ends that were noted among it did.
+        """
         kept = self._times, self._marks, self._turns_at
         self._times, self._marks, self._turns_at, self._is_on = [], [], sys.maxsize, True
-        taken = []
+        taken, ends = [], []
         for _ in range(_N_TRIES):
             start = _now()
             for _ in range(_N_NOTED):
-                self.pop(self.push("cost", _now()), _now(), strict=True)
+                depth = self.push("cost", _now())
+                end = _now()
+                self.pop(depth, end, strict=True)
+                ends.append(_now() - end)
             taken.append((_now() - start) / _N_NOTED)
         self._times, self._marks, self._turns_at, self._is_on = *kept, False
-        return statistics.median(taken)
+        slower = statistics.median(self._noted) / statistics.median(ends) if self._noted else 1.0
+        return statistics.median(taken) * max(1.0, slower)

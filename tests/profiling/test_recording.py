@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from rlstruct.profiling import Clock, OperationError, operation, phase, profile, read, recorded, recording
+from rlstruct.profiling import Clock, OperationError, operation, operations, phase, profile, read, recorded
 from rlstruct.profiling.events import PLAIN, SWITCHING, WATCHED, load, replay
 from rlstruct.profiling.overlap import lookup
+from rlstruct.profiling.recorder import Recorder
 
 
 def test_operations_nest_and_carry_their_path(tmp_path: pathlib.Path) -> None:
@@ -80,7 +81,7 @@ def test_nothing_is_noted_without_a_profile_or_by_other_threads(tmp_path: pathli
         assert decorated() == 1
         with pytest.raises(RuntimeError, match="being profiled already"), profile(tmp_path / "other"):
             pass
-    assert recording.VARIABLE not in os.environ
+    assert operations.VARIABLE not in os.environ
     (found,) = load(tmp_path)
     assert [found.paths[i] for i in found.spans.path] == [("decorated",)]
     with pytest.raises(FileExistsError, match="holds a profile"), profile(tmp_path):
@@ -112,7 +113,7 @@ def test_the_seconds_of_a_clock_are_those_of_its_operations(tmp_path: pathlib.Pa
 
 def test_every_second_of_a_clock_belongs_to_exactly_one_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0, 1, 3, 7, 15, 31])
-    monkeypatch.setattr(recording, "_now", lambda: 10**9 * next(now))
+    monkeypatch.setattr(operations, "_now", lambda: 10**9 * next(now))
     clock = Clock({"wait": "wait", "work": "work", "rest": None})
     clock.enter(1)  # waited 1 s
     clock.enter(0)  # worked 2 s
@@ -124,7 +125,7 @@ def test_every_second_of_a_clock_belongs_to_exactly_one_operation(monkeypatch: p
 def test_phases_are_restored(tmp_path: pathlib.Path) -> None:
     with profile(tmp_path, operators=False), phase("training"):
         with phase("evaluation"):
-            started = json.loads(os.environ[recording.VARIABLE])
+            started = json.loads(os.environ[operations.VARIABLE])
         with operation("a"):
             pass
     (found,) = load(tmp_path)
@@ -148,6 +149,20 @@ def test_a_long_run_records_windows_that_grow_apart(tmp_path: pathlib.Path) -> N
         assert set(one.paths) == {("outer",), ("outer", "inner")}
         assert one.spans.starts.min() >= one.begun
         assert one.spans.ends.max() <= one.ended
+
+
+def test_a_process_that_starts_between_windows_records_from_its_first_operation(tmp_path: pathlib.Path) -> None:
+    length = 60 * 10**9  # windows at 0, 3 and 9 minutes; this process starts at 5
+    origin = time.perf_counter_ns() - 5 * length
+    chosen = {"folder": str(tmp_path), "origin": origin, "window": length, "operators": 0.0, "phase": "training"}
+    late = Recorder(chosen)
+    started = time.perf_counter_ns()
+    late.pop(late.push("first", time.perf_counter_ns()), time.perf_counter_ns(), strict=True)
+    late.close()
+    (found,) = load(tmp_path)
+    assert found.paths == [("first",)]
+    assert found.window == 0
+    assert found.begun >= started
 
 
 def test_a_log_that_ends_within_operations_is_closed() -> None:

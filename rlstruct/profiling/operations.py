@@ -54,16 +54,22 @@ class operation:  # noqa: N801 - used as a function
 
         @functools.wraps(function)
         def inside(*args: P.args, **kwargs: P.kwargs) -> R:
-            if _recorder is None or torch.compiler.is_compiling():
+            recorder = _recorder
+            if recorder is None or torch.compiler.is_compiling():
                 return function(*args, **kwargs)
-            with operation(name):
-                return function(*args, **kwargs)
+            depth, strict = recorder.push(name, _now()), False
+            try:
+                result = function(*args, **kwargs)
+                strict = True
+            finally:
+                recorder.pop(depth, _now(), strict=strict)
+            return result
 
         return inside
 
     def __enter__(self) -> operation:
         """Begin."""
-        if _recorder is not None and not torch.compiler.is_compiling() and _recorder.thread == threading.get_ident():
+        if _recorder is not None and not torch.compiler.is_compiling():
             self._recorder = _recorder
             self._depth = _recorder.push(self.name, _now())
         return self
@@ -72,8 +78,8 @@ class operation:  # noqa: N801 - used as a function
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """End; an exception ends what is nested in here, too."""
-        recorder, self._recorder = self._recorder, None
-        if recorder is not None and recorder is _recorder:
+        if self._recorder is not None:
+            recorder, self._recorder = self._recorder, None
             recorder.pop(self._depth, _now(), strict=kind is None)
 
 
@@ -111,10 +117,10 @@ class Clock:
             self._note(now)
 
     def _note(self, now: int) -> None:
-        if self._noted is not None and self._noted is _recorder:
-            _recorder.pop(self._depth, now, strict=False)
+        if self._noted is not None:
+            self._noted.pop(self._depth, now, strict=False)
         self._noted, name = None, self._names[self._current]
-        if _recorder is not None and name is not None and _recorder.thread == threading.get_ident():
+        if _recorder is not None and name is not None:
             self._noted, self._depth = _recorder, _recorder.push(name, now)
 
     def seconds(self) -> dict[str, float]:
@@ -229,6 +235,8 @@ _recorder: Recorder | None = None
 def _forget_in_child() -> None:
     """A forked child has a copy of the recorder, which is not its own."""
     global _recorder
+    if _recorder is not None:
+        _recorder.forget()
     _recorder = None
     atexit.unregister(leave)
 
