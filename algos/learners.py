@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +28,8 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.shared_sum import ORDERED, SharedSum
+from rlstruct.batchers.shared_memory import SharedBlock
 from rlstruct.engine.compiled import Tensors
 from rlstruct.errors import LearnerError
 from rlstruct.functional.learners import sum_over_learners, summing_by
@@ -117,6 +120,8 @@ class Group(Learners):
             world_size=self.size,
             timeout=timedelta(seconds=ANSWER_SECONDS),
         )
+        self._between: dist.ProcessGroup | None = None
+        self._memory = None if self._nccl else self._open_memory()
 
     def mean(self, terms: Tensors, gradient: Tensors, weight: Tensor | None) -> tuple[Tensors, Tensors]:
         """See `Learners.mean`: one sum of one flat buffer, which is the same in all learners bit by bit."""
@@ -135,9 +140,46 @@ class Group(Learners):
             total = x.clone()
             dist.all_reduce(total)  # in the order of the stream, without a wait of the host
             return total
-        total = x.detach().to("cpu", copy=True)
-        self._wait(dist.all_reduce(total, async_op=True))
+        if self._memory is None:
+            total = x.detach().to("cpu", copy=True)
+            self._wait(dist.all_reduce(total, async_op=True))
+        else:
+            total = self._memory.add_up(x if self._one_gpu and x.is_cuda else x.to("cpu"))
+            if self._between is not None:  # first on each machine, then between the first ones of all machines
+                if leads := self.rank in self._leaders:
+                    self._wait(dist.all_reduce(total, group=self._between, async_op=True))
+                total = self._memory.add_up(total if leads else torch.zeros_like(total))
         return total.to(x.device)
+
+    def _open_memory(self) -> SharedSum | None:
+        """Open memory that the learners of each machine see; None where each has but one, or there is no way."""
+        hosts = [one["host"] for one in self._facts]
+        here = [rank for rank, host in enumerate(hosts) if host == hosts[self.rank]]
+        self._leaders = [rank for rank, host in enumerate(hosts) if host not in hosts[:rank]]
+        block, key = None, f"memory of {here[0]}"
+        if ORDERED and len(self._leaders) < self.size:
+            if self.rank == here[0]:
+                block = SharedBlock()
+                self._store.set(key, json.dumps(block.address()))
+            with contextlib.suppress(OSError):  # it is in another container, under the same host name
+                block = block or SharedBlock.at(*json.loads(self._store.get(key)))
+        opened = torch.tensor([block is not None], dtype=torch.int64, device="cpu")
+        self._wait(dist.all_reduce(opened, dist.ReduceOp.MIN, async_op=True))
+        if block is None or not opened[0]:  # sync: none, it is on the CPU
+            return None
+        self._between = dist.new_group(self._leaders, backend="gloo") if len(self._leaders) > 1 else None
+        self._one_gpu = len(self._leaders) == 1 and len({one["device"] for one in self._facts}) == 1
+        return SharedSum(here.index(self.rank), len(here), block, self._look_after, self._rows_on_gpu)
+
+    def _rows_on_gpu(self, n_bytes: int) -> Tensor:
+        """Return rows in the memory of the GPU on which all of them are, for `SharedSum`; by CUDA IPC."""
+        if self.rank == 0:
+            device = torch.device(self._facts[0]["device"])
+            rows = torch.empty((2, self.size, n_bytes), dtype=torch.uint8, device=device)
+            self.from_first(bytes(ForkingPickler.dumps(rows)))
+            return rows
+        shared: Tensor = pickle.loads(self.from_first(None))
+        return shared
 
     def share(self, config: AnyConfig) -> AnyConfig:
         """See `Learners.share`."""
@@ -160,10 +202,11 @@ class Group(Learners):
     def from_first(self, value: Any) -> Any:  # noqa: ANN401 - see Learners
         """See `Learners.from_first`."""
         packed = _packed(value if self.rank == 0 else None)
-        n = torch.tensor([len(packed)], device="cpu")
-        self._wait(dist.broadcast(n, 0, async_op=True))
-        packed = packed if self.rank == 0 else packed.new_empty(int(n))  # sync: none, it is on the CPU
-        self._wait(dist.broadcast(packed, 0, async_op=True))
+        own = 0 if self.rank or value is None else len(packed)
+        n = int(self.add_up(torch.tensor([own], device="cpu")))  # sync: none, it is on the CPU
+        if n:
+            packed = packed if self.rank == 0 else packed.new_empty(n)
+            self._wait(dist.broadcast(packed, 0, async_op=True))
         return value if self.rank == 0 else _unpacked(packed)
 
     def gather(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -171,8 +214,7 @@ class Group(Learners):
         own = _packed({name: value for name, value in state.items() if name not in _SHARED} if self.rank else None)
         sizes = torch.zeros(self.size, dtype=torch.int64, device="cpu")
         sizes[self.rank] = len(own)
-        self._wait(dist.all_reduce(sizes, async_op=True))
-        longest = int(sizes.max())  # sync: none, it is on the CPU
+        longest = int(self.add_up(sizes).max())  # sync: none, it is on the CPU
         padded = torch.nn.functional.pad(own, (0, longest - len(own)))
         found = [torch.empty_like(padded) for _ in range(self.size)] if self.rank == 0 else None
         self._wait(dist.gather(padded, found, dst=0, async_op=True))
@@ -187,18 +229,21 @@ class Group(Learners):
 
     def level(self, model: nn.Module) -> None:
         """See `Learners.level`."""
-        for name, tensor in model.state_dict().items():
-            held = self.from_first((name, tensor.shape, tensor.dtype))
-            if held != (name, tensor.shape, tensor.dtype):
+        own = model.state_dict()
+        first = self.from_first(
+            {name: tensor.detach().to("cpu") for name, tensor in own.items()} if not self.rank else None
+        )
+        for name, tensor in own.items():
+            held = first.get(name)
+            if held is None or (held.shape, held.dtype) != (tensor.shape, tensor.dtype):
+                there = "no such weight" if held is None else f"{tuple(held.shape)} {held.dtype}"
                 raise LearnerError(
                     f"run_training: the network of learner {self.rank} has {name!r} {tuple(tensor.shape)} "
-                    f"{tensor.dtype}, that of learner 0 {held[0]!r} {tuple(held[1])} {held[2]}, expected the same. Let "
-                    "create_model make the same network in every process.",
+                    f"{tensor.dtype}, that of learner 0 has {there}, expected the same. Let create_model make the same "
+                    "network in every process.",
                     ranks=(self.rank,),
                 )
-            first = tensor.detach().to("cpu", copy=True)
-            self._wait(dist.broadcast(first, 0, async_op=True))
-            tensor.copy_(first)
+            tensor.copy_(held)
 
     def tell(self, error: Exception) -> None:
         """Let the others know why this learner leaves, and mark the error as told."""
@@ -219,30 +264,35 @@ class Group(Learners):
         Raises:
             LearnerError: one of them never will.
         """
-        end = time.monotonic() + ANSWER_SECONDS
+        begin = time.monotonic()
         while work is not None:
             try:
                 work.wait(timedelta(seconds=1))
                 return
             except RuntimeError as error:
-                broken = work.is_completed()
-                self._refuse_lost(3.0 if broken else 0.0)
-                if broken or time.monotonic() > end:
+                if work.is_completed():  # what broke it may take a moment to show
+                    end = time.monotonic() + 3.0
+                    while time.monotonic() < end:
+                        self._look_after(0.0)
+                        time.sleep(0.05)
                     raise LearnerError(f"run_training: learner {self.rank} lost another one: {error}") from error
+                self._refuse_dead(time.monotonic() - begin)
 
-    def _refuse_lost(self, seconds: float) -> None:
-        """Raise if another learner has failed, died or been stopped; give what has just happened time to show."""
-        end = time.monotonic() + seconds
-        while True:
-            for rank, one in enumerate(self._facts):
-                if rank != self.rank and one["host"] == platform.node() and (how := _gone(one["pid"])):
-                    self._refuse_failed()
-                    raise LearnerError(f"run_training: {name(rank, one)} {how}.", ranks=(rank,))
-            if seconds:
+    def _look_after(self, waited: float) -> None:
+        """Raise if another learner has failed, died or been stopped."""
+        self._refuse_dead(waited)
+        self._refuse_failed()
+
+    def _refuse_dead(self, waited: float) -> None:
+        for rank, one in enumerate(self._facts):
+            if rank != self.rank and one["host"] == platform.node() and (how := _gone(one["pid"])):
                 self._refuse_failed()
-            if time.monotonic() >= end:
-                return
-            time.sleep(0.05)
+                raise LearnerError(f"run_training: {name(rank, one)} {how}.", ranks=(rank,))
+        if waited > ANSWER_SECONDS:
+            raise LearnerError(
+                f"run_training: learner {self.rank} has waited {waited:.0f} s for the others, which live but do not "
+                "answer. Look at what they do, with py-spy for example."
+            )
 
     def _refuse_failed(self) -> None:
         with contextlib.suppress(dist.DistError):

@@ -53,6 +53,21 @@ class SharedBlock:
             offset += _padded(shape, dtype)
         return tensors
 
+    def address(self) -> tuple[str, int]:
+        """Return where another process of this machine finds the block while this one lives, and its number there."""
+        return f"/proc/{os.getpid()}/fd/{self._fd}", os.fstat(self._fd).st_ino
+
+    @classmethod
+    def at(cls, path: str, number: int) -> SharedBlock:
+        """Open the block of another process.
+
+        Raises:
+            OSError: there is none, as the process has ended, or is in another container.
+        """
+        if os.stat(path).st_ino != number:
+            raise FileNotFoundError(f"SharedBlock.at: {path} is another file.")
+        return cls(_not_standard(os.open(path, os.O_RDWR | os.O_CLOEXEC)))
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel to a process that is being spawned: it inherits the descriptor."""
         return _open_inherited, (reduction.DupFd(self._fd),)
@@ -76,8 +91,11 @@ def _open_inherited(inherited: Any) -> SharedBlock:  # noqa: ANN401 - multiproce
 
 
 def _anonymous_file() -> int:
-    """Open a file without a name; never as descriptor 0, 1 or 2, which get what is printed even if they are closed."""
-    low = os.memfd_create("rlstruct", os.MFD_CLOEXEC)
+    return _not_standard(os.memfd_create("rlstruct", os.MFD_CLOEXEC))
+
+
+def _not_standard(low: int) -> int:
+    """Return a descriptor that is not 0, 1 or 2: those get what is printed even if they are closed."""
     try:
         return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 3)
     finally:
