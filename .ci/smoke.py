@@ -23,21 +23,20 @@ from rlstruct.functional import random
 EXPECTED = {"rlstruct.core", "rlstruct.functional", "rlstruct.agents", "rlstruct.batchers", "rlstruct.algos"}
 
 
-def import_everything(repository: pathlib.Path) -> list[str]:
-    """Import every module of the installed package and return their names."""
+def import_everything() -> list[pathlib.Path]:
+    """Import every module of the package; return the files of those that need no extra which is missing here."""
     names = [module.name for module in pkgutil.walk_packages(rlstruct.__path__, "rlstruct.")]
+    files = []
     for name in names:
         try:
-            file = pathlib.Path(importlib.import_module(name).__file__ or "")
+            files.append(pathlib.Path(importlib.import_module(name).__file__ or "").resolve())
         except ImportError as error:
             if "Install the extra" not in str(error) and not name.startswith("rlstruct.cli."):
-                raise
-            continue  # it says which extra it needs, and this environment has none; for commands `main` says so
-        if file.resolve().is_relative_to(repository):
-            raise SystemExit(f"{name} came from the repository ({file}), not from the wheel")
+                raise SystemExit(f"{name}, without its extra, says: {error}") from error
+            # else it says which extra it needs; for commands `main` says so
     if missing := EXPECTED - set(names):
-        raise SystemExit(f"the wheel lacks {sorted(missing)}")
-    return names
+        raise SystemExit(f"the package lacks {sorted(missing)}")
+    return files
 
 
 class CoinAgent(RL_Agent):
@@ -76,8 +75,10 @@ def check_commands() -> None:
 
 def main() -> None:
     repository = pathlib.Path(sys.argv[1]).resolve()
-    names = import_everything(repository)
-    print(f"{len(names)} modules imported from {pathlib.Path(rlstruct.__file__).parent}")
+    files = import_everything()
+    if ours := [str(file) for file in files if file.is_relative_to(repository)]:
+        raise SystemExit(f"these came from the repository, not from the wheel: {ours}")
+    print(f"{len(files)} modules imported from {pathlib.Path(rlstruct.__file__).parent}")
     check_commands()
     here, spawned = collect(0), collect(1)
     if not torch.equal(here, spawned):

@@ -200,7 +200,6 @@ class Learner(GradientLearner):
             device; nothing while the buffer fills.  [] each
         """
         self.buffer.extend(trajectories.to(self.device))
-        self.batches = []
         if fraction_done * self.config.n_env_steps < self.config.learning_starts:
             return {}
         self.anneal(fraction_done)
@@ -209,7 +208,6 @@ class Learner(GradientLearner):
             batch = self.buffer.sample(self.config.batch_size)
             if self.config.mirror and self.policy_version % 2:
                 batch = mirrored(batch)
-            self.batches.append(batch)
             terms, gradient = self.gradient(dict(batch.items()))
             taken.append(self.descend(terms, gradient))
         return mean_terms(taken)

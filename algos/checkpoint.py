@@ -22,12 +22,7 @@ _CANNOT_LOCK = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}  # what some file 
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Replace a file. Whenever this process or machine dies, a reader finds the old file or the new one.
-
-    Args:
-        path: of the file.
-        write: writes the new content.
-    """
+    """Replace a file. Whenever this process or machine dies, a reader finds the old file or the new one."""
     unfinished = path.with_name(f"{path.name}.unfinished")
     with unfinished.open("wb") as file:
         write(file)
@@ -55,12 +50,7 @@ def write_checkpoint(path: Path, state: Mapping[str, object]) -> None:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read the checkpoint of a training, with its tensors on the CPU.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValueError: the file is damaged, or something else than the checkpoint of a training.
-    """
+    """Read the checkpoint of a training, with its tensors on the CPU."""
     try:
         state = torch.load(path, weights_only=True, map_location="cpu")
     except FileNotFoundError:

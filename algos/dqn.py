@@ -201,7 +201,6 @@ class Learner(GradientLearner):
         self.buffer.extend(trajectories.to(self.buffer.device))
         if self.statistics is not None:
             self.see_frames(self.learn_from(trajectories))
-        self.batches = []
         if fraction_done * self.config.n_env_steps < self.config.learning_starts:
             return {}
         return mean_terms([self.learn(fraction_done) for _ in range(self.config.n_updates)])
@@ -212,7 +211,6 @@ class Learner(GradientLearner):
         if isinstance(buffer, PrioritisedReplayBuffer):
             buffer.correction = linear_schedule(fraction_done, config.initial_correction, 1.0)
         batch = buffer.sample(config.batch_size).to(self.device, non_blocking=True)
-        self.batches.append(batch)
         if self.statistics is not None:
             batch = batch.get(batch.keys())
             batch.set("reward", self.statistics.scale_rewards(batch["reward"]))

@@ -1,10 +1,10 @@
-"""What a training has measured: losses, returns, evaluations, and the batch that led to a loss that is not finite."""
+"""What a training has measured: losses, returns, evaluations."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -16,34 +16,24 @@ from rlstruct.algos.learner import Learner
 from rlstruct.algos.learners import learners
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.batchers import EpisodeStatistics
-from rlstruct.core import DictTensor, Trajectories
 from rlstruct.errors import TrainingDiverged
 
 EVIDENCE = "diverged.pt"
-"""Name of the file in the run folder with the batch and the weights that led to a loss that is not finite."""
-
-_MOST_BYTES = 256 * 2**20  # of batches that wait for a look at their losses
-Batch = Trajectories | DictTensor
+"""Name of the file in the run folder with the weights that led to a loss that is not finite."""
 
 
 class _Update(NamedTuple):
-    """One update, with numbers that are still on the learner's device, and what it learnt from, if that is kept."""
+    """One update, with numbers that are still on the learner's device."""
 
     env_steps: int
     policy_version: int
     policy_lag: int
     at: float
     terms: dict[str, Tensor]
-    batches: Sequence[Batch]
 
 
 class TrainingHistory:
     """Keeps what a training measures, looks at the losses once in many updates, and writes the log.
-
-    Args:
-        learner: its weights go into the evidence of a training that diverged.
-        statistics: counts the episodes of the collection.
-        folder: where to log; None logs nothing.
 
     Attributes:
         statistics: as given.
@@ -79,14 +69,8 @@ class TrainingHistory:
         """
         if self._folder is not None:
             self._folder.advance(env_steps)
-        batches = self._learner.batches
-        self._unread.append(
-            _Update(env_steps, self._learner.policy_version, policy_lag, time.perf_counter(), terms, batches)
-        )
-        # Batches of one training are of one size, or nearly.
-        n_kept = max(1, _MOST_BYTES // max(1, sum(map(_n_bytes, batches))))
-        if len(self._unread) > n_kept:
-            self._unread[-n_kept - 1] = self._unread[-n_kept - 1]._replace(batches=())
+        version = self._learner.policy_version
+        self._unread.append(_Update(env_steps, version, policy_lag, time.perf_counter(), terms))
 
     def read(self) -> None:
         """Turn what the device computed into numbers, for several updates at once: means over all learners.
@@ -132,26 +116,14 @@ class TrainingHistory:
         ]
 
     def _refuse(self, update: _Update, numbers: Mapping[str, float]) -> None:
-        """Stop a training that diverged, and write down what it learnt from.
-
-        The learner's weights are those that led there, if it is a `GradientLearner`; else the present ones.
-
-        Raises:
-            TrainingDiverged: always.
-        """
+        """Stop a training that diverged, and save the weights: a `GradientLearner` has kept those that led there."""
         wrong = {name: number for name, number in numbers.items() if not math.isfinite(number)}
         terms = ", ".join(f"{name} is {number}" for name, number in wrong.items())
-        kept = "Train with a run folder, run=RunFolder(…), to have its batch and the weights saved."
+        kept = "Train with a run folder, run=RunFolder(…), to have the weights saved that led there."
         if self._folder is not None:
             state: dict[str, Any] = {"learner": self._learner.state_dict(), "terms": dict(numbers)}
             state |= {"env_steps": update.env_steps, "policy_version": update.policy_version}
-            n, plain = len(update.batches), [plain_batch(batch) for batch in update.batches]
-            path = self._folder.save_evidence(EVIDENCE, {**state, "batches": plain})
-            its = "its batch" if n == 1 else f"its {n} batches, one for each gradient step,"
-            kept = f"{path} has {f'the weights and {its}' if n else 'the weights'} to look at."
-            if not n:
-                kept += " Its batch was dropped to save memory before the losses were looked at: resume with "
-                kept += "log_interval=1 to keep it."
+            kept = f"{self._folder.save_evidence(EVIDENCE, state)} has the weights that led there."
         raise TrainingDiverged(
             f"run_training: {terms}, in update {update.policy_version} at environment step {update.env_steps}, "
             f"expected finite numbers. {kept} Usual mends: a smaller learning_rate, max_gradient_norm, finite rewards "
@@ -160,16 +132,3 @@ class TrainingHistory:
             policy_version=update.policy_version,
             env_steps=update.env_steps,
         )
-
-
-def plain_batch(batch: Batch) -> dict[str, Any]:
-    """Turn a batch into plain dicts of tensors, for a file."""
-    if isinstance(batch, DictTensor):
-        return dict(batch.items())
-    steps = batch.trajectories
-    return {"info": dict(batch.info.items()), "trajectories": dict(steps.items()), "lengths": batch.lengths}
-
-
-def _n_bytes(batch: Batch) -> int:
-    tensors = batch.trajectories if isinstance(batch, Trajectories) else batch
-    return sum(tensor.numel() * tensor.element_size() for _, tensor in tensors.items())

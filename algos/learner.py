@@ -45,10 +45,6 @@ class Learner(Protocol):
     model: nn.Module
     policy_version: int
 
-    @property
-    def batches(self) -> Sequence[Trajectories | DictTensor]:
-        """What the last update has learnt from."""
-
     def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
         """Learn from one batch.
 
@@ -105,7 +101,7 @@ class GradientLearner(ABC):
         learners: all that train this network, each in a process of its own.
         version_now: the same when the update began, for what a graph computes.  [] int64 on the device
         statistics: the network, if it keeps some of what it learns from; else None.
-        batches: see `Learner`, as are ``whole_episodes`` and ``overlap``.
+        whole_episodes: see `Learner`, as for ``overlap``.
     """
 
     whole_episodes: ClassVar[bool] = False
@@ -124,7 +120,6 @@ class GradientLearner(ABC):
         )
         self.policy_version = 0
         self.version_now = torch.zeros((), dtype=torch.int64, device=self.device)
-        self.batches: list[Trajectories | DictTensor] = []
         self._finite = torch.ones((), dtype=torch.bool, device=self.device) if fused else None
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
         self._training = config
@@ -185,7 +180,6 @@ class GradientLearner(ABC):
     def learn_from(self, trajectories: Trajectories) -> Trajectories:
         """Move a batch to the learner's device, with the rewards as the learner should see them."""
         trajectories = trajectories.to(self.device)
-        self.batches = [trajectories]
         if self.statistics is None:
             return trajectories
         steps = trajectories.trajectories

@@ -41,7 +41,7 @@ class TensorBoardLogger:
 
     def __init__(self, path: Path, settings: Settings, again_from: int | None) -> None:
         """Open the file."""
-        board = _package("torch.utils.tensorboard", "train")
+        board = package("torch.utils.tensorboard", "train")
         summaries = importlib.import_module("torch.utils.tensorboard.summary")
         self._board = board.SummaryWriter(str(path), purge_step=again_from)
         # What SummaryWriter.add_hparams writes, but into this run in place of one below it.
@@ -65,7 +65,7 @@ class WandbLogger:
 
     def __init__(self, path: Path, settings: Settings, again_from: int | None) -> None:
         """Begin a run, or go on with that of this folder."""
-        wandb = _package("wandb", "wandb")
+        wandb = package("wandb", "wandb")
         self._run = wandb.init(id=path.name, name=path.name, dir=str(path), config=dict(settings), resume="allow")
         self._run.define_metric("*", step_metric="env_steps")
 
@@ -83,7 +83,7 @@ class MlflowLogger:
 
     def __init__(self, path: Path, settings: Settings, again_from: int | None) -> None:
         """Begin a run, or go on with that of this folder."""
-        self._mlflow = _package("mlflow", "mlflow")
+        self._mlflow = package("mlflow", "mlflow")
         before = []
         if again_from is not None:
             query = f"attributes.run_name = '{path.name}'"
@@ -165,10 +165,12 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, bo
     return flat
 
 
-def _package(module: str, extra: str) -> Any:  # noqa: ANN401 - a module
+def package(module: str, extra: str) -> Any:  # noqa: ANN401 - a module
+    """Import what an extra brings, or name the extra."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(
-            f"RunFolder: a logger needs {module}, which is not installed. {how_to_install(extra)}, or choose another."
+            f"RunFolder needs {module}, which is not installed. {how_to_install(extra)}; or train without a run folder "
+            "(run=None), or with loggers=[], which leaves metrics.csv."
         ) from error

@@ -54,15 +54,7 @@ class PlacedEnv:
 
 
 def create_network(create_model: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Make the network of a training on the CPU, and refuse what would go wrong in silence.
-
-    Args:
-        create_model: what makes it.
-        seed: of torch's generator around the call.
-
-    Raises:
-        TypeError: create_model is a network.
-    """
+    """Make the network of a training on the CPU, and refuse what would go wrong in silence."""
     if isinstance(create_model, nn.Module):
         name = type(create_model).__name__
         raise TypeError(
@@ -86,11 +78,7 @@ def create_network(create_model: Callable[[], nn.Module], seed: int) -> nn.Modul
 
 
 def cpu_copy(model: nn.Module) -> nn.Module:
-    """Copy a module to the CPU, from where it can travel to any process.
-
-    Args:
-        model: on any device.
-    """
+    """Copy a module to the CPU, from where it can travel to any process."""
     # Copied parameter by parameter while it moves: a deepcopy on the device would need its memory twice.
     memo: dict[int, Any] = {}
     for tensor in [*model.parameters(), *model.buffers()]:

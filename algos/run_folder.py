@@ -6,7 +6,6 @@ It needs the extra ``train``: tqdm and matplotlib are imported when a RunFolder 
 from __future__ import annotations
 
 import csv
-import importlib
 import io
 import itertools
 import json
@@ -24,8 +23,7 @@ from rlstruct.algos.checkpoint import Lease, read_checkpoint, replace_file, writ
 from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.joining import launched_rank
 from rlstruct.algos.learning_curve import draw_learning_curve, in_order
-from rlstruct.algos.loggers import CreateLogger, Loggers, find_loggers
-from rlstruct.errors import how_to_install
+from rlstruct.algos.loggers import CreateLogger, Loggers, find_loggers, package
 from rlstruct.profiling import operation
 
 _COUNTERS = ("env_steps", "policy_version", "seconds", "steps_per_second")
@@ -83,7 +81,7 @@ class RunFolder:
         text = _settings_text("RunFolder", config)
         find_loggers(loggers)
         for module in ("tqdm", "matplotlib"):
-            _extra(module)
+            package(module, "train")
         self.path, self.checkpoint, self._closed = Path(root), None, True
         if launched_rank():
             return
@@ -149,7 +147,7 @@ class RunFolder:
         again_from: int | None = None,
     ) -> None:
         """Open the log and begin with nothing written."""
-        tqdm = _extra("tqdm").tqdm
+        tqdm = package("tqdm", "train").tqdm
         self._start = time.perf_counter()
         settings = json.loads((self.path / "config.json").read_bytes())
         self._loggers = Loggers(loggers, self.path, settings, again_from)
@@ -370,13 +368,3 @@ def _new_folder(root: Path, name: str) -> Path:
             continue
         return path
     raise FileExistsError(f"RunFolder: {root / stem} and 999 more exist. Choose another name.")
-
-
-def _extra(module: str) -> Any:  # noqa: ANN401 - a module
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(
-            f"RunFolder needs {module}, which is not installed. {how_to_install('train')}; or train without a run "
-            "folder: run=None."
-        ) from error

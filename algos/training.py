@@ -16,14 +16,14 @@ from torch import nn
 from rlstruct.algos.checkpoint import FORMAT
 from rlstruct.algos.config import TrainingConfig, check_resumed
 from rlstruct.algos.evaluation import Evaluates, Evaluation, Evaluator, SharedEvaluator
-from rlstruct.algos.history import TrainingHistory, plain_batch
+from rlstruct.algos.history import TrainingHistory
 from rlstruct.algos.joining import learning_together
-from rlstruct.algos.learner import CreateAgent, GradientLearner, Learner
+from rlstruct.algos.learner import CreateAgent, GradientLearner, Learner, batch_of, tensors_of
 from rlstruct.algos.learners import Learners
 from rlstruct.algos.placement import CreateEnv, create_batchers, create_network
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.batchers import EpisodeStatistics, RL_Batcher
-from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.core import Trajectories
 from rlstruct.device import resolve_device
 from rlstruct.functional.learners import sum_over_learners
 from rlstruct.profiling import operation, phase
@@ -250,7 +250,7 @@ class TrainingLoop:
             "finished": self._finished,
             "seconds": time.perf_counter() - self._start if self._start else 0.0,
             "published": self._published,
-            "fetched": None if fetched is None else {**fetched._asdict(), "trajectories": plain_batch(fetched[0])},
+            "fetched": None if fetched is None else (tensors_of(fetched.trajectories), *fetched[1:]),
             "history": self.history.state_dict(),
             "batcher": self.batcher.state_dict(),
             "evaluator": self.evaluator.state_dict(),
@@ -272,11 +272,9 @@ class TrainingLoop:
         self._resumptions, self._finished = resumptions, training["finished"]
         self._start, self._published = -training["seconds"], training["published"]
         self.history.load_state_dict(training["history"])
-        if (fetched := training["fetched"]) is not None:
-            plain = fetched["trajectories"]
-            steps = TemporalDictTensor(plain["trajectories"], plain["lengths"])
-            trajectories = Trajectories(DictTensor(plain["info"]), steps).to(self.batcher.device)
-            self._fetched = Fetched(trajectories, fetched["n_running"], fetched["version"])
+        if training["fetched"] is not None:
+            tensors, n_running, version = training["fetched"]
+            self._fetched = Fetched(batch_of(tensors).to(self.batcher.device), n_running, version)
         self.batcher.load_state_dict(training["batcher"], self.learner.model.state_dict())
         self.evaluator.load_state_dict(training["evaluator"])
         _set_generators(training["generators"])

@@ -19,12 +19,7 @@ from rlstruct.vec_env import VecEnv
 
 
 def whole(name: str, value: object, at_least: int | None = None) -> int:
-    """Return a whole number as an int.
-
-    Raises:
-        TypeError: it is something else.
-        ValueError: it is too small.
-    """
+    """Return a whole number as an int."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]  # also numpy's integers
     except TypeError:

@@ -144,11 +144,7 @@ class BatchChecks:
 
 
 def check_place(where: str, role: str, tensors: DictTensor, device: torch.device, B: int) -> None:
-    """Raise unless tensors are on the device, with a row for each of B environments; empty ones are anywhere.
-
-    Raises:
-        DeviceMismatchError, ShapeMismatchError: the message begins with ``where`` and ``role``.
-    """
+    """Raise unless tensors are on the device, with a row for each of B environments; empty ones are anywhere."""
     if tensors.empty():
         return
     key = next(iter(tensors.keys()))

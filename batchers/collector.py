@@ -128,9 +128,6 @@ class Collector:
     def collect(self, agent_info: DictTensor | None) -> Collected:
         """Take T steps, or fewer if every episode ends before.
 
-        Args:
-            agent_info: new values for the agent, or None to keep those it has.
-
         Returns:
             What happened; the steps themselves are in ``slab``.
 
@@ -225,11 +222,7 @@ class Collector:
 
     @property
     def slab(self) -> Slab:
-        """What the last batch was written to, and the next one will be.
-
-        Raises:
-            RuntimeError: there was no batch.
-        """
+        """What the last batch was written to, and the next one will be."""
         if self._slab is None:
             raise RuntimeError("rlstruct.batchers.collector: there is no slab before the first batch.")
         return self._slab

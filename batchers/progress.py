@@ -69,11 +69,7 @@ class Progress:
         self.clock = Clock(names | {"wait": "wait" if waits else None, "update": "weights"})
 
     def enter(self, phase: Phase) -> None:
-        """Begin a phase.
-
-        Raises:
-            Interrupted: `stop` was called.
-        """
+        """Begin a phase."""
         self._words[0] = phase
         self.clock.enter(phase)
         if self._words[2]:

@@ -52,11 +52,7 @@ class Recipe:
         allocate: Allocate | None = None,
         kind: Callable[..., Any] = Collector,
     ) -> Any:  # noqa: ANN401 - of that kind
-        """Call both factories and seed the agent; what exists is closed if the rest fails. See `Collector`.
-
-        Raises:
-            TypeError: a factory returned something else than its contract says.
-        """
+        """Call both factories and seed the agent; what exists is closed if the rest fails. See `Collector`."""
         with contextlib.ExitStack() as undo:  # nobody else knows the environment: it may hold processes or windows
             env = self.create_env(**{**self.env_args, "seed": seed})
             if not isinstance(env, VecEnv):

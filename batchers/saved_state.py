@@ -60,12 +60,7 @@ def on_cpu(tensors: Mapping[str, Tensor] | DictTensor) -> dict[str, Tensor]:
 
 
 def check_state(state: Mapping[str, Any], n_collectors: int) -> None:
-    """Raise unless ``state`` is that of a batcher with so many collecting processes.
-
-    Raises:
-        KeyError: it is no state of a batcher.
-        ValueError: it is that of another number of processes.
-    """
+    """Raise unless ``state`` is that of a batcher with so many collecting processes."""
     _require(state, BatcherState.__required_keys__, "the state")
     if len(state["collectors"]) != n_collectors:
         raise ValueError(
@@ -75,12 +70,7 @@ def check_state(state: Mapping[str, Any], n_collectors: int) -> None:
 
 
 def check_rows(state: CollectorState, n_envs: int) -> None:
-    """Raise unless a collector's state is that of so many environments.
-
-    Raises:
-        KeyError: it is no state of a collector.
-        ShapeMismatchError: it is that of another number.
-    """
+    """Raise unless a collector's state is that of so many environments."""
     _require(state, CollectorState.__required_keys__, "a collector's state")
     rows = len(state["running"])
     if state["episode"] >= 0 and rows != n_envs:
@@ -99,11 +89,7 @@ def _require(state: Mapping[str, Any], keys: frozenset[str], name: str) -> None:
 
 
 def load_environment(env: VecEnv, state: Mapping[str, Tensor]) -> None:
-    """Let environments go on from their saved state.
-
-    Raises:
-        ValueError: it is that of other environments.
-    """
+    """Let environments go on from their saved state."""
     try:
         env.load_state_dict(state)
     except KeyError as error:

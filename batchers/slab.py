@@ -169,11 +169,7 @@ class Slab(Steps):
                 )
 
     def check(self, role: str, tensors: DictTensor) -> None:
-        """Raise unless tensors [B, ...] have the keys, shapes and dtypes that the slab was made for, in their role.
-
-        Raises:
-            ShapeMismatchError: it names the key, what was found, and what the first batch had.
-        """
+        """Raise unless tensors [B, ...] have the keys, shapes and dtypes that the slab was made for, in their role."""
         expected, found = self._made_for[role], layout_of(tensors._tensors)
         if expected != found:
             odd = next(k for k in sorted(expected.keys() | found.keys()) if expected.get(k) != found.get(k))

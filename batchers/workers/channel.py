@@ -40,11 +40,7 @@ class Channel:
         self._socket.sendall(_LENGTH.pack(len(pickled)) + pickled)
 
     def receive(self, wait: bool) -> Any:  # noqa: ANN401 - what was sent
-        """Return the next message; None unless all of it is there or ``wait`` is set. What has come is kept.
-
-        Raises:
-            EOFError, ConnectionError: the other process is gone.
-        """
+        """Return the next message; None unless all of it is there or ``wait`` is set. What has come is kept."""
         self._socket.setblocking(wait)
         while True:
             while self._filled < len(self._buffer):

@@ -125,11 +125,7 @@ class WorkerHandle:
         return {order.weights.slot for order in self.orders if order.weights is not None}
 
     def order(self, name: str, *arguments: Any, weights: Weights | None = None) -> None:  # noqa: ANN401
-        """Order a method of `Worker`; the newest weights travel along if the worker has others.
-
-        Raises:
-            WorkerError: the worker is dead, or reads nothing.
-        """
+        """Order a method of `Worker`; the newest weights travel along if the worker has others."""
         new = weights if weights is not self._weights else None
         self.orders.append(Order(name, arguments, new))
         try:
@@ -171,11 +167,7 @@ class WorkerHandle:
             self.order("execute", *order.arguments, weights=weights)
 
     def take_answer(self) -> bool:
-        """Read one answer; return whether a whole one was there.
-
-        Raises:
-            WorkerError: the answer is that it failed, or it is dead.
-        """
+        """Read one answer; return whether a whole one was there."""
         try:
             answer = self.channel.receive(wait=False)
         except (EOFError, OSError):

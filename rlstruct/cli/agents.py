@@ -40,17 +40,7 @@ class AgentChoice:
 
 
 def choose(algorithm: str, task: Task, observation: spaces.Space[Any], action: spaces.Space[Any]) -> AgentChoice:
-    """Choose agent and network by the spaces.
-
-    Args:
-        algorithm: ``reinforce``, ``a2c``, ``ppo``, ``dqn`` or ``alphazero``.
-        task: says whether the agent has a memory, and further settings of its network.
-        observation: space of one observation.
-        action: space of one action.
-
-    Raises:
-        UserError: none of the bundled ones fits; the message says why, and what would.
-    """
+    """Choose agent and network by the spaces."""
     if algorithm == "alphazero":
         return _searching(task, observation, action)
     if not isinstance(observation, spaces.Box):
@@ -103,11 +93,7 @@ def choose(algorithm: str, task: Task, observation: spaces.Space[Any], action: s
 
 
 def _try(create_model: Callable[[], nn.Module], task: Task) -> None:
-    """Make the network once, without memory or random numbers.
-
-    Raises:
-        UserError: its settings do not fit.
-    """
+    """Make the network once, without memory or random numbers."""
     try:
         with torch.device("meta"):
             create_model()
@@ -124,11 +110,7 @@ def _normalised(create_model: Callable[[], nn.Module], frame_shape: tuple[int, .
 
 
 def _searching(task: Task, observation: spaces.Space[Any], action: spaces.Space[Any]) -> AgentChoice:
-    """Choose for a game for two players, which shows one picture and the legal actions.
-
-    Raises:
-        UserError: it is no such game.
-    """
+    """Choose for a game for two players, which shows one picture and the legal actions."""
     n_actions = _n_actions(action)
     shown = dict(observation.spaces) if isinstance(observation, spaces.Dict) else {}
     boards = [space.shape for name, space in shown.items() if name != "legal" and isinstance(space, spaces.Box)]

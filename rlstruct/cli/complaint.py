@@ -17,10 +17,6 @@ class UserError(Exception):
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return `` Did you mean …?``, or nothing if nothing is near.
 
-    Args:
-        word: what the user wrote.
-        known: what there is.
-
     >>> nearest("CartPol-v1", ["CartPole-v1", "Pendulum-v1"])
     " Did you mean 'CartPole-v1'?"
     """
@@ -32,31 +28,14 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def require(extra: str, *modules: str, what: str) -> None:
-    """Refuse to go on without an extra of this package.
-
-    Args:
-        extra: its name.
-        modules: which it brings.
-        what: needs them.
-
-    Raises:
-        UserError: a module is missing; the message says how to get it.
-    """
+    """Refuse to go on without an extra of this package."""
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
         raise UserError(f"{what} needs {', '.join(missing)}, not installed. {how_to_install(extra)}")
 
 
 def check_device(option: str, device: str) -> None:
-    """Refuse a device that is not here.
-
-    Args:
-        option: which names it.
-        device: a word.
-
-    Raises:
-        UserError: with the devices that are.
-    """
+    """Refuse a device that is not here."""
     from rlstruct.device import resolve_device  # imported here: it brings torch, and mistakes are told without
 
     try:

@@ -46,13 +46,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def report(n_cpus: int, n_threads: int, gpus: Sequence[Gpu]) -> list[str]:
-    """Put into words what is here, and the layout that fits.
-
-    Args:
-        n_cpus: that this process may use.
-        n_threads: of PyTorch.
-        gpus: CUDA devices.
-    """
+    """Put into words what is here, and the layout that fits."""
     try:
         size = f", {os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / _GIB:.1f} GiB of memory"
     except (ValueError, OSError):
@@ -70,12 +64,7 @@ def report(n_cpus: int, n_threads: int, gpus: Sequence[Gpu]) -> list[str]:
 
 
 def layout(n_cpus: int, n_gpus: int) -> list[str]:
-    """Recommend where environments, agent and learner live, with the options of `rlstruct train`.
-
-    Args:
-        n_cpus: cores.
-        n_gpus: CUDA devices.
-    """
+    """Recommend where environments, agent and learner live, with the options of `rlstruct train`."""
     learner = " --learner-device cuda:0" if n_gpus else ""
     beside = "cuda:1" if n_gpus > 1 else "cuda:0"
     layouts = [
@@ -105,11 +94,7 @@ def layout(n_cpus: int, n_gpus: int) -> list[str]:
 
 
 def roles(n_gpus: int) -> list[str]:
-    """Propose which roles live together on GPUs, by the model of GMI-DRL with what its paper measured for Isaac Gym.
-
-    Args:
-        n_gpus: CUDA devices, at least one.
-    """
+    """Propose which roles live together on GPUs, by the model of GMI-DRL with what its paper measured for Isaac Gym."""
     collecting = _together_over_apart(ISAAC_GYM_COLLECTING, communication=2.0)
     training = _together_over_apart(ISAAC_GYM, communication=7.0)
     lines = [

@@ -55,34 +55,18 @@ class Task:
     def settings(self) -> dict[str, Any]:
         """Return the options as keyword arguments; values are read as JSON where they can be.
 
-        Raises:
-            UserError: one has no ``=``.
-
         >>> Task(env="LunarLander-v3", env_options=("gravity=-5", "name=moon")).settings()
         {'gravity': -5, 'name': 'moon'}
         """
         return read_settings("--env-options", self.env_options, "continuous=false")
 
     def network_settings(self) -> dict[str, Any]:
-        """Return the settings of the network as keyword arguments.
-
-        Raises:
-            UserError: one has no ``=``.
-        """
+        """Return the settings of the network as keyword arguments."""
         return read_settings("--network", self.network, "hidden=[128,128]")
 
 
 def read_settings(option: str, words: tuple[str, ...], example: str) -> dict[str, Any]:
-    """Read KEY=VALUE words as keyword arguments; values are read as JSON where they can be.
-
-    Args:
-        option: which they were given to.
-        words: as written.
-        example: of a right one.
-
-    Raises:
-        UserError: one has no ``=``.
-    """
+    """Read KEY=VALUE words as keyword arguments; values are read as JSON where they can be."""
     settings = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -170,16 +154,7 @@ Factory = GymFactory | SimulatorFactory
 
 
 def find(task: Task, *, auto_reset: bool, render: bool = False) -> Factory:
-    """Find the factory of a task's environment.
-
-    Args:
-        task: its name, and how to step it.
-        auto_reset: whether environments restart by themselves.
-        render: let gymnasium's environments draw themselves.
-
-    Raises:
-        UserError: there is no such environment; the message suggests the nearest.
-    """
+    """Find the factory of a task's environment."""
     name, settings = task.env, task.settings()
     if task.simulator is not None or (name in sims.names() and name not in gymnasium.registry):
         if not sims.knows(name):
@@ -209,11 +184,7 @@ def find(task: Task, *, auto_reset: bool, render: bool = False) -> Factory:
 
 
 def look_at(factory: Factory, look: Callable[[VecEnv], Any]) -> Any:  # noqa: ANN401 - what look returns
-    """Make one environment, return what ``look`` finds, close it.
-
-    Raises:
-        UserError: it cannot be made: a package is missing, or an option is wrong.
-    """
+    """Make one environment, return what ``look`` finds, close it."""
     try:
         env = factory(n_envs=1, seed=0)
     except gymnasium.error.DependencyNotInstalled as error:
@@ -246,11 +217,7 @@ def spaces_of(factory: Factory) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
 
 
 def register_atari() -> None:
-    """Make the names of the Atari games known to gymnasium.
-
-    Raises:
-        UserError: the extra is missing.
-    """
+    """Make the names of the Atari games known to gymnasium."""
     require("atari", "ale_py", "cv2", what="an Atari game")
     import ale_py
 

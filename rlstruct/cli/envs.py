@@ -15,14 +15,7 @@ and gymnasium's, as far as their packages are installed. One of your own is --en
 
 
 def run(arguments: Sequence[str]) -> None:
-    """List the names as the words after ``envs`` say.
-
-    Args:
-        arguments: nothing, or a part of a name.
-
-    Raises:
-        UserError: no name contains it.
-    """
+    """List the names as the words after ``envs`` say."""
     if arguments[:1] in (["-h"], ["--help"]):
         say(_HELP)
         return

@@ -98,11 +98,7 @@ def _against_opponent(trained: Trained, config: AlphaZeroConfig, options: Evalua
 
 
 def _write(options: Evaluate, trained: Trained, **found: object) -> None:
-    """Write what was found, if the user wants a file.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Write what was found, if the user wants a file."""
     if options.out is None:
         return
     known = {"run": str(options.run), "algorithm": trained.record.algorithm, "env": trained.record.task.env}
@@ -119,13 +115,6 @@ def episodes(
     trained: Trained, create_agent: partial[RL_Agent], n: int, device: str, seed: int
 ) -> tuple[list[float], list[int]]:
     """Play ``n`` whole episodes, each environment the same number of them, so that short ones are not preferred.
-
-    Args:
-        trained: agent and environments.
-        create_agent: called with ``device=``.
-        n: how many.
-        device: where the agent acts.
-        seed: of environments and agent.
 
     Returns:
         Return and length of each.

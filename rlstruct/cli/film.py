@@ -42,19 +42,10 @@ _GROUND, _CART, _POLE, _JOINT, _GOAL = "#3b4252", "#1f5fa8", "#d08a3c", "#4c566a
 def film(
     factory: Factory, agent: RL_Agent, path: Path, *, n_envs: int, n_steps: int, seed: int, one_episode: bool
 ) -> int:
-    """Let an agent act, and draw every step; where an episode ends, both its end and the next start.
+    """Let an agent on the CPU act, draw every step, and return how many pictures were drawn.
 
-    Args:
-        factory: of the environments.
-        agent: on the CPU.
-        path: where to write: a gif, an mp4, or with .png some of the pictures on one sheet; its folder is made.
-        n_envs: environments, drawn side by side.
-        n_steps: at most so many steps.
-        seed: of environments and agent.
-        one_episode: stop when an episode of the first environment ends.
-
-    Returns:
-        How many pictures were drawn.
+    Where an episode ends, both its end and the next start are drawn. The file is a gif, an mp4, or with .png some of
+    the pictures on one sheet; its folder is made.
     """
     env = factory(n_envs=n_envs, seed=seed)
     try:
@@ -93,11 +84,7 @@ def _write_mp4(pictures: Sequence[Picture], path: Path, seconds: float) -> None:
 
 
 def check_path(path: Path) -> None:
-    """Refuse a name that is neither a film nor a sheet, and a film that cannot be written here.
-
-    Raises:
-        UserError: with the three that are; or a package is missing for .mp4.
-    """
+    """Refuse a name that is neither a film nor a sheet, and a film that cannot be written here."""
     if path.suffix.lower() not in (".gif", ".mp4", ".png"):
         raise UserError(f"{path}: expected a name that ends with .gif or .mp4 (a film) or .png (a sheet of pictures).")
     if path.suffix.lower() == ".mp4":

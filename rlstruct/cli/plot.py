@@ -87,11 +87,7 @@ def _panels(folders: Sequence[Path], metric: str) -> dict[str, dict[str, list[Cu
 
 
 def read_curve(folder: Path, metric: str) -> Curve:
-    """Read one column of a run's ``metrics.csv``.
-
-    Raises:
-        UserError: there is no such file or column, the message suggests the nearest; or it is damaged.
-    """
+    """Read one column of a run's ``metrics.csv``."""
     file = folder / "metrics.csv"
     if not file.exists():
         raise UserError(f"{folder} has no metrics.csv: nothing was logged.")
@@ -108,11 +104,7 @@ def read_curve(folder: Path, metric: str) -> Curve:
 
 
 def labels_of(records: Sequence[RunRecord]) -> list[str]:
-    """Name every run by the settings that tell it from the others; runs with equal names make one curve.
-
-    Args:
-        records: what the folders remember.
-    """
+    """Name every run by the settings that tell it from the others; runs with equal names make one curve."""
     tasks = [asdict(record.task) for record in records]
     of_tasks = _differing(tasks)
     labels = []

@@ -66,11 +66,7 @@ def versions() -> dict[str, str]:
 
 
 def config_class(algorithm: str) -> type[TrainingConfig]:
-    """Return the class of an algorithm's settings.
-
-    Raises:
-        UserError: there is no such algorithm; the message suggests the nearest.
-    """
+    """Return the class of an algorithm's settings."""
     if algorithm not in ALGORITHMS:
         raise UserError(
             f"there is no algorithm {algorithm!r}, only {', '.join(ALGORITHMS)}.{nearest(algorithm, ALGORITHMS)}"
@@ -85,15 +81,7 @@ def module_of(algorithm: str) -> Any:  # noqa: ANN401 - a module
 
 
 def load(run: Path) -> RunRecord:
-    """Read what a run folder remembers.
-
-    Args:
-        run: the folder, or its ``config.json``.
-
-    Raises:
-        ForeignRun: it was not made by `rlstruct train`.
-        UserError: it is no run folder, or one of another version with other settings.
-    """
+    """Read what a run folder remembers."""
     file = run if run.name == "config.json" else run / "config.json"
     if not file.exists():
         siblings = [str(other.parent) for other in run.parent.glob("*/config.json")]
@@ -137,16 +125,7 @@ class Trained:
 
 
 def load_trained(run: Path, *, auto_reset: bool, render: bool = False) -> Trained:
-    """Load the network of a run's last checkpoint.
-
-    Args:
-        run: the folder.
-        auto_reset: whether the environments restart by themselves.
-        render: whether they draw themselves.
-
-    Raises:
-        UserError: there is no such run, or it has no checkpoint yet, or the checkpoint does not fit.
-    """
+    """Load the network of a run's last checkpoint."""
     record = load(run)
     factory = find(record.task, auto_reset=auto_reset, render=render)
     choice = choose(record.algorithm, record.task, *spaces_of(factory))

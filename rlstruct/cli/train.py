@@ -133,20 +133,7 @@ def train(
     resumed: Path | None = None,
     notes: Sequence[str] = (),
 ) -> None:
-    """Train, and say what came of it.
-
-    Args:
-        algorithm: see `ALGORITHMS`.
-        task: the environment.
-        config: the settings.
-        output: where results go.
-        resumed: folder of a run to go on with; None begins a new one.
-        notes: what else to say when it begins, line by line.
-
-    Raises:
-        UserError: the environment, a device or the agent does not exist; the run cannot go on with these settings; the
-            machine cannot share its GPU as asked for; or the loss is not finite any more.
-    """
+    """Train, and say what came of it."""
     config, choice, factory = _prepare(algorithm, task, config, output)
     record = RunRecord(algorithm=algorithm, task=task, agent=choice.kind, config=config, versions=versions())
     folder = _begun(record, output) if resumed is None else _resumed(resumed, record, output)

@@ -64,11 +64,7 @@ class Actor:
         return dict(after.items()), dict(action.items())
 
     def run(self, *given: Tensors) -> tuple[Tensors, Tensors]:
-        """Take the same `step` by compiled code; where there cannot be any, as it is.
-
-        Raises:
-            PurityError: see `__call__`.
-        """
+        """Take the same `step` by compiled code; where there cannot be any, as it is."""
         if self._code is not None:
             after, action = self._code(*given)
             return after, action

@@ -143,13 +143,7 @@ def told(error: Exception) -> str:
 
 
 def warn_uncompiled(what: str, why: str, switch: str) -> None:
-    """Warn that something that should be compiled cannot be.
-
-    Args:
-        what: it.
-        why: the reason, such as from `told`.
-        switch: what the user passed for it.
-    """
+    """Warn that something that should be compiled cannot be."""
     warn_user(
         f"{what} cannot be compiled and runs as it is, slower and with equal results: {why}. Without {switch} there is "
         "no such warning."

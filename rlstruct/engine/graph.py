@@ -103,10 +103,6 @@ def copy_grouped(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Copy tensors to their places with one kernel, as words of eight bytes, and one more for each dtype of others.
 
     In a mixed list, of several dtypes or of strides that are not those of their places, torch copies one by one.
-
-    Args:
-        places: where to.
-        values: what, of the same shapes.
     """
     kinds: dict[object, tuple[list[Tensor], list[Tensor]]] = {}
     for place, value in zip(places, values, strict=True):
@@ -136,11 +132,7 @@ def recorder_of(device: torch.device) -> Record | None:
 
 
 def record(recorder: Record, work: Work) -> Work:
-    """Record work, and name the operation that prevents it.
-
-    Raises:
-        RecordingError: the work raised, or needs the host.
-    """
+    """Record work, and name the operation that prevents it."""
     watch = _Watch()
     try:
         with recorded():

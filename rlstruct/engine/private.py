@@ -47,11 +47,7 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
 
 
 def missing(executor: str) -> list[str]:
-    """Return the private names that an executor needs and the installed torch lacks; empty if it can be used.
-
-    Args:
-        executor: a key of `NEEDED`.
-    """
+    """Return the private names that an executor needs and the installed torch lacks; empty if it can be used."""
     if executor in _CUDA_ONLY and not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         return []
     return [name for name in NEEDED[executor] if not _exists(*name.split(":"))]

@@ -94,11 +94,7 @@ class Doubt:
         self._odd = ""  # what differed at the last look
 
     def look(self, expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-        """Compare [B, ...] with the same keys, shapes and dtypes, and judge what earlier looks have found.
-
-        Raises:
-            PurityError: two looks in a row found a difference.
-        """
+        """Compare [B, ...] with the same keys, shapes and dtypes, and judge what earlier looks have found."""
         n_different = [_n_different(value, found[key]) for key, value in expected.items()]
         self._later.append((list(expected), Later(torch.stack(n_different))))
         while self._later and (numbers := self._later[0][1].read()) is not None:

@@ -38,10 +38,6 @@ class VectorStep:
 class Restarter:
     """Steps a vector environment and says exactly which rows ended and which began.
 
-    Args:
-        vector: the environment, wrappers included.
-        frames: codec of one environment's observation space.
-
     Attributes:
         seeded_at_reset: whether `reset` takes a seed.
         late: whether rows that ended do not act in the next step, but restart in it.
@@ -182,11 +178,7 @@ class SameStep(Restarter):
     """Reads the final observations of a vector environment that has restarted already (`AutoresetMode.SAME_STEP`)."""
 
     def _first(self, rows: Mask, out: Arrays, info: dict[str, Any]) -> Arrays:
-        """Exchange the observations.
-
-        Raises:
-            ShapeMismatchError: ``info["final_obs"]`` is missing though an episode ended.
-        """
+        """Exchange the observations."""
         final = info.get("final_obs")
         if final is None:
             raise ShapeMismatchError(
@@ -230,15 +222,7 @@ def merge(options: Options | None) -> dict[str, Any] | None:
 
 
 def autoreset_mode(vector: Vector, stated: AutoresetMode | str | None) -> AutoresetMode:
-    """Find the autoreset mode of a vector environment.
-
-    Args:
-        vector: the environment.
-        stated: what the user says; needed only where the environment says nothing.
-
-    Raises:
-        ValueError: nobody says, the two contradict each other, or the word is no mode.
-    """
+    """Find the autoreset mode of a vector environment."""
     base = vector.unwrapped
     declared = getattr(base, "autoreset_mode", None)
     # Without metadata of its own it shares gymnasium's dict, into which ale-py writes the mode of its last one.
@@ -270,9 +254,6 @@ def make_restarter(vector: Vector, frames: SpaceCodec, mode: AutoresetMode, rese
         frames: codec of one environment's observation space.
         mode: its autoreset mode.
         reset_mask: whether its ``reset`` obeys ``options["reset_mask"]``; None to know it from its class.
-
-    Raises:
-        ValueError: an AsyncVectorEnv loses final observations in its mode.
     """
     base = vector.unwrapped
     if reset_mask is None or reset_mask:

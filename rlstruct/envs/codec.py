@@ -25,11 +25,6 @@ _RANK = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
 class SpaceCodec:
     """Turns elements of a gymnasium space into named tensors [B, ...] in the space's own dtypes, and back.
 
-    Args:
-        space: see `rlstruct.spaces.leaves`.
-        prefix: name of the tensor of a plain space, and first part of the names of a nested one.
-        where: start of the error messages.
-
     Raises:
         TypeError, ValueError: the space cannot become tensors; see `rlstruct.spaces.leaves`.
     """
@@ -62,9 +57,6 @@ class SpaceCodec:
             value: the batch.
             n: of how many elements.
             out: one array [n, ...] per leaf to write into; by default new ones.
-
-        Raises:
-            ShapeMismatchError: a part is not ``[n, *shape]``.
         """
         arrays = self.empty(n) if out is None else out
         for leaf, array in zip(self.leaves, arrays, strict=True):
@@ -78,11 +70,7 @@ class SpaceCodec:
         return arrays
 
     def check(self, element: Element, *, index: int) -> None:
-        """Check one element against shapes and kinds of dtype, once per reset and not per step.
-
-        Raises:
-            ShapeMismatchError: it is not what the space declares; the message names environment and key.
-        """
+        """Check one element against shapes and kinds of dtype, once per reset and not per step."""
         for leaf in self.leaves:
             got = np.asarray(leaf.get(element))
             kind = _RANK.get(got.dtype.kind, 9) <= _RANK.get(leaf.dtype.kind, -1)
@@ -101,10 +89,6 @@ class SpaceCodec:
 
         Returns:
             One array [n, ...] per leaf, in the space's dtype. It may be the tensor's own memory: copy what is to stay.
-
-        Raises:
-            ShapeMismatchError: a key is missing, or has another shape or kind of dtype.
-            DeviceMismatchError: a tensor is not on the CPU.
         """
         columns = []
         names = action.keys()

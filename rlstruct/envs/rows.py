@@ -67,11 +67,7 @@ class Rows:
         return self.flags[2]
 
     def step(self, reward: Array | list[Any]) -> None:
-        """Write what a step gave that ended no episode; frames and last actions are the caller's to write.
-
-        Raises:
-            ShapeMismatchError: a reward is not a single number.
-        """
+        """Write what a step gave that ended no episode; frames and last actions are the caller's to write."""
         try:
             rewards = np.array(reward)
         except ValueError as error:  # ragged
@@ -119,13 +115,7 @@ def _reward_error(rewards: Array | list[Any]) -> ShapeMismatchError:
 
 
 class RowsEnv(VecEnv):
-    """What `GymEnv` and `GymVectorEnv` share: B environments on the CPU whose observations are written row by row.
-
-    Args:
-        n: B.
-        observation_space: of one environment.
-        action_space: of one environment.
-    """
+    """What `GymEnv` and `GymVectorEnv` share: B environments on the CPU whose observations are written row by row."""
 
     def __init__(self, n: int, observation_space: Space, action_space: Space) -> None:
         """Look at the spaces."""
@@ -224,10 +214,6 @@ def options_of(env_info: DictTensor | None, n: int, where: str) -> Options | Non
 
     Returns:
         For each environment Python numbers where a row is 0-dimensional and numpy arrays otherwise; None without keys.
-
-    Raises:
-        ShapeMismatchError: ``env_info`` has another number of rows.
-        DeviceMismatchError: ``env_info`` is not on the CPU.
     """
     if env_info is None or env_info.empty():
         return None

@@ -54,12 +54,7 @@ class Simulator(Protocol):
 
 
 class Simulation:
-    """Pure functions that begin, move and show the B environments of one simulator.
-
-    Args:
-        simulator: the user's three functions.
-        device: where its tensors are.
-    """
+    """Pure functions that begin, move and show the B environments of one simulator."""
 
     def __init__(self, simulator: Simulator, device: torch.device) -> None:
         """Remember the simulator."""
@@ -186,9 +181,6 @@ class StartStates:
     """The start states of the next episodes, drawn for several steps at once: eager drawing costs more than a step.
 
     A step ends at most one episode of an environment, so the next n episodes are enough for n steps.
-
-    Args:
-        simulation: draws them.
     """
 
     def __init__(self, simulation: Simulation) -> None:
@@ -242,12 +234,7 @@ class StartStates:
 
 
 class TorchStepper:
-    """Calls the simulator's own functions of tensors.
-
-    Args:
-        simulation: the functions.
-        compiled: whether a step becomes one kernel of TorchInductor.
-    """
+    """Calls the simulator's own functions of tensors."""
 
     def __init__(self, simulation: Simulation, *, compiled: bool) -> None:
         """Compile nothing yet."""

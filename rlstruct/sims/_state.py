@@ -19,11 +19,7 @@ Kinds = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 def fields_of(where: str, state: object) -> Tensors:
-    """Return the tensors of a state by name; nothing is copied.
-
-    Raises:
-        TypeError: the state is neither a dataclass of tensors nor a DictTensor.
-    """
+    """Return the tensors of a state by name; nothing is copied."""
     if isinstance(state, DictTensor):
         return dict(state.items())
     if not dataclasses.is_dataclass(state) or isinstance(state, type):
@@ -53,20 +49,7 @@ def kinds_of(space: Mapping[str, Leaf], lead: tuple[int, ...]) -> Kinds:
 
 
 def check(where: str, found: Mapping[str, Tensor], expected: Kinds, device: torch.device, mend: str = "") -> None:
-    """Raise unless tensors are what is expected.
-
-    Args:
-        where: start of the message, up to a tensor's name.
-        found: the tensors.
-        expected: shape and dtype of each.
-        device: of all of them.
-        mend: end of the message.
-
-    Raises:
-        KeyError: there are other names.
-        ShapeMismatchError: one has another shape or dtype.
-        DeviceMismatchError: one is on another device.
-    """
+    """Raise unless tensors are what is expected."""
     if found.keys() != expected.keys():
         raise KeyError(f"{where.rstrip(':')}: got {sorted(found)}, expected {sorted(expected)}. {mend}".rstrip())
     for name, (shape, dtype) in expected.items():
@@ -106,11 +89,6 @@ def columns(*values: Tensor) -> Tensor:
 
 def ahead(state: Sequence[Tensor], slopes: Sequence[Tensor], time: float) -> tuple[Tensor, ...]:
     """Follow slopes for some time, all tensors in one operation: state + time * slope.
-
-    Args:
-        state: D tensors of any shape.
-        slopes: of the same shapes.
-        time: the step.
 
     >>> ahead([torch.tensor([1.0])], [torch.tensor([2.0])], 0.5)
     (tensor([2.]),)

@@ -9,14 +9,12 @@ from rlstruct.testing.host_sync import (
     count_host_syncs,
     forbid_host_sync,
 )
-from rlstruct.testing.random_env import RandomEnv
 from rlstruct.testing.vec_env_conformance import check_vec_env
 
 __all__ = [
     "ConformanceError",
     "HostSyncCount",
     "HostSyncError",
-    "RandomEnv",
     "allow_host_sync",
     "check_agent",
     "check_vec_env",

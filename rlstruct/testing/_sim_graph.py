@@ -25,9 +25,6 @@ from rlstruct.testing.host_sync import forbid_host_sync
 def record(work: Callable[[], None]) -> Callable[[], None]:
     """Record work without lasting effect, as CUDA does, and return what replays it.
 
-    Args:
-        work: queues operations on tensors.
-
     Raises:
         HostSyncError: the work waits for the device.
     """

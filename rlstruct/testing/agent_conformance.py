@@ -17,14 +17,12 @@ from rlstruct.engine.promise import PurityError, Step, check_equal
 from rlstruct.functional.random import step_keys
 from rlstruct.replay import replay_agent
 from rlstruct.rl_agent import RL_Agent, RL_Agent_CheckDevice
-from rlstruct.spaces import Space, leaves
+from rlstruct.spaces import leaves
 from rlstruct.testing.conformance import check_in_space, check_keys, check_same, check_tensor, fail, on_cpu, same
 from rlstruct.testing.host_sync import forbid_host_sync
 from rlstruct.testing.purity import check_modes, check_pure, weights_of_modules
-from rlstruct.testing.random_env import RandomEnv
 from rlstruct.vec_env import DeviceEnv, VecEnv
 
-_N_ENVS = 5
 _RNG = (
     "Draw random numbers from observation['rng'] (rlstruct.functional.random), keep what must last in the state, "
     "and put the model in eval mode; or call check_agent(..., draws_from_rng=False) for an agent that uses torch's "
@@ -47,10 +45,8 @@ class _Step:
 
 def check_agent(
     agent: RL_Agent,
-    env: VecEnv | None = None,
+    env: VecEnv,
     *,
-    observation_space: Space | None = None,
-    action_space: Space | None = None,
     device: DeviceLike | None = None,
     agent_info: DictTensor | None = None,
     weights: Mapping[str, Tensor] | None = None,
@@ -75,11 +71,9 @@ def check_agent(
     Args:
         agent: the agent to check, on ``device``. Its weights are the same afterwards if they can be found.
         env: where it acts; moved to ``device`` if it lives elsewhere, not closed.
-        observation_space: without ``env``: frames are samples of this space.
-        action_space: without ``env``: what the actions must lie in.
-        device: where the agent lives, by default where ``env`` does, or the CPU; ``"sim:1"`` finds device mistakes on
-            a machine without a GPU.
-        agent_info: settings of the environments' policies, on the CPU.  [B] or empty; B = 5 without ``env``
+        device: where the agent lives, by default where ``env`` does; ``"sim:1"`` finds device mistakes on a machine
+            without a GPU.
+        agent_info: settings of the environments' policies, on the CPU.  [B] or empty
         weights: what `update` takes; by default the state_dict of the agent's model, if it has an nn.Module.
         n_steps: how many steps to act.
         seed: of the random keys, the sampled frames, and `RL_Agent.seed`.
@@ -93,15 +87,9 @@ def check_agent(
         ConformanceError: naming the call, the key, what was found, what was expected, and the mend.
         DeviceMismatchError: a tensor is on the wrong device.
         TypeError: the agent returned something else than a pair of DictTensors.
-        ValueError: neither ``env`` nor both spaces are given.
     """
-    if device is None:
-        device = "cpu" if env is None else env.device
-    if env is None:
-        if observation_space is None or action_space is None:
-            raise ValueError("check_agent: got neither env nor both spaces. Give one of them.")
-        env = RandomEnv(observation_space, action_space, _N_ENVS, seed, device=device)
-    env = env if env.device == resolve_device(device) else DeviceEnv(env, device)
+    device = env.device if device is None else resolve_device(device)
+    env = env if env.device == device else DeviceEnv(env, device)
     guard = forbid_host_sync if host_syncs else None
     watched = RL_Agent_CheckDevice(agent, device, host_syncs=guard)
     kit = _Kit(watched, env, agent_info, seed=seed, tolerance=tolerance, draws_from_rng=draws_from_rng)

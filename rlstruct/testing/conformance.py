@@ -47,11 +47,7 @@ def build_error(where: str, key: str | None, got: object, expected: object, mend
 
 
 def fail(where: str, key: str | None, got: object, expected: object, mend: str) -> NoReturn:
-    """Raise a ConformanceError of these parts.
-
-    Raises:
-        ConformanceError: always.
-    """
+    """Raise a ConformanceError of these parts."""
     raise build_error(where, key, got, expected, mend)
 
 
@@ -86,9 +82,6 @@ def check_same(
     """Compare two structures on the CPU, key by key and row by row; see `same`.
 
     ``mends`` may be a mend for each key, or for the part of it before the first ``/``; ``""`` is that of the rest.
-
-    Raises:
-        ConformanceError: naming the first key that differs, and its first row.
     """
     table = {"": mends} if isinstance(mends, str) else mends
     check_keys(where, set(got.keys()), set(expected.keys()), table[""])
@@ -102,11 +95,7 @@ def check_same(
 
 
 def check_keys(where: str, got: set[str], expected: set[str], mend: str) -> None:
-    """Compare two sets of keys.
-
-    Raises:
-        ConformanceError: naming a key that is missing or should not be there.
-    """
+    """Compare two sets of keys."""
     for key in sorted(expected - got):
         fail(where, key, f"no such key among {sorted(got)}", "it to be there", mend)
     for key in sorted(got - expected):
@@ -116,11 +105,7 @@ def check_keys(where: str, got: set[str], expected: set[str], mend: str) -> None
 def check_tensor(
     where: str, key: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None, mend: str
 ) -> None:
-    """Compare shape and dtype.
-
-    Raises:
-        ConformanceError: naming the key.
-    """
+    """Compare shape and dtype."""
     if tuple(tensor.shape) != shape:
         fail(where, key, f"shape {list(tensor.shape)}", f"{list(shape)}", mend)
     if dtype is not None and tensor.dtype != dtype:
@@ -128,11 +113,7 @@ def check_tensor(
 
 
 def check_in_space(where: str, key: str, tensor: Tensor, leaf: Leaf, n_rows: int, *, values: bool = True) -> None:
-    """Compare shape, dtype and, if asked, values of a tensor [n_rows, ...] on the CPU with a plain space.
-
-    Raises:
-        ConformanceError: naming the key.
-    """
+    """Compare shape, dtype and, if asked, values of a tensor [n_rows, ...] on the CPU with a plain space."""
     mend = f"Return it in the shape and dtype of {leaf.space}, one row for each environment, or correct the space."
     check_tensor(where, key, tensor, (n_rows, *leaf.shape), leaf.torch_dtype, mend)
     if not values:

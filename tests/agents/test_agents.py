@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from gymnasium import spaces
+from random_env import RandomEnv
 
 from rlstruct import DeviceMismatchError, DictTensor
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RandomAgent, RecurrentActorCritic, RecurrentAgent
@@ -42,14 +43,14 @@ def observe(B: int, *, initial: bool = False) -> DictTensor:
 @pytest.mark.parametrize("kind", ["feed-forward", "recurrent"])
 def test_agents_keep_the_contract_and_never_sync(kind: str, stochastic: bool, device: str) -> None:
     agent = make_agent(kind, device=device, stochastic=stochastic)
-    check_agent(agent, observation_space=FRAMES, action_space=ACTIONS, device=device, host_syncs=True, executors=False)
+    check_agent(agent, RandomEnv(FRAMES, ACTIONS, device=device), host_syncs=True, executors=False)
 
 
 @pytest.mark.parametrize("device", ["cpu", "sim:1"])
 @pytest.mark.parametrize("space", [ACTIONS, NESTED, FRAMES], ids=["discrete", "nested", "box"])
 def test_the_random_agent_keeps_the_contract_and_never_syncs(space: spaces.Space[Any], device: str) -> None:
     agent = RandomAgent(space, device=device)
-    check_agent(agent, observation_space=FRAMES, action_space=space, device=device, host_syncs=True, executors=False)
+    check_agent(agent, RandomEnv(FRAMES, space, device=device), host_syncs=True, executors=False)
 
 
 @pytest.mark.parametrize("kind", ["feed-forward", "recurrent"])

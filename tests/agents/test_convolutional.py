@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from gymnasium import spaces
+from random_env import RandomEnv
 from torch import nn
 
 from rlstruct.agents import ActorCriticAgent, ConvolutionalActorCritic, ConvolutionalTrunk
@@ -58,14 +59,8 @@ def test_layers_that_do_not_fit_and_odd_shapes_are_named() -> None:
 def test_an_agent_for_images_keeps_the_contract_and_never_syncs(device: str) -> None:
     agent = ActorCriticAgent(ConvolutionalActorCritic((4, 10, 10), 3, n_features=16), device=device)
     frames = spaces.Box(0, 255, (4, 10, 10), "uint8")
-    check_agent(
-        agent,
-        observation_space=frames,
-        action_space=spaces.Discrete(3),
-        device=device,
-        host_syncs=True,
-        executors=False,
-    )
+    env = RandomEnv(frames, spaces.Discrete(3), device=device)
+    check_agent(agent, env, host_syncs=True, executors=False)
 
 
 def test_gradients_reach_every_weight() -> None:

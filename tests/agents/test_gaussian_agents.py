@@ -9,6 +9,7 @@ import gymnasium
 import pytest
 import torch
 from gymnasium import spaces
+from random_env import RandomEnv
 
 from rlstruct import DictTensor, RL_Agent, replay_agent
 from rlstruct.agents import (
@@ -47,7 +48,7 @@ def observe(B: int) -> DictTensor:
 def test_agents_keep_the_contract_and_never_sync(kind: str, stochastic: bool, device: str) -> None:
     agent = make_agent(kind, make_model(kind), device=device, stochastic=stochastic)
     frames, actions = spaces.Box(-1.0, 1.0, (3,)), spaces.Box(-math.inf, math.inf, (2,))
-    check_agent(agent, observation_space=frames, action_space=actions, device=device, host_syncs=True, executors=False)
+    check_agent(agent, RandomEnv(frames, actions, device=device), host_syncs=True, executors=False)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from random_env import RandomEnv
 
 from rlstruct import DictTensor, TemporalDictTensor
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
@@ -88,4 +89,4 @@ def test_the_agents_keep_the_contract() -> None:
         ActorCriticAgent(ActorCritic(2, (3, 2))),
         RecurrentAgent(RecurrentActorCritic(2, (3, 2), n_hidden=8)),
     ):
-        check_agent(agent, observation_space=Levers.observation_space, action_space=space)
+        check_agent(agent, RandomEnv(Levers.observation_space, space))

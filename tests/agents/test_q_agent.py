@@ -4,6 +4,7 @@ import pytest
 import torch
 from fake_envs import create_counting_env
 from gymnasium import spaces
+from random_env import RandomEnv
 
 from rlstruct import DictTensor, RL_Agent, Trajectories, replay_agent
 from rlstruct.agents import DuellingHead, QAgent, QNetwork
@@ -29,9 +30,7 @@ def test_the_agent_keeps_the_contract_and_never_syncs(duelling: bool, stochastic
     for agent_info in (None, info):
         check_agent(
             agent,
-            observation_space=FRAMES,
-            action_space=ACTIONS,
-            device=device,
+            RandomEnv(FRAMES, ACTIONS, device=device),
             agent_info=agent_info,
             host_syncs=True,
             executors=False,

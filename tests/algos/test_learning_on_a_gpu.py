@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from typing import Any
 
@@ -9,8 +10,8 @@ import pytest
 import torch
 from resume_tasks import TASKS, create_network, train
 
-from rlstruct.agents import ActorCritic, ActorCriticAgent
-from rlstruct.algos import a2c
+from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
+from rlstruct.algos import a2c, ppo
 from rlstruct.batchers import RL_Batcher
 from rlstruct.engine import graph as recording
 from rlstruct.sims import make
@@ -55,6 +56,37 @@ def test_a_recorded_update_is_the_update_bit_by_bit(name: str) -> None:
     assert recorded.losses == plain.losses
     for one, other in zip(recorded.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_recurrent_update_is_recorded_and_gives_the_plain_ones_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs: list[Any] = []
+    record_cuda = recording.record_cuda
+    monkeypatch.setattr(recording, "record_cuda", lambda work: graphs.append(record_cuda(work)) or graphs[-1])
+    config = ppo.PPOConfig(n_timesteps=6, n_envs=4, n_epochs=2, n_minibatches=2, learner_device=DEVICE)
+    args = {"model": RecurrentActorCritic(4, 2, n_hidden=8)}
+    with RL_Batcher(
+        6, RecurrentAgent, create_sim, agent_args=args, env_args={"n_envs": 4, "device": "cpu"}, seed=1
+    ) as batcher:
+        batcher.reset()
+        batches = []
+        for _ in range(4):
+            batcher.execute()
+            batches.append(batcher.get()[0])
+
+    def learnt(graph: bool) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        model = RecurrentActorCritic(4, 2, n_hidden=8).to(DEVICE)
+        learner = ppo.Learner.create(model, RecurrentAgent, dataclasses.replace(config, graph=graph))
+        for i, batch in enumerate(batches):  # the first as it is, the second is recorded, the others are replays
+            learner.update(batch, i / 10)
+        return [weight.detach().to("cpu") for weight in model.parameters()]
+
+    plain = learnt(graph=False)
+    assert graphs == []
+    recorded = learnt(graph=True)
+    assert len(graphs) == 1
+    for one, other in zip(recorded, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.0, atol=1e-6)
 
 
 def test_an_update_that_stops_early_is_recorded_too() -> None:

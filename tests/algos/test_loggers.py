@@ -85,7 +85,7 @@ def test_nothing_is_imported_unless_asked_for(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setitem(sys.modules, name, None)  # importing it fails
     train(make(tmp_path))
     for name, hint in (("wandb", "'wandb>="), ("mlflow", "'mlflow-skinny>="), ("tensorboard", "'tensorboard>=")):
-        with pytest.raises(ImportError, match=rf"a logger needs .*{name}.*pip install .*{hint}"):
+        with pytest.raises(ImportError, match=rf"RunFolder needs .*{name}.*pip install .*{hint}"):
             make(tmp_path, name)
     with pytest.raises(ValueError, match=r"loggers has 'wandbb', expected some of tensorboard, wandb, mlflow"):
         make(tmp_path / "none", "wandbb")

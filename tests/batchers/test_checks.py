@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from gymnasium import spaces
+from random_env import RandomEnv
 
 from rlstruct import DictTensor, RL_Agent
 from rlstruct.agents import ActorCritic, ActorCriticAgent
@@ -18,7 +19,6 @@ from rlstruct.errors import WorkerError
 from rlstruct.functional.random import categorical
 from rlstruct.sims import make
 from rlstruct.testing import forbid_host_sync
-from rlstruct.testing.random_env import RandomEnv
 
 
 class WrongAgent(RL_Agent):

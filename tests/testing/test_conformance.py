@@ -13,6 +13,7 @@ import torch
 from fake_agents import LinearAgent, StatefulAgent
 from fake_envs import CountingEnv
 from gymnasium import spaces
+from random_env import RandomEnv
 from torch import Tensor, nn
 
 from rlstruct.core import DictTensor
@@ -669,13 +670,11 @@ def test_host_syncs_are_found_if_asked() -> None:
         check_agent(Peeking(), env_for_agents(), host_syncs=True)
 
 
-def test_an_agent_is_checked_with_spaces_alone() -> None:
-    box, two = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
-    check_agent(LinearAgent(3), observation_space=box, action_space=two)
+def test_an_action_outside_its_space_is_told() -> None:
+    box = spaces.Box(-1, 1, (3,))
+    check_agent(LinearAgent(3), RandomEnv(box, spaces.Discrete(2)))
     with pytest.raises(ConformanceError, match=r"inside Discrete\(1\)"):
-        check_agent(LinearAgent(3), observation_space=box, action_space=spaces.Discrete(1))
-    with pytest.raises(ValueError, match="neither env nor both spaces"):
-        check_agent(LinearAgent(3), observation_space=box)
+        check_agent(LinearAgent(3), RandomEnv(box, spaces.Discrete(1)))
 
 
 def test_agent_info_is_given_to_the_agent() -> None:

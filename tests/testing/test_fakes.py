@@ -19,12 +19,13 @@ from fake_envs import (
     create_slow_env,
 )
 from gymnasium import spaces
+from random_env import RandomEnv
 
 from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.errors import ShapeMismatchError
 from rlstruct.functional.random import step_keys
 from rlstruct.rl_agent import RL_Agent
-from rlstruct.testing import RandomEnv, check_agent, check_vec_env
+from rlstruct.testing import check_agent, check_vec_env
 
 DEVICES = ["cpu", "sim:1", pytest.param("cuda", marks=pytest.mark.gpu)]
 EMPTY = DictTensor()
@@ -110,11 +111,6 @@ def test_random_env_leaves_the_callers_space_alone() -> None:
     again = spaces.Discrete(1000)
     again.seed(1)
     assert space.sample() == again.sample()
-
-
-def test_random_env_refuses_a_space_without_a_shape() -> None:
-    with pytest.raises(TypeError, match=r"RandomEnv: space .frame/t. .* has no fixed shape"):
-        RandomEnv(spaces.Dict(t=spaces.Text(4)), spaces.Discrete(2), 1)
 
 
 def test_slow_env_is_slow_and_else_the_same() -> None:

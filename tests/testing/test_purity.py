@@ -9,6 +9,7 @@ import gymnasium
 import pytest
 import torch
 from gymnasium import spaces
+from random_env import RandomEnv
 from torch import Tensor, nn
 
 from rlstruct import DictTensor, RL_Agent
@@ -111,7 +112,7 @@ class Reader(RL_Agent):
 
 
 def check(agent: RL_Agent, **settings: Any) -> None:
-    check_agent(agent, observation_space=FRAME, action_space=TWO, n_steps=3, executors=False, **settings)
+    check_agent(agent, RandomEnv(FRAME, TWO), n_steps=3, executors=False, **settings)
 
 
 @pytest.mark.parametrize(
@@ -186,8 +187,7 @@ def test_our_own_agents_keep_their_promise(name: str) -> None:
     agent, space = agents()[name]
     assert agent.pure
     info = DictTensor({"epsilon": torch.linspace(0, 1, 5)}) if name == "QAgent" else None
-    kinds = {"observation_space": FRAME, "action_space": space, "n_steps": 3, "agent_info": info}
-    check_agent(agent, executors=False, **kinds)  # type: ignore[arg-type]
+    check_agent(agent, RandomEnv(FRAME, space), n_steps=3, agent_info=info, executors=False)
 
 
 @pytest.mark.slow
@@ -195,7 +195,7 @@ def test_our_own_agents_keep_their_promise(name: str) -> None:
 def test_our_own_agents_act_alike_by_every_executor(name: str) -> None:
     agent, space = agents()[name]
     info = DictTensor({"epsilon": torch.linspace(0, 1, 5)}) if name == "QAgent" else None
-    check_agent(agent, observation_space=FRAME, action_space=space, n_steps=3, agent_info=info)
+    check_agent(agent, RandomEnv(FRAME, space), n_steps=3, agent_info=info)
 
 
 @pytest.mark.parametrize("name", ["ActorCriticAgent", "RecurrentAgent", "QAgent"])
@@ -207,7 +207,7 @@ def test_a_recorded_graph_acts_as_the_agent_does(name: str) -> None:
         "QAgent": lambda: QAgent(QNetwork(4, 2, hidden=(8,)), device="sim:1"),
     }[name]()
     info = DictTensor({"epsilon": torch.linspace(0, 1, 5)}) if name == "QAgent" else None
-    check_agent(agent, observation_space=FRAME, action_space=TWO, device="sim:1", n_steps=3, agent_info=info)
+    check_agent(agent, RandomEnv(FRAME, TWO, device="sim:1"), n_steps=3, agent_info=info)
 
 
 class Drawing(RL_Agent):

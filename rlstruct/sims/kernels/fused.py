@@ -53,11 +53,6 @@ class FusedLaunch:
     """The kernel of a simulator with an agent in it, a `rlstruct.engine.fused.FusedRollout`.
 
     The launch is recorded once; a batch allocates what it writes, sets addresses and launches.
-
-    Args:
-        env: the simulator.
-        perceptron: the agent, for the sizes of its layers.
-        n_timesteps: T.
     """
 
     def __init__(self, env: Any, perceptron: Perceptron, n_timesteps: int) -> None:
@@ -118,11 +113,7 @@ class FusedLaunch:
         return changed, shown, said
 
     def _held(self) -> Tensors:
-        """Put together where the simulation is.
-
-        Raises:
-            ShapeMismatchError: the carry is not that of these environments, or a field is not a float32 of each.
-        """
+        """Put together where the simulation is."""
         carry, B = self._env.carry(), self._env.n_envs()
         fields = part(carry, "state/")
         found = {name: (tuple(value.shape), value.dtype) for name, value in fields.items()}
@@ -168,15 +159,7 @@ class FusedLaunch:
 
 
 def check_kernel(env: Any) -> None:
-    """Raise unless the kernel of a simulator is its own, and one of a kind that is known here.
-
-    Args:
-        env: a TensorEnv.
-
-    Raises:
-        ValueError: its actions are not Discrete from 0, or the kernel is that of another simulator, or there is none.
-        ShapeMismatchError: the kernel shows another frame than the observation space says.
-    """
+    """Raise unless the kernel of a simulator is its own, and one of a kind that is known here."""
     kind, game = type(env), env.kernel()
     age = next(i for i, cls in enumerate(kind.__mro__) if {"kernel", "kernel_module"} & vars(cls).keys())
     changed = [m for cls in kind.__mro__[:age] for m in ("initial", "transition", "observe") if m in vars(cls)]

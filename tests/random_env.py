@@ -1,4 +1,4 @@
-"""RandomEnv: an environment that shows whatever a space may hold."""
+"""An environment that shows whatever a space may hold, for checks of agents."""
 
 from __future__ import annotations
 
@@ -18,29 +18,18 @@ from rlstruct.vec_env import Observed, Stepped, VecEnv
 class RandomEnv(VecEnv):
     """An auto-resetting VecEnv whose frames are samples of a space: shows an agent what a space may hold.
 
-    An episode ends with probability 1/4 at each step, terminated or truncated with equal chance. It cannot be saved.
-
-    Args:
-        observation_space: what to sample frames from; a copy of it is seeded.
-        action_space: what actions are expected.
-        n_envs: B.
-        seed: two environments with the same seed show the same.
-        device: where everything lives.
-
-    Raises:
-        TypeError: a space has no fixed shape.
+    An episode ends with probability 1/4 at each step, terminated or truncated with equal chance.
     """
 
     def __init__(
         self,
         observation_space: Space,
         action_space: Space,
-        n_envs: int,
+        n_envs: int = 5,
         seed: int = 0,
         *,
         device: DeviceLike = "cpu",
     ) -> None:
-        """Copy and seed the observation space."""
         self._device = resolve_device(device)
         self.auto_reset = True
         self.action_space = action_space
@@ -48,25 +37,20 @@ class RandomEnv(VecEnv):
         self.observation_space.seed(seed)
         self._random = np.random.default_rng(seed)
         self._n_envs = n_envs
-        self._actions = leaves(action_space, "action", where="RandomEnv")
-        leaves(observation_space, "frame", where="RandomEnv")
+        self._actions = leaves(action_space, "action")
 
     @property
     def device(self) -> torch.device:
-        """Where observations appear."""
         return self._device
 
     def n_envs(self) -> int:
-        """Return B."""
         return self._n_envs
 
     def reset(self, env_info: DictTensor | None = None) -> Observed:
-        """Sample first frames; see `VecEnv.reset`."""
         first = self._observe(np.zeros(self._n_envs), initial=True)
         return first, torch.ones_like(first["done"])
 
     def step(self, action: DictTensor) -> Stepped:
-        """Sample next frames; see `VecEnv.step`."""
         reached = self._observe(self._random.random(self._n_envs), initial=False)
         for key in self._actions:
             reached.set(f"last_{key}", action[key].clone())
