@@ -24,8 +24,7 @@ import psutil
 
 HERE = Path(__file__).parent
 PEERS = HERE / "peers"
-START_SECONDS = 180.0
-TURN_SECONDS = 300.0
+START_SECONDS = TURN_SECONDS = 300.0
 
 
 @dataclass(frozen=True)

@@ -1,30 +1,39 @@
 """What two learners, and workers on a cluster, do for the speed: ``make peers``, then ``python benchmarks/scale.py``.
 
 ``learners``: one PPO in one process and in two, in turns; ``same`` shares the environments of one learner between two,
-``double`` gives each learner as many as the one has. ``collection``: one and two workers, of this machine and of Ray,
-beside TorchRL's RayCollector and RLlib's env runners, in turns. ``plan``: what a batch costs the learner's process on a
-cluster, from which docs/scaling.md plans a large one. Needs two idle cores, and takes some five minutes. Rows for GPUs
-are run where there is one: all learners on the first GPU, in turns.
+``double`` gives each learner as many as the one has. ``sums``: what one sum over two learners takes, in shared memory
+and through gloo. ``collection``: one and two workers, of this machine and of Ray, beside TorchRL's RayCollector and
+RLlib's env runners, in turns. ``plan``: what a batch costs the learner's process on a cluster, from which
+docs/scaling.md plans a large one. Needs two idle cores, and takes some five minutes; what is done is written after
+each part. Rows for GPUs are run where there is one: all learners on the first GPU, in turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import platform
 import statistics
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 from _contenders import Entry, compete
 from _report import RESULTS, machine, verdict, write
 from gymnasium import spaces
-from torch import Tensor
+from torch import Tensor, multiprocessing
+from torch.distributed import FileStore
 
 from rlstruct import DictTensor, VecEnv
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RandomAgent
+from rlstruct.algos.learners import Group
 from rlstruct.algos.ppo import PPOConfig, train
 from rlstruct.algos.training import TrainingLoop
 from rlstruct.batchers import RL_Batcher
+from rlstruct.errors import ClusterError, LearnerError, WorkerError
 from rlstruct.sims import make
 
 TARGET = 1.8
@@ -33,6 +42,7 @@ N_ENVS = 64
 N_WARM = 2  # updates before the clock starts: code is compiled in them
 N_FRAME = 84 * 84 * 4
 WEIGHTS = 2**22  # of 4 bytes each
+OF_RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}  # else its workers give way to everybody's
 
 
 def create_env(n_envs: int, seed: int, device: str = "cpu") -> Any:  # noqa: ANN401 - a simulator
@@ -46,26 +56,26 @@ def create_model() -> ActorCritic:
 
 
 class Timed:
-    """Notes when each update of a training in this process ends."""
+    """Notes when each update of a training in this process ends, and the CPU seconds of this process until then."""
 
     def __init__(self) -> None:
         """Wrap the loop's iteration."""
-        self.ends: list[tuple[float, int]] = []
+        self.ends: list[tuple[float, float, int]] = []
         iterate = TrainingLoop.iterate
 
         def timed(loop: TrainingLoop) -> None:
             iterate(loop)
             if loop.config.learner_device != "cpu":
                 torch.cuda.synchronize()
-            self.ends.append((time.perf_counter(), loop.env_steps))
+            self.ends.append((time.perf_counter(), time.process_time(), loop.env_steps))
 
         TrainingLoop.iterate = timed  # type: ignore[method-assign]
 
-    def rate(self) -> float:
-        """Return the environment steps per second of the last training, without its first updates."""
-        (start, before), (end, after) = self.ends[N_WARM - 1], self.ends[-1]
+    def rates(self) -> tuple[float, float]:
+        """Return all learners' steps per second, and per CPU second of one, without the first updates."""
+        (start, cpu_start, before), (end, cpu_end, after) = self.ends[N_WARM - 1], self.ends[-1]
         self.ends.clear()
-        return (after - before) / (end - start)
+        return (after - before) / (end - start), (after - before) / (cpu_end - cpu_start)
 
 
 def settings(n_learners: int, n_envs: int, n_updates: int, device: str) -> PPOConfig:
@@ -84,33 +94,75 @@ def learners(rounds: int, n_updates: int) -> list[dict[str, Any]]:
     work = {"one": (1, N_ENVS)}
     work |= {f"same, {k} learners": (k, N_ENVS) for k in counts}
     work |= {f"double, {k} learners": (k, k * N_ENVS) for k in counts}
-    rates: dict[str, list[float]] = {name: [] for name in work}
+    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in work}
     for _ in range(rounds):
         for name, (k, n_envs) in work.items():
             train(settings(k, n_envs, n_updates + N_WARM, device), create_model, ActorCriticAgent, create_env)
-            rates[name].append(timed.rate())
+            rates[name].append(timed.rates())
     rows: list[dict[str, Any]] = []
     for name, found in rates.items():
-        ratio = statistics.median(ours / one for ours, one in zip(found, rates["one"], strict=True))
-        rows.append({"part": "learners", "work": name, "device": device, "ratio": ratio, "rounds_steps_per_s": found})
-        rows[-1]["steps_per_s"] = statistics.median(found)
+        pairs = list(zip(found, rates["one"], strict=True))
+        ratio, cpu_ratio = (statistics.median(ours[i] / one[i] for ours, one in pairs) for i in range(2))
+        rows.append(
+            {"part": "learners", "work": name, "device": device, "ratio": ratio, "cpu_ratio": cpu_ratio,
+             "steps_per_s": statistics.median(rate for rate, _ in found), "rounds_steps_per_s": found}
+        )  # fmt: skip
         told = verdict(ratio, TARGET) if name.endswith("2 learners") and device == "cpu" else ""
-        print(f"{name:22}{rows[-1]['steps_per_s']:12,.0f} steps/s {ratio:6.2f} x one   {told}", flush=True)
+        print(f"{name:22}{rows[-1]['steps_per_s']:12,.0f} steps/s {ratio:6.2f} x one   {told}   "
+              f"({cpu_ratio:.2f} for each CPU second of a learner)", flush=True)  # fmt: skip
+    return rows
+
+
+def add_up_in_turns(rank: int, folder: str, rounds: int) -> None:
+    """Be one of two learners that add up, through shared memory and through gloo; the first one notes the seconds."""
+    torch.set_num_threads(1)
+    store = FileStore(f"{folder}/store", 2)
+    store.set(f"pid {rank}", str(os.getpid()))
+    here = {"host": platform.node(), "device": "cpu"}
+    group = Group(rank, rank, store, [{**here, "pid": int(store.get(f"pid {i}"))} for i in range(2)])
+    ways = {"shared memory": group._memory, "gloo": None}
+    found = []
+    for n in (2, 70_000):
+        x = torch.ones(n)
+        times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+        for turn in range(rounds + 1):
+            for way, memory in ways.items():
+                group._memory = memory
+                start, cpu = time.perf_counter(), time.process_time()
+                for _ in range(100):
+                    group.add_up(x)
+                if turn:
+                    times[way].append(((time.perf_counter() - start) / 100, (time.process_time() - cpu) / 100))
+        for way, each in times.items():
+            seconds, cpu = (statistics.median(one[i] for one in each) for i in range(2))
+            name = f"{n:,} numbers, {way}"
+            found.append({"part": "sums", "work": name, "seconds": seconds, "cpu_seconds": cpu, "rounds": each})
+    group.close()
+    if rank == 0:
+        Path(folder, "found.json").write_text(json.dumps(found))
+
+
+def sums(rounds: int) -> list[dict[str, Any]]:
+    """Let two processes add up in turns by shared memory and by gloo."""
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(add_up_in_turns, (folder, rounds), nprocs=2)
+        rows: list[dict[str, Any]] = json.loads(Path(folder, "found.json").read_text())
+    for row in rows:
+        print(f"{row['work']:30}{1e6 * row['seconds']:10,.0f} us a sum, {1e6 * row['cpu_seconds']:6,.0f} us of CPU")
     return rows
 
 
 def collection(rounds: int, seconds: float, peers: str) -> list[dict[str, Any]]:
     """Collect with the same policy in the same environments, everybody in turns."""
     one, two = ({"n_envs": 32 * k, "n_processes": k, "n_timesteps": 64} for k in (1, 2))
-    quiet = {"RAY_USAGE_STATS_ENABLED": "0"}
     results = compete(
         [
             Entry("one worker here", "rlstruct_batcher.py", one),
             Entry("two workers here", "rlstruct_batcher.py", two),
-            Entry("one worker of Ray", "rlstruct_batcher.py", one, ("cluster",), variables=quiet, requires="ray"),
-            Entry("two workers of Ray", "rlstruct_batcher.py", two, ("cluster",), variables=quiet, requires="ray"),
-            Entry("TorchRL RayCollector, two", "torchrl_ray.py", two, (), peers, quiet, "ray"),
-            Entry("RLlib env runners, two", "rllib_env_runners.py", two, (), peers, quiet, "ray"),
+            Entry("one worker of Ray", "rlstruct_batcher.py", one, ("cluster",), variables=OF_RAY, requires="ray"),
+            Entry("two workers of Ray", "rlstruct_batcher.py", two, ("cluster",), variables=OF_RAY, requires="ray"),
+            Entry("TorchRL RayCollector, two", "torchrl_ray.py", two, (), peers, OF_RAY, "ray"),
+            Entry("RLlib env runners, two", "rllib_env_runners.py", two, (), peers, OF_RAY, "ray"),
         ],
         rounds,
         seconds,
@@ -205,30 +257,46 @@ def main() -> None:
     """Measure, print and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each, at least 5")
-    parser.add_argument("--updates", type=int, default=12, help="of each training")
-    parser.add_argument("--seconds", type=float, default=1.5, help="of each turn of collection")
-    parser.add_argument("--part", nargs="*", choices=("learners", "collection", "plan"), help="only these, not written")
+    parser.add_argument("--updates", type=int, default=6, help="of each training")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each turn of collection")
+    parser.add_argument("--part", nargs="*", choices=("learners", "sums", "collection", "plan"), help="not written")
     parser.add_argument(
         "--peers", default=str(RESULTS.parent.parent / ".venv-peers/bin/python"), help="the peers' interpreter"
     )
     options = parser.parse_args()
+    os.environ.update(OF_RAY)
+    rounds = max(5, options.rounds)
     torch.set_num_threads(1)
     print(machine())
     parts = {
-        "learners": lambda: learners(max(5, options.rounds), options.updates),
-        "collection": lambda: collection(max(5, options.rounds), options.seconds, options.peers),
-        "plan": lambda: plan(max(5, options.rounds)),
+        "learners": lambda: learners(rounds, options.updates),
+        "sums": lambda: sums(rounds),
+        "collection": lambda: collection(rounds, options.seconds, options.peers),
+        "plan": lambda: plan(rounds),
     }
-    rows = [row for name, measure in parts.items() if name in (options.part or parts) for row in measure()]
-    why = {"NCCL between GPUs": "it takes two GPUs", "learners on one GPU, gradients by CUDA IPC": "it is not written"}
+    rows = rows_of_gpus()
+    for name in options.part or parts:
+        start = time.perf_counter()
+        try:
+            rows += parts[name]()
+        except (ImportError, ClusterError, LearnerError, WorkerError) as error:
+            rows.append({"part": name, "work": "all", "not_run": f"{error}".splitlines()[0]})
+            print(f"{name}: not run: {error}")
+        print(f"{name} took {time.perf_counter() - start:.0f} s", flush=True)
+        if not options.part:  # after every part: a run that is cut short leaves what it has
+            print(f"written to {write('scale', rows)}", flush=True)
+
+
+def rows_of_gpus() -> list[dict[str, Any]]:
+    """Say what takes more GPUs than there are."""
+    why = {"NCCL between GPUs": "it takes two GPUs"}
     why |= {} if torch.cuda.is_available() else dict.fromkeys(
-        ("learners on one GPU, in turns", "learners on one GPU under MPS"), "there is no CUDA device"
+        ("learners on one GPU, in turns", "learners on one GPU under MPS", "gradients by CUDA IPC"),
+        "there is no CUDA device",
     )  # fmt: skip
     for name, reason in why.items():
-        rows.append({"part": "GPU", "work": name, "not_run": reason})
         print(f"{name:45} not run: {reason}")
-    if not options.part:
-        print(f"written to {write('scale', rows)}")
+    return [{"part": "GPU", "work": name, "not_run": reason} for name, reason in why.items()]
 
 
 if __name__ == "__main__":

@@ -144,12 +144,24 @@ def scale_plan(rows: Rows) -> list[str]:
     """What a batch on a cluster costs the learner's process."""
     head = "batches, from workers that do nothing | ms per batch | MiB per second | ms more, with 16 MiB of new weights"
     cells = [
-        [row["work"], f"{1e3 * row['seconds_per_batch']:.2f}", f"{row['bytes_per_s'] / 2**20:,.0f}",
-         f"{1e3 * row['seconds_per_16_mib_of_weights']:.1f}"]
+        [row["work"], f"not run: {row['not_run']}", "", ""]
+        if "not_run" in row
+        else [row["work"], f"{1e3 * row['seconds_per_batch']:.2f}", f"{row['bytes_per_s'] / 2**20:,.0f}",
+              f"{1e3 * row['seconds_per_16_mib_of_weights']:.1f}"]
         for row in rows
         if row["part"] == "plan"
     ]  # fmt: skip
     return table(head, cells)
+
+
+def scale_sums(rows: Rows) -> list[str]:
+    """What a sum over two learners takes."""
+    cells = [
+        [row["work"], f"{1e6 * row['seconds']:,.0f}", f"{1e6 * row['cpu_seconds']:,.0f}"]
+        for row in rows
+        if row["part"] == "sums" and "seconds" in row
+    ]
+    return table("a sum over two learners | µs | µs of CPU in each", cells)
 
 
 def frames(rows: Rows) -> list[str]:
@@ -427,6 +439,7 @@ TABLES: dict[str, tuple[str, Callable[[Rows], list[str]]]] = {
     "scale_learners": ("scale", partial(scale, "learners")),
     "scale_collection": ("scale", partial(scale, "collection")),
     "scale_plan": ("scale", scale_plan),
+    "scale_sums": ("scale", scale_sums),
     "sims": ("sims", sims),
     "policy_in_loop": ("policy_in_loop", policy_in_loop),
     "growth": ("policy_in_loop", growth),
