@@ -1,4 +1,4 @@
-"""Write the tables of benchmarks/README.md and docs/: ``python benchmarks/tables.py [--check]``.
+"""Write the tables of README.md, benchmarks/README.md and docs/: ``python benchmarks/tables.py [--check]``.
 
 A table stands between ``<!-- NAME -->`` and ``<!-- end -->``. So a number in the page is always one that a script has
 measured, and the page says at which commit.
@@ -33,6 +33,7 @@ HERE = Path(__file__).resolve().parent
 DOCS = HERE.parent / "docs"
 PAGES = [
     HERE / "README.md",
+    HERE.parent / "README.md",
     *sorted((DOCS / "algorithms").glob("*.md")),
     DOCS / "sharing_a_gpu.md",
     DOCS / "profiling.md",
@@ -424,6 +425,47 @@ def atari_speed(rows: Rows) -> list[str]:
     ]
 
 
+def reasons(_: Rows) -> list[str]:
+    """The README's table of reasons: collection, slow environments and faults, beside what others do."""
+    (speeds, at), (shares, at_slow), (faults, at_faults) = map(
+        load, ("cpu_collect_throughput", "cpu_collect_slow", "robustness")
+    )
+    rate = {row["name"]: f"{row['rate'] / 1000:.0f}" for row in speeds if row.get("rate") and row["n_envs"] == 64}
+    ours = [row["share"] for row in shares if row["name"].startswith("rlstruct") and "n_workers" not in row["name"]]
+    theirs = next(row["share"] for row in shares if row["name"].startswith("gymnasium"))
+    told = {
+        (row["fault"], row["library"]): row["short"].replace("names left", "names left in `/dev/shm`") for row in faults
+    }
+    collect = (
+        "[CartPole with a small policy, 64 environments, 2 processes: thousand steps per second](benchmarks/README.md)"
+    )
+    rows = [
+        [
+            collect,
+            f"{rate['rlstruct RL_Batcher']}; "
+            f"{rate['rlstruct RL_Batcher, compile_agent=True, queued']} compiled and queued",
+            f"{rate['SB3 collect_rollouts, DummyVecEnv']} (Dummy), "
+            f"{rate['SB3 collect_rollouts, SubprocVecEnv']} (Subproc)",
+            rate["TorchRL MultiSyncCollector"],
+            f"{rate['gymnasium SyncVectorEnv']} (Sync)",
+            f"{rate['EnvPool (C++ environments)']}, environments in C++",
+        ],
+        [
+            "[8 workers, one step in ten takes ten times as long: share of the ideal](benchmarks/README.md)",
+            f"{min(ours):.0%} to {max(ours):.0%}",
+            *("", "", f"{theirs:.0%} (Async)", ""),
+        ],
+    ]
+    for fault, words in (("kill", "a worker is killed"), ("stop", "a simulator hangs, with a time limit of 10 s")):
+        cells = [told[fault, name] for name in ("rlstruct", "sb3", "torchrl_collector", "gymnasium")]
+        rows.append([f"[{words}](docs/robustness.md)", *cells, ""])
+    head = " | rlstruct | stable-baselines3 | TorchRL | gymnasium.vector | EnvPool"
+    commits = (
+        f"Measured at `{at}` (first row), `{at_slow}` (second), `{at_faults}` (others); an empty cell was not measured."
+    )
+    return [*table(head.strip(), rows, 6), "", commits]
+
+
 def _percent(share: float | None, form: str = ".1f") -> str:
     return "" if share is None else f"{100 * share:{form}} %"
 
@@ -452,6 +494,7 @@ TABLES: dict[str, tuple[str, Callable[[Rows], list[str]]]] = {
     "profile_shares": ("profiler", profile_shares),
     "profile_transitions": ("profiler", profile_transitions),
     "profile_accuracy": ("profiler", profile_accuracy),
+    "reasons": ("", reasons),
     "settings": ("", common_settings),
     "games": ("", games),
     "sharing": ("", sharing),
