@@ -28,6 +28,16 @@ PACKAGES = (
     "rlstruct.sharing", "rlstruct.adapters", "rlstruct.errors",
 )  # fmt: skip
 HEADING = re.compile(r"# --- (.*?) -+$")
+# The last cell of a notebook whose tutorial draws: its pictures, wherever below the notebook's folder they are.
+SHOW = """\
+import pathlib
+import time
+from IPython.display import Image, display
+
+for picture in pathlib.Path().rglob("*.png"):
+    if time.time() - picture.stat().st_mtime < 600:  # older ones are not of this notebook
+        display(Image(picture))
+"""
 # An example of a docstring: its first line, and what follows until an empty line or the end of the docstring.
 EXAMPLE = re.compile(r'^( *)>>> .*(?:\n(?! *$| *""").+)*', re.MULTILINE)
 
@@ -83,7 +93,8 @@ def _first_cell(docstring: str) -> str:
 def notebook(script: str) -> dict[str, object]:
     """Make a Jupyter notebook (nbformat 4) of a tutorial."""
     cells: list[dict[str, object]] = []
-    for number, (kind, text) in enumerate(notebook_cells(script)):
+    pictures = [("code", SHOW)] if ".png" in script else []
+    for number, (kind, text) in enumerate([*notebook_cells(script), *pictures]):
         if text.strip():
             code = {"execution_count": None, "outputs": []} if kind == "code" else {}
             source = text.strip("\n").splitlines(keepends=True)
@@ -108,7 +119,7 @@ def stage() -> None:
         ("benchmarks/TRIED.md", "benchmarks/TRIED.md"),
     ):
         _write(PAGES / page, (ROOT / source).read_text().replace("](../docs/", "](../"))
-    _write(PAGES / "changelog.md", (ROOT / "CHANGELOG.md").read_text())
+    _write(PAGES / "changelog.md", (ROOT / "CHANGELOG.md").read_text().replace("](docs/", "]("))
     _stage_tutorials()
     _stage_reference()
 

@@ -64,9 +64,19 @@ class WandbLogger:
     """Sends everything to Weights & Biases, in a run of the folder's name; ``WANDB_MODE=offline`` keeps it here."""
 
     def __init__(self, path: Path, settings: Settings, again_from: int | None) -> None:
-        """Begin a run, or go on with that of this folder."""
+        """Begin a run, or go on with that of this folder.
+
+        Raises:
+            RuntimeError: wandb begins none, mostly because nobody has logged in.
+        """
         wandb = package("wandb", "wandb")
-        self._run = wandb.init(id=path.name, name=path.name, dir=str(path), config=dict(settings), resume="allow")
+        try:
+            self._run = wandb.init(id=path.name, name=path.name, dir=str(path), config=dict(settings), resume="allow")
+        except wandb.Error as error:
+            raise RuntimeError(
+                f"RunFolder: wandb begins no run: {error} Run `wandb login` once, or set WANDB_MODE=offline, "
+                "which keeps everything on this machine."
+            ) from error
         self._run.define_metric("*", step_metric="env_steps")
 
     def log(self, env_steps: int, values: Mapping[str, float]) -> None:

@@ -10,6 +10,7 @@ import io
 import itertools
 import json
 import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
@@ -93,6 +94,7 @@ class RunFolder:
             self._open(n_env_steps, progress, loggers)
         except BaseException:
             self._lease.close()
+            shutil.rmtree(self.path)
             raise
 
     @classmethod

@@ -1,6 +1,6 @@
 """Tutorial 04: moving to a GPU, and checking it where there is none.
 
-On device d, an agent's state, observations, actions and new state are on d; settings (`agent_info`, `env_info`) stay on
+On device d, an agent's state, observations, actions and new state are on d; `agent_info` and `env_info` stay on
 the CPU. Data crosses devices in three places only: DeviceEnv, the batcher's hand-over, and the learner's one `.to`.
 
 `rlstruct.testing.sim_device` adds devices named sim:0, sim:1, …: they compute on the CPU and refuse, as a GPU does, to

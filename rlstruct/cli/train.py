@@ -188,6 +188,8 @@ def _begun(record: RunRecord, output: Output) -> RunFolder:
         return RunFolder(name, record, n_env_steps=config.n_env_steps, root=output.runs, **_shown(output))
     except OSError as error:
         raise UserError(f"--runs {output.runs}: no folder can be made there: {error.strerror}.") from None
+    except RuntimeError as error:  # of a logger
+        raise UserError(f"--loggers {' '.join(output.loggers)}: {str(error).partition(': ')[2]}") from None
 
 
 def _resumed(run: Path, record: RunRecord, output: Output) -> RunFolder:

@@ -6,6 +6,7 @@ import dataclasses
 import sys
 import time
 from collections.abc import Mapping
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.loggers import flat_settings
 from rlstruct.algos.run_folder import RunFolder
+from rlstruct.cli.main import main
 
 for package in ("tqdm", "tensorboard", "matplotlib"):
     pytest.importorskip(package, reason="needs the extra train")
@@ -117,6 +119,7 @@ def test_wandb_gets_a_run_that_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
         finish=lambda: finished.append(True),
     )
     fake: Any = ModuleType("wandb")
+    fake.Error = Exception
     fake.init = lambda **words: begun.append(words) or run
     monkeypatch.setitem(sys.modules, "wandb", fake)
     folder = make(tmp_path, "wandb")
@@ -126,6 +129,28 @@ def test_wandb_gets_a_run_that_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
     assert [line["env_steps"] for line in lines] == [10, 20, 15]
     assert lines[2]["evaluation/mean_return"] == 2.0
     assert finished == [True]
+
+
+def test_wandb_without_a_key_says_how_to_log_in_and_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake: Any = ModuleType("wandb")
+    fake.__spec__ = ModuleSpec("wandb", None)
+    fake.Error = type("UsageError", (Exception,), {})
+
+    def init(**_: Any) -> None:
+        raise fake.Error("No API key configured.")
+
+    fake.init = init
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    said = "wandb begins no run: No API key configured. Run `wandb login` once, or set WANDB_MODE=offline, which keeps"
+    with pytest.raises(RuntimeError, match=said):
+        make(tmp_path, "wandb")
+    assert list(tmp_path.iterdir()) == []
+    pytest.importorskip("tyro")
+    assert main(["train", "a2c", "--env", "CartPole-v1", "--loggers", "wandb", "--runs", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith(f"rlstruct train: --loggers wandb: {said}")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_mlflow_gets_a_run_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,6 +141,8 @@ def test_a_tutorial_runs_as_a_notebook(script: Path, tmp_path: Path) -> None:
     client.execute()
     said = "".join(o.get("text", "") for cell in notebook.cells for o in cell.get("outputs", []))
     assert said
+    shown = [o for cell in notebook.cells for o in cell.get("outputs", []) if "image/png" in o.get("data", {})]
+    assert bool(shown) == (".png" in script.read_text())
 
 
 def test_every_error_of_the_library_is_explained_on_its_page() -> None:
