@@ -3,7 +3,7 @@
 import warp as wp
 
 from rlstruct.sims.atari.objects import NO_PIXELS, around, ball, missile, player, playfield
-from rlstruct.sims.atari.state import Outer, Registers, Shared
+from rlstruct.sims.atari.state import Outer, Registers, Shared, pixels, set_pixels
 
 LINE = 228
 BLANK = 68
@@ -58,6 +58,30 @@ def missile0(m: Registers, word: int) -> wp.uint32:
 
 
 @wp.func
+def meet(a: wp.uint32, b: wp.uint32, c: wp.uint32, d: wp.uint32, e: wp.uint32, f: wp.uint32) -> wp.uint32:
+    """Pixels of at least two of six objects."""
+    twice = a & b
+    seen = a | b
+    twice |= seen & c
+    seen |= c
+    twice |= seen & d
+    seen |= d
+    twice |= seen & e
+    seen |= e
+    return twice | (seen & f)
+
+
+@wp.func
+def present(m: Registers) -> int:
+    """How many objects may have pixels, wherever they are."""
+    shape0 = wp.where(m.delay0 != 0, m.old_shape0, m.shape0)
+    shape1 = wp.where(m.delay1 != 0, m.old_shape1, m.shape1)
+    ball = wp.where(m.delay_ball != 0, m.old_ball, m.ball)
+    n = wp.where(shape0 != 0, 1, 0) + wp.where(shape1 != 0, 1, 0) + wp.where(m.playfield != 0, 1, 0)
+    return n + (m.missile0 & ~m.hide0) + (m.missile1 & ~m.hide1) + wp.where(ball != 0, 1, 0)
+
+
+@wp.func
 def sweep_word(board: Shared, i: int, m: Registers, outer: Outer, word: int, begin: int, end: int):
     """Pixels `begin` to `end` of a line, within one word of 32."""
     inside = (FULL << wp.uint32(begin & 31)) & (FULL >> wp.uint32(31 - ((end - 1) & 31)))
@@ -77,12 +101,13 @@ def sweep_word(board: Shared, i: int, m: Registers, outer: Outer, word: int, beg
         m1 = inside & missile(wp.where(m.hide1 != 0, 0, m.missile1), m.x_missile1, m.size1, word)
         bl = inside & ball(m, word)
         pf = inside & playfield(m, word)
-        c = m.collisions
-        c |= hit(m0, p1, 0x0001) | hit(m0, p0, 0x0002) | hit(m1, p0, 0x0004) | hit(m1, p1, 0x0008)
-        c |= hit(p0, pf, 0x0010) | hit(p0, bl, 0x0020) | hit(p1, pf, 0x0040) | hit(p1, bl, 0x0080)
-        c |= hit(m0, pf, 0x0100) | hit(m0, bl, 0x0200) | hit(m1, pf, 0x0400) | hit(m1, bl, 0x0800)
-        c |= hit(bl, pf, 0x1000) | hit(p0, p1, 0x2000) | hit(m0, m1, 0x4000)
-        m.collisions = c
+        if meet(p0, p1, m0, m1, bl, pf) != NO_PIXELS:
+            c = m.collisions
+            c |= hit(m0, p1, 0x0001) | hit(m0, p0, 0x0002) | hit(m1, p0, 0x0004) | hit(m1, p1, 0x0008)
+            c |= hit(p0, pf, 0x0010) | hit(p0, bl, 0x0020) | hit(p1, pf, 0x0040) | hit(p1, bl, 0x0080)
+            c |= hit(m0, pf, 0x0100) | hit(m0, bl, 0x0200) | hit(m1, pf, 0x0400) | hit(m1, bl, 0x0800)
+            c |= hit(bl, pf, 0x1000) | hit(p0, p1, 0x2000) | hit(m0, m1, 0x4000)
+            m.collisions = c
         black = wp.where(m.hmove_blank != 0 and word == 0, inside & wp.uint32(0xFF), NO_PIXELS)
     if board.draw != 0:
         draw_word(board, i, m, outer, word, inside, black, p0 | m0, p1 | m1, pf, bl)
@@ -95,14 +120,21 @@ def draw_word(
 ):  # fmt: skip
     """Draw what is inside, four pixels at a time: `first` is player 0 with its missile, `second` player 1."""
     begin = ((m.swept - m.frame_start) // LINE - outer.first_line) * 40 + word * 8
-    in_front = (m.control & 4) != 0
+    which = i * 2 + (outer.n_frames & 1)
     something = first | second | pf | bl | black
+    background = EACH_BYTE * wp.uint32(m.color_background)
     k = int(0)
+    if something == NO_PIXELS and inside == FULL:
+        while k < 8:
+            set_pixels(board.screen, which, board.picture, begin + k, background)
+            k += 1
+        return
+    in_front = (m.control & 4) != 0
     while k < 8:
         shift = wp.uint32(4 * k)
         kept = (inside >> shift) & wp.uint32(15)
         if kept != wp.uint32(0):
-            four = EACH_BYTE * wp.uint32(m.color_background)
+            four = background
             if ((something >> shift) & wp.uint32(15)) != wp.uint32(0):
                 field = m.color_playfield
                 if (m.control & 6) == 2:
@@ -115,8 +147,8 @@ def draw_word(
                 four = mix(four, 0, black >> shift)
             if kept != wp.uint32(15):
                 where = four_bytes(kept)
-                four = (four & where) | (board.screen[i, outer.n_frames & 1, begin + k] & ~where)
-            board.screen[i, outer.n_frames & 1, begin + k] = four
+                four = (four & where) | (pixels(board.screen, which, board.picture, begin + k) & ~where)
+            set_pixels(board.screen, which, board.picture, begin + k, four)
         k += 1
 
 
@@ -130,7 +162,10 @@ def sweep(board: Shared, i: int, m: Registers, outer: Outer, until: int):
         n = wp.min(LINE - clock, stop - m.swept)
         begin = wp.max(clock - BLANK, 0)
         end = clock + n - BLANK
+        # Without a picture, only objects that may meet matter.
         x = int(begin)
+        if board.draw == 0 and ((m.vblank & 2) != 0 or present(m) < 2):
+            x = end
         while x < end:
             next_x = wp.min((x | 31) + 1, end)
             sweep_word(board, i, m, outer, x >> 5, x, next_x)

@@ -29,15 +29,20 @@ def switch_bank(board: Shared, m: Registers, address: int):
 
 
 @wp.func
+def rom_place(board: Shared, m: Registers, address: int) -> int:
+    """Which byte of the ROM an address of the cartridge means."""
+    if board.mapper == FE:
+        return (address & 0xFFF) + ((~address & 0x2000) >> 1)
+    page = int((m.pages >> wp.uint32(((address >> 10) & 3) * 8)) & wp.uint32(0xFF))
+    return page * 1024 + (address & 0x3FF)
+
+
+@wp.func
 def rom_byte(board: Shared, i: int, m: Registers, address: int) -> int:
     """Read the cartridge, after `switch_bank`."""
-    if board.mapper == F8SC or board.mapper == F6SC:
-        if (address & 0xF80) == 0x080:
-            return int(board.ram[i, 128 + (address & 127)])
-    elif board.mapper == FE:
-        return int(board.rom[(address & 0xFFF) + ((~address & 0x2000) >> 1)])
-    page = int((m.pages >> wp.uint32(((address >> 10) & 3) * 8)) & wp.uint32(0xFF))
-    return int(board.rom[page * 1024 + (address & 0x3FF)])
+    if (board.mapper == F8SC or board.mapper == F6SC) and (address & 0xF80) == 0x080:
+        return int(board.ram[i, 128 + (address & 127)])
+    return int(board.rom[rom_place(board, m, address)])
 
 
 @wp.func

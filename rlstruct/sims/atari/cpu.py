@@ -7,9 +7,9 @@ import warp as wp
 
 from rlstruct.sims.atari import opcodes as op
 from rlstruct.sims.atari.beam import sweep
-from rlstruct.sims.atari.cartridge import rom_byte, switch_bank, write_cartridge
+from rlstruct.sims.atari.cartridge import rom_byte, rom_place, switch_bank, write_cartridge
 from rlstruct.sims.atari.riot import read_riot, write_riot
-from rlstruct.sims.atari.state import Outer, Registers, Shared
+from rlstruct.sims.atari.state import Outer, Registers, Shared, instruction
 from rlstruct.sims.atari.tia import read_tia, write_delay, write_tia
 
 
@@ -22,6 +22,39 @@ def fetch(board: Shared, i: int, m: Registers):
     else:
         m.bus = int(board.ram[i, m.pc & 127])
     m.pc = (m.pc + 1) & 0xFFFF
+
+
+@wp.func
+def fetch_slowly(board: Shared, i: int, m: Registers) -> wp.uint64:
+    """Read an instruction byte by byte, because each byte may come from RAM, or switch banks."""
+    text = wp.uint64(0)
+    length = int(1)
+    k = int(0)
+    while k < length:
+        fetch(board, i, m)
+        text |= wp.uint64(m.bus) << wp.uint64(8 * k)
+        if k == 0:
+            word = board.opcodes[m.bus]
+            text |= wp.uint64(wp.uint32(word)) << wp.uint64(32)
+            mode = word & 15
+            if mode >= op.IMMEDIATE and mode <= op.INDIRECT:
+                length = wp.where(mode >= op.ABSOLUTE, 3, 2)
+        k += 1
+    return text
+
+
+@wp.func
+def fetch_instruction(board: Shared, i: int, m: Registers) -> wp.uint64:
+    """Read an instruction, where possible as a whole: its bytes, and above 32 bits the word of `opcodes`."""
+    text = wp.uint64(0)
+    if (m.pc & 0x1000) != 0:
+        text = instruction(board.program, rom_place(board, m, m.pc))
+    length = int(text >> wp.uint64(24)) & 3
+    if length == 0:
+        return fetch_slowly(board, i, m)
+    m.pc = (m.pc + length) & 0xFFFF
+    m.bus = int(text >> wp.uint64(8 * length - 8)) & 0xFF
+    return text
 
 
 @wp.func
@@ -50,19 +83,17 @@ def set_status(m: Registers, byte: int):
 
 
 @wp.func
-def find_operand(board: Shared, i: int, m: Registers, word: int):
+def find_operand(board: Shared, i: int, m: Registers, word: int, operand: int):
     """Read the bytes after the opcode, and find the address that they mean."""
     mode = word & 15
     index = wp.where(mode == op.ZERO_X or mode == op.ABSOLUTE_X, m.x, 0)
     index = wp.where(mode == op.ZERO_Y or mode == op.ABSOLUTE_Y, m.y, index)
     base = m.address
     if mode >= op.IMMEDIATE and mode <= op.INDIRECT:
-        fetch(board, i, m)
-        base = m.bus
+        base = operand & 0xFF
         m.address = (base + index) & 0xFF
         if mode >= op.ABSOLUTE:
-            fetch(board, i, m)
-            base |= m.bus << 8
+            base = operand
             m.address = (base + index) & 0xFFFF
         elif mode == op.INDEXED_X:
             m.address = ram_word(board, i, base + m.x)
@@ -336,11 +367,11 @@ def follow_beam(board: Shared, i: int, m: Registers, outer: Outer, writes: int):
 @wp.func
 def step(board: Shared, i: int, m: Registers, outer: Outer):
     """Run one instruction."""
-    fetch(board, i, m)
-    opcode = m.bus
-    word = board.opcodes[opcode]
+    text = fetch_instruction(board, i, m)
+    opcode = int(text) & 0xFF
+    word = int(text >> wp.uint64(32))
     m.cycles += (word >> op.CYCLES) & 15
-    find_operand(board, i, m, word)
+    find_operand(board, i, m, word, int(text >> wp.uint64(8)) & 0xFFFF)
     reads = (word >> op.READ) & 1
     writes = (word >> op.WRITE) & 1
     if (reads | writes) != 0 and (m.address & 0x1080) == 0:

@@ -141,6 +141,7 @@ class Atari(TensorEnv[AtariState]):
         self._chosen = torch.tensor(self.actions, dtype=torch.int32, device=self._device)
         self._board, self._view = Board(), View()
         self._board.rom = wp.array(np.frombuffer(self.game.rom, np.uint8), device=device)
+        self._board.program = wp.from_torch(self._reader.program.to(self._device), dtype=wp.uint64)
         self._board.opcodes = wp.from_torch(self._reader.opcodes.to(self._device))
         self._board.mapper = self._reader.mapper_number
         self._counter = Counter(RULES[self.game.name], self._device)

@@ -15,7 +15,7 @@ from rlstruct.sims.atari import cartridge, games
 from rlstruct.sims.atari.ale_state import AleState
 from rlstruct.sims.atari.controls import JOYSTICK, PADDLE, RIGHT_JOYSTICK, SECOND_PADDLE
 from rlstruct.sims.atari.frame import run_frame
-from rlstruct.sims.atari.opcodes import make_table
+from rlstruct.sims.atari.opcodes import make_program, make_table
 from rlstruct.sims.atari.state import Board, Console, Periphery
 
 _structs: tuple[Any, Any] = (Console, Periphery)  # what the decorator of Warp makes of the classes
@@ -44,6 +44,7 @@ class Consoles:
         registers: the registers of `FIELDS`.  [B, F] int32
         ram: 128 bytes of the console, 128 of the cartridge.  [B, 256] uint8
         opcodes: what `make_table` of `opcodes` says.  [256] int32
+        program: what `make_program` makes of the cartridge.  [bytes of the ROM] int64
         mapper_number: how the cartridge switches banks, as kernels number it.
 
     Args:
@@ -70,9 +71,12 @@ class Consoles:
         self._screens = torch.zeros(n, 2, MOST_PICTURE_LINES * 160, dtype=torch.uint8, device=self.device)
         self._rom = torch.frombuffer(bytearray(rom), dtype=torch.uint8).to(self.device)
         self.opcodes = torch.from_numpy(make_table()).to(self.device)
+        program = make_program(rom, with_ram=mapper.endswith("SC"))
+        self.program = torch.from_numpy(program.view(np.int64)).to(self.device)
         wp.init()
         self._board = Board()
         self._board.rom, self._board.opcodes = wp.from_torch(self._rom), wp.from_torch(self.opcodes)
+        self._board.program = wp.from_torch(self.program, dtype=wp.uint64)
         self._board.mapper = self.mapper_number = MAPPERS[mapper]
         self._everybody = torch.ones(n, dtype=torch.int32, device=self.device)
 
@@ -221,7 +225,7 @@ def run_consoles(
     """Run a frame of B consoles in place.
 
     Args:
-        board: a `Board` with its ROM, opcodes and mapper.
+        board: a `Board` with its ROM, program, opcodes and mapper.
         memory: registers [B, F] int32, memory [B, 256] uint8, and screens [B, 2, lines * 160] uint8.
         actions: ALE's number of the action of each console, 0 to 17.  [B] int32
         running: 0 leaves a console as it is.  [B] int32
@@ -232,14 +236,11 @@ def run_consoles(
     place: dict[str, Any] = {"shape": (len(ram),), "strides": strides, "device": device, "copy": False}
     consoles: Any = wp.array(ptr=begin, dtype=Console, **place)
     board.outer = wp.array(ptr=begin + 4 * len(_structs[0].vars), dtype=Periphery, **place)
-    board.ram, board.screen, board.draw = wp.from_torch(ram), _in_fours(screens), int(draw)
+    board.ram, board.draw = wp.from_torch(ram), int(draw)
+    board.screen = wp.from_torch(screens.view(torch.int32).view(-1), dtype=wp.uint32)
+    board.picture = screens.shape[2] // 4
     apart = APART if ram.is_cuda else 1
     launch(ram.device, run_frame, len(ram) * apart, consoles, board, actions, running, apart, block=BLOCK)
-
-
-def _in_fours(screens: Tensor) -> Any:
-    """Pixels as words of four."""
-    return wp.from_torch(screens.view(torch.int32), dtype=wp.uint32)
 
 
 def launch(device: torch.device, kernel: Any, shape: int | Sequence[int], *inputs: Any, block: int = 256) -> None:

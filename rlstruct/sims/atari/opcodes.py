@@ -180,3 +180,26 @@ def _undocumented() -> dict[int, int]:
     ):  # fmt: skip
         table.update(dict.fromkeys(opcodes, word(mode, nz=False)))
     return table
+
+
+def make_program(rom: bytes, *, with_ram: bool = False) -> npt.NDArray[np.uint64]:
+    """Make the instructions that begin at each byte of a ROM, so that one access reads all of one.
+
+    Args:
+        rom: the bytes of the cartridge.
+        with_ram: whether the second 128 bytes that the processor sees of it are RAM.
+
+    Returns:
+        From the lowest byte on: opcode, both bytes after it, how many bytes the instruction has, and the word of
+        `make_table`. The length is 0 where the bytes must be read one by one: at the end of a kilobyte, before the
+        addresses that switch banks, and before and in RAM.  [bytes of the ROM] uint64
+    """
+    code, place = np.frombuffer(rom, np.uint8).astype(np.uint64), np.arange(len(rom)) & 0xFFF
+    words = make_table().view(np.uint32).astype(np.uint64)[code]
+    mode = (words >> np.uint64(MODE)) & np.uint64(15)
+    length = np.select([mode == IMPLIED, mode >= PUSH, mode >= ABSOLUTE], [1, 1, 3], 2).astype(np.uint64)
+    length[((place & 0x3FF) >= 0x3FE) | (place >= 0xFDE)] = 0
+    if with_ram:
+        length[(place >= 0x07E) & (place < 0x100)] = 0
+    parts = (code, np.roll(code, -1), np.roll(code, -2), length, words)
+    return np.bitwise_or.reduce([part << np.uint64(8 * k) for k, part in enumerate(parts)])

@@ -51,11 +51,6 @@ class Console:
     missile1: int
     ball: int  # ENABL
     old_ball: int
-    move0: int  # HMP0, 0 to 15
-    move1: int
-    move_missile0: int
-    move_missile1: int
-    move_ball: int
     delay0: int  # VDELP0
     delay1: int
     delay_ball: int
@@ -104,6 +99,11 @@ class Periphery:
     paddle_most: int
     input2: int  # what INPT2 and INPT3 read
     # TIA
+    move0: int  # HMP0, 0 to 15
+    move1: int
+    move_missile0: int
+    move_missile1: int
+    move_ball: int
     vsync_end: int  # clock from which the end of VSYNC ends the frame
     dump: int
     dump_end: int  # cycle
@@ -122,10 +122,12 @@ class Board:
     """What lies in memory, and what is equal for all consoles of a launch."""
 
     rom: wp.array(dtype=wp.uint8)
+    program: wp.array(dtype=wp.uint64)  # the instruction at each byte of the ROM; see `opcodes.make_program`
     opcodes: wp.array(dtype=int)  # [256]
     outer: wp.array(dtype=Periphery)  # [B]
     ram: wp.array2d(dtype=wp.uint8)  # [B, 256]: 128 of the RIOT, 128 of the cartridge
-    screen: wp.array3d(dtype=wp.uint32)  # [B, 2, lines * 40], four pixels each: frames take turns
+    screen: wp.array(dtype=wp.uint32)  # [B * 2 * lines * 40], four pixels each: frames take turns
+    picture: int  # how many of these a picture has: lines * 40
     mapper: int
     draw: int
 
@@ -138,3 +140,18 @@ under an ``if``, Warp turns into selections: the same kernel was 30 times slower
 """
 Outer = wp.ref[Periphery]
 Shared = wp.ref[Board]
+
+
+@wp.func_native(snippet="return program.data[at];")
+def instruction(program: wp.array(dtype=wp.uint64), at: int) -> wp.uint64:
+    """An entry of `Board.program`: without the stride and the negative indices of Warp's arrays, on which all waits."""
+
+
+@wp.func_native(snippet="return screen.data[size_t(which) * size + at];")
+def pixels(screen: wp.array(dtype=wp.uint32), which: int, size: int, at: int) -> wp.uint32:
+    """Four pixels of picture `which` of `Board.screen`."""
+
+
+@wp.func_native(snippet="screen.data[size_t(which) * size + at] = four;")
+def set_pixels(screen: wp.array(dtype=wp.uint32), which: int, size: int, at: int, four: wp.uint32):
+    """Draw four pixels of it."""

@@ -105,11 +105,11 @@ def hmove(m: Registers, outer: Outer):
     outer.hmove_clock = m.cycles * 3
     if clock < 63 or clock >= 225:
         m.hmove_blank = outer.blanks
-    m.x0 = around(m.x0 + hmove_shift(clock, m.move0))
-    m.x1 = around(m.x1 + hmove_shift(clock, m.move1))
-    m.x_missile0 = around(m.x_missile0 + hmove_shift(clock, m.move_missile0))
-    m.x_missile1 = around(m.x_missile1 + hmove_shift(clock, m.move_missile1))
-    m.x_ball = around(m.x_ball + hmove_shift(clock, m.move_ball))
+    m.x0 = around(m.x0 + hmove_shift(clock, outer.move0))
+    m.x1 = around(m.x1 + hmove_shift(clock, outer.move1))
+    m.x_missile0 = around(m.x_missile0 + hmove_shift(clock, outer.move_missile0))
+    m.x_missile1 = around(m.x_missile1 + hmove_shift(clock, outer.move_missile1))
+    m.x_ball = around(m.x_ball + hmove_shift(clock, outer.move_ball))
     m.skip0 = 0
     m.skip1 = 0
     m.stars = 0
@@ -220,18 +220,18 @@ def write_place(m: Registers, register: int, value: int):
 def write_move(m: Registers, outer: Outer, register: int, value: int):
     """Motion, vertical delay, hidden missiles, HMOVE and the two that clear: 0x20 to 0x2C."""
     if register == 0x20:
-        m.move0 = value >> 4
+        outer.move0 = value >> 4
     elif register == 0x21:
-        m.move1 = value >> 4
+        outer.move1 = value >> 4
     elif register == 0x22:
-        if m.cycles * 3 == outer.hmove_clock + 63 and m.move_missile0 == 7 and (value >> 4) == 6:
+        if m.cycles * 3 == outer.hmove_clock + 63 and outer.move_missile0 == 7 and (value >> 4) == 6:
             m.stars = 1
             m.stars_line = 0
-        m.move_missile0 = value >> 4
+        outer.move_missile0 = value >> 4
     elif register == 0x23:
-        m.move_missile1 = value >> 4
+        outer.move_missile1 = value >> 4
     elif register == 0x24:
-        m.move_ball = value >> 4
+        outer.move_ball = value >> 4
     elif register == 0x25:
         m.delay0 = value & 1
     elif register == 0x26:
@@ -249,11 +249,11 @@ def write_move(m: Registers, outer: Outer, register: int, value: int):
     elif register == 0x2A:
         hmove(m, outer)
     elif register == 0x2B:
-        m.move0 = 0
-        m.move1 = 0
-        m.move_missile0 = 0
-        m.move_missile1 = 0
-        m.move_ball = 0
+        outer.move0 = 0
+        outer.move1 = 0
+        outer.move_missile0 = 0
+        outer.move_missile1 = 0
+        outer.move_ball = 0
     elif register == 0x2C:
         m.collisions = 0
 
