@@ -53,19 +53,11 @@ class ModelAgent(RL_Agent, Generic[Model]):
         self.stochastic = stochastic
 
     def update(self, info: Mapping[str, Tensor]) -> None:
-        """Take over new weights; see `RL_Agent.update`.
-
-        Args:
-            info: a state_dict of the model, on any device.
-        """
+        """Take over new weights; see `RL_Agent.update`."""
         self.model.load_state_dict(info)
 
 
 def module_device(model: nn.Module) -> torch.device:
-    """Return the device of a module's first parameter, the CPU if it has none.
-
-    Args:
-        model: any module.
-    """
+    """Return the device of a module's first parameter, the CPU if it has none."""
     first = next(model.parameters(), None)
     return resolve_device("cpu" if first is None else first.device)

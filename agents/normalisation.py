@@ -15,9 +15,6 @@ from rlstruct.functional.returns import discounted_sum
 class RunningMoments(nn.Module):
     """Mean and variance of everything seen so far, in buffers (Chan, Golub and LeVeque, 1979).
 
-    Args:
-        shape: of one value.
-
     Attributes:
         mean: 0 at first.         float64
         variance: 1 at first.     float64
@@ -73,12 +70,7 @@ class Normalised(nn.Module):
     clip: Final[float]
 
     def __init__(
-        self,
-        model: nn.Module,
-        frame_shape: Sequence[int] | None,
-        *,
-        discount: float | None = None,
-        clip: float = 10.0,
+        self, model: nn.Module, frame_shape: Sequence[int] | None, *, discount: float | None = None, clip: float = 10.0
     ) -> None:
         """Begin with statistics that change nothing but what the clip cuts."""
         super().__init__()

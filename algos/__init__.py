@@ -9,7 +9,7 @@ from rlstruct.algos.alphazero import AlphaZeroConfig
 from rlstruct.algos.config import TrainingConfig, load_config
 from rlstruct.algos.dqn import DQNConfig
 from rlstruct.algos.evaluation import Evaluation, Evaluator
-from rlstruct.algos.learner import GradientLearner, Learner
+from rlstruct.algos.learner import GradientLearner
 from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer
 from rlstruct.algos.reinforce import ReinforceConfig
@@ -24,7 +24,6 @@ __all__ = [
     "Evaluation",
     "Evaluator",
     "GradientLearner",
-    "Learner",
     "PPOConfig",
     "PrioritisedReplayBuffer",
     "ReinforceConfig",

@@ -55,9 +55,9 @@ class A2CConfig(TrainingConfig):
             it. From the second time on older weights chose the actions, so it needs vtrace.
         n_minibatches: split the environments of a batch into this many minibatches, one gradient step on each. With
             many environments, a single step on all of them wastes what they saw. Needs vtrace, too.
-        window: learn after every batch from one of the minibatches, in turn, and there from the last so many batches:
-            with n_timesteps = 1 and a window of n_minibatches every step of the environments brings a gradient step,
-            and each of theirs is learnt from once. None learns from each batch by itself, all its minibatches. Needs
+        window: learn after every batch from one of the minibatches, in turn: from its part of the last ``window``
+            batches. With n_timesteps = 1 and a window of n_minibatches every step of the environments brings a gradient
+            step, and each is learnt from once. None learns from each batch by itself, all its minibatches. Needs
             vtrace, and minibatches of one size.
         rho_clip: bound of V-trace's weight of a step, see rlstruct.functional.advantages.vtrace. With several steps
             on a batch choose more than 1: otherwise actions that have become more probable count too little, and where
@@ -168,11 +168,6 @@ def _targets(
 class Learner(GradientLearner):
     """The network that learns.
 
-    Args:
-        model: on the learner's device.
-        agent: acts with this very model, so that gradients reach it.
-        config: see `A2CConfig`.
-
     Raises:
         ValueError: the network keeps statistics of rewards, which a ``window`` would show it out of order.
     """
@@ -189,7 +184,7 @@ class Learner(GradientLearner):
             )
 
     def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
-        """Learn from one batch, or from the window of one minibatch once it is full; see `Learner.update`."""
+        """Learn from one batch, or from the window of one minibatch once it is full; see `GradientLearner.update`."""
         if (window := self.config.window) is None:
             return super().update(trajectories, fraction_done)
         self._latest = [*self._latest, trajectories.to(self.device)][-window:]

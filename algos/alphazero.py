@@ -193,7 +193,7 @@ class Learner(GradientLearner):
 
         Args:
             trajectories: the next moves of every game, on any device.  [B, T]
-            fraction_done: see `rlstruct.algos.learner.Learner.update`.
+            fraction_done: see `GradientLearner.update`.
 
         Returns:
             Detached means over the gradient steps of the terms of `losses` and of ``gradient_norm``, on the learner's

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 AnyConfig = TypeVar("AnyConfig", bound="TrainingConfig")
 
 # What may change when a training is resumed: how long, how it is watched, and where it computes.
-_MAY_CHANGE = {
+MAY_CHANGE = {
     *("n_env_steps", "target_return", "log_interval", "checkpoint_interval"),
     *("compile_agent", "compile_update", "graph"),
     *("evaluation_interval", "evaluation_step_limit", "learner_device", "batcher_device", "evaluation_device"),
@@ -108,11 +108,7 @@ class TrainingConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            ValueError: a setting is out of range.
-        """
+        """Check the settings."""
         self._refuse_below_one(_COUNTS)
         for name in _COUNTS_OR_NONE:
             count = getattr(self, name)
@@ -137,11 +133,7 @@ class TrainingConfig:
             self._refuse(name, getattr(self, name) >= 1, "at least 1")
 
     def _refuse(self, name: str, good: bool, expected: str) -> None:
-        """Raise unless a setting is good.
-
-        Raises:
-            ValueError: it is not.
-        """
+        """Raise unless a setting is good."""
         if not good:
             raise ValueError(f"{type(self).__name__}: {name} is {getattr(self, name)}, expected {expected}.")
 
@@ -175,23 +167,14 @@ def load_config(path: str | Path, kind: type[AnyConfig]) -> AnyConfig:
 
 
 def check_resumed(checkpoint: Mapping[str, Any], config: TrainingConfig) -> None:
-    """Raise unless a training with these settings can continue from a checkpoint.
-
-    Args:
-        checkpoint: its settings are ``config``, and it has collected ``env_steps``.
-        config: the present settings.
-
-    Raises:
-        ValueError: a setting differs that changes what is learnt, or they belong to another algorithm, or fewer
-            environment steps are asked for than were collected.
-    """
+    """Raise unless a training with these settings can continue from a checkpoint."""
     saved, now = {"n_learners": 1, **checkpoint["config"]}, asdict(config)  # before there were several
     for name in sorted(saved.keys() | now.keys()):
-        if name in _MAY_CHANGE or (name in saved and name in now and saved[name] == now[name]):
+        if name in MAY_CHANGE or (name in saved and name in now and saved[name] == now[name]):
             continue
         raise ValueError(
             f"{type(config).__name__}: {name} is {now.get(name, 'missing')}, but {saved.get(name, 'missing')} in the "
-            f"checkpoint. Resume with the settings of the run, see load_config; only {', '.join(sorted(_MAY_CHANGE))} "
+            f"checkpoint. Resume with the settings of the run, see load_config; only {', '.join(sorted(MAY_CHANGE))} "
             "may change."
         )
     collected = checkpoint["env_steps"]

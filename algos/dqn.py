@@ -155,11 +155,6 @@ def action_values(agent: RL_Agent, observation: DictTensor) -> Tensor:
 class Learner(GradientLearner):
     """The network that learns, its two slow copies and its replay buffer.
 
-    Args:
-        model: on the learner's device.
-        create_agent: see `train`.
-        config: see `DQNConfig`.
-
     Attributes:
         model: the running average, which acts and is evaluated.
         online_model: the model that was given, which learns.
@@ -192,7 +187,7 @@ class Learner(GradientLearner):
 
         Args:
             trajectories: the next steps of every environment, on any device.  [B, T]
-            fraction_done: see `rlstruct.algos.learner.Learner.update`.
+            fraction_done: see `GradientLearner.update`.
 
         Returns:
             Detached means over the gradient steps, on the learner's device: ``loss``, ``value`` of the actions taken,
@@ -249,12 +244,7 @@ class Learner(GradientLearner):
 
 
 class Follower:
-    """Moves the weights of a copy towards those of a model, in place. Buffers are copied as they are.
-
-    Args:
-        copied: what moves.
-        model: same architecture, same device.
-    """
+    """Moves the weights of a copy towards those of a model, in place. Buffers are copied as they are."""
 
     def __init__(self, copied: nn.Module, model: nn.Module) -> None:
         """Find the weights once: a walk through the modules costs more than the move."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.algos.evaluation import Evaluation
-from rlstruct.algos.learner import Learner
+from rlstruct.algos.learner import GradientLearner
 from rlstruct.algos.learners import learners
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.batchers import EpisodeStatistics
@@ -33,19 +33,13 @@ class _Update(NamedTuple):
 
 
 class TrainingHistory:
-    """Keeps what a training measures, looks at the losses once in many updates, and writes the log.
+    """Keeps what a training measures, looks at the losses once in many updates, and writes the log."""
 
-    Attributes:
-        statistics: as given.
-        evaluations: all so far.
-        losses: name to one number for each update that was looked at.
-    """
-
-    def __init__(self, learner: Learner, statistics: EpisodeStatistics, folder: RunFolder | None) -> None:
+    def __init__(self, learner: GradientLearner, statistics: EpisodeStatistics, folder: RunFolder | None) -> None:
         """Begin with nothing measured."""
         self.statistics = statistics
-        self.evaluations: list[Evaluation] = []
-        self.losses: dict[str, list[float]] = {}
+        self.evaluations: list[Evaluation] = []  # all so far
+        self.losses: dict[str, list[float]] = {}  # name to one number for each update that was looked at
         self._learner, self._folder = learner, folder
         self._unread: list[_Update] = []
 
@@ -65,7 +59,7 @@ class TrainingHistory:
         Args:
             env_steps: collected until now.
             policy_lag: changes of the weights between those that collected the batch and those that learnt from it.
-            terms: what `Learner.update` returned.
+            terms: what `GradientLearner.update` returned.
         """
         if self._folder is not None:
             self._folder.advance(env_steps)
@@ -116,7 +110,7 @@ class TrainingHistory:
         ]
 
     def _refuse(self, update: _Update, numbers: Mapping[str, float]) -> None:
-        """Stop a training that diverged, and save the weights: a `GradientLearner` has kept those that led there."""
+        """Stop a training that diverged, and save the weights, which the learner has kept as they were."""
         wrong = {name: number for name, number in numbers.items() if not math.isfinite(number)}
         terms = ", ".join(f"{name} is {number}" for name, number in wrong.items())
         kept = "Train with a run folder, run=RunFolder(…), to have the weights saved that led there."

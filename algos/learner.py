@@ -1,4 +1,4 @@
-"""What learns: the contract that the training loop knows, and what learners with one network share."""
+"""What learns: the base of all learners, each of which turns what was collected into better weights."""
 
 from __future__ import annotations
 
@@ -28,44 +28,6 @@ if TYPE_CHECKING:
 CreateAgent = Callable[..., RL_Agent]
 
 
-class Learner(Protocol):
-    """Turns what was collected into better weights.
-
-    Attributes:
-        whole_episodes: every batch starts new episodes; otherwise each continues where the last one stopped, in
-            environments that restart by themselves.
-        overlap: begin to collect the next batch before learning from this one. Worker processes then collect while the
-            learner learns, with weights that are one update older than they could be.
-        model: whose weights are published to the batchers.
-        policy_version: how often the weights have changed.
-    """
-
-    whole_episodes: ClassVar[bool]
-    overlap: bool
-    model: nn.Module
-    policy_version: int
-
-    def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
-        """Learn from one batch.
-
-        Args:
-            trajectories: on any device.  [B, T]
-            fraction_done: how much of the training was over before this batch, in [0, 1].
-
-        Returns:
-            Detached numbers on one device, always the same names; empty if nothing was learnt.  [] each
-        """
-
-    def agent_info(self, fraction_done: float, n_envs: int) -> DictTensor:
-        """Return the ``agent_info`` with which to collect the next batch: [B] on the CPU, or empty."""
-
-    def state_dict(self) -> dict[str, object]:
-        """Return what a checkpoint needs."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on, bit by bit, where `state_dict` was called; tensors may be on any device, and are copied."""
-
-
 @runtime_checkable
 class KeepsStatistics(Protocol):
     """A network with running statistics of what it learns from, such as `rlstruct.agents.Normalised`."""
@@ -93,7 +55,11 @@ class GradientLearner(ABC):
         config: its learning rate, gradient norm, device, and how updates run.
 
     Attributes:
-        model: as given.
+        whole_episodes: every batch starts new episodes; otherwise each continues where the last one stopped, in
+            environments that restart by themselves.
+        overlap: begin to collect the next batch before learning from this one. Worker processes then collect while the
+            learner learns, with weights that are one update older than they could be.
+        model: as given; its weights are published to the batchers.
         agent: as given.
         device: where the losses are computed.
         optimizer: Adam (Kingma and Ba, ICLR 2015).
@@ -101,7 +67,6 @@ class GradientLearner(ABC):
         learners: all that train this network, each in a process of its own.
         version_now: the same when the update began, for what a graph computes.  [] int64 on the device
         statistics: the network, if it keeps some of what it learns from; else None.
-        whole_episodes: see `Learner`, as for ``overlap``.
     """
 
     whole_episodes: ClassVar[bool] = False
@@ -150,12 +115,20 @@ class GradientLearner(ABC):
             batch: on the learner's device.  [B, T]
 
         Returns:
-            Detached numbers, see `Learner.update`.
+            Detached numbers, see `update`.
         """
         return self.descend(*self.gradient(tensors_of(batch)))
 
     def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
-        """Learn from one batch; see `Learner.update`."""
+        """Learn from one batch.
+
+        Args:
+            trajectories: on any device.  [B, T]
+            fraction_done: how much of the training was over before this batch, in [0, 1].
+
+        Returns:
+            Detached numbers on one device, always the same names; empty if nothing was learnt.  [] each
+        """
         batch = self.learn_from(trajectories)
         self.anneal(fraction_done)
         self._first = self.policy_version
@@ -173,7 +146,7 @@ class GradientLearner(ABC):
         return carry, terms
 
     def agent_info(self, fraction_done: float, n_envs: int) -> DictTensor:
-        """Return nothing: these agents need no ``agent_info``."""
+        """Return the ``agent_info`` with which to collect the next batch, [B] on the CPU, or empty as here."""
         return DictTensor()
 
     @operation("copy")
@@ -206,9 +179,6 @@ class GradientLearner(ABC):
 
     def gradient(self, *given: Tensors) -> tuple[Tensors, Tensors]:
         """Differentiate the ``loss`` among `terms`, compiled where that is asked for, over the shares of all learners.
-
-        Args:
-            given: what `terms` is called with.
 
         Returns:
             The terms, detached, with ``gradient_norm`` [] if there is a bound; and the gradient of each weight by its
@@ -280,7 +250,7 @@ class GradientLearner(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called, with the present settings.
+        """Go on, bit by bit, where `state_dict` was called, with the present settings; tensors may be on any device.
 
         Raises:
             RuntimeError: the model is another one.

@@ -21,62 +21,33 @@ Line = TypeVar("Line", bound=Mapping[str, float])
 
 @dataclass(frozen=True)
 class Curve:
-    """One number along one training.
+    """One number along one training; two values of one step, such as of its last weights, stand one above the other."""
 
-    Attributes:
-        steps: environment steps, in order. Two values of one step are drawn one above the other, such as the evaluation
-            that ended a training and the final one of the same weights.
-        values: the number there.
-    """
-
-    steps: Sequence[float]
-    values: Sequence[float]
+    steps: Sequence[float]  # environment steps, in order
+    values: Sequence[float]  # the number there
 
 
 def draw_learning_curve(rows: Sequence[Mapping[str, float]], path: Path, *, title: str) -> None:
-    """Draw the returns of a training and of its evaluations into a PNG file.
-
-    Args:
-        rows: lines of metrics with ``env_steps`` and, where there is something to draw, ``train/return`` or
-            ``evaluation/mean_return``.
-        path: of the file to write.
-        title: stands above the picture.
-    """
+    """Draw ``train/return`` and ``evaluation/mean_return`` of lines of metrics, where there are any, as PNG."""
     groups = {}
     for label, name in (("training", "train/return"), ("evaluation", "evaluation/mean_return")):
         if points := in_order(row for row in rows if name in row):
             groups[label] = [Curve([row["env_steps"] for row in points], [row[name] for row in points])]
-    draw_curves(groups, path, title=title, metric="mean return (sum of rewards of an episode)")
+    draw_panels({title: groups}, path, metric="mean return (sum of rewards of an episode)")
 
 
 def in_order(rows: Iterable[Line]) -> list[Line]:
-    """Sort by ``env_steps``: an evaluation beside the training is written after what was learnt meanwhile.
-
-    Args:
-        rows: lines of metrics, in the order in which they were written, which those of equal ``env_steps`` keep.
-    """
+    """Sort by ``env_steps``: an evaluation beside the training is written after what was learnt meanwhile."""
     return sorted(rows, key=itemgetter("env_steps"))
 
 
-def draw_curves(groups: Mapping[str, Sequence[Curve]], path: Path, *, title: str, metric: str) -> None:
-    """Draw several trainings of several settings: the mean of each setting, and how far its trainings lie apart.
-
-    Args:
-        groups: label to the curves of its trainings. Their mean is drawn as far as all of them go, and from their
-            lowest to their highest a band; each of them is a thin line.
-        path: of the picture; the ending says which kind.
-        title: stands above it.
-        metric: what the values are.
-    """
-    draw_panels({title: groups}, path, metric=metric)
-
-
 def draw_panels(panels: Mapping[str, Mapping[str, Sequence[Curve]]], path: Path, *, metric: str) -> None:
-    """Draw one panel below the other, each with axes of its own; see `draw_curves`.
+    """Draw one panel below the other, each with axes of its own.
 
     Args:
-        panels: title, such as the environment, to what is drawn there. The labels of a lonely panel with few of them
-            stand in it, others beside it.
+        panels: title, such as the environment, to what is drawn there: label of a setting to the curves of its
+            trainings. Their mean is drawn as far as all of them go, and from their lowest to their highest a band; each
+            of them is a thin line. The labels of a lonely panel with few of them stand in it, others beside it.
         path: of the picture; the ending says which kind.
         metric: what the values are.
     """

@@ -118,12 +118,6 @@ LOGGERS: dict[str, CreateLogger] = {"tensorboard": TensorBoardLogger, "wandb": W
 class Loggers:
     """Several loggers as one.
 
-    Args:
-        chosen: names of `LOGGERS`, or what makes a logger.
-        path: the run folder.
-        settings: nested as in ``config.json``.
-        again_from: see `CreateLogger`.
-
     Raises:
         ImportError: a package is missing.
         ValueError: there is no logger of this name.
@@ -148,11 +142,7 @@ class Loggers:
 
 
 def find_loggers(chosen: Sequence[str | CreateLogger]) -> list[CreateLogger]:
-    """Return what makes the chosen loggers.
-
-    Raises:
-        ValueError: there is none of a name.
-    """
+    """Return what makes the chosen loggers."""
     if unknown := [name for name in chosen if isinstance(name, str) and name not in LOGGERS]:
         raise ValueError(
             f"RunFolder: loggers has {unknown[0]!r}, expected some of {', '.join(LOGGERS)}, or a function."

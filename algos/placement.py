@@ -95,19 +95,10 @@ def create_batchers(
     model: nn.Module,
     resumptions: int,
 ) -> tuple[Callable[[], RL_Batcher], Callable[[], RL_Batcher]]:
-    """Return what makes the two batchers of a training, with agents that act with copies of one network.
+    """Return what makes the batcher that a learner gets its batches from, and the one that the evaluation plays with.
 
-    Args:
-        config: where they live, and how much they do, in this learner.
-        create_agent: called as ``create_agent(model, device=…, stochastic=…, copy_model=True)``.
-        create_env: called as ``create_env(n_envs=…, seed=…, **env_args)``.
-        env_args: its further arguments.
-        model: the network, on any device; a copy of it travels to every process.
-        resumptions: how often the training was resumed: environments that cannot be saved would play their first
-            episodes again, so they get new seeds.
-
-    Returns:
-        What makes the batcher that learning gets its batches from, and the one that the evaluation plays with.
+    Their agents act with copies of ``model``. A training that was resumed has new seeds, as environments that cannot be
+    saved would play their first episodes again.
     """
     weights = cpu_copy(model)
     first_seed = config.seed * _SEEDS_PER_RUN + resumptions * _SEEDS_PER_RESUMPTION % (_SEEDS_PER_RUN // 2)

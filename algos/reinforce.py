@@ -91,13 +91,7 @@ def losses(
 
 
 class Learner(GradientLearner):
-    """The network that learns.
-
-    Args:
-        model: on the learner's device.
-        agent: acts with this very model, so that gradients reach it.
-        config: see `ReinforceConfig`.
-    """
+    """The network that learns."""
 
     whole_episodes: ClassVar[bool] = True
 
@@ -111,7 +105,7 @@ class Learner(GradientLearner):
 
         Args:
             trajectories: collected with the present weights, on any device.  [B, T]
-            fraction_done: see `rlstruct.algos.learner.Learner.update`.
+            fraction_done: see `GradientLearner.update`.
 
         Returns:
             Detached numbers on the learner's device: the terms of `losses`, the mean ``return`` and ``length`` of the

@@ -1,7 +1,7 @@
 """A replay buffer that keeps each observation once and still knows the true next one of every step.
 
 Each environment has a ring of slots. An episode of n steps takes n + 1 of them, in a row: what the agent saw at each
-step, and then the final observation, from which nobody acted. So the observation that a step led to is always in the
+step, and then the final observation, on which no agent acted. So the observation that a step led to is always in the
 next slot, at truncation and termination too, and the one that n steps led to is n slots further.
 """
 
@@ -28,13 +28,7 @@ _OF_SLOTS = {"ready": torch.bool, "number": torch.int64, "slot_of": torch.int64,
 
 
 def least_capacity(n_envs: int, n_timesteps: int, n_stack: int = 1) -> int:
-    """Return how many observations a buffer must keep for batches of ``n_timesteps``, each step of which may end.
-
-    Args:
-        n_envs: rows of a batch.
-        n_timesteps: steps of a batch.
-        n_stack: see `ReplayBuffer`.
-    """
+    """Return how many observations a buffer must keep for batches of ``n_timesteps``, each step of which may end."""
     return n_envs * (2 * n_timesteps + n_stack)
 
 
@@ -142,9 +136,6 @@ class ReplayBuffer:
     def sample(self, batch_size: int) -> DictTensor:
         """Draw steps.
 
-        Args:
-            batch_size: K.
-
         Returns:
             What the agent saw (``observation/…``), what it did (``action/…``), and what came of it after m steps: m is
             ``n_step``, or fewer where the episode or the data ends.  [K]
@@ -180,11 +171,7 @@ class ReplayBuffer:
         return {"columns": dict(self.columns), "state": dict(self._state), "n_draws": self._n_draws}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called, in a buffer with the same settings.
-
-        Args:
-            state: its tensors may be on any device; they are copied.
-        """
+        """Go on where `state_dict` was called, in a buffer with the same settings."""
         columns: dict[str, Tensor] = state["columns"]
         self.columns = {name: self._zeros(tuple(v.shape), v.dtype).copy_(v) for name, v in columns.items()}
         self._state = {name: value.to(self.device, copy=True) for name, value in state["state"].items()}

@@ -201,11 +201,7 @@ class RunFolder:
         self.advance(env_steps)
 
     def advance(self, env_steps: int) -> None:
-        """Move the progress bar.
-
-        Args:
-            env_steps: collected until now.
-        """
+        """Move the progress bar."""
         bar = self._bar if self._bar is not None else self._show()
         bar.update(min(env_steps, bar.total or env_steps) - bar.n)
 
@@ -220,9 +216,6 @@ class RunFolder:
 
     def save_config(self, config: object) -> None:
         """Replace the settings in ``config.json``, where a training goes on with others, such as more steps.
-
-        Args:
-            config: a dataclass of settings.
 
         Raises:
             TypeError: config is not a dataclass instance.
@@ -330,15 +323,7 @@ def _settings_text(where: str, config: object) -> bytes:
 
 
 def read_lines(path: Path, n: int | None = None) -> list[dict[str, float]]:
-    """Read the lines of a ``metrics.csv``, without the empty cells.
-
-    Args:
-        path: of the file.
-        n: how many, from the first; None for all.
-
-    Raises:
-        ValueError: there are fewer, or one is damaged.
-    """
+    """Read the lines of a ``metrics.csv``, without the empty cells."""
     if n == 0:
         return []
     try:

@@ -18,7 +18,7 @@ from rlstruct.algos.config import TrainingConfig, check_resumed
 from rlstruct.algos.evaluation import Evaluates, Evaluation, Evaluator, SharedEvaluator
 from rlstruct.algos.history import TrainingHistory
 from rlstruct.algos.joining import learning_together
-from rlstruct.algos.learner import CreateAgent, GradientLearner, Learner, batch_of, tensors_of
+from rlstruct.algos.learner import CreateAgent, GradientLearner, batch_of, tensors_of
 from rlstruct.algos.learners import Learners
 from rlstruct.algos.placement import CreateEnv, create_batchers, create_network
 from rlstruct.algos.run_folder import RunFolder
@@ -154,23 +154,14 @@ def _train(
 class TrainingLoop:
     """The loop, with what it has to remember.
 
-    Args:
-        config: all numbers.
-        learner: learns from every batch.
-        batcher: collects.
-        evaluator: evaluates beside.
-        run: where to log; None logs nothing.
-        learners: who learns together; None for this one alone.
-
     Attributes:
-        env_steps: environment steps collected, by all learners.
         history: losses, returns and evaluations.
     """
 
     def __init__(
         self,
         config: TrainingConfig,
-        learner: Learner,
+        learner: GradientLearner,
         batcher: RL_Batcher,
         evaluator: Evaluates,
         run: RunFolder | None,
@@ -178,7 +169,7 @@ class TrainingLoop:
     ) -> None:
         """Begin with nothing collected."""
         self.config, self.learner, self.batcher, self.evaluator = config, learner, batcher, evaluator
-        self.env_steps = 0
+        self.env_steps = 0  # environment steps collected, by all learners
         self.history = TrainingHistory(learner, EpisodeStatistics(batcher.n_envs(), batcher.device), run)
         self._folder = run
         self._learners = learners or Learners()
@@ -260,12 +251,7 @@ class TrainingLoop:
         return {**self.learner.state_dict(), **numbers, "training": training}
 
     def load_state_dict(self, state: Mapping[str, Any], *, resumptions: int) -> None:
-        """Go on where `state_dict` was called.
-
-        Args:
-            state: what it returned.
-            resumptions: how often this training has been resumed.
-        """
+        """Go on where `state_dict` was called."""
         self.learner.load_state_dict(state)
         self.env_steps = self._saved_at = state["env_steps"]
         training = state["training"]

@@ -41,7 +41,7 @@ def named(name: str, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def check_choices(timeout: object, on_worker_error: str, n_processes: int, cluster: object, sharing: str) -> None:
-    """Raise TypeError or ValueError for a time limit that is none, or for choices that do not exist or do not agree."""
+    """Raise TypeError or ValueError if the timeout is not a number, or a choice is unknown or contradicts another."""
     if not isinstance(timeout, int | float):
         raise TypeError(f"RL_Batcher: timeout is a {type(timeout).__name__}, expected seconds. Pass a number.")
     if on_worker_error not in ("raise", "restart"):
@@ -59,7 +59,7 @@ def check_choices(timeout: object, on_worker_error: str, n_processes: int, clust
 
 
 def check_factories(recipe: Recipe, seed: int | None) -> None:
-    """Raise TypeError for a factory that is none, or for arguments that do not fit."""
+    """Raise TypeError if a factory is not callable, or its arguments do not fit."""
     for name, factory, made, arguments in (
         ("create_agent", recipe.create_agent, RL_Agent, recipe.agent_args),
         ("create_env", recipe.create_env, VecEnv, {**recipe.env_args, "seed": seed}),

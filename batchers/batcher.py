@@ -156,7 +156,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
 
         Raises:
             BatcherStateError: a batch is being collected, or the batcher is closed.
-            TypeError: agent_info or env_info is no DictTensor.
+            TypeError: agent_info or env_info is not a DictTensor.
             ShapeMismatchError: one of them has another number of rows than B or 1.
             DeviceMismatchError: one of them is not on the CPU.
             WorkerError: creating or resetting failed; with worker processes the next `get` may say so instead.
@@ -194,7 +194,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         Raises:
             BatcherStateError: `reset` or `get` is missing, every episode has ended, or the batcher is closed. `get` is
                 missing if two batches are outstanding, or one where none can be queued.
-            TypeError: agent_info is no DictTensor.
+            TypeError: agent_info is not a DictTensor.
             ShapeMismatchError: agent_info has another number of rows than B or 1.
             DeviceMismatchError: agent_info is not on the CPU.
         """
@@ -230,7 +230,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         Returns:
             ``(trajectories, n_still_running)``: what happened, in memory that no later call changes, and how many
             environments go on. ``(None, None)`` if not blocking and the batch is not ready. With ``n_processes=0`` on
-            CUDA the tensors may still be in the making: whatever is queued on the current stream comes after that.
+            CUDA the tensors may not be finished yet, but anything queued on the current stream runs after them.
 
         Raises:
             BatcherStateError: `execute` is missing, or the batcher is closed.
@@ -266,7 +266,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
 
         Raises:
             BatcherStateError: the batcher is closed.
-            TypeError: this is no mapping, or one of its values is not a tensor.
+            TypeError: this is not a mapping, or one of its values is not a tensor.
         """
         self._life.refuse_closed("update")
         check_weights(weights)

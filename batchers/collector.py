@@ -24,30 +24,22 @@ from rlstruct.functional.random import step_keys
 from rlstruct.rl_agent import RL_Agent, check_answer
 from rlstruct.vec_env import Carrying, VecEnv
 
-# Off the CPU, asking whether every episode has ended stalls the device: ask once in so many steps.
+# Off the CPU, asking whether every episode has ended stalls the device: ask once every this many steps.
 _STEPS_BETWEEN_LOOKS = 16
-# In so many an agent that does not act as it is does so once more for one step, to see whether it keeps its promise.
+# An agent that is compiled or recorded repeats one step eagerly every this many, to check that it keeps its promise.
 _STEPS_BETWEEN_DOUBTS = 500
 _GROUPS = ("env", "observation", "state", "agent_info")  # first parts of the names in `Collector.carry`
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What a collector has to say about a finished batch; the batch itself is in its slab.
+    """What a collector reports about a finished batch; the batch itself is in its slab."""
 
-    Attributes:
-        n_steps: how many of the T steps were taken; fewer when every episode ended before.
-        n_final: how many rows of ``final`` are used.
-        first_step: steps since the last reset, before this batch.
-        version: the version of the weights that acted.
-        uncompiled: why the agent is not compiled though it should be, or "".
-    """
-
-    n_steps: int
-    n_final: int
-    first_step: int
-    version: int
-    uncompiled: str = ""
+    n_steps: int  # how many of the T steps were taken; fewer when every episode ended before
+    n_final: int  # how many rows of ``final`` are used
+    first_step: int  # steps since the last reset, before this batch
+    version: int  # the version of the weights that acted
+    uncompiled: str = ""  # why the agent is not compiled though it should be, or ""
 
 
 class Collector:

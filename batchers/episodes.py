@@ -30,7 +30,7 @@ def collect_episodes(
         n: the number of episodes.
         agent_info: see `RL_Batcher.reset`.
         env_info: likewise.
-        step_limit: an episode that goes on after so many steps is an error; None waits for its end, whenever that is.
+        step_limit: an episode longer than this is an error; None waits until it ends.
 
     Returns:
         One row per episode, by environment and then in order; shortened to the longest. ``info`` is that of the batch

@@ -101,7 +101,7 @@ class FastCollector(Collector):
             self._graph = None
             warn_user(
                 f"RL_Batcher: a batch on {self._device} cannot be recorded as one graph, its steps are taken one by "
-                f"one, slower and with equal results: {error}. RL_Batcher(graph=False) does not warn.",
+                f"one, slower and with equal results: {error}. RL_Batcher(graph=False) does not warn."
             )
             return None
         self.set_carry(after)

@@ -36,12 +36,7 @@ class Share:
 
 
 def hand_over(
-    shares: Sequence[Share],
-    infos: DictTensor,
-    device: torch.device,
-    *,
-    auto_reset: bool,
-    gaps: bool = True,
+    shares: Sequence[Share], infos: DictTensor, device: torch.device, *, auto_reset: bool, gaps: bool = True
 ) -> tuple[Trajectories, int]:
     """Copy a batch out of the slabs, batch first, on the batcher's device.
 

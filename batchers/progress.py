@@ -179,7 +179,7 @@ def spell_input(observation: DictTensor, state: DictTensor, agent_info: DictTens
 
 
 def rebuild(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
-    """Make an exception without calling its constructor, whose arguments nobody knows any more."""
+    """Make an exception without calling its constructor, whose arguments are no longer known."""
     error = kind.__new__(kind)
     error.args = args
     for name, value in state.items():

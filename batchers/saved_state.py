@@ -13,27 +13,16 @@ from rlstruct.vec_env import VecEnv
 
 
 class CollectorState(TypedDict):
-    """What decides the next batch of one collector, except weights, agent_info and env_info; tensors are on the CPU.
+    """What decides the next batch of one collector, except weights, agent_info and env_info; tensors are on the CPU."""
 
-    Attributes:
-        environment: see `VecEnv.state_dict`; None if it cannot be saved.
-        observation: what the agent acts on next.
-        running: which environments go on.  [B] bool
-        agent_state: the agent's.
-        seed: of the first environment.
-        episode: resets until now, less one.
-        step: steps since the last one.
-        generator: state of torch's generator in a worker process; None in the caller's own.
-    """
-
-    environment: dict[str, Tensor] | None
-    observation: dict[str, Tensor]
-    running: Tensor
-    agent_state: dict[str, Tensor]
-    seed: int
-    episode: int
-    step: int
-    generator: Tensor | None
+    environment: dict[str, Tensor] | None  # see `VecEnv.state_dict`; None if it cannot be saved
+    observation: dict[str, Tensor]  # what the agent acts on next
+    running: Tensor  # which environments go on. [B] bool
+    agent_state: dict[str, Tensor]  # the agent's
+    seed: int  # of the first environment
+    episode: int  # resets until now, less one
+    step: int  # steps since the last one
+    generator: Tensor | None  # state of torch's generator in a worker process; None in the caller's own
 
 
 class BatcherState(TypedDict):
@@ -60,7 +49,7 @@ def on_cpu(tensors: Mapping[str, Tensor] | DictTensor) -> dict[str, Tensor]:
 
 
 def check_state(state: Mapping[str, Any], n_collectors: int) -> None:
-    """Raise unless ``state`` is that of a batcher with so many collecting processes."""
+    """Raise unless ``state`` comes from a batcher with this many collecting processes."""
     _require(state, BatcherState.__required_keys__, "the state")
     if len(state["collectors"]) != n_collectors:
         raise ValueError(
@@ -70,7 +59,7 @@ def check_state(state: Mapping[str, Any], n_collectors: int) -> None:
 
 
 def check_rows(state: CollectorState, n_envs: int) -> None:
-    """Raise unless a collector's state is that of so many environments."""
+    """Raise unless a collector's state comes from this many environments."""
     _require(state, CollectorState.__required_keys__, "a collector's state")
     rows = len(state["running"])
     if state["episode"] >= 0 and rows != n_envs:

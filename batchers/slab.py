@@ -85,13 +85,7 @@ class Slab(Steps):
         self._final_at = None if self.final_at is None else _array(self.final_at)
 
     def write_first(self, observation: DictTensor, state: DictTensor, keys: Tensor) -> None:
-        """Write what is known before the first step.
-
-        Args:
-            observation: what the agent sees first.  [B]
-            state: the agent's state.                [B]
-            keys: the random keys of all slots.      [T + 1, B] int64
-        """
+        """Write what is known before the first step; ``keys`` are those of all slots, [T + 1, B] int64."""
         self.stream["rng"].copy_(keys)
         places = [*self.slots[0].values(), *self.state.values()]
         self._copy(places, [*(observation[k] for k in self.slots[0]), *(state[k] for k in self.state)])
@@ -99,14 +93,9 @@ class Slab(Steps):
     def write_step(
         self, t: int, action: DictTensor, running: Tensor, reached: DictTensor, current: DictTensor | None
     ) -> None:
-        """Write step t.
+        """Write step t: what the agent returned, who took part, what they reached, and what the agent sees next, [B].
 
-        Args:
-            t: the step.
-            action: what the agent returned.                                                [B]
-            running: who took part.                                                         [B] bool
-            reached: what the environments answered; kept here off the CPU only.            [B]
-            current: what the agent sees next; None if it was written into the slot itself. [B]
+        ``reached`` is kept off the CPU only; ``current`` is None if it was written into the slot itself.
 
         Raises:
             ShapeMismatchError: keys, shapes or dtypes are other ones than before; a copy would repeat rows or round.

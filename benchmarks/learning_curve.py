@@ -8,7 +8,7 @@ from _learning import draw, evaluations_of
 from _tasks import TASKS
 from tables import CONFIGS, GAME, load
 
-from rlstruct.algos.learning_curve import Curve, draw_curves
+from rlstruct.algos.learning_curve import Curve, draw_panels
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -17,11 +17,11 @@ def main() -> None:
     """Write docs/learning_curve.png, and docs/algorithms/NAME.png for each algorithm and for the games."""
     curves = [Curve(*zip(*evaluations_of(row), strict=True)) for row in load("reinforce_cartpole")[0]]
     picture = ROOT / "docs" / "learning_curve.png"
-    draw_curves({"REINFORCE": curves}, picture, title="REINFORCE on CartPole-v1", metric="return of the evaluations")
+    draw_panels({"REINFORCE on CartPole-v1": {"REINFORCE": curves}}, picture, metric="return of the evaluations")
     if found := load("connect_four_strength")[0]:
         whole = Curve(*zip(*found[0]["returns"], strict=True))
         picture = ROOT / "docs" / "algorithms" / "alphazero.png"
-        draw_curves({"AlphaZero": [whole]}, picture, title="AlphaZero on Connect Four", metric="return against UCT-50")
+        draw_panels({"AlphaZero on Connect Four": {"AlphaZero": [whole]}}, picture, metric="return against UCT-50")
     plain = {name: task for name, task in TASKS.items() if GAME not in name and load(name)[0]}
     pages = {
         kind: {task.about: ({"": load(name)[0]}, task.target) for name, task in plain.items() if name.startswith(kind)}

@@ -20,10 +20,6 @@ def register_backend(device_type: str, module: str) -> None:
     """Tell which module must be imported before devices of this type exist.
 
     Worker processes import the same modules, so a device that is known here is known there.
-
-    Args:
-        device_type: first part of the device's name, such as ``"sim"``.
-        module: name of an importable module that registers the device with torch.
     """
     _BACKENDS[device_type] = module
 
@@ -43,7 +39,7 @@ def resolve_device(device: DeviceLike) -> torch.device:
         The device; indexed unless it is ``cpu`` or ``meta``.
 
     Raises:
-        ValueError: the word is no device, or no such device exists here; the message lists those that do.
+        ValueError: the word does not name a device, or there is no such device here; the message lists those that do.
 
     >>> resolve_device("cpu")
     device(type='cpu')
@@ -72,9 +68,6 @@ def resolve_device(device: DeviceLike) -> torch.device:
 def device_count(device_type: str) -> int:
     """Count the devices of one type on this machine.
 
-    Args:
-        device_type: ``"cpu"``, ``"cuda"``, or another backend that torch knows.
-
     Returns:
         Their number; 0 if torch has no such backend.
     """
@@ -85,11 +78,7 @@ def device_count(device_type: str) -> int:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Return how many bytes could be allocated on a device now; None where nobody knows.
-
-    Args:
-        device: from `resolve_device`.
-    """
+    """Return how many bytes could be allocated on a device now; None if that is unknown."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + unused

@@ -134,11 +134,7 @@ def tag_environment(error: BaseException, index: int) -> None:
 
 
 def how_to_install(extra: str) -> str:
-    """Say how to get what an extra of this package brings, by the names that pip finds wherever rlstruct came from.
-
-    Args:
-        extra: its name.
-    """
+    """Say how to get what an extra of this package brings, by the names that pip finds wherever rlstruct came from."""
     try:
         everything = metadata.requires("rlstruct") or []
     except metadata.PackageNotFoundError:  # the source alone, without an installation

@@ -39,19 +39,7 @@ def replay_agent(agent: RL_Agent, trajectories: Trajectories) -> TemporalDictTen
 
 
 def replay_agent_stateless(agent: RL_Agent, trajectories: Trajectories) -> TemporalDictTensor:
-    """Replay an agent that keeps no state, in one call over all B * T steps.
-
-    Args:
-        agent: an agent whose `initial_state` is empty and that wants no history.
-        trajectories: [B, T] on the agent's device.
-
-    Returns:
-        As `replay_agent`.  [B, T, ...]
-
-    Raises:
-        ValueError: the trajectories hold no step.
-        DeviceMismatchError: the agent is an RL_Agent_CheckDevice, and the trajectories are not on its device.
-    """
+    """Do what `replay_agent` does with an agent that keeps no state and wants no history, in one call."""
     steps = trajectories.trajectories
     B, T = steps.n_elems(), _checked_n_steps(agent, trajectories)
     observation = DictTensor(

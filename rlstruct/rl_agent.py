@@ -186,11 +186,7 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         agent_info: DictTensor,
         history: TemporalDictTensor | None = None,
     ) -> tuple[DictTensor, DictTensor]:
-        """Check the arguments, act, check the results; see `RL_Agent.__call__`.
-
-        Raises:
-            DeviceMismatchError: a tensor is on the wrong device.
-        """
+        """Check the arguments, act, check the results; see `RL_Agent.__call__`."""
         self._check("__call__", "argument agent_info", agent_info, self._info_device())
         self._check("__call__", "argument state", state)
         self._check("__call__", "argument observation", observation)
@@ -201,11 +197,7 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         return self._checked("__call__", answer)
 
     def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
-        """Check agent_info and the initial state; see `RL_Agent.initial_state`.
-
-        Raises:
-            DeviceMismatchError: a tensor is on the wrong device.
-        """
+        """Check agent_info and the initial state; see `RL_Agent.initial_state`."""
         self._check("initial_state", "argument agent_info", agent_info, self._info_device())
         state = self.agent.initial_state(agent_info, B)
         self._check("initial_state", "result initial state", state)
@@ -214,11 +206,7 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
     def call_replay(
         self, trajectories: Trajectories, t: int, state: DictTensor | None
     ) -> tuple[DictTensor, DictTensor]:
-        """Check trajectories, state and results; see `RL_Agent.call_replay`.
-
-        Raises:
-            DeviceMismatchError: a tensor is on the wrong device.
-        """
+        """Check trajectories, state and results; see `RL_Agent.call_replay`."""
         self.check_trajectories(trajectories)
         if type(self.agent).call_replay is RL_Agent.call_replay:
             return super().call_replay(trajectories, t, state)  # goes through __call__, which checks all the rest

@@ -44,11 +44,7 @@ class Leaf:
     torch_dtype: torch.dtype
 
     def get(self, element: Element) -> Element:
-        """Take this leaf's entry out of an element (or a batch of elements) of the nested space.
-
-        Raises:
-            ShapeMismatchError: the element lacks the entry.
-        """
+        """Take this leaf's entry out of an element (or a batch of elements) of the nested space."""
         value = element
         for name in self.path:
             try:
@@ -85,7 +81,7 @@ def leaves(space: Space, key: str, *, where: str = "spaces") -> dict[str, Leaf]:
         Key to leaf, in the space's own order.
 
     Raises:
-        TypeError: this is no space, or some part of it has no fixed shape (Text, Graph, Sequence, …), is empty, or has
+        TypeError: not a space, or some part of it has no fixed shape (Text, Graph, Sequence, …), is empty, or has
             a dtype that torch lacks; the message names its key.
         ValueError: two parts get the same key.
 
@@ -104,11 +100,6 @@ def leaves(space: Space, key: str, *, where: str = "spaces") -> dict[str, Leaf]:
 
 def nest(space: Space, values: Mapping[str, Element], key: str) -> Element:
     """Put an element (or a batch of elements) of a space together from the values of its leaves.
-
-    Args:
-        space: the space.
-        values: one for each key of `leaves`.
-        key: as for `leaves`.
 
     Returns:
         Dicts and tuples as the space nests them, around the same values.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import gymnasium
 
 IDLE_STEPS = 1000
-"""So many steps may go by in which no environment runs: batchers look at least every 16 steps."""
+"""How many steps may pass without any environment running; batchers look at least every 16 steps."""
 
 Observed = tuple[DictTensor, Tensor]
 """An observation of all B environments, and the mask [B] bool of those that run."""
@@ -191,7 +191,7 @@ class IdleWatch:
                 [B] bool
 
         Raises:
-            RuntimeError: nobody has run for 1,000 steps.
+            RuntimeError: no environment has run for 1,000 steps.
         """
         self._n_steps += 1
         if self._n_steps % IDLE_STEPS:

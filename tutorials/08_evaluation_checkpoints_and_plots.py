@@ -18,7 +18,7 @@ from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos.a2c import A2CConfig, train
 from rlstruct.algos.config import load_config
 from rlstruct.algos.evaluation import Evaluator
-from rlstruct.algos.learning_curve import Curve, draw_curves
+from rlstruct.algos.learning_curve import Curve, draw_panels
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.batchers import RL_Batcher
 from rlstruct.cli.main import main as rlstruct
@@ -96,7 +96,7 @@ def draw(folders, path):
         with (folder / "metrics.csv").open() as file:
             rows = [row for row in csv.DictReader(file) if row["evaluation/mean_return"]]
         curves.append(Curve([int(r["env_steps"]) for r in rows], [float(r["evaluation/mean_return"]) for r in rows]))
-    draw_curves({"A2C": curves}, path, title="CartPole-v1", metric="return of the evaluations")
+    draw_panels({"CartPole-v1": {"A2C": curves}}, path, metric="return of the evaluations")
     print(f"{path.name}: {path.stat().st_size} bytes")
     return curves
 

@@ -106,7 +106,7 @@ class WorkerHandle:
         return self.channel, self.process.sentinel if self.process else -1
 
     def join(self, seconds: float) -> None:
-        """Wait for its end, for so many seconds at most."""
+        """Wait for it to end, but no longer than this."""
         if self.process is not None:
             self.process.join(max(0.0, seconds))
 

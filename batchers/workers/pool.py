@@ -256,7 +256,7 @@ class WorkerPool:
                     self._selector.register(source, EVENT_READ, worker)
 
     def _seeds_of(self, worker: WorkerHandle, n_envs: int) -> tuple[int, int | None]:
-        """The seeds of a worker's environments and agent, if each worker has so many environments."""
+        """The seeds of a worker's environments and agent, if each worker has this many environments."""
         agent_seed = None if self._agent_seeds is None else self._agent_seeds[worker.index]
         if len(self._seeds) == len(self._workers):
             return self._seeds[worker.index], agent_seed
@@ -276,12 +276,12 @@ class WorkerPool:
             warn_user(
                 f"RL_Batcher: seeds={list(self._seeds)} with {n} environments per process overlap: environment j of a "
                 f"process seeds with its seed + j, so some environments are copies of others. "
-                f"Pass seed={self._seeds[0]} instead, or space the seeds by {n}.",
+                f"Pass seed={self._seeds[0]} instead, or space the seeds by {n}."
             )
         if any(answer.cuda_initialised for answer in created):
             warn_user(
                 "RL_Batcher: device='cpu', but a worker opened a CUDA context (300 to 700 MB of GPU memory for each "
-                "process). Keep CUDA tensors out of agent_args and env_args, or pass device='cuda:0'.",
+                "process). Keep CUDA tensors out of agent_args and env_args, or pass device='cuda:0'."
             )
 
     @contextlib.contextmanager

@@ -86,7 +86,7 @@ def main(start: Start, end: socket.socket, parent: int | None) -> None:
     except Interrupted:
         pass
     except BaseException as error:
-        with contextlib.suppress(OSError):  # the parent is gone: nobody is left to tell
+        with contextlib.suppress(OSError):  # the parent is gone: there is nobody left to tell
             channel.send(worker.describe(error))
     finally:
         worker.close()

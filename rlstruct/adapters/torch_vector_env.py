@@ -26,8 +26,8 @@ class TorchVectorEnv(VecEnv):
 
     It must restart ended rows within the step (gymnasium's mode SAME_STEP), as GPU simulators do. What `step` returned
     becomes ``current``, the very tensors. If the simulation writes its next observation into the same memory, so do
-    these change; RL_Batcher has copied them by then, a program of yours that keeps them passes ``copy=True``. The
-    simulation cannot be saved from here: `state_dict` is None.
+    these change; RL_Batcher has copied them by then, a program of yours that keeps them clones them. The simulation
+    cannot be saved from here: `state_dict` is None.
 
     The true final observation is taken from the info's ``final_obs`` (gymnasium; Isaac Lab where it is switched on) or
     ``final_observation`` (ManiSkill): tensors [B, ...] of the observation's structure, of which the rows that ended are
@@ -44,7 +44,6 @@ class TorchVectorEnv(VecEnv):
         missing_final: ``"raise"`` raises where an episode ends and the info does not show how (asks the device in each
             step whose info has no such key); ``"previous"`` shows the observation before the last step instead: right
             for episodes that terminate, whose value is 0 from there on, an approximation where they are truncated.
-        copy: whether to copy observations.
 
     Raises:
         ValueError: the device does not exist, or ``missing_final`` is another word.
@@ -60,7 +59,6 @@ class TorchVectorEnv(VecEnv):
         seed: int | None = None,
         *,
         missing_final: Literal["raise", "previous"] = "raise",
-        copy: bool = False,
     ) -> None:
         """Take over ``vec``."""
         self._n_envs, self._device = int(vec.num_envs), resolve_device(device)
@@ -74,7 +72,6 @@ class TorchVectorEnv(VecEnv):
         self.vec = vec
         self._seed = seed
         self._missing = missing_final
-        self._copy = copy
         self._previous: Tensors = {}
         self._closed = False
 
@@ -97,7 +94,7 @@ class TorchVectorEnv(VecEnv):
         if env_info is not None and not env_info.empty():
             raise ValueError(f"TorchVectorEnv.reset: got env_info {list(env_info.keys())}, expected none.")
         seed, self._seed = self._seed, None
-        frames = self._frames(self.vec.reset(seed=seed)[0])
+        frames = self._flat(self.vec.reset(seed=seed)[0])
         self._previous = frames
         for key, value in frames.items():
             if value.device != self._device:
@@ -125,7 +122,7 @@ class TorchVectorEnv(VecEnv):
         sent = nest(self.action_space, acted, "action")
         observation, reward, terminated, truncated, info = self.vec.step(sent)
         terminated, truncated = terminated.to(torch.bool), truncated.to(torch.bool)
-        current = self._frames(observation)
+        current = self._flat(observation)
         done = terminated | truncated
         final = next((info[key] for key in _FINAL_KEYS if info.get(key) is not None), None)
         reached: Tensors | None = None
@@ -141,7 +138,7 @@ class TorchVectorEnv(VecEnv):
                 "truncated."
             )
         if self._missing == "previous":  # kept only where it may be shown again
-            self._previous = current if self._copy else {key: value.clone() for key, value in current.items()}
+            self._previous = {key: value.clone() for key, value in current.items()}
         reward = reward.to(torch.float32)
         last = {f"last_{key}": value.clone() for key, value in acted.items()}
         flags = {"terminated": terminated, "truncated": truncated, "done": done, "initial_state": self._no}
@@ -158,10 +155,6 @@ class TorchVectorEnv(VecEnv):
         if not self._closed:
             self._closed = True
             self.vec.close()
-
-    def _frames(self, observation: Mapping[str, Any] | Tensor) -> Tensors:
-        frames = self._flat(observation)
-        return {key: value.clone() for key, value in frames.items()} if self._copy else frames
 
     def _flat(self, observation: Mapping[str, Any] | Tensor) -> Tensors:
         """Name the frames of an observation."""

@@ -24,19 +24,12 @@ _ATARI_PIXELS, _ATARI_FEATURES, _SMALL_FEATURES = 36, 512, 128
 
 @dataclass(frozen=True)
 class AgentChoice:
-    """An agent that fits.
+    """An agent that fits."""
 
-    Attributes:
-        create_model: makes its network, on the CPU.
-        create_agent: acts with it.
-        kind: what it is, in words.
-        small: whether one CPU thread is enough for its network.
-    """
-
-    create_model: Callable[[], nn.Module]
-    create_agent: Callable[..., RL_Agent]
-    kind: str
-    small: bool
+    create_model: Callable[[], nn.Module]  # makes its network, on the CPU
+    create_agent: Callable[..., RL_Agent]  # acts with it
+    kind: str  # what it is, in words
+    small: bool  # whether one CPU thread is enough for its network
 
 
 def choose(algorithm: str, task: Task, observation: spaces.Space[Any], action: spaces.Space[Any]) -> AgentChoice:

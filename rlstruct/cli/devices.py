@@ -21,17 +21,11 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class Gpu:
-    """A CUDA device as torch sees it.
+    """A CUDA device as torch sees it."""
 
-    Attributes:
-        name: of the model.
-        memory: bytes in all.
-        free: bytes that nobody uses; None where it could not be asked.
-    """
-
-    name: str
-    memory: int
-    free: int | None
+    name: str  # of the model
+    memory: int  # bytes in all
+    free: int | None  # bytes that nobody uses; None where it could not be asked
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -73,10 +67,7 @@ def layout(n_cpus: int, n_gpus: int) -> list[str]:
             "environments that take long: worker processes on the CPU, learning meanwhile",
             f"--n-processes {max(1, n_cpus - 1)} --overlap{learner}",
         ),
-        (
-            "bundled simulators: thousands of environments in one process, compiled",
-            "--simulator compile --n-envs 1024",
-        ),
+        ("bundled simulators: thousands of environments in one process, compiled", "--simulator compile --n-envs 1024"),
         (
             "images (Atari): environments on the CPU, agent and learner on the GPU, bytes cross",
             "--n-processes 0 --batcher-device cuda:0 --learner-device cuda:0 --evaluation-device cuda:0",

@@ -24,11 +24,7 @@ from rlstruct.vec_env import VecEnv
 
 ATARI_STACK = 4  # frames, as Mnih et al. (2015)
 
-_EXTRA_OF = {
-    "gymnasium.envs.box2d": "box2d",
-    "gymnasium.envs.mujoco": "mujoco",
-    "ale_py": "atari",
-}
+_EXTRA_OF = {"gymnasium.envs.box2d": "box2d", "gymnasium.envs.mujoco": "mujoco", "ale_py": "atari"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +109,7 @@ class GymFactory:
             env = gymnasium.wrappers.AtariPreprocessing(env)
             return gymnasium.wrappers.FrameStackObservation(env, ATARI_STACK)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*initialised with render_mode")  # who cannot be drawn is told below
+            warnings.filterwarnings("ignore", ".*initialised with render_mode")  # it is reported below
             env = gymnasium.make(self.name, **settings)
         if isinstance(env.action_space, spaces.Box):
             env = gymnasium.wrappers.ClipAction(env)  # Gaussian agents know no bounds
@@ -124,19 +120,12 @@ class GymFactory:
 
 @dataclass(frozen=True)
 class SimulatorFactory:
-    """Makes bundled simulators, where the agent is.
+    """Makes bundled simulators, where the agent is."""
 
-    Attributes:
-        name: see `rlstruct.sims.names`.
-        backend: how a step is computed.
-        settings: keyword arguments of the simulator.
-        auto_reset: whether they restart by themselves.
-    """
-
-    name: str
-    backend: Backend = "torch"
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    auto_reset: bool = True
+    name: str  # see `rlstruct.sims.names`
+    backend: Backend = "torch"  # how a step is computed
+    settings: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of the simulator
+    auto_reset: bool = True  # whether they restart by themselves
 
     @property
     def atari(self) -> bool:

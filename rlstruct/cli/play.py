@@ -30,7 +30,7 @@ class Play:
         simulator: draw the bundled simulator of this name, such as warp for games of Atari.
         out: where to write: a film (.gif, .mp4), or a sheet of pictures (.png). By default play-NAME.gif.
         steps: how many steps.
-        n_envs: so many environments side by side.
+        n_envs: how many environments, side by side.
         seed: of environments and agent.
     """
 

@@ -10,21 +10,15 @@ from typing import Annotated, Any
 
 import tyro
 
+from rlstruct.algos.config import MAY_CHANGE
 from rlstruct.algos.learning_curve import Curve, draw_panels, in_order
 from rlstruct.algos.run_folder import read_lines
 from rlstruct.cli.complaint import UserError, nearest, number, say
 from rlstruct.cli.record import ForeignRun, RunRecord, load
 
 # Settings that change where things are computed, or how closely one looks, but not what is learnt.
-_IGNORED = {"seed", "learner_device", "batcher_device", "replay_device", "evaluation_processes", "log_interval"}
-_IGNORED |= {
-    "compile_agent",
-    "compile_update",
-    "graph",
-    "checkpoint_interval",
-    "evaluation_step_limit",
-}
-_IGNORED |= {"evaluation_device", "evaluation_episodes", "evaluation_interval", "evaluation_timesteps"}
+_IGNORED = MAY_CHANGE - {"n_env_steps", "target_return"} | {"seed", "replay_device", "evaluation_processes"}
+_IGNORED |= {"evaluation_episodes", "evaluation_timesteps"}
 
 _TIME_BEHIND = re.compile(r"-\d{8}-\d{6}(-\d+)?$")  # of the name of a folder
 

@@ -37,21 +37,13 @@ class ForeignRun(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """Everything that decides what a training does; ``config.json`` of its folder.
+    """Everything that decides what a training does; ``config.json`` of its folder."""
 
-    Attributes:
-        algorithm: see `ALGORITHMS`.
-        task: the environment.
-        agent: the agent that was chosen, in words.
-        config: the settings of the algorithm.
-        versions: of Python and of the packages that matter.
-    """
-
-    algorithm: str
-    task: Task
-    agent: str
-    config: TrainingConfig
-    versions: Mapping[str, str]
+    algorithm: str  # see `ALGORITHMS`
+    task: Task  # the environment
+    agent: str  # the agent that was chosen, in words
+    config: TrainingConfig  # the settings of the algorithm
+    versions: Mapping[str, str]  # of Python and of the packages that matter
 
 
 def versions() -> dict[str, str]:
@@ -107,21 +99,13 @@ def load(run: Path) -> RunRecord:
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained network.
+    """A trained network."""
 
-    Attributes:
-        record: what the folder remembers.
-        factory: makes its environments.
-        choice: makes agents that act with the network.
-        model: the network, on the CPU.
-        env_steps: environment steps that it has learnt from.
-    """
-
-    record: RunRecord
-    factory: Factory
-    choice: AgentChoice
-    model: nn.Module
-    env_steps: int
+    record: RunRecord  # what the folder remembers
+    factory: Factory  # makes its environments
+    choice: AgentChoice  # makes agents that act with the network
+    model: nn.Module  # the network, on the CPU
+    env_steps: int  # environment steps that it has learnt from
 
 
 def load_trained(run: Path, *, auto_reset: bool, render: bool = False) -> Trained:

@@ -293,7 +293,7 @@ class NamedTensors(Rows):
             tensor: stored as it is.  [B, ...] or [B, T, ...]; any B and T if it becomes the only key
 
         Raises:
-            TypeError: the key is no string, or the value no tensor.
+            TypeError: the key is not a string, or the value not a tensor.
             ShapeMismatchError: the tensor lacks an axis, or has another B or T.
             DeviceMismatchError: the tensor is on another device.
         """
@@ -336,7 +336,7 @@ class NamedTensors(Rows):
             The results under the same names.
 
         Raises:
-            TypeError: fn returned something that is no tensor.
+            TypeError: fn returned something that is not a tensor.
             ShapeMismatchError: the results differ in their leading axes.
             DeviceMismatchError: the results differ in their device.
         """

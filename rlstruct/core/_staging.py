@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 _ALIGNMENT = 16  # bytes: the size of the largest dtype
+_MOST_UNUSED = 2  # memory up to this many times as large as the part that is used is copied whole
 _LARGEST = 1 << 30  # bytes: more pinned memory than this is not worth a copy less
 
 
@@ -75,41 +76,17 @@ def pack(tensors: Sequence[Tensor], *, pin: bool) -> Packed:
     views = [(tensor.dtype, tensor.shape, tensor.stride(), 0) for tensor in tensors]
     n_bytes = 0
     for members in groups.values():
-        first, stop = _span([tensors[i] for i in members])
-        shared = stop - first <= sum(tensors[i].nbytes for i in members) + _ALIGNMENT
-        for run in [members] if shared else [[i] for i in members]:
-            one = tensors[run[0]]
-            if shared:  # the bytes as they lie, so that strides and what is shared stay
-                source = _bytes(one, first, stop)
-            else:  # a few rows of a larger tensor
-                one = one.clone()
-                source = _bytes(one, 0, one.nbytes)
-            for i in run:
-                here = tensors[i] if shared else one
-                start = n_bytes + here.storage_offset() * here.element_size() - (first if shared else 0)
-                views[i] = (here.dtype, here.shape, here.stride(), start // here.element_size())
+        whole = tensors[members[0]].untyped_storage().nbytes() <= _MOST_UNUSED * sum(tensors[i].nbytes for i in members)
+        for run in [members] if whole else [[i] for i in members]:
+            # All of a memory as it lies, so that strides and what is shared stay; or a few rows of a larger one.
+            shown = [tensors[i] if whole else tensors[i].clone() for i in run]
+            source = torch.empty(0, dtype=torch.uint8, device="cpu").set_(shown[0].untyped_storage())
+            for i, tensor in zip(run, shown, strict=True):
+                first = n_bytes // tensor.element_size() + int(tensor.storage_offset())
+                views[i] = (tensor.dtype, tensor.shape, tensor.stride(), first)
             sources.append((source, n_bytes))
             n_bytes += -(-len(source) // _ALIGNMENT) * _ALIGNMENT
     block = torch.empty(n_bytes, dtype=torch.uint8, device="cpu", pin_memory=pin)
     for source, start in sources:
         block[start : start + len(source)].copy_(source)
     return Packed(block, views)
-
-
-def _span(tensors: Sequence[Tensor]) -> tuple[int, int]:
-    """The bytes of a storage from the first to the last that any of these tensors shows, from an aligned one on."""
-    starts: list[int] = []
-    stops: list[int] = []
-    for tensor in tensors:
-        size, last = tensor.element_size(), int(tensor.storage_offset())
-        starts.append(last * size)
-        if tensor.numel():
-            last += 1 + sum(int((n - 1) * step) for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-        stops.append(last * size)
-    return min(starts) // _ALIGNMENT * _ALIGNMENT, max(stops)
-
-
-def _bytes(tensor: Tensor, first: int, stop: int) -> Tensor:
-    """Bytes ``first`` to ``stop`` of a tensor's storage, [stop - first] uint8."""
-    empty = torch.empty(0, dtype=torch.uint8, device="cpu")
-    return empty.set_(tensor.untyped_storage(), first, (stop - first,), (1,))

@@ -28,7 +28,7 @@ class DictTensor(NamedTensors):
         tensors: names to tensors.  each [B, ...], any dtype, one device; None for the empty structure
 
     Raises:
-        TypeError: a key is no string, or a value no tensor.
+        TypeError: a key is not a string, or a value not a tensor.
         ShapeMismatchError: a tensor has no batch axis, or another B than the first one.
         DeviceMismatchError: a tensor is on another device than the first one.
 

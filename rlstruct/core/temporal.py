@@ -30,7 +30,7 @@ class TemporalDictTensor(NamedTensors):
         lengths: number of real steps of each row, the rest is padding.  [B] int64, same device; None for all T
 
     Raises:
-        TypeError: a key is no string, or a value no tensor.
+        TypeError: a key is not a string, or a value not a tensor.
         ShapeMismatchError: a tensor lacks an axis, has another B or T than the first one, or lengths do not fit.
         DeviceMismatchError: a tensor or the lengths are on another device than the first tensor.
 

@@ -24,12 +24,12 @@ Pure = Callable[..., tuple[Mapping[str, Tensor], ...]]
 _compiling = threading.RLock()  # tracing and Inductor's settings belong to the process, not to a thread
 
 MAX_FUSED = 4096
-"""So many stores may share a loop: large games have more than 64, Inductor's own limit."""
+"""How many stores may share a loop: large games have more than 64, Inductor's own limit."""
 MAX_UNROLLED = 32
-"""So many entries are added up one by one. Inductor has no kernel for a cumulative sum and calls eager torch."""
+"""Up to this many entries are added one by one: Inductor has no kernel for cumulative sums and calls eager torch."""
 
 MAX_ROWS, MAX_PRODUCTS = 8, 1 << 15
-"""So small a linear layer is a loop among the others. A call of the matrix library takes longer than its arithmetic."""
+"""Up to this size a linear layer is one more loop: a call of the matrix library takes longer than its arithmetic."""
 
 
 class NotPureError(Explained, RuntimeError):
@@ -45,7 +45,7 @@ class Compiled:
 
     Attributes:
         held: tensors that the function reads beside its arguments, such as weights. Every call reads their values
-            anew; who puts others in their place, of the same layout, has those read.
+            anew; put others of the same layout in their place to have those read.
     """
 
     def __init__(self, fn: Pure, *, writes: bool = False) -> None:
@@ -118,7 +118,7 @@ class Compiled:
                 aten.cumsum.default: _cumulative_sum,
                 aten.addmm.default: _few_rows,
             }
-            # Fake tensors have no values: a function that asks for one raises, instead of to be traced for this one.
+            # Fake tensors have no values: a function that asks for one raises instead of specialising on the value.
             traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
             if not self._writes:
                 _refuse_changes(traced.graph)

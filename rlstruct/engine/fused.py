@@ -7,8 +7,8 @@ class that returns a `FusedRollout` or None. Wherever one of them says None, ste
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
@@ -24,18 +24,12 @@ class Perceptron:
 
     It takes ``frame`` [B, D] and returns ``action``, ``action_logits``, ``log_probability`` and ``value``, as
     `rlstruct.agents.ActorCriticAgent` does; it draws from ``rng`` with `rlstruct.functional.random.categorical`.
-
-    Attributes:
-        actor: D inputs, one output for each action.
-        critic: D inputs, one output.
-        activation: between two layers, ``"Tanh"`` or ``"ReLU"``.
-        stochastic: whether it draws; else it takes the most probable action.
     """
 
-    actor: Layers
-    critic: Layers
-    activation: str
-    stochastic: bool
+    actor: Layers  # D inputs, one output for each action
+    critic: Layers  # D inputs, one output
+    activation: str  # between two layers, ``"Tanh"`` or ``"ReLU"``
+    stochastic: bool  # whether it draws; else it takes the most probable action
 
     def kind(self) -> object:
         """Return everything but the values of the weights."""
@@ -44,18 +38,10 @@ class Perceptron:
         return layouts, self.activation
 
 
-class FusedRollout(Protocol):
-    """T steps of all environments in one launch."""
+FusedRollout = Callable[[Tensors, Tensor, Perceptron], Tensors]
+"""Takes T steps of all environments in one launch; they go on from there.
 
-    def __call__(self, observation: Tensors, rng: Tensor, perceptron: Perceptron) -> Tensors:
-        """Take them; the environments go on from there.
-
-        Args:
-            observation: what the agent acts on first.  [B, ...]
-            rng: the random keys of all slots.  [T + 1, B] int64
-            perceptron: the agent with its present weights.
-
-        Returns:
-            ``stream/<key>``, what the agent saw, ``rng`` included, [T + 1, B, ...]; ``action/<key>``, what it returned,
-            and ``reached/<key>``, the true next observations, [T, B, ...]. All in memory of its own.
-        """
+It is called with the observation that the agent acts on first [B, ...], the random keys of all slots [T + 1, B] int64,
+and the agent with its present weights. It returns ``stream/<key>``, what the agent saw, ``rng`` included,
+[T + 1, B, ...]; ``action/<key>``, what it returned, and ``reached/<key>``, the true next observations, [T, B, ...].
+"""

@@ -36,11 +36,7 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
         "torch._inductor.config:fallback_random",
         "torch.fx.experimental.proxy_tensor:make_fx",
     ),
-    "graph": (
-        "torch._C:_cuda_endAllocateToPool",
-        "torch._C:_cuda_releasePool",
-        "torch._C:_cuda_clearCublasWorkspaces",
-    ),
+    "graph": ("torch._C:_cuda_endAllocateToPool", "torch._C:_cuda_releasePool", "torch._C:_cuda_clearCublasWorkspaces"),
     "eager below autograd": ("torch._C:_AutoDispatchBelowAutograd",),
 }
 """For each executor the names that it needs, as ``module:name``."""
@@ -66,7 +62,7 @@ def check() -> None:
 
 
 def below_autograd() -> AbstractContextManager[Any]:
-    """Call operators without autograd's part of each call: nobody differentiates what is done inside."""
+    """Call operators without autograd's part of each call: nothing inside is differentiated."""
     guard = getattr(torch._C, "_AutoDispatchBelowAutograd", nullcontext)
     made: AbstractContextManager[Any] = guard()
     return made

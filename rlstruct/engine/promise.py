@@ -18,7 +18,7 @@ Step = Callable[..., tuple[Tensors, Tensors]]
 # Compiled code fuses and so rounds differently; a wrong answer is further off.
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-4
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
-_FLIPPED = 1000  # one row in so many may differ: where two classes are equally near, rounding decides which is drawn
+_FLIPPED = 1000  # one row in this many may differ: rounding decides between two classes that are equally near
 MEND = (
     "`pure = True` promises that what __call__ returns depends on parameters, buffers and arguments only, but this "
     "depends on something else: a global, a Python value that changes, torch's generator. "

@@ -18,33 +18,20 @@ Vector = VectorEnv[Any, Any, Any]
 
 @dataclass(slots=True)
 class VectorStep:
-    """One step of a vector environment.
+    """One step of a vector environment."""
 
-    Attributes:
-        reward: their rewards.                                                         [B]
-        terminated: whether their episode ended by its own rules.                      [B] bool
-        truncated: whether their episode was cut.                                      [B] bool
-        restarted: rows whose next action is the first of a new episode; None: no row. [B] bool
-        first: first observations of those episodes, in the rows of ``restarted``.     [B, ...]
-    """
-
-    reward: np.ndarray[Any, Any]
-    terminated: Mask
-    truncated: Mask
-    restarted: Mask | None = None
-    first: Arrays | None = None
+    reward: np.ndarray[Any, Any]  # their rewards. [B]
+    terminated: Mask  # whether their episode ended by its own rules. [B] bool
+    truncated: Mask  # whether their episode was cut. [B] bool
+    restarted: Mask | None = None  # rows whose next action is the first of a new episode; None: no row. [B] bool
+    first: Arrays | None = None  # first observations of those episodes, in the rows of ``restarted``. [B, ...]
 
 
 class Restarter:
-    """Steps a vector environment and says exactly which rows ended and which began.
+    """Steps a vector environment and says exactly which rows ended and which began."""
 
-    Attributes:
-        seeded_at_reset: whether `reset` takes a seed.
-        late: whether rows that ended do not act in the next step, but restart in it.
-    """
-
-    seeded_at_reset = True
-    late = False
+    seeded_at_reset = True  # whether `reset` takes a seed
+    late = False  # whether rows that ended do not act in the next step, but restart in it
 
     def __init__(self, vector: Vector, frames: SpaceCodec) -> None:
         """Keep the environment."""
@@ -61,12 +48,7 @@ class Restarter:
         return self._reset(seed=seed, options=merge(options))
 
     def step(self, action: Element, out: Arrays) -> VectorStep:
-        """Take one step.
-
-        Args:
-            action: for all rows.
-            out: where the true next observations of the rows that took it are written.  [B, ...]
-        """
+        """Take one step, and write the true next observations [B, ...] of the rows that took it to ``out``."""
         result, info = self._step(action, out)
         ended = np.logical_or(result.terminated, result.truncated)
         restarted, self._pending = self._pending if self.late else ended, ended

@@ -51,13 +51,7 @@ class SpaceCodec:
         return arrays[0] if self._plain else _Nested(list(zip(self.leaves, arrays, strict=True)))
 
     def batched(self, value: Element, n: int, out: Arrays | None = None) -> Arrays:
-        """Copy a batch of elements, as a `gymnasium.vector.VectorEnv` gives it, into arrays of our own.
-
-        Args:
-            value: the batch.
-            n: of how many elements.
-            out: one array [n, ...] per leaf to write into; by default new ones.
-        """
+        """Copy a batch of n elements, as a `gymnasium.vector.VectorEnv` gives it, to ``out``, or to new arrays."""
         arrays = self.empty(n) if out is None else out
         for leaf, array in zip(self.leaves, arrays, strict=True):
             part = np.asarray(leaf.get(value))

@@ -36,7 +36,7 @@ class GymEnv(RowsEnv):
             with the environment's own random stream. None leaves them unseeded.
 
     Raises:
-        TypeError: ``envs`` is no sequence of gymnasium environments, or a space is missing or cannot become a tensor.
+        TypeError: ``envs`` is not a list of gymnasium environments, or a space is missing or cannot become a tensor.
         ValueError: ``envs`` is empty, has the same object twice, or environments with different spaces.
     """
 
@@ -86,7 +86,7 @@ class GymEnv(RowsEnv):
 
         Raises:
             ShapeMismatchError: the action lacks a key or has another shape or dtype than the action space, or an
-                environment returned a reward, an end or a frame that is none.
+                environment returned an invalid reward, end or frame.
             TypeError: an environment follows the old gym API.
             RuntimeError: called before `reset`, or on and on after every episode has ended.
         """

@@ -41,7 +41,7 @@ class GymVectorEnv(RowsEnv):
             NEXT_STEP: True spares the lost step. False forbids all ways around it, in any vector environment.
 
     Raises:
-        TypeError: ``vec`` is no vector environment, or a space cannot become a tensor.
+        TypeError: ``vec`` is not a vector environment, or a space cannot become a tensor.
         ValueError: the autoreset mode is unknown, ``vec`` answers in parts (``batch_size < num_envs``), or EnvPool was
             made with another seed, or an AsyncVectorEnv cannot restart exactly.
     """

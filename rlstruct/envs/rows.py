@@ -27,11 +27,6 @@ Options = list[dict[str, Any]]
 class Rows:
     """What B environments observe at one time: an observation, and the same memory as numpy arrays.
 
-    Args:
-        observation: with the keys of a VecEnv's observation.  [B] on the CPU
-        frames: codec of one environment's observation space.
-        actions: codec of its action space.
-
     Attributes:
         observation: as given.
         frames: the frames' arrays, one per leaf of the observation space.  [B, ...]
@@ -206,11 +201,6 @@ def last_action_keys(actions: SpaceCodec) -> tuple[str, ...]:
 
 def options_of(env_info: DictTensor | None, n: int, where: str) -> Options | None:
     """Turn ``env_info`` into one dict of options per environment.
-
-    Args:
-        env_info: settings of each environment, [n, ...] on the CPU; empty or None for none.
-        n: number of environments.
-        where: start of the error messages.
 
     Returns:
         For each environment Python numbers where a row is 0-dimensional and numpy arrays otherwise; None without keys.

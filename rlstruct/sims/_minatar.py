@@ -98,16 +98,7 @@ class MinAtarGame(TensorEnv[State]):
         return self.play(state, torch.where(sticks, last.last_action, chosen), key)
 
     def play(self, state: State, action: Tensor, key: Tensor) -> tuple[State, Tensor, Tensor]:
-        """Take one step of the game.
-
-        Args:
-            state: where the games are.  [B, ...]
-            action: of all six.  [B] int64
-            key: a fresh key for each environment.  [B] int64
-
-        Returns:
-            As `TensorEnv.transition`.
-        """
+        """Take one step of the game; as `TensorEnv.transition`, with an action of all six, [B] int64."""
         raise NotImplementedError(f"{type(self).__name__}.play")
 
     def frame(self, *channels: Tensor) -> Tensor:
@@ -121,16 +112,7 @@ class MinAtarGame(TensorEnv[State]):
 
 
 def paint(row: Tensor, column: Tensor, on: Tensor) -> Tensor:
-    """Paint the cells of N things, where they are on the board.
-
-    Args:
-        row: [B, N] int64.
-        column: [B, N] int64.
-        on: whether the thing is there at all.  [B, N] bool
-
-    Returns:
-        [B, 100] bool.
-    """
+    """Paint the cells of N things [B, N] that are ``on`` the board, [B, 100] bool."""
     shown = on & (column >= 0) & (column < SIZE)
     cell = torch.where(shown, row * SIZE + column, CELLS)  # the last cell is cut off below
     board = torch.zeros(row.shape[0], CELLS + 1, dtype=torch.bool, device=row.device)
@@ -148,12 +130,9 @@ def walk(column: Tensor, action: Tensor) -> Tensor:
 
 
 def harder(state: Any, when: Tensor, move_speed: int) -> dict[str, Tensor]:  # noqa: ANN401 - of two games
-    """Return the fields that change where games get harder: things come, and every other time move, faster.
+    """Return the fields that change where (``when`` [B]) games get harder: things come, and sometimes move, faster.
 
-    Args:
-        state: with ``spawn_speed``, ``move_speed`` and ``ramp_index``.
-        when: [B] bool.
-        move_speed: the lowest one.
+    ``move_speed`` is the lowest one.
     """
     moves = when & (state.move_speed > move_speed) & (state.ramp_index % 2 == 1)
     return {

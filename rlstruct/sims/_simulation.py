@@ -14,7 +14,7 @@ A simulation is one dict of tensors [B, ...], the carry. Its names are the same 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import torch
 from gymnasium import spaces
@@ -23,7 +23,6 @@ from torch import Tensor
 from rlstruct.engine.compiled import Compiled
 from rlstruct.functional.random import child_key
 from rlstruct.sims._state import Tensors, fields_of, make_state, part
-from rlstruct.spaces import Space
 
 Answer = tuple[Tensors, Tensors, Tensors, Tensors]
 """What changes in the carry; `reached`; `current` (empty if episodic: it is `reached`); the masks ``ran`` and
@@ -34,29 +33,10 @@ _MORE_ELSEWHERE = 2  # times as many of both off the CPU, where few launches cou
 _LARGE = 1 << 12  # bytes: on the CPU larger tensors are faster one by one
 
 
-class Simulator(Protocol):
-    """What `Simulation` asks of a TensorEnv."""
-
-    action_space: Space
-    observation_space: Space
-    auto_reset: bool
-    stochastic: ClassVar[bool]
-    time_limit: int | None
-
-    def initial(self, key: Tensor) -> Any:  # noqa: ANN401 - the user's own class
-        """Draw start states."""
-
-    def transition(self, state: Any, action: Any, key: Tensor) -> tuple[Any, Tensor, Tensor]:  # noqa: ANN401
-        """Take one step."""
-
-    def observe(self, state: Any) -> Tensor | Tensors:  # noqa: ANN401
-        """Show the states."""
-
-
 class Simulation:
     """Pure functions that begin, move and show the B environments of one simulator."""
 
-    def __init__(self, simulator: Simulator, device: torch.device) -> None:
+    def __init__(self, simulator: Any, device: torch.device) -> None:  # noqa: ANN401 - a TensorEnv, which uses this
         """Remember the simulator."""
         self._simulator = simulator
         self._plain_action = not isinstance(simulator.action_space, spaces.Dict | spaces.Tuple)
@@ -71,25 +51,14 @@ class Simulation:
         return fields_of(f"{type(self._simulator).__name__}.initial", state)
 
     def begin(self, carry: Tensors, episode: Tensor) -> Tensors:
-        """Draw the states with which episodes begin, with their keys and numbers, by their names in the carry.
-
-        Args:
-            carry: says which environments.
-            episode: [B] int64.
-        """
+        """Draw the states with which these episodes [B] begin, with their keys and numbers, by names in the carry."""
         key = child_key(carry["env_key"], episode)
         begun = {f"state/{name}": value for name, value in self.initial(key).items()}
         begun |= {"state_key": key} if self._simulator.stochastic else {}
         return {**begun, "episode": episode}
 
     def step(self, carry: Tensors, action: Tensors, starts: StartStates | None = None) -> Answer:
-        """Take one step in every environment that runs.
-
-        Args:
-            carry: where the simulation is.
-            action: [B, ...]
-            starts: where start states come from; None to draw them in this step.
-        """
+        """Take one step in every environment that runs; None for ``starts`` draws start states in this step."""
         if not self._simulator.auto_reset:
             return self._step(carry, action)
         return self._step_and_restart(carry, action, starts)
@@ -97,10 +66,7 @@ class Simulation:
     def frames(self, fields: Tensors, *, kept: bool = True) -> Tensors:
         """Show states as ``frame`` or ``frame/<key>``.
 
-        Args:
-            fields: [B, ...]
-            kept: whether they stay in the carry: then a frame that is one of them is copied, so that nobody can write
-                into the simulation.
+        If they are ``kept`` in the carry, a frame that is one of them is copied: nobody can write into the simulation.
         """
         seen = self._simulator.observe(self.state(fields))
         frames = {"frame": seen} if isinstance(seen, Tensor) else {f"frame/{key}": v for key, v in seen.items()}
@@ -129,15 +95,9 @@ class Simulation:
         return after, reached, current, {}
 
     def _restart(self, carry: Tensors, done: Tensor, now: Tensors) -> tuple[Tensors, Tensors]:
-        """Put the next episode's start in the place of what has ended: what is drawn, 0 for all else.
+        """Put the next episode's start in the place of what has ended (``done`` [B]): what is drawn, 0 for all else.
 
-        Args:
-            carry: where the simulation was before this step.
-            done: whose episode has ended.  [B] bool
-            now: where it is, the reward and the action among it.
-
-        Returns:
-            ``now``, with copies of the action; and what comes after.
+        Returns ``now``, the reward and a copy of the action among it, and what comes after.
         """
         fresh = self.begin(carry, carry["episode"] + 1)
         after = {

@@ -1,16 +1,6 @@
 """CartPole for one environment, as NVIDIA Warp functions; `rlstruct.sims.cart_pole` has the same for B."""
 
-from rlstruct.sims.cart_pole import (
-    FORCE,
-    GRAVITY,
-    HALF_LENGTH,
-    MAX_THETA,
-    MAX_X,
-    POLE_MASS,
-    STEP,
-    TOTAL_MASS,
-    CartPole,
-)
+from rlstruct.sims.cart_pole import FORCE, GRAVITY, HALF_LENGTH, MAX_THETA, MAX_X, POLE_MASS, STEP, TOTAL_MASS, CartPole
 from rlstruct.sims.kernels import GameKernel, wp
 from rlstruct.sims.kernels.random import uniform
 

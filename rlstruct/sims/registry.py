@@ -40,9 +40,6 @@ def names() -> list[str]:
 def knows(name: str) -> bool:
     """Whether `make` knows a name, as far as can be said without ale-py.
 
-    Args:
-        name: such as ``"CartPole-v1"`` or ``"ALE/Pong-v5"``.
-
     >>> knows("ALE/Pong-v5"), knows("Pong")
     (True, False)
     """

@@ -59,7 +59,7 @@ class TensorEnv(VecEnv, Generic[State]):
         dtype: of states and frames of floating-point numbers. ``torch.float64`` also turns a float32 observation space
             into one of float64.
         auto_reset: whether ended environments restart within the step; otherwise they idle until `reset`.
-        time_limit: an episode is truncated after so many steps; None for never, "default" for the limit of the task.
+        time_limit: an episode is truncated after this many steps; None for never, "default" for the limit of the task.
         backend: ``"torch"`` runs the functions as they are written, ``"compile"`` turns a whole step into one kernel
             (TorchInductor; the first step takes some 20 seconds). ``"warp"`` is ``"torch"``, but that a batch of
             RL_Batcher with a small network becomes one launch of the simulator's `kernel` (the extra ``warp``). Equal
@@ -135,7 +135,7 @@ class TensorEnv(VecEnv, Generic[State]):
             key: a fresh key for each environment, empty unless ``stochastic``.  [B] int64
 
         Returns:
-            ``(next state, reward [B] float, terminated [B] bool)``. Restarts and time limits are none of its business.
+            ``(next state, reward [B] float, terminated [B] bool)``. Restarts and time limits are handled elsewhere.
         """
 
     @abstractmethod
@@ -197,7 +197,7 @@ class TensorEnv(VecEnv, Generic[State]):
         """Take one step in every environment that runs; see `VecEnv.step`.
 
         Raises:
-            RuntimeError: `reset` was not called, or every episode ended 1,000 steps ago and nobody called it since.
+            RuntimeError: `reset` was not called, or has not been called for 1,000 steps after the last episode ended.
             KeyError: a key of the action is missing.
             ShapeMismatchError: the action has another shape or dtype than the action space says.
             DeviceMismatchError: the action is on another device.

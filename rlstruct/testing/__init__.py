@@ -2,13 +2,7 @@
 
 from rlstruct.testing.agent_conformance import check_agent
 from rlstruct.testing.conformance import ConformanceError
-from rlstruct.testing.host_sync import (
-    HostSyncCount,
-    HostSyncError,
-    allow_host_sync,
-    count_host_syncs,
-    forbid_host_sync,
-)
+from rlstruct.testing.host_sync import HostSyncCount, HostSyncError, allow_host_sync, count_host_syncs, forbid_host_sync
 from rlstruct.testing.vec_env_conformance import check_vec_env
 
 __all__ = [

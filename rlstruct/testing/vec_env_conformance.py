@@ -54,7 +54,7 @@ _ALWAYS = (
 # How many calls back a returned tensor is compared with its first value; those of the first reset always are.
 _REMEMBERED_CALLS = 4
 _STEPS_OF_SECOND_RUN = 40
-_ENDS_TO_TELL = 5  # so many ends in the frame of a beginning are no coincidence
+_ENDS_TO_TELL = 5  # this many ends that all show a first frame are no coincidence
 
 
 def check_vec_env(

@@ -28,13 +28,7 @@ BLOCK = 64
 
 
 def fused_rollout(env: Any, perceptron: Perceptron, n_timesteps: int) -> FusedRollout | None:
-    """See `TensorEnv.fused_rollout`.
-
-    Args:
-        env: a TensorEnv with a kernel.
-        perceptron: the agent; all hidden layers of both networks must be of one width.
-        n_timesteps: T.
-    """
+    """See `TensorEnv.fused_rollout`; all hidden layers of both networks must be of one width."""
     n_inputs, width = env.observation_space.shape[0], perceptron.actor[0][0].shape[0]
     depth = len(perceptron.actor)
     found = [[tuple(weight.shape) for weight, _ in layers] for layers in (perceptron.actor, perceptron.critic)]
