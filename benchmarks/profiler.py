@@ -1,11 +1,11 @@
-"""Is the profiler right, what does it cost, and what does it find? About twelve minutes on two cores. Layer 6.
+"""Is the profiler right, what does it cost, and what does it find? About fourteen minutes on two cores. Layer 6.
 
-    python benchmarks/profiler.py [--parts accuracy off shares transitions] [--repeats 12] [--steps 0.5]
+    python benchmarks/profiler.py [--parts accuracy off shares transitions] [--algorithms dqn] [--seconds 90]
 
-- ``accuracy`` (ten minutes): REINFORCE, A2C, DQN and PPO on CartPole, in one process and two, trained with and
-  without a profile in turn, from the same seed, so that both do the same. The seconds of the iterations that the
-  profile reports, corrected, should be those of a run without. For one process the same is said in CPU seconds, which a
-  busy machine harms less.
+- ``accuracy`` (twelve minutes): REINFORCE, A2C, DQN and PPO on CartPole, in one process and two. Short trainings that
+  do the same work take turns with and without a profile. What a profiled one takes, corrected, is divided by the mean
+  of the one before it and the one after it; the median of these ratios should be 1, by the wall and in CPU seconds,
+  which a busy machine harms less.
 - ``off``: what an operation costs while nobody profiles, as a share of a step.
 - ``shares`` (half a minute): what an iteration of each algorithm consists of, as RL-Scope asked of other libraries, and
   how much of a GPU a small training uses.
@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -30,11 +29,13 @@ from typing import Any
 
 import gymnasium
 import torch
+from _profile_accuracy import Moments, compare
 from _report import interleaved, machine, result_path, verdict, write
 
 from rlstruct import Trajectories
 from rlstruct.agents import ActorCritic, ActorCriticAgent, QAgent, QNetwork
 from rlstruct.algos import a2c, dqn, ppo, reinforce
+from rlstruct.algos.training import run_training
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.profiling import operation, profile, read
@@ -90,8 +91,14 @@ class Results:
             write("profiler", self.rows)
 
 
-def train(name: str, n_processes: int, scale: float, **changes: Any) -> float:  # noqa: ANN401 - settings
-    """Train, and return the seconds of the loop."""
+def train(
+    name: str,
+    n_processes: int,
+    scale: float,
+    create_evaluator: Callable[[torch.nn.Module], Any] | None = None,
+    **changes: Any,  # noqa: ANN401 - settings
+) -> None:
+    """Train for a fixed number of environment steps from a fixed seed."""
     module, kind, create_model, create_agent, create_env, n_steps = TASKS[name]
     changes |= {"learning_starts": 200} if name == "dqn" else {}
     config = kind(
@@ -104,8 +111,8 @@ def train(name: str, n_processes: int, scale: float, **changes: Any) -> float:  
         evaluation_interval=10**9,
         **changes,
     )
-    seconds: float = module.train(config, create_model, create_agent, create_env).seconds
-    return seconds
+    factories = create_model, create_agent, create_env
+    run_training(module.Learner, config, *factories, create_evaluator=create_evaluator)
 
 
 def profiled(name: str, n_processes: int, scale: float, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - settings
@@ -113,9 +120,7 @@ def profiled(name: str, n_processes: int, scale: float, **changes: Any) -> dict[
     folder = Path(tempfile.mkdtemp())
     try:
         with profile(folder, window=3600.0):
-            cpu = time.process_time()
-            wall = train(name, n_processes, scale, **changes)
-            cpu = time.process_time() - cpu
+            train(name, n_processes, scale, **changes)
         report = read(folder)
         main, *workers = report.processes
         collecting = workers or [main]
@@ -127,9 +132,6 @@ def profiled(name: str, n_processes: int, scale: float, **changes: Any) -> dict[
             return sum(float(row.corrected.sum()) for row in rows if set(names) & set(row.path))
 
         return {
-            **{"wall": wall, "cpu": cpu, "overhead": main.seconds - main.corrected},
-            **{"operation_cost": main.prices.operation, "operator_cost": main.prices.event},
-            "measured": main.inclusive("iteration", corrected=False),
             "corrected": main.inclusive("iteration"),
             **{one: seconds(collecting, one) for one in ("environment", "simulator", "agent", "copy")},
             "learning": seconds([main], *LEARNING),
@@ -140,45 +142,25 @@ def profiled(name: str, n_processes: int, scale: float, **changes: Any) -> dict[
         shutil.rmtree(folder)
 
 
-def measure_accuracy(results: Results, repeats: int, scale: float) -> None:
+def measure_accuracy(results: Results, names: Sequence[str], repeats: int, seconds: float, scale: float) -> None:
     """Compare trainings with and without a profile."""
-    for name in TASKS:
-        train(name, 0, 0.1)
+    for name in names:
         for n_processes in (0, 1):
-            plain, plain_cpu, found = [], [], []
+            size = scale * (1 + n_processes)  # a worker takes seconds to start
 
-            def without(name: str = name, n: int = n_processes, wall: Any = plain, cpu: Any = plain_cpu) -> None:  # noqa: ANN401
-                start = time.process_time()
-                wall.append(train(name, n, scale))
-                cpu.append(time.process_time() - start)
+            def run(moments: Moments, name: str = name, n_processes: int = n_processes, size: float = size) -> None:
+                train(name, n_processes, size, lambda _: moments)
 
-            def within(name: str = name, n: int = n_processes, found: Any = found) -> None:  # noqa: ANN401
-                found.append(profiled(name, n, scale))
-
-            for repeat in range(repeats):  # each is the first as often as the other: a machine grows faster and slower
-                for run in (without, within) if repeat % 2 else (within, without):
-                    run()
-            keys = [key for key, value in found[0].items() if value is not None]
-            median = {key: statistics.median(one[key] for one in found) for key in keys}
-            clean, clean_cpu = statistics.median(plain), statistics.median(plain_cpu)
-            bias, raw = median["corrected"] / clean - 1.0, median["measured"] / clean - 1.0
-            bias_cpu = statistics.median(one["cpu"] - one["overhead"] for one in found) / clean_cpu - 1.0
-            in_cpu = f", {100 * bias_cpu:+.1f} % in CPU seconds" if n_processes == 0 else ""
-            print(
-                f"{name:9} {1 + n_processes} process(es): {clean:.3f} s without a profile "
-                f"({min(plain):.3f} to {max(plain):.3f}); "
-                f"measured {100 * raw:+.1f} %, corrected {100 * bias:+.1f} %{in_cpu} "
-                f"({verdict(abs(bias), 0.05, at_most=True)}, {'closer' if abs(bias) < abs(raw) else 'NOT closer'}); "
-                f"an operator {1e6 * median['operator_cost']:.2f} us",
-                flush=True,
-            )
-            results.add(
-                **{"part": "accuracy", "algorithm": name, "processes": 1 + n_processes, "repeats": repeats},
-                **{"plain_seconds": plain, "plain": clean, "bias": bias, "uncorrected_bias": raw},
-                **{"corrected_seconds": [one["corrected"] for one in found]},
-                **({"bias_cpu": bias_cpu} if n_processes == 0 else {}),
-                **median,
-            )
+            row = compare(run, alone=n_processes == 0, seconds=seconds, repeats=repeats)
+            told = f"{name:9} {1 + n_processes} process(es), {row['repeats']} turns:"
+            for clock in ("wall", "cpu"):
+                bias, raw = row[f"bias_{clock}"], row[f"uncorrected_bias_{clock}"]
+                low, high = row[f"bias_{clock}_interval"]
+                words = verdict(abs(bias), 0.05, at_most=True), "closer" if abs(bias) < abs(raw) else "NOT closer"
+                told += f" {clock} {100 * raw:+.1f} %, corrected {100 * bias:+.1f} %"
+                told += f" ({100 * low:+.1f} to {100 * high:+.1f}; {', '.join(words)});"
+            print(told, flush=True)
+            results.add(part="accuracy", algorithm=name, processes=1 + n_processes, **row)
 
 
 def measure_shares(results: Results, scale: float) -> None:
@@ -315,13 +297,14 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     right.set_visible(bool(accuracy))
     for place, row in enumerate(accuracy):
         words = ("", "") if place else ("measured", "corrected")
-        right.bar([place - 0.2], [100 * row["uncorrected_bias"]], 0.4, label=words[0], color="#c8c8c8")
-        right.bar([place + 0.2], [100 * row["bias"]], 0.4, label=words[1], color="#4c72b0")
+        right.bar([place - 0.2], [100 * row["uncorrected_bias_wall"]], 0.4, label=words[0], color="#c8c8c8")
+        right.bar([place + 0.2], [100 * row["bias_wall"]], 0.4, label=words[1], color="#4c72b0")
+        right.plot([place + 0.2] * 2, [100 * bound for bound in row["bias_wall_interval"]], color="black")
     right.axhspan(-5, 5, color="#55a868", alpha=0.2)
     names = [f"{row['algorithm']}\n{row['processes']}" for row in accuracy]
     right.set_xticks(range(len(names)), names, fontsize=8)
     right.set_ylabel("% more than without a profile")
-    right.set_title("One and two processes; the band is 5 %", fontsize=10)
+    right.set_title("One and two processes; the band is 5 %, lines are 95 % intervals", fontsize=10)
     if accuracy:
         right.legend(fontsize=8, loc="best")
     figure.tight_layout()
@@ -333,7 +316,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parts = ("accuracy", "off", "shares", "transitions")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
-    parser.add_argument("--repeats", type=int, default=12)
+    parser.add_argument("--algorithms", nargs="+", choices=tuple(TASKS), default=tuple(TASKS))
+    parser.add_argument("--repeats", type=int, default=5, help="at least so many profiled trainings of each kind")
+    parser.add_argument("--seconds", type=float, default=90.0, help="for each of the eight kinds of training")
     parser.add_argument(
         "--steps", type=float, default=0.5, help="times the environment steps of a training of a second"
     )
@@ -348,7 +333,9 @@ def main() -> None:
         "shares": partial(measure_shares, results, options.steps),
         "off": partial(measure_off, results),
         "transitions": partial(measure_transitions, results),
-        "accuracy": partial(measure_accuracy, results, options.repeats, options.steps),
+        "accuracy": partial(
+            measure_accuracy, results, options.algorithms, options.repeats, options.seconds, options.steps
+        ),
     }
     for part, measure in measures.items():
         if part in options.parts:

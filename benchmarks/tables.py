@@ -11,7 +11,7 @@ import inspect
 import json
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -394,19 +394,24 @@ def profile_transitions(rows: Rows) -> list[str]:
 
 
 def profile_accuracy(rows: Rows) -> list[str]:
-    """Profiles beside trainings that nobody watches."""
+    """Profiled trainings beside equal ones that nobody watches."""
     cells = [
         [
             f"{row['algorithm'].upper()}, {row['processes']} process{'es' if row['processes'] > 1 else ''}",
-            f"{100 * row['uncorrected_bias']:+.1f} %",
-            f"{100 * row['bias']:+.1f} %",
-            _percent(row.get("bias_cpu"), "+.1f"),
+            str(row["repeats"]),
+            *(text for clock in ("wall", "cpu") for text in _biases(row, clock)),
         ]
         for row in rows
-        if row["part"] == "accuracy"
+        if row["part"] == "accuracy" and "bias_wall" in row
     ]
-    head = "| as measured | corrected | corrected, CPU seconds"
+    head = "| turns | as measured | corrected | CPU seconds, as measured | CPU seconds, corrected"
     return table(head, cells) if cells else ["Not measured since the code changed."]
+
+
+def _biases(row: Mapping[str, Any], clock: str) -> tuple[str, str]:
+    low, high = row[f"bias_{clock}_interval"]
+    corrected = f"{100 * row[f'bias_{clock}']:+.1f} % ({100 * low:+.1f} to {100 * high:+.1f})"
+    return f"{100 * row[f'uncorrected_bias_{clock}']:+.1f} %", corrected
 
 
 def atari_speed(rows: Rows) -> list[str]:

@@ -18,8 +18,8 @@ from rlstruct.profiling.overlap import Integers, Times, lookup
 
 Path = tuple[str, ...]
 WAIT = "wait"  # an operation whose length others decide
-_FEW = 20
-_TYPICAL = 0.9  # of the pieces; the longest tenth says more about the machine than about the program
+_FEW = 10
+_TYPICAL = 0.5  # of the pieces; on a busy machine the longer ones say more about other programs than about this one
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def prices_of(recordings: Sequence[Recording]) -> Prices:
 
 
 def _typical(lengths: Times, among: NDArray[np.bool_]) -> Integers:
-    """Indices of all but the longest pieces."""
+    """Indices of the shorter half of the pieces."""
     index = np.flatnonzero(among)
     order = index[np.argsort(lengths[index], kind="stable")]
     return order[: int(np.ceil(_TYPICAL * len(order)))]

@@ -78,6 +78,18 @@ def test_known_costs_are_taken_away_exactly(tmp_path: pathlib.Path) -> None:
     assert process.watched == pytest.approx(process.seconds / 3, rel=0.02)
 
 
+def test_a_busy_machine_does_not_change_the_price(tmp_path: pathlib.Path) -> None:
+    script = Script(operator_cost=70_000)
+    for i in range(100):
+        script.slice(PLAIN if i % 2 else WATCHED).enter("loss").operator(MS)
+        if i % 10 in (0, 1, 2):  # another program runs meanwhile: in 2 of 5 watched ones, in 1 of 5 plain ones
+            script.python(20 * MS)
+        script.leave()
+    script.write(tmp_path)
+    (process,) = broken_down(tmp_path)
+    assert process.prices.event == pytest.approx(70e-6)
+
+
 def test_what_was_never_watched_is_not_told_apart(tmp_path: pathlib.Path) -> None:
     script = Script(operator_cost=MS).enter("loss").operator(MS).leave().slice(PLAIN)
     script.enter("simulator").operator(2 * MS).leave().enter("backward").operator(3 * MS).leave().write(tmp_path)
