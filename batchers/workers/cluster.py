@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rlstruct.batchers.progress import Progress
 from rlstruct.batchers.recipe import versions
-from rlstruct.batchers.shared_memory import SharedBlock
+from rlstruct.batchers.shared_memory import SharedBlock, n_bytes
 from rlstruct.batchers.slab import Steps
 from rlstruct.batchers.workers.handle import WorkerHandle
 from rlstruct.batchers.workers.pool import WorkerPool
@@ -71,11 +71,7 @@ class WeightStore:
 
     def n_bytes(self) -> int:
         """Return the size of the newest weights, which is what each node holds."""
-        return (
-            0
-            if self.newest is None
-            else sum(dtype.itemsize * torch.Size(shape).numel() for shape, dtype in self.newest.layout.values())
-        )
+        return 0 if self.newest is None else n_bytes(self.newest.layout)
 
 
 class ActorWorker(Worker):
@@ -256,12 +252,11 @@ def connect(address: str) -> None:
 
 def pack(tensors: Mapping[str, Tensor]) -> Packed:
     """Show tensors, from any device, as bytes."""
-    on_cpu = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
-    return {name: (_as_bytes(tensor), tuple(tensor.shape), tensor.dtype) for name, tensor in on_cpu.items()}
-
-
-def _as_bytes(tensor: Tensor) -> Any:  # noqa: ANN401 - a numpy array
-    return tensor.view(-1).view(torch.uint8).numpy()  # sync: of CPU memory
+    packed: Packed = {}
+    for name, tensor in tensors.items():
+        flat = tensor.detach().to("cpu").contiguous().view(-1)
+        packed[name] = flat.view(torch.uint8).numpy(), tuple(tensor.shape), tensor.dtype  # sync: of CPU memory
+    return packed
 
 
 def unpack(packed: Packed) -> dict[str, Tensor]:

@@ -50,6 +50,9 @@ def cluster() -> Iterator[Cluster]:
     patch = pytest.MonkeyPatch()
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     patch.setenv("RAY_worker_niceness", "0")  # on a busy machine workers would starve
+    patch.setenv("RAY_health_check_initial_delay_ms", "1000")  # a killed node is missed in 2 s, not 15
+    patch.setenv("RAY_health_check_period_ms", "500")
+    patch.setenv("RAY_health_check_failure_threshold", "3")
     patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # where nodes find the modules of these tests
     from ray.cluster_utils import Cluster
 
@@ -184,9 +187,9 @@ def test_what_a_worker_raises_names_environment_step_and_node(cluster: Cluster) 
 
 def test_a_worker_without_a_place_or_an_answer_is_late(cluster: Cluster) -> None:
     env_args = {"n_envs": 1, "auto_reset": True, "seconds": 1.0}
-    settings = {"env_args": env_args, "n_processes": 1, "timeout": 3.0}
+    settings = {"env_args": env_args, "n_processes": 1, "timeout": 1.0}
     nowhere = {"address": cluster.address, "num_cpus": 64}
-    words = r"within 3 s; it is in Ray's queue.*'num_cpus': 64.*nodes have.*'CPU'"
+    words = r"within 1 s; it is in Ray's queue.*'num_cpus': 64.*nodes have.*'CPU'"
     batcher = RL_Batcher(20, RngAgent, create_slow_env, cluster=nowhere, **settings)
     with batcher, pytest.raises(WorkerTimeout, match=words):
         batcher.reset()
