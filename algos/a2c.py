@@ -55,10 +55,10 @@ class A2CConfig(TrainingConfig):
             it. From the second time on older weights chose the actions, so it needs vtrace.
         n_minibatches: split the environments of a batch into this many minibatches, one gradient step on each. With
             many environments, a single step on all of them wastes what they saw. Needs vtrace, too.
-        window: learn after every batch from one of the minibatches, in turn: from its part of the last ``window``
-            batches. With n_timesteps = 1 and a window of n_minibatches every step of the environments brings a gradient
-            step, and each is learnt from once. None learns from each batch by itself, all its minibatches. Needs
-            vtrace, and minibatches of one size.
+        window: learn after every batch from one of the minibatches, in turn: from its part of the last batches, this
+            many of them. With n_timesteps = 1 and a window of n_minibatches every step of the environments brings a
+            gradient step, and each is learnt from once. None learns from each batch by itself, all its minibatches.
+            Needs vtrace, and minibatches of one size.
         rho_clip: bound of V-trace's weight of a step, see rlstruct.functional.advantages.vtrace. With several steps
             on a batch choose more than 1: otherwise actions that have become more probable count too little, and where
             most advantages are negative, that drives the policy ever further from the one that acted.
