@@ -34,6 +34,7 @@ _GROWTH = 3
 _SLICE = 10_000_000  # nanoseconds
 _GOLDEN = 0.5 * (5**0.5 - 1)  # its multiples, modulo 1, keep step with no loop of the program
 _N_TRIES, _N_NOTED = 9, 100
+_SAMPLED = 63  # one in so many; odd, since ends of operations may all come at even places
 _now = time.perf_counter_ns
 
 
@@ -61,7 +62,7 @@ class Recorder:
         self._stack: list[str] = []
         self._times: list[int] = []  # nanoseconds of time.perf_counter, which all processes of a machine share
         self._marks: list[str | list[str] | None] = []  # an operation begins; one ends; [a phase] begins
-        self._noted: list[int] = []  # nanoseconds that it took to note some ends of operations
+        self._noted: list[int] = []  # nanoseconds that it took to note a sample of the ends of operations
         self._n_windows = self._n_extra = self._turn_of = 0
         self._starts = self._origin  # of this window or the next one
         self._torch: Any = None
@@ -112,9 +113,10 @@ class Recorder:
         if self._is_on:
             self._times.extend([now] * (len(stack) - depth))
             self._marks.extend([None] * (len(stack) - depth))
+            if not len(self._times) % _SAMPLED:
+                self._noted.append(_now() - now)
         del stack[depth:]
         if now >= self._turns_at:
-            self._noted.append(_now() - now)
             self._turn(now)
 
     def set_phase(self, name: str) -> None:
@@ -214,9 +216,9 @@ class Recorder:
     def _cost(self) -> float:
         """Nanoseconds that it takes to note an operation: tried now that the window is over, many times in a row.
 
-        Among other work it takes longer, as caches hold other things: by as much as ends that were noted among it did.
+        Among other work it takes longer, as caches hold other things: by as much as a sample of ends did there.
         """
-        kept = self._times, self._marks, self._turns_at
+        kept, among = (self._times, self._marks, self._turns_at), self._noted
         self._times, self._marks, self._turns_at, self._is_on = [], [], sys.maxsize, True
         taken, ends = [], []
         for _ in range(_N_TRIES):
@@ -228,5 +230,6 @@ class Recorder:
                 ends.append(_now() - end)
             taken.append((_now() - start) / _N_NOTED)
         self._times, self._marks, self._turns_at, self._is_on = *kept, False
-        slower = statistics.median(self._noted) / statistics.median(ends) if self._noted else 1.0
+        self._noted = []
+        slower = statistics.median(among) / statistics.median(ends) if among else 1.0
         return statistics.median(taken) * max(1.0, slower)
