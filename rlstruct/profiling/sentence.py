@@ -94,12 +94,13 @@ def sentence_of(processes: Sequence[Process], gpus: Sequence[GpuUse]) -> str:
 
 
 def _phase_of(process: Process) -> str:
-    """The phase with the most time in operations, the evaluation aside."""
+    """The phase with the most time in operations; the evaluation only if there is next to nothing else."""
     sums: dict[str, float] = {}
     for row in process.rows:
         weight = 1.0 if row.path else 1e-6
         sums[row.phase] = sums.get(row.phase, 0.0) + weight * float(row.corrected.sum())
-    return max(sums, key=lambda name: (name != "evaluation", sums[name]), default="")
+    little = 0.01 * sum(sums.values())
+    return max(sums, key=lambda name: (name != "evaluation" and sums[name] > little, sums[name]), default="")
 
 
 def _most(rows: Iterable[Row]) -> _Most:

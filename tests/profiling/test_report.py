@@ -42,6 +42,14 @@ def test_a_learner_that_waits_is_told_what_its_workers_do(tmp_path: pathlib.Path
     )
 
 
+def test_a_window_of_the_evaluation_alone_is_told_as_such(tmp_path: pathlib.Path) -> None:
+    script = Script(phase="evaluation").enter("evaluation").enter("wait").python(99 * MS).leave().leave()
+    script.marks.append(["training"])
+    script.times.append(script.now)
+    script.python(MS // 2).write(tmp_path)
+    assert read(tmp_path).sentence.startswith("100 % of the time in 'evaluation' is waiting for workers: try ")
+
+
 def test_the_report_says_what_it_took_away_and_what_is_uncertain(tmp_path: pathlib.Path) -> None:
     iterations(Script(operation_cost=100_000), MS).write(tmp_path)
     text = str(read(tmp_path))
