@@ -23,11 +23,14 @@ def discrete_choice(agent: ModelAgent[Any], policy: Tensor, value: Tensor, obser
         agent: says whether to draw.
         policy: unnormalised log-probabilities.    [B, A] or [B, K, A] float
         value: the baseline.                       [B] float
-        observation: its ``rng`` is drawn from.    [B]
+        observation: its ``rng`` is drawn from, unless there is a ``chosen_action``.  [B]
     """
     detached = policy.detach()  # choosing is not differentiable
-    action = categorical.sample(detached, observation["rng"]) if agent.stochastic else detached.argmax(dim=-1)
-    known = action.clamp(max=policy.shape[-1] - 1)  # logits that are NaN draw no class, which the batcher tells
+    if "chosen_action" in observation:
+        action = known = observation["chosen_action"]
+    else:
+        action = categorical.sample(detached, observation["rng"]) if agent.stochastic else detached.argmax(dim=-1)
+        known = action.clamp(max=policy.shape[-1] - 1)  # logits that are NaN draw no class, which the batcher tells
     each = categorical.log_probability(policy, known)  # [B] or [B, K]
     log_probability = each if each.dim() == 1 else each.sum(-1)
     return DictTensor({"action": action, "action_logits": policy, "log_probability": log_probability, "value": value})
@@ -40,11 +43,13 @@ def gaussian_choice(agent: ModelAgent[Any], policy: Tensor, value: Tensor, obser
         agent: says whether to draw.
         policy: mean and log sigma side by side.  [B, 2 D] float
         value: the baseline.                      [B] float
-        observation: its ``rng`` is drawn from.   [B]
+        observation: its ``rng`` is drawn from, unless there is a ``chosen_action``.  [B]
     """
     mean, log_std = policy.chunk(2, dim=-1)  # [B, D] each
     action = mean.detach()  # choosing is not differentiable
-    if agent.stochastic:
+    if "chosen_action" in observation:
+        action = observation["chosen_action"]
+    elif agent.stochastic:
         action = gaussian.sample(action, log_std.detach(), observation["rng"])
     log_probability = gaussian.log_probability(mean, log_std, action)
     known = {"action": action, "action_mean": mean, "action_log_std": log_std}
@@ -56,8 +61,8 @@ class ActorCriticAgent(ModelAgent[nn.Module]):
 
     It returns ``action`` [B] int64, ``action_logits`` [B, A], ``log_probability`` [B] of that action and ``value`` [B],
     the baseline; for a MultiDiscrete space ``action`` [B, K] and ``action_logits`` [B, K, A], and the log-probabilities
-    of the K actions add up. In a replay with other weights the same random key may draw another action: a loss takes
-    ``action_logits`` from the replay and ``action/action`` from the trajectories, as `rlstruct.algos.reinforce` does.
+    of the K actions add up. A replay, with other weights too, returns the ``action`` that was taken and its present
+    ``log_probability``, with gradients.
 
     Args:
         model: maps ``frame`` [B, ...] to logits and value [B], as `rlstruct.agents.ActorCritic` does.

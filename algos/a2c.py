@@ -32,7 +32,7 @@ from rlstruct.algos.training import CreateModel, TrainingResult, run_training
 from rlstruct.core import TemporalDictTensor, Trajectories
 from rlstruct.engine.compiled import Tensors
 from rlstruct.functional.advantages import VTrace, generalized_advantage, vtrace
-from rlstruct.functional.policy_gradient import entropy_loss, policy_gradient_loss, value_loss
+from rlstruct.functional.policy_gradient import actor_critic_terms, entropy_loss, policy_gradient_loss, value_loss
 from rlstruct.functional.statistics import whiten
 from rlstruct.profiling import operation
 from rlstruct.rl_agent import RL_Agent
@@ -131,12 +131,13 @@ def losses(
     if config.whiten_advantages:
         advantage = whiten(advantage, mask)
     terms = {
-        "policy_loss": policy_gradient_loss(log_probability, advantage, mask),
-        "value_loss": value_loss(replayed["value"], target, mask),
-        "entropy_loss": entropy_loss(entropy, mask),
+        "policy_loss": policy_gradient_loss(log_probability, advantage, None),
+        "value_loss": value_loss(replayed["value"], target, None),
+        "entropy_loss": entropy_loss(entropy, None),
     }
-    weighted = config.value_coefficient * terms["value_loss"] + config.entropy_coefficient * terms["entropy_loss"]
-    return {"loss": terms["policy_loss"] + weighted, **terms}
+    return actor_critic_terms(
+        terms, mask, value_coefficient=config.value_coefficient, entropy_coefficient=config.entropy_coefficient
+    )
 
 
 def _targets(

@@ -205,15 +205,16 @@ class GradientLearner(ABC):
             with operation("backward"):
                 found = torch.autograd.grad(terms["loss"], self._weights, allow_unused=True)
         gradient = {str(i): one for i, one in enumerate(found) if one is not None}
-        terms = {name: term.detach() for name, term in terms.items()}
+        terms = {name: term.detach() if term.requires_grad else term for name, term in terms.items()}
         return (terms, gradient) if self.learners.size > 1 else self._bounded(terms, gradient)
 
     def _bounded(self, terms: Tensors, gradient: Tensors) -> tuple[Tensors, Tensors]:
         """Scale the gradient down to the bound of its norm, if there is one."""
         if (bound := self._training.max_gradient_norm) is not None:
-            norm = terms["gradient_norm"] = nn.utils.get_total_norm(list(gradient.values()))
+            found = list(gradient.values())
+            norm = terms["gradient_norm"] = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(found)))
             scale = (bound / (norm + 1e-6)).clamp(max=1.0)  # as nn.utils.clip_grad_norm_
-            gradient = {i: one * scale for i, one in gradient.items()}
+            gradient = dict(zip(gradient, torch._foreach_mul(found, scale), strict=True))
         return terms, gradient
 
     @operation("optimiser")
@@ -231,7 +232,7 @@ class GradientLearner(ABC):
         for i, weight in enumerate(self._weights):
             weight.grad = gradient.get(str(i))
         if self._finite is not None:
-            self._finite &= torch.isfinite(terms.get("gradient_norm", terms["loss"]))
+            self._finite &= terms.get("gradient_norm", terms["loss"]).abs() < torch.inf
             # torch.amp.GradScaler sets the same attribute: the kernel of a fused optimiser then writes nothing.
             held = ~self._finite if unless is None else ~self._finite | unless
             self.optimizer.found_inf = held.to(torch.float32)  # type: ignore[attr-defined]
@@ -284,7 +285,7 @@ def mean_terms(steps: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def judge_actions(replayed: TemporalDictTensor, steps: TemporalDictTensor) -> tuple[Tensor, Tensor]:
-    """Judge the stored actions, not the replayed ones: with newer weights the same random key may draw another.
+    """Judge the stored actions: an agent of the user's own may draw others in a replay with newer weights.
 
     Args:
         replayed: what `rlstruct.replay_agent` returned: ``action_logits`` [B, T, A], or [B, T, K, A] for K actions at
@@ -300,7 +301,7 @@ def judge_actions(replayed: TemporalDictTensor, steps: TemporalDictTensor) -> tu
     action = steps["action/action"]
     if "action_logits" in replayed.keys():
         logits = replayed["action_logits"]
-        log_probability, entropy = categorical.log_probability(logits, action), categorical.entropy(logits)
+        log_probability, entropy = categorical.log_probability_and_entropy(logits, action)
         return (log_probability, entropy) if logits.dim() == 3 else (log_probability.sum(-1), entropy.sum(-1))
     if "action_mean" in replayed.keys():
         mean, log_std = replayed["action_mean"], replayed["action_log_std"]

@@ -6,7 +6,7 @@ proximal policy optimization" (ICLR blog track, 2022), which docs/algorithms/ppo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +29,13 @@ from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.engine.compiled import Tensors
 from rlstruct.functional import random
 from rlstruct.functional.advantages import generalized_advantage
-from rlstruct.functional.policy_gradient import clipped_surrogate_loss, clipped_value_loss, entropy_loss, value_loss
+from rlstruct.functional.policy_gradient import (
+    actor_critic_terms,
+    clipped_surrogate_loss,
+    clipped_value_loss,
+    entropy_loss,
+    value_loss,
+)
 from rlstruct.functional.statistics import masked_mean, whiten
 from rlstruct.profiling import operation
 from rlstruct.replay import replay_agent
@@ -121,17 +127,18 @@ def losses(replayed: TemporalDictTensor, minibatch: Trajectories, config: PPOCon
         advantage = whiten(advantage, mask)
     target, before, value = steps["learner/target"], steps["learner/value"], replayed["value"]
     terms = {
-        "policy_loss": clipped_surrogate_loss(ratio, advantage, mask, config.clip),
-        "value_loss": value_loss(value, target, mask)
+        "policy_loss": clipped_surrogate_loss(ratio, advantage, None, config.clip),
+        "value_loss": value_loss(value, target, None)
         if config.value_clip is None
-        else clipped_value_loss(value, target, mask, before=before, clip=config.value_clip),
-        "entropy_loss": entropy_loss(entropy, mask),
+        else clipped_value_loss(value, target, None, before=before, clip=config.value_clip),
+        "entropy_loss": entropy_loss(entropy, None),
     }
-    weighted = config.value_coefficient * terms["value_loss"] + config.entropy_coefficient * terms["entropy_loss"]
     with torch.no_grad():
-        terms["approximate_kl"] = masked_mean(ratio - 1.0 - log_ratio, mask)
-        terms["clip_fraction"] = masked_mean(((ratio - 1.0).abs() > config.clip).to(ratio.dtype), mask)
-    return {"loss": terms["policy_loss"] + weighted, **terms}
+        moved = ratio - 1.0
+        terms |= {"approximate_kl": moved - log_ratio, "clip_fraction": (moved.abs() > config.clip).to(ratio.dtype)}
+    return actor_critic_terms(
+        terms, mask, value_coefficient=config.value_coefficient, entropy_coefficient=config.entropy_coefficient
+    )
 
 
 class Learner(GradientLearner):
@@ -172,8 +179,8 @@ class Learner(GradientLearner):
         stopped = None if config.target_kl is None else torch.zeros_like(judged["ratio_error"], dtype=torch.bool)
         taken = []
         for epoch in range(config.n_epochs):
-            for rows in self.shuffled(len(prepared["lengths"]), epoch):
-                terms, gradient = self.gradient(prepared, {"rows": rows})
+            for minibatch in _split(prepared, self.shuffled(len(prepared["lengths"]), epoch)):
+                terms, gradient = self.gradient(minibatch)
                 if stopped is not None and config.target_kl is not None:
                     stopped = stopped | (terms["approximate_kl"] > config.target_kl)
                     terms["skipped"] = stopped.to(terms["loss"].dtype)
@@ -181,15 +188,9 @@ class Learner(GradientLearner):
         return {**mean_terms(taken), **judged}
 
     def terms(self, *given: Tensors) -> dict[str, Tensor]:
-        """Replay the agent over some ``rows`` of what was prepared, and compute `losses`."""
-        prepared, chosen = given
-        minibatch = batch_of(prepared).index(chosen["rows"])
+        """Replay the agent over a minibatch of what was prepared, and compute `losses`."""
+        minibatch = batch_of(*given)
         return losses(replay_agent(self.agent, minibatch), minibatch, self.config)
-
-    def weight(self, *given: Tensors) -> Tensor:
-        """Return the number of real steps of a minibatch.  []."""
-        prepared, chosen = given
-        return prepared["lengths"][chosen["rows"]].sum()
 
     def _prepare(self, batch: Tensors) -> tuple[Tensors, Tensors]:
         prepared, judged = self.prepare(batch_of(batch))
@@ -258,6 +259,13 @@ class Learner(GradientLearner):
         lanes = torch.arange(n_rows, device=self.device, dtype=torch.int64) + n_rows * self.learners.rank
         order = random.step_keys(self._seed, self.version_now + epoch * n, lanes).squeeze(1).argsort()
         return order.tensor_split([n_rows * k // n for k in range(1, n)])
+
+
+def _split(prepared: Tensors, rows: Sequence[Tensor]) -> list[Tensors]:
+    """Gather the minibatches of an epoch, all in one operation for each tensor."""
+    order, sizes = torch.cat(list(rows)), [len(one) for one in rows]
+    parts = [tensor.index_select(0, order).split(sizes) for tensor in prepared.values()]
+    return [dict(zip(prepared, minibatch, strict=True)) for minibatch in zip(*parts, strict=True)]
 
 
 def _variance(values: Tensor, mask: Tensor) -> Tensor:

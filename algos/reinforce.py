@@ -14,13 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.learner import CreateAgent, GradientLearner, batch_of, judge_actions, replay_with_next_values
+from rlstruct.algos.learner import (
+    CreateAgent,
+    GradientLearner,
+    batch_of,
+    judge_actions,
+    replay_with_next_values,
+)
 from rlstruct.algos.placement import CreateEnv
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import CreateModel, TrainingResult, run_training
 from rlstruct.core import TemporalDictTensor, Trajectories
 from rlstruct.engine.compiled import Tensors
-from rlstruct.functional.policy_gradient import entropy_loss, policy_gradient_loss, value_loss
+from rlstruct.functional.policy_gradient import actor_critic_terms, entropy_loss, policy_gradient_loss, value_loss
 from rlstruct.functional.returns import bootstrapped_return
 from rlstruct.functional.statistics import whiten
 from rlstruct.profiling import operation
@@ -82,12 +88,13 @@ def losses(
     if config.whiten_advantages:
         advantage = whiten(advantage, mask)
     terms = {
-        "policy_loss": policy_gradient_loss(log_probability, advantage, mask),
-        "value_loss": value_loss(value, target, mask),
-        "entropy_loss": entropy_loss(entropy, mask),
+        "policy_loss": policy_gradient_loss(log_probability, advantage, None),
+        "value_loss": value_loss(value, target, None),
+        "entropy_loss": entropy_loss(entropy, None),
     }
-    weighted = config.value_coefficient * terms["value_loss"] + config.entropy_coefficient * terms["entropy_loss"]
-    return {"loss": terms["policy_loss"] + weighted, **terms}
+    return actor_critic_terms(
+        terms, mask, value_coefficient=config.value_coefficient, entropy_coefficient=config.entropy_coefficient
+    )
 
 
 class Learner(GradientLearner):

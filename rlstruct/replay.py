@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.profiling import operation
-from rlstruct.rl_agent import CPU, RL_Agent, RL_Agent_CheckDevice
+from rlstruct.rl_agent import CPU, RL_Agent, RL_Agent_CheckDevice, replayed_observation
 
 
 @operation("replay")
@@ -42,9 +42,7 @@ def replay_agent_stateless(agent: RL_Agent, trajectories: Trajectories) -> Tempo
     """Do what `replay_agent` does with an agent that keeps no state and wants no history, in one call."""
     steps = trajectories.trajectories
     B, T = steps.n_elems(), _checked_n_steps(agent, trajectories)
-    observation = DictTensor(
-        {k.removeprefix("observation/"): v.flatten(0, 1) for k, v in steps.items() if k.startswith("observation/")}
-    )  # [B * T]
+    observation = DictTensor({k: v.flatten(0, 1) for k, v in replayed_observation(steps).items()})  # [B * T]
     agent_info = trajectories.info.truncate_key("agent_info/")
     if not agent_info.empty():
         if not agent.agent_info_on_device:

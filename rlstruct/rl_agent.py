@@ -28,6 +28,7 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
     Draw random numbers from ``observation["rng"]`` ([B] int64, put there by the batcher) with
     `rlstruct.functional.random`: then the agent acts the same however the environments are split over processes, and
     a replay draws the same actions again. torch's global generator works too, reproducibly for one layout only.
+    In a replay the observation also holds ``chosen_action``, what the agent did then: it need not draw again.
 
     Attributes:
         agent_info_on_device: whether the agent wants ``agent_info`` on its own device instead of the CPU.
@@ -129,8 +130,7 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
             state = info.truncate_key("agent_state/")
         steps = trajectories.trajectories
         history = steps.temporal_slice(0, t) if self.require_history() else None
-        observation = steps.temporal_index(t).truncate_key("observation/")
-        return self(state, observation, agent_info, history)
+        return self(state, replayed_observation(steps).temporal_index(t), agent_info, history)
 
     def close(self) -> None:
         """Release what the agent holds."""
@@ -285,6 +285,17 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
 def _acts(name: str) -> bool:
     """Whether an attribute of this name may decide what an agent does."""
     return name == "__call__" or (not name.startswith("__") and name not in ("update", "seed", "close"))
+
+
+def replayed_observation(steps: TemporalDictTensor) -> TemporalDictTensor:
+    """Return what an agent sees in a replay: the observations [B, T], and the action taken as ``chosen_action``.
+
+    Args:
+        steps: of trajectories; without ``action/action``, as of next observations, nothing was chosen.  [B, T]
+    """
+    seen = steps.truncate_key("observation/")
+    chosen = {"chosen_action": steps["action/action"]} if "action/action" in steps else {}
+    return TemporalDictTensor._trusted({**dict(seen.items()), **chosen}, steps.lengths)
 
 
 def check_answer(where: str, answer: object) -> tuple[DictTensor, DictTensor]:

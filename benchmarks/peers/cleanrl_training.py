@@ -3,7 +3,8 @@
 Run: ``python cleanrl_training.py CHECKOUT SEED``, with the path of a checkout of vwxyzjn/cleanrl; writes one line of
 JSON. The script runs as it is. What it imports only to be told settings and to log (tyro, tensorboard) is replaced, so
 it saves what logging costs; its environments restart within a step, as in the gymnasium that it was written for. The
-clock stands still during evaluations of 100 episodes, with actions drawn from the policy.
+clock stands still during evaluations of 100 episodes, with actions drawn from the policy. After 200,000 of its 500,000
+steps it is stopped.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-TARGET, EPISODES, INTERVAL = 475.0, 100, 5_000
+TARGET, EPISODES, INTERVAL, LIMIT = 475.0, 100, 2_500, 200_000
 
 
 class Finished(Exception):
-    """The target is reached."""
+    """The target is reached, or no more steps are allowed."""
 
 
 class Watch:
@@ -68,6 +69,7 @@ class Watch:
             self.paused += time.perf_counter() - at
             if mean >= TARGET:
                 self.reached["drawn"] = {"seconds": seconds, "env_steps": step}
+            if mean >= TARGET or step >= LIMIT:
                 raise Finished
 
     def evaluate(self, agent: Any, seed: int) -> float:  # noqa: ANN401 - the script's network

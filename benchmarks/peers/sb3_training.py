@@ -30,7 +30,7 @@ ZOO: dict[str, dict[str, Any]] = {
         "settings": {"ent_coef": 0.0},
     },
     "ppo": {
-        "algorithm": PPO, "n_envs": 8, "n_steps": 100_000, "interval": 5_000, "kinds": ("drawn",),
+        "algorithm": PPO, "n_envs": 8, "n_steps": 100_000, "interval": 2_500, "kinds": ("drawn",),
         "settings": {
             "n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98, "n_epochs": 20, "ent_coef": 0.0,
             "learning_rate": lambda left: 0.001 * left, "clip_range": lambda left: 0.2 * left,

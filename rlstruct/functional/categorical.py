@@ -37,7 +37,7 @@ def log_probability(logits: Tensor, action: Tensor) -> Tensor:
     >>> log_probability(torch.zeros(1, 2), torch.tensor([1]))
     tensor([-0.6931])
     """
-    return logits.log_softmax(dim=-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+    return _chosen(logits.log_softmax(dim=-1), action)
 
 
 def entropy(logits: Tensor) -> Tensor:
@@ -52,8 +52,20 @@ def entropy(logits: Tensor) -> Tensor:
     >>> entropy(torch.tensor([[0.0, 0.0, -torch.inf]]))
     tensor([0.6931])
     """
+    return _entropy(logits.log_softmax(dim=-1))
+
+
+def log_probability_and_entropy(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what `log_probability` and `entropy` do, and normalise the logits once for both."""
     log_probabilities = logits.log_softmax(dim=-1)
-    probabilities = log_probabilities.exp()
+    return _chosen(log_probabilities, action), _entropy(log_probabilities)
+
+
+def _chosen(log_probabilities: Tensor, action: Tensor) -> Tensor:
+    return log_probabilities.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+
+def _entropy(log_probabilities: Tensor) -> Tensor:
     # 0 * -inf is nan, in the gradient too: put a finite number where the probability is 0 before multiplying.
-    finite = log_probabilities.clamp(min=torch.finfo(logits.dtype).min)
-    return -(probabilities * finite).sum(dim=-1)
+    finite = log_probabilities.clamp(min=torch.finfo(log_probabilities.dtype).min)
+    return -(log_probabilities.exp() * finite).sum(dim=-1)

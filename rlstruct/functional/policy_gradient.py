@@ -1,15 +1,17 @@
-"""Losses of policy-gradient methods over padded batches."""
+"""Losses of policy-gradient methods over padded batches; without a mask, the losses of their single steps."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from rlstruct.functional._checks import learnable, same_shape
-from rlstruct.functional.statistics import masked_mean
+from rlstruct.functional.statistics import masked_mean, masked_means
 
 
-def policy_gradient_loss(log_probability: Tensor, advantage: Tensor, mask: Tensor) -> Tensor:
+def policy_gradient_loss(log_probability: Tensor, advantage: Tensor, mask: Tensor | None) -> Tensor:
     """Loss whose gradient is the policy gradient.
 
     Williams, "Simple statistical gradient-following algorithms for connectionist reinforcement learning" (1992),
@@ -18,10 +20,10 @@ def policy_gradient_loss(log_probability: Tensor, advantage: Tensor, mask: Tenso
     Args:
         log_probability: log pi(a_t | s_t) of the action taken.         [B, T] float, carries the gradient
         advantage: return minus baseline, G_t - v(s_t); a constant.     [B, T] float, same device
-        mask: 1 on real steps, 0 on padding.                            [B, T] float or bool
+        mask: 1 on real steps, 0 on padding.                            [B, T] float or bool, or None
 
     Returns:
-        -mean over real steps of log pi(a_t | s_t) * advantage_t.  []
+        -mean over real steps of log pi(a_t | s_t) * advantage_t.  [], or [B, T] without a mask and mean
 
     Raises:
         ShapeMismatchError: the shapes differ.
@@ -32,12 +34,12 @@ def policy_gradient_loss(log_probability: Tensor, advantage: Tensor, mask: Tenso
     ...     policy_gradient_loss(torch.tensor([[-1.0, -2.0]]), torch.tensor([[3.0, 1.0]]), torch.ones(1, 2))
     tensor(2.5000)
     """
-    same_shape("policy_gradient_loss", log_probability=log_probability, advantage=advantage, mask=mask)
+    _check("policy_gradient_loss", mask, log_probability=log_probability, advantage=advantage)
     learnable("policy_gradient_loss", log_probability=log_probability)
-    return -masked_mean(log_probability * advantage.detach(), mask)
+    return _mean(log_probability * -advantage.detach(), mask)
 
 
-def value_loss(value: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+def value_loss(value: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
     """Half the mean squared error of a learned baseline.
 
     Sutton and Barto (2018), equation 9.1, and the baseline's update of section 13.4, whose gradient this is.
@@ -45,10 +47,10 @@ def value_loss(value: Tensor, target: Tensor, mask: Tensor) -> Tensor:
     Args:
         value: v(s_t), carries the gradient.               [B, T] float
         target: the return that it should predict; a constant.  [B, T] float, same device
-        mask: 1 on real steps, 0 on padding.               [B, T] float or bool
+        mask: 1 on real steps, 0 on padding.               [B, T] float or bool, or None
 
     Returns:
-        mean over real steps of (value - target)^2 / 2.  []
+        mean over real steps of (value - target)^2 / 2.  [], or [B, T] without a mask and mean
 
     Raises:
         ShapeMismatchError: the shapes differ.
@@ -57,11 +59,11 @@ def value_loss(value: Tensor, target: Tensor, mask: Tensor) -> Tensor:
     >>> value_loss(torch.tensor([[1.0, 5.0]]), torch.tensor([[3.0, 0.0]]), torch.tensor([[1.0, 0.0]]))
     tensor(2.)
     """
-    same_shape("value_loss", value=value, target=target, mask=mask)
-    return masked_mean((value - target.detach()).square(), mask) / 2
+    _check("value_loss", mask, value=value, target=target)
+    return _mean((value - target.detach()).square() / 2, mask)
 
 
-def entropy_loss(entropy: Tensor, mask: Tensor) -> Tensor:
+def entropy_loss(entropy: Tensor, mask: Tensor | None) -> Tensor:
     """Loss that falls as the policy becomes more random.
 
     Williams and Peng, "Function optimization using connectionist reinforcement learning algorithms" (1991); Mnih et
@@ -69,19 +71,19 @@ def entropy_loss(entropy: Tensor, mask: Tensor) -> Tensor:
 
     Args:
         entropy: entropy of the policy at each step, in nats.  [B, T] float, carries the gradient
-        mask: 1 on real steps, 0 on padding.                   [B, T] float or bool, same device
+        mask: 1 on real steps, 0 on padding.                   [B, T] float or bool, same device, or None
 
     Returns:
-        -mean over real steps of entropy.  []
+        -mean over real steps of entropy.  [], or [B, T] without a mask and mean
 
     Raises:
         ShapeMismatchError: the shapes differ.
     """
-    same_shape("entropy_loss", entropy=entropy, mask=mask)
-    return -masked_mean(entropy, mask)
+    _check("entropy_loss", mask, entropy=entropy)
+    return _mean(-entropy, mask)
 
 
-def clipped_surrogate_loss(ratio: Tensor, advantage: Tensor, mask: Tensor, clip: float) -> Tensor:
+def clipped_surrogate_loss(ratio: Tensor, advantage: Tensor, mask: Tensor | None, clip: float) -> Tensor:
     """Loss of PPO's policy, which gains nothing from moving the probability of an action far away.
 
     Schulman et al., "Proximal policy optimization algorithms" (2017), equation 7.
@@ -89,11 +91,12 @@ def clipped_surrogate_loss(ratio: Tensor, advantage: Tensor, mask: Tensor, clip:
     Args:
         ratio: pi(a_t | s_t) / mu(a_t | s_t), mu being the policy that acted.  [B, T] float, carries the gradient
         advantage: a constant.                                                 [B, T] float, same device
-        mask: 1 on real steps, 0 on padding.                                   [B, T] float or bool
+        mask: 1 on real steps, 0 on padding.                                   [B, T] float or bool, or None
         clip: epsilon, how far from 1 the ratio may move.
 
     Returns:
-        -mean over real steps of min(ratio * advantage, clamp(ratio, 1 - clip, 1 + clip) * advantage).  []
+        -mean over real steps of min(ratio * advantage, clamp(ratio, 1 - clip, 1 + clip) * advantage).
+        [], or [B, T] without a mask and mean
 
     Raises:
         ShapeMismatchError: the shapes differ.
@@ -105,13 +108,15 @@ def clipped_surrogate_loss(ratio: Tensor, advantage: Tensor, mask: Tensor, clip:
     ...     clipped_surrogate_loss(ratio, advantage, torch.ones(1, 2), clip=0.25)
     tensor(0.3750)
     """
-    same_shape("clipped_surrogate_loss", ratio=ratio, advantage=advantage, mask=mask)
+    _check("clipped_surrogate_loss", mask, ratio=ratio, advantage=advantage)
     learnable("clipped_surrogate_loss", ratio=ratio)
-    constant = advantage.detach()
-    return -masked_mean(torch.minimum(ratio * constant, ratio.clamp(1.0 - clip, 1.0 + clip) * constant), mask)
+    cost = -advantage.detach()
+    loss, bound = ratio * cost, ratio.detach().clamp(1.0 - clip, 1.0 + clip) * cost
+    # Not torch.maximum: where the bound is higher it is a constant, and elsewhere both are equal.
+    return _mean(torch.where(bound > loss, bound, loss), mask)
 
 
-def clipped_value_loss(value: Tensor, target: Tensor, mask: Tensor, *, before: Tensor, clip: float) -> Tensor:
+def clipped_value_loss(value: Tensor, target: Tensor, mask: Tensor | None, *, before: Tensor, clip: float) -> Tensor:
     """Half the mean squared error of a baseline that gains nothing from moving far away from what it said before.
 
     As in OpenAI's implementation of PPO (Huang et al., "The 37 implementation details of PPO", 2022, detail 9).
@@ -119,16 +124,49 @@ def clipped_value_loss(value: Tensor, target: Tensor, mask: Tensor, *, before: T
     Args:
         value: v(s_t), carries the gradient.                        [B, T] float
         target: the return that it should predict; a constant.      [B, T] float, same device
-        mask: 1 on real steps, 0 on padding.                        [B, T] float or bool
+        mask: 1 on real steps, 0 on padding.                        [B, T] float or bool, or None
         before: v(s_t) before the update; a constant.               [B, T] float
         clip: how far from ``before`` the value may move, in units of the value.
 
     Returns:
-        mean over real steps of max((value - target)^2, (clamped value - target)^2) / 2.  []
+        mean over real steps of max((value - target)^2, (clamped value - target)^2) / 2.
+        [], or [B, T] without a mask and mean
 
     Raises:
         ShapeMismatchError: the shapes differ.
     """
-    same_shape("clipped_value_loss", value=value, target=target, mask=mask, before=before)
-    constant, near = target.detach(), before.detach() + (value - before.detach()).clamp(-clip, clip)
-    return masked_mean(torch.maximum((value - constant).square(), (near - constant).square()), mask) / 2
+    _check("clipped_value_loss", mask, value=value, target=target, before=before)
+    constant, centre = target.detach(), before.detach()
+    near = value.detach().clamp(centre - clip, centre + clip)
+    loss, bound = (value - constant).square(), (near - constant).square()
+    return _mean(torch.where(bound > loss, bound, loss) / 2, mask)  # see clipped_surrogate_loss
+
+
+def actor_critic_terms(
+    steps: Mapping[str, Tensor], mask: Tensor, *, value_coefficient: float, entropy_coefficient: float
+) -> dict[str, Tensor]:
+    """Average the losses of single steps: ``loss``, which is differentiated, and each of them, without gradients.
+
+    Args:
+        steps: ``policy_loss``, ``value_loss``, ``entropy_loss``, and whatever else shall be averaged.  [B, T] float
+        mask: which steps are real.  [B, T] bool
+        value_coefficient: weight of the critic's loss.
+        entropy_coefficient: weight of the entropy.
+
+    Returns:
+        The means.  [] each
+    """
+    loss = torch.add(steps["policy_loss"], steps["value_loss"], alpha=value_coefficient)
+    if entropy_coefficient:
+        loss = torch.add(loss, steps["entropy_loss"], alpha=entropy_coefficient)
+    with torch.no_grad():
+        means = masked_means(mask, *steps.values())
+    return {"loss": masked_mean(loss, mask), **dict(zip(steps, means, strict=True))}
+
+
+def _check(where: str, mask: Tensor | None, **tensors: Tensor) -> None:
+    same_shape(where, **tensors, **({} if mask is None else {"mask": mask}))
+
+
+def _mean(losses: Tensor, mask: Tensor | None) -> Tensor:
+    return losses if mask is None else masked_mean(losses, mask)

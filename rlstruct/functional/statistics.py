@@ -22,7 +22,25 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     tensor(2.)
     """
     real = mask.bool()
-    return torch.where(real, values, 0.0).sum() / real.sum().clamp(min=1).to(values.dtype)
+    return torch.where(real, values, 0.0).sum() / real.sum().clamp(min=1)
+
+
+def masked_means(mask: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+    """Average several tensors at once, each as `masked_mean` does, in few operations.
+
+    Args:
+        mask: 1 on real steps, 0 on padding.  Any shape, float or bool
+        values: at least one, all of that shape, of one float dtype, on the same device.
+
+    Returns:
+        One mean for each.  [] of the dtype of values
+
+    >>> masked_means(torch.tensor([1, 1, 0]), torch.tensor([1.0, 3.0, 9.0]), torch.tensor([0.0, 5.0, 9.0]))
+    (tensor(2.), tensor(2.5000))
+    """
+    real = mask.bool()
+    sums = torch.where(real, torch.stack(values), 0.0).flatten(1).sum(1)
+    return (sums / real.sum().clamp(min=1)).unbind()
 
 
 def whiten(values: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
@@ -43,7 +61,7 @@ def whiten(values: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
     tensor([-1.,  1.,  0.])
     """
     real = mask.bool()
-    counted = torch.stack([real.sum().to(values.dtype), torch.where(real, values, 0.0).sum()])
+    counted = torch.stack([real, torch.where(real, values, 0.0)]).flatten(1).sum(1)
     n, total = sum_over_learners(counted).unbind()
     n = n.clamp(min=1)
     centred = torch.where(real, values - total / n, 0.0)

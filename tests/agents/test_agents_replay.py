@@ -69,6 +69,19 @@ def test_replay_reproduces_whole_episodes(kind: str) -> None:
     torch.testing.assert_close(replayed["log_probability"][mask], stored[mask], rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["feed-forward", "recurrent"])
+def test_a_replay_with_other_weights_judges_the_actions_taken(kind: str) -> None:
+    model = make_model(kind)
+    trajectories = collect(kind, model, auto_reset=True)
+    with torch.no_grad():
+        model.actor.layers[-1].bias.add_(torch.tensor([0.0, 3.0]))  # which would draw others
+        replayed = replay_agent(make_agent(kind, model), trajectories)
+    taken = trajectories.trajectories["action/action"]
+    assert torch.equal(replayed["action"], taken)
+    expected = torch.distributions.Categorical(logits=replayed["action_logits"]).log_prob(taken)
+    torch.testing.assert_close(replayed["log_probability"], expected)
+
+
 def test_a_recurrent_agent_that_forgot_its_restarts_would_be_caught() -> None:
     model = make_model("recurrent")
     trajectories = collect("recurrent", model, auto_reset=True)

@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 
 from rlstruct.errors import ShapeMismatchError
 from rlstruct.functional.categorical import entropy, log_probability
-from rlstruct.functional.policy_gradient import clipped_surrogate_loss, entropy_loss, policy_gradient_loss, value_loss
-from rlstruct.functional.statistics import masked_mean, whiten
+from rlstruct.functional.policy_gradient import (
+    actor_critic_terms,
+    clipped_surrogate_loss,
+    clipped_value_loss,
+    entropy_loss,
+    policy_gradient_loss,
+    value_loss,
+)
+from rlstruct.functional.statistics import masked_mean, masked_means, whiten
 from rlstruct.testing import forbid_host_sync
 
 NAN = float("nan")
@@ -55,6 +62,47 @@ def test_losses_means_and_whitening_are_the_slow_loop_over_any_mask(B: int, T: i
     for b in range(B):
         for t in range(T):
             assert white[b, t].item() == pytest.approx(next(expected) if mask[b, t] else 0.0, **close)
+
+
+@given(seed=st.integers(0, 10**6))
+def test_without_a_mask_a_loss_is_that_of_single_steps(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    first, second, third = (torch.rand(3, 4, generator=generator, dtype=torch.float64) + 0.5 for _ in range(3))
+    mask = torch.rand(3, 4, generator=generator) < 0.7
+    with torch.no_grad():
+        steps = {
+            "policy_loss": policy_gradient_loss(first, second, None),
+            "value_loss": value_loss(first, second, None),
+            "entropy_loss": entropy_loss(first, None),
+            "surrogate": clipped_surrogate_loss(first, second, None, 0.2),
+            "clipped": clipped_value_loss(first, second, None, before=third, clip=0.2),
+        }
+        means = {
+            "policy_loss": policy_gradient_loss(first, second, mask),
+            "value_loss": value_loss(first, second, mask),
+            "entropy_loss": entropy_loss(first, mask),
+            "surrogate": clipped_surrogate_loss(first, second, mask, 0.2),
+            "clipped": clipped_value_loss(first, second, mask, before=third, clip=0.2),
+        }
+    found = actor_critic_terms(steps, mask, value_coefficient=0.5, entropy_coefficient=0.1)
+    loss = means["policy_loss"] + 0.5 * means["value_loss"] + 0.1 * means["entropy_loss"]
+    torch.testing.assert_close(found, {"loss": loss, **means})
+    torch.testing.assert_close(masked_means(mask, first)[0], masked_mean(first, mask))
+
+
+@given(seed=st.integers(0, 10**6))
+def test_the_gradients_of_clipped_losses_are_those_of_minimum_and_maximum(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(40, generator=generator, dtype=torch.float64).mul(2).requires_grad_()
+    y, z = (torch.randn(40, generator=generator, dtype=torch.float64) for _ in range(2))
+    policy, value = clipped_surrogate_loss(x, y, None, 0.2).sum(), clipped_value_loss(x, y, None, before=z, clip=0.3)
+    near = z + (x - z).clamp(-0.3, 0.3)
+    expected_policy = -torch.minimum(x * y, x.clamp(0.8, 1.2) * y).sum()
+    expected_value = torch.maximum((x - y).square(), (near - y).square()) / 2
+    torch.testing.assert_close(policy, expected_policy)
+    torch.testing.assert_close(value, expected_value)
+    for found, expected in ((policy, expected_policy), (value.sum(), expected_value.sum())):
+        torch.testing.assert_close(torch.autograd.grad(found, x), torch.autograd.grad(expected, x))
 
 
 def test_the_gradient_of_the_policy_loss_is_the_policy_gradient() -> None:
