@@ -241,7 +241,7 @@ TASKS: dict[str, Task] = {
     "ppo_cartpole_python": _PPO(
         PPOConfig(
             n_env_steps=100_000, n_envs=16, n_timesteps=64, n_minibatches=8, learning_rate=0.005,
-            entropy_coefficient=0.0, value_clip=None, evaluation_interval=5_000,
+            entropy_coefficient=0.0, value_clip=None, evaluation_interval=2_500,
         ),
         partial(ActorCritic, 4, 2), ActorCriticAgent,
         partial(one_by_one, "CartPole-v1"), 475.0, "PPO in a hurry on gymnasium's Python CartPole-v1",

@@ -1,15 +1,15 @@
 """CartPole-v1 beside CleanRL and stable-baselines3: seconds until an evaluation over 100 episodes reaches 475.
 
 Run: ``python benchmarks/time_to_475.py --cleanrl PATH`` after ``make peers``, where PATH is a checkout of
-vwxyzjn/cleanrl; ``--algorithms ppo`` takes about 13 minutes, all half an hour, and half of that with ``--jobs 2`` on two
-idle cores. Both sides step the same environments, ``gymnasium.make("CartPole-v1")`` one after the other, as many as
-their settings say; 1,024 of our
-simulators are other environments, and have rows apart. Each training has a process of its own with one thread; the
-contenders take turns, seed by seed, and rows are written as they come. Start-up is not counted, compiling (with what
-Inductor's cache on disk holds) has a column of its own, and nobody's clock runs during evaluations. CleanRL trains with
-the settings that its script has, stable-baselines3 with those that rl-baselines3-zoo publishes for CartPole-v1, ours
-with those of benchmarks/_tasks.py. A training that does not reach 475 counts with all its time; CleanRL's, which is
-stopped after 200,000 steps, so counts with less than it needs.
+vwxyzjn/cleanrl. On an idle core ``--algorithms ppo`` takes about 15 minutes and all of them half an hour; on two, with
+``--jobs 2``, half of that. Both sides step the same environments, ``gymnasium.make("CartPole-v1")`` one after the
+other, as many as their settings say; 1,024 of our simulators are other environments, and have rows apart. Each training
+has a process of its own with one thread; the contenders take turns, seed by seed, and rows are written as they come.
+Start-up is not counted, compiling (with what Inductor's cache on disk holds) has a column of its own, and nobody's
+clock runs during evaluations, of which all contenders of an algorithm have as many. CleanRL trains with the settings
+that its script has, stable-baselines3 with those that rl-baselines3-zoo publishes for CartPole-v1, ours with those of
+benchmarks/_tasks.py. A training that does not reach 475 counts with all its time; CleanRL's, which is stopped after
+200,000 steps, so counts with less than it needs.
 """
 
 from __future__ import annotations
