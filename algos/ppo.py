@@ -264,7 +264,7 @@ class Learner(GradientLearner):
 def _split(prepared: Tensors, rows: Sequence[Tensor]) -> list[Tensors]:
     """Gather the minibatches of an epoch, all in one operation for each tensor."""
     order, sizes = torch.cat(list(rows)), [len(one) for one in rows]
-    parts = [tensor.index_select(0, order).split(sizes) for tensor in prepared.values()]
+    parts = [tensor.index_select(0, order).split_with_sizes(sizes) for tensor in prepared.values()]
     return [dict(zip(prepared, minibatch, strict=True)) for minibatch in zip(*parts, strict=True)]
 
 

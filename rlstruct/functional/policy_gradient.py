@@ -165,7 +165,7 @@ def actor_critic_terms(
 
 
 def _check(where: str, mask: Tensor | None, **tensors: Tensor) -> None:
-    same_shape(where, **tensors, **({} if mask is None else {"mask": mask}))
+    same_shape(where, temporal=False, **tensors, **({} if mask is None else {"mask": mask}))
 
 
 def _mean(losses: Tensor, mask: Tensor | None) -> Tensor:
