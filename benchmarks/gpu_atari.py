@@ -6,8 +6,9 @@
   Mnih et al. (2015), in frames and steps per second, and the memory of a console;
 - ``start``: a lock-step start, all in one state, against the same consoles 1,000 steps later: what divergence costs;
 - ``restarts``: restarts out of the cache in every step, against episodes that never end;
-- ``layout``: threads in a block, consoles in a warp, and whether a console's memory lies in one piece (1) or beside
-  that of the others, byte by byte (B).
+- ``resets``: what a restart out of the cache takes, against the frames that ALE begins a game with, played anew;
+- ``layout``: threads in a block by consoles in a warp; whether a console's memory lies in one piece (1) or beside
+  that of the others, byte by byte (B); whether the registers of neighbours lie side by side, or 512 bytes apart.
 
 ``--device cpu`` runs all of it on small numbers, to see that it works. Targets on an H100: 113,654 steps per second
 with observations at 4,096 consoles, then a million frames per second.
@@ -143,29 +144,55 @@ def restarts(game: str, device: str, sizes: list[int], repeats: int) -> Iterator
         }
 
 
+def resets(game: str, device: str, sizes: list[int], repeats: int) -> Iterator[Row]:
+    """All consoles begin anew: out of the cache, and frame by frame; see the header."""
+    from rlstruct.sims.atari.ale_game import rom_ids
+    from rlstruct.sims.atari.compare import open_ale, open_consoles
+
+    n = sizes[-1]
+    games = Games(game, n, device)
+    keys = torch.arange(n, device=device)
+    consoles = open_consoles(rom_ids()[game], open_ale(rom_ids()[game], 0), n, device)
+    nothing = torch.zeros(n, dtype=torch.int32, device=device)
+    frames = 60 + 4 + 30  # of nothing, of the switch RESET, and the most no-ops
+
+    def anew() -> None:
+        for _ in range(frames):
+            consoles.run(nothing)
+
+    games.env.initial(keys), consoles.run(nothing)
+    cached = median_seconds(lambda: games.env.initial(keys), device, repeats)
+    full = median_seconds(anew, device, max(1, repeats // 3))
+    yield {"part": "resets", "n": n, "cached_seconds": cached, "full_seconds": full, "ratio": full / cached}
+
+
 def layout(game: str, device: str, sizes: list[int], repeats: int) -> Iterator[Row]:
     """Threads in a block, consoles in a warp, stride of memory; see the header."""
-    from rlstruct.sims.atari import machine
+    from rlstruct.sims.atari import FIELDS, machine
     from rlstruct.sims.atari.ale_game import rom_ids
     from rlstruct.sims.atari.compare import open_ale, open_consoles
 
     usual = machine.BLOCK, machine.APART
     ale = open_ale(rom_ids()[game], 0)
-    for n, stride in itertools.product((sizes[-1], sizes[len(sizes) // 2]), ("1", "B")):
+    for n, stride, apart in itertools.product((sizes[-1], sizes[len(sizes) // 2]), ("1", "B"), (None, 512)):
         consoles = open_consoles(rom_ids()[game], ale, n, device)
         if stride == "B":
             consoles.ram = consoles.ram.t().contiguous().t()
+        if apart:
+            wide = torch.zeros(n, apart // 4, dtype=torch.int32, device=device)
+            consoles.registers = wide[:, : len(FIELDS)].copy_(consoles.registers)
         plan = torch.randint(18, (60, n), dtype=torch.int32, device=device)
         for actions in plan if device != "cpu" else plan[:2]:  # so that they differ
             consoles.run(actions)
         for machine.BLOCK, machine.APART in itertools.product((32, 64, 128, 256), (1, 2, 4, 8, 32)):
             seconds = median_seconds(lambda run=consoles.run, actions=plan[0]: run(actions), device, repeats)
             row = {"part": "layout", "n": n, "threads": machine.BLOCK, "consoles_in_a_warp": 32 // machine.APART}
-            yield {**row, "stride": stride, "frames_per_second": n / seconds}
+            row |= {"stride": stride, "bytes_between_registers": 4 * consoles.registers.stride(0)}
+            yield {**row, "frames_per_second": n / seconds}
     machine.BLOCK, machine.APART = usual
 
 
-PARTS = {"modes": modes, "start": start, "restarts": restarts, "layout": layout}
+PARTS = {"modes": modes, "start": start, "restarts": restarts, "resets": resets, "layout": layout}
 
 
 def main() -> None:

@@ -112,8 +112,8 @@ def test_the_gpu_benchmark_of_atari_measures_every_row(device: str, tmp_path: pa
     assert {(row["n"], row["mode"]) for row in rows if row["part"] == "modes"} == {
         (n, mode) for n in (1, 2) for mode in ("emulation", "drawing", "inference")
     }
-    assert [row["part"] for row in rows].count("layout") == 2 * 2 * 4 * 5
-    assert {"start", "restarts"} <= {row["part"] for row in rows}
+    assert [row["part"] for row in rows].count("layout") == 2 * 2 * 2 * 4 * 5
+    assert {"start", "restarts", "resets"} <= {row["part"] for row in rows}
     assert all(value > 0 for row in rows for name, value in row.items() if name.endswith("_per_second"))
 
 

@@ -226,13 +226,14 @@ def run_consoles(
 
     Args:
         board: a `Board` with its ROM, program, opcodes and mapper.
-        memory: registers [B, F] int32, memory [B, 256] uint8, and screens [B, 2, lines * 160] uint8.
+        memory: registers [B, F] int32, memory [B, 256] uint8, and screens [B, 2, lines * 160] uint8. Rows of the
+            first two may lie apart.
         actions: ALE's number of the action of each console, 0 to 17.  [B] int32
         running: 0 leaves a console as it is.  [B] int32
         draw: whether the screens show the frame afterwards.
     """
     registers, ram, screens = memory
-    begin, strides, device = registers.data_ptr(), (4 * len(FIELDS),), str(ram.device)
+    begin, strides, device = registers.data_ptr(), (4 * registers.stride(0),), str(ram.device)
     place: dict[str, Any] = {"shape": (len(ram),), "strides": strides, "device": device, "copy": False}
     consoles: Any = wp.array(ptr=begin, dtype=Console, **place)
     board.outer = wp.array(ptr=begin + 4 * len(_structs[0].vars), dtype=Periphery, **place)
