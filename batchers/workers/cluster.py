@@ -246,7 +246,7 @@ def connect(address: str) -> None:
     except Exception as error:  # Ray raises all kinds
         raise ClusterError(
             f"RL_Batcher: no cluster at {address!r}: {error}\nStart one with `ray start --head` on one machine and "
-            "`ray start --address=…` on the others, or pass cluster='local' for one of this machine alone."
+            "`ray start --address=…` on the others, or pass cluster='local' (--cluster local) for one of this machine."
         ) from error
 
 

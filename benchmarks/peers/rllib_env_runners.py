@@ -13,7 +13,7 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 class RLlib:
     def __init__(self, task: Task) -> None:
-        ray.init(log_to_driver=False, include_dashboard=False)
+        ray.init("local", log_to_driver=False, include_dashboard=False)
         share = task.n_envs // task.n_processes
         config = (
             PPOConfig()

@@ -19,8 +19,10 @@ class TorchRL:
             create_policy(),
             collector_class=Collector,
             frames_per_batch=task.n_envs * task.n_timesteps,
-            total_frames=-1,
+            total_frames=10**12,  # -1 ends it at once
             num_collectors=task.n_processes,
+            # Without an address it would join any cluster that runs on this machine.
+            ray_init_config={"address": "local", "log_to_driver": False, "include_dashboard": False},
             remote_configs={"num_cpus": 0.5, "num_gpus": 0},
             sync=True,
             collector_kwargs={"device": "cpu"},
