@@ -67,7 +67,8 @@ def render(report: dict[str, object]) -> str:
     exact = [row for row in rows if not row.get("left_out") and not row["differences"]]
     pixels = [row for row in exact if not row["n_wrong_pictures"]]
     lines = [
-        f"At commit `{report['machine']['commit']}`: of {len(rows)} games, {len(exact)} are equal to ALE in RAM and every compared register over {n_frames:,} "
+        f"At commit `{report['machine']['commit']}`: of {len(rows)} games, {len(exact)} are equal to ALE "
+        f"in RAM and every compared register over {n_frames:,} "
         f"frames of random actions, and {len(pixels)} of them in every pixel of every frame too.",
         "",
         "| game | cartridge | equal frames | frames with other pixels | what differs |",
