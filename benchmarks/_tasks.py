@@ -240,7 +240,7 @@ TASKS: dict[str, Task] = {
     ),
     "ppo_cartpole_python": _PPO(
         PPOConfig(
-            n_env_steps=100_000, n_envs=16, n_timesteps=64, n_minibatches=8, learning_rate=0.005,
+            n_env_steps=100_000, n_envs=16, n_timesteps=64, n_minibatches=2, n_epochs=8, learning_rate=0.01,
             entropy_coefficient=0.0, value_clip=None, evaluation_interval=2_500,
         ),
         partial(ActorCritic, 4, 2), ActorCriticAgent,
