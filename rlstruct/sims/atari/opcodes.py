@@ -202,4 +202,5 @@ def make_program(rom: bytes, *, with_ram: bool = False) -> npt.NDArray[np.uint64
     if with_ram:
         length[(place >= 0x07E) & (place < 0x100)] = 0
     parts = (code, np.roll(code, -1), np.roll(code, -2), length, words)
-    return np.bitwise_or.reduce([part << np.uint64(8 * k) for k, part in enumerate(parts)])
+    program: npt.NDArray[np.uint64] = np.bitwise_or.reduce([part << np.uint64(8 * k) for k, part in enumerate(parts)])
+    return program
