@@ -72,6 +72,13 @@ def run_task(name: str, task: Task, seeds: Sequence[int], settings: dict[str, An
             reached = "never" if row["steps_to_target"] is None else f"{row['steps_to_target']:,}"
             final = f"{row['final_return']:.1f} ± {row['final_std']:.1f} | {last_five(row):.1f}"
             print(f"| {row['seed']} | {reached} | {final} | {row['env_steps']:,} | {row['seconds']:.1f} |", flush=True)
+            if chance := row.get("at_random"):
+                both = ((row["final_return"], two_errors(row["final_std"], row["final_episodes"])),
+                        (statistics.fmean(chance), two_errors(statistics.pstdev(chance), len(chance))))  # fmt: skip
+                print(
+                    "| | learnt, at random: " + ", ".join(f"{mean:.1f} ± {error:.1f}" for mean, error in both),
+                    flush=True,
+                )
             rows = sorted([*_other_rows(name, row["seed"]), row], key=lambda row: int(row["seed"]))
             path = _report.write(name, rows)
             draw({task.about: ({"": rows}, task.target)}, path.with_suffix(".png"))
