@@ -34,6 +34,7 @@ _GROWTH = 3
 _SLICE = 10_000_000  # nanoseconds
 _GOLDEN = 0.5 * (5**0.5 - 1)  # its multiples, modulo 1, keep step with no loop of the program
 _N_TRIES, _N_NOTED = 9, 100
+_START = "start"  # an operation in which a worker is made: it fills no window of a process that comes late
 _SAMPLED = 63  # one in so many; odd, since ends of operations may all come at even places
 _now = time.perf_counter_ns
 
@@ -82,7 +83,7 @@ class Recorder:
         """Note that an operation begins; return its depth, -1 in a thread whose operations are not noted."""
         if self.thread != threading.get_ident():
             return -1
-        if now >= self._turns_at:
+        if now >= self._turns_at and name != _START:
             self._turn(now)
             now = max(now, self._begun)
         depth = len(self._stack)
