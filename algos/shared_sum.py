@@ -51,8 +51,8 @@ class SharedSum:
     ) -> None:
         """Map what they tell each other: how often each has arrived, and with how many bytes."""
         self._rank, self._size, self._block, self._look_after = rank, size, block, look_after
-        self._layout = {"arrived": ((size * _LINE,), torch.int64)}
-        self._arrived = memoryview(block.map(self._layout)["arrived"].numpy())  # sync: of CPU memory, once
+        self._layout: dict[str, tuple[tuple[int, ...], torch.dtype]] = {"arrived": ((size * _LINE,), torch.int64)}
+        self._arrived = block.map(self._layout)["arrived"].numpy().data  # sync: of CPU memory, once
         self._create = {"cpu": self._rows_on_cpu, "cuda": rows_on_gpu}
         self._rows: dict[str, Tensor] = {}
         self._n_sums = 0
