@@ -293,8 +293,9 @@ class _Walk:
         check_keys(where, got & expected, expected, "Every observation carries all keys of the VecEnv contract.")
         check_keys(where, got, self._keys or got, "Return the same keys in every call.")
         self._keys = got
-        if "rng" in got:
-            fail(where, "rng", "this key", "it to be free", "The batcher writes rng: give yours another name.")
+        for key, writer in (("rng", "The batcher"), ("chosen_action", "A replay")):
+            if key in got:
+                fail(where, key, "this key", "it to be free", f"{writer} writes {key}: give yours another name.")
         for key, dtype in _COLUMNS.items():
             check_tensor(where, key, observation[key], (self._B,), dtype, "Return one value for each environment.")
         for key, leaf in self._frames.items():

@@ -69,21 +69,18 @@ def test_without_a_mask_a_loss_is_that_of_single_steps(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     first, second, third = (torch.rand(3, 4, generator=generator, dtype=torch.float64) + 0.5 for _ in range(3))
     mask = torch.rand(3, 4, generator=generator) < 0.7
+
+    def losses(of: torch.Tensor | None) -> dict[str, torch.Tensor]:
+        return {
+            "policy_loss": policy_gradient_loss(first, second, of),
+            "value_loss": value_loss(first, second, of),
+            "entropy_loss": entropy_loss(first, of),
+            "surrogate": clipped_surrogate_loss(first, second, of, 0.2),
+            "clipped": clipped_value_loss(first, second, of, before=third, clip=0.2),
+        }
+
     with torch.no_grad():
-        steps = {
-            "policy_loss": policy_gradient_loss(first, second, None),
-            "value_loss": value_loss(first, second, None),
-            "entropy_loss": entropy_loss(first, None),
-            "surrogate": clipped_surrogate_loss(first, second, None, 0.2),
-            "clipped": clipped_value_loss(first, second, None, before=third, clip=0.2),
-        }
-        means = {
-            "policy_loss": policy_gradient_loss(first, second, mask),
-            "value_loss": value_loss(first, second, mask),
-            "entropy_loss": entropy_loss(first, mask),
-            "surrogate": clipped_surrogate_loss(first, second, mask, 0.2),
-            "clipped": clipped_value_loss(first, second, mask, before=third, clip=0.2),
-        }
+        steps, means = losses(None), losses(mask)
     found = actor_critic_terms(steps, mask, value_coefficient=0.5, entropy_coefficient=0.1)
     loss = means["policy_loss"] + 0.5 * means["value_loss"] + 0.1 * means["entropy_loss"]
     torch.testing.assert_close(found, {"loss": loss, **means})

@@ -132,6 +132,11 @@ WRONG_ENVS: dict[str, tuple[dict[str, Any], str | None, str]] = {
     "frame outside the space": (at_reached(frame=lambda t: t - 100), "frame", "inside Box"),
     "last_action in another dtype": (at_reset(last_action=Tensor.float), "last_action", "expected torch.int64"),
     "a key named rng": ({"on_reset": lambda o, r: (changed(o, rng=torch.zeros(B)), r)}, "rng", "another name"),
+    "a key named chosen_action": (
+        {"on_reset": lambda o, r: (changed(o, chosen_action=torch.zeros(B)), r)},
+        "chosen_action",
+        "another name",
+    ),
     "a key more after a step": (
         {"on_step": lambda a, _: ((changed(a[0][0], lives=torch.ones(B)), a[0][1]), a[1])},
         "lives",
