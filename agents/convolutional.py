@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.agents.networks import MLP, ActionLogits
+from rlstruct.errors import BadValueError
 
 Layer = tuple[int, int, int]
 """Filters, kernel size and stride of a convolution."""
@@ -64,7 +65,7 @@ class ConvolutionalTrunk(nn.Module):
         size = (height, width)
         for filters, kernel, stride in layers:
             if min(size) < kernel:
-                raise ValueError(
+                raise BadValueError(
                     f"ConvolutionalTrunk: a kernel of {kernel} does not fit into {size[0]} x {size[1]} pixels, which "
                     f"are left of a frame of shape {list(self.frame_shape)}. Give other layers=, or say channels_last=."
                 )
@@ -139,7 +140,7 @@ def _channels_first(shape: tuple[int, ...], channels_last: bool) -> tuple[int, i
     if len(shape) == 2:
         return 1, shape[0], shape[1]
     if len(shape) != 3:
-        raise ValueError(
+        raise BadValueError(
             f"ConvolutionalTrunk: frame_shape is {list(shape)}, expected [C, H, W], [H, W, C] or [H, W], without the "
             "batch. Merge a stack of frames into its channels first."
         )

@@ -11,6 +11,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from rlstruct.errors import BadValueError
+
 
 class MLP(nn.Module):
     """Linear layers with an activation between them.
@@ -43,7 +45,9 @@ class MLP(nn.Module):
         super().__init__()
         given: Any = hidden  # the command line may pass other things
         if isinstance(given, str) or not all(isinstance(width, Integral) and int(width) >= 1 for width in given):
-            raise ValueError(f"MLP: hidden is {hidden!r}, expected a sequence of whole numbers, 1 or more: (64, 64).")
+            raise BadValueError(
+                f"MLP: hidden is {hidden!r}, expected a sequence of whole numbers, 1 or more: (64, 64)."
+            )
         widths = [n_inputs, *hidden]
         layers: list[nn.Module] = []
         for width_in, width_out in pairwise(widths):

@@ -31,6 +31,7 @@ from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import CreateModel, TrainingResult, run_training
 from rlstruct.core import TemporalDictTensor, Trajectories
 from rlstruct.engine.compiled import Tensors
+from rlstruct.errors import BadValueError
 from rlstruct.functional.advantages import VTrace, generalized_advantage, vtrace
 from rlstruct.functional.policy_gradient import actor_critic_terms, entropy_loss, policy_gradient_loss, value_loss
 from rlstruct.functional.statistics import whiten
@@ -179,7 +180,7 @@ class Learner(GradientLearner):
         self.config, self.overlap = config, config.overlap
         self._latest: list[Trajectories] = []  # the batches of the window, the oldest first
         if config.window is not None and self.statistics is not None:
-            raise ValueError(
+            raise BadValueError(
                 f"A2C: got window={config.window} and {type(model).__name__}, whose statistics want each batch as a "
                 "whole. Use window=None, or a network without statistics."
             )

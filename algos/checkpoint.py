@@ -14,6 +14,8 @@ from typing import Any, BinaryIO
 import torch
 from torch.utils._pytree import tree_map_only
 
+from rlstruct.errors import BadValueError, MissingFileError, UsageError
+
 FORMAT = 2
 _NEEDED = ("format", "model", "optimizer", "config", "policy_version", "env_steps", "training", "run")
 
@@ -54,23 +56,23 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, weights_only=True, map_location="cpu")
     except FileNotFoundError:
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{path} does not exist. The first checkpoint is written after the first evaluation."
         ) from None
     except Exception as error:  # torch.load fails in many ways on a damaged file
         reason = str(error).strip().partition("\n")[0]
-        raise ValueError(
+        raise BadValueError(
             f"{path} cannot be read as a checkpoint: {reason} It is damaged, or was not written by a RunFolder. Take a "
             "copy of it from elsewhere, or train anew."
         ) from error
     found = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
     if not isinstance(state, dict) or (missing := [name for name in _NEEDED if name not in state]):
         lack = f", without {missing}" if isinstance(state, dict) else ""
-        raise ValueError(
+        raise BadValueError(
             f"{path} is no checkpoint of a training: it has {found}{lack}. Resume from the folder of a training."
         )
     if state["format"] != FORMAT:
-        raise ValueError(
+        raise BadValueError(
             f"{path} has format {state['format']}, expected {FORMAT}. Resume it with the version of rlstruct that "
             "wrote it."
         )
@@ -101,7 +103,7 @@ class Lease:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._file.close()
-            raise RuntimeError(
+            raise UsageError(
                 f"{holder}: {path.parent} is in use: a training writes into it, in another process or in this one. Let "
                 f"it end, or stop it ('fuser -v {path}' shows its process); a RunFolder of this process is released by "
                 "close()."

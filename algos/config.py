@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from rlstruct.errors import BadValueError, MissingFileError
+
 AnyConfig = TypeVar("AnyConfig", bound="TrainingConfig")
 
 # What may change when a training is resumed: how long, how it is watched, and where it computes.
@@ -122,7 +124,7 @@ class TrainingConfig:
         self._refuse("sharing", fits, "'none' or 'auto', or worker processes on a GPU: n_processes, batcher_device")
         self._refuse("max_gradient_norm", norm is None or norm > 0.0, "more than 0, or None")
         if self.evaluation_episodes % max(1, self.evaluation_processes):
-            raise ValueError(
+            raise BadValueError(
                 f"{type(self).__name__}: evaluation_episodes is {self.evaluation_episodes}, expected a multiple of "
                 f"evaluation_processes, {self.evaluation_processes}: every process plays as many."
             )
@@ -135,7 +137,7 @@ class TrainingConfig:
     def _refuse(self, name: str, good: bool, expected: str) -> None:
         """Raise unless a setting is good."""
         if not good:
-            raise ValueError(f"{type(self).__name__}: {name} is {getattr(self, name)}, expected {expected}.")
+            raise BadValueError(f"{type(self).__name__}: {name} is {getattr(self, name)}, expected {expected}.")
 
 
 def load_config(path: str | Path, kind: type[AnyConfig]) -> AnyConfig:
@@ -152,17 +154,17 @@ def load_config(path: str | Path, kind: type[AnyConfig]) -> AnyConfig:
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file
     if not file.exists():
-        raise FileNotFoundError(f"load_config: {file} does not exist. Pass the folder of a run.")
+        raise MissingFileError(f"load_config: {file} does not exist. Pass the folder of a run.")
     try:
         stored = json.loads(file.read_text())
     except json.JSONDecodeError as error:
-        raise ValueError(f"load_config: {file} is damaged: {error}.") from None
+        raise BadValueError(f"load_config: {file} is damaged: {error}.") from None
     known = [field.name for field in fields(kind)]
     for name in stored if isinstance(stored, dict) else [type(stored).__name__]:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"load_config: {file} has {name!r}, which {kind.__name__} does not know.{hint}")
+            raise BadValueError(f"load_config: {file} has {name!r}, which {kind.__name__} does not know.{hint}")
     return kind(**stored)
 
 
@@ -172,14 +174,14 @@ def check_resumed(checkpoint: Mapping[str, Any], config: TrainingConfig) -> None
     for name in sorted(saved.keys() | now.keys()):
         if name in MAY_CHANGE or (name in saved and name in now and saved[name] == now[name]):
             continue
-        raise ValueError(
+        raise BadValueError(
             f"{type(config).__name__}: {name} is {now.get(name, 'missing')}, but {saved.get(name, 'missing')} in the "
             f"checkpoint. Resume with the settings of the run, see load_config; only {', '.join(sorted(MAY_CHANGE))} "
             "may change."
         )
     collected = checkpoint["env_steps"]
     if config.n_env_steps < collected and config.n_env_steps != saved["n_env_steps"]:
-        raise ValueError(
+        raise BadValueError(
             f"{type(config).__name__}: n_env_steps is {config.n_env_steps}, but {collected} were collected before the "
             f"checkpoint, expected more: it includes them. Leave it at {saved['n_env_steps']}, or name the sum."
         )

@@ -16,6 +16,7 @@ from rlstruct.algos.program import Program
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import resolve_device
 from rlstruct.engine.compiled import Tensors
+from rlstruct.errors import BadKeyError, BadValueError
 from rlstruct.functional import categorical, gaussian
 from rlstruct.functional.schedules import linear_schedule
 from rlstruct.profiling import operation
@@ -198,7 +199,7 @@ class GradientLearner(ABC):
         with torch.enable_grad():
             terms = self.terms(*given)
             if not terms["loss"].requires_grad:
-                raise ValueError(
+                raise BadValueError(
                     f"{type(self).__name__}.terms: the loss carries no gradient, as it is computed from collected "
                     "numbers alone. Compute the agent's outputs again with replay_agent(agent, batch), and use those."
                 )
@@ -306,7 +307,7 @@ def judge_actions(replayed: TemporalDictTensor, steps: TemporalDictTensor) -> tu
     if "action_mean" in replayed.keys():
         mean, log_std = replayed["action_mean"], replayed["action_log_std"]
         return gaussian.log_probability(mean, log_std, action), gaussian.entropy(log_std)
-    raise KeyError(
+    raise BadKeyError(
         f"judge_actions: the agent returns {sorted(replayed.keys())}, expected 'action_logits' (discrete actions) or "
         "'action_mean' and 'action_log_std' (continuous ones). Return them beside 'action'."
     )
@@ -330,7 +331,7 @@ def replay_with_next_values(agent: RL_Agent, trajectories: Trajectories) -> tupl
         ValueError: the trajectories hold no step, or the agent wants a history, which ends before the next observation.
     """
     if agent.require_history():
-        raise ValueError(
+        raise BadValueError(
             f"replay_with_next_values: {type(agent).__name__} wants a history, and there is none after the last step. "
             "Collect whole episodes that terminate, and do not bootstrap."
         )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlstruct.errors import how_to_install
+from rlstruct.errors import BadValueError, MissingPackageError, UsageError, how_to_install
 
 Settings = Mapping[str, "bool | int | float | str"]
 
@@ -73,7 +73,7 @@ class WandbLogger:
         try:
             self._run = wandb.init(id=path.name, name=path.name, dir=str(path), config=dict(settings), resume="allow")
         except wandb.Error as error:
-            raise RuntimeError(
+            raise UsageError(
                 f"RunFolder: wandb begins no run: {error} Run `wandb login` once, or set WANDB_MODE=offline, "
                 "which keeps everything on this machine."
             ) from error
@@ -144,7 +144,7 @@ class Loggers:
 def find_loggers(chosen: Sequence[str | CreateLogger]) -> list[CreateLogger]:
     """Return what makes the chosen loggers."""
     if unknown := [name for name in chosen if isinstance(name, str) and name not in LOGGERS]:
-        raise ValueError(
+        raise BadValueError(
             f"RunFolder: loggers has {unknown[0]!r}, expected some of {', '.join(LOGGERS)}, or a function."
         )
     return [LOGGERS[create] if isinstance(create, str) else create for create in chosen]
@@ -170,7 +170,7 @@ def package(module: str, extra: str) -> Any:  # noqa: ANN401 - a module
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(
+        raise MissingPackageError(
             f"RunFolder needs {module}, which is not installed. {how_to_install(extra)}; or train without a run folder "
             "(run=None), or with loggers=[], which leaves metrics.csv."
         ) from error

@@ -17,6 +17,7 @@ from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learners import learners
 from rlstruct.batchers import RL_Batcher
 from rlstruct.device import resolve_device
+from rlstruct.errors import BadTypeError
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import DeviceEnv, VecEnv
 
@@ -57,7 +58,7 @@ def create_network(create_model: Callable[[], nn.Module], seed: int) -> nn.Modul
     """Make the network of a training on the CPU, and refuse what would go wrong in silence."""
     if isinstance(create_model, nn.Module):
         name = type(create_model).__name__
-        raise TypeError(
+        raise BadTypeError(
             f"run_training: create_model is a network, {name}, expected a function that makes one: the weights follow "
             f"from the configuration's seed. Pass lambda: {name}(…), or lambda: copy.deepcopy(model) to train on from "
             "its present weights."

@@ -27,6 +27,7 @@ from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import CreateModel, TrainingResult, run_training
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.engine.compiled import Tensors
+from rlstruct.errors import BadValueError
 from rlstruct.functional import random
 from rlstruct.functional.advantages import generalized_advantage
 from rlstruct.functional.policy_gradient import (
@@ -36,14 +37,13 @@ from rlstruct.functional.policy_gradient import (
     entropy_loss,
     value_loss,
 )
-from rlstruct.functional.statistics import masked_mean, whiten_each
+from rlstruct.functional.statistics import masked_mean, whiten
 from rlstruct.profiling import operation
 from rlstruct.replay import replay_agent
 from rlstruct.rl_agent import RL_Agent
 
 _COUNTS = ("n_epochs", "n_minibatches")
 _POSITIVE_OR_NONE = ("value_clip", "target_kl")
-_ADVANTAGE = "steps/learner/advantage"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,10 +120,12 @@ def losses(replayed: TemporalDictTensor, minibatch: Trajectories, config: PPOCon
         2020), and ``clip_fraction``, the share of steps whose ratio is beyond the clip.  [] each
     """
     steps = minibatch.trajectories
-    mask, advantage = steps.mask(), steps["learner/advantage"]  # whitened, if that is wanted
+    mask, advantage = steps.mask(), steps["learner/advantage"]
     log_probability, entropy = judge_actions(replayed, steps)
     log_ratio = log_probability - steps["action/log_probability"]
     ratio = log_ratio.exp()
+    if config.whiten_advantages:
+        advantage = whiten(advantage, mask)
     target, before, value = steps["learner/target"], steps["learner/value"], replayed["value"]
     terms = {
         "policy_loss": clipped_surrogate_loss(ratio, advantage, None, config.clip),
@@ -156,7 +158,7 @@ class Learner(GradientLearner):
         """Create the optimiser."""
         super().__init__(model, agent, config)
         if config.target_kl is not None and self.device.type not in ("cpu", "cuda"):
-            raise ValueError(
+            raise BadValueError(
                 f"PPOConfig: target_kl is {config.target_kl} and learner_device {self.device}, expected a device where "
                 "torch has a fused Adam, which can skip a step: cpu or cuda. Use one of them, or target_kl=None."
             )
@@ -178,23 +180,13 @@ class Learner(GradientLearner):
         stopped = None if config.target_kl is None else torch.zeros_like(judged["ratio_error"], dtype=torch.bool)
         taken = []
         for epoch in range(config.n_epochs):
-            for minibatch in self._minibatches(prepared, epoch):
+            for minibatch in _split(prepared, self.shuffled(len(prepared["lengths"]), epoch)):
                 terms, gradient = self.gradient(minibatch)
                 if stopped is not None and config.target_kl is not None:
                     stopped = stopped | (terms["approximate_kl"] > config.target_kl)
                     terms["skipped"] = stopped.to(terms["loss"].dtype)
                 taken.append(self.descend(terms, gradient, unless=stopped))
         return {**mean_terms(taken), **judged}
-
-    def _minibatches(self, prepared: Tensors, epoch: int) -> list[Tensors]:
-        """Split what was prepared, and whiten each minibatch's advantages: learners wait once for all of them here."""
-        minibatches = _split(prepared, self.shuffled(len(prepared["lengths"]), epoch))
-        if self.config.whiten_advantages:
-            masks = [batch_of(one).mask() for one in minibatches]
-            whitened = whiten_each([one[_ADVANTAGE] for one in minibatches], masks)
-            for one, advantage in zip(minibatches, whitened, strict=True):
-                one[_ADVANTAGE] = advantage
-        return minibatches
 
     def terms(self, *given: Tensors) -> dict[str, Tensor]:
         """Replay the agent over a minibatch of what was prepared, and compute `losses`."""
@@ -260,7 +252,7 @@ class Learner(GradientLearner):
         """
         n = self.config.n_minibatches
         if n_rows < n:
-            raise ValueError(
+            raise BadValueError(
                 f"PPOConfig: n_minibatches is {n}, expected at most {n_rows}, one for each environment: an agent with "
                 "a state learns from whole rows."
             )

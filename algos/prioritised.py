@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rlstruct.algos.replay_buffer import ReplayBuffer
 from rlstruct.core import TemporalDictTensor
+from rlstruct.errors import BadValueError
 from rlstruct.functional import random
 from rlstruct.profiling import operation
 
@@ -51,7 +52,7 @@ class PrioritisedReplayBuffer(ReplayBuffer):
         """Remember the settings; memory follows at the first `extend`."""
         super().__init__(capacity, **settings)
         if exponent < 0.0 or epsilon <= 0.0:
-            raise ValueError(
+            raise BadValueError(
                 f"PrioritisedReplayBuffer: exponent is {exponent} and epsilon {epsilon}, expected at least 0 and "
                 "more than 0."
             )

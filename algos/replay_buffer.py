@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
+from rlstruct.errors import BadValueError, DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional import random
 from rlstruct.functional.q_learning import n_step_reward
 from rlstruct.profiling import operation
@@ -71,7 +71,7 @@ class ReplayBuffer:
         """Remember the settings; memory follows at the first `extend`."""
         for name, number in (("capacity", capacity), ("n_step", n_step), ("n_stack", n_stack)):
             if number < 1:
-                raise ValueError(f"{type(self).__name__}: {name} is {number}, expected at least 1.")
+                raise BadValueError(f"{type(self).__name__}: {name} is {number}, expected at least 1.")
         self.device = resolve_device(device)
         self.capacity, self.n_step, self.discount, self.n_stack = capacity, n_step, discount, n_stack
         self.stack_padding = stack_padding
@@ -181,11 +181,11 @@ class ReplayBuffer:
 
     def _refuse_empty(self) -> None:
         if not self.columns:
-            raise ValueError(f"{type(self).__name__}.sample: the buffer is empty. Call extend() first.")
+            raise BadValueError(f"{type(self).__name__}.sample: the buffer is empty. Call extend() first.")
         # Waits for the device only while all batches so far were shorter than a stack.
         self._drawable = self._drawable or self.n_transitions() > 0
         if not self._drawable:
-            raise ValueError(
+            raise BadValueError(
                 f"{type(self).__name__}.sample: 0 steps can be drawn, expected at least 1: every stored row starts "
                 f"mid-episode, and n_stack is {self.n_stack}, so its first {self.n_stack - 1} steps lack images of "
                 "their stacks. Add the steps that follow, or begin with the batch after a reset."

@@ -25,6 +25,7 @@ from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.joining import launched_rank
 from rlstruct.algos.learning_curve import draw_learning_curve, in_order
 from rlstruct.algos.loggers import CreateLogger, Loggers, find_loggers, package
+from rlstruct.errors import BadTypeError, BadValueError, FolderTakenError, MissingFileError
 from rlstruct.profiling import operation
 
 _COUNTERS = ("env_steps", "policy_version", "seconds", "steps_per_second")
@@ -129,7 +130,7 @@ class RunFolder:
             return folder  # the first learner hands out what the checkpoint has for the others
         config = folder.path / "config.json"
         if not config.exists():
-            raise FileNotFoundError(
+            raise MissingFileError(
                 f"RunFolder.resume: {folder.path} is no run folder: it has no config.json. Pass the folder that a "
                 "RunFolder has made."
             )
@@ -318,7 +319,7 @@ class RunFolder:
 
 def _settings_text(where: str, config: object) -> bytes:
     if not is_dataclass(config) or isinstance(config, type):
-        raise TypeError(f"{where}: config is a {type(config).__name__}, expected an instance of a dataclass.")
+        raise BadTypeError(f"{where}: config is a {type(config).__name__}, expected an instance of a dataclass.")
     return (json.dumps(asdict(config), indent=2, default=str) + "\n").encode()
 
 
@@ -331,9 +332,9 @@ def read_lines(path: Path, n: int | None = None) -> list[dict[str, float]]:
             cells = list(itertools.islice(csv.DictReader(file), n))
         lines = [{name: _number(cell) for name, cell in row.items() if cell} for row in cells]
     except (OSError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: {error}. Take a copy of it from elsewhere, or train anew.") from error
+        raise BadValueError(f"{path} is damaged: {error}. Take a copy of it from elsewhere, or train anew.") from error
     if n is not None and len(lines) < n:
-        raise ValueError(
+        raise BadValueError(
             f"{path} has {len(lines)} lines, expected {n} at least, those written before the checkpoint. Take a "
             "copy of it from elsewhere, or train anew."
         )
@@ -354,4 +355,4 @@ def _new_folder(root: Path, name: str) -> Path:
         except FileExistsError:
             continue
         return path
-    raise FileExistsError(f"RunFolder: {root / stem} and 999 more exist. Choose another name.")
+    raise FolderTakenError(f"RunFolder: {root / stem} and 999 more exist. Choose another name.")

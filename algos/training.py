@@ -25,6 +25,7 @@ from rlstruct.algos.run_folder import RunFolder
 from rlstruct.batchers import EpisodeStatistics, RL_Batcher
 from rlstruct.core import Trajectories
 from rlstruct.device import resolve_device
+from rlstruct.errors import BadValueError, UsageError
 from rlstruct.functional.learners import sum_over_learners
 from rlstruct.profiling import operation, phase
 
@@ -299,7 +300,7 @@ class TrainingLoop:
         trajectories, n_running = self.batcher.get()
         version, self._ordered = self._ordered, None
         if version is None:  # unreachable: it was ordered above; narrows the type
-            raise RuntimeError("run_training: no batch was ordered.")
+            raise UsageError("run_training: no batch was ordered.")
         return Fetched(trajectories, n_running, version)
 
     def _order(self) -> None:
@@ -317,7 +318,7 @@ class TrainingLoop:
     def _refuse_episodic(self, n_running: int) -> None:
         n_envs = self.batcher.n_envs()
         if n_running < n_envs:
-            raise ValueError(
+            raise BadValueError(
                 f"run_training: {n_envs - n_running} of {n_envs} environments ended their "
                 "episode and stand still, expected environments that restart by themselves. "
                 "Let create_env return GymEnvInf in place of GymEnv, or a VecEnv with auto_reset = True."

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rlstruct.batchers.recipe import Recipe
 from rlstruct.core import DictTensor
-from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
+from rlstruct.errors import BadTypeError, BadValueError, DeviceMismatchError, ShapeMismatchError
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import VecEnv
 
@@ -23,18 +23,18 @@ def whole(name: str, value: object, at_least: int | None = None) -> int:
     try:
         number = operator.index(value)  # type: ignore[arg-type]  # also numpy's integers
     except TypeError:
-        raise TypeError(
+        raise BadTypeError(
             f"RL_Batcher: {name} is {value!r}, a {type(value).__name__}; expected a whole number. Pass an int."
         ) from None
     if at_least is not None and number < at_least:
-        raise ValueError(f"RL_Batcher: {name} is {number}, expected at least {at_least}.")
+        raise BadValueError(f"RL_Batcher: {name} is {number}, expected at least {at_least}.")
     return number
 
 
 def named(name: str, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the arguments of a factory as a dict; TypeError if they have no names."""
     if not isinstance(arguments, Mapping | None):
-        raise TypeError(
+        raise BadTypeError(
             f"RL_Batcher: {name} is a {type(arguments).__name__}, expected a dict. Name each argument: {{'model': …}}."
         )
     return dict(arguments or {})
@@ -43,16 +43,16 @@ def named(name: str, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
 def check_choices(timeout: object, on_worker_error: str, n_processes: int, cluster: object, sharing: str) -> None:
     """Raise TypeError or ValueError if the timeout is not a number, or a choice is unknown or contradicts another."""
     if not isinstance(timeout, int | float):
-        raise TypeError(f"RL_Batcher: timeout is a {type(timeout).__name__}, expected seconds. Pass a number.")
+        raise BadTypeError(f"RL_Batcher: timeout is a {type(timeout).__name__}, expected seconds. Pass a number.")
     if on_worker_error not in ("raise", "restart"):
-        raise ValueError(f"RL_Batcher: on_worker_error is {on_worker_error!r}, expected 'raise' or 'restart'.")
+        raise BadValueError(f"RL_Batcher: on_worker_error is {on_worker_error!r}, expected 'raise' or 'restart'.")
     if on_worker_error == "restart" and n_processes == 0:
-        raise ValueError(
+        raise BadValueError(
             "RL_Batcher: on_worker_error='restart' with n_processes=0; there is no worker to start again. "
             "Pass n_processes=1, or on_worker_error='raise'."
         )
     if cluster is not None and (n_processes == 0 or sharing != "none"):
-        raise ValueError(
+        raise BadValueError(
             f"RL_Batcher: cluster={cluster!r} with n_processes={n_processes} and sharing={sharing!r}, expected the "
             "number of workers on all nodes, and sharing='none'. Ray shares GPUs: cluster={'num_gpus': 0.5}."
         )
@@ -65,7 +65,7 @@ def check_factories(recipe: Recipe, seed: int | None) -> None:
         ("create_env", recipe.create_env, VecEnv, {**recipe.env_args, "seed": seed}),
     ):
         if isinstance(factory, made | nn.Module) or not callable(factory):
-            raise TypeError(
+            raise BadTypeError(
                 f"RL_Batcher: {name} is a {type(factory).__name__}, expected a function or a class. "
                 f"Every process makes its own {made.__name__}: pass what makes one, with its arguments in "
                 f"{name.removeprefix('create_')}_args."
@@ -83,7 +83,7 @@ def _check_call(name: str, factory: Callable[..., object], arguments: Mapping[st
         signature.bind(**arguments)
     except TypeError as error:
         call = ", ".join(f"{key}=…" for key in arguments)
-        raise TypeError(
+        raise BadTypeError(
             f"RL_Batcher: {name} is called as {name}({call}), but {error}. "
             f"Its parameters are {signature}; arguments beside seed come from {name.removeprefix('create_')}_args."
         ) from None
@@ -92,7 +92,7 @@ def _check_call(name: str, factory: Callable[..., object], arguments: Mapping[st
 def choose_seeds(seed: int | None, seeds: Sequence[int] | None, n: int) -> tuple[int, ...]:
     """One seed per process, or that of process 0 alone when the others follow from the number of environments."""
     if seed is not None and seeds is not None:
-        raise ValueError("RL_Batcher: both seed and seeds are passed. Pass one of them.")
+        raise BadValueError("RL_Batcher: both seed and seeds are passed. Pass one of them.")
     if seeds is not None:
         return one_each("seeds", seeds, n)
     return (secrets.randbits(31) if seed is None else whole("seed", seed),)
@@ -101,7 +101,7 @@ def choose_seeds(seed: int | None, seeds: Sequence[int] | None, n: int) -> tuple
 def one_each(name: str, values: Sequence[int], n: int) -> tuple[int, ...]:
     """Return whole numbers, one for each of n processes; ValueError if there are more or fewer."""
     if len(values) != n:
-        raise ValueError(f"RL_Batcher: {name} has {len(values)} entries, expected {n}, one per process.")
+        raise BadValueError(f"RL_Batcher: {name} has {len(values)} entries, expected {n}, one per process.")
     return tuple(whole(f"{name}[{index}]", value) for index, value in enumerate(values))
 
 
@@ -109,13 +109,13 @@ def check_weights(weights: object) -> None:
     """Raise TypeError unless this is a mapping to tensors."""
     mend = "Pass model.state_dict()"
     if not isinstance(weights, Mapping):
-        raise TypeError(
+        raise BadTypeError(
             f"RL_Batcher.update: the weights are a {type(weights).__name__}, expected a mapping of names to tensors. "
             f"{mend}."
         )
     for key, value in weights.items():
         if not isinstance(value, Tensor):
-            raise TypeError(
+            raise BadTypeError(
                 f"RL_Batcher.update: weight {key!r} is a {type(value).__name__}, expected a tensor. "
                 f"{mend}, without extra state."
             )
@@ -126,7 +126,7 @@ def check_info(name: str, info: object) -> DictTensor:
     if info is None:
         return DictTensor()
     if not isinstance(info, DictTensor):
-        raise TypeError(
+        raise BadTypeError(
             f"RL_Batcher: {name} is a {type(info).__name__}, expected a DictTensor. "
             f"Pass DictTensor({{...}}) with tensors of one row per environment, or of 1 row for all alike."
         )

@@ -17,7 +17,7 @@ from torch import Tensor
 from rlstruct.batchers.slab import Steps
 from rlstruct.core import DictTensor
 from rlstruct.engine.streams import Later
-from rlstruct.errors import DeviceMismatchError, ShapeMismatchError, tag_environment
+from rlstruct.errors import BadValueError, DeviceMismatchError, ShapeMismatchError, tag_environment
 from rlstruct.spaces import Leaf, leaves
 
 _FINE = -1
@@ -138,7 +138,7 @@ class BatchChecks:
             )
             when = f"after step {t - 1}" if t else "at the beginning"
             text = f"environment: {name!r} of environment {j} is NaN {when} of the batch. {mend}"
-        error = ValueError(text)
+        error = BadValueError(text)
         tag_environment(error, j)
         return error
 

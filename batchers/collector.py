@@ -19,7 +19,7 @@ from rlstruct.batchers.slab import Allocate, Slab, Steps, history_until, slab_la
 from rlstruct.core import DictTensor
 from rlstruct.engine.acting import Actor
 from rlstruct.engine.graph import layout_of
-from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
+from rlstruct.errors import DeviceMismatchError, ShapeMismatchError, UsageError
 from rlstruct.functional.random import step_keys
 from rlstruct.rl_agent import RL_Agent, check_answer
 from rlstruct.vec_env import Carrying, VecEnv
@@ -216,7 +216,7 @@ class Collector:
     def slab(self) -> Slab:
         """What the last batch was written to, and the next one will be."""
         if self._slab is None:
-            raise RuntimeError("rlstruct.batchers.collector: there is no slab before the first batch.")
+            raise UsageError("rlstruct.batchers.collector: there is no slab before the first batch.")
         return self._slab
 
     def layout(self) -> Layout:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rlstruct.batchers.batcher import RL_Batcher
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.errors import BadValueError, UsageError
 
 
 def collect_episodes(
@@ -43,7 +44,7 @@ def collect_episodes(
         BatcherStateError: a batch is being collected, or the batcher is closed.
     """
     if n < 1:
-        raise ValueError(f"collect_episodes: n is {n}, expected at least 1 episode.")
+        raise BadValueError(f"collect_episodes: n is {n}, expected at least 1 episode.")
     B = batcher.n_envs()
     missing = {b: n // B + (b < n % B) for b in range(B)}
     begun: dict[int, list[TemporalDictTensor]] = {b: [] for b in range(B)}
@@ -78,7 +79,7 @@ def _refuse_endless(begun: dict[int, list[TemporalDictTensor]], step_limit: int 
     endless = [b for b, steps in taken.items() if step_limit is not None and steps >= step_limit]
     if endless:
         more = f" and {len(endless) - 5} more" if endless[5:] else ""
-        raise RuntimeError(
+        raise UsageError(
             f"collect_episodes: environments {endless[:5]}{more} had not ended their episode after "
             f"{max(taken.values())} steps, expected an end within step_limit = {step_limit}. Give the environment "
             "a time limit, such as gymnasium.make(..., max_episode_steps=...), or raise step_limit."

@@ -22,7 +22,7 @@ from rlstruct.batchers.saved_state import CollectorState
 from rlstruct.batchers.shared_memory import Layout
 from rlstruct.core import DictTensor
 from rlstruct.engine.streams import lane_of
-from rlstruct.errors import WorkerError
+from rlstruct.errors import UsageError, WorkerError
 
 _logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class InProcess:
         if self._failure is not None:
             raise self._failure
         if self._batch is None:  # unreachable: RL_Batcher calls execute first
-            raise RuntimeError("rlstruct.batchers.in_process: collect before execute.")
+            raise UsageError("rlstruct.batchers.in_process: collect before execute.")
         if not blocking and not self._lane.ready():
             return None
         collector, collected, self._batch = self._collector, self._batch, None

@@ -21,6 +21,7 @@ from rlstruct.batchers.progress import Progress
 from rlstruct.batchers.shared_memory import Layout
 from rlstruct.batchers.slab import Allocate, stretched
 from rlstruct.core import DictTensor
+from rlstruct.errors import BadTypeError
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import VecEnv
 
@@ -56,7 +57,7 @@ class Recipe:
         with contextlib.ExitStack() as undo:  # nobody else knows the environment: it may hold processes or windows
             env = self.create_env(**{**self.env_args, "seed": seed})
             if not isinstance(env, VecEnv):
-                raise TypeError(
+                raise BadTypeError(
                     f"RL_Batcher: create_env returned a {type(env).__name__}, expected a VecEnv. "
                     "Wrap gymnasium environments: GymEnv([...], seed), GymEnvInf([...], seed) or "
                     "GymVectorEnv(vec, seed)."
@@ -64,7 +65,7 @@ class Recipe:
             undo.callback(env.close)
             agent = self.create_agent(**self.agent_args)
             if not isinstance(agent, RL_Agent):
-                raise TypeError(
+                raise BadTypeError(
                     f"RL_Batcher: create_agent returned a {type(agent).__name__}, expected an RL_Agent. "
                     "Put the model into a class that inherits from RL_Agent."
                 )

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 from torch import Tensor
 
 from rlstruct.core import DictTensor
-from rlstruct.errors import ShapeMismatchError
+from rlstruct.errors import BadKeyError, BadValueError, ShapeMismatchError
 from rlstruct.vec_env import VecEnv
 
 
@@ -52,7 +52,7 @@ def check_state(state: Mapping[str, Any], n_collectors: int) -> None:
     """Raise unless ``state`` comes from a batcher with this many collecting processes."""
     _require(state, BatcherState.__required_keys__, "the state")
     if len(state["collectors"]) != n_collectors:
-        raise ValueError(
+        raise BadValueError(
             f"RL_Batcher.load_state_dict: the state is that of {len(state['collectors'])} collecting processes, "
             f"expected {n_collectors}. Make the batcher with the same n_processes."
         )
@@ -71,7 +71,7 @@ def check_rows(state: CollectorState, n_envs: int) -> None:
 
 def _require(state: Mapping[str, Any], keys: frozenset[str], name: str) -> None:
     if missing := sorted(keys - state.keys()):
-        raise KeyError(
+        raise BadKeyError(
             f"RL_Batcher.load_state_dict: {name} has no {missing}, only {sorted(state)}. "
             "Pass what RL_Batcher.state_dict returned."
         )
@@ -83,7 +83,7 @@ def load_environment(env: VecEnv, state: Mapping[str, Tensor]) -> None:
         env.load_state_dict(state)
     except KeyError as error:
         why = error.args[0] if error.args else error
-        raise ValueError(
+        raise BadValueError(
             f"RL_Batcher.load_state_dict: {type(env).__name__} cannot go on from the saved environments. Make the "
             f"batcher with the create_env and env_args of the one that was saved. {why}"
         ) from error

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlstruct.errors import MissingFileError
+
 Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
 """Shape and dtype of each tensor in a block, by name."""
 
@@ -65,7 +67,7 @@ class SharedBlock:
             OSError: there is none, as the process has ended, or is in another container.
         """
         if os.stat(path).st_ino != number:
-            raise FileNotFoundError(f"SharedBlock.at: {path} is another file.")
+            raise MissingFileError(f"SharedBlock.at: {path} is another file.")
         return cls(_not_standard(os.open(path, os.O_RDWR | os.O_CLOEXEC)))
 
     def __reduce__(self) -> tuple[Any, ...]:

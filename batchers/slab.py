@@ -19,7 +19,7 @@ from torch import Tensor
 from rlstruct.batchers.shared_memory import Layout
 from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.engine.graph import copy_grouped, layout_of
-from rlstruct.errors import ShapeMismatchError
+from rlstruct.errors import ShapeMismatchError, UsageError
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 _BITS = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
@@ -152,7 +152,7 @@ class Slab(Steps):
         for key, was in before.items():
             now = self.stream[key][t]
             if not bool(((now == was) | (now != now)).all()):  # sync: in the first batch only
-                raise RuntimeError(
+                raise UsageError(
                     f"agent: it changed observation {key!r} in place, and with it the trajectories, which show the "
                     f"same memory. Change a copy: observation[{key!r}].clone()."
                 )

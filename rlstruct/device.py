@@ -9,6 +9,8 @@ import sys
 
 import torch
 
+from rlstruct.errors import BadValueError
+
 DeviceLike = str | torch.device
 
 _BACKENDS: dict[str, str] = {}
@@ -52,7 +54,7 @@ def resolve_device(device: DeviceLike) -> torch.device:
         hint = ""
         if str(device).startswith("sim"):
             hint = " The simulated accelerator exists once rlstruct.testing.sim_device has been imported."
-        raise ValueError(f"resolve_device: {device!r} is no device. Devices here: {_listing()}.{hint}") from error
+        raise BadValueError(f"resolve_device: {device!r} is no device. Devices here: {_listing()}.{hint}") from error
     if resolved.type in ("cpu", "meta"):
         return torch.device(resolved.type)
     count = device_count(resolved.type)
@@ -61,7 +63,7 @@ def resolve_device(device: DeviceLike) -> torch.device:
         hint = ""
         if resolved.type == "cuda" and count == 0:
             hint = " This torch build sees no CUDA device: check the driver and torch.version.cuda."
-        raise ValueError(f"resolve_device: {device!s} does not exist. Devices here: {_listing()}.{hint}")
+        raise BadValueError(f"resolve_device: {device!s} does not exist. Devices here: {_listing()}.{hint}")
     return torch.device(resolved.type, index)
 
 

@@ -1,4 +1,4 @@
-"""The errors a user can meet, by name.
+"""The errors a user can meet, by name. Each is also one of Python's own, so that ``except ValueError`` catches it.
 
 Every message says where it happened, which key, what was found, what was expected, and the mend. From Python 3.11 on
 the page of the documentation that explains the error stands below its traceback.
@@ -35,6 +35,44 @@ class Explained(Exception):
         super().__init__(*arguments)
         if hasattr(self, "add_note"):  # from Python 3.11 on
             self.add_note(f"{PAGE}{self.page}")
+
+
+class BadValueError(Explained, ValueError):
+    """An argument, a setting, a file, or what a class of yours returned has a value that cannot be used."""
+
+
+class BadTypeError(Explained, TypeError):
+    """Something of another type is expected here, such as a function that makes an environment in place of one."""
+
+
+class BadKeyError(Explained, KeyError):
+    """A structure has too few keys or too many; the message lists those that it has."""
+
+    __str__ = Exception.__str__  # that of KeyError puts the whole message in quotes
+
+
+class BadIndexError(Explained, IndexError):
+    """A row or a step that a structure does not have."""
+
+
+class UsageError(Explained, RuntimeError):
+    """What was asked for cannot work at this moment, or in this way; the message says what has to come before."""
+
+
+class MissingPackageError(Explained, ImportError):
+    """An optional package is not installed; the message ends with the command that installs it."""
+
+
+class MissingMethodError(Explained, NotImplementedError):
+    """A class of yours has to define a method that was called."""
+
+
+class MissingFileError(Explained, FileNotFoundError):
+    """A run folder, a checkpoint or a profile is not there."""
+
+
+class FolderTakenError(Explained, FileExistsError):
+    """A folder that was to be made is there already."""
 
 
 class ShapeMismatchError(Explained, ValueError):

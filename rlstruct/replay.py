@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.errors import BadValueError
 from rlstruct.profiling import operation
 from rlstruct.rl_agent import CPU, RL_Agent, RL_Agent_CheckDevice, replayed_observation
 
@@ -64,7 +65,7 @@ def _checked_n_steps(agent: RL_Agent, trajectories: Trajectories) -> int:
         agent.check_trajectories(trajectories)
     n_steps = trajectories.trajectories.n_steps()
     if n_steps == 0:
-        raise ValueError(
+        raise BadValueError(
             "replay_agent: trajectories hold 0 steps, expected at least 1. Collect with n_timesteps of 1 or more."
         )
     return n_steps

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.errors import DeviceMismatchError
+from rlstruct.errors import BadTypeError, DeviceMismatchError, MissingMethodError
 
 CPU = torch.device("cpu")
 # The attributes of RL_Agent_CheckDevice itself; all others are those of the agent inside.
@@ -96,7 +96,7 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
         Raises:
             NotImplementedError: the agent has nothing to update.
         """
-        raise NotImplementedError(
+        raise MissingMethodError(
             f"{type(self).__name__}.update: this agent takes no weights. "
             "Define update(self, info), usually self.model.load_state_dict(info)."
         )
@@ -315,7 +315,7 @@ def check_answer(where: str, answer: object) -> tuple[DictTensor, DictTensor]:
         got = f"({type(action).__name__}, {type(new_state).__name__})"
     else:
         got = f"a {type(answer).__name__}"
-    raise TypeError(
+    raise BadTypeError(
         f"{where}: returned {got}, expected the pair (DictTensor, DictTensor). "
         "Return DictTensor({'action': ...}), state: an agent that keeps no state hands back the one it was given."
     )

@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rlstruct.errors import ShapeMismatchError
+from rlstruct.errors import BadTypeError, BadValueError, ShapeMismatchError
 
 Space: TypeAlias = spaces.Space[Any]
 Element: TypeAlias = Any
@@ -91,7 +91,7 @@ def leaves(space: Space, key: str, *, where: str = "spaces") -> dict[str, Leaf]:
     found: dict[str, Leaf] = {}
     for leaf in _walk(space, key, (), where):
         if leaf.key in found:
-            raise ValueError(
+            raise BadValueError(
                 f"{where}: two parts of the space are both called {leaf.key!r}. Rename one: '/' separates the levels."
             )
         found[leaf.key] = leaf
@@ -134,14 +134,14 @@ def sample(space: Space, key: str, n: int, device: torch.device) -> dict[str, Te
 def _walk(space: Space, key: str, path: tuple[Any, ...], where: str) -> Iterator[Leaf]:
     if isinstance(space, spaces.Dict | spaces.Tuple):
         if not space.spaces:
-            raise TypeError(f"{where}: space {key!r} is {space}, which holds nothing. Leave it out.")
+            raise BadTypeError(f"{where}: space {key!r} is {space}, which holds nothing. Leave it out.")
         for name, child in space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
             yield from _walk(child, f"{key}/{name}", (*path, name), where)
         return
     if not isinstance(space, spaces.Space):
-        raise TypeError(f"{where}: space {key!r} is a {type(space).__name__}, expected a space of gymnasium.spaces.")
+        raise BadTypeError(f"{where}: space {key!r} is a {type(space).__name__}, expected a space of gymnasium.spaces.")
     if not isinstance(space, _PLAIN):
-        raise TypeError(
+        raise BadTypeError(
             f"{where}: space {key!r} is {space}, which has no fixed shape. Only Box, Discrete, MultiDiscrete, "
             f"MultiBinary, and Dict and Tuple of them become tensors: convert or leave out this part, for example with "
             f"gymnasium.wrappers.TransformObservation."
@@ -150,7 +150,7 @@ def _walk(space: Space, key: str, path: tuple[Any, ...], where: str) -> Iterator
     try:
         torch_dtype = torch.from_numpy(np.empty(0, dtype)).dtype
     except TypeError as error:
-        raise TypeError(
+        raise BadTypeError(
             f"{where}: space {key!r} has dtype {dtype}, which torch lacks. Declare the space with another dtype."
         ) from error
     yield Leaf(key, path, space, tuple(space.shape or ()), dtype, torch_dtype)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.errors import DeviceMismatchError
+from rlstruct.errors import DeviceMismatchError, MissingMethodError, UsageError
 
 if TYPE_CHECKING:
     import gymnasium
@@ -158,7 +158,7 @@ class VecEnv(ABC):
         Raises:
             NotImplementedError: these environments cannot be saved.
         """
-        raise NotImplementedError(
+        raise MissingMethodError(
             f"{type(self).__name__}.load_state_dict: these environments cannot be saved, so there is nothing to go on "
             "from. Begin new episodes with reset(), or write state_dict and load_state_dict."
         )
@@ -202,7 +202,7 @@ class IdleWatch:
         elif ran.is_cpu:
             self._idle = not bool(ran.any())  # sync: of CPU memory
         if before and self._idle:
-            raise RuntimeError(
+            raise UsageError(
                 f"{self._where}.step: every episode has ended, and no environment has run for {IDLE_STEPS} steps. "
                 "Stop when running.any() is False, and call reset(). Finished environments keep their rows, so "
                 "running.size() and len(running) never change."

@@ -10,9 +10,18 @@ from importlib import metadata
 import pytest
 
 from rlstruct.errors import (
+    BadIndexError,
+    BadKeyError,
+    BadTypeError,
+    BadValueError,
     BatcherStateError,
     DeviceMismatchError,
+    FolderTakenError,
+    MissingFileError,
+    MissingMethodError,
+    MissingPackageError,
     ShapeMismatchError,
+    UsageError,
     WorkerError,
     WorkerTimeout,
     how_to_install,
@@ -23,6 +32,15 @@ from rlstruct.errors import (
 @pytest.mark.parametrize(
     ("error", "base"),
     [
+        (BadValueError, ValueError),
+        (BadTypeError, TypeError),
+        (BadKeyError, KeyError),
+        (BadIndexError, IndexError),
+        (UsageError, RuntimeError),
+        (MissingPackageError, ImportError),
+        (MissingMethodError, NotImplementedError),
+        (MissingFileError, FileNotFoundError),
+        (FolderTakenError, FileExistsError),
         (ShapeMismatchError, ValueError),
         (DeviceMismatchError, ValueError),
         (BatcherStateError, RuntimeError),
@@ -32,6 +50,9 @@ from rlstruct.errors import (
 )
 def test_users_can_catch_the_builtin_class(error: type[Exception], base: type[Exception]) -> None:
     assert issubclass(error, base)
+    told = pickle.loads(pickle.dumps(error("it's wrong")))
+    assert type(told) is error
+    assert str(told) == "it's wrong"  # a KeyError of Python's own would put it in quotes
 
 
 @pytest.mark.parametrize("kind", [WorkerError, WorkerTimeout])

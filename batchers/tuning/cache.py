@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlstruct.errors import BadValueError
+
 
 def key(device: torch.device, *task: object) -> str:
     """Name hardware, versions and a task, as a hash: another one of these is another key.
@@ -75,9 +77,9 @@ def read(file: Path) -> dict[str, Any]:
     try:
         stored = json.loads(file.read_text())
     except json.JSONDecodeError as error:
-        raise ValueError(f"tune: the cache {file} is damaged: {error}. Delete it.") from None
+        raise BadValueError(f"tune: the cache {file} is damaged: {error}. Delete it.") from None
     if not isinstance(stored, dict):
-        raise ValueError(f"tune: the cache {file} holds a {type(stored).__name__}, expected answers. Delete it.")
+        raise BadValueError(f"tune: the cache {file} holds a {type(stored).__name__}, expected answers. Delete it.")
     return stored
 
 

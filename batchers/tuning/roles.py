@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rlstruct.errors import BadValueError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Roles:
@@ -129,7 +131,7 @@ def reductions(n: int, m: int, cpu: float, gpu: float, *, as_printed: bool = Fal
     """
     for name, value, least in (("n", n, 2), ("m", m, 1)):
         if value < least:
-            raise ValueError(f"reductions: {name} is {value}, expected at least {least}.")
+            raise BadValueError(f"reductions: {name} is {value}, expected at least {least}.")
 
     def on_cpu(members: float) -> float:
         return (members - 1.0) / members * n / (n - 1.0) * cpu
@@ -205,7 +207,7 @@ def group_channels(
     if rates:
         place(0)
     if not best:
-        raise ValueError(
+        raise BadValueError(
             f"group_channels: {len(rates)} channels do not go into {n_trainers} groups that fit together. Pass more "
             "trainers, or channels with equal shapes."
         )

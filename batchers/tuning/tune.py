@@ -21,6 +21,7 @@ from rlstruct.batchers.tuning import cache as answers
 from rlstruct.batchers.tuning.measuring import Learn, Prober, batch_size, memory_there_is
 from rlstruct.batchers.tuning.search import Candidate, Measured, Probe, Search, Space
 from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.errors import BadTypeError, BadValueError
 from rlstruct.sharing import Mode, mig_instances
 from rlstruct.sharing.daemon import missing
 
@@ -193,7 +194,7 @@ def tune(
         search = Search(space, prober, size=size, start=prober.start, limit=limit, alpha=alpha, refuse=prober.refuse)
         found = search.run()
     if found is None:
-        raise ValueError(
+        raise BadValueError(
             f"tune: {search.probes[-1].candidate}, the smallest candidate, was {search.probes[-1].why}. Pass a larger "
             "memory_limit, or smaller n_envs and n_timesteps."
         )
@@ -234,12 +235,14 @@ def _space(
         ("n_timesteps", n_timesteps, 1),
     ):
         if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-            raise TypeError(f"tune: {name} is {values!r}, expected the values to choose from. Pass [1, 2, 4].")
+            raise BadTypeError(f"tune: {name} is {values!r}, expected the values to choose from. Pass [1, 2, 4].")
         numbers = [whole(f"{name}[{i}]", value, least) for i, value in enumerate(values)]
         if sorted(set(numbers)) != numbers:
-            raise ValueError(f"tune: {name} is {list(values)}, expected rising numbers. Pass {sorted(set(numbers))}.")
+            raise BadValueError(
+                f"tune: {name} is {list(values)}, expected rising numbers. Pass {sorted(set(numbers))}."
+            )
     if strange := [mode for mode in sharing if mode not in get_args(Mode)]:
-        raise ValueError(f"tune: sharing has {strange[0]!r}, expected {', '.join(get_args(Mode))}.")
+        raise BadValueError(f"tune: sharing has {strange[0]!r}, expected {', '.join(get_args(Mode))}.")
     return Space(tuple(n_processes), tuple(n_envs), tuple(n_timesteps), tuple(sharing))
 
 
@@ -252,11 +255,11 @@ def _check(
 ) -> None:
     for name, value in (("memory_limit", memory_limit), ("seconds", seconds), ("alpha", alpha)):
         if value is not None and (not isinstance(value, int | float) or value <= 0):
-            raise ValueError(f"tune: {name} is {value!r}, expected a number of more than 0.")
+            raise BadValueError(f"tune: {name} is {value!r}, expected a number of more than 0.")
     if "n_envs" in (env_args or {}):
-        raise ValueError("tune: env_args has 'n_envs', which is tuned. Leave it out, and pass n_envs=[8] to fix it.")
+        raise BadValueError("tune: env_args has 'n_envs', which is tuned. Leave it out, and pass n_envs=[8] to fix it.")
     if strange := [name for name in of_batcher if name not in inspect.signature(RL_Batcher).parameters]:
-        raise TypeError(f"tune: {strange[0]} is no argument of tune, nor of RL_Batcher.")
+        raise BadTypeError(f"tune: {strange[0]} is no argument of tune, nor of RL_Batcher.")
 
 
 class _Bar:

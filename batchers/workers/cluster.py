@@ -28,13 +28,13 @@ from rlstruct.batchers.workers.weights import Weights
 from rlstruct.batchers.workers.worker import Batch, Start, Worker
 from rlstruct.core import DictTensor
 from rlstruct.engine.graph import layout_of
-from rlstruct.errors import ClusterError, WorkerError, how_to_install
+from rlstruct.errors import ClusterError, MissingPackageError, WorkerError, how_to_install
 
 try:
     import ray
     from ray.exceptions import RayError
 except ImportError as error:
-    raise ImportError(f"RL_Batcher(cluster=…) needs Ray on every node. {how_to_install('ray')}") from error
+    raise MissingPackageError(f"RL_Batcher(cluster=…) needs Ray on every node. {how_to_install('ray')}") from error
 
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 

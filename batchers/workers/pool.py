@@ -30,7 +30,7 @@ from rlstruct.batchers.workers.weights import N_SLOTS, SharedWeights, Weights
 from rlstruct.batchers.workers.worker import Start, progress_layout
 from rlstruct.core import DictTensor
 from rlstruct.device import registered_backends
-from rlstruct.errors import WorkerError, WorkerTimeout, warn_user
+from rlstruct.errors import BadTypeError, BadValueError, WorkerError, WorkerTimeout, warn_user
 from rlstruct.sharing import Placement
 
 _logger = logging.getLogger(__name__)
@@ -267,7 +267,7 @@ class WorkerPool:
         self.auto_reset = created[0].auto_reset
         found = [(answer.n_envs, answer.auto_reset) for answer in created]
         if len(set(found)) > 1:
-            raise ValueError(
+            raise BadValueError(
                 f"RL_Batcher: create_env made different environments in different processes: (n_envs, auto_reset) is "
                 f"{found}. Make create_env depend on nothing but env_args and seed."
             )
@@ -338,7 +338,7 @@ def _pickled(recipe: Recipe) -> bytes:
         try:
             cloudpickle.dumps(getattr(recipe, field.name))
         except Exception as error:
-            raise TypeError(
+            raise BadTypeError(
                 f"RL_Batcher: {field.name} cannot be sent to worker processes: {error}. "
                 "Create what cannot be pickled inside create_env or create_agent, or collect with n_processes=0."
             ) from error

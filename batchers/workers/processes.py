@@ -12,6 +12,8 @@ import threading
 from collections.abc import Iterator
 from multiprocessing import get_start_method, process, set_start_method
 
+from rlstruct.errors import UsageError
+
 GUARD = 'Put the code that creates the batcher under `if __name__ == "__main__":`.'
 WORKER_NAME = "rlstruct-worker"
 NO_MAIN_GUARD = 86
@@ -102,4 +104,4 @@ def _refuse_while_imported() -> None:
     if current.name.startswith(WORKER_NAME):
         # One of our own workers. Its parent waits for it and explains once, instead of a traceback from each worker.
         os._exit(NO_MAIN_GUARD)
-    raise RuntimeError(f"RL_Batcher: this script starts workers while a process that was spawned imports it. {GUARD}")
+    raise UsageError(f"RL_Batcher: this script starts workers while a process that was spawned imports it. {GUARD}")

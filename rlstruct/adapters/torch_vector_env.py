@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
+from rlstruct.errors import BadValueError, DeviceMismatchError, ShapeMismatchError, UsageError
 from rlstruct.profiling import operation
 from rlstruct.spaces import leaves, nest, zeros
 from rlstruct.vec_env import Observed, Stepped, VecEnv
@@ -68,7 +68,7 @@ class TorchVectorEnv(VecEnv):
         self._no = torch.zeros(self._n_envs, dtype=torch.bool, device=self._device)
         self._yes = ~self._no
         if missing_final not in ("raise", "previous"):
-            raise ValueError(f"TorchVectorEnv: missing_final={missing_final!r}, expected 'raise' or 'previous'.")
+            raise BadValueError(f"TorchVectorEnv: missing_final={missing_final!r}, expected 'raise' or 'previous'.")
         self.vec = vec
         self._seed = seed
         self._missing = missing_final
@@ -92,7 +92,7 @@ class TorchVectorEnv(VecEnv):
             DeviceMismatchError, ShapeMismatchError: an observation is elsewhere, or has not B rows.
         """
         if env_info is not None and not env_info.empty():
-            raise ValueError(f"TorchVectorEnv.reset: got env_info {list(env_info.keys())}, expected none.")
+            raise BadValueError(f"TorchVectorEnv.reset: got env_info {list(env_info.keys())}, expected none.")
         seed, self._seed = self._seed, None
         frames = self._flat(self.vec.reset(seed=seed)[0])
         self._previous = frames
@@ -131,7 +131,7 @@ class TorchVectorEnv(VecEnv):
         elif self._missing == "previous":
             reached = _choose(done, self._previous, current)
         elif bool(done.any()):  # sync: only where the info shows no final observation
-            raise RuntimeError(
+            raise UsageError(
                 f"TorchVectorEnv: an episode of {type(self.vec).__name__} ended, and the info has no final "
                 f"observation (looked for {' and '.join(_FINAL_KEYS)}; it has {sorted(map(str, info))}). Switch it on "
                 "in the simulator, or pass missing_final='previous' and accept wrong values where episodes are "

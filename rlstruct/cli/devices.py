@@ -60,7 +60,8 @@ def report(n_cpus: int, n_threads: int, gpus: Sequence[Gpu]) -> list[str]:
 def layout(n_cpus: int, n_gpus: int) -> list[str]:
     """Recommend where environments, agent and learner live, with the options of `rlstruct train`."""
     learner = " --learner-device cuda:0" if n_gpus else ""
-    beside = "cuda:1" if n_gpus > 1 else "cuda:0"
+    # One process that does everything on each GPU, see `roles`: "cuda" is a GPU of its own for each learner.
+    device, learners = ("cuda", f" --learners {n_gpus}") if n_gpus > 1 else ("cuda:0", "")
     layouts = [
         ("cheap environments (CartPole), small networks: all in one process on the CPU", "--n-processes 0"),
         (
@@ -74,8 +75,8 @@ def layout(n_cpus: int, n_gpus: int) -> list[str]:
         ),
         (
             "bundled simulators: everything on the GPU, nothing crosses to the host",
-            f"--simulator torch --n-envs 4096 --batcher-device cuda:0 --learner-device {beside} "
-            "--evaluation-processes 0 --evaluation-device cuda:0",
+            f"--simulator torch --n-envs {4096 * max(1, n_gpus)} --batcher-device {device} --learner-device {device} "
+            f"--evaluation-processes 0 --evaluation-device {device}{learners}",
         ),
     ]
     fitting = [*layouts[:2], *layouts[3:]] if n_gpus else layouts[:3]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
+from rlstruct.errors import BadTypeError, DeviceMismatchError, ShapeMismatchError
 
 if TYPE_CHECKING:
     from rlstruct.core._named import NamedTensors
@@ -41,13 +41,13 @@ def validate(cls: type[NamedTensors], tensors: Mapping[str, Tensor]) -> None:
 
 def _not_named(cls: type[NamedTensors], key: object, tensor: object) -> TypeError:
     if not isinstance(key, str):
-        return TypeError(f"{cls.__name__}: key {key!r} is a {type(key).__name__}, expected a str.")
+        return BadTypeError(f"{cls.__name__}: key {key!r} is a {type(key).__name__}, expected a str.")
     mend = "Convert it with torch.as_tensor(value, device=...)."
     if isinstance(tensor, torch.nn.Module):
         mend = "A model is given to the agent when it is made: create_agent(model)."
     elif isinstance(tensor, int | float):
         mend = f"Give every row its value: torch.full((B,), {tensor})."
-    return TypeError(f"{cls.__name__}: key {key!r} holds a {type(tensor).__name__}, expected a torch.Tensor. {mend}")
+    return BadTypeError(f"{cls.__name__}: key {key!r} holds a {type(tensor).__name__}, expected a torch.Tensor. {mend}")
 
 
 def check_pair(cls: type[NamedTensors], key: str, tensor: Tensor, first_key: str, first: Tensor) -> None:
@@ -93,7 +93,7 @@ def as_dict(cls: type[NamedTensors], tensors: Any) -> dict[str, Any]:  # noqa: A
         mend = "Name it: {'frame': tensor}." if isinstance(tensors, Tensor) else "Such as {'frame': torch.zeros(B, 4)}."
         if isinstance(tensors, torch.nn.Module):
             mend = "The weights of a model are model.state_dict(), and need no structure: pass that dict itself."
-        raise TypeError(
+        raise BadTypeError(
             f"{cls.__name__}: got a {type(tensors).__name__}, expected a mapping of names to tensors. {mend}"
         )
     return dict(tensors)

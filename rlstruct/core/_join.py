@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlstruct.core._checks import wrong_device
 from rlstruct.core._named import NamedTensors
-from rlstruct.errors import ShapeMismatchError
+from rlstruct.errors import BadKeyError, ShapeMismatchError
 
 
 def join(
@@ -52,7 +52,7 @@ def _in_order(where: str, i: int, tensors: dict[str, Tensor], names: list[str]) 
     if tensors.keys() == set(names):
         return {key: tensors[key] for key in names}
     odd = [key for key in tensors if key not in names] or [key for key in names if key not in tensors]
-    raise KeyError(f"{where}: part {i} has the keys {list(tensors)}, expected {names} as part 0 (see {odd[0]!r}).")
+    raise BadKeyError(f"{where}: part {i} has the keys {list(tensors)}, expected {names} as part 0 (see {odd[0]!r}).")
 
 
 def _check_column(where: str, key: str, model: Tensor, others: Mapping[int, Tensor], first_axis: int) -> None:

@@ -13,7 +13,7 @@ from rlstruct.core._checks import check_pair, nearest_key
 from rlstruct.core._staging import mover
 from rlstruct.core.specs import Specs, TensorSpec
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
+from rlstruct.errors import BadIndexError, BadKeyError, BadTypeError, DeviceMismatchError, ShapeMismatchError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -112,7 +112,7 @@ class Rows:
         if n == 0 and not self._all():
             return self._each(torch.detach)
         if not -n <= start < n:
-            raise IndexError(
+            raise BadIndexError(
                 f"{type(self).__name__}.slice: got row {start}, expected {-n} to {n - 1}, as B = {n}. "
                 f"For a range that may be empty write slice({start}, {start + 1})."
             )
@@ -245,7 +245,7 @@ class NamedTensors(Rows):
             TypeError: ``keys`` is a single string: write ``structure[key]`` for one tensor, ``get([key])`` for one key.
         """
         if isinstance(keys, str):
-            raise TypeError(
+            raise BadTypeError(
                 f"{type(self).__name__}.get: got the string {keys!r}, expected an iterable of keys. "
                 f"Write get([{keys!r}]) for a structure, or structure[{keys!r}] for the tensor."
             )
@@ -350,7 +350,7 @@ class NamedTensors(Rows):
         known = list(self._tensors)
         near = nearest_key(key, known) if isinstance(key, str) else None
         hint = f" Did you mean {near!r}?" if near else ""
-        return KeyError(f"{type(self).__name__}: no key {key!r} among {known}.{hint}")
+        return BadKeyError(f"{type(self).__name__}: no key {key!r} among {known}.{hint}")
 
     def __add__(self, other: Self) -> Self:
         """Put two structures with the same rows together. The tensors are shared.
@@ -375,7 +375,7 @@ class NamedTensors(Rows):
         if theirs:
             if len(both) < len(mine) + len(theirs):
                 twice = next(key for key in theirs if key in mine)
-                raise KeyError(
+                raise BadKeyError(
                     f"{type(self).__name__}.__add__: key {twice!r} is in both structures. "
                     "Rename one side with prepend_key, or leave it out with get."
                 )

@@ -11,6 +11,7 @@ from torch import Tensor
 from rlstruct.core._checks import as_dict, validate
 from rlstruct.core._join import join
 from rlstruct.core._named import NamedTensors
+from rlstruct.errors import BadValueError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -81,7 +82,7 @@ class DictTensor(NamedTensors):
             ValueError: n is less than 1 or more than B.
         """
         if not 1 <= n <= self.n_elems():
-            raise ValueError(
+            raise BadValueError(
                 f"{type(self).__name__}.minibatches: got n = {n}, expected 1 to {self.n_elems()} = B rows."
             )
         return (self.index(rows) for rows in self._shuffled(generator).tensor_split(n))

@@ -12,7 +12,7 @@ from rlstruct.core._checks import as_dict, validate
 from rlstruct.core._join import join
 from rlstruct.core._named import NamedTensors
 from rlstruct.core.dict_tensor import DictTensor
-from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
+from rlstruct.errors import BadIndexError, BadTypeError, DeviceMismatchError, ShapeMismatchError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -90,7 +90,7 @@ class TemporalDictTensor(NamedTensors):
     def _fitting(self, lengths: Tensor) -> Tensor:
         where = type(self).__name__
         if not isinstance(lengths, Tensor):
-            raise TypeError(f"{where}: lengths is a {type(lengths).__name__}, expected a tensor [B] of torch.int64.")
+            raise BadTypeError(f"{where}: lengths is a {type(lengths).__name__}, expected a tensor [B] of torch.int64.")
         if lengths.dtype is not torch.int64 or lengths.dim() != 1:
             raise ShapeMismatchError(
                 f"{where}: lengths is {lengths.dtype} {list(lengths.shape)}, expected torch.int64 [B]."
@@ -176,7 +176,9 @@ class TemporalDictTensor(NamedTensors):
         """
         n = self.n_steps()
         if self._tensors and not -n <= t < n:
-            raise IndexError(f"{type(self).__name__}.temporal_index: got step {t}, expected {-n} to {n - 1}, T = {n}.")
+            raise BadIndexError(
+                f"{type(self).__name__}.temporal_index: got step {t}, expected {-n} to {n - 1}, T = {n}."
+            )
         return DictTensor._trusted({key: v.select(1, t) for key, v in self._tensors.items()})
 
     def temporal_multi_index(self, t: Tensor) -> DictTensor:

@@ -14,7 +14,7 @@ from rlstruct.core._named import Rows
 from rlstruct.core.dict_tensor import DictTensor
 from rlstruct.core.temporal import TemporalDictTensor
 from rlstruct.device import DeviceLike
-from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
+from rlstruct.errors import BadTypeError, BadValueError, DeviceMismatchError, ShapeMismatchError
 
 _FORMAT_KEY, _FORMAT = "rlstruct.Trajectories", 1
 
@@ -48,7 +48,7 @@ class Trajectories(Rows):
     def __init__(self, info: DictTensor, trajectories: TemporalDictTensor) -> None:
         """Check that both parts have the same rows and device."""
         if not isinstance(info, DictTensor) or not isinstance(trajectories, TemporalDictTensor):
-            raise TypeError(
+            raise BadTypeError(
                 f"Trajectories: got ({type(info).__name__}, {type(trajectories).__name__}), "
                 "expected (DictTensor, TemporalDictTensor)."
             )
@@ -119,7 +119,7 @@ class Trajectories(Rows):
             ValueError: n is negative or larger than B.
         """
         if not 0 <= n <= self.n_elems():
-            raise ValueError(f"Trajectories.sample: got n = {n}, expected 0 to {self.n_elems()} = B rows.")
+            raise BadValueError(f"Trajectories.sample: got n = {n}, expected 0 to {self.n_elems()} = B rows.")
         return self.index(self._shuffled(generator)[:n])
 
     def transitions(self) -> DictTensor:
@@ -204,13 +204,13 @@ class Trajectories(Rows):
                 raise EOFError("no zip file, as torch.save writes it")
             saved = torch.load(path, map_location="cpu", weights_only=True)
         except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-            raise ValueError(
+            raise BadValueError(
                 f"Trajectories.load: {os.fspath(path)!r} cannot be read: it is damaged, or not a file of "
                 "Trajectories.save. Save it again."
             ) from error
         found = saved.get(_FORMAT_KEY) if isinstance(saved, dict) else None
         if found != _FORMAT:
-            raise ValueError(
+            raise BadValueError(
                 f"Trajectories.load: {os.fspath(path)!r} has format {found}, expected {_FORMAT}. Save the trajectories "
                 "with Trajectories.save of this version."
             )

@@ -189,7 +189,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
         self.last, kwargs = str(func), kwargs or {}
         if reason := judge_recorded(func, args, kwargs):
-            raise RuntimeError(f"{reason} needs the host")
+            raise RecordingError(f"{reason} needs the host")
         if is_composite(func):  # below autograd nothing above this has taken it apart
             with self:
                 return func.decompose(*args, **kwargs)

@@ -10,7 +10,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from rlstruct.envs.codec import Arrays, SpaceCodec
 from rlstruct.envs.rows import RESET_RETURNS, STEP_RETURNS, Mask, Options, old_api
-from rlstruct.errors import ShapeMismatchError
+from rlstruct.errors import BadValueError, ShapeMismatchError
 from rlstruct.spaces import Element
 
 Vector = VectorEnv[Any, Any, Any]
@@ -140,7 +140,7 @@ class EnvPoolReset(MaskedReset):
     def reset(self, seed: int | None, options: Options | None) -> Arrays:
         """Start a new episode in every row."""
         if options is not None:
-            raise ValueError(
+            raise BadValueError(
                 f"GymVectorEnv.reset: EnvPool takes no reset options, got env_info with {sorted(options[0])}. "
                 f"Set them in envpool.make(...)."
             )
@@ -213,16 +213,16 @@ def autoreset_mode(vector: Vector, stated: AutoresetMode | str | None) -> Autore
     choices = ", ".join(f"AutoresetMode.{mode.name}" for mode in AutoresetMode)
     name = type(base).__name__
     if declared is None and stated is None:
-        raise ValueError(
+        raise BadValueError(
             f"GymVectorEnv: {name} does not say how it restarts: metadata['autoreset_mode'] is missing. Pass "
             f"autoreset_mode=, one of {choices} (of gymnasium.vector)."
         )
     try:
         modes = [AutoresetMode(mode) for mode in (stated, declared) if mode is not None]
     except ValueError as error:
-        raise ValueError(f"GymVectorEnv: {error}. The modes are {choices} (of gymnasium.vector).") from error
+        raise BadValueError(f"GymVectorEnv: {error}. The modes are {choices} (of gymnasium.vector).") from error
     if modes[0] is not modes[-1]:
-        raise ValueError(
+        raise BadValueError(
             f"GymVectorEnv: autoreset_mode={modes[0]}, but {name} declares {modes[-1]}. Leave autoreset_mode out."
         )
     return modes[0]
@@ -247,7 +247,7 @@ def make_restarter(vector: Vector, frames: SpaceCodec, mode: AutoresetMode, rese
         if isinstance(base, AsyncVectorEnv) and base.worker is None:
             # Without shared memory a masked reset does not end NEXT_STEP's pending restart (gymnasium 1.4).
             if mode is AutoresetMode.SAME_STEP or (mode is AutoresetMode.NEXT_STEP and not base.shared_memory):
-                raise ValueError(
+                raise BadValueError(
                     f"GymVectorEnv: an AsyncVectorEnv in mode {mode.name} with shared_memory={base.shared_memory} may "
                     "lose final observations. Make it with autoreset_mode=AutoresetMode.DISABLED: then GymVectorEnv "
                     "restarts its environments, in the same step."

@@ -11,7 +11,7 @@ import numpy as np
 
 from rlstruct.core import DictTensor
 from rlstruct.envs.rows import RESET_RETURNS, STEP_RETURNS, Options, Rows, RowsEnv, old_api, options_of
-from rlstruct.errors import ShapeMismatchError, tag_environment
+from rlstruct.errors import BadTypeError, BadValueError, ShapeMismatchError, tag_environment
 from rlstruct.profiling import operation
 from rlstruct.spaces import Element
 from rlstruct.vec_env import Observed, Stepped
@@ -172,7 +172,7 @@ class GymEnv(RowsEnv):
             tag_environment(error, j)
             if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
                 mend = "Gymnasium passes both: write def reset(self, *, seed=None, options=None)."
-                raise TypeError(f"{self._where}.reset: environment {j}: {error}. {mend}") from error
+                raise BadTypeError(f"{self._where}.reset: environment {j}: {error}. {mend}") from error
             raise
 
     def _who(self, method: str, j: int) -> str:
@@ -192,7 +192,7 @@ class GymEnv(RowsEnv):
                 return misfit
             return ShapeMismatchError(f"{self._where}.step: environment {j}: {error}")
         if not self.action_space.contains(action):
-            return ValueError(
+            return BadValueError(
                 f"{self._where}.step: the action {action!r} of environment {j} is none of {self.action_space}, and the "
                 f"environment raised {type(error).__name__}: {error}. Give the agent's network one output per action."
             )
@@ -218,28 +218,30 @@ def _flag(name: str, value: Element) -> bool:
 
 def _checked(envs: Sequence[gymnasium.Env[Any, Any]], where: str) -> list[gymnasium.Env[Any, Any]]:
     if isinstance(envs, gymnasium.Env):
-        raise TypeError(f"{where}: got one environment, expected a list of them. Write {where}([env]).")
+        raise BadTypeError(f"{where}: got one environment, expected a list of them. Write {where}([env]).")
     envs = list(envs)
     if not envs:
-        raise ValueError(f"{where}: the list of environments is empty. Give at least one.")
+        raise BadValueError(f"{where}: the list of environments is empty. Give at least one.")
     for j, env in enumerate(envs):
         if not isinstance(env, gymnasium.Env):
-            raise TypeError(
+            raise BadTypeError(
                 f"{where}: entry {j} is a {type(env).__name__}, expected a gymnasium.Env. "
                 f"Build it first, for example with gymnasium.make(...)."
             )
         if any(env is other for other in envs[:j]):
-            raise ValueError(f"{where}: entry {j} is the same object as an earlier one. Build every environment anew.")
+            raise BadValueError(
+                f"{where}: entry {j} is the same object as an earlier one. Build every environment anew."
+            )
         for name in ("observation_space", "action_space"):
             first, space = (getattr(one, name, None) for one in (envs[0], env))
             if not isinstance(space, gymnasium.Space):
-                raise TypeError(
+                raise BadTypeError(
                     f"{where}: environment {j}, a {type(env.unwrapped).__name__}, declares no {name}. Set it in its "
                     f"__init__, for example self.{name} = gymnasium.spaces."
                     + ("Discrete(n)." if name == "action_space" else "Box(low, high, shape).")
                 )
             if space != first:
-                raise ValueError(
+                raise BadValueError(
                     f"{where}: environment {j} has {name} {space}, environment 0 has {first}. "
                     f"Put environments with different spaces into different VecEnvs."
                 )

@@ -11,7 +11,7 @@ from rlstruct.core import DictTensor
 from rlstruct.envs.autoreset import autoreset_mode as find_mode
 from rlstruct.envs.autoreset import make_restarter
 from rlstruct.envs.rows import RowsEnv, options_of
-from rlstruct.errors import tag_environment
+from rlstruct.errors import BadTypeError, BadValueError, tag_environment
 from rlstruct.profiling import operation
 from rlstruct.vec_env import Observed, Stepped
 
@@ -143,7 +143,7 @@ class GymVectorEnv(RowsEnv):
             return
         made_with = getattr(self.vec.unwrapped, "config", {}).get("seed")
         if made_with != seed:
-            raise ValueError(
+            raise BadValueError(
                 f"GymVectorEnv: seed={seed}, but EnvPool was made with seed {made_with} and cannot be seeded later. "
                 f"Write envpool.make(..., seed={seed})."
             )
@@ -151,14 +151,14 @@ class GymVectorEnv(RowsEnv):
 
 def _check_vector(vec: object) -> None:
     if not isinstance(vec, VectorEnv):
-        raise TypeError(
+        raise BadTypeError(
             f"GymVectorEnv: got a {type(vec).__name__}, expected a gymnasium.vector.VectorEnv. For a list of "
             f"environments use GymEnv or GymEnvInf; EnvPool needs env_type='gymnasium' and version 1.2 or later."
         )
     base: Any = vec.unwrapped
     batch_size = getattr(base, "config", {}).get("batch_size") or getattr(base, "batch_size", None) or vec.num_envs
     if batch_size != vec.num_envs:
-        raise ValueError(
+        raise BadValueError(
             f"GymVectorEnv: {type(base).__name__} answers {batch_size} of its {vec.num_envs} environments at a time. "
             f"Make it with batch_size equal to num_envs: here all of them step together."
         )

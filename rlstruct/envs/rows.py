@@ -10,7 +10,7 @@ import torch
 
 from rlstruct.core import DictTensor
 from rlstruct.envs.codec import Arrays, SpaceCodec
-from rlstruct.errors import DeviceMismatchError, ShapeMismatchError, tag_environment
+from rlstruct.errors import BadTypeError, DeviceMismatchError, ShapeMismatchError, UsageError, tag_environment
 from rlstruct.spaces import Space
 from rlstruct.vec_env import IdleWatch, Stepped, VecEnv
 
@@ -153,7 +153,7 @@ class RowsEnv(VecEnv):
         """Return the rows of the last observation, those of the next one, and the action, which is written there."""
         previous = self._rows
         if previous is None:
-            raise RuntimeError(f"{self._where}.step: there is nothing to step. Call reset() first.")
+            raise UsageError(f"{self._where}.step: there is nothing to step. Call reset() first.")
         columns = self._actions.columns(action, self._n)
         lent, self._lent = self._lent, None
         rows = self._new() if lent is None or lent is previous else lent  # the previous ones are still to be read
@@ -229,4 +229,4 @@ def old_api(who: str, answer: object, expected: str) -> TypeError:
     got = f"a {type(answer).__name__}"
     if isinstance(answer, tuple):
         got = f"{len(answer)} values, ({', '.join(type(value).__name__ for value in answer)})"
-    return TypeError(f"{who} returned {got}, expected gymnasium's {expected}. Port it from the old gym API.")
+    return BadTypeError(f"{who} returned {got}, expected gymnasium's {expected}. Port it from the old gym API.")

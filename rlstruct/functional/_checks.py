@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlstruct.errors import ShapeMismatchError
+from rlstruct.errors import BadValueError, ShapeMismatchError, UsageError
 
 
 def same_shape(where: str, *, temporal: bool = False, **tensors: Tensor) -> None:
@@ -30,14 +30,14 @@ def fractions(where: str, **numbers: float) -> None:
     """Raise ValueError unless numbers are in [0, 1]; the message names the one that is not."""
     for name, number in numbers.items():
         if not 0.0 <= number <= 1.0:
-            raise ValueError(f"{where}: {name} is {number}, expected 0 to 1.")
+            raise BadValueError(f"{where}: {name} is {number}, expected 0 to 1.")
 
 
 def learnable(where: str, **tensors: Tensor) -> None:
     """Raise RuntimeError where gradients are on and none would reach the agent: ``backward()`` would not say why."""
     for name, tensor in tensors.items():
         if torch.is_grad_enabled() and not tensor.requires_grad:
-            raise RuntimeError(
+            raise UsageError(
                 f"{where}: {name} carries no gradient, expected one that leads to the agent's weights. Batches are "
                 "collected without: compute it from replay_agent(agent, trajectories). To look at the loss only, use "
                 "torch.no_grad()."

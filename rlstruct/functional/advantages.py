@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rlstruct.errors import BadValueError
 from rlstruct.functional._checks import fractions, same_shape
 from rlstruct.functional.returns import episode_ends
 from rlstruct.functional.scan import backward_recurrence
@@ -133,7 +134,7 @@ def vtrace(
     fractions(where, discount=discount, trace_decay=trace_decay)
     for name, clip in (("rho_clip", rho_clip), ("c_clip", c_clip)):
         if not clip >= 0.0:
-            raise ValueError(f"{where}: {name} is {clip}, expected at least 0.")
+            raise BadValueError(f"{where}: {name} is {clip}, expected at least 0.")
     tensors = {"terminated": terminated, "done": done, "mask": mask, "value": value, "next_value": next_value}
     same_shape(where, temporal=True, reward=reward, log_ratio=log_ratio, **tensors)
     ratio = _real(log_ratio, mask, reward).exp()  # 1 on padding

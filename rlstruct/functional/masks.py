@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.core import DictTensor
-from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
+from rlstruct.errors import BadKeyError, DeviceMismatchError, ShapeMismatchError
 
 
 def masked_tensor(tensor0: Tensor, tensor1: Tensor, mask: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def masked_dicttensor(dicttensor0: DictTensor, dicttensor1: DictTensor, mask: Te
         DeviceMismatchError: structures and mask are not on one device.
     """
     if dicttensor0.keys() != dicttensor1.keys():
-        raise KeyError(
+        raise BadKeyError(
             f"masked_dicttensor: dicttensor1 has the keys {list(dicttensor1.keys())}, "
             f"expected {list(dicttensor0.keys())} as dicttensor0. Select common ones with get."
         )

@@ -18,6 +18,8 @@ import math
 import torch
 from torch import Tensor
 
+from rlstruct.errors import BadValueError
+
 _GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64: the odd number nearest to 2^64 / golden ratio
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
@@ -189,7 +191,7 @@ def randint(key: Tensor, high: int, shape: tuple[int, ...] = (), stream: int = 0
         ValueError: high is out of range.
     """
     if not 1 <= high <= 2**31:
-        raise ValueError(f"randint: high is {high}, expected 1 to 2**31.")
+        raise BadValueError(f"randint: high is {high}, expected 1 to 2**31.")
     upper = (_bits(key, shape, stream) >> 32).bitwise_and_(0xFFFFFFFF)
     return upper.mul_(high) >> 32
 

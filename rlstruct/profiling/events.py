@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rlstruct.errors import MissingFileError
 from rlstruct.profiling.overlap import Integers, Times, flatten
 
 # Categories of Kineto's events, see `libkineto/include/ActivityType.h`.
@@ -134,7 +135,7 @@ def load(folder: Path) -> list[Recording]:
     """
     files = sorted(folder.glob("*.operations.json"))
     if not files:
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{folder} holds no profile, expected files *.operations.json: no process that imports rlstruct.profiling "
             "has ended a window there. Profile a program that does: rlstruct profile train a2c."
         )

@@ -16,6 +16,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+from rlstruct.errors import BadValueError, FolderTakenError, UsageError
 from rlstruct.profiling.recorder import VARIABLE, Recorder
 
 P = ParamSpec("P")
@@ -166,7 +167,7 @@ def profile(path: str | os.PathLike[str], *, window: float = 1.0, operators: flo
         FileExistsError: the folder holds a profile.
     """
     if _recorder is not None:
-        raise RuntimeError("profile: this process is being profiled already. End that profile first.")
+        raise UsageError("profile: this process is being profiled already. End that profile first.")
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = settings(path, window=window, operators=operators)
     join()
@@ -197,11 +198,11 @@ def settings(path: str | os.PathLike[str], *, window: float = 1.0, operators: fl
     """
     folder = Path(path).resolve()
     if window <= 0.0:
-        raise ValueError(f"profile: window is {window}, expected seconds, more than 0.")
+        raise BadValueError(f"profile: window is {window}, expected seconds, more than 0.")
     if not 0.0 <= operators <= 1.0:
-        raise ValueError(f"profile: operators is {operators}, expected a share of the time, from 0 to 1.")
+        raise BadValueError(f"profile: operators is {operators}, expected a share of the time, from 0 to 1.")
     if list(folder.glob("*.operations.json")):
-        raise FileExistsError(f"profile: {folder} holds a profile. Give another folder, or remove this one.")
+        raise FolderTakenError(f"profile: {folder} holds a profile. Give another folder, or remove this one.")
     folder.mkdir(parents=True, exist_ok=True)
     chosen = {"folder": str(folder), "origin": _now(), "window": int(1e9 * window), "operators": operators}
     return json.dumps({**chosen, "phase": "start"})

@@ -17,6 +17,7 @@ from rlstruct.engine.compiled import Tensors
 from rlstruct.engine.graph import Graph, RecordingError, recorder_of
 from rlstruct.engine.promise import WeightsWatch
 from rlstruct.engine.streams import lane_of
+from rlstruct.errors import BadTypeError, BadValueError
 from rlstruct.functional import random
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.search.game import GameModel, RolloutModel
@@ -75,7 +76,7 @@ class SearchAgent(RL_Agent):
         self.model = copy.deepcopy(model).to(self.device) if model is not None and copy_model else model
         self._simulator = simulator = create_simulator(n_envs=1, device=self.device)
         if not hasattr(simulator, "state_from"):
-            raise TypeError(
+            raise BadTypeError(
                 f"SearchAgent: {type(simulator).__name__} has no state_from, expected a simulator whose state follows "
                 "from what it shows. Write state_from(frames), the inverse of observe."
             )
@@ -85,7 +86,7 @@ class SearchAgent(RL_Agent):
                 settings, dirichlet_fraction=0.0, gumbel_scale=0.0, temperature=0.0, exploring_moves=None
             )
         if self.model is None and settings.compiled:
-            raise ValueError(
+            raise BadValueError(
                 "SearchAgent: compiled is True without a model, expected False: random games end at different moves, "
                 "and compiled code cannot stop early. Pass a model, or leave compiled out."
             )
@@ -147,7 +148,7 @@ class SearchAgent(RL_Agent):
             TypeError: there is no model.
         """
         if self.model is None:
-            raise TypeError("SearchAgent.update: this agent has no model, it plays random games.")
+            raise BadTypeError("SearchAgent.update: this agent has no model, it plays random games.")
         self.model.load_state_dict(info)
 
     def _step(self, carry: Tensors, given: Tensors) -> tuple[Tensors, Tensors]:

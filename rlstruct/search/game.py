@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlstruct.engine.compiled import Tensors
 from rlstruct.engine.waits import intended
+from rlstruct.errors import BadTypeError, BadValueError
 from rlstruct.functional import random
 
 _KEY = "key"  # the random key in the state of a search, beside the simulator's fields
@@ -54,7 +55,7 @@ class GameModel:
     def __init__(self, simulator: Simulator, network: Network | None = None, *, discount: float = -1.0) -> None:
         """Judge nothing yet."""
         if simulator.stochastic:
-            raise ValueError(
+            raise BadValueError(
                 f"GameModel: {type(simulator).__name__} draws random numbers in its transitions, expected a simulator "
                 "without chance: the search would know what chance will do. Search in one whose transitions draw none."
             )
@@ -92,7 +93,7 @@ class GameModel:
             TypeError: there is no network.
         """
         if self.network is None:
-            raise TypeError("GameModel: there is no network. Pass one, or judge by random play with RolloutModel.")
+            raise BadTypeError("GameModel: there is no network. Pass one, or judge by random play with RolloutModel.")
         return self.network(frame)
 
     def _inner(self, state: Tensors) -> Any:  # noqa: ANN401 - the simulator's own class
@@ -148,5 +149,5 @@ def split_frames(frames: Tensor | Tensors) -> tuple[Tensor, Tensor | None]:
         return frames, None
     others = [name for name in frames if name != "legal"]
     if len(others) != 1:
-        raise ValueError(f"search: the simulator shows {sorted(frames)}, expected one frame, and 'legal' beside it.")
+        raise BadValueError(f"search: the simulator shows {sorted(frames)}, expected one frame, and 'legal' beside it.")
     return frames[others[0]], frames.get("legal")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rlstruct.device import DeviceLike, free_memory, resolve_device
 from rlstruct.engine.compiled import Tensors
+from rlstruct.errors import BadValueError
 from rlstruct.functional import random
 from rlstruct.profiling import operation
 from rlstruct.search import selection
@@ -88,7 +89,7 @@ class SearchConfig:
 
     def _refuse(self, name: str, good: bool, expected: str) -> None:
         if not good:
-            raise ValueError(f"SearchConfig: {name} is {getattr(self, name)!r}, expected {expected}.")
+            raise BadValueError(f"SearchConfig: {name} is {getattr(self, name)!r}, expected {expected}.")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.errors import SharingError, warn_user
+from rlstruct.errors import BadValueError, SharingError, warn_user
 from rlstruct.sharing import keeper
 
 PROGRAM = "nvidia-cuda-mps-control"
@@ -202,7 +202,7 @@ def mps(
     gpu = gpu_of(device)
     check_percentage("mps", thread_percentage)
     if memory_limit is not None and memory_limit < 2**20:
-        raise ValueError(
+        raise BadValueError(
             f"mps: memory_limit is {memory_limit}, expected bytes, at least 2**20. Pass 2 * 2**30 for 2 GiB."
         )
     limits = (thread_percentage, memory_limit)
@@ -213,7 +213,7 @@ def mps(
         elif not daemon.alive():
             raise SharingError(f"mps: the daemon for {gpu} has ended by itself. Leave the block that started it first.")
         elif limits not in ((None, None), daemon.limits):
-            raise ValueError(
+            raise BadValueError(
                 f"mps: (thread_percentage, memory_limit) is {limits}, but a block of this process has a daemon for "
                 f"{gpu} with {daemon.limits}. Pass the same, or none."
             )
@@ -241,14 +241,14 @@ def gpu_of(device: DeviceLike) -> str:
         return device
     resolved = resolve_device(device)
     if resolved.type != "cuda":
-        raise ValueError(f"mps: the device is {resolved}, expected a CUDA device. Nothing else is shared by MPS.")
+        raise BadValueError(f"mps: the device is {resolved}, expected a CUDA device. Nothing else is shared by MPS.")
     return f"GPU-{torch.cuda.get_device_properties(resolved).uuid}"
 
 
 def check_percentage(where: str, thread_percentage: float | None) -> None:
     """Raise ValueError unless this is None or a share of a GPU's threads."""
     if thread_percentage is not None and not 0 < thread_percentage <= 100:
-        raise ValueError(
+        raise BadValueError(
             f"{where}: thread_percentage is {thread_percentage!r}, expected more than 0 and at most 100. "
             "Pass 25 to give each process a quarter of the GPU at most."
         )

@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from rlstruct.errors import SharingError, warn_user
+from rlstruct.errors import BadValueError, SharingError, warn_user
 from rlstruct.sharing.daemon import MOST_CLIENTS, Daemon, check_percentage, missing, mps
 from rlstruct.sharing.machine import MigInstance, mig_instances, running_daemon
 
@@ -142,22 +142,22 @@ def _is_shared(device: torch.device, n_processes: int) -> bool:
 def _check(device: torch.device, n_processes: int, sharing: str, thread_percentage: float | None) -> None:
     """Raise ValueError for arguments that do not fit together on any machine."""
     if sharing not in ("none", "mps", "mig", "auto"):
-        raise ValueError(f"RL_Batcher: sharing is {sharing!r}, expected 'none', 'mps', 'mig' or 'auto'.")
+        raise BadValueError(f"RL_Batcher: sharing is {sharing!r}, expected 'none', 'mps', 'mig' or 'auto'.")
     check_percentage("RL_Batcher", thread_percentage)
     if thread_percentage is not None and sharing not in ("mps", "auto"):
-        raise ValueError(
+        raise BadValueError(
             f"RL_Batcher: thread_percentage is {thread_percentage:g} with sharing={sharing!r}, but only MPS limits "
             "threads. Pass sharing='mps', or leave it out."
         )
     if sharing in ("none", "auto"):
         return
     if not _is_shared(device, n_processes):
-        raise ValueError(
+        raise BadValueError(
             f"RL_Batcher: sharing={sharing!r} with device={str(device)!r} and n_processes={n_processes}, expected "
             "worker processes on a GPU. Pass device='cuda:0' and n_processes=2 or more, or sharing='none'."
         )
     if device.index:
-        raise ValueError(
+        raise BadValueError(
             f"RL_Batcher: sharing={sharing!r} with device={str(device)!r}: each worker sees one GPU, as cuda:0. Start "
             f"the program with CUDA_VISIBLE_DEVICES={device.index} and pass device='cuda:0', or pass sharing='none'."
         )

@@ -18,6 +18,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rlstruct.errors import MissingMethodError
 from rlstruct.functional.random import uniform
 from rlstruct.sims.tensor_env import TensorEnv
 
@@ -99,7 +100,7 @@ class MinAtarGame(TensorEnv[State]):
 
     def play(self, state: State, action: Tensor, key: Tensor) -> tuple[State, Tensor, Tensor]:
         """Take one step of the game; as `TensorEnv.transition`, with an action of all six, [B] int64."""
-        raise NotImplementedError(f"{type(self).__name__}.play")
+        raise MissingMethodError(f"{type(self).__name__}.play")
 
     def frame(self, *channels: Tensor) -> Tensor:
         """Stack channels, each [B, 10, 10] or [B, 100] bool, to frames, [B, 10, 10, channels]."""

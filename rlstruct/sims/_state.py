@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.core import DictTensor
-from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
+from rlstruct.errors import BadKeyError, BadTypeError, DeviceMismatchError, ShapeMismatchError
 from rlstruct.spaces import Leaf
 
 Tensors = dict[str, Tensor]
@@ -23,13 +23,13 @@ def fields_of(where: str, state: object) -> Tensors:
     if isinstance(state, DictTensor):
         return dict(state.items())
     if not dataclasses.is_dataclass(state) or isinstance(state, type):
-        raise TypeError(
+        raise BadTypeError(
             f"{where}: got a {type(state).__name__}, expected a frozen dataclass of tensors [B, ...] or a DictTensor."
         )
     fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
     for name, value in fields.items():
         if not isinstance(value, Tensor):
-            raise TypeError(f"{where}: field {name!r} is a {type(value).__name__}, expected a tensor [B, ...].")
+            raise BadTypeError(f"{where}: field {name!r} is a {type(value).__name__}, expected a tensor [B, ...].")
     return fields
 
 
@@ -51,7 +51,7 @@ def kinds_of(space: Mapping[str, Leaf], lead: tuple[int, ...]) -> Kinds:
 def check(where: str, found: Mapping[str, Tensor], expected: Kinds, device: torch.device, mend: str = "") -> None:
     """Raise unless tensors are what is expected."""
     if found.keys() != expected.keys():
-        raise KeyError(f"{where.rstrip(':')}: got {sorted(found)}, expected {sorted(expected)}. {mend}".rstrip())
+        raise BadKeyError(f"{where.rstrip(':')}: got {sorted(found)}, expected {sorted(expected)}. {mend}".rstrip())
     for name, (shape, dtype) in expected.items():
         value = found[name]
         if value.shape != shape or value.dtype != dtype:

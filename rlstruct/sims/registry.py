@@ -6,6 +6,7 @@ import difflib
 import importlib
 from typing import Any
 
+from rlstruct.errors import BadValueError
 from rlstruct.sims.tensor_env import TensorEnv
 
 # Imported when asked for: gymnasium's names for the classics, and the module and class of each.
@@ -71,7 +72,7 @@ def make(name: str, n_envs: int, seed: int = 0, **settings: Any) -> TensorEnv[An
     if name not in _SIMULATORS:
         near = difflib.get_close_matches(name, _SIMULATORS, 1, 0.4)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"rlstruct.sims.make: no simulator {name!r}. There are {', '.join(_SIMULATORS)}.{hint}")
+        raise BadValueError(f"rlstruct.sims.make: no simulator {name!r}. There are {', '.join(_SIMULATORS)}.{hint}")
     module, cls, preset = _SIMULATORS[name]
     simulator = getattr(importlib.import_module(f"rlstruct.sims.{module}"), cls)
     made: TensorEnv[Any] = simulator(n_envs, seed, **{**preset, **settings})

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.errors import BadValueError, UsageError
 from rlstruct.functional.random import child_key
 from rlstruct.profiling import operation
 from rlstruct.sims._simulation import Simulation, TorchStepper
@@ -90,12 +91,14 @@ class TensorEnv(VecEnv, Generic[State]):
         self._name = type(self).__name__
         self.time_limit = self.default_time_limit if time_limit == "default" else time_limit
         if n_envs < 1 or (self.time_limit is not None and self.time_limit < 1):
-            raise ValueError(f"{self._name}: got n_envs={n_envs}, time_limit={time_limit}, expected at least 1 each.")
+            raise BadValueError(
+                f"{self._name}: got n_envs={n_envs}, time_limit={time_limit}, expected at least 1 each."
+            )
         self._device = resolve_device(device)
         if backend not in ("torch", "compile", "warp"):
-            raise ValueError(f"{self._name}: got backend={backend!r}, expected 'torch', 'compile' or 'warp'.")
+            raise BadValueError(f"{self._name}: got backend={backend!r}, expected 'torch', 'compile' or 'warp'.")
         if backend != "torch" and self._device.type not in ("cpu", "cuda"):
-            raise ValueError(f"{self._name}: {backend!r} works on cpu and cuda, not on {self._device}: use 'torch'.")
+            raise BadValueError(f"{self._name}: {backend!r} works on cpu and cuda, not on {self._device}: use 'torch'.")
         self.action_space = deepcopy(self.action_space)  # of the class: seeding one must not seed those of others
         self.observation_space = in_dtype(deepcopy(self.observation_space), dtype)
         self.dtype, self.auto_reset, self.backend = dtype, auto_reset, backend
@@ -158,7 +161,7 @@ class TensorEnv(VecEnv, Generic[State]):
             ValueError: this simulator has none.
         """
         if not self.kernel_module:
-            raise ValueError(
+            raise BadValueError(
                 f"{self._name}: backend='warp' needs a kernel, and there is none. Override {self._name}.kernel (see "
                 "rlstruct.sims.kernels.GameKernel), or use backend='torch' or 'compile'."
             )
@@ -327,7 +330,7 @@ class TensorEnv(VecEnv, Generic[State]):
 
     def _check_begun(self, method: str) -> None:
         if "elapsed" not in self._carry:
-            raise RuntimeError(f"{self._name}.{method}: there is no state yet. Call reset first.")
+            raise UsageError(f"{self._name}.{method}: there is no state yet. Call reset first.")
 
     def _sent(self, action: DictTensor) -> Tensors:
         """Check the action and return its tensors."""

@@ -45,6 +45,7 @@ from torch import Tensor
 
 from rlstruct.device import register_backend
 from rlstruct.engine.private import operator_names, register_python_backend, schema_of, wrap_backward
+from rlstruct.errors import UsageError
 from rlstruct.testing._sim_graph import record
 from rlstruct.testing._sim_rnn import DECOMPOSED
 from rlstruct.testing._sim_tensor import (
@@ -137,7 +138,7 @@ def _in_this_thread(run: Callable[..., Any]) -> Callable[..., Any]:
 
 def _install() -> Any:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        raise RuntimeError(
+        raise UsageError(
             f"{__name__}: got a process that works on CUDA already, expected one that does not: torch has one "
             "accelerator per process. Import this module before anything touches CUDA, or in a process of its own."
         )

@@ -36,9 +36,13 @@ def test_a_machine_without_a_gpu_is_told_to_use_its_cores() -> None:
     assert "--n-processes 7" in text
 
 
-def test_the_learner_gets_the_second_gpu_if_there_is_one() -> None:
-    assert "--learner-device cuda:1" in "\n".join(layout(8, 2))
-    assert "--learner-device cuda:1" not in "\n".join(layout(8, 1))
+def test_each_gpu_gets_a_learner_with_its_own_environments() -> None:
+    one, two = "\n".join(layout(8, 1)), "\n".join(layout(8, 2))
+    assert "--n-envs 4096 --batcher-device cuda:0 --learner-device cuda:0" in one
+    assert "--learners" not in one
+    assert "--n-envs 8192 --batcher-device cuda --learner-device cuda" in two
+    assert "--learners 2" in two
+    assert "cuda:1" not in two  # a GPU for each role is what the model advises against
 
 
 def test_who_lives_with_whom_is_proposed_by_the_model() -> None:

@@ -10,6 +10,8 @@ import ast
 import pathlib
 from collections.abc import Iterator
 
+from rlstruct.errors import Explained
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Where each folder of the repository installs.
 FOLDERS = {
@@ -46,6 +48,7 @@ NOT_IMPORTED_BY_THE_LIBRARY = {"tests", "tutorials", "benchmarks"}
 # Edges inside one layer: small, acyclic, and each for the reason beside it.
 SAME_LAYER = {
     ("rlstruct.device", "rlstruct.errors"),  # raises them
+    ("rlstruct.profiling", "rlstruct.errors"),  # the same
     ("rlstruct.functional", "rlstruct.core"),  # masked_dicttensor builds a DictTensor
     ("rlstruct.replay", "rlstruct.rl_agent"),  # replays one
     ("rlstruct.batchers", "rlstruct.sharing"),  # starts its workers as that says
@@ -62,6 +65,9 @@ TYPED_CONSTRUCTORS = {"Tensor", "FloatTensor", "DoubleTensor", "HalfTensor", "In
 SYNCS = {"item", "tolist", "cpu", "numpy", "nonzero"}
 
 PRIVATE_ATTRIBUTES = {"_version", "_cdata", "_schema", "_make_wrapper_subclass"}  # of tensors and operators
+
+# They imitate others: Python's own errors of a missing name, and torch's of a device.
+IMITATING = {ROOT / "rlstruct" / "__init__.py", ROOT / "rlstruct" / "testing" / "_sim_tensor.py"}
 
 IMPORT_BY_STRING = {"importlib.import_module", "import_module", "__import__"}
 
@@ -197,6 +203,16 @@ def craft_complaints(source: str) -> list[str]:
         if isinstance(node, ast.ExceptHandler) and node.type is None:
             complaints.append(f"{node.lineno}: bare except: name the exceptions")
     return complaints
+
+
+def unexplained_complaints(source: str) -> list[str]:
+    """Errors of Python's own classes where `rlstruct.errors` has one that names its page of the documentation."""
+    ours = {base.__name__: kind.__name__ for kind in Explained.__subclasses__()[::-1] for base in kind.__bases__}
+    return [
+        f"{node.lineno}: {node.func.id} names no page: take {ours[node.func.id]}, or another one of rlstruct.errors"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ours
+    ]
 
 
 def size_complaints(source: str) -> list[str]:

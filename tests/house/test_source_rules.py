@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from checkers import (
+    IMITATING,
     MAX_FUNCTION_LINES,
     MAX_MODULE_LINES,
     ROOT,
@@ -21,6 +22,7 @@ from checkers import (
     private_complaints,
     size_complaints,
     sync_complaints,
+    unexplained_complaints,
 )
 
 Checker = Callable[[str], list[str]]
@@ -160,6 +162,21 @@ def test_sync_checker_wants_the_reason_on_the_line_of_the_call() -> None:
 @pytest.mark.parametrize("source", ["print(1)", "assert x", "try:\n    f()\nexcept:\n    pass"])
 def test_craft_checker_catches(source: str) -> None:
     assert len(craft_complaints(source)) == 1
+
+
+def test_every_error_names_the_page_that_explains_it() -> None:
+    complaints = in_all([file for file in library_files() if file not in IMITATING], unexplained_complaints)
+    assert not complaints, "\n".join(complaints)
+
+
+@pytest.mark.parametrize("source", ["raise ValueError('x')", "def f():\n    return KeyError('x')", "e = TypeError()"])
+def test_the_checker_of_errors_catches(source: str) -> None:
+    assert len(unexplained_complaints(source)) == 1
+
+
+def test_the_checker_of_errors_allows() -> None:
+    source = "try:\n    f()\nexcept ValueError as e:\n    raise BadValueError(e) from e\nraise NotImplementedError"
+    assert unexplained_complaints(source) == []
 
 
 def test_size_checker_catches_long_modules() -> None:

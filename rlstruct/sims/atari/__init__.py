@@ -5,12 +5,12 @@ goes on from states of ALE and runs frames. Needs the extras ``warp`` and ``atar
 user's ale-py.
 """
 
-from rlstruct.errors import how_to_install
+from rlstruct.errors import MissingPackageError, how_to_install
 
 try:
     import warp  # noqa: F401 - to say early what is missing
 except ImportError as error:
-    raise ImportError(
+    raise MissingPackageError(
         f"rlstruct.sims.atari needs NVIDIA Warp, which is not installed. {how_to_install('warp')}."
     ) from error
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from rlstruct.errors import BadValueError
+
 _YES = struct.unpack("<i", struct.pack("<I", 0xFAB1FAB2))[0]
 _NO = struct.unpack("<i", struct.pack("<I", 0xBAD1BAD2))[0]
 
@@ -164,7 +166,7 @@ def _read(reader: _Reader) -> AleState:
         cartridge = tuple(reader.rest(end))
         least, most = reader.numbers(2)
     except (struct.error, UnicodeDecodeError) as error:
-        raise ValueError("read_ale_state: these bytes end too early: give ale.cloneState().serialize().") from error
+        raise BadValueError("read_ale_state: these bytes end too early: give ale.cloneState().serialize().") from error
     for name in ("", "shown_from", "shown_to"):
         registers.pop(name)
     for color in ("color0", "color1", "color_playfield", "color_background"):
@@ -176,4 +178,4 @@ def _read(reader: _Reader) -> AleState:
 def _expect(reader: _Reader, name: bytes) -> None:
     """Read the name of a section."""
     if (got := reader.text()) != name:
-        raise ValueError(f"read_ale_state: got {got!r}, expected {name!r}: give ale.cloneState().serialize().")
+        raise BadValueError(f"read_ale_state: got {got!r}, expected {name!r}: give ale.cloneState().serialize().")

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from rlstruct.device import DeviceLike
+from rlstruct.errors import BadValueError
 from rlstruct.sims.atari.ale_state import read_ale_state
 from rlstruct.sims.atari.games import TWO_PLAYERS
 from rlstruct.sims.atari.machine import Consoles
@@ -72,7 +73,7 @@ def rom_path(game: str) -> Path:
 
     path: Path | None = roms.get_rom_path(game)
     if path is None:
-        raise ValueError(
+        raise BadValueError(
             f"rlstruct.sims.atari: ale-py ships no ROM of {game!r}, only of {', '.join(playable_games())}."
         )
     return path

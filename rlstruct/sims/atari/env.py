@@ -17,6 +17,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.device import DeviceLike
+from rlstruct.errors import BadValueError
 from rlstruct.functional.random import randint, uniform
 from rlstruct.sims._simulation import Answer, TorchStepper
 from rlstruct.sims._state import Tensors
@@ -108,9 +109,9 @@ class Atari(TensorEnv[AtariState]):
     ) -> None:
         """Put the cartridge in, and let ale-py begin the game."""
         if backend != "warp":
-            raise ValueError(f"Atari: got backend={backend!r}, expected 'warp': the console is a Warp kernel.")
+            raise BadValueError(f"Atari: got backend={backend!r}, expected 'warp': the console is a Warp kernel.")
         if min(frame_skip, stack) < 1 or noop_max < 0 or not 0 <= sticky < 1:
-            raise ValueError(
+            raise BadValueError(
                 f"Atari: got frame_skip={frame_skip}, stack={stack}, noop_max={noop_max}, sticky={sticky}; expected "
                 "at least 1, 1 and 0, and a probability below 1."
             )
@@ -125,7 +126,9 @@ class Atari(TensorEnv[AtariState]):
         self.action_space = spaces.Discrete(len(self.actions))
         height, width = (lines, WIDTH) if size is None else (size, size)
         if not (lines / 3 <= height <= lines and WIDTH / 3 <= width <= WIDTH):
-            raise ValueError(f"Atari: got size={size}, expected {-(-lines // 3)} to {WIDTH}, or None for all pixels.")
+            raise BadValueError(
+                f"Atari: got size={size}, expected {-(-lines // 3)} to {WIDTH}, or None for all pixels."
+            )
         shape = (stack, height, width) if gray else (stack, height, width, 3)
         self.observation_space = spaces.Box(0, 255, shape, np.uint8)
         limit = MOST_FRAMES // frame_skip if time_limit == "default" else time_limit
@@ -266,5 +269,5 @@ def _find(game: str) -> str:
     short = game.removeprefix("ALE/").rsplit("-v", 1)[0]
     name = rom_ids().get(short, short)
     if name not in RULES:
-        raise ValueError(f"Atari: got the game {game!r}, expected one of {', '.join(sorted(RULES))}.")
+        raise BadValueError(f"Atari: got the game {game!r}, expected one of {', '.join(sorted(RULES))}.")
     return name

@@ -11,6 +11,7 @@ import warp as wp
 from torch import Tensor
 
 from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.errors import BadValueError
 from rlstruct.sims.atari import cartridge, games
 from rlstruct.sims.atari.ale_state import AleState
 from rlstruct.sims.atari.controls import JOYSTICK, PADDLE, RIGHT_JOYSTICK, SECOND_PADDLE
@@ -61,10 +62,10 @@ class Consoles:
     def __init__(self, rom: bytes, mapper: str, n: int, *, game: str = "", device: DeviceLike = "cpu") -> None:
         """Put the cartridge in."""
         if mapper not in MAPPERS:
-            raise ValueError(f"Consoles: got mapper={mapper!r}, expected one of {', '.join(MAPPERS)}.")
+            raise BadValueError(f"Consoles: got mapper={mapper!r}, expected one of {', '.join(MAPPERS)}.")
         expected = {"2": 2048, "4": 4096, "F6": 16384}.get(mapper[:1] if mapper[1:] == "K" else mapper[:2], 8192)
         if len(rom) != expected:
-            raise ValueError(f"Consoles: got a ROM of {len(rom)} bytes, expected {expected} with mapper={mapper!r}.")
+            raise BadValueError(f"Consoles: got a ROM of {len(rom)} bytes, expected {expected} with mapper={mapper!r}.")
         self.device, self.mapper, self.game = resolve_device(device), mapper, game
         self.registers = torch.zeros(n, len(FIELDS), dtype=torch.int32, device=self.device)
         self.ram = torch.zeros(n, 256, dtype=torch.uint8, device=self.device)
@@ -91,7 +92,7 @@ class Consoles:
         """
         n = len(self.registers)
         if len(states) not in (1, n):
-            raise ValueError(f"Consoles.load: got {len(states)} states, expected 1 or {n}.")
+            raise BadValueError(f"Consoles.load: got {len(states)} states, expected 1 or {n}.")
         registers, ram = self.read(states)
         self.registers.copy_(registers.expand(n, -1))
         self.ram.copy_(ram.expand(n, -1))
@@ -111,7 +112,7 @@ class Consoles:
         rows, memories = np.zeros((len(states), len(FIELDS)), np.int32), np.zeros((len(states), 256), np.uint8)
         for row, memory, state in zip(rows, memories, states, strict=True):
             if state.mapper != self.mapper:
-                raise ValueError(f"Consoles: got a state of mapper {state.mapper!r}, expected {self.mapper!r}.")
+                raise BadValueError(f"Consoles: got a state of mapper {state.mapper!r}, expected {self.mapper!r}.")
             for name, value in self._expected(state).items():
                 row[FIELDS.index(name)] = value
             memory[:128] = state.ram

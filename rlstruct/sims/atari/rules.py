@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from rlstruct.errors import BadValueError
+
 MOST_WAYS = 29  # to end a game: bits of a word
 DROPS, HELD = 1 << 29, 1 << 30
 """The bits that say that a life may be lost, and that lives are not read."""
@@ -114,7 +116,7 @@ def tables(rules: Rules) -> Tables:
             sums[address][byte] = number
     ways = {1 << k: _conditions(way) for k, way in enumerate(rules.over.split("|")) if way.strip()}
     if len(ways) > MOST_WAYS:
-        raise ValueError(
+        raise BadValueError(
             f"rlstruct.sims.atari.rules: got {len(ways)} ways to end a game, expected at most {MOST_WAYS}."
         )
     ways[DROPS] = _conditions(rules.drops)
@@ -161,7 +163,7 @@ def _sum(words: str) -> dict[int, npt.NDArray[np.int64]]:
     for word in words.replace("-", " -").split():
         found = re.fullmatch(r"(-)?(?:(\d+)\*)?([dblhyze])(\d+)(?:>>(\d+))?(?:&(\d+))?|(-?\d+)", word)
         if found is None:
-            raise ValueError(
+            raise BadValueError(
                 f"rlstruct.sims.atari.rules: got {word!r}, expected a word such as 10000*d57, b5>>3&7 or 1."
             )
         minus, weight, shape, address, shift, mask, number = found.groups()
@@ -180,7 +182,7 @@ def _conditions(words: str) -> dict[int, npt.NDArray[np.bool_]]:
     for word in words.split():
         found = _CONDITION.fullmatch(word)
         if found is None:
-            raise ValueError(f"rlstruct.sims.atari.rules: got {word!r}, expected a condition such as 123&15==0.")
+            raise BadValueError(f"rlstruct.sims.atari.rules: got {word!r}, expected a condition such as 123&15==0.")
         address, mask, sign, value = found.groups()
         holds = _COMPARE[sign](_BYTES & int(mask or 255), int(value))
         agree[int(address)] = agree.get(int(address), _BYTES >= 0) & holds

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rlstruct.errors import how_to_install
+from rlstruct.errors import MissingPackageError, how_to_install
 
 try:
     import warp as wp
 except ImportError as error:
-    raise ImportError(
+    raise MissingPackageError(
         f"rlstruct.sims: backend='warp' needs NVIDIA Warp, which is not installed. {how_to_install('warp')}, or use "
         "backend='torch'."
     ) from error

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rlstruct.engine.fused import FusedRollout, Layers, Perceptron
-from rlstruct.errors import ShapeMismatchError
+from rlstruct.errors import BadValueError, ShapeMismatchError
 from rlstruct.sims._state import Tensors, part
 from rlstruct.sims.kernels import GameKernel, quietly
 from rlstruct.sims.kernels.advance import Memory, make_advance
@@ -159,12 +159,12 @@ def check_kernel(env: Any) -> None:
     changed = [m for cls in kind.__mro__[:age] for m in ("initial", "transition", "observe") if m in vars(cls)]
     if changed:
         name, owner = kind.__name__, kind.__mro__[age].__name__
-        raise ValueError(
+        raise BadValueError(
             f"{name}: backend='warp' would run the kernel of {owner}, which knows nothing of {name}.{changed[0]}. "
             f"Override {name}.kernel too, or use backend='torch' or 'compile'."
         )
     if not isinstance(env.action_space, spaces.Discrete) or env.action_space.start != 0:
-        raise ValueError(
+        raise BadValueError(
             f"backend='warp': got the action space {env.action_space}, expected Discrete from 0. Use backend='torch'."
         )
     shape, dtype = env.observation_space.shape, env.observation_space.dtype
