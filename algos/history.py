@@ -17,6 +17,7 @@ from rlstruct.algos.learners import learners
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.batchers import EpisodeStatistics
 from rlstruct.errors import TrainingDiverged
+from rlstruct.functional.learners import sum_over_learners
 
 EVIDENCE = "diverged.pt"
 """Name of the file in the run folder with the weights that led to a loss that is not finite."""
@@ -75,8 +76,7 @@ class TrainingHistory:
         if not self._unread:
             return
         columns = torch.stack([torch.stack(list(update.terms.values())) for update in self._unread])
-        columns = learners().average(columns)
-        rows = columns.tolist()  # sync: once per log_interval updates
+        rows = (sum_over_learners(columns) / learners().size).tolist()  # sync: once per log_interval updates
         mean_return = self.statistics.mean_return()
         for update, row in zip(self._unread, rows, strict=True):
             numbers = {**dict(zip(update.terms, row, strict=True)), "policy_lag": float(update.policy_lag)}

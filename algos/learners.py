@@ -32,7 +32,7 @@ from rlstruct.algos.shared_sum import ORDERED, SharedSum
 from rlstruct.batchers.shared_memory import SharedBlock
 from rlstruct.engine.compiled import Tensors
 from rlstruct.errors import LearnerError
-from rlstruct.functional.learners import sum_over_learners, summing_by
+from rlstruct.functional.learners import summing_by
 
 AnyConfig = TypeVar("AnyConfig", bound=TrainingConfig)
 
@@ -60,10 +60,6 @@ class Learners:
             weight: how much this learner's share counts, None for as much as any other's.  []
         """
         return terms, gradient
-
-    def average(self, x: Tensor) -> Tensor:
-        """Average a tensor, with equal weights."""
-        return sum_over_learners(x) / self.size if self.size > 1 else x
 
     def share(self, config: AnyConfig) -> AnyConfig:
         """Return this learner's share of what the settings ask for.
@@ -127,9 +123,9 @@ class Group(Learners):
         """See `Learners.mean`: one sum of one flat buffer, which is the same in all learners bit by bit."""
         numbers = {name: term for name, term in terms.items() if term.dim() == 0}
         tensors = [*gradient.values(), *numbers.values()]
-        one = tensors[0].new_ones(1) if weight is None else weight.to(tensors[0].dtype).view(1)
-        flat = self.add_up(torch.cat([*(tensor.reshape(-1) * one for tensor in tensors), one]))
-        pieces = torch.split(flat[:-1] / flat[-1], [tensor.numel() for tensor in tensors])
+        flat = torch.cat([*(tensor.reshape(-1) for tensor in tensors), tensors[0].new_ones(1)])
+        total = self.add_up(flat if weight is None else flat.mul_(weight))
+        pieces = total[:-1].div_(total[-1]).split([tensor.numel() for tensor in tensors])
         found = iter([piece.view_as(like).to(like.dtype) for piece, like in zip(pieces, tensors, strict=True)])
         gradient = {name: next(found) for name in gradient}
         return {**terms, **{name: next(found) for name in numbers}}, gradient
@@ -229,21 +225,15 @@ class Group(Learners):
 
     def level(self, model: nn.Module) -> None:
         """See `Learners.level`."""
-        own = model.state_dict()
-        first = self.from_first(
-            {name: tensor.detach().to("cpu") for name, tensor in own.items()} if not self.rank else None
-        )
-        for name, tensor in own.items():
-            held = first.get(name)
-            if held is None or (held.shape, held.dtype) != (tensor.shape, tensor.dtype):
-                there = "no such weight" if held is None else f"{tuple(held.shape)} {held.dtype}"
-                raise LearnerError(
-                    f"run_training: the network of learner {self.rank} has {name!r} {tuple(tensor.shape)} "
-                    f"{tensor.dtype}, that of learner 0 has {there}, expected the same. Let create_model make the same "
-                    "network in every process.",
-                    ranks=(self.rank,),
-                )
-            tensor.copy_(held)
+        own = {name: tensor.detach().to("cpu") for name, tensor in model.state_dict().items()}
+        try:
+            model.load_state_dict(self.from_first(None if self.rank else own))
+        except RuntimeError as error:
+            raise LearnerError(
+                f"run_training: learner {self.rank} has another network than learner 0, whose weights it cannot take: "
+                f"{error}. Let create_model make the same network in every process.",
+                ranks=(self.rank,),
+            ) from error
 
     def tell(self, error: Exception) -> None:
         """Let the others know why this learner leaves, and mark the error as told."""

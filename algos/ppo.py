@@ -37,13 +37,14 @@ from rlstruct.functional.policy_gradient import (
     entropy_loss,
     value_loss,
 )
-from rlstruct.functional.statistics import masked_mean, whiten
+from rlstruct.functional.statistics import masked_mean, whiten_each
 from rlstruct.profiling import operation
 from rlstruct.replay import replay_agent
 from rlstruct.rl_agent import RL_Agent
 
 _COUNTS = ("n_epochs", "n_minibatches")
 _POSITIVE_OR_NONE = ("value_clip", "target_kl")
+_ADVANTAGE = "steps/learner/advantage"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,12 +121,10 @@ def losses(replayed: TemporalDictTensor, minibatch: Trajectories, config: PPOCon
         2020), and ``clip_fraction``, the share of steps whose ratio is beyond the clip.  [] each
     """
     steps = minibatch.trajectories
-    mask, advantage = steps.mask(), steps["learner/advantage"]
+    mask, advantage = steps.mask(), steps["learner/advantage"]  # whitened, if that is wanted
     log_probability, entropy = judge_actions(replayed, steps)
     log_ratio = log_probability - steps["action/log_probability"]
     ratio = log_ratio.exp()
-    if config.whiten_advantages:
-        advantage = whiten(advantage, mask)
     target, before, value = steps["learner/target"], steps["learner/value"], replayed["value"]
     terms = {
         "policy_loss": clipped_surrogate_loss(ratio, advantage, None, config.clip),
@@ -180,13 +179,23 @@ class Learner(GradientLearner):
         stopped = None if config.target_kl is None else torch.zeros_like(judged["ratio_error"], dtype=torch.bool)
         taken = []
         for epoch in range(config.n_epochs):
-            for minibatch in _split(prepared, self.shuffled(len(prepared["lengths"]), epoch)):
+            for minibatch in self._minibatches(prepared, epoch):
                 terms, gradient = self.gradient(minibatch)
                 if stopped is not None and config.target_kl is not None:
                     stopped = stopped | (terms["approximate_kl"] > config.target_kl)
                     terms["skipped"] = stopped.to(terms["loss"].dtype)
                 taken.append(self.descend(terms, gradient, unless=stopped))
         return {**mean_terms(taken), **judged}
+
+    def _minibatches(self, prepared: Tensors, epoch: int) -> list[Tensors]:
+        """Split what was prepared, and whiten each minibatch's advantages: learners wait once for all of them here."""
+        minibatches = _split(prepared, self.shuffled(len(prepared["lengths"]), epoch))
+        if self.config.whiten_advantages:
+            masks = [batch_of(one).mask() for one in minibatches]
+            whitened = whiten_each([one[_ADVANTAGE] for one in minibatches], masks)
+            for one, advantage in zip(minibatches, whitened, strict=True):
+                one[_ADVANTAGE] = advantage
+        return minibatches
 
     def terms(self, *given: Tensors) -> dict[str, Tensor]:
         """Replay the agent over a minibatch of what was prepared, and compute `losses`."""

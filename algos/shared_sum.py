@@ -20,7 +20,8 @@ from rlstruct.errors import LearnerError
 
 _LINE = 8  # numbers of 8 bytes: a cache line for each learner
 _EAGER_SECONDS = 5e-4  # a learner that waits longer sleeps
-_NAP_SECONDS = 5e-5, 1e-3  # at first, and at most
+_NAP_SECONDS = 1e-3  # at most
+_NAP_SHARE = 1 / 16  # of what it has waited so far: it comes late by little, as the others would wait for it in turn
 _LOOK_SECONDS = 0.5
 
 ORDERED = sys.platform == "linux" and platform.machine() == "x86_64"
@@ -98,14 +99,12 @@ class SharedSum:
 
     def _wait_for(self, other: int) -> None:
         begin = looked = time.monotonic()
-        nap, longest = _NAP_SECONDS
         while self._arrived[other] < self._n_sums:
             now = time.monotonic()
             if now - begin < _EAGER_SECONDS:
                 os.sched_yield()
             else:
-                time.sleep(nap)
-                nap = min(2 * nap, longest)
+                time.sleep(min(_NAP_SHARE * (now - begin), _NAP_SECONDS))
             if now - looked > _LOOK_SECONDS:
                 self._look_after(now - begin)
                 looked = now

@@ -1,11 +1,12 @@
 """What two learners, and workers on a cluster, do for the speed: ``make peers``, then ``python benchmarks/scale.py``.
 
 ``learners``: one PPO in one process and in two, in turns; ``same`` shares the environments of one learner between two,
-``double`` gives each learner as many as the one has. ``sums``: what one sum over two learners takes, in shared memory
-and through gloo. ``collection``: one and two workers, of this machine and of Ray, beside TorchRL's RayCollector and
-RLlib's env runners, in turns. ``plan``: what a batch costs the learner's process on a cluster, from which
-docs/scaling.md plans a large one. Needs two idle cores, and takes some five minutes; what is done is written after
-each part. Rows for GPUs are run where there is one: all learners on the first GPU, in turns.
+``double`` gives each learner as many as the one has, and ``apart`` are two trainings at the same time that exchange
+nothing, the most that this machine has to give. ``sums``: what one sum over two learners takes, in shared memory and
+through gloo. ``collection``: one and two workers, of this machine and of Ray, beside TorchRL's RayCollector and RLlib's
+env runners, in turns. ``plan``: what a batch costs the learner's process on a cluster, from which docs/scaling.md plans
+a large one. Needs two idle cores, and takes some six minutes; what is done is written after each part. Rows for GPUs
+are run where there is one: all learners on the first GPU, in turns.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from rlstruct.errors import ClusterError, LearnerError, WorkerError
 from rlstruct.sims import make
 
 TARGET = 1.8
+APART = "apart, 2 trainings"
 HIDDEN = (256, 256)
 N_ENVS = 64
 N_WARM = 2  # updates before the clock starts: code is compiled in them
@@ -87,6 +89,22 @@ def settings(n_learners: int, n_envs: int, n_updates: int, device: str) -> PPOCo
     )  # fmt: skip
 
 
+def train_apart(rank: int, folder: str, n_updates: int, device: str) -> None:
+    """Be one of two trainings that exchange nothing, and note how fast this one is."""
+    torch.set_num_threads(1)
+    timed = Timed()
+    train(settings(1, N_ENVS, n_updates + N_WARM, device), create_model, ActorCriticAgent, create_env)
+    Path(folder, f"{rank}.json").write_text(json.dumps(timed.rates()))
+
+
+def both_apart(n_updates: int, device: str) -> tuple[float, float]:
+    """Return the steps per second of two trainings at the same time, together, and those per CPU second of each."""
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(train_apart, (folder, n_updates, device), nprocs=2)
+        rates = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(2)]
+    return sum(rate for rate, _ in rates), sum(rate for _, rate in rates)
+
+
 def learners(rounds: int, n_updates: int) -> list[dict[str, Any]]:
     """Train with one learner and with several, in turns."""
     timed, device = Timed(), "cuda:0" if torch.cuda.is_available() else "cpu"
@@ -94,8 +112,9 @@ def learners(rounds: int, n_updates: int) -> list[dict[str, Any]]:
     work = {"one": (1, N_ENVS)}
     work |= {f"same, {k} learners": (k, N_ENVS) for k in counts}
     work |= {f"double, {k} learners": (k, k * N_ENVS) for k in counts}
-    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in work}
+    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in (*work, APART)}
     for _ in range(rounds):
+        rates[APART].append(both_apart(n_updates, device))
         for name, (k, n_envs) in work.items():
             train(settings(k, n_envs, n_updates + N_WARM, device), create_model, ActorCriticAgent, create_env)
             rates[name].append(timed.rates())

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from rlstruct.cli.complaint import UserError, nearest, require, say
+from rlstruct.errors import ClusterError, LearnerError, SharingError, TrainingDiverged, WorkerError
 
 # All but profile, envs and devices need the extra "train".
 COMMANDS = {
@@ -56,9 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _leaving_at_once(command):
             module = importlib.import_module(f"rlstruct.cli.{command}")
         module.run(rest)
-    except UserError as error:
+    except (UserError, ClusterError, LearnerError, SharingError, TrainingDiverged, WorkerError) as error:
         name = f"rlstruct {command}" if command in COMMANDS else "rlstruct"
-        sys.stderr.write(f"{name}: {error}\n")
+        sys.stderr.write(f"{name}: {error}\n{_raised_here(error)}")
         return 2
     except KeyboardInterrupt as stop:
         sys.stderr.write(_interrupted(command, str(stop)))
@@ -68,6 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as leaving:  # of the parser of options: it has said why
         return leaving.code if isinstance(leaving.code, int) else 2
     return 0
+
+
+def _raised_here(error: Exception) -> str:
+    """Return the traceback of what code of the user's raised, unless it is in the message already."""
+    told = getattr(error, "remote_traceback", "")
+    return "" if told in str(error) else f"\n{told}"
 
 
 @contextlib.contextmanager

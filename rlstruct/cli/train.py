@@ -25,7 +25,6 @@ from rlstruct.cli.agents import AgentChoice, choose
 from rlstruct.cli.complaint import UserError, check_device, nearest, number, require, say
 from rlstruct.cli.environments import ATARI_STACK, Factory, Task, find, spaces_of
 from rlstruct.cli.record import ALGORITHMS, RunRecord, config_class, load, module_of, versions
-from rlstruct.errors import ClusterError, LearnerError, SharingError, TrainingDiverged
 
 _LEARNERS = re.compile("^--learners(?==|$)")
 Config = TypeVar("Config", bound=TrainingConfig)
@@ -156,8 +155,6 @@ def train(
         raise KeyboardInterrupt(
             f"stopped. To go on: rlstruct train --resume {path} (its curve: rlstruct plot {path})"
         ) from None
-    except (ClusterError, LearnerError, TrainingDiverged, SharingError) as error:
-        raise UserError(str(error)) from None
     _tell(result, config.target_return, folder)
 
 

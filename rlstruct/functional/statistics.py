@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -60,10 +62,27 @@ def whiten(values: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
     >>> whiten(torch.tensor([1.0, 3.0, 9.0]), torch.tensor([1.0, 1.0, 0.0]))
     tensor([-1.,  1.,  0.])
     """
-    real = mask.bool()
-    counted = torch.stack([real, torch.where(real, values, 0.0)]).flatten(1).sum(1)
-    n, total = sum_over_learners(counted).unbind()
+    return whiten_each([values], [mask], epsilon)[0]
+
+
+def whiten_each(values: Sequence[Tensor], masks: Sequence[Tensor], epsilon: float = 1e-8) -> list[Tensor]:
+    """Whiten several tensors, each by itself as `whiten` does: with no more sums over the learners than for one.
+
+    Args:
+        values: any shapes, float.
+        masks: one for each.
+        epsilon: see `whiten`.
+
+    Returns:
+        The whitened values.  Shapes of values
+    """
+    reals = [mask.bool() for mask in masks]
+    known = [torch.where(real, one, 0.0) for one, real in zip(values, reals, strict=True)]
+    counted = [torch.stack([real, one]).flatten(1).sum(1) for one, real in zip(known, reals, strict=True)]
+    n, total = sum_over_learners(torch.stack(counted)).unbind(1)  # [K] each
     n = n.clamp(min=1)
-    centred = torch.where(real, values - total / n, 0.0)
-    deviation = (sum_over_learners(centred.square().sum()) / n).sqrt()
-    return centred / (deviation + epsilon)
+    means = (total / n).unbind()
+    centred = [torch.where(real, one - mean, 0.0) for one, real, mean in zip(known, reals, means, strict=True)]
+    squares = sum_over_learners(torch.stack([one.square().sum() for one in centred]))
+    scales = ((squares / n).sqrt() + epsilon).unbind()
+    return [one / scale for one, scale in zip(centred, scales, strict=True)]

@@ -199,12 +199,11 @@ def test_statistics_are_those_of_all_learners() -> None:
     mine, theirs = torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[5.0, 7.0, 2.0]])
     mask, all_real = torch.tensor([[True, True, False]]), torch.tensor([[True, True, True]])
     expected = whiten(torch.cat([mine, theirs], 1), torch.cat([mask, all_real], 1))
-    counted, squares = torch.tensor([2 + 3, 4.0 + 14.0]), []
-    mean = 18.0 / 5
+    counted, mean = torch.tensor([[2 + 3, 4.0 + 14.0]]), 18.0 / 5
     squares = (theirs - mean).square().sum()
 
     def add_up(x: torch.Tensor) -> torch.Tensor:
-        return counted if x.dim() == 1 else x + squares
+        return counted if x.dim() == 2 else x + squares
 
     with summing_by(add_up):
         torch.testing.assert_close(whiten(mine, mask), expected[:, :3])

@@ -17,7 +17,7 @@ from rlstruct.functional.policy_gradient import (
     policy_gradient_loss,
     value_loss,
 )
-from rlstruct.functional.statistics import masked_mean, masked_means, whiten
+from rlstruct.functional.statistics import masked_mean, masked_means, whiten, whiten_each
 from rlstruct.testing import forbid_host_sync
 
 NAN = float("nan")
@@ -62,6 +62,8 @@ def test_losses_means_and_whitening_are_the_slow_loop_over_any_mask(B: int, T: i
     for b in range(B):
         for t in range(T):
             assert white[b, t].item() == pytest.approx(next(expected) if mask[b, t] else 0.0, **close)
+    for found, rows in zip(whiten_each([first, first[:1]], [mask, mask[:1]]), (slice(None), slice(1)), strict=True):
+        assert torch.equal(found, whiten(first[rows], mask[rows]))
 
 
 @given(seed=st.integers(0, 10**6))
