@@ -14,9 +14,9 @@ import torch
 pytest.importorskip("warp", reason="needs the extra warp")
 pytest.importorskip("ale_py", reason="needs the extra atari: its ROMs are the oracle")
 
-from rlstruct.sims.atari import Consoles, compare_with_ale, playable_games, read_ale_state
+from rlstruct.sims.atari import FIELDS, Consoles, compare_with_ale, playable_games, read_ale_state
 from rlstruct.sims.atari.compare import open_ale, open_consoles
-from rlstruct.sims.atari.opcodes import CYCLES, FLOW, JAM, make_table
+from rlstruct.sims.atari.opcodes import BRANCH, CARRY_IS_SIGN, CYCLES, FLOW, JAM, make_table
 
 SAMPLE = {
     "breakout": "2K, paddles",
@@ -86,6 +86,44 @@ def test_consoles_do_not_see_their_neighbours() -> None:
     assert len({state.ram.tobytes() for state in states}) == 4  # or the test would show nothing
     # A difference is named: console 0 is not where ALE 1 is.
     assert any(name.startswith("$") for name in consoles.differences(0, states[1]))
+
+
+LDA, LDX, LDY, BIT, BNE, BPL, BMI = 0xAD, 0xAE, 0xAC, 0x2C, 0xD0, 0x10, 0x30
+INTIM, TIMINT = 0x84, 0x85
+
+
+def test_waiting_for_the_timer_at_once_ends_where_going_round_ends() -> None:
+    # Every kind of loop with every interval of the timer, with what RAM $80 holds; the branch goes to another page too.
+    loops = [(LDA, INTIM, BNE), (LDX, INTIM, BNE), (LDY, INTIM, BPL), (BIT, INTIM, BMI), (LDA, INTIM, BMI),
+             (BIT, TIMINT, BPL), (LDA, TIMINT, BPL)]  # fmt: skip
+    not_for_the_timer_alone = [(BIT, INTIM, BNE), (LDA, 0x82, BNE), (LDA, TIMINT, BMI)]
+    code = [0xEA] * 10  # so that a loop lies on two pages
+    for interval in range(4):
+        for load, port, branch in loops + not_for_the_timer_alone * (interval == 0):
+            code += [0xA5, 0x80, 0x8D, 0x94 + interval, 0x02]  # LDA $80, STA TIM1T...
+            code += [load, port, 0x02, branch, 0xFB if (load, port) != (LDA, 0x82) else 0x00]
+            code += [0xE6, 0x80, 0x85, 0x02]  # INC $80, STA WSYNC: from line 290 on it ends the frame
+    rom = bytes([*code, 0x4C, 0x00, 0xF0]).ljust(4096, b"\xea")
+    twins = [Consoles(rom, "4K", 32) for _ in range(2)]
+    flow = twins[1].program >> (32 + FLOW) & 15
+    waits = (flow > CARRY_IS_SIGN) & (flow < BRANCH)
+    assert int(waits.sum()) == 4 * len(loops)
+    assert any((place ^ (place + 5)) & 0xF00 for place in waits.nonzero().flatten().tolist())
+    twins[1].program[waits] &= ~(15 << (32 + FLOW))
+    start = {"pc": 0xF000, "pages": 0x03020100, "sp": 255, "first_line": 34, "n_lines": 210, "vsync_end": 0x7FFFFFFF}
+    for consoles in twins:
+        for name, value in start.items():
+            consoles.register(name).fill_(value)
+        consoles.ram[:, 0] = torch.arange(0, 256, 8)
+    cut = 0
+    for _ in range(12):
+        for consoles in twins:
+            consoles.run(torch.zeros(32, dtype=torch.int32))
+        differences = (twins[0].registers != twins[1].registers).any(0)
+        assert [name for name, differs in zip(FIELDS, differences.tolist(), strict=True) if differs] == []
+        assert torch.equal(twins[0].ram, twins[1].ram)
+        cut += int(twins[0].register("partial").sum())
+    assert 0 < cut < 12 * 32  # frames that end by themselves, and frames that run out of instructions
 
 
 def test_a_loaded_state_goes_on_as_ale_does() -> None:

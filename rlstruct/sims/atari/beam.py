@@ -3,10 +3,12 @@
 import warp as wp
 
 from rlstruct.sims.atari.objects import NO_PIXELS, around, ball, missile, player, playfield
-from rlstruct.sims.atari.state import Outer, Registers, Shared, pixels, set_pixels
+from rlstruct.sims.atari.state import MOST_INSTRUCTIONS, Outer, Registers, Shared, pixels, set_pixels
+from rlstruct.sims.atari.tia import looks_the_same, write_delay
 
 LINE = 228
 BLANK = 68
+WORDS = 40  # of four pixels in a line
 FULL = wp.uint32(0xFFFFFFFF)
 EACH_BYTE = wp.uint32(0x01010101)
 
@@ -119,7 +121,7 @@ def draw_word(
     first: wp.uint32, second: wp.uint32, pf: wp.uint32, bl: wp.uint32,
 ):  # fmt: skip
     """Draw what is inside, four pixels at a time: `first` is player 0 with its missile, `second` player 1."""
-    begin = ((m.swept - m.frame_start) // LINE - outer.first_line) * 40 + word * 8
+    begin = ((m.swept - m.frame_start) // LINE - outer.first_line) * WORDS + word * 8
     which = i * 2 + (outer.n_frames & 1)
     something = first | second | pf | bl | black
     background = EACH_BYTE * wp.uint32(m.color_background)
@@ -153,6 +155,19 @@ def draw_word(
 
 
 @wp.func
+def repeat_line(board: Shared, i: int, m: Registers, outer: Outer, n_lines: int):
+    """Let the next whole lines show what the last one did: they have no other collisions."""
+    if board.draw != 0:
+        which = i * 2 + (outer.n_frames & 1)
+        at = ((m.swept - m.frame_start) // LINE - outer.first_line) * WORDS
+        end = at + n_lines * WORDS
+        while at < end:
+            set_pixels(board.screen, which, board.picture, at, pixels(board.screen, which, board.picture, at - WORDS))
+            at += 1
+    m.swept += n_lines * LINE
+
+
+@wp.func
 def sweep(board: Shared, i: int, m: Registers, outer: Outer, until: int):
     """Follow the beam to a clock, as far as it is inside the picture."""
     last_line = outer.first_line + outer.n_lines
@@ -170,6 +185,8 @@ def sweep(board: Shared, i: int, m: Registers, outer: Outer, until: int):
             next_x = wp.min((x | 31) + 1, end)
             sweep_word(board, i, m, outer, x >> 5, x, next_x)
             x = next_x
+        # What may make a line differ from the next one.
+        special = m.skip0 | m.skip1 | m.stars | m.hmove_blank | (m.mirror_playfield ^ (m.control & 1))
         if begin < 8 and end >= 8:
             m.hmove_blank = 0
         m.swept += n
@@ -179,3 +196,23 @@ def sweep(board: Shared, i: int, m: Registers, outer: Outer, until: int):
             m.mirror_playfield = m.control & 1
             if m.stars != 0:
                 move_star(m)
+            if begin == 0 and special == 0:
+                repeat_line(board, i, m, outer, (stop - m.swept) // LINE)
+
+
+@wp.func
+def follow_beam(board: Shared, i: int, m: Registers, outer: Outer, touches: int, reads: int, writes: int):
+    """Follow the beam to where the TIA shows something else, a collision is read, or the frame is cut short."""
+    is_last = m.n_instructions == MOST_INSTRUCTIONS - 1
+    until = outer.unfollowed
+    if touches != 0 and writes != 0:
+        register = m.address & 0x3F
+        until = m.cycles * 3 + write_delay(m, register)
+        if reads == 0 and not is_last and looks_the_same(m, outer, register, m.value, board.draw):
+            outer.unfollowed = until
+            return
+    elif touches != 0 and (m.address & 8) == 0:
+        until = m.cycles * 3
+    elif not is_last:
+        return
+    sweep(board, i, m, outer, until)

@@ -2,7 +2,7 @@
 
 import warp as wp
 
-from rlstruct.sims.atari.state import Registers, Shared
+from rlstruct.sims.atari.state import Registers, Shared, byte_of_ram, byte_of_rom, set_byte_of_ram
 
 FIXED, F8, F6, F8SC, F6SC, E0, FE = range(7)
 """How a cartridge switches banks: not at all, two or four banks of 4 KB (SC: with 128 bytes of RAM), 8 slices of 1 KB
@@ -41,13 +41,13 @@ def rom_place(board: Shared, m: Registers, address: int) -> int:
 def rom_byte(board: Shared, i: int, m: Registers, address: int) -> int:
     """Read the cartridge, after `switch_bank`."""
     if (board.mapper == F8SC or board.mapper == F6SC) and (address & 0xF80) == 0x080:
-        return int(board.ram[i, 128 + (address & 127)])
-    return int(board.rom[rom_place(board, m, address)])
+        return byte_of_ram(board.ram, i, 128 + (address & 127))
+    return byte_of_rom(board.rom, rom_place(board, m, address))
 
 
 @wp.func
 def write_cartridge(board: Shared, i: int, m: Registers, address: int, value: int):
     """Write to the cartridge: its RAM, or a switch of banks."""
     if (board.mapper == F8SC or board.mapper == F6SC) and (address & 0xF80) == 0:
-        board.ram[i, 128 + (address & 127)] = wp.uint8(value)
+        set_byte_of_ram(board.ram, i, 128 + (address & 127), value)
     switch_bank(board, m, address)

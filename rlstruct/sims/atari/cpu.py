@@ -6,11 +6,20 @@ What each phase does is in the table of `opcodes`. An instruction's cycles count
 import warp as wp
 
 from rlstruct.sims.atari import opcodes as op
-from rlstruct.sims.atari.beam import sweep
+from rlstruct.sims.atari.alu import combine, shift_or_count
+from rlstruct.sims.atari.beam import follow_beam
 from rlstruct.sims.atari.cartridge import rom_byte, rom_place, switch_bank, write_cartridge
-from rlstruct.sims.atari.riot import read_riot, write_riot
-from rlstruct.sims.atari.state import Outer, Registers, Shared, instruction
-from rlstruct.sims.atari.tia import read_tia, write_delay, write_tia
+from rlstruct.sims.atari.riot import read_riot, wait, write_riot
+from rlstruct.sims.atari.state import (
+    MOST_INSTRUCTIONS,
+    Outer,
+    Registers,
+    Shared,
+    byte_of_ram,
+    instruction,
+    set_byte_of_ram,
+)
+from rlstruct.sims.atari.tia import read_tia, write_tia
 
 
 @wp.func
@@ -20,7 +29,7 @@ def fetch(board: Shared, i: int, m: Registers):
         switch_bank(board, m, m.pc)
         m.bus = rom_byte(board, i, m, m.pc)
     else:
-        m.bus = int(board.ram[i, m.pc & 127])
+        m.bus = byte_of_ram(board.ram, i, m.pc & 127)
     m.pc = (m.pc + 1) & 0xFFFF
 
 
@@ -60,7 +69,7 @@ def fetch_instruction(board: Shared, i: int, m: Registers) -> wp.uint64:
 @wp.func
 def ram_word(board: Shared, i: int, address: int) -> int:
     """Read two bytes of page zero."""
-    return int(board.ram[i, address & 127]) | (int(board.ram[i, (address + 1) & 127]) << 8)
+    return byte_of_ram(board.ram, i, address & 127) | (byte_of_ram(board.ram, i, (address + 1) & 127) << 8)
 
 
 @wp.func
@@ -84,33 +93,27 @@ def set_status(m: Registers, byte: int):
 
 @wp.func
 def find_operand(board: Shared, i: int, m: Registers, word: int, operand: int):
-    """Read the bytes after the opcode, and find the address that they mean."""
+    """Find the address that the bytes after the opcode mean, or that of the stack."""
     mode = word & 15
-    index = wp.where(mode == op.ZERO_X or mode == op.ABSOLUTE_X, m.x, 0)
-    index = wp.where(mode == op.ZERO_Y or mode == op.ABSOLUTE_Y, m.y, index)
-    base = m.address
-    if mode >= op.IMMEDIATE and mode <= op.INDIRECT:
-        base = operand & 0xFF
-        m.address = (base + index) & 0xFF
-        if mode >= op.ABSOLUTE:
-            base = operand
-            m.address = (base + index) & 0xFFFF
-        elif mode == op.INDEXED_X:
-            m.address = ram_word(board, i, base + m.x)
-            m.bus = m.address >> 8
-        elif mode == op.INDEXED_Y:
-            base = ram_word(board, i, base)
-            m.bus = base >> 8
-            m.address = (base + m.y) & 0xFFFF
-    elif mode == op.PUSH:
+    if mode == op.PUSH:
         m.address = 0x100 | m.sp
         m.sp = (m.sp - 1) & 0xFF
     elif mode == op.PULL:
-        m.bus = int(board.ram[i, m.sp & 127])
+        m.bus = byte_of_ram(board.ram, i, m.sp & 127)
         m.sp = (m.sp + 1) & 0xFF
         m.address = 0x100 | m.sp
-    if ((word >> op.PAGE) & 1) != 0 and ((base ^ m.address) & 0xFF00) != 0:
-        m.cycles += 1
+    elif mode != op.IMPLIED:
+        base = operand
+        index = wp.where(mode == op.ZERO_X or mode == op.ABSOLUTE_X, m.x, 0)
+        index = wp.where(mode == op.ZERO_Y or mode == op.ABSOLUTE_Y or mode == op.INDEXED_Y, m.y, index)
+        mask = wp.where(mode < op.INDEXED_Y, 0xFF, 0xFFFF)
+        if mode == op.INDEXED_X or mode == op.INDEXED_Y:
+            base = ram_word(board, i, base + wp.where(mode == op.INDEXED_X, m.x, 0))
+            mask = 0xFFFF
+            m.bus = base >> 8
+        m.address = (base + index) & mask
+        if ((word >> op.PAGE) & 1) != 0 and ((base ^ m.address) & 0xFF00) != 0:
+            m.cycles += 1
 
 
 @wp.func
@@ -123,7 +126,7 @@ def read_memory(board: Shared, i: int, m: Registers, outer: Outer):
     elif (address & 0x0080) == 0:
         read_tia(m, outer, address)
     elif (address & 0x0200) == 0:
-        m.bus = int(board.ram[i, address & 127])
+        m.bus = byte_of_ram(board.ram, i, address & 127)
     else:
         read_riot(m, outer, address)
 
@@ -138,7 +141,7 @@ def write_memory(board: Shared, i: int, m: Registers, outer: Outer):
     elif (address & 0x0080) == 0:
         write_tia(m, outer, address, m.value)
     elif (address & 0x0200) == 0:
-        board.ram[i, address & 127] = wp.uint8(m.value)
+        set_byte_of_ram(board.ram, i, address & 127, m.value)
     else:
         write_riot(m, outer, address, m.value)
 
@@ -161,96 +164,6 @@ def pick_source(m: Registers, source: int):
 
 
 @wp.func
-def shift_or_count(m: Registers, unary: int):
-    """ASL, ROL, LSR, ROR, INC and DEC of the value."""
-    value = m.value
-    carry = m.carry
-    if unary == op.ASL or unary == op.ROL:
-        m.carry = value >> 7
-        value = (value << 1) & 0xFF
-        if unary == op.ROL:
-            value |= carry
-    elif unary == op.LSR or unary == op.ROR:
-        m.carry = value & 1
-        value = value >> 1
-        if unary == op.ROR:
-            value |= carry << 7
-    elif unary == op.INC:
-        value = (value + 1) & 0xFF
-    elif unary == op.DEC:
-        value = (value - 1) & 0xFF
-    m.value = value
-
-
-@wp.func
-def decimal_value(byte: int) -> int:
-    """Two decimal digits as a number."""
-    return (byte >> 4) * 10 + (byte & 15)
-
-
-@wp.func
-def decimal_digits(number: int) -> int:
-    """A number as two decimal digits; hundreds are lost."""
-    return ((number % 100) // 10) * 16 + number % 10
-
-
-@wp.func
-def add(m: Registers, value: int, subtract: int):
-    """ADC or SBC: the result is `m.value`; N and Z are set later."""
-    total = m.a + value + m.carry
-    result = total & 0xFF
-    carry = total >> 8
-    if subtract != 0:
-        total = m.a + (value ^ 0xFF) + m.carry
-        result = total & 0xFF
-        carry = total >> 8
-        m.overflow = ((m.a ^ value) & (m.a ^ result) & 0x80) >> 7
-        if m.decimal != 0:
-            total = decimal_value(m.a) - decimal_value(value) - 1 + m.carry
-            if total < 0:
-                total += 100
-            result = decimal_digits(total)
-            m.overflow = ((m.a ^ result) & (result ^ value) & 0x80) >> 7
-    else:
-        m.overflow = ((m.a ^ result) & (value ^ result) & 0x80) >> 7
-        if m.decimal != 0:
-            total = decimal_value(m.a) + decimal_value(value) + m.carry
-            carry = wp.where(total > 99, 1, 0)
-            result = decimal_digits(total & 0xFF)
-            m.overflow = ((m.a ^ result) & (result ^ value) & 0x80) >> 7
-    m.carry = carry
-    m.value = result
-
-
-@wp.func
-def combine(m: Registers, binary: int, target: int):
-    """What is done with the value and A, or another register for comparisons."""
-    value = m.value
-    if binary == op.ORA:
-        m.value = m.a | value
-    elif binary == op.AND:
-        m.value = m.a & value
-    elif binary == op.EOR:
-        m.value = m.a ^ value
-    elif binary == op.ADC:
-        add(m, value, 0)
-    elif binary == op.SBC:
-        add(m, value, 1)
-    elif binary == op.COMPARE:
-        register = m.a
-        if target == op.TO_X:
-            register = m.x
-        elif target == op.TO_Y:
-            register = m.y
-        m.carry = wp.where(register >= value, 1, 0)
-        m.value = (register - value) & 0xFF
-    elif binary == op.BIT:
-        m.zero = wp.where((m.a & value) == 0, 1, 0)
-        m.negative = value >> 7
-        m.overflow = (value >> 6) & 1
-
-
-@wp.func
 def put_result(m: Registers, word: int):
     """Set N and Z, and the register that the result goes to."""
     value = m.value
@@ -258,10 +171,16 @@ def put_result(m: Registers, word: int):
         m.negative = value >> 7
         m.zero = wp.where(value == 0, 1, 0)
     target = wp.where(((word >> op.BINARY) & 7) == op.COMPARE, op.TO_NOWHERE, (word >> op.TARGET) & 7)
-    m.a = wp.where(target == op.TO_A or target == op.TO_A_AND_X, value, m.a)
-    m.x = wp.where(target == op.TO_X or target == op.TO_A_AND_X, value, m.x)
-    m.y = wp.where(target == op.TO_Y, value, m.y)
-    if target == op.TO_SP:
+    if target == op.TO_A:
+        m.a = value
+    elif target == op.TO_X:
+        m.x = value
+    elif target == op.TO_Y:
+        m.y = value
+    elif target == op.TO_A_AND_X:
+        m.a = value
+        m.x = value
+    elif target == op.TO_SP:
         m.sp = value
     elif target == op.TO_STATUS:
         set_status(m, value)
@@ -297,7 +216,7 @@ def set_flag(m: Registers, opcode: int):
 @wp.func
 def push(board: Shared, i: int, m: Registers, byte: int):
     """Push a byte to the stack in RAM."""
-    board.ram[i, m.sp & 127] = wp.uint8(byte)
+    set_byte_of_ram(board.ram, i, m.sp & 127, byte)
     m.sp = (m.sp - 1) & 0xFF
 
 
@@ -309,7 +228,7 @@ def jump(board: Shared, i: int, m: Registers, flow: int):
         target = ram_word(board, i, m.sp + 1) + 1
         m.sp = (m.sp + 2) & 0xFF
     elif flow == op.FROM_INTERRUPT:
-        set_status(m, int(board.ram[i, (m.sp + 1) & 127]))
+        set_status(m, byte_of_ram(board.ram, i, (m.sp + 1) & 127))
         target = ram_word(board, i, m.sp + 2)
         m.sp = (m.sp + 3) & 0xFF
     elif flow == op.CALL or flow == op.BREAK:
@@ -339,13 +258,11 @@ def indirect(board: Shared, i: int, m: Registers):
 
 @wp.func
 def follow_flow(board: Shared, i: int, m: Registers, flow: int, mode: int, opcode: int):
-    """What an instruction does beside its data."""
+    """What an instruction does that computes nothing with data."""
     if flow == op.BRANCH:
         branch(m, opcode)
     elif flow == op.SET_FLAG:
         set_flag(m, opcode)
-    elif flow == op.CARRY_IS_SIGN:
-        m.carry = m.value >> 7
     elif flow == op.JAM:
         m.pc = (m.pc - 1) & 0xFFFF
     else:
@@ -355,30 +272,17 @@ def follow_flow(board: Shared, i: int, m: Registers, flow: int, mode: int, opcod
 
 
 @wp.func
-def follow_beam(board: Shared, i: int, m: Registers, outer: Outer, writes: int):
-    """Before the TIA is written to, or a collision is read, follow the beam to there."""
-    delay = int(0)
-    if writes != 0:
-        delay = write_delay(m, m.address & 0x3F)
-    if writes != 0 or (m.address & 8) == 0:
-        sweep(board, i, m, outer, m.cycles * 3 + delay)
-
-
-@wp.func
-def step(board: Shared, i: int, m: Registers, outer: Outer):
-    """Run one instruction."""
-    text = fetch_instruction(board, i, m)
-    opcode = int(text) & 0xFF
-    word = int(text >> wp.uint64(32))
-    m.cycles += (word >> op.CYCLES) & 15
-    find_operand(board, i, m, word, int(text >> wp.uint64(8)) & 0xFFFF)
+def compute(board: Shared, i: int, m: Registers, outer: Outer, word: int):
+    """Read, compute, write."""
+    pick_source(m, (word >> op.SOURCE) & 7)
     reads = (word >> op.READ) & 1
     writes = (word >> op.WRITE) & 1
-    if (reads | writes) != 0 and (m.address & 0x1080) == 0:
-        follow_beam(board, i, m, outer, writes)
+    touches = wp.where((m.address & 0x1080) == 0, reads | writes, 0)
+    if touches != 0 or m.n_instructions == MOST_INSTRUCTIONS - 1:
+        follow_beam(board, i, m, outer, touches, reads, writes)
     if reads != 0:
         read_memory(board, i, m, outer)
-    pick_source(m, (word >> op.SOURCE) & 7)
+        m.value = m.bus
     unary = (word >> op.UNARY) & 7
     if unary != op.KEEP:
         shift_or_count(m, unary)
@@ -388,6 +292,23 @@ def step(board: Shared, i: int, m: Registers, outer: Outer):
     if binary != op.NOTHING:
         combine(m, binary, (word >> op.TARGET) & 7)
     put_result(m, word)
-    flow = (word >> op.FLOW) & 15
-    if flow != op.ALONG:
-        follow_flow(board, i, m, flow, word & 15, opcode)
+
+
+@wp.func
+def run(board: Shared, i: int, m: Registers, outer: Outer):
+    """Run instructions until the frame ends. Were one a function, a CPU would save and load registers for each."""
+    while m.ended == 0 and m.n_instructions < MOST_INSTRUCTIONS:
+        text = fetch_instruction(board, i, m)
+        word = int(text >> wp.uint64(32))
+        m.cycles += (word >> op.CYCLES) & 15
+        find_operand(board, i, m, word, int(text >> wp.uint64(8)) & 0xFFFF)
+        flow = (word >> op.FLOW) & 15
+        if flow < op.BRANCH or m.n_instructions == MOST_INSTRUCTIONS - 1:
+            compute(board, i, m, outer, word)
+        if flow == op.CARRY_IS_SIGN:
+            m.carry = m.value >> 7
+        elif flow >= op.BRANCH:
+            follow_flow(board, i, m, flow, word & 15, int(text) & 0xFF)
+        elif flow != op.ALONG:
+            wait(m, outer, flow)
+        m.n_instructions += 1

@@ -248,7 +248,9 @@ class Atari(TensorEnv[AtariState]):
         seen = shown.clone()
         pixels = seen if seen.dim() == 4 else seen.unsqueeze(3)
         last = (registers[:, FIELDS.index("n_frames")] & 1).contiguous()
-        launch(self._device, look, pixels.shape[:3], self._view, before, after, last, cut, pixels)
+        n, height, width = pixels.shape[:3]
+        threads = width if pixels.is_cuda else 1  # for a line
+        launch(self._device, look, (n, height, threads), self._view, before, after, last, cut, pixels, threads)
         return seen
 
     def _make_stepper(self) -> TorchStepper:

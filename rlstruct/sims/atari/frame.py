@@ -3,11 +3,9 @@
 import warp as wp
 
 from rlstruct.sims.atari.controls import press
-from rlstruct.sims.atari.cpu import step
+from rlstruct.sims.atari.cpu import run
 from rlstruct.sims.atari.state import Board, Console, Outer, Registers
 from rlstruct.sims.atari.tia import LINE, gray
-
-MOST_INSTRUCTIONS = 25000  # of a frame; ALE's limit
 
 
 @wp.func
@@ -23,6 +21,7 @@ def begin_frame(m: Registers, outer: Outer):
     m.cycles = 0
     m.frame_start = -phase
     m.swept = LINE * outer.first_line - phase
+    outer.unfollowed = m.swept
     outer.n_frames += 1
     m.color0 = (m.color0 & 0xFE) | gray(outer)
     m.color1 = (m.color1 & 0xFE) | gray(outer)
@@ -66,9 +65,7 @@ def run_frame(
     if m.partial == 0:
         begin_frame(m, board.outer[i])
     m.ended = 0
-    n = int(0)
-    while m.ended == 0 and n < MOST_INSTRUCTIONS:
-        step(board, i, m, board.outer[i])
-        n += 1
+    m.n_instructions = 0
+    run(board, i, m, board.outer[i])
     end_frame(m, board.outer[i])
     consoles[i] = m

@@ -17,7 +17,10 @@ FROM_MEMORY, FROM_A, FROM_X, FROM_Y, FROM_SP, FROM_STATUS, FROM_A_AND_X, FROM_A_
 KEEP, ASL, ROL, LSR, ROR, INC, DEC = range(7)
 NOTHING, ORA, AND, EOR, ADC, SBC, COMPARE, BIT = range(8)
 TO_NOWHERE, TO_A, TO_X, TO_Y, TO_SP, TO_STATUS, TO_A_AND_X = range(7)
-ALONG, BRANCH, JUMP, CALL, RETURN, FROM_INTERRUPT, BREAK, SET_FLAG, CARRY_IS_SIGN, JAM = range(10)
+ALONG, CARRY_IS_SIGN, WAIT_WHILE_PLUS, WAIT_WHILE_MINUS, WAIT_WHILE_NOT_ZERO = range(5)
+"""What else an instruction does. `WAIT`: it loads the timer, and a branch back to it follows; see `riot.wait`."""
+BRANCH, JUMP, CALL, RETURN, FROM_INTERRUPT, BREAK, SET_FLAG, JAM = range(5, 13)
+"""What an instruction does instead of computing with data."""
 
 _MODE_CYCLES = {
     IMPLIED: 2, IMMEDIATE: 2, ZERO: 3, ZERO_X: 4, ZERO_Y: 4, RELATIVE: 2, INDEXED_X: 6, INDEXED_Y: 5,
@@ -182,6 +185,23 @@ def _undocumented() -> dict[int, int]:
     return table
 
 
+def _waits(code: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Find the loops that do nothing but wait for the RIOT's timer: a load of INTIM or TIMINT, and a branch back to it.
+
+    Returns:
+        How the instruction at each byte waits, 0 where it does not.  [bytes of the ROM] uint64
+    """
+    low, high, branch, back = (np.roll(code, -k) for k in (1, 2, 3, 4))
+    loads = np.isin(code, (0xAC, 0xAD, 0xAE))  # LDY, LDA, LDX
+    loops = (high == 0x02) & (back == 0xFB) & ((np.arange(len(code)) & 0x3FF) < 0x3FB)  # in one kilobyte
+    intim, either = loops & (low == 0x84), loops & np.isin(low, (0x84, 0x85))
+    waits = np.zeros_like(code)
+    waits[either & (loads | (code == 0x2C)) & (branch == 0x10)] = WAIT_WHILE_PLUS  # BIT too; BPL
+    waits[intim & (loads | (code == 0x2C)) & (branch == 0x30)] = WAIT_WHILE_MINUS  # BMI
+    waits[intim & loads & (branch == 0xD0)] = WAIT_WHILE_NOT_ZERO  # BNE
+    return waits
+
+
 def make_program(rom: bytes, *, with_ram: bool = False) -> npt.NDArray[np.uint64]:
     """Make the instructions that begin at each byte of a ROM, so that one access reads all of one.
 
@@ -201,6 +221,7 @@ def make_program(rom: bytes, *, with_ram: bool = False) -> npt.NDArray[np.uint64
     length[((place & 0x3FF) >= 0x3FE) | (place >= 0xFDE)] = 0
     if with_ram:
         length[(place >= 0x07E) & (place < 0x100)] = 0
+    words |= np.where(np.roll(length, -3) > 0, _waits(code), np.uint64(0)) << np.uint64(FLOW)
     parts = (code, np.roll(code, -1), np.roll(code, -2), length, words)
     program: npt.NDArray[np.uint64] = np.bitwise_or.reduce([part << np.uint64(8 * k) for k, part in enumerate(parts)])
     return program

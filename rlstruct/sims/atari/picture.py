@@ -32,10 +32,39 @@ class View:
     brighter: int  # of two frames, instead of the last one
 
 
-@wp.func
-def value(view: View, screens: wp.array3d(dtype=wp.uint8), i: int, k: int, pixel: int, channel: int) -> int:
+@wp.func_native(snippet="return palette.data[screens.data[size_t(which) * size + pixel] * palette.shape[1] + channel];")
+def shade(
+    palette: wp.array2d(dtype=wp.uint8), screens: wp.array3d(dtype=wp.uint8), which: int, size: int, pixel: int,
+    channel: int,
+) -> int:  # fmt: skip
     """One pixel of a screen in grey, or of one colour."""
-    return int(view.palette[int(screens[i, k, pixel]), channel])
+
+
+@wp.func_native(snippet="return table.data[line * table.shape[1] + k];")
+def weight(table: wp.array2d(dtype=float), line: int, k: int) -> float:
+    """An entry of `View.rows` or `View.columns`."""
+
+
+@wp.func
+def brightness(
+    view: View, before: wp.array3d(dtype=wp.uint8), after: wp.array3d(dtype=wp.uint8), newest: int, how: int,
+    pixel: int, channel: int,
+) -> int:  # fmt: skip
+    """One pixel of those pictures that are seen: `newest` is the number of the last one."""
+    size = after.shape[2]
+    older = newest ^ 1
+    if how == 1:
+        bright = wp.max(
+            shade(view.palette, before, newest, size, pixel, channel),
+            shade(view.palette, before, older, size, pixel, channel),
+        )
+        return wp.max(bright, shade(view.palette, after, older, size, pixel, channel))
+    if how == 0 and view.brighter != 0:
+        return wp.max(
+            shade(view.palette, after, newest, size, pixel, channel),
+            shade(view.palette, after, older, size, pixel, channel),
+        )
+    return shade(view.palette, after, newest, size, pixel, channel)
 
 
 @wp.kernel(enable_backward=False)
@@ -46,45 +75,43 @@ def look(
     last: wp.array(dtype=int),
     cut: wp.array(dtype=int),
     seen: wp.array4d(dtype=wp.uint8),
+    apart: int,
 ):
     """Show each console's picture; a game that ended before the last frame of the step shows nothing new.
 
     Args:
         view: how.
-        before: both screens before the step.  [B, 2, lines * 160]
+        before: both screens before the step.  [B, 2, lines * 160], contiguous, as the next
         after: both screens after it.
         last: which of the two is the newer.  [B]
         cut: 0, or in which way the game ended: 1 in the last frame of the step, 2 before it, 3 in a first picture, of
             which there is no older frame.  [B]
         seen: [B, H, W, channels]
+        apart: how far apart in a line the pixels of a thread are: a GPU has one for each, a CPU one for a line.
     """
-    i, y, x = wp.tid()
-    if cut[i] == 2:
+    i, y, thread = wp.tid()
+    how = cut[i]
+    if how == 2:
         return
-    newer = last[i]
-    first_row = int(view.rows[y, 0])
-    first_column = int(view.columns[x, 0])
-    for channel in range(view.channels):
-        total = float(0.0)
-        for j in range(MOST_SOURCES):
-            if view.rows[y, 1 + j] > 0.0:
-                row = float(0.0)
-                for k in range(MOST_SOURCES):
-                    if view.columns[x, 1 + k] > 0.0:
-                        pixel = (first_row + j) * WIDTH + first_column + k
-                        bright = int(0)
-                        if cut[i] == 1:
-                            bright = wp.max(
-                                value(view, before, i, 0, pixel, channel), value(view, before, i, 1, pixel, channel)
-                            )
-                            bright = wp.max(bright, value(view, after, i, 1 - newer, pixel, channel))
-                        else:
-                            bright = value(view, after, i, newer, pixel, channel)
-                            if view.brighter != 0 and cut[i] == 0:
-                                bright = wp.max(bright, value(view, after, i, 1 - newer, pixel, channel))
-                        row = row + float(bright) * view.columns[x, 1 + k]
-                total = total + row * view.rows[y, 1 + j]
-        seen[i, y, x, channel] = wp.uint8(wp.rint(total))
+    newest = 2 * i + last[i]
+    first_row = int(weight(view.rows, y, 0))
+    x = int(thread)
+    while x < seen.shape[2]:
+        first = first_row * WIDTH + int(weight(view.columns, x, 0))
+        for channel in range(view.channels):
+            total = float(0.0)
+            for j in range(MOST_SOURCES):
+                share = weight(view.rows, y, 1 + j)
+                if share > 0.0:
+                    row = float(0.0)
+                    for k in range(MOST_SOURCES):
+                        part = weight(view.columns, x, 1 + k)
+                        if part > 0.0:
+                            bright = brightness(view, before, after, newest, how, first + j * WIDTH + k, channel)
+                            row = row + float(bright) * part
+                    total = total + row * share
+            seen[i, y, x, channel] = wp.uint8(wp.rint(total))
+        x += apart
 
 
 def area_weights(n_sources: int, n_pixels: int) -> npt.NDArray[np.float32]:

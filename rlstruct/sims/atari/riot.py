@@ -2,7 +2,8 @@
 
 import warp as wp
 
-from rlstruct.sims.atari.state import Outer, Registers
+from rlstruct.sims.atari import opcodes as op
+from rlstruct.sims.atari.state import MOST_INSTRUCTIONS, Outer, Registers
 
 
 @wp.func
@@ -55,3 +56,18 @@ def write_riot(m: Registers, outer: Outer, address: int, value: int):
         outer.direction_a = value
     elif (address & 7) == 3:
         outer.direction_b = value
+
+
+@wp.func
+def wait(m: Registers, outer: Outer, flow: int):
+    """A load of the timer, and a branch back to it: go round at once for as long as the branch will be taken."""
+    least = wp.where(flow == op.WAIT_WHILE_MINUS, 128, wp.where(flow == op.WAIT_WHILE_PLUS, 0, 1))
+    left = outer.timer_set + ((outer.timer - least) << outer.timer_shift) - m.cycles
+    if left >= 0 and (flow != op.WAIT_WHILE_PLUS or m.bus < 128):
+        # The load takes 4 cycles, the branch 3, or 4 to another page.
+        cycles = 7 + wp.where((((m.pc + 2) ^ (m.pc - 3)) & 0xFF00) != 0, 1, 0)
+        rounds = wp.min(left // cycles + 1, (MOST_INSTRUCTIONS - 1 - m.n_instructions) // 2)
+        if rounds > 0:
+            m.cycles += rounds * cycles - 4
+            m.pc = (m.pc - 3) & 0xFFFF
+            m.n_instructions += 2 * rounds - 1

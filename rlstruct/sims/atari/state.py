@@ -2,6 +2,8 @@
 
 import warp as wp
 
+MOST_INSTRUCTIONS = 25000  # of a frame; ALE's limit
+
 
 @wp.struct
 class Console:
@@ -72,6 +74,7 @@ class Console:
     # the frame
     ended: int  # the frame
     partial: int  # the last frame did not end: it ran out of instructions
+    n_instructions: int  # of the frame so far
 
 
 @wp.struct
@@ -108,6 +111,7 @@ class Periphery:
     dump: int
     dump_end: int  # cycle
     hmove_clock: int
+    unfollowed: int  # clock of the last write for which the beam was not followed, because it changed nothing
     # the picture
     first_line: int
     n_lines: int
@@ -144,7 +148,22 @@ Shared = wp.ref[Board]
 
 @wp.func_native(snippet="return program.data[at];")
 def instruction(program: wp.array(dtype=wp.uint64), at: int) -> wp.uint64:
-    """An entry of `Board.program`: without the stride and the negative indices of Warp's arrays, on which all waits."""
+    """An entry of `Board.program`: it and those below lack the negative indices of Warp's arrays."""
+
+
+@wp.func_native(snippet="return rom.data[at];")
+def byte_of_rom(rom: wp.array(dtype=wp.uint8), at: int) -> int:
+    """An entry of `Board.rom`."""
+
+
+@wp.func_native(snippet="return ram.data[size_t(i) * ram.strides[0] + at * ram.strides[1]];")
+def byte_of_ram(ram: wp.array2d(dtype=wp.uint8), i: int, at: int) -> int:
+    """An entry of `Board.ram`."""
+
+
+@wp.func_native(snippet="ram.data[size_t(i) * ram.strides[0] + at * ram.strides[1]] = wp::uint8(byte);")
+def set_byte_of_ram(ram: wp.array2d(dtype=wp.uint8), i: int, at: int, byte: int):
+    """Change an entry of it."""
 
 
 @wp.func_native(snippet="return screen.data[size_t(which) * size + at];")
