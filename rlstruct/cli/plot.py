@@ -47,7 +47,9 @@ def run(arguments: Sequence[str]) -> None:
         raise UserError("name one folder of a run, or several: rlstruct plot runs/*")
     if options.out.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise UserError(f"--out {options.out}: expected a name that ends with .png, .svg or .pdf.")
-    panels = _panels(options.runs, options.metric)
+    # runs/* holds profiles, too, and trainings that were stopped before they logged anything
+    runs = [path for path in options.runs if (path / "metrics.csv").exists() or not path.exists()] or options.runs
+    panels = _panels(runs, options.metric)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     metric = "return of the evaluations" if options.metric == "evaluation/mean_return" else options.metric
     titled = {options.title or next(iter(panels)): panels[next(iter(panels))]} if len(panels) == 1 else panels
@@ -61,6 +63,8 @@ def run(arguments: Sequence[str]) -> None:
                 + f"{label}: {_runs(len(curves))}, {end}"
                 + (f" (from {number(min(last))} to {number(max(last))})" if last[1:] else "")
             )
+    if left_out := sorted(map(str, set(options.runs) - set(runs))):
+        say(f"left out, nothing was logged there: {', '.join(left_out)}")
     say(f"{options.out}")
 
 

@@ -8,6 +8,8 @@ import json
 import math
 import os
 import pathlib
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -29,7 +31,7 @@ from rlstruct.cli.environments import Task, find, spaces_of
 from rlstruct.cli.main import COMMANDS, main
 from rlstruct.cli.plot import _panels, read_curve
 from rlstruct.cli.record import ALGORITHMS, RunRecord, config_class, load
-from rlstruct.cli.train import _plain
+from rlstruct.cli.train import _plain, _read
 
 for package in ("tyro", "tqdm", "tensorboard", "matplotlib"):
     pytest.importorskip(package, reason="needs the extra: pip install 'rlstruct[train]'")
@@ -506,10 +508,31 @@ def test_runs_in_several_environments_have_a_panel_each(tmp_path: pathlib.Path, 
     assert list(panels := _panels(folders, "evaluation/mean_return")) == ["Acrobot-v1", "CartPole-v1"]
     assert list(panels["Acrobot-v1"]) == ["a2c"]  # alone: nothing to tell it from
     assert list(panels["CartPole-v1"]) == ["a2c, learning_rate 0.01", "a2c, learning_rate 2.01"]
-    assert main(["plot", *map(str, folders), "--out", "panels.png"]) == 0
-    assert "Acrobot-v1: a2c: 1 run, ends at 20.0" in capsys.readouterr().out
+    (tmp_path / "profile-1").mkdir()  # runs/* holds such folders, and files
+    (tmp_path / "tuning.json").write_text("{}")
+    others = [str(tmp_path / "profile-1"), str(tmp_path / "tuning.json")]
+    assert main(["plot", *map(str, folders), *others, "--out", "panels.png"]) == 0
+    said = capsys.readouterr().out
+    assert "Acrobot-v1: a2c: 1 run, ends at 20.0" in said
+    assert f"left out, nothing was logged there: {', '.join(others)}" in said
+    assert main(["plot", str(folders[0]), "nowhere"]) == 2  # a slip of the pen is no profile
     with Image.open("panels.png") as picture:
         assert picture.size == (1575, 960)  # two panels, labels beside them
+
+
+def test_the_documentation_shows_commands_that_are_understood() -> None:
+    root = pathlib.Path(__file__).parents[2]
+    text = "\n".join(page.read_text() for page in (root / "README.md", *(root / "docs").rglob("*.md")))
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    lines = {line for line in "\n".join(blocks).splitlines() if line.startswith("rlstruct ")}
+    commands = [shlex.split(line, comments=True)[1:] for line in lines]
+    assert {words[0] for words in commands} >= {"train", "evaluate", "plot", "play", "profile", "tune", "devices"}
+    for command, *words in commands:
+        assert command in COMMANDS
+        if command == "train" and not {"--config", "--resume", "--help"} & set(words):
+            assert _read(words)[0] in ALGORITHMS
+        elif command == "tune" and ":" not in words[0]:
+            assert words[0] in ALGORITHMS
 
 
 def test_a_missing_extra_is_named(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
