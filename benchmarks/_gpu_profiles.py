@@ -42,8 +42,7 @@ with profile(sys.argv[1], window=600):
 
 def profiling(run: Run) -> None:
     """NVML's utilisation, the busy share and the SM-weighted share side by side; kernels beside CUDA's events."""
-    parts = {"one busy block": _one_block, "8 processes of 20 us kernels": _short_kernels, "matrices": _matrices}
-    for name, measure in parts.items():
+    for name, measure in WORK.items():
         if run.measured("profiling", work=name):
             continue
         needs_nvml = measure is not _matrices
@@ -113,3 +112,7 @@ def _matrices(run: Run) -> dict[str, Any]:
         (use,) = read(folder).gpus
     ratio = use.kernels / (1e-3 * start.elapsed_time(end))
     return {"kernels": use.kernels, "ratio": ratio, "target": "0.95 to 1.05", "met": abs(ratio - 1.0) <= 0.05}
+
+
+WORK = {"one busy block": _one_block, "8 processes of 20 us kernels": _short_kernels, "matrices": _matrices}
+"""What is measured, with a device and whether to be quick; tests/profiling/test_on_a_gpu.py does the same."""

@@ -1,11 +1,10 @@
-"""Is the profiler right, what does it cost, and what does it find? About fourteen minutes on two cores. Layer 6.
+"""Is the profiler right, what does it cost, and what does it find? About twelve minutes on two cores. Layer 6.
 
     python benchmarks/profiler.py [--parts accuracy off shares transitions] [--algorithms dqn] [--seconds 90]
 
-- ``accuracy`` (twelve minutes): REINFORCE, A2C, DQN and PPO on CartPole, in one process and two. Short trainings that
-  do the same work take turns with and without a profile. What a profiled one takes, corrected, is divided by the mean
-  of the one before it and the one after it; the median of these ratios should be 1, by the wall and in CPU seconds,
-  which a busy machine harms less.
+- ``accuracy`` (ten minutes): REINFORCE, A2C, DQN and PPO on CartPole, in one process and two. Short trainings that do
+  the same work take turns with and without a profile. What a profiled one takes, corrected, is divided by what the
+  others take, by the wall and in CPU seconds; the ratio should be 1.
 - ``off``: what an operation costs while nobody profiles, as a share of a step.
 - ``shares`` (half a minute): what an iteration of each algorithm consists of, as RL-Scope asked of other libraries, and
   how much of a GPU a small training uses.

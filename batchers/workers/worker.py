@@ -131,6 +131,7 @@ class Worker:
             if weights is not None:
                 self._read(weights)
             answer = getattr(self, f"_{name}")(*arguments)
+            self._progress.clock.enter(Phase.WAIT)  # in a profile, from before the parent can go on
             try:
                 channel.send(answer)
             except OSError:

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlstruct.profiling.events import N_KINDS, PLAIN, SWITCHING, WATCHED, Recording
-from rlstruct.profiling.overlap import Integers, Segments, Times, lookup, sweep, totals
-from rlstruct.profiling.prices import WAIT, Prices, prices_of
+from rlstruct.profiling.overlap import Floats, Integers, Segments, Times, lookup, sweep, totals
+from rlstruct.profiling.prices import Prices, delays_of, payments_of, prices_of
 
 REGIONS = ("python", "backend", "simulator", "cuda")
 """What the CPU does: Python, torch's operators, a simulator (its operators and kernels, too), calls of CUDA's API."""
@@ -18,8 +18,6 @@ N_REGIONS = 2 * len(REGIONS)  # each without and with a busy GPU beside
 SIMULATOR = "simulator"  # an operation with a meaning of its own, as `WAIT`
 N_BLOCKS = 10
 _OF_SET = np.asarray([3 if s & 4 else 2 if s & 2 else 1 if s & 1 else 0 for s in range(16)]) + 4 * (np.arange(16) >> 3)
-
-Floats = NDArray[np.float64]
 
 
 @dataclass
@@ -58,7 +56,7 @@ class _Sums:
     Attributes:
         seconds: by region.  [3, 8] float64
         paid: for measuring, in seconds.  [3, 8] float64
-        waited: seconds by which others made it longer.
+        waited: seconds by which measuring made it longer, if it is a wait; see `delays_of`.
         pieces: into which it is cut by other operations and slices.  [3] float64
     """
 
@@ -81,8 +79,8 @@ class _Sums:
         if not clean.sum():  # never watched
             clean = np.eye(N_REGIONS)[REGIONS.index("simulator") if path[-1:] == (SIMULATOR,) else 0]
         shares = clean / clean.sum()
-        overhead = self.paid[WATCHED] + self.paid[PLAIN].sum() * shares
-        overhead[0] += self.waited + self.seconds[SWITCHING].sum()
+        overhead = self.paid[WATCHED] + self.paid[SWITCHING] + self.paid[PLAIN].sum() * shares
+        overhead[0] += self.waited
         pieces = self.pieces[WATCHED]
         transitions = self.transitions * (self.pieces.sum() / pieces if pieces else 0.0)
         seconds = self.seconds[WATCHED] + self.seconds[SWITCHING] + self.seconds[PLAIN].sum() * shares
@@ -112,6 +110,11 @@ class Process:
     lifetime: float
     prices: Prices
     rows: list[Row]
+
+    @property
+    def kind(self) -> str:
+        """Its name without a number: workers of one batcher are alike."""
+        return self.name.rstrip("0123456789").rstrip("-")
 
     @property
     def corrected(self) -> float:
@@ -159,11 +162,12 @@ def break_down(recordings: Sequence[Recording]) -> list[Process]:
     for recording in recordings:
         of_process.setdefault(recording.pid, []).append(recording)
     prices = {pid: prices_of(windows) for pid, windows in of_process.items()}
-    paid = [_paid(recording, prices[recording.pid]) for recording in recordings]
+    payments = [payments_of(recording, prices[recording.pid]) for recording in recordings]
+    delays = delays_of(recordings, payments)
     sums: dict[int, dict[tuple[str, tuple[str, ...]], _Sums]] = {pid: {} for pid in of_process}
-    for recording, mine in zip(recordings, paid, strict=True):
+    for recording, paid, longer in zip(recordings, payments, delays, strict=True):
         known = sums[recording.pid]
-        for key, found in _window(recording, mine, _waited(recording, recordings, paid)):
+        for key, found in _window(recording, paid, longer):
             if key in known:
                 known[key].add(found)
             else:
@@ -205,86 +209,41 @@ def _labels(recording: Recording) -> tuple[Times, Integers]:
     return times, N_KINDS * operations + lookup(recording.slices, times)
 
 
-def _paid(recording: Recording, prices: Prices) -> tuple[Times, Floats]:
-    """When measuring was paid for, and how much until then, in seconds: rising moments [K] and sums [K]."""
-    host, spans = recording.host, recording.spans
-    times = np.concatenate([spans.starts, host.starts])
-    of_path = np.asarray([prices.of_event(path) for path in (*recording.paths, ())])  # the last one: of no operation
-    paid = np.append(np.full(len(spans.starts), prices.operation), of_path[lookup(recording.innermost(), host.starts)])
-    order = np.argsort(times, kind="stable")
-    return times[order], np.cumsum(paid[order])
-
-
-def _spent(paid: tuple[Times, Floats], starts: Times, ends: Times) -> Floats:
-    """What measuring has cost a process in each of these stretches of time, in seconds.  [K]."""
-    until = np.append(0.0, paid[1])
-    spent: Floats = until[np.searchsorted(paid[0], ends)] - until[np.searchsorted(paid[0], starts)]
-    return spent
-
-
-def _waited(
-    recording: Recording, recordings: Sequence[Recording], paid: Sequence[tuple[Times, Floats]]
-) -> tuple[Times, Floats]:
-    """How much shorter each wait would be if nobody measured: by what the slowest process that it waits for has paid.
-
-    A process waits for those that it has started in the same phase, and for the one that started it.
-
-    Returns:
-        When the waits began [K], ns, and seconds [K].
-    """
-    waits = np.asarray([path[-1] == WAIT for path in recording.paths], dtype=bool)
-    mine = np.append(waits, False)[recording.spans.path]
-    starts, ends = recording.spans.starts[mine], recording.spans.ends[mine]
-    names = np.asarray([*recording.phase_names, ""], dtype=object)
-    phase = names[lookup(recording.phases, starts)]
-    most = np.zeros(len(starts))
-    for other, theirs in zip(recordings, paid, strict=True):
-        is_child = other.parent == recording.pid and other.pid != recording.pid
-        if is_child or other.pid == recording.parent:
-            counts = (phase == other.phase_names[0]) if is_child else np.ones(len(starts), dtype=bool)
-            most = np.maximum(most, np.where(counts, _spent(theirs, starts, ends), 0.0))
-    return starts, np.minimum(most, 1e-9 * (ends - starts))
-
-
 def _window(
-    recording: Recording, paid: tuple[Times, Floats], waited: tuple[Times, Floats]
+    recording: Recording, payments: tuple[Times, Floats], delays: tuple[Integers, Floats]
 ) -> Iterator[tuple[tuple[str, tuple[str, ...]], _Sums]]:
     """Yield the operations of one window, by phase and path."""
     segments, width, k = segments_of(recording), len(recording.paths) + 1, len(REGIONS)
     region, label = _OF_SET[segments.active], np.maximum(segments.label, 0)
-    n = (int(label.max(initial=0)) // N_KINDS + 1) * N_KINDS
-    by_kind = n // N_KINDS, N_KINDS, N_REGIONS
-    seconds = 1e-9 * totals(label * N_REGIONS + region, segments.lengths, n * N_REGIONS).reshape(by_kind)
+    n = len(recording.phase_names) * width
+    by_kind = n, N_KINDS, N_REGIONS
+    keys = label * N_REGIONS + region
+    seconds = 1e-9 * totals(keys, segments.lengths, n * N_KINDS * N_REGIONS).reshape(by_kind)
     # Measuring is paid before an event: where the process was until then.
-    at = segments.at(paid[0])
-    price = np.diff(paid[1], prepend=0.0)
-    overhead = totals(label[at] * N_REGIONS + region[at], price, n * N_REGIONS).reshape(by_kind)
-    longer = totals(label[segments.at(waited[0] + 1)] // N_KINDS, waited[1], n // N_KINDS)
+    paid = totals(keys[segments.at(payments[0])], payments[1], n * N_KINDS * N_REGIONS).reshape(by_kind)
     cpu, operations = region % k, label // N_KINDS
     changed = np.flatnonzero((np.diff(cpu) != 0) & (label[1:] % N_KINDS == WATCHED)) + 1
-    moves = totals(
-        (operations[changed] * k + cpu[changed - 1]) * k + cpu[changed], np.ones(len(changed)), n // N_KINDS * k * k
-    )
+    moves = totals((operations[changed] * k + cpu[changed - 1]) * k + cpu[changed], np.ones(len(changed)), n * k * k)
     new = np.diff(label, prepend=-1) != 0
-    pieces = totals(label[new], np.ones(int(new.sum())), n).reshape(-1, N_KINDS)
+    pieces = totals(label[new], np.ones(int(new.sum())), n * N_KINDS).reshape(-1, N_KINDS)
     pieces[:, SWITCHING] = 0.0
     starts, ends, path = recording.spans.starts, recording.spans.ends, recording.spans.path
     of_span = np.maximum(lookup(recording.phases, starts), 0) * width + path + 1
+    longer = totals(of_span[delays[0]], delays[1], n)
     whole = _whole(recording)
     for one in map(int, np.unique(np.concatenate([operations, of_span]))):
         entries = np.flatnonzero(of_span == one)
         chosen = entries[whole[entries]] if whole[entries].sum() >= N_BLOCKS else entries
         lengths = 1e-9 * (ends[chosen] - starts[chosen])
-        inside = one < n // N_KINDS
         yield (
             (recording.phase_names[one // width], recording.paths[one % width - 1] if one % width else ()),
             _Sums(
                 count=len(entries),
-                seconds=seconds[one] if inside else np.zeros(by_kind[1:]),
-                paid=overhead[one] if inside else np.zeros(by_kind[1:]),
-                waited=float(longer[one]) if inside else 0.0,
-                pieces=pieces[one] if inside else np.zeros(N_KINDS),
-                transitions=moves.reshape(-1, k, k)[one] if inside else np.zeros((k, k)),
+                seconds=seconds[one],
+                paid=paid[one],
+                waited=float(longer[one]),
+                pieces=pieces[one],
+                transitions=moves.reshape(-1, k, k)[one],
                 per_entry=[float(part.mean()) for part in np.array_split(lengths, N_BLOCKS) if len(part)],
             ),
         )

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from rlstruct.profiling.breakdown import REGIONS, Floats, Process
+from rlstruct.profiling.breakdown import REGIONS, Process
+from rlstruct.profiling.overlap import Floats
 from rlstruct.profiling.prices import WAIT
-from rlstruct.profiling.sentence import main_process
+from rlstruct.profiling.sentence import WORDS, main_process
 
 _COLORS = ("#4c72b0", "#dd8452", "#55a868", "#8172b3")
 _WAITING = "#c8c8c8"
-_LABELS = ("Python", "torch's operators", "simulator", "CUDA's API")
 _MOST, _LEAST = 18, 0.005
 
 
@@ -26,12 +26,10 @@ def draw(processes: Sequence[Process], path: Path, title: str) -> None:
         path: of the picture.
         title: stands above it.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported here: the extra ``train`` may be missing
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # imported here: the extra ``train`` may be missing
 
     bars = bars_of(processes)
-    figure = Figure(figsize=(9.5, 1.8 + 0.3 * len(bars)))
-    FigureCanvasAgg(figure)
+    figure = Figure(figsize=(9.5, 1.9 + 0.3 * len(bars)), layout="constrained")
     axes = figure.add_subplot()
     places = np.arange(len(bars))[::-1]
     left = np.zeros(len(bars))
@@ -41,7 +39,7 @@ def draw(processes: Sequence[Process], path: Path, title: str) -> None:
         width = values[:, index]
         if not width.any():
             continue
-        label = _LABELS[region] + (", GPU busy" if busy else "")
+        label = WORDS[region] + (", GPU busy" if busy else "")
         hatch = "////" if busy else None
         colors = [_WAITING if name.endswith(WAIT) else _COLORS[region] for name, _ in bars]
         axes.barh(places, width, left=left, color=colors, hatch=hatch, edgecolor="white")
@@ -54,8 +52,7 @@ def draw(processes: Sequence[Process], path: Path, title: str) -> None:
     figure.suptitle("\n".join(textwrap.wrap(title, 110)), fontsize=10, x=0.02, ha="left")
     if bars:
         axes.barh([0], [0], color=_WAITING, label="waiting")
-        axes.legend(fontsize=8, loc="lower right")
-    figure.tight_layout()
+        figure.legend(fontsize=8, loc="outside lower right", ncols=5, frameon=False)
     figure.savefig(path, dpi=130)
 
 
@@ -68,7 +65,7 @@ def bars_of(processes: Sequence[Process]) -> list[tuple[str, Floats]]:
     main = main_process(processes)
     sums: dict[str, Floats] = {}
     for process in processes:
-        kind = "main" if process is main else process.name.rstrip("0123456789").rstrip("-").removeprefix("rlstruct-")
+        kind = "main" if process is main else process.kind.removeprefix("rlstruct-")
         for row in process.rows:
             if row.path and (process is main or kind != "main"):
                 inside = "" if row.phase != "evaluation" else ", evaluation"

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rlstruct.profiling.events import DeviceEvents, Recording
-from rlstruct.profiling.overlap import Integers, Times, lookup
+from rlstruct.profiling.events import Recording
+from rlstruct.profiling.overlap import Floats, Integers, Times, lookup, sweep, totals, union_length
 from rlstruct.profiling.prices import WAIT
 
 DATA = {WAIT, "hand-over", "copy", "replay buffer"}
@@ -34,7 +35,7 @@ class GpuUse:
             nvidia-ml-py.
         kernels: sum of the seconds of all kernels.
         idle: seconds in which the GPU waits for the ``host`` (nothing is ordered yet), for ``data`` (the host waits for
-            it or moves it, or it is being copied to the GPU) and for ``launches`` (ordered, and not begun).
+            it or moves it, or has ordered its copy) and for ``launches`` (ordered, and not begun).
         operations: busy seconds by the operation that launched the work, or that was captured in a CUDA graph.
     """
 
@@ -100,34 +101,44 @@ def use_of_gpus(recordings: Sequence[Recording], folder: Path) -> list[GpuUse]:
 def _add_window(use: GpuUse, recording: Recording, rows: Integers, captures: Captures) -> None:
     device = recording.device
     starts, ends = device.starts[rows], device.ends[rows]
-    use.seconds += 1e-9 * (recording.ended - recording.begun)
+    names = [device.names[i] for i in rows]
     processors = max(1, device.processors.get(use.device, 1))
-    weights = np.minimum(1.0, device.blocks[rows] / processors)
-    begun, over = _merged(starts, ends)
-    use.busy += 1e-9 * float((over - begun).sum())
-    use.weighted += 1e-9 * _weighted(starts, ends, weights)
-    kernels = np.asarray([not device.names[i].startswith(("Memcpy", "Memset")) for i in rows])
+    launched, path, paths = _launches(recording, captures)
+    use.seconds += 1e-9 * (recording.ended - recording.begun)
+    use.weighted += 1e-9 * _weighted(starts, ends, np.minimum(1.0, device.blocks[rows] / processors))
+    kernels = np.asarray([not name.startswith(("Memcpy", "Memset")) for name in names])
     use.kernels += 1e-9 * float((ends - starts)[kernels].sum())
-    launched, path, names = _launches(recording, captures)
-    for reason, seconds in _idle(recording, rows, launched[rows], (begun, over)).items():
+    copies = np.asarray([name.startswith("Memcpy HtoD") for name in names])
+    busy, data, launches, host = _split(recording, starts, ends, np.minimum(launched[rows], starts), copies)
+    use.busy += busy
+    for reason, seconds in (("host", host), ("data", data), ("launches", launches)):
         use.idle[reason] += seconds
     for one in map(int, np.unique(path[rows])):
-        name = "/".join(names[one]) if one >= 0 else "(no operation)"
+        name = "/".join(paths[one]) if one >= 0 else "(no operation)"
         at = path[rows] == one
-        parts = _merged(starts[at], ends[at])
-        use.operations[name] = use.operations.get(name, 0.0) + 1e-9 * float((parts[1] - parts[0]).sum())
+        use.operations[name] = use.operations.get(name, 0.0) + 1e-9 * union_length(starts[at], ends[at])
 
 
-def _merged(starts: Times, ends: Times) -> tuple[Times, Times]:
-    """Join intervals that touch; returns starts and ends of the stretches, rising."""
-    order = np.argsort(starts, kind="stable")
-    starts, ends = starts[order], np.maximum.accumulate(ends[order])
-    new = np.append(True, starts[1:] > ends[:-1]) if len(starts) else np.zeros(0, dtype=bool)
-    last = np.append(np.flatnonzero(new)[1:] - 1, len(starts) - 1) if len(starts) else np.zeros(0, dtype=np.int64)
-    return starts[new], ends[last]
+def _split(
+    recording: Recording, starts: Times, ends: Times, ordered: Times, copies: NDArray[np.bool_]
+) -> tuple[float, ...]:
+    """Seconds in which the GPU is busy, or waits for data, for launches, or for the host; see `GpuUse`."""
+    times, path = recording.innermost()
+    brings = np.append(np.asarray([one[-1] in DATA for one in recording.paths], dtype=np.int64), 0)[path]
+    segments = sweep(
+        np.concatenate([starts, ordered, ordered[copies]]),
+        np.concatenate([ends, starts, starts[copies]]),
+        np.repeat(np.arange(3), [len(starts), len(starts), int(copies.sum())]),
+        (recording.begun, recording.ended),
+        (times, brings),
+    )
+    busy, pending, copying = (segments.active & bit > 0 for bit in (1, 2, 4))
+    data = copying | ~pending & (segments.label == 1)
+    reason = np.select([busy, data, pending], [0, 1, 2], 3)
+    return tuple(map(float, 1e-9 * totals(reason, segments.lengths, 4)))
 
 
-def _weighted(starts: Times, ends: Times, weights: np.ndarray) -> float:
+def _weighted(starts: Times, ends: Times, weights: Floats) -> float:
     """Integrate min(1, sum of the weights of what runs) over time, ns."""
     times = np.concatenate([starts, ends])
     order = np.argsort(times, kind="stable")
@@ -181,33 +192,3 @@ def _captures(recording: Recording) -> Captures:
         elif inside and any(word in name for word in _CAPTURED):
             calls.append(i)
     return found
-
-
-def _idle(recording: Recording, rows: Integers, launched: Times, busy: tuple[Times, Times]) -> dict[str, float]:
-    """Split the seconds between stretches of work by what the GPU waited for."""
-    device: DeviceEvents = recording.device
-    begun = np.append(recording.begun, busy[1])
-    ended = np.append(busy[0], recording.ended)
-    order = np.argsort(device.starts[rows], kind="stable")
-    next_one = np.searchsorted(device.starts[rows][order], ended[:-1])
-    ordered = np.append(launched[order][next_one], recording.ended)  # nothing was ordered after the last one
-    ordered = np.clip(ordered, begun, np.maximum(begun, ended))
-    copies = np.asarray(
-        [device.names[rows[order[i]]].startswith("Memcpy HtoD") for i in next_one] + [False], dtype=bool
-    )
-    moving = _data_seconds(recording, begun, np.where(copies, ended, ordered))
-    whole, waiting = 1e-9 * (ended - begun), 1e-9 * (ordered - begun)
-    data = np.where(copies, whole, moving)
-    host = np.where(copies, 0.0, waiting - moving)
-    return {"host": float(host.sum()), "data": float(data.sum()), "launches": float((whole - data - host).sum())}
-
-
-def _data_seconds(recording: Recording, starts: Times, ends: Times) -> np.ndarray:
-    """How long operations that bring data ran in each stretch of time, in seconds."""
-    times, path = recording.innermost()
-    brings = np.append(np.asarray([one[-1] in DATA for one in recording.paths], dtype=bool), False)[path]
-    edges = np.concatenate([[recording.begun], times, [recording.ended]])
-    active = np.concatenate([[False], brings]) if len(times) else np.zeros(1, dtype=bool)
-    until = np.append(0.0, np.cumsum(np.where(active, np.diff(edges), 0)))
-    seconds: np.ndarray = 1e-9 * (np.interp(ends, edges, until) - np.interp(starts, edges, until))
-    return seconds

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 Times = NDArray[np.int64]
 Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def union_length(starts: Times, ends: Times) -> int:
     return int(segments.lengths[segments.active > 0].sum())
 
 
-def totals(keys: Integers, values: NDArray[Any], n: int) -> NDArray[np.float64]:
+def totals(keys: Integers, values: NDArray[Any], n: int) -> Floats:
     """Add up values by key.
 
     Args:

@@ -1,8 +1,8 @@
-"""What it costs to record torch's operators: slices of a run with and without them, compared.
+"""What measuring costs, and how much later it makes each process.
 
 RL-Scope (MLSys 2021, section 3.5) reruns a program with one feature on at a time and divides the difference by the
-number of events. Here both kinds of slices alternate in one run, so that the same operations, of the same processes on
-the same machine, are compared a few milliseconds apart.
+number of events. Here slices with and without torch's operators alternate in one run, so that the same operations, of
+the same processes on the same machine, are compared a few milliseconds apart.
 """
 
 from __future__ import annotations
@@ -13,32 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlstruct.profiling.events import PLAIN, WATCHED, Recording
-from rlstruct.profiling.overlap import Integers, Times, lookup
+from rlstruct.profiling.events import PLAIN, SWITCHING, WATCHED, Recording
+from rlstruct.profiling.overlap import Floats, Integers, Times, lookup
 
 Path = tuple[str, ...]
 WAIT = "wait"  # an operation whose length others decide
-_FEW = 10
+_FEW = 10  # with fewer pieces there is nothing to compare
 _TYPICAL = 0.5  # of the pieces; on a busy machine the longer ones say more about other programs than about this one
-
-
-@dataclass(frozen=True)
-class Pieces:
-    """A window, cut wherever another operation becomes the innermost one, and where slices begin.
-
-    Attributes:
-        starts: of each piece.  [K] int64, ns
-        lengths: positive.  [K] int64, ns
-        path: index into `Recording.paths`, -1 for none.  [K] int64
-        kind: of the slice, see `rlstruct.profiling.events`.  [K] int64
-        events: of torch that begin in it.  [K] int64
-    """
-
-    starts: Times
-    lengths: Times
-    path: Integers
-    kind: Integers
-    events: Integers
 
 
 @dataclass(frozen=True)
@@ -47,28 +28,12 @@ class Prices:
 
     Attributes:
         operation: to enter and leave an operation.
-        event: to record an event of torch, on average; None if no slices could be compared.
-        events: the same by the operation that it happens in, where enough pieces of it were seen.
+        event: to record an event of torch, on average; None if no slices could be compared. A negative one is taken for
+            0.
     """
 
     operation: float
     event: float | None
-    events: dict[Path, float]
-
-    def of_event(self, path: Path) -> float:
-        """Return what an event in an operation costs, not less than nothing."""
-        return max(0.0, self.events.get(path, self.event or 0.0))
-
-
-def pieces_of(recording: Recording) -> Pieces:
-    """Cut a window into pieces."""
-    innermost = recording.innermost()
-    starts = np.unique(np.concatenate([innermost[0], recording.slices[0], [recording.begun]]))
-    starts = starts[(starts >= recording.begun) & (starts < recording.ended)]
-    lengths = np.diff(np.append(starts, recording.ended))
-    at = np.maximum(np.searchsorted(starts, recording.host.starts, side="right") - 1, 0)
-    events = np.bincount(at, minlength=len(starts))
-    return Pieces(starts, lengths, lookup(innermost, starts), lookup(recording.slices, starts), events)
 
 
 def prices_of(recordings: Sequence[Recording]) -> Prices:
@@ -77,26 +42,37 @@ def prices_of(recordings: Sequence[Recording]) -> Prices:
     Args:
         recordings: its windows.
     """
-    found: dict[Path, list[NDArray[np.int64]]] = {}  # kind, length and events of the pieces of an operation  [3, K]
+    found: dict[Path, list[Integers]] = {}
     for recording in recordings:
-        pieces = pieces_of(recording)
-        table = np.stack([pieces.kind, pieces.lengths, pieces.events])
-        for one in map(int, np.unique(pieces.path)):
-            path = recording.paths[one] if one >= 0 else ()
-            found.setdefault(path, []).append(table[:, pieces.path == one])
-    events: dict[Path, float] = {}
-    more, n = 0.0, 0.0
-    for path, tables in found.items():
-        kind, lengths, noted = np.concatenate(tables, axis=1)
+        paths, pieces = _pieces(recording)
+        for one in map(int, np.unique(paths)):
+            found.setdefault(recording.paths[one] if one >= 0 else (), []).append(pieces[:, paths == one])
+    longer, n = 0.0, 0.0
+    for path, pieces_of_path in found.items():
+        kind, lengths, noted = np.concatenate(pieces_of_path, axis=1)
         watched, plain = _typical(lengths, kind == WATCHED), _typical(lengths, kind == PLAIN)
         if path[-1:] == (WAIT,) or min(len(watched), len(plain)) < _FEW or not noted[watched].any():
             continue
-        longer = 1e-9 * float(lengths[watched].mean() - lengths[plain].mean())
-        events[path] = longer / float(noted[watched].mean())
-        total = float(noted[kind == WATCHED].sum())
-        more, n = more + events[path] * total, n + total
+        longer += len(watched) * float(lengths[watched].mean() - lengths[plain].mean())
+        n += float(noted[watched].sum())
     operation = float(np.median([recording.cost for recording in recordings]))
-    return Prices(operation, more / n if n else None, events)
+    return Prices(operation, 1e-9 * longer / n if n else None)
+
+
+def _pieces(recording: Recording) -> tuple[Integers, Integers]:
+    """Cut a window wherever another operation becomes the innermost one, and where slices begin.
+
+    Returns:
+        Which of `Recording.paths` each piece belongs to, -1 for none  [K]; the kind of its slice, its length in ns, and
+        how many events of torch begin in it  [3, K].
+    """
+    innermost = recording.innermost()
+    starts = np.unique(np.concatenate([innermost[0], recording.slices[0], [recording.begun]]))
+    starts = starts[(starts >= recording.begun) & (starts < recording.ended)]
+    lengths = np.diff(np.append(starts, recording.ended))
+    at = np.maximum(np.searchsorted(starts, recording.host.starts, side="right") - 1, 0)
+    events = np.bincount(at, minlength=len(starts))
+    return lookup(innermost, starts), np.stack([lookup(recording.slices, starts), lengths, events])
 
 
 def _typical(lengths: Times, among: NDArray[np.bool_]) -> Integers:
@@ -104,3 +80,91 @@ def _typical(lengths: Times, among: NDArray[np.bool_]) -> Integers:
     index = np.flatnonzero(among)
     order = index[np.argsort(lengths[index], kind="stable")]
     return order[: int(np.ceil(_TYPICAL * len(order)))]
+
+
+def payments_of(recording: Recording, prices: Prices) -> tuple[Times, Floats]:
+    """When a process paid for measuring, and how much: before an operation or an event, and after switching.
+
+    Returns:
+        Rising moments, ns, and seconds.  [K] each
+    """
+    host, spans, (times, kinds) = recording.host, recording.spans, recording.slices
+    switching = np.flatnonzero(kinds[:-1] == SWITCHING)
+    at = np.concatenate([spans.starts, host.starts, times[switching + 1]])
+    each = np.repeat([prices.operation, max(0.0, prices.event or 0.0)], [len(spans.starts), len(host.starts)])
+    paid = np.concatenate([each, 1e-9 * np.diff(times)[switching]])
+    order = np.argsort(at, kind="stable")
+    return at[order], paid[order]
+
+
+def delays_of(
+    recordings: Sequence[Recording], payments: Sequence[tuple[Times, Floats]]
+) -> list[tuple[Integers, Floats]]:
+    """How much longer each wait became because somebody measured; negative if it became shorter.
+
+    A process that pays comes later to all that follows, until it waits for others. A wait ends when the last of them
+    has signalled, or at once if all have. Without measuring, each moment comes earlier by as much as its process is
+    late then. So if a process begins to wait at s, and another one signals at t, it goes on late by
+    ``min(m - s + late(s), m - t + late_of_the_other(t))`` with ``m = max(s, t)``. What was paid in a process for which
+    nobody waits delays nobody, and a wait hides what the one that waits has paid.
+
+    A process waits for those that it has started in the same phase, which signal when they begin to wait themselves,
+    and for the one that started it, which gives its orders while it works.
+
+    Args:
+        recordings: all windows of all processes.
+        payments: see `payments_of`, of each.
+
+    Returns:
+        For each recording: which of its spans are waits, and seconds.  [K] each
+    """
+    late = [_Lateness(*one) for one in zip(recordings, payments, strict=True)]
+    waits = [(int(end), int(start), one) for one in late for start, end in zip(one.starts, one.ends, strict=True)]
+    for end, start, mine in sorted(waits, key=lambda wait: wait[:2]):
+        signals = [(one, at) for one in late if (at := one.signalled(mine.recording, start, end)) is not None]
+        last = max([start, *(at for _, at in signals)])
+        mine.go_on(start, end, min(1e-9 * (last - at) + one.at(at) for one, at in [(mine, start), *signals]))
+    return [(one.spans, np.diff(one.delays)) for one in late]
+
+
+class _Lateness:
+    """How much later a process does things than it would if nobody measured.
+
+    Attributes:
+        recording: one of its windows; it begins in time.
+        spans: those that are waits.  [K] int64
+        starts: of these, rising.  [K] int64, ns
+        ends: likewise.
+        delays: sums of what the waits until now were longer, 0 first; in seconds.
+    """
+
+    def __init__(self, recording: Recording, payments: tuple[Times, Floats]) -> None:
+        """Begin in time."""
+        waits = np.asarray([path[-1] == WAIT for path in recording.paths], dtype=bool)
+        self.recording = recording
+        self.spans = np.flatnonzero(np.append(waits, False)[recording.spans.path])
+        self.starts, self.ends = recording.spans.starts[self.spans], recording.spans.ends[self.spans]
+        self.delays = [0.0]
+        self._times, self._paid = payments[0], np.append(0.0, np.cumsum(payments[1]))
+
+    def at(self, time: int) -> float:
+        """Return seconds; within a wait, nobody knows them before its end."""
+        n_over = min(int(np.searchsorted(self.ends, time, side="right")), len(self.delays) - 1)
+        return float(self._paid[np.searchsorted(self._times, time, side="right")]) + self.delays[n_over]
+
+    def go_on(self, start: int, end: int, late: float) -> None:
+        """Note that the next wait has ended, and how late; what is paid for the operation after it comes later."""
+        n_paid = max(np.searchsorted(self._times, start, side="right"), np.searchsorted(self._times, end))
+        self.delays.append(late - float(self._paid[n_paid]))
+
+    def signalled(self, waiting: Recording, start: int, end: int) -> int | None:
+        """Return when this process let another one go on that waited from start to end; None if that was not for it."""
+        mine = self.recording
+        if mine.begun > end or mine.ended < start:
+            return None
+        last = int(np.searchsorted(self.starts, end, side="right")) - 1
+        if mine.pid == waiting.parent:
+            return int(self.starts[last]) if last >= 0 and self.ends[last] > end else end
+        phase = waiting.phase_names[int(lookup(waiting.phases, np.asarray([start]))[0])]
+        is_child = mine.parent == waiting.pid and mine.pid != waiting.pid and mine.phase_names[0] == phase
+        return int(self.starts[last]) if is_child and last >= 0 else None

@@ -161,7 +161,7 @@ def _entries(processes: Sequence[Process]) -> Mapping[tuple[str, str, tuple[str,
     for process in processes:
         for row in process.rows:
             if row.per_entry and row.path:
-                key = process.name.rstrip("0123456789").rstrip("-"), row.phase, row.path
+                key = process.kind, row.phase, row.path
                 found.setdefault(key, []).extend(row.per_entry)
     return found
 

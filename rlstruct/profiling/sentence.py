@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
-from rlstruct.profiling.breakdown import REGIONS, SIMULATOR, Process, Row
+from rlstruct.profiling.breakdown import SIMULATOR, Process, Row
 from rlstruct.profiling.gpu import GpuUse
+from rlstruct.profiling.overlap import Floats
 from rlstruct.profiling.prices import WAIT
 
-_WORDS = {"python": "Python", "backend": "torch's operators", "simulator": "the simulator", "cuda": "calls of CUDA"}
+WORDS = ("Python", "torch's operators", "the simulator", "calls of CUDA")
+"""How `rlstruct.profiling.breakdown.REGIONS` are called."""
 _LEARNING = "a larger batch for each call, or a smaller network"
 ADVICE = {
     "environment": "more workers (n_processes; `rlstruct tune` finds how many), or a simulator of rlstruct.sims",
@@ -42,21 +43,10 @@ _THINGS = {
     "search",
     "hand-over",
     "loss",
+    "loss and backward",
     "host",
-} | {"loss and backward"}
+}
 _OWN = "operations of your own, `with rlstruct.profiling.operation(...)`, to see what is in it"
-
-
-@dataclass(frozen=True)
-class _Most:
-    """The operation that takes most: its name, its share, and the region that takes most of it."""
-
-    name: str
-    share: float
-    region: str
-
-    def __str__(self) -> str:
-        return f"{_called(self.name)}, mostly in {_WORDS[self.region]}"
 
 
 def main_process(processes: Sequence[Process]) -> Process:
@@ -76,21 +66,19 @@ def sentence_of(processes: Sequence[Process], gpus: Sequence[GpuUse]) -> str:
     phase = _phase_of(main)
     rows = [row for row in main.rows if row.phase == phase]
     looped = [row for row in rows if "iteration" in row.path]
-    most = _most(looped or [row for row in rows if row.path] or rows)
+    name, share, told = _most(looped or [row for row in rows if row.path] or rows)
     whole = "an iteration" if looped else f"the time in {phase!r}"
     end = _of_gpus(gpus, main.pid)
-    if most.name != WAIT:
-        return f"{100 * most.share:.0f} % of {whole} is {most}: try {_advice(most.name)}.{end}"
+    if name != WAIT:
+        return f"{share} of {whole} is {told}: try {_advice(name)}.{end}"
     others = [one for one in processes if one is not main and any(row.phase == phase for row in one.rows)]
     working = [row for one in others for row in one.rows if row.phase == phase and row.path]
     working = [row for row in working if row.path[-1] not in (WAIT, "start")]
+    waiting = f"{share} of {whole} is waiting for workers"
     if not working:
-        return f"{100 * most.share:.0f} % of {whole} is waiting for workers: try {_advice(WAIT)}.{end}"
-    theirs = _most(working)
-    return (
-        f"{100 * most.share:.0f} % of {whole} is waiting for workers, and {100 * theirs.share:.0f} % of their work is "
-        f"{theirs}: try {_advice(theirs.name)}.{end}"
-    )
+        return f"{waiting}: try {_advice(WAIT)}.{end}"
+    name, share, told = _most(working)
+    return f"{waiting}, and {share} of their work is {told}: try {_advice(name)}.{end}"
 
 
 def _phase_of(process: Process) -> str:
@@ -103,24 +91,16 @@ def _phase_of(process: Process) -> str:
     return max(sums, key=lambda name: (name != "evaluation" and sums[name] > little, sums[name]), default="")
 
 
-def _most(rows: Iterable[Row]) -> _Most:
-    sums: dict[str, list[float]] = {}
+def _most(rows: Iterable[Row]) -> tuple[str, str, str]:
+    """The operation that takes most: its name, its share, and how it is called, with what takes most of it."""
+    sums: dict[str, Floats] = {}
     for row in rows:
-        name = _group(row.path)
-        mine = sums.setdefault(name, [0.0] * len(REGIONS))
-        for region, seconds in enumerate(row.corrected.reshape(2, -1).sum(0)):
-            mine[region] += float(seconds)
-    total = sum(map(sum, sums.values())) or 1.0
-    name = max(sums, key=lambda one: sum(sums[one]), default="")
-    regions = sums.get(name, [0.0])
-    return _Most(name, sum(regions) / total, REGIONS[regions.index(max(regions))])
-
-
-def _group(path: tuple[str, ...]) -> str:
-    """A simulator belongs to the environment around it."""
-    if path[-1:] == (SIMULATOR,):
-        return "environment"
-    return path[-1] if path else "outside of all operations"
+        # A simulator belongs to the environment around it.
+        name = "environment" if row.path[-1:] == (SIMULATOR,) else (*row.path[-1:], "outside of all operations")[0]
+        sums[name] = sums.get(name, 0.0) + row.corrected.reshape(2, -1).sum(0)
+    name = max(sums, key=lambda one: float(sums[one].sum()))
+    share = sums[name].sum() / (sum(one.sum() for one in sums.values()) or 1.0)
+    return name, f"{100 * share:.0f} %", f"{_called(name)}, mostly in {WORDS[int(sums[name].argmax())]}"
 
 
 def _called(name: str) -> str:
