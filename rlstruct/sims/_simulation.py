@@ -86,7 +86,7 @@ class Simulation:
         now |= {"episode": carry["episode"], "elapsed": carry["elapsed"] + 1, "reward": reward}
         now |= {f"last_{key}": value for key, value in action.items()}
         truncated, done = self._ends(now["elapsed"], terminated)
-        kept, after = (self._restart if starts is None else starts.restart)(carry, done, now)
+        kept, after = (self if starts is None else starts).restart(carry, done, now)
         shown = ["reward", *(f"last_{key}" for key in action)]
         reached = {**self.frames(moved, kept=False), **{key: kept[key] for key in shown}}
         reached |= {"terminated": terminated, "truncated": truncated, "done": done}
@@ -94,7 +94,7 @@ class Simulation:
         current |= {key: after.pop(key) for key in shown}
         return after, reached, current, {}
 
-    def _restart(self, carry: Tensors, done: Tensor, now: Tensors) -> tuple[Tensors, Tensors]:
+    def restart(self, carry: Tensors, done: Tensor, now: Tensors) -> tuple[Tensors, Tensors]:
         """Put the next episode's start in the place of what has ended (``done`` [B]): what is drawn, 0 for all else.
 
         Returns ``now``, the reward and a copy of the action among it, and what comes after.
@@ -153,7 +153,7 @@ class StartStates:
         """The tensor with which the next step must begin; with any other the simulation was set elsewhere."""
 
     def restart(self, carry: Tensors, done: Tensor, now: Tensors) -> tuple[Tensors, Tensors]:
-        """Do what `Simulation._restart` does, for all tensors of one dtype and shape at once."""
+        """Do what `Simulation.restart` does, for all tensors of one dtype and shape at once."""
         if self._left == 0 or carry["episode"] is not self.episode:
             self._draw(carry, now)
         self._left -= 1
@@ -196,11 +196,11 @@ class StartStates:
 class TorchStepper:
     """Calls the simulator's own functions of tensors."""
 
-    def __init__(self, simulation: Simulation, *, compiled: bool) -> None:
+    def __init__(self, simulation: Simulation, *, compiled: bool, starts: StartStates | None = None) -> None:
         """Compile nothing yet."""
         self._simulation = simulation
         self._compiled = Compiled(simulation.step) if compiled else None
-        self._starts = StartStates(simulation)
+        self._starts = starts or StartStates(simulation)
 
     @torch.no_grad()
     def step(self, carry: Tensors, action: Tensors) -> Answer:

@@ -30,7 +30,9 @@ def switch_bank(board: Shared, m: Registers, address: int):
 
 @wp.func
 def rom_place(board: Shared, m: Registers, address: int) -> int:
-    """Which byte of the ROM an address of the cartridge means."""
+    """Which byte of the ROM an address of the cartridge means. All instructions wait for it."""
+    if board.mapper < E0:  # the four windows show one bank
+        return int(m.pages & wp.uint32(0xFF)) * 1024 + (address & 0xFFF)
     if board.mapper == FE:
         return (address & 0xFFF) + ((~address & 0x2000) >> 1)
     page = int((m.pages >> wp.uint32(((address >> 10) & 3) * 8)) & wp.uint32(0xFF))

@@ -61,7 +61,7 @@ def fetch_instruction(board: Shared, i: int, m: Registers) -> wp.uint64:
     length = int(text >> wp.uint64(24)) & 3
     if length == 0:
         return fetch_slowly(board, i, m)
-    m.pc = (m.pc + length) & 0xFFFF
+    m.pc += length
     m.bus = int(text >> wp.uint64(8 * length - 8)) & 0xFF
     return text
 

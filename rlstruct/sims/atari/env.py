@@ -19,12 +19,12 @@ from torch import Tensor
 from rlstruct.device import DeviceLike
 from rlstruct.errors import BadValueError
 from rlstruct.functional.random import randint, uniform
-from rlstruct.sims._simulation import Answer, TorchStepper
+from rlstruct.sims._simulation import StartStates, TorchStepper
 from rlstruct.sims._state import Tensors
 from rlstruct.sims.atari.ale_game import Beginning, beginning, beginnings, load_game, rom_ids
 from rlstruct.sims.atari.games import RULES
 from rlstruct.sims.atari.judge import LIVES, OVER, Counter
-from rlstruct.sims.atari.machine import FIELDS, Consoles, launch, run_consoles
+from rlstruct.sims.atari.machine import FIELDS, Consoles, launch, place_consoles, run_consoles
 from rlstruct.sims.atari.picture import WIDTH, View, area_weights, look
 from rlstruct.sims.atari.state import Board
 from rlstruct.sims.tensor_env import TensorEnv
@@ -143,7 +143,7 @@ class Atari(TensorEnv[AtariState]):
         device = str(self._device)
         self._chosen = torch.tensor(self.actions, dtype=torch.int32, device=self._device)
         self._board, self._view = Board(), View()
-        self._board.rom = wp.array(np.frombuffer(self.game.rom, np.uint8), device=device)
+        self._board.rom = wp.from_torch(self._reader.rom.to(self._device))
         self._board.program = wp.from_torch(self._reader.program.to(self._device), dtype=wp.uint64)
         self._board.opcodes = wp.from_torch(self._reader.opcodes.to(self._device))
         self._board.mapper = self._reader.mapper_number
@@ -164,20 +164,22 @@ class Atari(TensorEnv[AtariState]):
             value.clone() for value in (state.registers, state.ram, state.screens, state.tally)
         )
         chosen, taken = self._chosen[action], state.action
-        running, rewards = torch.ones_like(chosen), torch.zeros_like(chosen)
-        cut = torch.zeros_like(chosen)
+        running, rewards, cut = torch.ones_like(chosen), torch.zeros_like(chosen), torch.zeros_like(chosen)
+        consoles = place_consoles(self._board, (registers, ram, screens))
+        memory, tallies, who, paid = map(wp.from_torch, (ram, tally, running, rewards))
         draws = uniform(key, (self.frame_skip,)) if self.sticky else None
         for frame in range(self.frame_skip):
             taken = chosen if draws is None else torch.where(draws[:, frame] < self.sticky, taken, chosen)
             last = frame == self.frame_skip - 1
-            self._frame(registers, ram, screens, taken, running, draw=self.draw_all or frame >= self.frame_skip - 2)
-            self._counter.count(ram, tally, running, rewards)
+            draw = self.draw_all or frame >= self.frame_skip - 2
+            run_consoles(self._board, consoles, taken, who, draw=draw)
+            self._counter.count(memory, tallies, who, paid)
             ended = tally[:, OVER] != 0
             if self.episodic_lives:
                 ended = ended | (tally[:, LIVES] < state.tally[:, LIVES])
             ended_now = ended & (running != 0)
-            cut = cut.masked_fill(ended_now, _CUT_LAST if last else _CUT_EARLIER)
-            running = running.masked_fill(ended_now, 0)
+            cut.masked_fill_(ended_now, _CUT_LAST if last else _CUT_EARLIER)
+            running.masked_fill_(ended_now, 0)
         seen = self._look(state.screens, screens, registers, cut, state.frames[:, -1])
         frames = torch.cat([state.frames[:, 1:], seen.unsqueeze(1)], 1)
         moved = AtariState(registers, ram, screens, frames, taken, tally)
@@ -237,12 +239,6 @@ class Atari(TensorEnv[AtariState]):
         stack = seen.unsqueeze(1).repeat_interleave((self.observation_space.shape or ())[0], 1)
         return AtariState(registers, ram, screens, stack, torch.zeros_like(last), tally)
 
-    def _frame(
-        self, registers: Tensor, ram: Tensor, screens: Tensor, actions: Tensor, running: Tensor, *, draw: bool
-    ) -> None:
-        """Run a frame in place."""
-        run_consoles(self._board, (registers, ram, screens), actions, running, draw=draw)
-
     def _look(self, before: Tensor, after: Tensor, registers: Tensor, cut: Tensor, shown: Tensor) -> Tensor:
         """Turn screens into one observation; games that ended earlier show what was shown."""
         seen = shown.clone()
@@ -254,16 +250,18 @@ class Atari(TensorEnv[AtariState]):
         return seen
 
     def _make_stepper(self) -> TorchStepper:
-        return _Stepper(self._simulation, compiled=False)
+        return TorchStepper(self._simulation, compiled=False, starts=_Starts(self._simulation))
 
 
-class _Stepper(TorchStepper):
-    """Draws the beginnings of one step at a time: they are large."""
+class _Starts(StartStates):
+    """Draws the start states of one step at a time, and on the CPU only where an episode ended: they are large."""
 
-    @torch.no_grad()
-    def step(self, carry: Tensors, action: Tensors) -> Answer:
-        """See `Simulation.step`."""
-        return self._simulation.step(carry, action)
+    def restart(self, carry: Tensors, done: Tensor, now: Tensors) -> tuple[Tensors, Tensors]:
+        """See `StartStates.restart`."""
+        if done.is_cpu and not done.numpy().any():  # sync: of CPU memory
+            kept, after = ({name: v.clone() if v.dim() == 1 else v for name, v in now.items()} for _ in range(2))
+            return kept, after
+        return self._simulation.restart(carry, done, now)
 
 
 def _find(game: str) -> str:

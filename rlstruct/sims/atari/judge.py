@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -134,8 +135,8 @@ class Counter:
             rows.append([score, n, 0, int(ram[max(self._rules.before, 0)]), sets])
         return torch.tensor(rows, dtype=torch.int32, device=self._device)
 
-    def count(self, ram: Tensor, tally: Tensor, running: Tensor | None = None, rewards: Tensor | None = None) -> Tensor:
-        """Count after a frame.
+    def count(self, ram: Any, tally: Any, running: Any = None, rewards: Any = None) -> Any:
+        """Count after a frame. Tensors of torch, or arrays of Warp, which many calls need not make anew.
 
         Args:
             ram: of B consoles.  [B, 256] uint8

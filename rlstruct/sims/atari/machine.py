@@ -45,7 +45,8 @@ class Consoles:
         registers: the registers of `FIELDS`.  [B, F] int32
         ram: 128 bytes of the console, 128 of the cartridge.  [B, 256] uint8
         opcodes: what `make_table` of `opcodes` says.  [256] int32
-        program: what `make_program` makes of the cartridge.  [bytes of the ROM] int64
+        rom: the bytes of the cartridge, 2 KB twice.  [bytes of the ROM] uint8
+        program: what `make_program` makes of it.  [bytes of the ROM] int64
         mapper_number: how the cartridge switches banks, as kernels number it.
 
     Args:
@@ -70,16 +71,18 @@ class Consoles:
         self.registers = torch.zeros(n, len(FIELDS), dtype=torch.int32, device=self.device)
         self.ram = torch.zeros(n, 256, dtype=torch.uint8, device=self.device)
         self._screens = torch.zeros(n, 2, MOST_PICTURE_LINES * 160, dtype=torch.uint8, device=self.device)
-        self._rom = torch.frombuffer(bytearray(rom), dtype=torch.uint8).to(self.device)
+        rom *= 2 if mapper == "2K" else 1  # it is seen twice
+        self.rom = torch.frombuffer(bytearray(rom), dtype=torch.uint8).to(self.device)
         self.opcodes = torch.from_numpy(make_table()).to(self.device)
-        program = make_program(rom, with_ram=mapper.endswith("SC"))
+        program = make_program(rom, with_ram=mapper.endswith("SC"), switches=MAPPERS[mapper] != cartridge.FIXED)
         self.program = torch.from_numpy(program.view(np.int64)).to(self.device)
         wp.init()
         self._board = Board()
-        self._board.rom, self._board.opcodes = wp.from_torch(self._rom), wp.from_torch(self.opcodes)
+        self._board.rom, self._board.opcodes = wp.from_torch(self.rom), wp.from_torch(self.opcodes)
         self._board.program = wp.from_torch(self.program, dtype=wp.uint64)
         self._board.mapper = self.mapper_number = MAPPERS[mapper]
-        self._everybody = torch.ones(n, dtype=torch.int32, device=self.device)
+        self._consoles = place_consoles(self._board, (self.registers, self.ram, self._screens))
+        self._everybody = wp.from_torch(torch.ones(n, dtype=torch.int32, device=self.device))
 
     def load(self, states: Sequence[AleState]) -> None:
         """Go on from states of ALE.
@@ -127,8 +130,7 @@ class Consoles:
             actions: ALE's number of the action of each console, 0 to 17.  [B] int32
             draw: whether `screen` shows the frame afterwards.
         """
-        memory = (self.registers, self.ram, self._screens)
-        run_consoles(self._board, memory, actions.contiguous(), self._everybody, draw=draw)
+        run_consoles(self._board, self._consoles, actions.contiguous(), self._everybody, draw=draw)
 
     def register(self, name: str) -> Tensor:
         """One register of all consoles.
@@ -212,37 +214,46 @@ class Consoles:
 
     def _pages(self, numbers: tuple[int, ...]) -> int:
         """Which kilobytes are in the four windows."""
-        if self.mapper == "2K":
-            return 0x01000100
         if self.mapper == "E0":
             return sum(page << (8 * window) for window, page in enumerate(numbers[1:5]))
         bank = numbers[0] if self.mapper[0] == "F" and self.mapper != "FE" else 0
         return 0x03020100 + 0x04040404 * bank
 
 
-def run_consoles(
-    board: Any, memory: tuple[Tensor, Tensor, Tensor], actions: Tensor, running: Tensor, *, draw: bool
-) -> None:
-    """Run a frame of B consoles in place.
+def place_consoles(board: Any, memory: tuple[Tensor, Tensor, Tensor]) -> Any:
+    """Show kernels where B consoles are; nothing is copied.
 
     Args:
         board: a `Board` with its ROM, program, opcodes and mapper.
         memory: registers [B, F] int32, memory [B, 256] uint8, and screens [B, 2, lines * 160] uint8. Rows of the
             first two may lie apart.
-        actions: ALE's number of the action of each console, 0 to 17.  [B] int32
-        running: 0 leaves a console as it is.  [B] int32
-        draw: whether the screens show the frame afterwards.
+
+    Returns:
+        The consoles, for `run_consoles`.
     """
     registers, ram, screens = memory
     begin, strides, device = registers.data_ptr(), (4 * registers.stride(0),), str(ram.device)
     place: dict[str, Any] = {"shape": (len(ram),), "strides": strides, "device": device, "copy": False}
-    consoles: Any = wp.array(ptr=begin, dtype=Console, **place)
     board.outer = wp.array(ptr=begin + 4 * len(_structs[0].vars), dtype=Periphery, **place)
-    board.ram, board.draw = wp.from_torch(ram), int(draw)
+    board.ram = wp.from_torch(ram)
     board.screen = wp.from_torch(screens.view(torch.int32).view(-1), dtype=wp.uint32)
     board.picture = screens.shape[2] // 4
-    apart = APART if ram.is_cuda else 1
-    launch(ram.device, run_frame, len(ram) * apart, consoles, board, actions, running, apart, block=BLOCK)
+    return wp.array(ptr=begin, dtype=Console, **place)
+
+
+def run_consoles(board: Any, consoles: Any, actions: Tensor, running: Any, *, draw: bool) -> None:
+    """Run a frame of B consoles in place.
+
+    Args:
+        board: what `place_consoles` was given.
+        consoles: what it returned.
+        actions: ALE's number of the action of each console, 0 to 17.  [B] int32
+        running: 0 leaves a console as it is.  [B] int32, of torch or Warp
+        draw: whether the screens show the frame afterwards.
+    """
+    board.draw = int(draw)
+    apart = APART if actions.is_cuda else 1
+    launch(actions.device, run_frame, len(actions) * apart, consoles, board, actions, running, apart, block=BLOCK)
 
 
 def launch(device: torch.device, kernel: Any, shape: int | Sequence[int], *inputs: Any, block: int = 256) -> None:

@@ -202,12 +202,13 @@ def _waits(code: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return waits
 
 
-def make_program(rom: bytes, *, with_ram: bool = False) -> npt.NDArray[np.uint64]:
+def make_program(rom: bytes, *, with_ram: bool = False, switches: bool = True) -> npt.NDArray[np.uint64]:
     """Make the instructions that begin at each byte of a ROM, so that one access reads all of one.
 
     Args:
         rom: the bytes of the cartridge.
         with_ram: whether the second 128 bytes that the processor sees of it are RAM.
+        switches: whether reading some addresses switches banks.
 
     Returns:
         From the lowest byte on: opcode, both bytes after it, how many bytes the instruction has, and the word of
@@ -218,7 +219,7 @@ def make_program(rom: bytes, *, with_ram: bool = False) -> npt.NDArray[np.uint64
     words = make_table().view(np.uint32).astype(np.uint64)[code]
     mode = (words >> np.uint64(MODE)) & np.uint64(15)
     length = np.select([mode == IMPLIED, mode >= PUSH, mode >= ABSOLUTE], [1, 1, 3], 2).astype(np.uint64)
-    length[((place & 0x3FF) >= 0x3FE) | (place >= 0xFDE)] = 0
+    length[((place & 0x3FF) >= 0x3FD) | (place >= 0xFDE) & switches] = 0
     if with_ram:
         length[(place >= 0x07E) & (place < 0x100)] = 0
     words |= np.where(np.roll(length, -3) > 0, _waits(code), np.uint64(0)) << np.uint64(FLOW)
