@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import math
 import os
 import statistics
@@ -26,7 +27,7 @@ CreateBatcher = Callable[[Candidate], RL_Batcher]
 _TURN = 0.05  # seconds of collecting, at least, before it is the other one's turn
 _ROUNDS = 3, 20  # at least, and at most while the noise is too large
 _ROUND_SECONDS = 1.5  # no more rounds than the least after this
-_LONGEST_BATCH = 1.0  # seconds
+_LONGEST_BATCH = 1 / 40  # of the time for the whole search: a probe takes at least four
 _OPENING = 3.0  # seconds that a worker is thought to take to start, until one has started
 
 
@@ -38,7 +39,7 @@ class Session:
         learn: what is done with every batch, if not just to drop it.
 
     Attributes:
-        bytes: memory that it has brought, a batch being held.
+        bytes: memory that it has brought, the largest batch being held.
     """
 
     def __init__(self, batcher: RL_Batcher, learn: Learn | None) -> None:
@@ -61,6 +62,12 @@ class Session:
             steps += self._collect()
             if (seconds := time.perf_counter() - start) >= (_TURN if at_least is None else at_least):
                 return steps / seconds
+
+    def more_after_a_restart(self) -> int:
+        """Return the bytes by which a batch in which environments restart is larger than the one that is held."""
+        held = {} if self.batch is None else dict(self.batch.trajectories.items())
+        memory = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in held.values()}
+        return max(0, self._batcher.memory_report().batch - sum(memory.values()))
 
     def close(self) -> None:
         """Close the batcher."""
@@ -93,6 +100,7 @@ class Prober:
 
     Attributes:
         start: bytes that are in use before the first probe.
+        worker: bytes that a worker is thought to bring, before one has been measured: what this process has of its own.
     """
 
     def __init__(
@@ -108,11 +116,13 @@ class Prober:
         """Open nothing yet."""
         self._create, self._create_learner, self._device, self._limit = create, create_learner, device, limit
         self._told = told
-        self._deadline = time.perf_counter() + seconds
+        self._seconds_in_all, self._deadline = seconds, time.perf_counter() + seconds
         self._opening = _OPENING
         self._open: dict[Candidate, Session] = {}
         self._rates: dict[Candidate, float] = {}
-        self.start = memory_in_use(device)
+        self.start = self.worker = memory_in_use(device)
+        if device.type == "cpu":
+            self.worker, _ = _taken(os.getpid(), with_children=False)
 
     def __call__(self, candidate: Candidate, best: Candidate | None, projected: float) -> Measured:
         """Measure a candidate beside the fastest until then, round by round; see `rlstruct.batchers.tuning.search`.
@@ -145,7 +155,8 @@ class Prober:
     def refuse(self, candidate: Candidate) -> str:
         """Say why a candidate is not worth a probe: at the speed of those like it a batch takes too long."""
         seconds = self._turn(candidate)
-        return f"not started: a batch would take {seconds:.1f} s" if seconds > _LONGEST_BATCH else ""
+        longest = _LONGEST_BATCH * self._seconds_in_all
+        return f"not started: a batch would take {seconds:.1f} s" if seconds > longest else ""
 
     def _turn(self, candidate: Candidate) -> float:
         """Guess the seconds of a turn, from the fastest with as many workers."""
@@ -170,7 +181,7 @@ class Prober:
         self._open[candidate] = session
         if candidate.n_processes:
             self._opening = (time.perf_counter() - begin) / candidate.n_processes
-        session.bytes = memory_in_use(self._device) - before
+        session.bytes = memory_in_use(self._device) - before + session.more_after_a_restart()
         session.batch = None
         return session
 
@@ -207,17 +218,17 @@ def batch_size(create: CreateBatcher, smallest: Candidate) -> Callable[[Candidat
 def memory_in_use(device: torch.device) -> int:
     """Return the bytes that are in use on a GPU, or on the CPU by this process and those that it has started.
 
-    Memory that k processes share counts 1/k in each (Pss of Linux's smaps_rollup); elsewhere this is 0.
+    Memory that k processes share counts 1/k in each (Pss of Linux's smaps_rollup), and libraries, which all of them
+    map, count once; elsewhere this is 0.
     """
     if device.type == "cuda":
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
         return total - free
-    if not Path("/proc/self/smaps_rollup").exists():
-        return 0
+    gc.collect()  # what closed batchers have left in cycles
     with contextlib.suppress(OSError, AttributeError):  # not glibc: it gives back what is free by itself, or not
         ctypes.CDLL(None).malloc_trim(0)
-    return _with_children(os.getpid())
+    return sum(_taken(os.getpid()))
 
 
 def memory_there_is(device: torch.device) -> int:
@@ -231,16 +242,25 @@ def memory_there_is(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _with_children(pid: int) -> int:
-    """Pss of a process and of all that it has started; one that ends meanwhile counts nothing."""
+def _taken(pid: int, with_children: bool = True) -> tuple[int, int]:
+    """Bytes of a process and all that it has started: their own, and the most that one of them maps of files."""
     folder = Path(f"/proc/{pid}")
     try:
-        rollup = (folder / "smaps_rollup").read_text()
-        tasks = [(task / "children").read_text() for task in (folder / "task").iterdir()]
-    except (OSError, ProcessLookupError):
-        return 0
-    own = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
-    return 1024 * own + sum(_with_children(int(child)) for task in tasks for child in task.split())
+        rollup, status = _sizes(folder / "smaps_rollup"), _sizes(folder / "status")
+        tasks = [(task / "children").read_text() for task in (folder / "task").iterdir() if with_children]
+    except (OSError, ProcessLookupError):  # it has ended meanwhile, or this is not Linux
+        return 0, 0
+    own, files = rollup["Pss"] - rollup["Pss_File"], status["RssFile"]
+    for child in " ".join(tasks).split():
+        more, mapped = _taken(int(child))
+        own, files = own + more, max(files, mapped)
+    return own, files
+
+
+def _sizes(file: Path) -> dict[str, int]:
+    """Read the bytes in a file of /proc, by name."""
+    lines = (line.split() for line in file.read_text().splitlines() if line.endswith(" kB"))
+    return {words[0].rstrip(":"): 1024 * int(words[1]) for words in lines}
 
 
 def _noise(values: Sequence[float]) -> float:

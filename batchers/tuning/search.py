@@ -2,14 +2,16 @@
 
 Algorithm 1 of GMI-DRL (USENIX ATC 2025) profiles one more doubling of the environments until memory would not suffice,
 or until speed grows by less than alpha times what memory grows by. Mended: the first candidate and the one that
-saturates can win, the very first one is projected too, alpha may come from the noise of the measurements, and a climb
-begins where the last one ended instead of at the smallest number.
+saturates can win, the very first one is projected too, alpha may come from the noise of the measurements, a climb
+begins where the last one ended instead of at the smallest number, the other settings are climbed in turn until none of
+them pays, and what has been much slower once is not tried again beside other settings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import NamedTuple
 
 from rlstruct.sharing import Mode
@@ -17,6 +19,9 @@ from rlstruct.sharing import Mode
 MIN_ALPHA, MAX_ALPHA = 0.02, 0.03
 """Alpha where it is measured, at least and at most: less than 2 % for twice the memory is no gain, and noise must not
 hide one of more than 3 %."""
+
+
+_MUCH = 0.8  # of the speed: with less than that a line is not climbed, and a step not tried again
 
 
 class Candidate(NamedTuple):
@@ -125,6 +130,7 @@ class Search:
         measure: measures a candidate.
         size: bytes of its batches, by arithmetic.
         start: bytes that this process takes before.
+        worker: bytes that a worker is thought to take before one was measured; None for as much as this process.
         limit: bytes that a candidate may take in all; None for no limit.
         alpha: go on while speed grows by more than alpha times what ``size`` grows by; None for the noise of the
             measurements, between `MIN_ALPHA` and `MAX_ALPHA`.
@@ -141,6 +147,7 @@ class Search:
         *,
         size: Callable[[Candidate], float],
         start: float = 0.0,
+        worker: float | None = None,
         limit: float | None = None,
         alpha: float | None = None,
         refuse: Callable[[Candidate], str] = lambda candidate: "",
@@ -148,7 +155,8 @@ class Search:
         """Measure nothing yet."""
         self.space, self.limit, self.alpha = space, limit, alpha
         self.best: Probe | None = None
-        self._measure, self._size, self._start, self._refuse = measure, size, start, refuse
+        self._measure, self._size, self._refuse = measure, size, refuse
+        self._start, self._worker = start, start if worker is None else worker
         self._seen: dict[Candidate, Probe] = {}
         self._climbed: set[tuple[Candidate, str]] = set()  # lines: a candidate with 0 for the setting that varies
 
@@ -172,10 +180,12 @@ class Search:
             self._climb_envs(few)
             if self.best is not None:
                 break
-        name = "n_timesteps"
-        while self.best is not None and (replace_one(self.best.candidate, name, 0), name) not in self._climbed:
-            self._climb(self.best.candidate, name)
-            name = "n_envs" if name == "n_timesteps" else "n_timesteps"
+        names = "n_timesteps", "n_envs", "n_processes"
+        for name in cycle(names):
+            if self.best is None or all(self._line(self.best.candidate, one) in self._climbed for one in names):
+                break
+            if self._line(self.best.candidate, name) not in self._climbed:
+                self._climb(self.best.candidate, name)
 
     def _climb_envs(self, n_timesteps: int) -> None:
         """Climb the environments of each number of workers, as long as more workers are faster."""
@@ -197,7 +207,7 @@ class Search:
         """Return the bytes that a candidate is expected to take in all.
 
         The batches follow from arithmetic; the rest, processes and environments, from what was measured so far. Before
-        any worker was measured, one counts as much as this process.
+        any worker was measured, one is thought to grow by what this process has grown by when it collected itself.
         """
         rest = self._rest()
         kind = candidate.n_processes, candidate.sharing
@@ -209,8 +219,9 @@ class Search:
             (n_envs, one) = next(iter(line.items()))
             grown = for_each * max(1, candidate.n_processes) * (candidate.n_envs - n_envs)
             return self._size(candidate) + one + grown
-        workers = [(b - self._start) / c.n_processes - for_each * c.n_envs for c, b in rest.items() if c.n_processes]
-        worker = max(workers, default=self._start)
+        grown = {c: (b - self._start) / max(1, c.n_processes) - for_each * c.n_envs for c, b in rest.items()}
+        here = max(0.0, *(more for c, more in grown.items() if not c.n_processes), 0.0)
+        worker = max((more for c, more in grown.items() if c.n_processes), default=self._worker + here)
         more = for_each * candidate.n_envs * max(1, candidate.n_processes)
         return self._size(candidate) + self._start + worker * candidate.n_processes + more
 
@@ -225,19 +236,35 @@ class Search:
         low, high = min(line), max(line)
         return max(0.0, (line[high] - line[low]) / max(1, high - low) / max(1, one.n_processes))
 
+    def _line(self, candidate: Candidate, name: str) -> tuple[Candidate, str]:
+        """Name all candidates that differ from this one in a setting alone."""
+        return self._other(candidate, name, 0), name
+
+    def _other(self, candidate: Candidate, name: str, value: int) -> Candidate:
+        """Return a candidate with another value of one setting; without workers nothing is shared."""
+        found = replace_one(candidate, name, value)
+        if not found.n_processes:
+            return found._replace(sharing="none")
+        return found if candidate.n_processes else found._replace(sharing=self.space.sharing[0])
+
     def _climb(self, start: Candidate, name: str) -> Probe | None:
         """Go up along a setting until that pays no more, else down; return the fastest of this climb."""
-        self._climbed.add((replace_one(start, name, 0), name))
+        self._climbed.add(self._line(start, name))
         values: Sequence[int] = getattr(self.space, name)
         at = values.index(getattr(start, name))
         here = self._probe(start)
         found = [here] if here else []
         if here and not self._seen[start].why:
             self._say(here, f"a climb of {name} begins")
+        if here and self.best and here.score < _MUCH * self.best.score:
+            self._say(here, f"much slower than {self.best.candidate}: stop")
+            return here
         for direction in (1, -1) if here else (-1,):
             last, moved = here, False
             for value in values[at + 1 :] if direction > 0 else values[:at][::-1]:
-                following = self._probe(replace_one(start, name, value))
+                if last is not None and self._was_much_slower(last.candidate, name, value):
+                    break
+                following = self._probe(self._other(start, name, value))
                 if following is None:
                     if direction > 0:
                         break
@@ -249,6 +276,16 @@ class Search:
             if moved:
                 break
         return max(found, key=lambda one: one.score, default=None)
+
+    def _was_much_slower(self, here: Candidate, name: str, value: int) -> bool:
+        """Whether the same step along a setting has cost much beside other settings. Workers are always tried."""
+        for one in self._seen.values():
+            there = self._seen.get(replace_one(one.candidate, name, value))
+            same = name != "n_processes" and getattr(one.candidate, name) == getattr(here, name)
+            if same and there and there.measured and there.score < _MUCH * one.score:
+                self._say(self._seen[here], f"{name} {value} was much slower beside other settings: stop")
+                return True
+        return False
 
     def _saturated(self, before: Probe, after: Probe) -> bool:
         """Whether a step pays no more, and say so: the gain in speed against alpha times the growth of memory."""

@@ -191,7 +191,8 @@ def tune(
     size = batch_size(create, smallest)
     kind: dict[str, Any] = {"create_learner": create_learner, "device": device, "limit": limit}
     with _Bar(len(space), progress) as bar, Prober(create, seconds=seconds, told=bar.show, **kind) as prober:
-        search = Search(space, prober, size=size, start=prober.start, limit=limit, alpha=alpha, refuse=prober.refuse)
+        search = Search(space, prober, size=size, start=prober.start, worker=prober.worker, limit=limit,
+                        alpha=alpha, refuse=prober.refuse)  # fmt: skip
         found = search.run()
     if found is None:
         raise BadValueError(

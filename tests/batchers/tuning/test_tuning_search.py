@@ -108,6 +108,21 @@ def test_the_first_candidate_can_win() -> None:
     assert len(surface.measured) == 2
 
 
+def test_settings_that_pay_only_together_are_found_and_what_was_much_slower_is_not_tried_again() -> None:
+    of_steps = {(0, 8): 120.0, (0, 32): 100.0, (0, 128): 50.0, (2, 8): 140.0, (2, 32): 70.0, (2, 128): 30.0}
+    of_envs = {4: 0.5, 8: 0.7, 16: 1.0}
+    surface = Surface(lambda c: of_steps[c.n_processes, c.n_timesteps] * of_envs[c.n_envs])
+    found = search(surface, Space((0, 2), tuple(of_envs), (8, 32, 128)))
+    assert found.best is not None
+    assert found.best.candidate == Candidate(2, 16, 8)
+    assert surface.measured == [
+        *(Candidate(0, n_envs, 32) for n_envs in of_envs),
+        Candidate(2, 16, 32),  # much slower: the environments of two workers are not climbed
+        Candidate(0, 16, 128), Candidate(0, 16, 8),
+        Candidate(2, 16, 8),  # half of the environments were much slower twice: not tried again
+    ]  # fmt: skip
+
+
 def test_a_measured_alpha_is_the_noise_between_2_and_3_percent() -> None:
     def n_probes(gain: float, noise: float) -> int:
         rates = {1: 100.0, 2: 100.0 * (1.0 + gain), 4: 300.0}
