@@ -119,13 +119,14 @@ class WorkerPool:
     def n_envs(self) -> list[int]:
         """Return how many environments each worker has; waits for their creation."""
         if not self._created:
-            first = self._workers[0]
-            self._wait([first], self._timeout)
-            for worker in self._workers:
-                seed, agent_seed = self._seeds_of(worker, first.n_envs)
-                if worker.seed != seed:
-                    worker.order_creation(seed, agent_seed)
-            self._wait(self._workers, self._timeout)
+            with profiling.operation("start"):
+                first = self._workers[0]
+                self._wait([first], self._timeout)
+                for worker in self._workers:
+                    seed, agent_seed = self._seeds_of(worker, first.n_envs)
+                    if worker.seed != seed:
+                        worker.order_creation(seed, agent_seed)
+                self._wait(self._workers, self._timeout)
             self._check_created()
             self._created = True
         return [worker.n_envs for worker in self._workers]

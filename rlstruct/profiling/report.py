@@ -10,16 +10,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlstruct.profiling.breakdown import REGIONS, Process, Row, break_down
+from rlstruct.profiling.breakdown import N_BLOCKS, REGIONS, Process, Row, break_down
 from rlstruct.profiling.drawing import draw
 from rlstruct.profiling.events import load
 from rlstruct.profiling.gpu import GpuUse, use_of_gpus
 from rlstruct.profiling.perfetto import write_trace
 from rlstruct.profiling.sentence import main_process, sentence_of
 
+Key = tuple[str, str, tuple[str, ...]]  # kind of process, phase and path of an operation
 _HEAD = ("entries", "seconds", "share", "Python", "torch", "simulator", "CUDA", "GPU busy", "to torch", "to CUDA")
 _FLOOR = 0.05  # smaller differences are not told: two runs of one program differ as much
 _SURE = 3.5  # standard errors
+_FEW = 3  # numbers from which nothing follows of how much they scatter
 
 
 @dataclass(frozen=True)
@@ -126,8 +128,9 @@ def save(report: Report, folder: str | Path) -> list[Path]:
 def differences(before: Report, after: Report) -> list[str]:
     """Say which operations became slower or faster, beyond noise.
 
-    An operation is told if the mean time of an entry, what is nested in it included, differs by 5 % at least and by 3.5
-    standard errors; these come from ten stretches of each run.
+    An operation is told if the typical time of an entry, what is nested in it included, differs by 5 % at least and by
+    3.5 standard errors, and by as much from how the other operations differ. A machine that is busier during one of
+    the runs makes all of them slower; a line says so.
 
     Args:
         before: one run.
@@ -137,42 +140,60 @@ def differences(before: Report, after: Report) -> list[str]:
         A line for each, the largest change first; one that says so if there is none.
     """
     old, new = _entries(before.processes), _entries(after.processes)
+    changes = {key: _change(old[key], new[key]) for key in old.keys() & new.keys()}
     found = []
-    for key in old.keys() & new.keys():
-        (was, was_error), (now, now_error) = _mean(old[key]), _mean(new[key])
-        error = math.hypot(was_error, now_error)
-        if was > 0.0 and now > 0.0 and abs(now - was) > max(_SURE * error, _FLOOR * was):
-            process, phase, path = key
-            how = "slower" if now > was else "faster"
-            text = (
-                f"{process}, {phase}, {'/'.join(path)}: {_short(was)} -> {_short(now)} an entry, "
-                f"{100 * abs(now / was - 1):.0f} % {how} (noise {100 * error / was:.1f} %)"
-            )
-            found.append((abs(math.log(now / was)), text))
+    for key, (change, error) in changes.items():
+        others, spread = _middle([value for other, (value, _) in changes.items() if other != key], (0.0, _FLOOR))
+        noise = math.hypot(error, spread)
+        if min(abs(change), math.copysign(1.0, change) * (change - others)) > max(_SURE * noise, _FLOOR):
+            (was, _), (now, _) = _mean(old[key]), _mean(new[key])
+            how = f"{100 * abs(math.expm1(change)):.0f} % {'slower' if change > 0.0 else 'faster'}"
+            text = f"{_spelt(key)}: {_short(was)} -> {_short(now)} an entry, {how} (noise {100 * noise:.1f} %)"
+            found.append((abs(change), text))
     for one, other, word in ((old, new, "gone"), (new, old, "new")):
-        found += [(0.0, f"{key[0]}, {key[1]}, {'/'.join(key[2])}: {word}") for key in one.keys() - other.keys()]
+        found += [(0.0, f"{_spelt(key)}: {word}") for key in one.keys() - other.keys() if len(one[key]) >= N_BLOCKS]
     lines = [text for _, text in sorted(found, key=lambda pair: (-pair[0], pair[1]))]
-    return lines or ["No operation became slower or faster beyond noise."]
+    lines = lines or ["No operation became slower or faster beyond noise."]
+    low, _, high = statistics.quantiles([0.0, *(change for change, _ in changes.values())], n=4)
+    if max(low, -high) > _FLOOR:
+        how = f"{100 * math.expm1(low):.0f} % slower" if low > 0.0 else f"{-100 * math.expm1(high):.0f} % faster"
+        lines.append(f"Three quarters of all operations are {how} or more: rather the machine than the program.")
+    return lines
 
 
-def _entries(processes: Sequence[Process]) -> Mapping[tuple[str, str, tuple[str, ...]], list[float]]:
+def _entries(processes: Sequence[Process]) -> Mapping[Key, list[float]]:
     """Mean times of entries in stretches of a run, of workers of one batcher together."""
-    found: dict[tuple[str, str, tuple[str, ...]], list[float]] = {}
+    found: dict[Key, list[float]] = {}
     for process in processes:
         for row in process.rows:
-            if row.per_entry and row.path:
-                key = process.kind, row.phase, row.path
-                found.setdefault(key, []).extend(row.per_entry)
+            if row.path and row.per_entry and all(row.per_entry):
+                found.setdefault((process.kind, row.phase, row.path), []).extend(row.per_entry)
     return found
 
 
+def _change(before: Sequence[float], after: Sequence[float]) -> tuple[float, float]:
+    """The logarithm of how many times as long an entry takes, and its standard error."""
+    (was, was_error), (now, now_error) = _mean(before), _mean(after)
+    return math.log(now / was), math.hypot(was_error / was, now_error / now)
+
+
 def _mean(values: Sequence[float]) -> tuple[float, float]:
-    """The median and its standard error; one value alone says nothing about noise, so that it is unbounded."""
-    if len(values) < 3:
-        return statistics.median(values), math.inf
+    """The median and its standard error."""
+    middle, spread = _middle(values, (statistics.median(values), math.inf))
+    return middle, 1.2533 * spread / math.sqrt(len(values))  # of the median of a normal distribution
+
+
+def _middle(values: Sequence[float], if_few: tuple[float, float]) -> tuple[float, float]:
+    """The median, and how much the values scatter around it, as a standard deviation."""
+    if len(values) < _FEW:
+        return if_few
     middle = statistics.median(values)
-    spread = 1.4826 * statistics.median(abs(value - middle) for value in values)  # of a normal distribution
-    return middle, 1.2533 * spread / math.sqrt(len(values))
+    return middle, 1.4826 * statistics.median(abs(value - middle) for value in values)  # of a normal distribution
+
+
+def _spelt(key: Key) -> str:
+    process, phase, path = key
+    return f"{process}, {phase}, {'/'.join(path)}"
 
 
 def _short(seconds: float) -> str:

@@ -132,6 +132,26 @@ def test_a_difference_is_told_only_beyond_noise(tmp_path: pathlib.Path) -> None:
     assert "% faster" in differences(slower, before)[0]
 
 
+def test_a_slower_machine_is_not_taken_for_a_slower_program(tmp_path: pathlib.Path) -> None:
+    names = ("agent", "copy", "replay", "loss", "backward", "optimiser")
+    for folder, machine, copy in (("a", 1.0, 1.0), ("busy", 1.4, 1.0), ("slower", 1.4, 2.0)):
+        script = Script()
+        for i in range(12):
+            script.enter("iteration")
+            for name in names:
+                factor = machine * (copy if name == "copy" else 1.0)
+                script.enter(name).python(int(factor * (MS + 10_000 * (i % 3)))).leave()
+            script.leave()
+        script.write(tmp_path / folder)
+    a, busy, slower = (read(tmp_path / name) for name in ("a", "busy", "slower"))
+    machine_alone = "Three quarters of all operations are 40 % slower or more: rather the machine than the program."
+    assert differences(a, busy) == ["No operation became slower or faster beyond noise.", machine_alone]
+    told = differences(a, slower)
+    assert told[0].startswith("main, training, iteration/copy: 1.01 ms -> 2.83 ms an entry, 180 % slower")
+    assert told[1].startswith("main, training, iteration: ")
+    assert told[2:] == [machine_alone]
+
+
 def test_one_entry_is_no_evidence(tmp_path: pathlib.Path) -> None:
     for name, loss in (("a", MS), ("b", 3 * MS)):
         iterations(Script(), loss, n=1).write(tmp_path / name)
