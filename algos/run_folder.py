@@ -202,9 +202,9 @@ class RunFolder:
         self.advance(env_steps)
 
     def advance(self, env_steps: int) -> None:
-        """Move the progress bar."""
+        """Move the progress bar, forward only: lines are logged some updates later."""
         bar = self._bar if self._bar is not None else self._show()
-        bar.update(min(env_steps, bar.total or env_steps) - bar.n)
+        bar.update(max(0, min(env_steps, bar.total or env_steps) - bar.n))
 
     def log_evaluation(self, result: Evaluation) -> None:
         """Write one line of numbers for an evaluation, at the environment steps of the weights that it judged."""

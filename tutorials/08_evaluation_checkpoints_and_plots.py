@@ -95,7 +95,9 @@ def draw(folders, path):
     for folder in folders:
         with (folder / "metrics.csv").open() as file:
             rows = [row for row in csv.DictReader(file) if row["evaluation/mean_return"]]
-        curves.append(Curve([int(r["env_steps"]) for r in rows], [float(r["evaluation/mean_return"]) for r in rows]))
+        # Two evaluations may judge the same weights: the last one counts, as nothing was selected by it.
+        points = {int(row["env_steps"]): float(row["evaluation/mean_return"]) for row in rows}
+        curves.append(Curve(list(points), list(points.values())))
     draw_panels({"CartPole-v1": {"A2C": curves}}, path, metric="return of the evaluations")
     print(f"{path.name}: {path.stat().st_size} bytes")
     return curves
