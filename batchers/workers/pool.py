@@ -203,7 +203,8 @@ class WorkerPool:
                 worker.stop()
             deadline = time.monotonic() + (_WRITING_SECONDS if profiling.is_on() else _CLOSING_SECONDS)
             for worker in self._workers:
-                worker.join(deadline - time.monotonic())
+                if worker.created or worker.progress.born:  # one that still imports your script has nothing to close
+                    worker.join(deadline - time.monotonic())
             self._kill()
         slabs = [block for worker in self._workers for block in worker.blocks]
         for block in (self._progress, *self._weights.slots, *slabs):

@@ -3,7 +3,9 @@ from __future__ import annotations
 import csv
 import dataclasses
 import errno
+import functools
 import importlib
+import io
 import json
 import subprocess
 import sys
@@ -38,6 +40,17 @@ COUNTERS = {"format": checkpoint.FORMAT, "policy_version": 2, "env_steps": 60}
 def read(folder: RunFolder) -> list[dict[str, str]]:
     with (folder.path / "metrics.csv").open() as file:
         return list(csv.DictReader(file))
+
+
+def test_the_bar_moves_forward_only(tmp_path: Path) -> None:
+    with make_folder(tmp_path) as folder:
+        tqdm = importlib.import_module("tqdm").tqdm
+        folder._create_bar = functools.partial(tqdm, total=100, file=io.StringIO())
+        folder.advance(60)
+        folder.log(20, 1, {"loss": 0.5}, at=time.perf_counter())  # lines come some updates later
+        assert folder._bar.n == 60
+        folder.advance(200)
+        assert folder._bar.n == 100
 
 
 def test_a_run_leaves_its_five_files(tmp_path: Path) -> None:

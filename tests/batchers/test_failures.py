@@ -240,6 +240,14 @@ def test_a_worker_killed_at_start_or_between_batches() -> None:
     close_leaves_nothing(batcher)
 
 
+def test_closing_does_not_wait_for_a_worker_that_still_imports_the_script() -> None:
+    batcher = RL_Batcher(2, RngAgent, create_counting_env, env_args={"n_envs": 1}, n_processes=1, seed=0)
+    kill_worker(batcher, 0, signal.SIGSTOP)  # it comes no further
+    start = time.monotonic()
+    close_leaves_nothing(batcher)
+    assert time.monotonic() - start < 1.2  # what those get who have environments to close
+
+
 def test_a_stopped_worker_times_out_and_may_come_back() -> None:
     env_args = {"n_envs": 2, "auto_reset": True, "seconds": 0.02}
     batcher = RL_Batcher(50, RngAgent, create_slow_env, env_args=env_args, n_processes=2, seed=0)
