@@ -148,7 +148,8 @@ class Atari(TensorEnv[AtariState]):
         self._board.opcodes = wp.from_torch(self._reader.opcodes.to(self._device))
         self._board.mapper = self._reader.mapper_number
         self._counter = Counter(RULES[self.game.name], self._device)
-        self._view.palette = wp.array(self.game.gray if gray else self.game.colors, dtype=wp.uint8, device=device)
+        palette = np.ascontiguousarray((self.game.gray if gray else self.game.colors).T, np.float32)
+        self._view.palette = wp.array(palette, dtype=float, device=device)
         self._view.rows = wp.array(area_weights(lines, height), dtype=float, device=device)
         self._view.columns = wp.array(area_weights(WIDTH, width), dtype=float, device=device)
         self._view.channels, self._view.brighter = (1 if gray else 3), int(brighter)

@@ -25,46 +25,31 @@ MOST_SOURCES = 4
 class View:
     """How pictures become observations, in memory."""
 
-    palette: wp.array2d(dtype=wp.uint8)  # [256, channels]
+    palette: wp.array2d(dtype=float)  # [channels, 256]
     columns: wp.array2d(dtype=float)  # [W, 1 + MOST_SOURCES]: the first column, and the weights
     rows: wp.array2d(dtype=float)  # [H, 1 + MOST_SOURCES]
     channels: int
     brighter: int  # of two frames, instead of the last one
 
 
-@wp.func_native(snippet="return palette.data[screens.data[size_t(which) * size + pixel] * palette.shape[1] + channel];")
+@wp.func_native(
+    snippet="return palette.data[size_t(channel) * 256 + screens.data[size_t(which) * size + size_t(pixel)]];"
+)
 def shade(
-    palette: wp.array2d(dtype=wp.uint8), screens: wp.array3d(dtype=wp.uint8), which: int, size: int, pixel: int,
+    palette: wp.array2d(dtype=float), screens: wp.array3d(dtype=wp.uint8), which: int, size: int, pixel: int,
     channel: int,
-) -> int:  # fmt: skip
+) -> float:  # fmt: skip
     """One pixel of a screen in grey, or of one colour."""
+
+
+@wp.func_native(snippet="return one > other ? one : other;")
+def brighter_of(one: float, other: float) -> float:
+    """The larger of two numbers, in one operation: `wp.max` minds what is not a number."""
 
 
 @wp.func_native(snippet="return table.data[line * table.shape[1] + k];")
 def weight(table: wp.array2d(dtype=float), line: int, k: int) -> float:
     """An entry of `View.rows` or `View.columns`."""
-
-
-@wp.func
-def brightness(
-    view: View, before: wp.array3d(dtype=wp.uint8), after: wp.array3d(dtype=wp.uint8), newest: int, how: int,
-    pixel: int, channel: int,
-) -> int:  # fmt: skip
-    """One pixel of those pictures that are seen: `newest` is the number of the last one."""
-    size = after.shape[2]
-    older = newest ^ 1
-    if how == 1:
-        bright = wp.max(
-            shade(view.palette, before, newest, size, pixel, channel),
-            shade(view.palette, before, older, size, pixel, channel),
-        )
-        return wp.max(bright, shade(view.palette, after, older, size, pixel, channel))
-    if how == 0 and view.brighter != 0:
-        return wp.max(
-            shade(view.palette, after, newest, size, pixel, channel),
-            shade(view.palette, after, older, size, pixel, channel),
-        )
-    return shade(view.palette, after, newest, size, pixel, channel)
 
 
 @wp.kernel(enable_backward=False)
@@ -94,6 +79,10 @@ def look(
     if how == 2:
         return
     newest = 2 * i + last[i]
+    older = newest ^ 1
+    one = wp.where(how == 1, older, newest)
+    other = wp.where(how == 0 and view.brighter != 0, older, one)
+    size = after.shape[2]
     first_row = int(weight(view.rows, y, 0))
     x = int(thread)
     while x < seen.shape[2]:
@@ -107,8 +96,15 @@ def look(
                     for k in range(MOST_SOURCES):
                         part = weight(view.columns, x, 1 + k)
                         if part > 0.0:
-                            bright = brightness(view, before, after, newest, how, first + j * WIDTH + k, channel)
-                            row = row + float(bright) * part
+                            pixel = first + j * WIDTH + k
+                            bright = brighter_of(
+                                shade(view.palette, after, one, size, pixel, channel),
+                                shade(view.palette, after, other, size, pixel, channel),
+                            )
+                            if how == 1:
+                                bright = brighter_of(bright, shade(view.palette, before, newest, size, pixel, channel))
+                                bright = brighter_of(bright, shade(view.palette, before, older, size, pixel, channel))
+                            row = row + bright * part
                     total = total + row * share
             seen[i, y, x, channel] = wp.uint8(wp.rint(total))
         x += apart
