@@ -1,6 +1,6 @@
 """Is the profiler right, what does it cost, and what does it find? About twelve minutes on two cores. Layer 6.
 
-    python benchmarks/profiler.py [--parts accuracy off shares transitions] [--algorithms dqn] [--seconds 90]
+    python benchmarks/profiler.py [--parts accuracy off shares transitions] [--algorithms dqn] [--seconds 50]
 
 - ``accuracy`` (ten minutes): REINFORCE, A2C, DQN and PPO on CartPole, in one process and two. Short trainings that do
   the same work take turns with and without a profile. What a profiled one takes, corrected, is divided by what the
@@ -145,12 +145,12 @@ def measure_accuracy(results: Results, names: Sequence[str], repeats: int, secon
     """Compare trainings with and without a profile."""
     for name in names:
         for n_processes in (0, 1):
-            size = scale * (1 + n_processes)  # a worker takes seconds to start
+            size = scale * (1 + 2 * n_processes)  # a worker takes seconds to start
 
             def run(moments: Moments, name: str = name, n_processes: int = n_processes, size: float = size) -> None:
                 train(name, n_processes, size, lambda _: moments)
 
-            row = compare(run, alone=n_processes == 0, seconds=seconds, repeats=repeats)
+            row = compare(run, alone=n_processes == 0, seconds=seconds * (1 + n_processes), repeats=repeats)
             told = f"{name:9} {1 + n_processes} process(es), {row['repeats']} turns:"
             for clock in ("wall", "cpu"):
                 bias, raw = row[f"bias_{clock}"], row[f"uncorrected_bias_{clock}"]
@@ -317,7 +317,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--algorithms", nargs="+", choices=tuple(TASKS), default=tuple(TASKS))
     parser.add_argument("--repeats", type=int, default=5, help="at least so many profiled trainings of each kind")
-    parser.add_argument("--seconds", type=float, default=90.0, help="for each of the eight kinds of training")
+    parser.add_argument("--seconds", type=float, default=50.0, help="for each process of the eight kinds of training")
     parser.add_argument(
         "--steps", type=float, default=0.5, help="times the environment steps of a training of a second"
     )

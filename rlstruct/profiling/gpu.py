@@ -177,11 +177,11 @@ def _launches(recording: Recording, captures: Captures) -> tuple[Times, Integers
 def _captures(recording: Recording) -> Captures:
     """When each capture of a CUDA graph ended, and the operations of what it has captured, in order."""
     host, innermost = recording.host, recording.innermost()
-    order = [int(i) for i in np.argsort(host.starts, kind="stable") if host.kind[i] == 1]
+    api = np.flatnonzero(host.kind == 1)
     found: Captures = []
     calls: list[int] = []
     inside = False
-    for i in order:
+    for i in map(int, api[np.argsort(host.starts[api], kind="stable")]):
         name = host.names[i]
         if "StreamBeginCapture" in name:
             inside, calls = True, []

@@ -148,6 +148,7 @@ def differences(before: Report, after: Report) -> list[str]:
         if min(abs(change), math.copysign(1.0, change) * (change - others)) > max(_SURE * noise, _FLOOR):
             (was, _), (now, _) = _mean(old[key]), _mean(new[key])
             how = f"{100 * abs(math.expm1(change)):.0f} % {'slower' if change > 0.0 else 'faster'}"
+            how = f"{math.exp(change):.1f} times as long" if now > 2.0 * was else how
             text = f"{_spelt(key)}: {_short(was)} -> {_short(now)} an entry, {how} (noise {100 * noise:.1f} %)"
             found.append((abs(change), text))
     for one, other, word in ((old, new, "gone"), (new, old, "new")):
