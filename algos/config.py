@@ -118,7 +118,8 @@ class TrainingConfig:
         for name in _NOT_NEGATIVE:
             self._refuse(name, getattr(self, name) >= 0, "at least 0")
         self._refuse("discount", 0.0 <= self.discount <= 1.0, "0 to 1")
-        self._refuse("cluster", self.cluster is None or self.n_processes > 0, "None, or n_processes of 1 or more")
+        fits = self.cluster is None or self.n_processes > 0
+        self._refuse("cluster", fits, "None, or n_processes of 1 or more, which the cluster starts")
         norm = self.max_gradient_norm
         fits = self.sharing in ("none", "auto") or (self.n_processes > 0 and self.batcher_device.startswith("cuda"))
         self._refuse("sharing", fits, "'none' or 'auto', or worker processes on a GPU: n_processes, batcher_device")
