@@ -1,6 +1,6 @@
 """Tutorial 14: a thousand Pongs in one process.
 
-An Atari console is 640 bytes of memory and registers, 93 KiB of pictures and a kernel that steps it, so a GPU plays
+An Atari console is 628 bytes of memory and registers, 93 KiB of pictures and a kernel that steps it, so a GPU plays
 thousands of games at once, and what agents see never leaves it. On a CPU this tutorial takes 8 games: the numbers are
 smaller, all else is the same. It needs the extras warp and atari, and reads the cartridge from your ale-py.
 """

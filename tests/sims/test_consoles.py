@@ -126,6 +126,20 @@ def test_waiting_for_the_timer_at_once_ends_where_going_round_ends() -> None:
     assert 0 < cut < 12 * 32  # frames that end by themselves, and frames that run out of instructions
 
 
+def test_consoles_go_on_in_other_memory() -> None:
+    ale = open_ale("seaquest", 0)
+    twins = [open_consoles("seaquest", ale, 3) for _ in range(2)]
+    for frame in range(3):
+        for consoles in twins:
+            consoles.run(torch.tensor([1, 2, 3], dtype=torch.int32))
+        if frame == 0:  # bytes of neighbours side by side, registers 512 bytes apart
+            moved = twins[1]
+            moved.ram = moved.ram.t().contiguous().t()
+            moved.registers = torch.zeros(3, 128, dtype=torch.int32)[:, : len(FIELDS)].copy_(moved.registers)
+    assert torch.equal(twins[0].ram, twins[1].ram)
+    assert torch.equal(twins[0].registers, twins[1].registers)
+
+
 def test_a_loaded_state_goes_on_as_ale_does() -> None:
     ale = open_ale("seaquest", 0)
     for _ in range(10):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -81,7 +82,7 @@ class Consoles:
         self._board.rom, self._board.opcodes = wp.from_torch(self.rom), wp.from_torch(self.opcodes)
         self._board.program = wp.from_torch(self.program, dtype=wp.uint64)
         self._board.mapper = self.mapper_number = MAPPERS[mapper]
-        self._consoles = place_consoles(self._board, (self.registers, self.ram, self._screens))
+        self._placed: tuple[Tensor, ...] = ()  # the memory that kernels were shown last
         self._everybody = wp.from_torch(torch.ones(n, dtype=torch.int32, device=self.device))
 
     def load(self, states: Sequence[AleState]) -> None:
@@ -130,6 +131,9 @@ class Consoles:
             actions: ALE's number of the action of each console, 0 to 17.  [B] int32
             draw: whether `screen` shows the frame afterwards.
         """
+        memory = (self.registers, self.ram, self._screens)
+        if len(self._placed) != len(memory) or not all(map(operator.is_, memory, self._placed)):
+            self._placed, self._consoles = memory, place_consoles(self._board, memory)
         run_consoles(self._board, self._consoles, actions.contiguous(), self._everybody, draw=draw)
 
     def register(self, name: str) -> Tensor:
