@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from rlstruct.batchers.collector import Collected, Collector
+from rlstruct.batchers.progress import Phase
 from rlstruct.batchers.slab import Steps
 from rlstruct.core import DictTensor
 from rlstruct.engine.acting import PROMISE
@@ -83,6 +84,7 @@ class FastCollector(Collector):
         if self._rollout is None:
             return None
         seen = self._observation._tensors
+        self._progress.enter(Phase.ENVIRONMENT)
         with operation("simulator"):
             record = self._rollout(seen, self.keys(), perceptron)
         self._observation = DictTensor({key: record[f"stream/{key}"][-1].clone() for key in seen})
@@ -90,10 +92,10 @@ class FastCollector(Collector):
         running = torch.ones_like(record["stream/done"][0]).expand(self._T, -1)
         return {**record, "running": running}
 
-    @operation("graph")
     def _replay(self, graph: Graph) -> Tensors | None:
         """Take T steps as one graph; None, now and later, if that is not possible."""
         before = self.carry()
+        self._progress.enter(Phase.GRAPH)
         try:
             after, record = graph(before)
         except RecordingError as error:
@@ -117,6 +119,7 @@ class FastCollector(Collector):
             record = {**self.slab.tensors, "found": self._checks.look(self.slab, self._T, 0)}
         finally:
             self.renew(before)
+            self._progress.enter(Phase.GRAPH)
         return self.carry(), record
 
     def _may_replay(self) -> bool:

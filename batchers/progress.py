@@ -21,7 +21,7 @@ _UNBORN = -1  # in place of a phase, while Python starts and imports the user's 
 
 _WORDS = (
     *("waiting", "create_env / create_agent", "environment.reset", "agent", "environment.step", "writing the batch"),
-    *("saving a checkpoint", "loading a checkpoint", "agent.update"),
+    *("saving a checkpoint", "loading a checkpoint", "agent.update", "a batch as one graph"),
 )
 
 
@@ -37,6 +37,7 @@ class Phase(IntEnum):
     SAVE = 6
     LOAD = 7
     UPDATE = 8
+    GRAPH = 9
 
     @property
     def words(self) -> str:

@@ -18,8 +18,9 @@ class BatcherStats:
     Attributes:
         workers: for each worker (one when collecting in this process) the seconds spent in ``environment``, ``agent``,
             ``copy`` (writing the batch), ``reset``, ``start`` (creating agent and environments), ``update`` (of the
-            agent's weights), ``save`` and ``load`` (of checkpoints) and ``wait`` (for orders), as of its last batch;
-            they add up to the time that the worker has existed until then. Zeros before.
+            agent's weights), ``save`` and ``load`` (of checkpoints), ``graph`` (launching a recorded batch) and
+            ``wait`` (for orders), as of its last batch; they add up to the time that the worker has existed until then.
+            Zeros before.
         wait: seconds that this process waited in `get`.
         hand_over: seconds that this process spent on copying finished batches out.
         batches: how many were handed over.
@@ -32,7 +33,7 @@ class BatcherStats:
 
     def __str__(self) -> str:
         """Spell the seconds as a table, one row per worker."""
-        names = ("environment", "agent", "copy", "reset", "start", "update", "save", "load", "wait")
+        names = ("environment", "agent", "copy", "reset", "start", "update", "save", "load", "graph", "wait")
         rows = ["worker  " + "  ".join(f"{name:>11}" for name in names)]
         for index, seconds in enumerate(self.workers):
             rows.append(f"{index:>6}  " + "  ".join(f"{seconds.get(name, 0.0):>9.3f} s" for name in names))

@@ -241,7 +241,8 @@ def test_statistics_add_up(n_processes: int) -> None:
     # Every second of a worker belongs to exactly one phase, so the sums grow as the clock does.
     assert totals[1] - totals[0] == pytest.approx(ends[1] - ends[0], rel=0.05)
     assert stats.batches == 2
-    assert set(stats.workers[0]) == {"environment", "agent", "copy", "reset", "start", "save", "load", "wait", "update"}
+    phases = {"environment", "agent", "copy", "reset", "start", "save", "load", "wait", "update", "graph"}
+    assert set(stats.workers[0]) == phases
     assert stats.workers[0]["agent"] > 0.0
     assert "environment" in str(stats)
 

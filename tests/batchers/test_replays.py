@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import re
 import sys
 import warnings
@@ -18,6 +19,7 @@ from rlstruct.agents import ActorCritic, ActorCriticAgent, RandomAgent, Recurren
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnv
 from rlstruct.functional.random import randint, uniform
+from rlstruct.profiling import profile, read
 from rlstruct.sims import make, names
 from rlstruct.testing import forbid_host_sync
 
@@ -124,6 +126,25 @@ def test_replays_give_what_single_steps_give(
         same(one, third, 1e-3)  # a falling pole makes what a GPU rounds otherwise a hundred times larger in a second
     drawn = torch.cat([batch.trajectories["observation/rng"][:, 0].cpu() for batch in replayed])
     assert len(drawn.unique()) == drawn.numel()  # no replay draws again what another drew
+
+
+def test_a_profile_and_the_statistics_see_recordings_and_replays(
+    device: str, recordings: Recordings, tmp_path: pathlib.Path
+) -> None:
+    with profile(tmp_path, window=600), batcher_on(device, actor_critic) as batcher:
+        batcher.reset()
+        for _ in range(4):
+            next_batch(batcher)
+        stats = batcher.stats()
+    assert (recordings.recorded, recordings.replayed) == (1, 3)
+    (process,) = read(tmp_path).processes
+    (seconds,) = stats.workers
+    for name in ("graph", "agent", "environment", "copy"):
+        assert process.inclusive(name, corrected=False) == pytest.approx(seconds[name], rel=0.01), name
+    rows = {row.path: row.count for row in process.rows}
+    assert rows["graph",] == 4  # three batches; the first of them once more, after its steps were recorded
+    assert rows["environment", "simulator"] == 2 * T  # one batch in single steps, one recorded
+    assert rows["agent",] == 2 * T + 1  # and its first state
 
 
 @pytest.mark.parametrize("name", names())
