@@ -153,7 +153,7 @@ def tune(
         create_learner: to tune a training: makes a function that learns from a batch, and returns new weights or None.
             Called once for each probe. None drops the batches.
         cache: a JSON file that keeps answers, by hardware, versions, factories and arguments; None keeps none.
-        progress: show a progress bar, if tqdm is installed.
+        progress: show a progress bar on a terminal, if tqdm is installed.
         of_batcher: further arguments of `RL_Batcher`.
 
     Raises:
@@ -269,7 +269,8 @@ class _Bar:
     def __init__(self, n: int, wanted: bool) -> None:
         self._bar: Any = None
         if wanted and importlib.util.find_spec("tqdm"):
-            self._bar = importlib.import_module("tqdm").tqdm(total=n, unit="probe", dynamic_ncols=True, leave=False)
+            on_terminal = {"disable": None, "dynamic_ncols": True}  # a log is not flooded
+            self._bar = importlib.import_module("tqdm").tqdm(total=n, unit="probe", leave=False, **on_terminal)
 
     def show(self, candidate: Candidate) -> None:
         if self._bar is not None:
