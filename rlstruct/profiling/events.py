@@ -236,20 +236,10 @@ def read_kineto(trace: dict[str, Any], unix: int) -> tuple[HostEvents, DeviceEve
             where = int(args.get("device", 0)), int(args.get("stream", 0)), int(args.get("correlation", -1))
             device.append((start, end, *where, blocks, int(args.get("graph node id", 0))))
             device_names.append(event["name"])
-    on_host = np.asarray(host, dtype=np.int64).reshape(-1, 4)
-    on_device = np.asarray(device, dtype=np.int64).reshape(-1, 7)
     processors = {one["id"]: one["numSms"] for one in trace.get("deviceProperties", [])}
-    return HostEvents(on_host[:, 0], on_host[:, 1], on_host[:, 2], on_host[:, 3], host_names), DeviceEvents(
-        starts=on_device[:, 0],
-        ends=on_device[:, 1],
-        device=on_device[:, 2],
-        stream=on_device[:, 3],
-        correlation=on_device[:, 4],
-        blocks=on_device[:, 5],
-        node=on_device[:, 6],
-        names=device_names,
-        processors=processors,
-    )
+    on_host = np.asarray(host, dtype=np.int64).reshape(-1, 4).T
+    on_device = np.asarray(device, dtype=np.int64).reshape(-1, 7).T
+    return HostEvents(*on_host, host_names), DeviceEvents(*on_device, device_names, processors)
 
 
 def _integers(values: list[int]) -> Integers:

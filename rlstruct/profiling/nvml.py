@@ -6,55 +6,47 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 _PERIOD = 0.1  # seconds between samples; the driver's own periods are 1/6 s to 1 s
+_MOST = 100_000  # hours
 
 
-class Sampler:
-    """Asks NVML in a thread of its own, until it is closed.
+def sample(folder: Path) -> Callable[[], None] | None:
+    """Ask NVML in a thread of its own; return what ends that; None where nvidia-ml-py or a driver is missing.
 
     Args:
-        nvml: the module ``pynvml`` of nvidia-ml-py.
-        folder: where the samples go: lists of time (ns of ``time.perf_counter``), index of the GPU, and percent.
+        folder: where the samples go in the end: lists of time (ns of ``time.perf_counter``), index of the GPU, percent.
     """
-
-    def __init__(self, nvml: Any, folder: Path) -> None:  # noqa: ANN401 - a module
-        """Begin."""
-        self._nvml, self._file = nvml, folder / f"{os.getpid()}.nvml.json"
-        self._samples: list[tuple[int, int, float]] = []
-        self._over = threading.Event()
-        nvml.nvmlInit()
-        self._handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Write the samples."""
-        self._over.set()
-        self._thread.join()
-        self._file.write_text(json.dumps(self._samples))
-        self._nvml.nvmlShutdown()
-
-    def _sample(self) -> None:
-        while True:
-            for index, handle in enumerate(self._handles):
-                percent = float(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-                self._samples.append((time.perf_counter_ns(), index, percent))
-            if len(self._samples) > 100_000:  # hours: keep every other one
-                self._samples = self._samples[::2]
-            if self._over.wait(_PERIOD):
-                return
-
-
-def sampler(folder: Path) -> Sampler | None:
-    """Begin to sample; None where nvidia-ml-py or a driver is missing."""
     try:
         import pynvml
     except ModuleNotFoundError:
         return None
     try:
-        return Sampler(pynvml, folder)
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
     except pynvml.NVMLError:
         return None
+    samples: list[tuple[int, int, float]] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        while True:
+            for index, handle in enumerate(handles):
+                percent = float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+                samples.append((time.perf_counter_ns(), index, percent))
+            if len(samples) > _MOST:
+                del samples[::2]
+            if over.wait(_PERIOD):
+                return
+
+    def end() -> None:
+        over.set()
+        thread.join()
+        (folder / f"{os.getpid()}.nvml.json").write_text(json.dumps(samples))
+        pynvml.nvmlShutdown()
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    return end

@@ -25,9 +25,9 @@ from typing import Any
 
 import torch
 
+from rlstruct.profiling import nvml
 from rlstruct.profiling.events import PLAIN, SWITCHING, WATCHED
 from rlstruct.profiling.kineto import between_clocks, switch, torch_profile, uses_cuda
-from rlstruct.profiling.nvml import sampler
 
 VARIABLE = "RLSTRUCT_PROFILE"  # of the environment: tells processes that are started how to take part
 _GROWTH = 3
@@ -72,7 +72,7 @@ class Recorder:
         self._slices: list[tuple[int, int]] = []  # when they begin, and what they are
         self._turns_at = self._closes_at = self._starts
         is_first = multiprocessing.parent_process() is None and torch.cuda.is_available()
-        self._nvml = sampler(self._folder) if is_first else None
+        self._end_samples = nvml.sample(self._folder) if is_first else None
         self._skip_windows(_now())
         if self._starts <= (now := _now()):
             self._turn(now)
@@ -149,8 +149,8 @@ class Recorder:
         if self._is_on:
             self._end_window(self._n_windows)
         self.forget()
-        if self._nvml is not None:
-            self._nvml.close()
+        if self._end_samples is not None:
+            self._end_samples()
 
     def forget(self) -> None:
         """Note nothing any more, whoever still ends an operation."""

@@ -221,7 +221,7 @@ def _table(process: Process) -> str:
     """A table of the operations of a process, nested ones below those around them."""
     iterations = max(1, sum(row.count for row in process.rows if row.path[-1:] == ("iteration",)))
     total = max(process.corrected, 1e-12)
-    of_moves = f"; transitions for each of {iterations} iterations" if iterations > 1 else ""
+    of_moves = f"; transitions for each of {iterations} iterations" if iterations > 1 else "; transitions in all"
     lines = [f"{process.name} (pid {process.pid}), {process.corrected:.2f} s{of_moves}"]
     for phase in dict.fromkeys(row.phase for row in process.rows):
         lines.append(f"{phase:<32}" + "".join(f"{name:>12}" for name in _HEAD))

@@ -35,16 +35,8 @@ ADVICE = {
     "start": "a longer run, of which the start is a smaller part",
 }
 _THINGS = {
-    "environment",
-    "agent",
-    "optimiser",
-    "replay buffer",
-    "evaluation",
-    "search",
-    "hand-over",
-    "loss",
-    "loss and backward",
-    "host",
+    *("environment", "agent", "optimiser", "replay buffer", "evaluation", "search", "hand-over", "host"),
+    *("loss", "loss and backward"),
 }
 _OWN = "operations of your own, `with rlstruct.profiling.operation(...)`, to see what is in it"
 

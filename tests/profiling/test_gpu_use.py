@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import Script
 
-from rlstruct.profiling import read
+from rlstruct.profiling import nvml, read
 from rlstruct.profiling.events import load
 from rlstruct.profiling.gpu import _weighted, use_of_gpus
-from rlstruct.profiling.nvml import sampler
 
 MS = 1_000_000
 
@@ -130,10 +129,10 @@ def test_nvml_is_sampled_until_the_profile_ends(tmp_path: pathlib.Path, monkeypa
     fake.nvmlDeviceGetHandleByIndex = lambda index: f"gpu {index}"
     fake.nvmlDeviceGetUtilizationRates = lambda handle: types.SimpleNamespace(gpu=98)
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    found = sampler(tmp_path)
-    assert found is not None
+    end = nvml.sample(tmp_path)
+    assert end is not None
     time.sleep(0.25)
-    found.close()
+    end()
     (file,) = tmp_path.glob("*.nvml.json")
     samples = json.loads(file.read_text())
     assert {tuple(sample[1:]) for sample in samples} == {(0, 98.0)}
@@ -143,4 +142,4 @@ def test_nvml_is_sampled_until_the_profile_ends(tmp_path: pathlib.Path, monkeypa
         raise FakeError
 
     fake.nvmlInit = fails
-    assert sampler(tmp_path) is None  # there is no driver
+    assert nvml.sample(tmp_path) is None  # there is no driver

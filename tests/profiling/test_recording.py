@@ -254,8 +254,8 @@ def test_operators_are_recorded_in_slices(tmp_path: pathlib.Path, capfd: pytest.
 def test_a_capture_is_recorded_between_windows(tmp_path: pathlib.Path) -> None:
     with recorded():  # nobody profiles
         pass
-    with profile(tmp_path, window=0.02):
-        time.sleep(0.03)
+    with profile(tmp_path, window=0.2):  # and again from 0.6 s on
+        time.sleep(0.25)
         with operation("late"):
             pass
         with operation("graph"), recorded(), operation("captured"):
