@@ -27,7 +27,7 @@ CreateBatcher = Callable[[Candidate], RL_Batcher]
 _TURN = 0.05  # seconds of collecting, at least, before it is the other one's turn
 _ROUNDS = 3, 20  # at least, and at most while the noise is too large
 _ROUND_SECONDS = 1.5  # no more rounds than the least after this
-_LONGEST_BATCH = 1 / 40  # of the time for the whole search: a probe takes at least four
+_LONGEST_BATCH = 1.0, 1 / 40  # seconds, or this part of the whole search if that is more: a probe takes at least four
 _OPENING = 3.0  # seconds that a worker is thought to take to start, until one has started
 
 
@@ -155,7 +155,7 @@ class Prober:
     def refuse(self, candidate: Candidate) -> str:
         """Say why a candidate is not worth a probe: at the speed of those like it a batch takes too long."""
         seconds = self._turn(candidate)
-        longest = _LONGEST_BATCH * self._seconds_in_all
+        longest = max(_LONGEST_BATCH[0], _LONGEST_BATCH[1] * self._seconds_in_all)
         return f"not started: a batch would take {seconds:.1f} s" if seconds > longest else ""
 
     def _turn(self, candidate: Candidate) -> float:

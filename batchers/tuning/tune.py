@@ -190,7 +190,7 @@ def tune(
     smallest = Candidate(space.n_processes[0], space.n_envs[0], space.n_timesteps[0])
     size = batch_size(create, smallest)
     kind: dict[str, Any] = {"create_learner": create_learner, "device": device, "limit": limit}
-    with _Bar(len(space), progress) as bar, Prober(create, seconds=seconds, told=bar.show, **kind) as prober:
+    with _Bar(seconds, progress) as bar, Prober(create, seconds=seconds, told=bar.show, **kind) as prober:
         search = Search(space, prober, size=size, start=prober.start, worker=prober.worker, limit=limit,
                         alpha=alpha, refuse=prober.refuse)  # fmt: skip
         found = search.run()
@@ -264,18 +264,20 @@ def _check(
 
 
 class _Bar:
-    """A progress bar, if it is wanted and tqdm is there. It may end early: the search leaves most of the grid out."""
+    """A progress bar of the seconds, if it is wanted and tqdm is there. The search may end early."""
 
-    def __init__(self, n: int, wanted: bool) -> None:
+    def __init__(self, seconds: float, wanted: bool) -> None:
         self._bar: Any = None
+        self._begin = time.perf_counter()
         if wanted and importlib.util.find_spec("tqdm"):
-            on_terminal = {"disable": None, "dynamic_ncols": True}  # a log is not flooded
-            self._bar = importlib.import_module("tqdm").tqdm(total=n, unit="probe", leave=False, **on_terminal)
+            kind = {"bar_format": "{desc}|{bar}| {n:.0f} of at most {total:.0f} s", "dynamic_ncols": True}
+            on_terminal = {"disable": None, "leave": False}  # a log is not flooded
+            self._bar = importlib.import_module("tqdm").tqdm(total=seconds, **kind, **on_terminal)
 
     def show(self, candidate: Candidate) -> None:
         if self._bar is not None:
+            self._bar.n = min(time.perf_counter() - self._begin, self._bar.total)
             self._bar.set_description(str(candidate))
-            self._bar.update()
 
     def __enter__(self) -> _Bar:
         return self

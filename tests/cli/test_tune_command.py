@@ -40,7 +40,7 @@ def _elsewhere(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(measuring, "_TURN", 0.01)
     monkeypatch.setattr(measuring, "_ROUND_SECONDS", 0.1)
-    monkeypatch.setattr(measuring, "_LONGEST_BATCH", 100.0)
+    monkeypatch.setattr(measuring, "_LONGEST_BATCH", (100.0, 0.0))
 
 
 def test_a_training_is_tuned_and_repeated_with_the_answer(capsys: Capture) -> None:

@@ -92,7 +92,7 @@ def test_memory_is_projected_within_5_percent_and_never_beyond_the_limit(
 ) -> None:
     # Batchers and their memory are real. Their speed is not, so that the climb goes on, however busy the machine is.
     monkeypatch.setattr(measuring.Session, "rate", lambda session: 1e6 * session._batcher.n_envs())
-    monkeypatch.setattr(measuring, "_LONGEST_BATCH", float("inf"))
+    monkeypatch.setattr(measuring, "_LONGEST_BATCH", (float("inf"), 0.0))
     limit = memory_in_use(torch.device("cpu")) + 130 * 2**20
     answer = tune(
         FixedAgent, create_pictures, n_processes=(0,), n_envs=(2, 4, 8, 16, 32, 64, 128), n_timesteps=(32,),
