@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import pathlib
 from types import ModuleType
@@ -14,7 +15,9 @@ import torch
 pytest.importorskip("warp", reason="needs the extra warp")
 pytest.importorskip("ale_py", reason="needs the extra atari: its ROMs are the oracle")
 
-from rlstruct.sims.atari import FIELDS, Consoles, compare_with_ale, playable_games, read_ale_state
+import ale_py
+
+from rlstruct.sims.atari import FIELDS, Consoles, compare_with_ale, playable_games, read_ale_state, write_ale_state
 from rlstruct.sims.atari.compare import open_ale, open_consoles
 from rlstruct.sims.atari.opcodes import BRANCH, CARRY_IS_SIGN, CYCLES, FLOW, JAM, make_table
 
@@ -138,6 +141,30 @@ def test_consoles_go_on_in_other_memory() -> None:
             moved.registers = torch.zeros(3, 128, dtype=torch.int32)[:, : len(FIELDS)].copy_(moved.registers)
     assert torch.equal(twins[0].ram, twins[1].ram)
     assert torch.equal(twins[0].registers, twins[1].registers)
+
+
+def test_objects_are_put_where_ale_puts_them_after_hmove() -> None:
+    # A program in RAM: WSYNC, HMOVE at cycle `at`, RESP0 to RESBL `after` cycles later, the end of the frame.
+    def wait_for(cycles: int) -> list[int]:
+        return [0xA5, 0x80] * (cycles % 2) + [0xEA] * ((cycles - 3 * (cycles % 2)) // 2)  # LDA $80, NOP
+
+    ale = open_ale("pong", 0)
+    kept = ale.cloneState().serialize()
+    ram, states = read_ale_state(kept).ram, []
+    for register, at, after in itertools.product(range(0x10, 0x15), (3, 5, 6, 8), (3, 5, 6, 7, 8, 17, 18, 19, 20, 21)):
+        code = [0x85, 0x02, *wait_for(at - 3), 0x85, 0x2A, *wait_for(after - 3), 0x85, register, 0x86, 0x00]
+        ram[: len(code)] = code
+        states.append(write_ale_state(kept, ram=ram, pc=0x80, x=0, vsync=2, vsync_end=0, partial=0))
+    consoles = open_consoles("pong", ale, len(states))
+    consoles.load([read_ale_state(state) for state in states])
+    consoles.run(torch.zeros(len(states), dtype=torch.int32))
+    for name in ("x0", "x1", "x_missile0", "x_missile1", "x_ball"):
+        expected = []
+        for state in states:
+            ale.restoreState(ale_py.ALEState(state))
+            ale.act(0)
+            expected.append(read_ale_state(ale.cloneState().serialize()).registers[name])
+        assert consoles.register(name).tolist() == expected
 
 
 def test_a_loaded_state_goes_on_as_ale_does() -> None:

@@ -2,9 +2,10 @@
 
 import warp as wp
 
+from rlstruct.sims.atari.changes import looks_the_same
 from rlstruct.sims.atari.objects import NO_PIXELS, around, ball, missile, player, playfield
 from rlstruct.sims.atari.state import MOST_INSTRUCTIONS, Outer, Registers, Shared, pixels, set_pixels
-from rlstruct.sims.atari.tia import looks_the_same, write_delay
+from rlstruct.sims.atari.tia import write_delay
 
 LINE = 228
 BLANK = 68
