@@ -38,7 +38,7 @@ _THINGS = {
     *("environment", "agent", "optimiser", "replay buffer", "evaluation", "search", "hand-over", "host"),
     *("loss", "loss and backward"),
 }
-_OWN = "operations of your own, `with rlstruct.profiling.operation(...)`, to see what is in it"
+_OWN = "operations within it, `with rlstruct.profiling.operation(...)`, to see what takes so long"
 
 
 def main_process(processes: Sequence[Process]) -> Process:
