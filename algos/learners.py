@@ -125,7 +125,7 @@ class Group(Learners):
         tensors = [*gradient.values(), *numbers.values()]
         flat = torch.cat([*(tensor.reshape(-1) for tensor in tensors), tensors[0].new_ones(1)])
         total = self.add_up(flat if weight is None else flat.mul_(weight))
-        pieces = total[:-1].div_(total[-1]).split([tensor.numel() for tensor in tensors])
+        pieces = torch.split(total[:-1].div_(total[-1]), [tensor.numel() for tensor in tensors])
         found = iter([piece.view_as(like).to(like.dtype) for piece, like in zip(pieces, tensors, strict=True)])
         gradient = {name: next(found) for name in gradient}
         return {**terms, **{name: next(found) for name in numbers}}, gradient

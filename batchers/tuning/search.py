@@ -219,9 +219,9 @@ class Search:
             (n_envs, one) = next(iter(line.items()))
             grown = for_each * max(1, candidate.n_processes) * (candidate.n_envs - n_envs)
             return self._size(candidate) + one + grown
-        grown = {c: (b - self._start) / max(1, c.n_processes) - for_each * c.n_envs for c, b in rest.items()}
-        here = max(0.0, *(more for c, more in grown.items() if not c.n_processes), 0.0)
-        worker = max((more for c, more in grown.items() if c.n_processes), default=self._worker + here)
+        each = {c: (b - self._start) / max(1, c.n_processes) - for_each * c.n_envs for c, b in rest.items()}
+        here = max(0.0, *(more for c, more in each.items() if not c.n_processes), 0.0)
+        worker = max((more for c, more in each.items() if c.n_processes), default=self._worker + here)
         more = for_each * candidate.n_envs * max(1, candidate.n_processes)
         return self._size(candidate) + self._start + worker * candidate.n_processes + more
 
