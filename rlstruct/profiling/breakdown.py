@@ -161,7 +161,7 @@ def break_down(recordings: Sequence[Recording]) -> list[Process]:
     of_process: dict[int, list[Recording]] = {}
     for recording in recordings:
         of_process.setdefault(recording.pid, []).append(recording)
-    prices = {pid: prices_of(windows) for pid, windows in of_process.items()}
+    prices = prices_of(recordings)
     payments = [payments_of(recording, prices[recording.pid]) for recording in recordings]
     delays = delays_of(recordings, payments)
     sums: dict[int, dict[tuple[str, tuple[str, ...]], _Sums]] = {pid: {} for pid in of_process}

@@ -28,35 +28,47 @@ class Prices:
 
     Attributes:
         operation: to enter and leave an operation.
-        event: to record an event of torch, on average; None if no slices could be compared. A negative one is taken for
-            0.
+        event: to record an event of torch, on average over all processes; None if no slices could be compared. A
+            negative one is taken for 0.
     """
 
     operation: float
     event: float | None
 
 
-def prices_of(recordings: Sequence[Recording]) -> Prices:
-    """Compare the slices of a process.
+def prices_of(recordings: Sequence[Recording]) -> dict[int, Prices]:
+    """Compare the slices of a run.
+
+    Recording an operator costs the same in all of its processes: in one that mostly waits there is little to compare.
 
     Args:
-        recordings: its windows.
+        recordings: all windows of all processes.
+
+    Returns:
+        By pid; without the price of an event where all slices are watched.
     """
-    found: dict[Path, list[Integers]] = {}
+    found: dict[tuple[int, Path], list[Integers]] = {}
+    windows: dict[int, list[Recording]] = {}
     for recording in recordings:
+        windows.setdefault(recording.pid, []).append(recording)
         paths, pieces = _pieces(recording)
         for one in map(int, np.unique(paths)):
-            found.setdefault(recording.paths[one] if one >= 0 else (), []).append(pieces[:, paths == one])
+            key = recording.pid, recording.paths[one] if one >= 0 else ()
+            found.setdefault(key, []).append(pieces[:, paths == one])
     longer, n = 0.0, 0.0
-    for path, pieces_of_path in found.items():
+    for (_, path), pieces_of_path in found.items():
         kind, lengths, noted = np.concatenate(pieces_of_path, axis=1)
         watched, plain = _typical(lengths, kind == WATCHED), _typical(lengths, kind == PLAIN)
         if path[-1:] == (WAIT,) or min(len(watched), len(plain)) < _FEW or not noted[watched].any():
             continue
         longer += len(watched) * float(lengths[watched].mean() - lengths[plain].mean())
         n += float(noted[watched].sum())
-    operation = float(np.median([recording.cost for recording in recordings]))
-    return Prices(operation, 1e-9 * longer / n if n else None)
+    prices = {}
+    for pid, mine in windows.items():
+        compared = n and any(PLAIN in one.slices[1] for one in mine)
+        operation = float(np.median([one.cost for one in mine]))
+        prices[pid] = Prices(operation, 1e-9 * longer / n if compared else None)
+    return prices
 
 
 def _pieces(recording: Recording) -> tuple[Integers, Integers]:
