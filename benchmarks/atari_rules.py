@@ -188,7 +188,7 @@ def verify(game: str, n_frames: int, seed: int) -> dict[str, object]:
 def main() -> None:
     """Check all games, or ask about one."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--frames", type=int, default=1500)
+    parser.add_argument("--frames", type=int, default=6000)
     parser.add_argument("--seeds", type=int, nargs="*", default=[1])
     parser.add_argument("--games", nargs="*", default=None, help="only these, and no file")
     parser.add_argument("--infer", metavar="GAME")

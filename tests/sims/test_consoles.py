@@ -45,8 +45,7 @@ def test_a_sample_of_games_is_equal_to_ale(game: str) -> None:
     seen = compare_with_ale(game, 60, seed=1)
     assert seen.differences == {}
     assert seen.n_frames == 60
-    if game != "robotank":  # its ball is not drawn at the right border
-        assert seen.n_wrong_pictures == 0
+    assert seen.n_wrong_pictures == 0
 
 
 @pytest.mark.exhaustive
