@@ -216,8 +216,8 @@ def read_kineto(trace: dict[str, Any], unix: int) -> tuple[HostEvents, DeviceEve
     Returns:
         The events of the CPU and those of GPUs.
     """
-    host: list[tuple[int, int, int, int]] = []
-    device: list[tuple[int, int, int, int, int, int, int]] = []
+    host: list[tuple[int, ...]] = []
+    device: list[tuple[int, ...]] = []
     host_names, device_names = [], []
     base = int(trace.get("baseTimeNanoseconds", 0)) - unix
     for event in trace["traceEvents"]:
@@ -237,9 +237,15 @@ def read_kineto(trace: dict[str, Any], unix: int) -> tuple[HostEvents, DeviceEve
             device.append((start, end, *where, blocks, int(args.get("graph node id", 0))))
             device_names.append(event["name"])
     processors = {one["id"]: one["numSms"] for one in trace.get("deviceProperties", [])}
-    on_host = np.asarray(host, dtype=np.int64).reshape(-1, 4).T
-    on_device = np.asarray(device, dtype=np.int64).reshape(-1, 7).T
-    return HostEvents(*on_host, host_names), DeviceEvents(*on_device, device_names, processors)
+    on_device = _columns(device, "starts", "ends", "device", "stream", "correlation", "blocks", "node")
+    return (
+        HostEvents(**_columns(host, "starts", "ends", "kind", "correlation"), names=host_names),
+        DeviceEvents(**on_device, names=device_names, processors=processors),
+    )
+
+
+def _columns(rows: list[tuple[int, ...]], *names: str) -> dict[str, Any]:
+    return dict(zip(names, np.asarray(rows, dtype=np.int64).reshape(-1, len(names)).T, strict=True))
 
 
 def _integers(values: list[int]) -> Integers:
