@@ -102,6 +102,10 @@ def test_a_game_goes_on_from_its_carry_and_does_not_see_its_neighbours() -> None
     made.set_carry(carry)
     (again, _), _ = made.step(DictTensor({"action": plan[-1]}))
     assert all((again[key] == seen[key]).all() for key in seen.keys())
+    kept = made.get_state()
+    for key in again.keys():  # nobody can write into the simulation
+        again[key].zero_()
+    assert all(torch.equal(value, vars(kept)[name]) for name, value in vars(made.get_state()).items())
 
 
 @pytest.mark.parametrize(

@@ -260,8 +260,10 @@ class _Starts(StartStates):
     def restart(self, carry: Tensors, done: Tensor, now: Tensors) -> tuple[Tensors, Tensors]:
         """See `StartStates.restart`."""
         if done.is_cpu and not done.numpy().any():  # sync: of CPU memory
-            kept, after = ({name: v.clone() if v.dim() == 1 else v for name, v in now.items()} for _ in range(2))
-            return kept, after
+            # Copies of what is shown too: an agent may write over it.
+            shown = [name for name, value in now.items() if value.dim() == 1 or name == "state/frames"]
+            kept = {name: value.clone() if name.startswith("last_") else value for name, value in now.items()}
+            return kept, {**now, **{name: now[name].clone() for name in shown}}
         return self._simulation.restart(carry, done, now)
 
 
