@@ -249,7 +249,6 @@ class Search:
 
     def _climb(self, start: Candidate, name: str) -> Probe | None:
         """Go up along a setting until that pays no more, else down; return the fastest of this climb."""
-        self._climbed.add(self._line(start, name))
         values: Sequence[int] = getattr(self.space, name)
         at = values.index(getattr(start, name))
         here = self._probe(start)
@@ -259,6 +258,7 @@ class Search:
         if here and self.best and here.score < _MUCH * self.best.score:
             self._say(here, f"much slower than {self.best.candidate}: stop")
             return here
+        self._climbed.add(self._line(start, name))
         for direction in (1, -1) if here else (-1,):
             last, moved = here, False
             for value in values[at + 1 :] if direction > 0 else values[:at][::-1]:

@@ -25,6 +25,7 @@ from rlstruct.cli.agents import AgentChoice, choose
 from rlstruct.cli.complaint import UserError, check_device, nearest, number, require, say
 from rlstruct.cli.environments import ATARI_STACK, Factory, Task, find, spaces_of
 from rlstruct.cli.record import ALGORITHMS, RunRecord, config_class, load, module_of, versions
+from rlstruct.errors import LearnerError, WorkerError
 
 _LEARNERS = re.compile("^--learners(?==|$)")
 Config = TypeVar("Config", bound=TrainingConfig)
@@ -146,15 +147,19 @@ def train(
         _say("it has ended: nothing is left to learn. To go on, name more steps in all, such as")
         _say(f"  --n-env-steps {2 * saved['env_steps']}. What it came to:")
     saved = None  # a replay buffer may be large
+    path = shlex.quote(str(folder.path))
     try:
         with folder:
             create = choice.create_model, choice.create_agent
             result: TrainingResult = module_of(algorithm).train(config, *create, factory, run=folder)
     except KeyboardInterrupt:
-        path = shlex.quote(str(folder.path))
         raise KeyboardInterrupt(
             f"stopped. To go on: rlstruct train --resume {path} (its curve: rlstruct plot {path})"
         ) from None
+    except (LearnerError, WorkerError):
+        if (folder.path / "checkpoint.pt").exists():
+            _say(f"to go on from its last checkpoint: rlstruct train --resume {path}")
+        raise
     _tell(result, config.target_return, folder)
 
 
