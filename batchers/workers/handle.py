@@ -219,6 +219,13 @@ class WorkerHandle:
         with contextlib.suppress(OSError, ValueError):
             self.channel.send(("close", None, ()), 0.0)
 
+    def release(self) -> None:
+        """Give the slabs back; the process has ended."""
+        self.batches.clear()
+        self._slabs.clear()
+        for block in self.blocks:
+            block.close()
+
     def died(self) -> bool:
         """Whether the process has ended."""
         return self.process is None or not self.process.is_alive()

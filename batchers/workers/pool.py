@@ -206,8 +206,9 @@ class WorkerPool:
                 if worker.created or worker.progress.born:  # one that still imports your script has nothing to close
                     worker.join(deadline - time.monotonic())
             self._kill()
-        slabs = [block for worker in self._workers for block in worker.blocks]
-        for block in (self._progress, *self._weights.slots, *slabs):
+        for worker in self._workers:
+            worker.release()
+        for block in (self._progress, *self._weights.slots):
             block.close()
         self._placement.close()
 

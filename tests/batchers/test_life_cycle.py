@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -260,6 +263,31 @@ def test_a_factory_that_cannot_be_called_with_its_arguments_says_how_it_is_calle
 
     with pytest.raises(TypeError, match=r"create_env\(n_envs=…, seed=…\), but got an unexpected keyword .*'seed'"):
         RL_Batcher(4, RngAgent, create_env_without_seed, env_args={"n_envs": 2})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_closed_batcher_gives_its_slabs_back() -> None:
+    def mapped() -> int:
+        lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:rlstruct" in line]
+        bounds = [line.split()[0].split("-") for line in lines]
+        return sum(int(end, 16) - int(begin, 16) for begin, end in bounds)
+
+    gc.disable()  # it must not be what gives them back
+    try:
+        before = mapped()
+        with RL_Batcher(
+            5_000, RngAgent, create_counting_env, env_args={"n_envs": 8, "auto_reset": True}, n_processes=1
+        ) as batcher:
+            batcher.reset()
+            batcher.execute()
+            batch, _ = batcher.get()
+            batcher.execute()  # one is never handed over
+            assert mapped() > before + 1_000_000
+        assert mapped() < before + 100_000  # a page to see progress in
+    finally:
+        gc.enable()
+    assert batch is not None
+    assert batch.lengths.sum() > 0  # what was handed over is the caller's
 
 
 def test_a_closed_batcher_is_not_entered() -> None:
