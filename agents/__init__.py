@@ -12,6 +12,7 @@ from rlstruct.agents.networks import (
 from rlstruct.agents.normalisation import Normalised, RunningMoments
 from rlstruct.agents.q_agent import DuellingHead, QAgent, QNetwork
 from rlstruct.agents.random_agent import RandomAgent
+from rlstruct.agents.stacking import StackingAgent
 
 __all__ = [
     "MLP",
@@ -31,4 +32,5 @@ __all__ = [
     "RecurrentGaussianActorCritic",
     "RecurrentGaussianAgent",
     "RunningMoments",
+    "StackingAgent",
 ]

@@ -20,7 +20,7 @@ from rlstruct.errors import BadKeyError, BadValueError
 from rlstruct.functional import categorical, gaussian
 from rlstruct.functional.schedules import linear_schedule
 from rlstruct.profiling import operation
-from rlstruct.replay import replay_agent, replay_agent_stateless
+from rlstruct.replay import replay_with_states
 from rlstruct.rl_agent import RL_Agent
 
 if TYPE_CHECKING:
@@ -335,31 +335,18 @@ def replay_with_next_values(agent: RL_Agent, trajectories: Trajectories) -> tupl
             f"replay_with_next_values: {type(agent).__name__} wants a history, and there is none after the last step. "
             "Collect whole episodes that terminate, and do not bootstrap."
         )
-    steps = trajectories.trajectories
-    reached = steps.truncate_key("_observation/").prepend_key("observation/")
-    if not any(key.startswith("agent_state/") for key in trajectories.info.keys()):
-        shifted = Trajectories(trajectories.info, TemporalDictTensor._trusted(dict(reached.items()), steps.lengths))
-        with torch.no_grad():
-            next_value = replay_agent_stateless(agent, shifted)["value"]
-        return replay_agent(agent, trajectories), next_value
-    outputs: list[DictTensor] = []
-    states: list[DictTensor] = []
-    state: DictTensor | None = None
-    for t in range(steps.n_steps()):
-        output, state = agent.call_replay(trajectories, t, state)
-        outputs.append(output)
-        states.append(state.detach())
+    replayed, states = replay_with_states(agent, trajectories)
     with torch.no_grad():
-        single = _one_step_each(trajectories.info, DictTensor.stack(states), reached)
-        following, _ = agent.call_replay(single, 0, None)
-    next_value = following["value"].view(steps.n_elems(), steps.n_steps())  # [B, T]
-    return TemporalDictTensor._trusted(dict(DictTensor.stack(outputs).items()), steps.lengths), next_value
+        following, _ = agent.call_replay(_next_steps(trajectories, states), 0, None)
+    return replayed, following["value"].view(trajectories.n_elems(), -1)  # [B, T]
 
 
-def _one_step_each(info: DictTensor, states: TemporalDictTensor, reached: TemporalDictTensor) -> Trajectories:
+def _next_steps(trajectories: Trajectories, states: DictTensor) -> Trajectories:
     """Make every step's next observation a trajectory of its own, which starts from the state there: [B * T, 1]."""
-    given = info.truncate_key("agent_info/").prepend_key("agent_info/")
-    rows = {key: value.repeat_interleave(states.n_steps(), dim=0) for key, value in given.items()}
-    rows |= {f"agent_state/{key}": value.flatten(0, 1) for key, value in states.items()}
+    steps = trajectories.trajectories
+    given = trajectories.info.truncate_key("agent_info/").prepend_key("agent_info/")
+    info = given.map(lambda value: value.repeat_interleave(steps.n_steps(), dim=0)) + states.prepend_key("agent_state/")
+    reached = steps.truncate_key("_observation/").prepend_key("observation/")
     single = {key: value.flatten(0, 1).unsqueeze(1) for key, value in reached.items()}
-    return Trajectories(DictTensor(rows), TemporalDictTensor(single))
+    ones = torch.ones_like(steps.lengths).repeat_interleave(steps.n_steps())
+    return Trajectories._trusted(info, TemporalDictTensor._trusted(single, ones))

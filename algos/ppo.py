@@ -56,8 +56,9 @@ class PPOConfig(TrainingConfig):
         value_coefficient: weight of the critic's loss.
         entropy_coefficient: weight of the entropy, in 1 / nat.
         n_epochs: how often each batch is learnt from.
-        n_minibatches: gradient steps of an epoch. An agent without a state learns from single steps, shuffled; one with
-            a state from whole rows, whose state it carries along, so that there must be as many environments.
+        n_minibatches: gradient steps of an epoch. An agent without a state, or whose states are known, learns from
+            single steps, shuffled; one with another state from whole rows, whose state it carries along, so that there
+            must be as many environments.
         clip: the ratio of the probabilities of an action, now and when it was taken, gains nothing beyond 1 - clip and
             1 + clip.
         value_clip: likewise, how far a value may move in an update, in units of the scaled reward; None sets no bound.
@@ -175,12 +176,13 @@ class Learner(GradientLearner):
             `prepare` returns; with a target_kl also ``skipped``, the share of steps that were not taken.  [] each
         """
         config = self.config
-        prepared, judged = self._program.part("loss", self._prepare, tensors_of(batch))
+        collected = tensors_of(batch)
+        prepared, judged = self._program.part("loss", self._prepare, collected)
         stopped = None if config.target_kl is None else torch.zeros_like(judged["ratio_error"], dtype=torch.bool)
         taken = []
         for epoch in range(config.n_epochs):
             for minibatch in self._minibatches(prepared, epoch):
-                terms, gradient = self.gradient(minibatch)
+                terms, gradient = self.gradient(minibatch, collected)
                 if stopped is not None and config.target_kl is not None:
                     stopped = stopped | (terms["approximate_kl"] > config.target_kl)
                     terms["skipped"] = stopped.to(terms["loss"].dtype)
@@ -198,8 +200,16 @@ class Learner(GradientLearner):
         return minibatches
 
     def terms(self, *given: Tensors) -> dict[str, Tensor]:
-        """Replay the agent over a minibatch of what was prepared, and compute `losses`."""
-        minibatch = batch_of(*given)
+        """Replay the agent over a minibatch of what was prepared, and compute `losses`.
+
+        Args:
+            given: the minibatch, and the batch as it was collected, where the states of single steps are found.
+        """
+        minibatch, batch = map(batch_of, given)
+        steps = minibatch.trajectories
+        if "learner/step" in steps:
+            states = self.agent.states_at(batch, steps["learner/step"].squeeze(1)) or DictTensor()
+            minibatch = Trajectories._trusted(minibatch.info + states.prepend_key("agent_state/"), steps)
         return losses(replay_agent(self.agent, minibatch), minibatch, self.config)
 
     def _prepare(self, batch: Tensors) -> tuple[Tensors, Tensors]:
@@ -215,8 +225,9 @@ class Learner(GradientLearner):
             trajectories: on the learner's device.  [B, T]
 
         Returns:
-            ``(batch, judged)``: rows [B, T], or for an agent without a state single steps [B * T, 1], with
-            ``learner/advantage``, ``learner/target`` and ``learner/value``; and numbers [] of the replay before the
+            ``(batch, judged)``: rows [B, T], or for an agent whose states are known single steps [B * T, 1] with their
+            numbers ``learner/step``, with ``learner/advantage``, ``learner/target`` and ``learner/value``; and numbers
+            [] of the replay before the
             first step: ``ratio_error``, the largest distance of a ratio from 1, which is not 0 where a replay is not
             what was collected, and ``explained_variance`` of the targets by the values.
         """
@@ -243,8 +254,8 @@ class Learner(GradientLearner):
         wanted = {key: tensor for key, tensor in steps.items() if not key.startswith("_observation/")}
         wanted |= {"learner/advantage": advantage, "learner/target": target, "learner/value": value}
         batch = Trajectories._trusted(trajectories.info, TemporalDictTensor._trusted(wanted, steps.lengths))
-        keeps_state = any(key.startswith("agent_state/") for key in trajectories.info.keys())
-        return (batch if keeps_state else _single_steps(batch)), judged
+        none = steps.lengths[:0]  # asks of no step
+        return (batch if self.agent.states_at(trajectories, none) is None else _single_steps(batch)), judged
 
     def shuffled(self, n_rows: int, epoch: int) -> tuple[Tensor, ...]:
         """Split the rows into the minibatches of an epoch: every row once, in an order of this seed and gradient step.
@@ -283,10 +294,11 @@ def _variance(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def _single_steps(batch: Trajectories) -> Trajectories:
-    """Make every step [B, T] a row of its own [B * T, 1]; padding becomes rows of length 0."""
+    """Make every step [B, T] a row of its own [B * T, 1], without its state; padding becomes rows of length 0."""
     steps, T = batch.trajectories, batch.trajectories.n_steps()
     flat = {key: tensor.flatten(0, 1).unsqueeze(1) for key, tensor in steps.items()}
-    info = {key: value.repeat_interleave(T, dim=0) for key, value in batch.info.items()}
+    flat["learner/step"] = torch.arange(steps.n_elems() * T, device=steps.device).unsqueeze(1)
+    info = {k: v.repeat_interleave(T, dim=0) for k, v in batch.info.items() if not k.startswith("agent_state/")}
     lengths = steps.mask().flatten().to(torch.int64)
     return Trajectories._trusted(DictTensor(info), TemporalDictTensor._trusted(flat, lengths))
 

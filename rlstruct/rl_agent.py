@@ -132,6 +132,24 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
         history = steps.temporal_slice(0, t) if self.require_history() else None
         return self(state, replayed_observation(steps).temporal_index(t), agent_info, history)
 
+    def states_at(self, trajectories: Trajectories, steps: Tensor | None = None) -> DictTensor | None:
+        """Return the states before stored steps, if they can be told without acting.
+
+        Then a learner replays all steps in one call, and learns from any of them by itself, in any order.
+
+        Args:
+            trajectories: [B, T] on the agent's device.
+            steps: which ones, step t of row b being number b * T + t; None for all.  [K] int64, same device
+
+        Returns:
+            What `call_replay` would be given there; empty for an agent that keeps no state. None if only acting step by
+            step can tell, as for an agent that learns what to remember, wants a history or defines `call_replay`.
+            [K], or [B * T] for all
+        """
+        keeps_state = any(key.startswith("agent_state/") for key in trajectories.info.keys())
+        by_steps = keeps_state or self.require_history() or type(self).call_replay is not RL_Agent.call_replay
+        return None if by_steps else DictTensor()
+
     def close(self) -> None:
         """Release what the agent holds."""
         return
@@ -215,6 +233,14 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         with self._guarded():
             answer = self.agent.call_replay(trajectories, t, state)
         return self._checked("call_replay", answer)
+
+    def states_at(self, trajectories: Trajectories, steps: Tensor | None = None) -> DictTensor | None:
+        """Check trajectories and states; see `RL_Agent.states_at`."""
+        self.check_trajectories(trajectories)
+        states = self.agent.states_at(trajectories, steps)
+        if states is not None:
+            self._check("states_at", "result states", states)
+        return states
 
     def check_trajectories(self, trajectories: Trajectories) -> None:
         """Raise unless ``trajectories`` can be replayed here, with their agent_info, env_info and first state.

@@ -62,8 +62,8 @@ def check_agent(
     Looks at: where tensors are (with `RL_Agent_CheckDevice`); the initial state for 1 and for B environments; keys,
     dtypes, shapes and values of actions against the action space; constant keys of actions and states; that arguments
     are not written to; that equal arguments give equal answers; that no row depends on another; that a replay of the
-    collected trajectories gives the stored outputs again; that `update` copies the weights it is given; that no module
-    drops or averages as it does in training.
+    collected trajectories gives the stored outputs again, and `states_at`, if it answers, the states; that `update`
+    copies the weights it is given; that no module drops or averages as it does in training.
 
     Of an agent that promises to be pure it also changes whatever may be read beside weights and arguments, one thing at
     a time (see `rlstruct.testing.purity`), and lets it act compiled and as a recorded graph, where these are there.
@@ -186,8 +186,9 @@ class _Kit:
             check_same(f"{where}, rows {rows} only", got, expected.index(rows), _ROWS, tolerance=self.tolerance)
 
     def check_replay(self, steps: list[_Step]) -> None:
-        """A replay over the collected trajectories gives the stored outputs."""
+        """A replay over the collected trajectories gives the states and the stored outputs."""
         trajectories = self._trajectories(steps)
+        self._check_states_at(trajectories, steps)
         replayed = replay_agent(self.agent, trajectories)
         mend = (
             "Replay must act as collection did: restart the state where observation['initial_state'] is True, use "
@@ -197,6 +198,21 @@ class _Kit:
             got = replayed.temporal_index(t).map(on_cpu)
             expected = step.action.map(on_cpu)
             check_same(f"replay_agent({self.name}), step {t}", got, expected, mend, tolerance=self.tolerance)
+
+    def _check_states_at(self, trajectories: Trajectories, steps: list[_Step]) -> None:
+        """States that are told without acting are those with which it acted."""
+        mend = "Return the state with which step t of row b acted as row b * T + t, or None."
+        backwards = torch.arange(self.B * len(steps), device=self.env.device).flip(0)
+        for numbers in (None, backwards):
+            where = f"{self.name}.states_at(trajectories, {'None' if numbers is None else '[B * T - 1, ..., 0]'})"
+            states = self.agent.states_at(trajectories, numbers)
+            if states is None:
+                return
+            check_keys(where, set(states.keys()), set(steps[0].state.keys()), mend)
+            for key in states.keys():
+                expected = torch.stack([step.state[key] for step in steps], 1).flatten(0, 1)  # [B * T]
+                wanted = DictTensor({key: expected if numbers is None else expected.flip(0)})
+                check_same(f"{where}, {key!r}", DictTensor({key: states[key]}).map(on_cpu), wanted.map(on_cpu), mend)
 
     def check_update(self, step: _Step, weights: Mapping[str, Tensor] | None) -> None:
         """`update` takes the weights over, all of them, as a copy.

@@ -6,12 +6,14 @@ import copy
 import dataclasses
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from picture_env import SIDES, PictureEnv
 from resume_tasks import create_network, create_sim
 from torch import Tensor, nn
 
@@ -25,7 +27,7 @@ from rlstruct.profiling.events import load
 from rlstruct.profiling.overlap import lookup
 from rlstruct.testing import _sim_graph, sim_device
 
-SIM = "sim:0"
+SIM, SHAPE = "sim:0", (4, *SIDES)
 SMALL: dict[str, Any] = {"n_timesteps": 6, "n_envs": 4, "n_env_steps": 1000}
 PPO = ppo.PPOConfig(**SMALL, n_epochs=2, n_minibatches=2)
 A2C = a2c.A2CConfig(**SMALL, n_updates=2, n_minibatches=2, vtrace=True, max_gradient_norm=None)
@@ -44,6 +46,10 @@ KINDS: dict[str, Kind] = {
     "ppo, normalised": (
         ppo.Learner, PPO, lambda: agents.Normalised(create_network(), (4,), discount=0.99), ActorCriticAgent
     ),
+    "ppo, stacking": (
+        ppo.Learner, PPO, partial(agents.ConvolutionalActorCritic, SHAPE, 2, n_features=4, layers=((3, 3, 1),)),
+        partial(agents.StackingAgent.create, create_agent=ActorCriticAgent, shape=SHAPE),
+    ),
     "a2c": (a2c.Learner, A2C, create_network, ActorCriticAgent),
 }  # fmt: skip
 
@@ -60,7 +66,8 @@ def collect(kind: str, n_batches: int) -> list[Trajectories]:
     _, _, create_model, create_agent = KINDS[kind]
     torch.manual_seed(3)
     args = {"model": create_model()}
-    with RL_Batcher(6, create_agent, create_sim, agent_args=args, env_args={"n_envs": 4}, seed=1) as batcher:
+    create_env = partial(PictureEnv, auto_reset=True) if kind == "ppo, stacking" else create_sim
+    with RL_Batcher(6, create_agent, create_env, agent_args=args, env_args={"n_envs": 4}, seed=1) as batcher:
         batcher.reset()
         batches = []
         for _ in range(n_batches):

@@ -1,0 +1,179 @@
+"""An agent that sees the last pictures of an environment that shows one at a time, so that a batch holds each once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from rlstruct.agents.model_agent import module_device
+from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.errors import BadTypeError, BadValueError, ShapeMismatchError
+from rlstruct.rl_agent import RL_Agent
+
+_EARLIER = "earlier_frames"
+
+
+class StackingAgent(RL_Agent):
+    """Shows an agent stacks of the last n frames (Mnih et al., 2015), where the environment shows single ones.
+
+    Actions, losses and weights are those of ``agent`` in an environment that shows the stacks itself, as gymnasium's
+    FrameStackObservation does, bit by bit, and a batch takes a quarter of the memory for n = 4. The first frame of an
+    episode fills the first stack.
+
+    The state is ``earlier_frames`` [B, n - 1, ...] beside what the agent itself keeps. Whole stacks without this state,
+    as a `ReplayBuffer` with ``n_stack`` samples them, are shown as they are.
+
+    Args:
+        agent: sees ``frame`` [B, n, ...]. It wants no history and defines no `call_replay`.
+        shape: of a stack, [n, ...], n at least 2. The environment shows ``frame`` [B, 1, ...].
+        device: where the agent lives.
+        dtype: of the frames.
+
+    Raises:
+        TypeError: the agent wants a history, or defines `call_replay`.
+        ValueError: the shape has fewer than 2 frames.
+
+    >>> from rlstruct.agents import ActorCriticAgent, ConvolutionalActorCritic
+    >>> model = ConvolutionalActorCritic((4, 84, 84), n_actions=6)
+    >>> agent = StackingAgent(ActorCriticAgent(model), (4, 84, 84), device="cpu")
+    >>> agent.initial_state(DictTensor(), 2)["earlier_frames"].shape
+    torch.Size([2, 3, 84, 84])
+    """
+
+    shape: Final[tuple[int, ...]]
+    dtype: Final[torch.dtype]
+
+    def __init__(
+        self, agent: RL_Agent, shape: Sequence[int], *, device: DeviceLike, dtype: torch.dtype = torch.uint8
+    ) -> None:
+        """Wrap ``agent``."""
+        if agent.require_history() or type(agent).call_replay is not RL_Agent.call_replay:
+            raise BadTypeError(
+                f"StackingAgent: {type(agent).__name__} wants a history or defines call_replay, where it would see "
+                "single frames. Let it read observation['frame'] in __call__ only."
+            )
+        if not shape or shape[0] < 2:
+            raise BadValueError(f"StackingAgent: shape is {list(shape)}, expected [n, ...] with n of 2 or more.")
+        self.agent, self.shape, self.dtype = agent, tuple(shape), dtype
+        self.device = resolve_device(device)
+
+    @classmethod
+    def create(
+        cls,
+        model: nn.Module,
+        *,
+        create_agent: Callable[..., RL_Agent],
+        shape: Sequence[int],
+        dtype: torch.dtype = torch.uint8,
+        device: DeviceLike | None = None,
+        **settings: Any,  # noqa: ANN401 - whatever create_agent takes
+    ) -> StackingAgent:
+        """Make agent and wrapper: ``partial(StackingAgent.create, create_agent=…, shape=…)`` is what trainings want.
+
+        Args:
+            model: the network.
+            create_agent: makes the agent, such as `rlstruct.agents.ActorCriticAgent`.
+            shape: see `StackingAgent`.
+            dtype: likewise.
+            device: where they live; by default where the model is.
+            settings: further ones of create_agent.
+        """
+        device = module_device(model) if device is None else device
+        return cls(create_agent(model, device=device, **settings), shape, device=device, dtype=dtype)
+
+    @property
+    def pure(self) -> bool:  # type: ignore[override]
+        """What the agent promises."""
+        return self.agent.pure
+
+    @property
+    def agent_info_on_device(self) -> bool:  # type: ignore[override]
+        """What the agent says."""
+        return self.agent.agent_info_on_device
+
+    def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
+        """Return the agent's own state and ``earlier_frames``, zeros that are never seen."""
+        earlier = torch.zeros(B, self.shape[0] - 1, *self.shape[1:], dtype=self.dtype, device=self.device)
+        return self.agent.initial_state(agent_info, B) + DictTensor({_EARLIER: earlier})
+
+    def __call__(
+        self,
+        state: DictTensor,
+        observation: DictTensor,
+        agent_info: DictTensor,
+        history: TemporalDictTensor | None = None,
+    ) -> tuple[DictTensor, DictTensor]:
+        """Let the agent act on the stack of the earlier frames and ``observation["frame"]``; see `RL_Agent.__call__`.
+
+        Raises:
+            ShapeMismatchError: the frames are neither single ones of this shape, nor stacks without ``earlier_frames``.
+        """
+        n, frame = self.shape[0], observation["frame"]
+        single = _EARLIER in state
+        if frame.shape[1:] != (1 if single else n, *self.shape[1:]) or frame.dtype != self.dtype:
+            mend = "make the environment with stack=1" if single else f"DQN's replay buffer makes them with n_stack={n}"
+            raise ShapeMismatchError(
+                f"StackingAgent.__call__: observation 'frame' is {list(frame.shape)} {frame.dtype}, expected "
+                f"{[len(frame), 1 if single else n, *self.shape[1:]]} {self.dtype}: {mend}."
+            )
+        if not single:
+            return self.agent(state, observation, agent_info)
+        frames = torch.cat([state[_EARLIER], frame], 1)  # [B, n, ...]
+        # One more copy is cheaper than torch.where, which is slow for bytes on the CPU.
+        place = torch.arange(n, device=frame.device)
+        place = torch.where(observation["initial_state"].unsqueeze(1), n - 1, place)  # [B, n]
+        stack = _gather(frames, torch.arange(len(frame), device=frame.device), place)
+        seen = DictTensor({**dict(observation.items()), "frame": stack})
+        action, after = self.agent(_without(state, _EARLIER), seen, agent_info)
+        return action, after + DictTensor({_EARLIER: stack[:, 1:]})
+
+    def states_at(self, trajectories: Trajectories, steps: Tensor | None = None) -> DictTensor | None:
+        """Gather the frames before stored steps; None if `states_at` of the agent is. See `RL_Agent.states_at`."""
+        info, seen = trajectories.info, trajectories.trajectories
+        stored = f"agent_state/{_EARLIER}"
+        states = self.agent.states_at(Trajectories._trusted(_without(info, stored), seen), steps)
+        if states is None:
+            return None
+        frames, initial = seen["observation/frame"], seen["observation/initial_state"]
+        B, T, n = *initial.shape, self.shape[0] - 1
+        # Episodes that were cut out of batches have lost it: they begin with their first frame.
+        earlier = info[stored] if stored in info else frames.new_zeros(B, n, *self.shape[1:])
+        if T == 1 and steps is None:
+            return states + DictTensor({_EARLIER: earlier})
+        if steps is None:
+            steps = torch.arange(B * T, device=frames.device)
+        times = torch.arange(T, device=frames.device)
+        # Counted from the oldest of the earlier frames: where the episode begins to which a row's frame belongs, and
+        # the same one step later.
+        begun = torch.where(initial, times + n, 0).cummax(1).values  # [B, T]
+        begun = torch.cat([torch.zeros_like(begun[:, :1]), begun[:, :-1]], 1)
+        wanted = (steps % T).unsqueeze(1) + torch.arange(n, device=frames.device)  # [K, n]
+        wanted = torch.maximum(wanted, begun.flatten().index_select(0, steps).unsqueeze(1))
+        found = _gather(torch.cat([earlier, frames.squeeze(2)], 1), steps // T, wanted)
+        return states + DictTensor({_EARLIER: found})
+
+    def update(self, info: Mapping[str, Tensor]) -> None:
+        """Forward to the agent."""
+        self.agent.update(info)
+
+    def seed(self, seed: int) -> None:
+        """Forward to the agent."""
+        self.agent.seed(seed)
+
+    def close(self) -> None:
+        """Forward to the agent."""
+        self.agent.close()
+
+
+def _gather(frames: Tensor, row: Tensor, place: Tensor) -> Tensor:
+    """Take the frames at places [K, n] of rows [K] out of [B, P, ...]: [K, n, ...]."""
+    index = row.unsqueeze(1) * frames.shape[1] + place
+    return frames.flatten(0, 1).index_select(0, index.flatten()).view(*place.shape, *frames.shape[2:])
+
+
+def _without(tensors: DictTensor, key: str) -> DictTensor:
+    return tensors.get([one for one in tensors.keys() if one != key])

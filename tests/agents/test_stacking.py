@@ -1,0 +1,215 @@
+"""StackingAgent over single pictures is the agent inside over stacks, bit by bit; so is what learns from it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from fake_agents import HistoryAgent
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from picture_env import SIDES, PictureEnv, noise
+from torch import Tensor
+
+from rlstruct import DictTensor, RL_Agent_CheckDevice, TemporalDictTensor, Trajectories, replay_agent
+from rlstruct.agents import (
+    ActorCriticAgent,
+    ConvolutionalActorCritic,
+    RecurrentActorCritic,
+    RecurrentAgent,
+    StackingAgent,
+)
+from rlstruct.batchers import RL_Batcher, collect_episodes
+from rlstruct.testing import ConformanceError, check_agent, forbid_host_sync
+
+SHAPE = (4, *SIDES)
+create_stacking = partial(StackingAgent.create, create_agent=ActorCriticAgent, shape=SHAPE)
+
+
+def create_model() -> ConvolutionalActorCritic:
+    torch.manual_seed(2)
+    return ConvolutionalActorCritic(SHAPE, 2, n_features=8, layers=((3, 3, 1),))
+
+
+def collect(stack: int, n_batches: int, *, n_timesteps: int = 5, **env: Any) -> list[Trajectories]:
+    create_agent = ActorCriticAgent if stack > 1 else create_stacking
+    with RL_Batcher(
+        n_timesteps, create_agent, PictureEnv, agent_args={"model": create_model()},
+        env_args={"n_envs": 3, "stack": stack, "auto_reset": True, **env}, seed=0,
+    ) as batcher:  # fmt: skip
+        batcher.reset()
+        batches = []
+        for _ in range(n_batches):
+            batcher.execute()
+            batch, _ = batcher.get()
+            assert batch is not None
+            batches.append(batch)
+    return batches
+
+
+@pytest.mark.parametrize("auto_reset", [True, False])
+def test_what_is_collected_and_replayed_is_that_of_stacks(auto_reset: bool) -> None:
+    agent, plain = create_stacking(create_model()), ActorCriticAgent(create_model())
+    n_batches = 4 if auto_reset else 1
+    singles, stacks = (collect(stack, n_batches, auto_reset=auto_reset) for stack in (1, 4))
+    for single, whole in zip(singles, stacks, strict=True):
+        assert torch.equal(single.lengths, whole.lengths)
+        mask = whole.mask()
+        for key, expected in whole.trajectories.items():
+            found = single.trajectories[key]
+            if key.endswith("observation/frame"):
+                expected = expected[:, :, -1:]
+            assert torch.equal(found[mask], expected[mask]), key
+        one, other = replay_agent(agent, single), replay_agent(plain, whole)
+        for key in other.keys():
+            assert torch.equal(one[key][mask], other[key][mask]), key
+            stored = whole.trajectories[f"action/{key}"]
+            torch.testing.assert_close(one[key][mask].detach(), stored[mask], rtol=0, atol=1e-5)
+
+
+def bytes_of(batch: Trajectories) -> int:
+    tensors = [*batch.info.values(), *batch.trajectories.values()]
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def test_a_batch_takes_a_quarter_of_the_memory() -> None:
+    (single,), (whole,) = (collect(stack, 1, n_timesteps=64, lengths=(40,)) for stack in (1, 4))
+    numbers = sum(t.nbytes for key, t in whole.trajectories.items() if not key.endswith("observation/frame"))
+    # 64 steps and their ends, once; three more pictures in the state that the batch begins with
+    assert (bytes_of(single) - numbers) / (bytes_of(whole) - numbers) < 0.28
+
+
+class InFours(ActorCriticAgent):
+    """Sees whole stacks, which a model cannot tell from another order of the same sum."""
+
+    def __call__(self, state: Any, observation: Any, agent_info: Any, history: Any = None) -> Any:
+        return DictTensor({"seen": observation["frame"]}), state
+
+
+def some_steps(initial: Tensor) -> dict[str, Tensor]:
+    """Pictures without order, so that none stands for another by chance."""
+    B, T = initial.shape
+    frames = noise(torch.arange(B * T).view(B, T, 1))
+    return {"observation/frame": frames, "observation/initial_state": initial}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_states_are_those_of_stepping(data: st.DataObject) -> None:
+    B, T, n = (data.draw(st.integers(low, high)) for low, high in ((1, 3), (1, 7), (2, 5)))
+    flags = st.lists(st.booleans(), min_size=B * T, max_size=B * T)
+    initial = torch.tensor(data.draw(flags)).view(B, T)
+    lengths = torch.tensor(data.draw(st.lists(st.integers(0, T), min_size=B, max_size=B)))  # the rest is padding
+    state = noise(torch.arange(1000, 1000 + B * (n - 1)).view(B, n - 1))
+    agent = StackingAgent(InFours(create_model()), (n, *SIDES), device="cpu")
+    batch = Trajectories(
+        DictTensor({"agent_state/earlier_frames": state}), TemporalDictTensor(some_steps(initial), lengths)
+    )
+    before: list[Tensor] = []
+    seen: list[Tensor] = []
+    now = DictTensor({"earlier_frames": state})
+    for t in range(T):
+        before.append(now["earlier_frames"])
+        action, now = agent.call_replay(batch, t, now)
+        seen.append(action["seen"])
+    expected = torch.stack(before, 1).flatten(0, 1)
+    everywhere = agent.states_at(batch)
+    assert everywhere is not None
+    assert torch.equal(everywhere["earlier_frames"], expected)
+    steps = torch.tensor(data.draw(st.lists(st.integers(0, B * T - 1), max_size=9)), dtype=torch.int64)
+    some = agent.states_at(batch, steps)
+    assert some is not None
+    assert torch.equal(some["earlier_frames"], expected[steps])
+    assert torch.equal(replay_agent(agent, batch)["seen"], torch.stack(seen, 1))
+
+
+def test_the_first_picture_fills_the_stack_of_its_episode_only() -> None:
+    initial = torch.tensor([[False, True, False, False, False]])
+    frames = torch.arange(10, 15).view(1, 5, 1, 1).expand(1, 5, 1, 2).to(torch.uint8)
+    state = torch.tensor([[[7, 7], [8, 8], [9, 9]]], dtype=torch.uint8)
+    agent = StackingAgent(InFours(create_model()), (4, 2), device="cpu")
+    steps = {"observation/frame": frames, "observation/initial_state": initial}
+    batch = Trajectories(DictTensor({"agent_state/earlier_frames": state}), TemporalDictTensor(steps))
+    with forbid_host_sync():
+        seen = replay_agent(agent, batch)["seen"]
+    expected = [[7, 8, 9, 10], [11, 11, 11, 11], [11, 11, 11, 12], [11, 11, 12, 13], [11, 12, 13, 14]]
+    assert seen[0, :, :, 0].tolist() == expected
+
+
+@pytest.mark.parametrize("auto_reset", [True, False])
+def test_it_keeps_the_contract(auto_reset: bool) -> None:
+    agent = create_stacking(create_model())
+    check_agent(agent, PictureEnv(3, auto_reset=auto_reset), executors=False, host_syncs=True)
+
+
+class Forgetful(StackingAgent):
+    """Says that nothing ever restarts."""
+
+    def states_at(self, trajectories: Trajectories, steps: Tensor | None = None) -> DictTensor | None:
+        seen = dict(trajectories.trajectories.items())
+        seen["observation/initial_state"] = torch.zeros_like(seen["observation/initial_state"])
+        return super().states_at(Trajectories(trajectories.info, TemporalDictTensor(seen)), steps)
+
+
+def test_wrong_states_break_the_contract() -> None:
+    agent = Forgetful(ActorCriticAgent(create_model()), SHAPE, device="cpu")
+    with pytest.raises(ConformanceError, match=r"Forgetful\.states_at\(trajectories, None\), 'earlier_frames', row "):
+        check_agent(agent, PictureEnv(3, auto_reset=True), executors=False)
+
+
+def test_a_copy_acts_alike_and_takes_new_weights() -> None:
+    agent = create_stacking(create_model(), stochastic=False)
+    env = PictureEnv(2, auto_reset=True)
+    observation, _ = env.reset()
+    state = agent.initial_state(DictTensor(), 2)
+    expected, _ = agent(state, observation, DictTensor())
+    for other in (copy.deepcopy(agent), pickle.loads(pickle.dumps(agent)), RL_Agent_CheckDevice(agent, "cpu")):
+        assert other.pure
+        assert torch.equal(other(state, observation, DictTensor())[0]["value"], expected["value"])
+    agent.update({name: value + 0.1 for name, value in create_model().state_dict().items()})
+    assert not torch.equal(agent(state, observation, DictTensor())[0]["value"], expected["value"])
+    assert pickle.loads(pickle.dumps(create_stacking))(create_model()).shape == SHAPE
+
+
+def test_an_agent_that_remembers_more_is_replayed_by_steps() -> None:
+    model = RecurrentActorCritic(4 * 30, 2, n_hidden=4)
+    agent = StackingAgent(RecurrentAgent(model), SHAPE, device="cpu")
+    check_agent(agent, PictureEnv(2, auto_reset=True), executors=False)
+    assert set(agent.initial_state(DictTensor(), 2).keys()) == {"hidden", "earlier_frames"}
+    with RL_Batcher(
+        6, lambda: agent, PictureEnv, env_args={"n_envs": 2, "auto_reset": True}, seed=0
+    ) as batcher:  # fmt: skip
+        batcher.reset()
+        batcher.execute()
+        batch, _ = batcher.get()
+    assert batch is not None
+    assert agent.states_at(batch) is None
+
+
+def test_episodes_cut_out_of_batches_are_replayed_from_their_first_picture() -> None:
+    model = create_model()
+    with RL_Batcher(
+        5, create_stacking, PictureEnv, agent_args={"model": model}, env_args={"n_envs": 2, "auto_reset": True}, seed=0
+    ) as batcher:
+        episodes = collect_episodes(batcher, 6)
+    mask = episodes.mask()
+    replayed = replay_agent(create_stacking(model), episodes)["value"].detach()
+    torch.testing.assert_close(replayed[mask], episodes.trajectories["action/value"][mask], rtol=0, atol=1e-5)
+
+
+def test_what_cannot_be_stacked_is_refused() -> None:
+    agent = create_stacking(create_model())
+    observation, _ = PictureEnv(2, stack=4).reset()
+    with pytest.raises(ValueError, match=r"'frame' is \[2, 4, 5, 6\] torch.uint8, expected \[2, 1, 5, 6\].*stack=1"):
+        agent(agent.initial_state(DictTensor(), 2), observation, DictTensor())
+    observation, _ = PictureEnv(2).reset()
+    with pytest.raises(ValueError, match=r"'frame' is \[2, 1, 5, 6\] torch.uint8, expected \[2, 4, 5, 6\].*n_stack=4"):
+        agent(DictTensor(), observation, DictTensor())
+    with pytest.raises(TypeError, match="HistoryAgent wants a history or defines call_replay"):
+        StackingAgent(HistoryAgent(), SHAPE, device="cpu")
+    with pytest.raises(ValueError, match=r"shape is \[1, 84, 84\], expected \[n, \.\.\.\] with n of 2 or more"):
+        StackingAgent(agent, (1, 84, 84), device="cpu")
