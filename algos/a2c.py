@@ -29,6 +29,7 @@ from rlstruct.algos.learner import (
 from rlstruct.algos.placement import CreateEnv
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import CreateModel, TrainingResult, run_training
+from rlstruct.batchers.slab import without_gaps
 from rlstruct.core import TemporalDictTensor, Trajectories
 from rlstruct.engine.compiled import Tensors
 from rlstruct.errors import BadValueError
@@ -235,13 +236,9 @@ def _minibatches(trajectories: Trajectories, n: int) -> list[Trajectories]:
 def _one_after_the_other(batches: Sequence[Trajectories]) -> Trajectories:
     """Join batches of the same environments [B, T] to one [B, sum of T], real steps first, in new memory."""
     real = torch.cat([batch.mask() for batch in batches], 1)  # [B, sum of T]
-    order = torch.sort(real.to(torch.int8), dim=1, descending=True, stable=True).indices
-    rows = torch.arange(real.shape[0], device=real.device, dtype=torch.int64).unsqueeze(1)
-    joined = {
-        key: torch.cat([batch.trajectories[key] for batch in batches], 1)[rows, order]
-        for key in batches[0].trajectories.keys()
-    }
-    return Trajectories._trusted(batches[0].info, TemporalDictTensor._trusted(joined, real.sum(1)))
+    keys = batches[0].trajectories.keys()
+    joined = {key: torch.cat([batch.trajectories[key] for batch in batches], 1) for key in keys}
+    return Trajectories._trusted(batches[0].info, without_gaps(joined, real))
 
 
 def train(

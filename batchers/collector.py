@@ -84,7 +84,7 @@ class Collector:
         self._undoubted = 0  # steps since the last look at the agent's promise
         self._watched = False  # whether the agent was seen to leave its observations alone
         self._seeds = seed + torch.arange(env.n_envs(), device=device, dtype=torch.int64)
-        self._history = agent.require_history()
+        self._history, self._gaps = agent.require_history(), env.auto_reset and env.restarts_take_steps
         self._episode, self._step = -1, 0
         # The same two as tensors: a recorded batch reads and advances these.
         self._episode_now = torch.full((), -1, dtype=torch.int64, device=device)
@@ -168,7 +168,7 @@ class Collector:
         while t < self._T:
             progress.step = t
             progress.enter(Phase.AGENT)
-            history = history_until(slab, self._observation, t, n_final) if self._history else None
+            history = history_until(slab, self._observation, t, n_final, self._gaps) if self._history else None
             shown = slab.seen(t) if watch and slab is not None else {}
             answer = self.actor(self._state, observation, history)
             action, state = check_answer(f"{type(self.actor.agent).__name__}.__call__", answer) if t == 0 else answer

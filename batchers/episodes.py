@@ -56,11 +56,11 @@ def collect_episodes(
             batcher.reset(agent_info, env_info)
         batcher.execute()
         batch, n_running = batcher.get()
-        for b, info, stretch, ended in _stretches(batch):
+        for b, begins, info, stretch, ended in _stretches(batch):
             if not missing[b]:
                 continue
-            if not begun[b]:
-                first[b] = info
+            if begins or not begun[b]:  # what had begun before was lost with a worker that was started again
+                first[b], begun[b] = info, []
             begun[b].append(stretch)
             if ended:
                 episode = n // B + (b < n % B) - missing[b]
@@ -86,10 +86,11 @@ def _refuse_endless(begun: dict[int, list[TemporalDictTensor]], step_limit: int 
         )
 
 
-def _stretches(batch: Trajectories) -> Iterator[tuple[int, DictTensor, TemporalDictTensor, bool]]:
-    """Cut a batch where episodes end: environment, info, steps [1, t], and whether the episode ends with them."""
+def _stretches(batch: Trajectories) -> Iterator[tuple[int, bool, DictTensor, TemporalDictTensor, bool]]:
+    """Cut a batch where episodes end: environment, whether one begins, info, steps [1, t], and whether it ends."""
     environments = batch.info["environment"].tolist()  # sync: once per batch, cutting needs numbers
     lengths = batch.lengths.tolist()  # sync: once per batch
+    begins = batch.trajectories["observation/initial_state"][:, 0].tolist()  # sync: once per batch
     done = batch.trajectories["_observation/done"] & batch.trajectories.mask()
     stops: list[list[int]] = [[] for _ in environments]
     for row, t in done.nonzero().tolist():  # sync: once per batch
@@ -100,10 +101,10 @@ def _stretches(batch: Trajectories) -> Iterator[tuple[int, DictTensor, TemporalD
         start = 0
         steps, row_info = batch.trajectories.slice(row, row + 1), info.slice(row, row + 1)
         for stop in stops[row]:
-            yield b, _at(row_info, start), steps.temporal_slice(start, stop), True
+            yield b, start > 0 or begins[row], _at(row_info, start), steps.temporal_slice(start, stop), True
             start = stop
         if start < lengths[row]:
-            yield b, _at(row_info, start), steps.temporal_slice(start, lengths[row]), False
+            yield b, start > 0 or begins[row], _at(row_info, start), steps.temporal_slice(start, lengths[row]), False
 
 
 def _at(info: DictTensor, start: int) -> DictTensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.batchers.collector import Collected
-from rlstruct.batchers.slab import Steps, as_signed
+from rlstruct.batchers.slab import Steps, as_signed, without_gaps, zero_after
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.engine.streams import move
 
@@ -49,10 +49,10 @@ def hand_over(
 
     Returns:
         Trajectories that use no memory of the slabs (except of one that is owned), and how many environments
-        go on. Auto-resetting: all B rows, T steps; fewer real ones where a vector environment spends steps on its
-        restarts. Episodic: the rows that took part, shortened to the longest. ``observation/`` and ``_observation/`` of
-        a key share memory unless an environment restarted. Padding is zero, except that the first padded step of
-        ``observation/`` shows the final observation once more.
+        go on. Auto-resetting: all B rows, T steps; fewer real ones, or none, where a vector environment spends steps on
+        its restarts. Episodic: the rows that took part, shortened to the longest. ``observation/`` and
+        ``_observation/`` of a key share memory unless an environment restarted. Padding is zero, except that the first
+        padded step of ``observation/`` shows the final observation once more.
     """
     if device.type != "cpu" and shares[0].slab.running.is_cpu:
         # Worker processes write to shared memory of the CPU: joined there, a batch travels to CUDA in one copy.
@@ -68,7 +68,7 @@ def hand_over(
         n_running = sum(share.slab.running.shape[1] for share in shares)
         if not gaps or all(bool(share.slab.running[:T].all()) for share in shares):  # sync: once per batch
             return Trajectories(info, TemporalDictTensor(steps)), n_running
-        return Trajectories(info, _without_gaps(steps, _running(shares, T))), n_running
+        return Trajectories(info, without_gaps(steps, _running(shares, T))), n_running
     lengths = _running(shares, T).sum(1)
     on_cpu, n_running = _count(lengths, shares)
     T = int(on_cpu.max())  # sync: of CPU memory. Off the CPU collectors do not look after every step whether all ended
@@ -121,7 +121,7 @@ def _steps(
         cut = [_cut(share.slab.tensors[name], share.collected.n_steps + extra, T + extra) for share in shares]
         joined = cut[0].transpose(0, 1) if len(shares) == 1 and shares[0].owned else _cat(cut)
         if lengths is not None:
-            joined = _zero_after(joined if rows is None else joined.index_select(0, rows), lengths + extra)
+            joined = zero_after(joined if rows is None else joined.index_select(0, rows), lengths + extra)
         if group == "stream":
             steps[f"observation/{key}"], steps[f"_observation/{key}"] = joined[:, :T], joined[:, 1:]
         else:
@@ -152,15 +152,6 @@ def _running(shares: Sequence[Share], T: int) -> Tensor:
     return _cat([_cut(share.slab.running, share.collected.n_steps, T) for share in shares])  # [B, T]
 
 
-def _without_gaps(steps: dict[str, Tensor], running: Tensor) -> TemporalDictTensor:
-    """Move the real steps of each row to its front; a vector environment that resets on its own clock leaves gaps."""
-    lengths = running.sum(1)
-    order = torch.sort(running.to(torch.int8), dim=1, descending=True, stable=True).indices  # [B, T]
-    rows = torch.arange(order.shape[0], device=order.device, dtype=torch.int64).unsqueeze(1)
-    moved = {key: _zero_after(value[rows, order], lengths) for key, value in steps.items()}
-    return TemporalDictTensor(moved, lengths).shorten()
-
-
 def _cat(shares: list[Tensor]) -> Tensor:
     """Copy time-first tensors [T, B, ...] to one [sum of B, T, ...]; in memory time stays first.
 
@@ -174,11 +165,3 @@ def _cut(tensor: Tensor, n_steps: int, T: int) -> Tensor:
     if n_steps >= T:
         return tensor[:T]
     return torch.cat([tensor[:n_steps], tensor.new_zeros((T - n_steps, *tensor.shape[1:]))])
-
-
-def _zero_after(tensor: Tensor, lengths: Tensor) -> Tensor:
-    """Zero the padding of [B, T, ...] in place."""
-    times = torch.arange(tensor.shape[1], device=tensor.device, dtype=torch.int64)
-    padding = times.unsqueeze(0) >= lengths.unsqueeze(1)  # [B, T]
-    as_signed(tensor).masked_fill_(padding.view(*padding.shape, *[1] * (tensor.dim() - 2)), 0)
-    return tensor

@@ -207,14 +207,34 @@ def stretched(layout: Layout, T: int) -> Layout:
     return {name: ((rows(name, shape[0]), *shape[1:]), dtype) for name, (shape, dtype) in layout.items()}
 
 
-def history_until(slab: Slab | None, observation: DictTensor, t: int, n_final: int) -> TemporalDictTensor:
-    """The t steps of a batch so far [B, t], with the keys of Trajectories: views where no environment restarted."""
+def history_until(slab: Slab | None, observation: DictTensor, t: int, n_final: int, gaps: bool) -> TemporalDictTensor:
+    """The t steps of a batch so far [B, t], with the keys of Trajectories: views where no environment restarted.
+
+    With ``gaps`` environments may spend steps on their restarts, which are left out here as in Trajectories.
+    """
     if slab is None:
         return _no_history(observation)
     steps = {f"observation/{k}": v[:t].transpose(0, 1) for k, v in slab.stream.items()}
     steps |= {f"action/{k}": v[:t].transpose(0, 1) for k, v in slab.action.items()}
     steps |= {f"_observation/{k}": v for k, v in next_observations(slab, t, n_final).items()}
-    return TemporalDictTensor(steps, slab.running[:t].sum(0))
+    running = slab.running[:t].transpose(0, 1)
+    return without_gaps(steps, running) if gaps else TemporalDictTensor(steps, running.sum(1))
+
+
+def without_gaps(steps: dict[str, Tensor], running: Tensor) -> TemporalDictTensor:
+    """Move the real steps of each row [B, T] to its front, into new memory with padding of zeros."""
+    lengths = running.sum(1)
+    order = torch.sort(running.to(torch.int8), dim=1, descending=True, stable=True).indices  # [B, T]
+    rows = torch.arange(order.shape[0], device=order.device, dtype=torch.int64).unsqueeze(1)
+    return TemporalDictTensor({key: zero_after(value[rows, order], lengths) for key, value in steps.items()}, lengths)
+
+
+def zero_after(tensor: Tensor, lengths: Tensor) -> Tensor:
+    """Zero the padding of [B, T, ...] in place."""
+    times = torch.arange(tensor.shape[1], device=tensor.device, dtype=torch.int64)
+    padding = times.unsqueeze(0) >= lengths.unsqueeze(1)  # [B, T]
+    as_signed(tensor).masked_fill_(padding.view(*padding.shape, *[1] * (tensor.dim() - 2)), 0)
+    return tensor
 
 
 def _no_history(observation: DictTensor) -> TemporalDictTensor:

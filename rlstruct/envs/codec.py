@@ -55,20 +55,19 @@ class SpaceCodec:
         arrays = self.empty(n) if out is None else out
         for leaf, array in zip(self.leaves, arrays, strict=True):
             part = np.asarray(leaf.get(value))
-            if part.shape != array.shape:
+            if part.shape != array.shape or not _fits(part.dtype, leaf.dtype):
                 raise ShapeMismatchError(
-                    f"{self.where}: {leaf.key!r} came as {part.shape}, expected {(n, *leaf.shape)}. "
-                    f"Make the environment return what its space declares."
+                    f"{self.where}: {leaf.key!r} came as {part.dtype} {part.shape}, expected {leaf.dtype} "
+                    f"{(n, *leaf.shape)}. Make the environment return what its space declares."
                 )
             array[...] = part
         return arrays
 
     def check(self, element: Element, *, index: int) -> None:
-        """Check one element against shapes and kinds of dtype, once per reset and not per step."""
+        """Check one element against shapes and kinds of dtype: where episodes begin and end, not in every step."""
         for leaf in self.leaves:
             got = np.asarray(leaf.get(element))
-            kind = _RANK.get(got.dtype.kind, 9) <= _RANK.get(leaf.dtype.kind, -1)
-            if got.shape != leaf.shape or not kind:
+            if got.shape != leaf.shape or not _fits(got.dtype, leaf.dtype):
                 raise ShapeMismatchError(
                     f"{self.where}: environment {index} gave {leaf.key!r} as {got.dtype} {got.shape}, its space "
                     f"declares {leaf.dtype} {leaf.shape}. Correct the space or what reset() and step() return."
@@ -145,6 +144,11 @@ class _Nested:
     def __setitem__(self, row: int, element: Element) -> None:
         for leaf, array in self.pairs:
             array[row] = leaf.get(element)
+
+
+def _fits(got: np.dtype[Any], want: np.dtype[Any]) -> bool:
+    """Whether numbers of one kind can be written as another without losing fractions, or parts."""
+    return _RANK.get(got.kind, 9) <= _RANK.get(want.kind, -1)
 
 
 def _exact(got: torch.dtype, want: torch.dtype) -> bool:

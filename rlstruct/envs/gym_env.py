@@ -41,6 +41,7 @@ class GymEnv(RowsEnv):
     """
 
     auto_reset = False
+    restarts_take_steps = False
 
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], seed: int | None = None) -> None:
         """Take over ``envs``."""
@@ -53,6 +54,7 @@ class GymEnv(RowsEnv):
         self._options: Options | None = None
         self._steps = [env.step for env in self.envs]
         self._order: Sequence[int] = range(len(self.envs))  # the environments that run
+        self._first = True  # whether nobody has taken a step since `reset`
         self._closed = False
 
     def reset(self, env_info: DictTensor | None = None) -> Observed:
@@ -78,7 +80,7 @@ class GymEnv(RowsEnv):
             self._frames.check(frame, index=j)
             target[j] = frame
         self._steps = [env.step for env in self.envs]
-        self._order = range(len(self.envs))
+        self._order, self._first = range(len(self.envs)), True
         return rows.observation, self._running
 
     def step(self, action: DictTensor) -> Stepped:
@@ -132,13 +134,17 @@ class GymEnv(RowsEnv):
         reward: list[Any] = [0.0] * len(self.envs)
         ended: list[tuple[int, bool, bool]] = []
         steps, j, answer = self._steps, 0, _NOTHING
+        first, self._first = self._first, False
         try:
             for j in self._order:
                 answer = _NOTHING
                 answer = steps[j](actions[j])
                 frame, reward[j], terminated, truncated, _ = answer
+                if first:
+                    self._frames.check(frame, index=j)
                 target[j] = frame  # a copy, at once: the environment may reuse its buffer
                 if terminated is not False or truncated is not False:
+                    self._frames.check(frame, index=j)  # final observations are often put together elsewhere
                     ends = _flag("terminated", terminated), _flag("truncated", truncated)
                     if any(ends):
                         ended.append((j, *ends))
@@ -146,7 +152,7 @@ class GymEnv(RowsEnv):
             explained = self._explained(error, j, actions[j], answer)
             tag_environment(explained or error, j)
             if explained is not None:
-                raise explained from error
+                raise explained from (None if isinstance(error, ShapeMismatchError) else error)
             raise
         rows.step(reward)
         for j, *flags in ended:

@@ -61,6 +61,7 @@ class GymVectorEnv(RowsEnv):
         self.auto_reset = not episodic
         super().__init__(int(vec.num_envs), vec.single_observation_space, vec.single_action_space)
         self._restarter = make_restarter(vec, self._frames, find_mode(vec, autoreset_mode), reset_mask)
+        self.restarts_take_steps = self._restarter.late
         self._seed = seed
         if seed is not None:
             self._take_seed(seed)

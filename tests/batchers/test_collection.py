@@ -159,11 +159,11 @@ def test_rows_of_a_vector_environment_without_its_dead_steps() -> None:
 
 
 def test_history_is_what_the_batch_holds_before() -> None:
-    for auto_reset in (True, False):
-        env_args = {"n_envs": 3, "auto_reset": auto_reset}
-        with RL_Batcher(6, SumOfHistoryAgent, create_counting_env, env_args=env_args, seed=0) as batcher:
+    for create_env, auto_reset in ((create_counting_env, True), (create_counting_env, False), (create_next_step, None)):
+        env_args = {"n_envs": 3} | ({} if auto_reset is None else {"auto_reset": auto_reset})
+        with RL_Batcher(6, SumOfHistoryAgent, create_env, env_args=env_args, seed=0) as batcher:
             batcher.reset()
-            for batch in collect(batcher, 2 if auto_reset else 1):
+            for batch in collect(batcher, 1 if auto_reset is False else 2):
                 steps = batch.trajectories
                 before = steps["observation/frame"].sum(2).cumsum(1)
                 after = steps["_observation/frame"].sum(2).cumsum(1)

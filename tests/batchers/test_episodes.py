@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from batcher_fakes import create_cartpole, steps_of
+from batcher_fakes import create_cartpole, create_next_step, steps_of
 from fake_agents import RngAgent
 from fake_envs import counting_length, create_counting_env
 from gymnasium import spaces
@@ -46,6 +46,27 @@ def test_exactly_n_episodes_each_as_long_as_it_is(n: int, B: int, T: int, length
         first_step = sum(counting_length(3 + b, i, lengths) for i in range(e)) if auto_reset else 0
         assert found.info["step"][row] == first_step
     assert steps.n_steps() == int(found.lengths.max())
+
+
+@pytest.mark.parametrize("auto_reset", [False, True])
+def test_an_episode_that_was_lost_with_its_worker_is_not_joined_with_the_next(auto_reset: bool) -> None:
+    class Restarted(RL_Batcher):
+        """Begins new episodes before its third batch, as a worker does that failed and was started again."""
+
+        n_executed = 0
+
+        def execute(self, agent_info: DictTensor | None = None) -> None:
+            self.n_executed += 1
+            if self.n_executed == 3:
+                self.reset()
+            super().execute(agent_info)
+
+    env_args = {"n_envs": 1, "auto_reset": auto_reset, "lengths": [10]}
+    with Restarted(3, RngAgent, create_counting_env, env_args=env_args, seed=0) as batcher:
+        found = collect_episodes(batcher, 1)
+    assert found.lengths.tolist() == [10]
+    assert found.info["step"].tolist() == [0]
+    assert found.trajectories["observation/frame"][0].tolist() == [[0, 1, k] for k in range(10)]
 
 
 @pytest.mark.parametrize("auto_reset", [False, True])
@@ -92,6 +113,18 @@ def test_long_episodes_are_found_in_their_true_proportion(auto_reset: bool, n: i
     # A return is 1 or 100, each with probability 1/2: 50.5 on average, with deviation 49.5.
     assert abs(long - 0.5) < 3 * 0.5 / n**0.5
     assert abs(mean_return - 50.5) < 3 * 49.5 / n**0.5
+
+
+def test_a_batch_in_which_all_rows_restart_has_no_real_step() -> None:
+    with RL_Batcher(1, RngAgent, create_next_step, env_args={"n_envs": 1}, seed=0) as batcher:  # episodes of one step
+        batcher.reset()
+        statistics, seen = EpisodeStatistics(1), []
+        for _ in range(4):
+            batcher.execute()
+            batch, _ = batcher.get()
+            assert batch.trajectories.n_steps() == 1
+            seen.append((batch.lengths.tolist(), statistics.add(batch)["length"].tolist()))
+    assert seen == [([1], [1]), ([0], []), ([1], [1]), ([0], [])]
 
 
 def test_no_episode_is_no_number() -> None:

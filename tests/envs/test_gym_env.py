@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from counting import Breaking, Counting
+from counting import EPISODE, Breaking, Counting
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
@@ -223,6 +223,9 @@ def test_a_reset_without_seed_is_told() -> None:
         (lambda o, r, t, u, i: (o, r, t, i), TypeError, r"returned 4 values, .*five values, \(observation, reward"),
         (lambda o, r, t, u, i: (o, r, t, u), TypeError, r"returned 4 values, .*five values"),
         (lambda o, r, t, u, i: o, TypeError, "returned a ndarray, .*five values"),
+        (lambda o, r, t, u, i: (o[:1], r, t, u, i), ShapeMismatchError, r"1 gave 'frame' as float32 \(1,\), its"),
+        (lambda o, r, t, u, i: (o[0], r, t, u, i), ShapeMismatchError, r"1 gave 'frame' as float32 \(\), its"),
+        (lambda o, r, t, u, i: (o + 0j, r, t, u, i), ShapeMismatchError, "environment 1 gave 'frame' as complex64"),
         (lambda o, r, t, u, i: (o, None, t, u, i), ShapeMismatchError, "'reward': environment 1 gave None, expected"),
         (lambda o, r, t, u, i: (o, "1", t, u, i), ShapeMismatchError, "'reward': environment 1 gave '1', expected one"),
         (lambda o, r, t, u, i: (o, r, None, u, i), ShapeMismatchError, "environment 1: 'terminated' is None, expect"),
@@ -235,6 +238,19 @@ def test_a_step_that_is_none_of_gymnasiums_is_told(then: Any, error: type[Except
     with pytest.raises(error, match=message) as caught:
         env.step(ones(2))
     assert caught.value.environment_index == 1  # type: ignore[attr-defined]
+
+
+def test_a_final_observation_of_another_shape_is_told() -> None:
+    def end(o: Any, r: Any, t: Any, u: Any, i: Any) -> Any:
+        return (np.zeros(1, np.float32), r, True, u, i) if o[0] % EPISODE == 3 else (o, r, False, False, i)
+
+    env = GymEnvInf([Answering(then=end)], seed=0)
+    env.reset()
+    env.envs[0].length = 9  # type: ignore[attr-defined]
+    env.step(ones(1))
+    env.step(ones(1))
+    with pytest.raises(ShapeMismatchError, match=r"environment 0 gave 'frame' as float32 \(1,\), its space declares"):
+        env.step(ones(1))
 
 
 def test_numpy_flags_and_rewards_are_taken() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from counting import Breaking, Counting, CountingVector
+from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics, TransformObservation
 
@@ -169,6 +170,13 @@ def test_same_step_without_final_observation_is_refused() -> None:
     with pytest.raises(ShapeMismatchError, match=r"no info\['final_obs'\]"):  # noqa: PT012 - at the first end
         for _ in range(8):
             env.step(act([0, 0]))
+
+
+def test_frames_that_would_lose_their_fractions_are_refused() -> None:
+    vec = CountingVector(2, AutoresetMode.DISABLED)
+    vec.single_observation_space = spaces.Box(0, 255, (2,), np.uint8)
+    with pytest.raises(ShapeMismatchError, match=r"'frame' came as float32 \(2, 2\), expected uint8 \(2, 2\)"):
+        GymVectorEnv(vec).reset()
 
 
 def test_an_end_that_is_neither_true_nor_false_is_refused() -> None:
