@@ -43,8 +43,8 @@ class ReplayBuffer:
         device: where they are kept: the trajectories' and, usually, the learner's.
         n_step: steps of the return, cut at the end of an episode and at the latest step.
         discount: per-step factor of the n-step return; negative where two players take turns.
-        n_stack: the frames are stacks [n_stack, ...], the newest image last: only the newest is kept, and the stack is
-            put together again from the steps before.
+        n_stack: the frames are stacks [n_stack, ...], the newest image last, or single images [1, ...], as for
+            `rlstruct.agents.StackingAgent`: only the newest is kept, and stacks are put together from the steps before.
         stack_padding: how the environment fills the stack of an episode's first steps: with its first frame
             (``"reset"``, as gymnasium's FrameStackObservation does by default) or with zeros.
         seed: of the sampling; equal on all devices.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,8 @@ from gymnasium import spaces
 from torch import nn
 
 from rlstruct import agents
+from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.dqn import DQNConfig
 from rlstruct.cli.complaint import UserError, nearest
 from rlstruct.cli.environments import Task, is_image
 from rlstruct.rl_agent import RL_Agent
@@ -32,8 +34,10 @@ class AgentChoice:
     small: bool  # whether one CPU thread is enough for its network
 
 
-def choose(algorithm: str, task: Task, observation: spaces.Space[Any], action: spaces.Space[Any]) -> AgentChoice:
-    """Choose agent and network by the spaces."""
+def choose(
+    algorithm: str, task: Task, observation: spaces.Space[Any], action: spaces.Space[Any], stack: int = 1
+) -> AgentChoice:
+    """Choose agent and network by the spaces, and let the agent see the last ``stack`` of the pictures shown."""
     if algorithm == "alphazero":
         return _searching(task, observation, action)
     if not isinstance(observation, spaces.Box):
@@ -64,12 +68,13 @@ def choose(algorithm: str, task: Task, observation: spaces.Space[Any], action: s
     body = "recurrent" if task.recurrent else "convolutional" if image and "hidden" not in settings else "perceptron"
     family = "values" if algorithm == "dqn" else "gaussian" if continuous else "policy"
     network, create_agent, kind = _BUNDLED[family, body]
-    inputs: int | tuple[int, ...] = math.prod(observation.shape)
-    ours: dict[str, Any] = {}
+    shape = (stack, *observation.shape[1:]) if stack > 1 else observation.shape
+    if stack > 1:
+        create_agent = partial(agents.StackingAgent.create, create_agent=create_agent, shape=shape)
+    inputs: int | tuple[int, ...] = math.prod(shape)
+    ours: dict[str, Any] = {"duelling": True} if family == "values" else {}
     if body == "convolutional":
-        inputs, ours = observation.shape, _of_images(observation.shape)
-    elif family == "values":
-        ours = {"duelling": True}
+        inputs, ours = shape, _of_images(shape)
     outputs = action.shape[0] if continuous else discrete  # type: ignore[index]
     known = [name for name, one in inspect.signature(network).parameters.items() if one.kind is one.KEYWORD_ONLY]
     if family != "values":  # DQN keeps no statistics
@@ -83,6 +88,11 @@ def choose(algorithm: str, task: Task, observation: spaces.Space[Any], action: s
     if normalise:
         create_model, kind = partial(_normalised, create_model, observation.shape), f"{kind}, normalised"
     return AgentChoice(create_model, create_agent, kind, small=body != "convolutional")
+
+
+def with_stacks(config: TrainingConfig, stack: int) -> TrainingConfig:
+    """Let DQN's replay buffer put stacks together."""
+    return replace(config, n_stack=stack) if isinstance(config, DQNConfig) and stack > 1 else config
 
 
 def _try(create_model: Callable[[], nn.Module], task: Task) -> None:

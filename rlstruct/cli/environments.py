@@ -83,7 +83,7 @@ class GymFactory:
         name: of the environment.
         settings: keyword arguments of `gymnasium.make`.
         auto_reset: whether they restart by themselves.
-        atari: preprocess as Machado et al. (2018): frames of 84 x 84 bytes, four in a stack, every fourth one.
+        atari: preprocess as Machado et al. (2018): pictures of 84 x 84 bytes, every fourth one.
         render: let them draw themselves.
     """
 
@@ -92,6 +92,11 @@ class GymFactory:
     auto_reset: bool = True
     atari: bool = False
     render: bool = False
+
+    @property
+    def stack(self) -> int:
+        """How many of the pictures, which are shown one at a time, the agent is to see."""
+        return ATARI_STACK if self.atari else 1
 
     def __call__(self, n_envs: int, seed: int | None = None) -> VecEnv:
         """Make ``n_envs`` environments; environment j is seeded with ``seed + j``."""
@@ -107,7 +112,7 @@ class GymFactory:
             register_atari()
             env: gymnasium.Env[Any, Any] = gymnasium.make(self.name, frameskip=1, **settings)
             env = gymnasium.wrappers.AtariPreprocessing(env)
-            return gymnasium.wrappers.FrameStackObservation(env, ATARI_STACK)
+            return gymnasium.wrappers.ReshapeObservation(env, (1, *env.observation_space.shape))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*initialised with render_mode")  # it is reported below
             env = gymnasium.make(self.name, **settings)
@@ -129,13 +134,21 @@ class SimulatorFactory:
 
     @property
     def atari(self) -> bool:
-        """Whether these are games of Atari, with frames in stacks."""
+        """Whether these are games of Atari."""
         return self.name.startswith("ALE/")
+
+    @property
+    def stack(self) -> int:
+        """How many of the pictures, which are shown one at a time, the agent is to see."""
+        stack: int = self.settings.get("stack", ATARI_STACK) if self.atari else 1
+        return stack
 
     def __call__(self, n_envs: int, seed: int = 0, device: str = "cpu", auto_reset: bool | None = None) -> VecEnv:
         """Make ``n_envs`` environments on ``device``; environment j draws from ``seed + j``."""
         auto_reset = self.auto_reset if auto_reset is None else auto_reset
         settings = {"backend": self.backend, "auto_reset": auto_reset, **self.settings}
+        if self.atari:
+            settings["stack"] = min(1, self.stack)  # the environment refuses 0
         return sims.make(self.name, n_envs, seed, device=device, **settings)
 
 

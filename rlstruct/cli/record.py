@@ -112,7 +112,7 @@ def load_trained(run: Path, *, auto_reset: bool, render: bool = False) -> Traine
     """Load the network of a run's last checkpoint."""
     record = load(run)
     factory = find(record.task, auto_reset=auto_reset, render=render)
-    choice = choose(record.algorithm, record.task, *spaces_of(factory))
+    choice = choose(record.algorithm, record.task, *spaces_of(factory), factory.stack)
     file = run / "checkpoint.pt"
     if not file.exists():
         raise UserError(f"{run} has no checkpoint.pt: the first one is written after the first evaluation.")

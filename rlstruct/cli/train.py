@@ -6,7 +6,7 @@ import argparse
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -21,11 +21,11 @@ from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.presets import PRESETS
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import TrainingResult
-from rlstruct.cli.agents import AgentChoice, choose
+from rlstruct.cli.agents import AgentChoice, choose, with_stacks
 from rlstruct.cli.complaint import UserError, check_device, nearest, number, require, say
-from rlstruct.cli.environments import ATARI_STACK, Factory, Task, find, spaces_of
+from rlstruct.cli.environments import Factory, Task, find, spaces_of
 from rlstruct.cli.record import ALGORITHMS, RunRecord, config_class, load, module_of, versions
-from rlstruct.errors import LearnerError, WorkerError
+from rlstruct.errors import BadValueError, LearnerError, WorkerError
 
 _LEARNERS = re.compile("^--learners(?==|$)")
 Config = TypeVar("Config", bound=TrainingConfig)
@@ -136,7 +136,7 @@ def train(
     """Train, and say what came of it."""
     config, choice, factory = _prepare(algorithm, task, config, output)
     record = RunRecord(algorithm=algorithm, task=task, agent=choice.kind, config=config, versions=versions())
-    folder = _begun(record, output) if resumed is None else _resumed(resumed, record, output)
+    folder = _begun(record, output) if resumed is None else _resumed(resumed, record, output, factory.stack)
     _say(f"{algorithm} on {task.env}: {choice.kind}, learner on {config.learner_device}")
     for note in notes:
         _say(note)
@@ -173,10 +173,8 @@ def _prepare(
     if config.cluster is not None:
         require("ray", "ray", what="--cluster")
     factory = find(task, auto_reset=algorithm != "reinforce")
-    choice = choose(algorithm, task, *spaces_of(factory))
-    if algorithm == "dqn" and factory.atari:
-        # The replay buffer keeps each frame of a stack once: what it returns is the same.
-        config = replace(config, n_stack=factory.settings.get("stack", ATARI_STACK))  # type: ignore[call-arg]  # a field of DQNConfig
+    choice = choose(algorithm, task, *spaces_of(factory), factory.stack)
+    config = with_stacks(config, factory.stack)
     if output.threads or choice.small:
         torch.set_num_threads(output.threads or 1)
     return config, choice, factory
@@ -194,13 +192,14 @@ def _begun(record: RunRecord, output: Output) -> RunFolder:
         raise UserError(f"--loggers {' '.join(output.loggers)}: {str(error).partition(': ')[2]}") from None
 
 
-def _resumed(run: Path, record: RunRecord, output: Output) -> RunFolder:
+def _resumed(run: Path, record: RunRecord, output: Output, stack: int) -> RunFolder:
     config = record.config
     try:
         folder = RunFolder.resume(run, n_env_steps=config.n_env_steps, **_shown(output))
         try:
             if folder.checkpoint is not None:
                 check_resumed(folder.checkpoint, config)
+                _check_stacks(folder.checkpoint, stack)
         except ValueError:
             folder.close()
             raise
@@ -208,6 +207,16 @@ def _resumed(run: Path, record: RunRecord, output: Output) -> RunFolder:
     except (ValueError, FileNotFoundError, RuntimeError) as error:
         raise UserError(f"--resume {run}: {error}") from None
     return folder
+
+
+def _check_stacks(checkpoint: Mapping[str, Any], stack: int) -> None:
+    """Refuse environments and steps that are saved with stacks of pictures, as Atari's were once."""
+    for saved in checkpoint["training"]["batcher"]["collectors"] if stack > 1 else ():
+        if not saved["agent_state"] and (saved["environment"] is not None or checkpoint.get("window")):
+            raise BadValueError(
+                "its games show stacks of pictures, and now the agent stacks single ones. Its network can be evaluated "
+                "and played; to learn on, begin anew with --config."
+            )
 
 
 def _shown(output: Output) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.placement import PlacedEnv
 from rlstruct.algos.presets import PRESETS
 from rlstruct.batchers import Tuning, tune
-from rlstruct.cli.agents import choose
+from rlstruct.cli.agents import choose, with_stacks
 from rlstruct.cli.complaint import UserError, check_device, nearest, say
 from rlstruct.cli.environments import Task, find, read_settings, spaces_of
 from rlstruct.cli.record import RunRecord, config_class, module_of, versions
@@ -176,7 +176,8 @@ def _tune_training(algorithm: str, kind: type[TrainingConfig], given: TuneTraini
     if preset and not task.network:
         task = replace(task, network=tuple(f"{key}={json.dumps(value)}" for key, value in preset.network.items()))
     factory = find(task, auto_reset=algorithm != "reinforce")
-    choice = choose(algorithm, task, *spaces_of(factory))
+    choice = choose(algorithm, task, *spaces_of(factory), factory.stack)
+    config = with_stacks(config, factory.stack)
     model = choice.create_model()
 
     of_learner = algorithm, config, choice.create_agent, model

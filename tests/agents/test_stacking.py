@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from fake_agents import HistoryAgent
+from fake_agents import HistoryAgent, RngAgent
+from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from picture_env import SIDES, PictureEnv, noise
@@ -24,6 +25,8 @@ from rlstruct.agents import (
     StackingAgent,
 )
 from rlstruct.batchers import RL_Batcher, collect_episodes
+from rlstruct.cli.environments import GymFactory
+from rlstruct.envs import GymEnvInf
 from rlstruct.testing import ConformanceError, check_agent, forbid_host_sync
 
 SHAPE = (4, *SIDES)
@@ -138,6 +141,55 @@ def test_the_first_picture_fills_the_stack_of_its_episode_only() -> None:
         seen = replay_agent(agent, batch)["seen"]
     expected = [[7, 8, 9, 10], [11, 11, 11, 11], [11, 11, 11, 12], [11, 11, 12, 13], [11, 12, 13, 14]]
     assert seen[0, :, :, 0].tolist() == expected
+
+
+class Seeing(RngAgent):
+    """Acts at random, and returns what it sees."""
+
+    def __call__(self, state: Any, observation: Any, agent_info: Any, history: Any = None) -> Any:
+        action, state = super().__call__(state, observation, agent_info)
+        return action + DictTensor({"seen": observation["frame"]}), state
+
+
+def create_seeing(model: Any = None, **settings: Any) -> Seeing:
+    return Seeing(6)
+
+
+def create_consoles(n_envs: int, seed: int, stack: int) -> Any:
+    from rlstruct import sims
+
+    return sims.make("ALE/Pong-v5", n_envs, seed, stack=stack, time_limit=7)
+
+
+def create_ale_py(n_envs: int, seed: int, stack: int) -> Any:
+    factory = GymFactory("ALE/Pong-v5", {"max_num_frames_per_episode": 60}, atari=True)
+    if stack == 1:
+        return factory(n_envs, seed)
+    envs = [FrameStackObservation(factory.one().env, stack) for _ in range(n_envs)]
+    assert type(envs[0].env) is AtariPreprocessing
+    return GymEnvInf(envs, seed)
+
+
+@pytest.mark.parametrize(("create_env", "package"), [(create_consoles, "warp"), (create_ale_py, "cv2")])
+def test_games_of_atari_are_seen_as_the_environment_stacks_them(create_env: Any, package: str) -> None:
+    for needed in ("ale_py", package):
+        pytest.importorskip(needed, reason="needs the extras warp and atari")
+    stacking = partial(StackingAgent.create, None, create_agent=create_seeing, shape=(4, 84, 84), device="cpu")
+    seen = []
+    for stack, create_agent in ((1, stacking), (4, create_seeing)):
+        with RL_Batcher(10, create_agent, create_env, env_args={"n_envs": 2, "stack": stack}, seed=3) as batcher:
+            batcher.reset()
+            batches = []
+            for _ in range(3):
+                batcher.execute()
+                batch, _ = batcher.get()
+                assert batch is not None
+                batches.append(batch.trajectories["action/seen"])
+                restarts = batch.trajectories["observation/initial_state"].sum()
+        seen.append(torch.cat(batches, 1))
+    assert restarts > 0
+    assert seen[0].shape == (2, 30, 4, 84, 84)
+    assert torch.equal(*seen)
 
 
 @pytest.mark.parametrize("auto_reset", [True, False])

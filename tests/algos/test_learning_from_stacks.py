@@ -16,8 +16,8 @@ from rlstruct.algos.config import TrainingConfig
 
 SHAPE = (4, *SIDES)
 COMMON: dict[str, Any] = {
-    "n_envs": 4, "n_env_steps": 240, "n_timesteps": 6, "evaluation_episodes": 2, "evaluation_processes": 0,
-    "evaluation_interval": 10**6, "log_interval": 1,
+    "n_envs": 4, "n_processes": 0, "n_env_steps": 240, "n_timesteps": 6, "log_interval": 1,
+    "evaluation_episodes": 2, "evaluation_processes": 0, "evaluation_interval": 10**6,
 }  # fmt: skip
 WINDOW = {"n_timesteps": 1, "n_minibatches": 2, "window": 3, "vtrace": True}
 TASKS: dict[str, tuple[Any, TrainingConfig]] = {

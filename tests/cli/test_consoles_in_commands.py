@@ -9,7 +9,9 @@ import shlex
 import sys
 
 import pytest
+import torch
 
+from rlstruct.algos.checkpoint import read_checkpoint
 from rlstruct.cli.main import main
 from rlstruct.cli.train import _parse
 
@@ -57,7 +59,7 @@ def test_pong_is_learnt_from_end_to_end(
     ids=["a2c", "a2c-window", "ppo", "dqn"],
 )
 def test_pong_is_learnt_on_consoles_of_ours(
-    options: list[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    options: list[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for package in ("ale_py", "warp"):
         pytest.importorskip(package, reason="needs the extras warp and atari")
@@ -69,8 +71,16 @@ def test_pong_is_learnt_on_consoles_of_ours(
     stored = json.loads((run / "config.json").read_text())
     assert stored["agent"].startswith("convolutional")
     assert stored["config"].get("n_stack", 4) == 4  # the replay buffer keeps each frame once
+    checkpoint = read_checkpoint(run / "checkpoint.pt")
+    (collector,) = checkpoint["training"]["batcher"]["collectors"]
+    assert collector["observation"]["frame"].shape == (2, 1, 84, 84)  # the agent stacks
     if options[0] == "dqn":
         assert main(["play", str(run), "--steps", "3", "--out", "pong.png"]) == 0
+    elif options[0] == "ppo":
+        collector["agent_state"] = {}  # as it was when the environment stacked
+        torch.save(checkpoint, run / "checkpoint.pt")
+        assert main(["train", "--resume", str(run), "--n-env-steps", "64", "--no-progress"]) != 0
+        assert "its games show stacks of pictures" in capsys.readouterr().err
 
 
 def test_a_console_of_ours_is_filmed(tmp_path: pathlib.Path) -> None:
