@@ -19,7 +19,7 @@ import ale_py
 
 from rlstruct.sims.atari import FIELDS, Consoles, compare_with_ale, playable_games, read_ale_state, write_ale_state
 from rlstruct.sims.atari.compare import open_ale, open_consoles
-from rlstruct.sims.atari.opcodes import BRANCH, CARRY_IS_SIGN, CYCLES, FLOW, JAM, make_table
+from rlstruct.sims.atari.opcodes import BRANCH, CARRY_IS_SIGN, CYCLES, FLOW, FREQUENT, JAM, LENGTHS, WORDS, make_table
 
 SAMPLE = {
     "breakout": "2K, paddles",
@@ -126,6 +126,44 @@ def test_waiting_for_the_timer_at_once_ends_where_going_round_ends() -> None:
         assert torch.equal(twins[0].ram, twins[1].ram)
         cut += int(twins[0].register("partial").sum())
     assert 0 < cut < 12 * 32  # frames that end by themselves, and frames that run out of instructions
+
+
+@pytest.mark.parametrize("mapper", ["4K", "F8SC"])
+def test_frequent_opcodes_do_at_once_what_the_phases_do(mapper: str) -> None:
+    # A random program of these opcodes but RTS: it reads and writes ROM, RAM and chips, half of the consoles with D.
+    rng = np.random.default_rng(0)
+    code, begins = [0xEA] * 256, []
+    while len(code) < 4080:
+        begins.append(len(code))
+        opcode = int(rng.choice(list(FREQUENT.replace(b"\x60", b""))))
+        page = rng.choice([0, 2, 0xF0 + rng.integers(16)])
+        code += [opcode, int(rng.integers(256)), int(page)][: LENGTHS[opcode]]
+    for at, begin in enumerate(begins):
+        if WORDS[code[begin]] >> FLOW & 15 == BRANCH:  # forwards: a loop would keep them
+            code[begin + 1] = (begins[at + 1 : at + 9] or [begin + 2])[-1] - begin - 2
+        elif code[begin] in (0x20, 0x4C):
+            code[begin + 1 : begin + 3] = divmod(0xF000 + int(rng.choice(begins)), 256)[::-1]
+    rom = np.array([*code, 0x4C, 0x00, 0xF1] + [0xEA] * (4093 - len(code)), np.uint8)
+    twins = [Consoles(rom.tobytes() * (1 if mapper == "4K" else 2), mapper, 64) for _ in range(2)]
+    numbers = twins[1].program >> 26 & 63
+    assert len(set(numbers.tolist())) == 64
+    twins[1].program &= ~(63 << 26)
+    start = {"pages": 0x03020100, "first_line": 34, "n_lines": 210, "vsync_end": 0x7FFFFFFF}
+    start |= {"pc": 0xF000 + rng.choice(begins, 64)} | {name: rng.integers(256, size=64) for name in "axy"}
+    start |= {"sp": rng.integers(256, size=64), "decimal": np.arange(64) & 1}
+    memory = torch.from_numpy(rng.integers(256, size=(64, 256), dtype=np.uint8))
+    for consoles in twins:
+        for name, value in start.items():
+            consoles.register(name).copy_(torch.as_tensor(value))
+        consoles.ram.copy_(memory)
+    for _ in range(4):
+        for consoles in twins:
+            consoles.run(torch.zeros(64, dtype=torch.int32), draw=True)
+        differences = (twins[0].registers != twins[1].registers).any(0)
+        assert [name for name, differs in zip(FIELDS, differences.tolist(), strict=True) if differs] == []
+        assert torch.equal(twins[0].ram, twins[1].ram)
+        assert torch.equal(twins[0].screen(), twins[1].screen())
+    assert (twins[0].ram[:, :128] != memory[:, :128]).sum(1).float().mean() > 8
 
 
 def test_consoles_go_on_in_other_memory() -> None:

@@ -4,7 +4,7 @@ import warp as wp
 
 from rlstruct.sims.atari.changes import looks_the_same
 from rlstruct.sims.atari.objects import NO_PIXELS, around, ball, missile, player, playfield
-from rlstruct.sims.atari.state import MOST_INSTRUCTIONS, Outer, Registers, Shared, pixels, set_pixels
+from rlstruct.sims.atari.state import MOST_INSTRUCTIONS, Outer, Registers, Shared, on_a_cpu, pixels, set_pixels
 from rlstruct.sims.atari.tia import write_delay
 
 LINE = 228
@@ -171,6 +171,21 @@ def repeat_line(board: Shared, i: int, m: Registers, outer: Outer, n_lines: int)
 @wp.func
 def sweep(board: Shared, i: int, m: Registers, outer: Outer, until: int):
     """Follow the beam to a clock, as far as it is inside the picture."""
+    if on_a_cpu():
+        sweep_apart(board, i, m, outer, until)
+    else:
+        sweep_lines(board, i, m, outer, until)
+
+
+@wp.func(inline=False)
+def sweep_apart(board: Shared, i: int, m: Registers, outer: Outer, until: int):
+    """Call what is too large to be in each place of a CPU's code that needs it."""
+    sweep_lines(board, i, m, outer, until)
+
+
+@wp.func
+def sweep_lines(board: Shared, i: int, m: Registers, outer: Outer, until: int):
+    """Follow the beam line by line, and the last one in part."""
     last_line = outer.first_line + outer.n_lines
     stop = wp.min(until, m.frame_start + LINE * last_line)
     while m.swept < stop:

@@ -164,6 +164,14 @@ def pick_source(m: Registers, source: int):
 
 
 @wp.func
+def change_value(m: Registers, word: int):
+    """Shift the value, or count it up or down."""
+    unary = (word >> op.UNARY) & 7
+    if unary != op.KEEP:
+        shift_or_count(m, unary)
+
+
+@wp.func
 def put_result(m: Registers, word: int):
     """Set N and Z, and the register that the result goes to."""
     value = m.value
@@ -184,6 +192,15 @@ def put_result(m: Registers, word: int):
         m.sp = value
     elif target == op.TO_STATUS:
         set_status(m, value)
+
+
+@wp.func
+def use_value(m: Registers, word: int):
+    """Combine the value with a register, and put the result where it goes."""
+    binary = (word >> op.BINARY) & 7
+    if binary != op.NOTHING:
+        combine(m, binary, (word >> op.TARGET) & 7)
+    put_result(m, word)
 
 
 @wp.func
@@ -283,32 +300,34 @@ def compute(board: Shared, i: int, m: Registers, outer: Outer, word: int):
     if reads != 0:
         read_memory(board, i, m, outer)
         m.value = m.bus
-    unary = (word >> op.UNARY) & 7
-    if unary != op.KEEP:
-        shift_or_count(m, unary)
+    change_value(m, word)
     if writes != 0:
         write_memory(board, i, m, outer)
-    binary = (word >> op.BINARY) & 7
-    if binary != op.NOTHING:
-        combine(m, binary, (word >> op.TARGET) & 7)
-    put_result(m, word)
+    use_value(m, word)
+
+
+@wp.func
+def finish(board: Shared, i: int, m: Registers, outer: Outer, text: wp.uint64):
+    """All phases after the operand was found."""
+    word = int(text >> wp.uint64(32))
+    flow = (word >> op.FLOW) & 15
+    if flow < op.BRANCH or m.n_instructions == MOST_INSTRUCTIONS - 1:
+        compute(board, i, m, outer, word)
+    if flow == op.CARRY_IS_SIGN:
+        m.carry = m.value >> 7
+    elif flow >= op.BRANCH:
+        follow_flow(board, i, m, flow, word & 15, int(text) & 0xFF)
+    elif flow != op.ALONG:
+        wait(m, outer, flow)
 
 
 @wp.func
 def run(board: Shared, i: int, m: Registers, outer: Outer):
-    """Run instructions until the frame ends. Were one a function, a CPU would save and load registers for each."""
+    """Run instructions until the frame ends."""
     while m.ended == 0 and m.n_instructions < MOST_INSTRUCTIONS:
         text = fetch_instruction(board, i, m)
         word = int(text >> wp.uint64(32))
         m.cycles += (word >> op.CYCLES) & 15
         find_operand(board, i, m, word, int(text >> wp.uint64(8)) & 0xFFFF)
-        flow = (word >> op.FLOW) & 15
-        if flow < op.BRANCH or m.n_instructions == MOST_INSTRUCTIONS - 1:
-            compute(board, i, m, outer, word)
-        if flow == op.CARRY_IS_SIGN:
-            m.carry = m.value >> 7
-        elif flow >= op.BRANCH:
-            follow_flow(board, i, m, flow, word & 15, int(text) & 0xFF)
-        elif flow != op.ALONG:
-            wait(m, outer, flow)
+        finish(board, i, m, outer, text)
         m.n_instructions += 1

@@ -4,7 +4,8 @@ import warp as wp
 
 from rlstruct.sims.atari.controls import press
 from rlstruct.sims.atari.cpu import run
-from rlstruct.sims.atari.state import Board, Console, Outer, Registers
+from rlstruct.sims.atari.quick import run_quickly
+from rlstruct.sims.atari.state import Board, Console, Outer, Registers, on_a_cpu
 from rlstruct.sims.atari.tia import LINE, gray
 
 
@@ -66,6 +67,9 @@ def run_frame(
         begin_frame(m, board.outer[i])
     m.ended = 0
     m.n_instructions = 0
-    run(board, i, m, board.outer[i])
+    if on_a_cpu():
+        run_quickly(board, i, m, board.outer[i])
+    else:
+        run(board, i, m, board.outer[i])
     end_frame(m, board.outer[i])
     consoles[i] = m

@@ -146,6 +146,11 @@ Outer = wp.ref[Periphery]
 Shared = wp.ref[Board]
 
 
+@wp.func_native(snippet="\n#ifdef __CUDA_ARCH__\nreturn false;\n#else\nreturn true;\n#endif\n")
+def on_a_cpu() -> bool:
+    """Whether a kernel is compiled for a CPU: a constant, so that nothing is left of the other branch."""
+
+
 @wp.func_native(snippet="return program.data[at];")
 def instruction(program: wp.array(dtype=wp.uint64), at: int) -> wp.uint64:
     """An entry of `Board.program`: it and those below lack the negative indices of Warp's arrays."""
