@@ -28,6 +28,7 @@ from rlstruct.agents import (
     QNetwork,
     RecurrentActorCritic,
     RecurrentAgent,
+    StackingAgent,
 )
 from rlstruct.algos import a2c, dqn, ppo, reinforce
 from rlstruct.algos.a2c import A2CConfig
@@ -291,14 +292,15 @@ TASKS |= {
 }  # fmt: skip
 
 # Actions of half a second: a player at random crosses the road now and then, so that there is something to learn from.
-_FREEWAY = partial(sims.make, "ALE/Freeway-v5", frame_skip=32)
+_FREEWAY = partial(sims.make, "ALE/Freeway-v5", frame_skip=32, stack=1)
 TASKS["ppo_atari_freeway"] = _PPO(
     PPOConfig(
         n_env_steps=6_144, n_envs=16, n_timesteps=64, n_minibatches=8, learning_rate=0.0005, reward_scale=1.0,
         evaluation_interval=2_048,
     ),
     partial(ConvolutionalActorCritic, (4, 84, 84), 3, n_features=256, layers=((16, 8, 4), (32, 4, 2))),
-    ActorCriticAgent, _FREEWAY, 10.0, "PPO on Atari's Freeway, an action every 32 frames", episodes=16,
+    partial(StackingAgent.create, create_agent=ActorCriticAgent, shape=(4, 84, 84)),
+    _FREEWAY, 10.0, "PPO on Atari's Freeway, an action every 32 frames", episodes=16,
     tuned_on=(200,), at_random=partial(at_random, _FREEWAY, 32),
 )  # fmt: skip
 

@@ -6,11 +6,12 @@ smaller, all else is the same. It needs the extras warp and atari, and reads the
 """
 
 import time
+from functools import partial
 
 import torch
 
 from rlstruct import DictTensor
-from rlstruct.agents import ActorCriticAgent, ConvolutionalActorCritic
+from rlstruct.agents import ActorCriticAgent, ConvolutionalActorCritic, StackingAgent
 from rlstruct.algos.a2c import A2CConfig, train
 from rlstruct.batchers import RL_Batcher
 from rlstruct.sims import make
@@ -22,13 +23,16 @@ N = 1024 if DEVICE == "cuda:0" else 8
 
 
 def create_env(n_envs, seed):
-    """Games of 40 steps; the default is 27,000, half an hour at the television."""
-    return make("ALE/Pong-v5", n_envs, seed, device=DEVICE, time_limit=40)
+    """Games of 40 steps, which show one picture; the default is 27,000 steps, half an hour at the television."""
+    return make("ALE/Pong-v5", n_envs, seed, device=DEVICE, stack=1, time_limit=40)
 
 
 def create_model():
     return ConvolutionalActorCritic((4, 84, 84), n_actions=6)
 
+
+# The agent stacks the pictures that it has seen, so that a batch holds each once, not four times.
+create_agent = partial(StackingAgent.create, create_agent=ActorCriticAgent, shape=(4, 84, 84))
 
 # 1. Many games are one environment. Each begins after 1 to 30 frames of nothing, and plays on by itself.
 pongs = make("ALE/Pong-v5", n_envs=N, device=DEVICE)
@@ -55,9 +59,9 @@ print("after 60 frames the memory of game 0 is ALE's:", bool((memory[0] == ale.g
 print("game 1, which pressed nothing, is somewhere else:", bool((memory[1] != ale.getRAM()).any()), "\n")
 assert (memory[0] == ale.getRAM()).all()
 
-# 3. They are collected from like every environment.
+# 3. They are collected from like every environment. The network sees four pictures, a batch holds one for each step.
 agent_args, env_args = {"model": create_model().to(DEVICE)}, {"n_envs": N}
-with RL_Batcher(8, ActorCriticAgent, create_env, agent_args=agent_args, env_args=env_args, device=DEVICE) as batcher:
+with RL_Batcher(8, create_agent, create_env, agent_args=agent_args, env_args=env_args, device=DEVICE) as batcher:
     batcher.reset()
     batcher.execute()
     trajectories, _ = batcher.get()
@@ -82,6 +86,6 @@ config = A2CConfig(
     batcher_device=DEVICE,
     evaluation_device=DEVICE,
 )
-result = train(config, create_model, ActorCriticAgent, create_env)
+result = train(config, create_model, create_agent, create_env)
 print(f"{len(result.losses['loss'])} gradient steps in {result.env_steps} steps of {N} games")
 assert len(result.losses["loss"]) == 24 - 3  # the first comes when there are four steps

@@ -72,7 +72,8 @@ class Atari(TensorEnv[AtariState]):
         brighter: show the brighter of the last two frames at each pixel.
         gray: grey instead of red, green and blue.
         size: both sides of what the agent sees; None for 160 pixels by all lines.
-        stack: how many of the last observations the agent sees.
+        stack: how many of the last pictures an observation shows. To train take 1, and let
+            `rlstruct.agents.StackingAgent` stack: it learns the same, and a batch takes a quarter of the memory.
         episodic_lives: whether an episode ends with a life.
         noop_max: an episode begins after 1 to so many frames of nothing; 0 for none.
         fire_on_reset: press FIRE for one step before an episode begins, in games that know it.
