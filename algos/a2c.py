@@ -89,11 +89,7 @@ class A2CConfig(TrainingConfig):
     c_clip: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse what would fail late or in silence.
-
-        Raises:
-            ValueError: a setting is out of range.
-        """
+        """Check the settings."""
         super().__post_init__()
         self._refuse("trace_decay", 0.0 <= self.trace_decay <= 1.0, "0 to 1")
         for name in ("n_updates", "n_minibatches"):

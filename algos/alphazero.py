@@ -100,11 +100,7 @@ class AlphaZeroConfig(TrainingConfig):
     overlap: bool = False
 
     def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            ValueError: a setting is out of range.
-        """
+        """Check the settings."""
         super().__post_init__()
         self._refuse_below_one(_COUNTS)
         n = self.evaluation_simulations

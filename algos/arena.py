@@ -142,12 +142,3 @@ class Arena:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called: evaluations to come are equal."""
         self._n_played = int(state["n_played"])
-
-
-def share_won(returns: tuple[float, ...]) -> float:
-    """Return the share of games that were won; a draw counts half.
-
-    >>> share_won((1.0, 1.0, 0.0, -1.0))
-    0.625
-    """
-    return sum((value + 1.0) / 2.0 for value in returns) / len(returns)

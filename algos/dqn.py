@@ -97,11 +97,7 @@ class DQNConfig(TrainingConfig):
     overlap: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what would fail late or in silence.
-
-        Raises:
-            ValueError: a setting is out of range.
-        """
+        """Check the settings."""
         super().__post_init__()
         self._refuse_below_one(_COUNTS)
         for name in _SHARES:

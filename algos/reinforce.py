@@ -33,8 +33,6 @@ from rlstruct.profiling import operation
 from rlstruct.replay import replay_agent
 from rlstruct.rl_agent import RL_Agent
 
-ReinforceResult = TrainingResult
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReinforceConfig(TrainingConfig):

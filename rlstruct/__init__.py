@@ -29,8 +29,7 @@ if _TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-# Imported when first asked for: torch takes a second, in which the command line can already answer. There is no
-# __all__: help(rlstruct) would spell out every class.
+# Imported when first asked for: torch takes a second, in which the command line can already answer.
 _NAMES = {
     "core": ("DictTensor", "TemporalDictTensor", "Trajectories"),
     "device": ("resolve_device",),
@@ -41,6 +40,7 @@ _NAMES = {
     "vec_env": ("DeviceEnv", "Stepped", "VecEnv"),
 }
 _PLACES = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = list(_PLACES)  # what `from rlstruct import *` brings in
 _MODULES = ("core", "device", "errors", "functional", "profiling", "replay", "rl_agent", "vec_env")
 _FOLDERS = ("batchers", "envs", "agents", "algos", "sims", "testing", "adapters", "sharing")  # imported by name only
 

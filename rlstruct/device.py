@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import pathlib
+import platform
+import re
 import sys
 
 import torch
@@ -88,6 +91,20 @@ def free_memory(device: torch.device) -> int | None:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if device.type == "cpu" else None
     except (ValueError, OSError, AttributeError):  # not on every system
         return None
+
+
+def usable_cores() -> int:
+    """Count the cores that this process may use, which may be fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor() -> str:
+    """Return the model of the CPU, or at least its kind."""
+    try:
+        named = re.search(r"^model name\s*: (.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        named = None
+    return named[1] if named else platform.processor() or platform.machine()
 
 
 def keep_freed_memory() -> bool:

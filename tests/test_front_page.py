@@ -6,6 +6,7 @@ import ast
 import importlib
 import pathlib
 import pydoc
+import re
 import subprocess
 import sys
 
@@ -62,8 +63,19 @@ def test_a_package_that_is_not_imported_yet_says_how() -> None:
     )
 
 
-def test_help_is_short() -> None:
-    assert len(pydoc.render_doc(rlstruct).splitlines()) < 60
+def test_a_star_brings_in_every_name_of_the_page() -> None:
+    brought: dict[str, object] = {}
+    exec("from rlstruct import *", brought)
+    assert brought.keys() - {"__builtins__"} == {n for n in dir(rlstruct) if n[0] != "_"} - set(rlstruct._MODULES)
+    assert brought["DictTensor"] is rlstruct.DictTensor
+
+
+def test_help_begins_with_the_page_and_tells_of_nothing_else() -> None:
+    text = pydoc.plain(pydoc.render_doc(rlstruct))
+    assert rlstruct.__doc__ is not None
+    assert rlstruct.__doc__.splitlines()[-2] in "\n".join(text.splitlines()[:12])
+    assert "importlib" not in text
+    assert re.findall(r"(?m)^    class (\w+)", text) == sorted(n for n in rlstruct.__all__ if n[0].isupper())
 
 
 def test_nothing_is_imported_before_it_is_asked_for() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlstruct.device import processor, usable_cores
 from rlstruct.errors import BadValueError
 
 
@@ -29,8 +30,7 @@ def key(device: torch.device, *task: object) -> str:
         task: factories, and arguments. A factory is known by its name and the text of its file.
     """
     gpu = str(torch.cuda.get_device_properties(device)) if device.type == "cuda" else ""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    here = [platform.node(), _processor(), cores, gpu, platform.python_version(), torch.__version__, _commit()]
+    here = [platform.node(), processor(), usable_cores(), gpu, platform.python_version(), torch.__version__, _commit()]
     return hashlib.sha256(json.dumps([*here, described(list(task))]).encode()).hexdigest()
 
 
@@ -99,11 +99,3 @@ def _commit() -> str:
     except (OSError, subprocess.SubprocessError):
         commit = ""
     return f"{metadata.version('rlstruct')} {commit}"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    return next((line for line in lines if line.startswith("model name")), platform.processor() or platform.machine())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from rlstruct.batchers.recipe import CreateAgent, CreateEnv
 from rlstruct.batchers.tuning import cache as answers
 from rlstruct.batchers.tuning.measuring import Learn, Prober, batch_size, memory_there_is
 from rlstruct.batchers.tuning.search import Candidate, Measured, Probe, Search, Space
-from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.device import DeviceLike, resolve_device, usable_cores
 from rlstruct.errors import BadTypeError, BadValueError
 from rlstruct.sharing import Mode, mig_instances
 from rlstruct.sharing.daemon import missing
@@ -224,8 +223,7 @@ def _space(
         modes: list[Mode] = ["mig"] if on_gpu and mig_instances() else ["mps"] if on_gpu and not missing() else ["none"]
         sharing = modes
     if n_processes is None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        most = 0 if on_gpu and sharing == ["none"] else 4 * cores
+        most = 0 if on_gpu and sharing == ["none"] else 4 * usable_cores()
         n_processes = [0, *(2**i for i in range(max(most, 1).bit_length()) if 2**i <= most)]
     if n_envs is None:
         n_envs = [2**i for i in (range(6, 17) if on_gpu else range(13))]

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import platform
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from rlstruct.batchers.tuning.roles import ISAAC_GYM, ISAAC_GYM_COLLECTING, Roles, throughput
 from rlstruct.cli.complaint import UserError, say
-from rlstruct.device import device_count
+from rlstruct.device import device_count, processor, usable_cores
 from rlstruct.sharing import describe
 
 _GIB = 2**30
@@ -35,7 +32,7 @@ def run(arguments: Sequence[str]) -> None:
         return
     if arguments:
         raise UserError(f"expected no arguments, got {' '.join(arguments)!r}.")
-    for line in report(usable_cpus(), torch.get_num_threads(), find_gpus()):
+    for line in report(usable_cores(), torch.get_num_threads(), find_gpus()):
         say(line)
 
 
@@ -45,7 +42,7 @@ def report(n_cpus: int, n_threads: int, gpus: Sequence[Gpu]) -> list[str]:
         size = f", {os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / _GIB:.1f} GiB of memory"
     except (ValueError, OSError):
         size = ""
-    lines = [f"cpu      {_plural(n_cpus, 'core')} ({_processor()}){size}; PyTorch uses {_plural(n_threads, 'thread')}"]
+    lines = [f"cpu      {_plural(n_cpus, 'core')} ({processor()}){size}; PyTorch uses {_plural(n_threads, 'thread')}"]
     for i, gpu in enumerate(gpus):
         free = "" if gpu.free is None else f", {gpu.free / _GIB:.1f} GiB free"
         lines.append(f"cuda:{i}   {gpu.name}, {gpu.memory / _GIB:.1f} GiB{free}")
@@ -105,13 +102,6 @@ def _together_over_apart(kind: Roles, communication: float) -> float:
     return throughput(kind.together(), kind.seconds) / apart
 
 
-def usable_cpus() -> int:
-    """Count the cores that this process may use, which may be fewer than there are."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def find_gpus() -> list[Gpu]:
     """Ask torch for the CUDA devices, and for their memory."""
     found = []
@@ -123,14 +113,6 @@ def find_gpus() -> list[Gpu]:
             free = None
         found.append(Gpu(properties.name, properties.total_memory, free))
     return found
-
-
-def _processor() -> str:
-    try:
-        named = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        named = None
-    return named[1] if named else platform.machine()
 
 
 def _plural(n: int, word: str) -> str:

@@ -1,21 +1,27 @@
-"""`rlstruct play`: see what an agent sees."""
+"""`rlstruct play`: see what an agent sees; or play Connect Four yourself, against a search, in the terminal."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
+import torch
 import tyro
+from torch import nn
 
 from rlstruct.agents import RandomAgent
-from rlstruct.cli import connect_four
 from rlstruct.cli.complaint import UserError, say
 from rlstruct.cli.environments import Factory, Task, find, look_at
 from rlstruct.cli.film import check_path, film
 from rlstruct.cli.record import load_trained
+from rlstruct.core import DictTensor
+from rlstruct.functional.random import step_keys
 from rlstruct.rl_agent import RL_Agent
+from rlstruct.search import SearchAgent, SearchConfig
+from rlstruct.sims import ConnectFour
 from rlstruct.sims.tensor_env import Backend
 
 
@@ -45,7 +51,7 @@ class Play:
 def run(arguments: Sequence[str]) -> None:
     """Draw as the words after ``play`` say."""
     if arguments[:1] == ["connect-four"]:
-        connect_four.run(arguments[1:])
+        _play_connect_four(arguments[1:])
         return
     options: Play = tyro.cli(Play, args=arguments, prog="rlstruct play")
     if options.steps < 1 or not 1 <= options.n_envs <= 64:
@@ -70,3 +76,126 @@ def _actor(what: str, simulator: Backend | None) -> tuple[Factory, RL_Agent, str
         return trained.factory, agent, f"{trained.record.algorithm} after {trained.env_steps:,} environment steps"
     factory = find(Task(env=what, simulator=simulator), auto_reset=True, render=True)
     return factory, RandomAgent(look_at(factory, lambda env: env.action_space)), "acting at random"
+
+
+_NAME = "ConnectFour-v0"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Game:
+    """Play Connect Four in the terminal, against a checkpoint or against random games.
+
+    Attributes:
+        run: folder of a run of alphazero; None for a search that judges by random games.
+        simulations: of the search for each of its moves.
+        first: who begins.
+        seed: of the search.
+    """
+
+    run: Annotated[Path | None, tyro.conf.arg(metavar="RUN")] = None
+    simulations: int = 400
+    first: Literal["you", "search"] = "you"
+    seed: int = 0
+
+
+def _play_connect_four(arguments: Sequence[str]) -> None:
+    """Play as the words after ``play connect-four`` say; the columns are read from the standard input."""
+    options: Game = tyro.cli(Game, args=arguments, prog="rlstruct play connect-four")
+    if options.simulations < 1:
+        raise UserError(f"--simulations {options.simulations}: expected at least 1.")
+    torch.set_num_threads(1)
+    model, who = (None, "random games") if options.run is None else _trained(options.run)
+    method: Literal["uct", "gumbel"] = "uct" if model is None else "gumbel"
+    settings = SearchConfig(method=method, n_simulations=options.simulations, max_depth=24)
+    agent = SearchAgent(model, create_simulator=ConnectFour, config=settings, stochastic=False)
+    say(f"You are X, the search is O ({options.simulations} simulations of each move, judged by {who}).")
+    play(agent, yours=options.first == "you", seed=options.seed)
+
+
+def play(agent: SearchAgent, *, yours: bool, seed: int) -> None:
+    """Play one game.
+
+    Args:
+        agent: the opponent.
+        yours: whether the person begins.
+        seed: of the search.
+    """
+    env = ConnectFour(1, auto_reset=False)
+    current, _ = env.reset()
+    seeds, move = torch.full((1,), seed, device="cpu"), 0
+    while True:
+        say(drawn(current, yours))
+        if yours:
+            column = _ask(current["frame/legal"][0].tolist())  # sync: on the CPU
+        else:
+            key = step_keys(seeds, 0, torch.full((1,), move, device="cpu"))[0]
+            found, _ = agent(DictTensor(), current + DictTensor({"rng": key}), DictTensor())
+            say(told(found))
+            column = int(found["action"])
+        (reached, _), (current, _) = env.step(DictTensor({"action": torch.full((1,), column, device="cpu")}))
+        move += 1
+        if bool(reached["done"]):
+            say(drawn(reached, not yours))
+            say(("You win." if yours else "The search wins.") if float(reached["reward"]) > 0 else "A draw.")
+            return
+        yours = not yours
+
+
+def drawn(observation: DictTensor, yours: bool) -> str:
+    """Draw the board.
+
+    Args:
+        observation: with ``frame/board`` [1, 2, 6, 7], the stones of who moves next first.
+        yours: whether that is the person.
+    """
+    mine, theirs = observation["frame/board"][0].tolist()  # sync: on the CPU
+    marks = ("X", "O") if yours else ("O", "X")
+    rows = [
+        " ".join(marks[0] if a else marks[1] if b else "." for a, b in zip(own, other, strict=True))
+        for own, other in zip(mine, theirs, strict=True)
+    ]
+    return "\n".join(["", *rows, "1 2 3 4 5 6 7"])
+
+
+def told(found: DictTensor) -> str:
+    """Say what the search thinks: visits of each column, the policy that they make, and who is ahead.
+
+    Args:
+        found: what `SearchAgent` returned.  [1]
+    """
+    visits, policy = (found[name][0].tolist() for name in ("action_visits", "action_policy"))  # sync: on the CPU
+    value = float(found["action_value"])
+    return "\n".join(
+        [
+            "column  " + "".join(f"{column:>7}" for column in range(1, 8)),
+            "visits  " + "".join(f"{n:>7.0f}" for n in visits),
+            "policy  " + "".join(f"{share:>7.1%}" for share in policy),
+            f"The search plays {int(found['action']) + 1}; it expects {value:+.2f} (+1: it wins, -1: you win).",
+        ]
+    )
+
+
+def _ask(legal: Sequence[bool]) -> int:
+    """Read a column that is not full.
+
+    Raises:
+        KeyboardInterrupt: the input has ended.
+    """
+    while True:
+        sys.stdout.write("Your column: ")
+        sys.stdout.flush()
+        line = sys.stdin.readline()
+        if not line or line.strip() in ("q", "quit"):
+            raise KeyboardInterrupt("the game was broken off.")
+        word = line.strip()
+        if word.isdecimal() and 1 <= int(word) <= len(legal) and legal[int(word) - 1]:
+            return int(word) - 1
+        say(f"{word!r} is no column with a place left: name one from 1 to 7, or q to end.")
+
+
+def _trained(run: Path) -> tuple[nn.Module, str]:
+    trained = load_trained(run, auto_reset=True)
+    record = trained.record
+    if record.algorithm != "alphazero" or record.task.env != _NAME:
+        raise UserError(f"--run {run}: {record.algorithm} on {record.task.env}, expected alphazero on {_NAME}.")
+    return trained.model, f"a network after {trained.env_steps:,} moves of self-play"

@@ -1,8 +1,9 @@
-"""Checks of the tensors that make a structure, with errors in words, and a guess which key was meant."""
+"""What a key holds, and checks of the tensors of a structure: errors in words, and a guess which key was meant."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,23 @@ from rlstruct.errors import BadTypeError, DeviceMismatchError, ShapeMismatchErro
 
 if TYPE_CHECKING:
     from rlstruct.core._named import NamedTensors
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and dtype of one key, without the batch axis (and without the time axis, in a TemporalDictTensor).
+
+    Attributes:
+        shape: the trailing shape; ``()`` for one number per row.
+        dtype: the dtype of the tensor.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+Specs = dict[str, TensorSpec]
+"""Key to spec, in the order of the structure's keys."""
 
 
 def validate(cls: type[NamedTensors], tensors: Mapping[str, Tensor]) -> None:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from rlstruct.core._checks import check_pair, nearest_key
+from rlstruct.core._checks import Specs, TensorSpec, check_pair, nearest_key
 from rlstruct.core._staging import mover
-from rlstruct.core.specs import Specs, TensorSpec
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadIndexError, BadKeyError, BadTypeError, DeviceMismatchError, ShapeMismatchError
 

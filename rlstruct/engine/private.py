@@ -14,13 +14,12 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["TESTED", "TorchDispatchMode", "below_autograd", "check", "is_composite", "missing", "schema_of"]
+__all__ = ["TESTED", "TorchDispatchMode", "check", "is_composite", "missing", "schema_of"]
 
 TESTED: Final = "2.11 to 2.13"
 """The releases of torch that the tests ran with."""
@@ -37,7 +36,6 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
         "torch.fx.experimental.proxy_tensor:make_fx",
     ),
     "graph": ("torch._C:_cuda_endAllocateToPool", "torch._C:_cuda_releasePool", "torch._C:_cuda_clearCublasWorkspaces"),
-    "eager below autograd": ("torch._C:_AutoDispatchBelowAutograd",),
 }
 """For each executor the names that it needs, as ``module:name``."""
 
@@ -59,13 +57,6 @@ def check() -> None:
                 "install one of these.",
                 stacklevel=2,
             )
-
-
-def below_autograd() -> AbstractContextManager[Any]:
-    """Call operators without autograd's part of each call: nothing inside is differentiated."""
-    guard = getattr(torch._C, "_AutoDispatchBelowAutograd", nullcontext)
-    made: AbstractContextManager[Any] = guard()
-    return made
 
 
 @functools.cache

@@ -1,12 +1,12 @@
 """Search: B tree searches at once, each simulation one call of the model with B states.
 
 A search is a pure function of states, random keys and the model's weights. Its shapes are known before it begins, and
-so is its memory.
+so is its memory. On the CPU a simulation can be compiled code that writes into the trees.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -15,13 +15,83 @@ import torch
 from torch import Tensor
 
 from rlstruct.device import DeviceLike, free_memory, resolve_device
-from rlstruct.engine.compiled import Tensors
+from rlstruct.engine import private
+from rlstruct.engine.compiled import Compiled, Tensors, told, warn_uncompiled
+from rlstruct.engine.graph import layout_of
+from rlstruct.engine.promise import check_equal
 from rlstruct.errors import BadValueError
 from rlstruct.functional import random
 from rlstruct.profiling import operation
 from rlstruct.search import selection
-from rlstruct.search.growth import CompiledGrowth
 from rlstruct.search.tree import Model, Scores, Tree, judge
+
+Grow = Callable[[Tree, Tensors], None]
+"""``grow(tree, given)``: one simulation in place; ``given["path"]`` [D, B] are the slots on the way down."""
+
+_LEAST_LEVELS = 4
+
+
+class CompiledGrowth:
+    """Calls ``grow`` as compiled code. Ways are filled up to 4, 8, 16, … levels: there is one piece of code for each.
+
+    The first call of each piece compares it with ``grow`` as it is, whose results it keeps.
+
+    Args:
+        grow: a function of tensors and the weights that the model holds, whose places do not change.
+    """
+
+    def __init__(self, grow: Grow) -> None:
+        """Compile nothing yet: the first calls tell the shapes."""
+        self._grow = grow
+        self._codes: dict[object, Compiled] = {}
+        self._compiles = not private.missing("compiled")
+
+    def __call__(self, tree: Tree, given: Tensors) -> None:
+        """Simulate once.
+
+        Raises:
+            PurityError: compiled code does something else.
+        """
+        if not self._compiles:
+            self._grow(tree, given)
+            return
+        given = {**given, "path": _filled(given["path"], tree)}
+        tensors = tree.tensors()
+        key = str(layout_of(tensors | given))
+        if (code := self._codes.get(key)) is not None:
+            code(tensors, given)
+            return
+        self._compile(key, tree, given)
+
+    def forget(self) -> None:
+        """Compile anew: other tensors stand where the model's weights were."""
+        self._codes.clear()
+
+    def _compile(self, key: object, tree: Tree, given: Tensors) -> None:
+        code = Compiled(lambda tensors, given: (self._step(tree.n_nodes, tensors, given),), writes=True)
+        copies = {name: tensor.clone() for name, tensor in tree.tensors().items()}
+        try:
+            code(copies, given)
+        except Exception as error:  # whatever tracing and a compiler may say
+            self._compiles = False
+            warn_uncompiled("Search: a simulation", told(error), "SearchConfig(compiled=True)")
+            self._grow(tree, given)
+            return
+        self._grow(tree, given)
+        check_equal(tree.tensors(), copies)
+        self._codes[key] = code
+
+    def _step(self, n_nodes: int, tensors: Tensors, given: Tensors) -> Tensors:
+        self._grow(Tree.of(n_nodes, tensors), given)
+        return {"fresh": given["fresh"] + 0}  # code must return something
+
+
+def _filled(path: Tensor, tree: Tree) -> Tensor:
+    """Add spare slots to ways, up to a power of two."""
+    levels = max(_LEAST_LEVELS, 1 << (len(path) - 1).bit_length())
+    spare = tree.roots() + tree.n_nodes
+    return torch.cat([path, spare.expand(levels - len(path), -1)])
+
 
 Method = Literal["puct", "gumbel", "uct"]
 
@@ -69,11 +139,7 @@ class SearchConfig:
     reuse_tree: bool = False
 
     def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            ValueError: a setting is out of range.
-        """
+        """Check the settings."""
         self._refuse("method", self.method in ("puct", "gumbel", "uct"), "'puct', 'gumbel' or 'uct'")
         fits = self.method != "gumbel" or not self.reuse_tree
         self._refuse("reuse_tree", fits, "False with Gumbel, whose sequential halving plans the visits of fresh roots")
@@ -228,7 +294,7 @@ class Search:
         return Tree.plant(state, logits, value, self.n_kept + self.config.n_simulations)
 
     def _grow(self, tree: Tree, given: Tensors) -> None:
-        """Simulate once, in place; see `rlstruct.search.growth`."""
+        """Simulate once, in place; see `CompiledGrowth`."""
         of_roots = self._root_scores(given["noise"], given["considered"])
         tree.grow(given["path"], self.model, given["fresh"], of_roots, self._scores())
 

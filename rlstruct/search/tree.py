@@ -18,9 +18,6 @@ from rlstruct.engine.compiled import Tensors
 from rlstruct.engine.waits import intended
 from rlstruct.search.selection import mask_logits
 
-LOGITS, VISITS, Q = range(3)
-"""Rows of `Tree.edges`."""
-
 _FIELDS = ("edges", "children", "nodes", "action", "onward")
 
 Scores = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

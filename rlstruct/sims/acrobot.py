@@ -16,9 +16,8 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.functional.random import symmetric_uniform
-from rlstruct.sims._spaces import box
 from rlstruct.sims._state import ahead, columns
-from rlstruct.sims.tensor_env import TensorEnv
+from rlstruct.sims.tensor_env import TensorEnv, box
 
 STEP, GRAVITY = 0.2, 9.8  # s, m/s^2
 LENGTH, CENTRE, MASS, INERTIA = 1.0, 0.5, 1.0, 1.0  # of both links: m, m, kg, kg m^2

@@ -16,9 +16,8 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.functional.random import symmetric_uniform
-from rlstruct.sims._spaces import box
 from rlstruct.sims._state import ahead, columns
-from rlstruct.sims.tensor_env import TensorEnv
+from rlstruct.sims.tensor_env import TensorEnv, box
 
 GRAVITY, FORCE = 9.8, 10.0  # m/s^2, N
 CART_MASS, POLE_MASS, HALF_LENGTH = 1.0, 0.1, 0.5  # kg, kg, m

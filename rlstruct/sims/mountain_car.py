@@ -14,9 +14,8 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.functional.random import uniform
-from rlstruct.sims._spaces import box
 from rlstruct.sims._state import columns
-from rlstruct.sims.tensor_env import TensorEnv
+from rlstruct.sims.tensor_env import TensorEnv, box
 
 MIN_X, MAX_X, MAX_SPEED = -1.2, 0.6, 0.07
 GRAVITY, FORCE, GOAL = 0.0025, 0.001, 0.5

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from rlstruct.functional.random import symmetric_uniform
-from rlstruct.sims._spaces import box
 from rlstruct.sims._state import columns
-from rlstruct.sims.tensor_env import TensorEnv
+from rlstruct.sims.tensor_env import TensorEnv, box
 
 MAX_SPEED, MAX_TORQUE = 8.0, 2.0  # rad/s, N m
 STEP, GRAVITY, MASS, LENGTH = 0.05, 10.0, 1.0, 1.0  # s, m/s^2, kg, m

@@ -18,7 +18,9 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
+import numpy as np
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.core import DictTensor
@@ -27,9 +29,8 @@ from rlstruct.errors import BadValueError, UsageError
 from rlstruct.functional.random import child_key
 from rlstruct.profiling import operation
 from rlstruct.sims._simulation import Simulation, TorchStepper
-from rlstruct.sims._spaces import in_dtype
 from rlstruct.sims._state import Tensors, check, fields_of, kinds_of, part, rows_like
-from rlstruct.spaces import leaves, zeros
+from rlstruct.spaces import Space, leaves, zeros
 from rlstruct.vec_env import IdleWatch, Observed, Stepped, VecEnv
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class TensorEnv(VecEnv, Generic[State]):
         if backend != "torch" and self._device.type not in ("cpu", "cuda"):
             raise BadValueError(f"{self._name}: {backend!r} works on cpu and cuda, not on {self._device}: use 'torch'.")
         self.action_space = deepcopy(self.action_space)  # of the class: seeding one must not seed those of others
-        self.observation_space = in_dtype(deepcopy(self.observation_space), dtype)
+        self.observation_space = _in_dtype(deepcopy(self.observation_space), dtype)
         self.dtype, self.auto_reset, self.backend = dtype, auto_reset, backend
         self._n_envs = n_envs
         self._no = torch.zeros(n_envs, dtype=torch.bool, device=self._device)
@@ -347,3 +348,15 @@ class TensorEnv(VecEnv, Generic[State]):
         flags = dict.fromkeys(("terminated", "truncated", "done"), self._no)
         first = {**frames, "reward": self._no.to(torch.float32), **flags, "initial_state": self._yes}
         return DictTensor(first | {f"last_{key}": value for key, value in self._no_action.items()})
+
+
+def box(low: Sequence[float], high: Sequence[float]) -> spaces.Box:
+    """Make a Box of float32."""
+    return spaces.Box(np.asarray(low, np.float32), np.asarray(high, np.float32))
+
+
+def _in_dtype(space: Space, dtype: torch.dtype) -> Space:
+    """Turn a float32 space of frames into one of float64, if that is the dtype of a simulator."""
+    if dtype != torch.float64 or not isinstance(space, spaces.Box) or space.dtype != np.float32:
+        return space
+    return spaces.Box(space.low.astype(np.float64), space.high.astype(np.float64), dtype=np.float64)

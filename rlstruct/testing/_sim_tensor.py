@@ -10,7 +10,7 @@ view of the same memory, so writes through views arrive where they do on any dev
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from rlstruct.engine.private import disabled_torch_function, is_composite, schema_of, wrapper_of
 from rlstruct.errors import DeviceMismatchError
-from rlstruct.testing._sim_rnn import DECOMPOSED
 
 DEVICE_COUNT: Final = 4
 
@@ -34,6 +33,52 @@ _PRODUCTS = frozenset(
 # Arguments and results that are on the CPU by contract.
 _HOST_ARGUMENTS = frozenset({("_pack_padded_sequence", "lengths"), ("_pack_padded_sequence_backward", "batch_sizes")})
 _HOST_RESULTS = {"_pack_padded_sequence": 1}
+
+
+def _lstm_cell(
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    cx: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One step of an LSTM (Hochreiter and Schmidhuber, 1997), gates in torch's order; [B, H] out of [B, 4 H].
+
+    The last result is a workspace that nobody reads.
+    """
+    gates = input_gates + hidden_gates
+    if input_bias is not None and hidden_bias is not None:
+        gates = gates + input_bias + hidden_bias
+    enter, forget, cell, out = gates.chunk(4, 1)
+    cy = forget.sigmoid() * cx + enter.sigmoid() * cell.tanh()
+    return out.sigmoid() * cy.tanh(), cy, cx.new_empty(0)
+
+
+def _gru_cell(
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    hx: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """One step of a GRU (Cho et al., 2014), gates in torch's order; [B, H] out of [B, 3 H].
+
+    The last result is a workspace that nobody reads.
+    """
+    if input_bias is not None and hidden_bias is not None:
+        input_gates, hidden_gates = input_gates + input_bias, hidden_gates + hidden_bias
+    input_reset, input_update, input_new = input_gates.chunk(3, 1)
+    hidden_reset, hidden_update, hidden_new = hidden_gates.chunk(3, 1)
+    update = (input_update + hidden_update).sigmoid()
+    new = (input_new + (input_reset + hidden_reset).sigmoid() * hidden_new).tanh()
+    return new + update * (hx - new), hx.new_empty(0)
+
+
+# For a device that is not the CPU, torch's C++ asks for fused cells, which have no CPU kernel.
+DECOMPOSED: Final[dict[str, Callable[..., Any]]] = {
+    "_thnn_fused_lstm_cell": _lstm_cell,
+    "_thnn_fused_gru_cell": _gru_cell,
+}
 
 
 class SimDeviceMismatchError(DeviceMismatchError, RuntimeError):

@@ -47,8 +47,8 @@ from rlstruct.device import register_backend
 from rlstruct.engine.private import operator_names, register_python_backend, schema_of, wrap_backward
 from rlstruct.errors import UsageError
 from rlstruct.testing._sim_graph import record
-from rlstruct.testing._sim_rnn import DECOMPOSED
 from rlstruct.testing._sim_tensor import (
+    DECOMPOSED,
     DEVICE_COUNT,
     SimDeviceMismatchError,
     SimTensor,

@@ -23,8 +23,7 @@ from resume_tasks import config_of, create_sim, train
 from two_learners import BROKEN, EQUAL, RESUMED, train_as_one
 
 from rlstruct.algos import joining
-from rlstruct.algos.followers import Followers
-from rlstruct.algos.joining import Place
+from rlstruct.algos.joining import Followers, Place
 from rlstruct.algos.learner import GradientLearner
 from rlstruct.algos.learners import Group, Learners, learners
 from rlstruct.errors import LearnerError

@@ -14,7 +14,8 @@ from rlstruct import DictTensor, TemporalDictTensor, Trajectories, algos
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic
 from rlstruct.algos import reinforce
 from rlstruct.algos.placement import PlacedEnv, cpu_copy, create_batchers
-from rlstruct.algos.reinforce import Learner, ReinforceConfig, ReinforceResult, train
+from rlstruct.algos.reinforce import Learner, ReinforceConfig, train
+from rlstruct.algos.training import TrainingResult
 from rlstruct.envs import GymEnv
 from rlstruct.testing import allow_host_sync, forbid_host_sync
 
@@ -42,7 +43,7 @@ def create_recurrent_model() -> RecurrentActorCritic:
     return RecurrentActorCritic(4, 2, n_hidden=8)
 
 
-def train_small(**changes: Any) -> ReinforceResult:
+def train_small(**changes: Any) -> TrainingResult:
     return train(dataclasses.replace(SMALL, **changes), create_model, ActorCriticAgent, create_env)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rlstruct.cli.devices import Gpu, find_gpus, layout, report, usable_cpus
+from rlstruct.cli.devices import Gpu, find_gpus, layout, report
 from rlstruct.cli.main import main
+from rlstruct.device import usable_cores
 
 GIB = 2**30
 
@@ -13,7 +14,7 @@ GIB = 2**30
 def test_this_machine_is_described(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["devices"]) == 0
     said = capsys.readouterr().out
-    cores = usable_cpus()
+    cores = usable_cores()
     assert f"cpu      {cores} core" in said
     assert ("cuda:0" in said.split("Where things should live:")[0]) == bool(find_gpus())
 
