@@ -1,162 +1,255 @@
-"""What a profile says a training takes, beside the same training that nobody profiles: for benchmarks/profiler.py."""
+"""What a profile says a training takes, beside stretches of the very same training that nobody profiles.
+
+Equal trainings differ by a tenth to a half on a virtual machine: other programs, and where in memory things lie. So
+profiled and plain stretches take turns within one training, in all of its processes, in the order plain, profiled,
+profiled, plain: what is compared lies a second apart, in the same processes with the same memory. In a plain stretch
+there is no profiler: all processes have left the profile, as after the end of `rlstruct.profiling.profile`.
+
+Nothing changes while it trains: learning rates are 0, so that policies stay random and episodes alike, and what counts
+is the seconds for each step of the environments. Of several processes each keeps to a core of its own. Nothing else is
+done to reduce noise; both kinds of stretch would get it alike.
+
+Two comparisons say how far to trust it: neighbouring plain stretches with each other, and plain stretches with those
+before anything was profiled.
+"""
 
 from __future__ import annotations
 
-import gc
+import mmap
 import multiprocessing
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
 from rlstruct.algos.evaluation import Evaluation
-from rlstruct.profiling import profile, read
-from rlstruct.profiling.breakdown import Row
+from rlstruct.core import DictTensor
+from rlstruct.envs import GymEnv, GymEnvInf
+from rlstruct.profiling.breakdown import break_down
+from rlstruct.profiling.events import Recording, load
+from rlstruct.profiling.operations import join, leave, settings
+from rlstruct.profiling.prices import WAIT, Prices, prices_of
+from rlstruct.profiling.recorder import VARIABLE
 
-Seconds = NDArray[np.float64]
+Numbers = NDArray[np.float64]
 
 OPERATORS = 0.5  # share of the time in which operators are recorded: twice as much to take away as by default
 SCHEDULED = 2  # CPUCLOCK_SCHED of Linux: the lowest bits of the identifier of a process's CPU clock
-N_PARTS = 10  # of a training, of some 0.1 s each: longer than the slices in which operators are recorded
+UNTOUCHED = 6  # stretches before anything is profiled
+SETTLE = 0.05  # seconds before each stretch, in which the caches forget how the last one ended
 N_RESAMPLED = 2_000
+CLOCKS = ("wall", "cpu")
+PLAIN, PROFILED = 0, 1
+WINDOW, FOLLOWED, TOOK, STEPS = range(4)  # words of a board: the open window, which one the worker has joined, …
 
 
-class Moments:
-    """Stands where a training evaluates: notes when its loop begins, and when each iteration is over; plays nothing."""
+class Finished(Exception):
+    """All stretches are over; ends the training."""
+
+
+class Board:
+    """Words of 64 bits that the processes of a training share: what is profiled now, and how much was done."""
+
+    def __init__(self, folder: Path) -> None:
+        """Map the file of a folder."""
+        self.folder = folder
+        with (folder / "board").open("r+b") as file:
+            self.words = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
+
+    def begin(self, window: int) -> None:
+        """Profile this process from now on."""
+        os.environ[VARIABLE] = (self.folder / f"{window}.json").read_text()
+        join()
+
+    def end(self) -> None:
+        """Write what was recorded, and forget the profiler."""
+        leave()
+        os.environ.pop(VARIABLE, None)
+
+
+class _Watched:
+    """Environments that count their steps; those of a worker join the window that their parent has opened."""
+
+    def __init__(self, n_envs: int, seed: int, board: Path) -> None:
+        super().__init__([gymnasium.make("CartPole-v1") for _ in range(n_envs)], seed)  # type: ignore[call-arg]
+        self._board, self._window = Board(board), 0
+        self._follows = multiprocessing.parent_process() is not None
+
+    def step(self, action: DictTensor) -> Any:  # noqa: ANN401 - as the class beside says
+        """Look whether it is time to record, or no longer."""
+        words = self._board.words
+        words[STEPS] += 1
+        if self._follows and words[WINDOW] != self._window:
+            self._window, begun = words[WINDOW], time.perf_counter_ns()
+            if self._window:
+                self._board.begin(self._window)
+            else:
+                self._board.end()
+            words[TOOK], words[FOLLOWED] = time.perf_counter_ns() - begun, self._window
+        return super().step(action)  # type: ignore[misc]
+
+
+class Restarting(_Watched, GymEnvInf):
+    """For all algorithms but REINFORCE."""
+
+
+class Episodic(_Watched, GymEnv):
+    """Stand still at the end of an episode."""
+
+
+class Stretches:
+    """Stands where a training evaluates: is asked after each iteration, and opens and closes windows; plays nothing.
+
+    Args:
+        board: what its processes share.
+        seconds: of a stretch.
+        total: seconds after which it is enough.
+    """
 
     busy = False
 
-    def __init__(self) -> None:
+    def __init__(self, board: Board, seconds: float, total: float) -> None:
         """Wait for the loop."""
-        self._noted: list[list[float]] = []
+        self._board, self._seconds, self._total = board, seconds, total
+        self._script: Iterator[None] | None = None
         self._clocks: list[int] = []
+        self.found: list[tuple[int, list[float]]] = []  # number of the window, 0 for none; seconds and steps
 
     def start(self, weights: Mapping[str, Any], *, env_steps: int, policy_version: int) -> None:
-        """Do nothing, before the loop and after it."""
+        """Do nothing before the loop."""
         self._asked = env_steps, policy_version
 
-    def poll(self) -> None:
-        """Note that an iteration is over; nothing is under way."""
-        self._noted.append([time.perf_counter(), sum(map(time.clock_gettime, self._clocks))])
-
     def wait(self) -> Evaluation:
-        """Note that the loop begins, when asked for the first time."""
-        if not self._noted:
-            pids = [os.getpid(), *(child.pid for child in multiprocessing.active_children())]
-            self._clocks = [(~pid << 3) | SCHEDULED for pid in pids]
-            self.poll()
+        """The loop begins."""
+        pids = [os.getpid(), *(child.pid for child in multiprocessing.active_children())]
+        self._clocks = [(~pid << 3) | SCHEDULED for pid in pids]
+        self._script = self._all()
         return Evaluation(*self._asked, returns=(0.0,), lengths=(1,), seconds=0.0)
 
-    def seconds(self) -> Seconds:
-        """Return what each iteration took by the wall clock, and of the CPU in all processes.  [iterations, 2]."""
-        return np.diff(np.asarray(self._noted), axis=0)
+    def poll(self) -> None:
+        """An iteration is over."""
+        next(self._script)
+
+    def _all(self) -> Iterator[None]:
+        end = time.perf_counter() + self._total
+        for _ in range(UNTOUCHED):
+            yield from self._one(0)
+        yield from self._one(1)
+        self.found.pop()  # torch prepares itself at its first profile
+        window = 2
+        while time.perf_counter() < end:
+            for kind in (PLAIN, PROFILED, PROFILED, PLAIN):
+                yield from self._one(window * kind)
+                window += 1
+        raise Finished
+
+    def _one(self, window: int) -> Iterator[None]:
+        words = self._board.words
+        settled = time.perf_counter() + SETTLE
+        while time.perf_counter() < settled or words[FOLLOWED]:
+            yield
+        words[TOOK] = 0
+        if window:
+            said = settings(self._board.folder / str(window), window=3600.0, operators=OPERATORS)
+            (self._board.folder / f"{window}.json").write_text(said.replace('"start"', '"training"'))
+            self._board.begin(window)
+            words[WINDOW] = window
+        begun = self._read()
+        while time.perf_counter() - begun[0] < self._seconds:
+            yield
+        wall, cpu, steps = self._read() - begun
+        took = 1e-9 * words[TOOK]
+        self.found.append((window, [wall - took, cpu - took, steps]))
+        if window:
+            words[WINDOW] = 0
+            words[FOLLOWED] |= len(self._clocks) > 1
+            self._board.end()
+
+    def _read(self) -> Numbers:
+        cpu = sum(map(time.clock_gettime, self._clocks))
+        return np.asarray([time.perf_counter(), cpu, self._board.words[STEPS]])
 
 
-Train = Callable[[Moments], object]
+Train = Callable[[Stretches, Path], object]
 
 
-def compare(train: Train, *, alone: bool, seconds: float, repeats: int) -> dict[str, Any]:
-    """Train without and with a profile in turn, so that each profiled training stands between two that are not.
+def compare(train: Train, *, alone: bool, seconds: float, stretch: float) -> dict[str, Any]:
+    """Train with profiled and plain stretches in turn.
 
     Args:
-        train: does the same work whenever it is called, and asks its argument for evaluations.
-        alone: whether one process does all of it; it is kept on one core then.
-        seconds: to spend.
-        repeats: at least so many profiled trainings.
+        train: gets what to ask for evaluations, and what its environments get as ``board``.
+        alone: whether one process does all of it.
+        seconds: to spend on training; reading the profiles comes on top.
+        stretch: seconds of a stretch.
 
     Returns:
-        All totals; by the wall and in CPU seconds how much more a profiled training takes, corrected (``bias``) and as
-        measured (``uncorrected_bias``), as a share, with 95 % intervals. See `_ratio`.
+        By the wall and in CPU seconds, with 95 % intervals: how much more a step takes in profiled stretches, corrected
+        (``bias``) and as measured (``uncorrected_bias``), as a share of what it takes in plain ones; how much
+        neighbouring plain stretches differ (``noise``), and plain ones from those before the first profile
+        (``residue``).
     """
     cores = os.sched_getaffinity(0)
-    plain: list[Seconds] = []
-    profiled: list[Seconds] = []
-    found: list[dict[str, float]] = []
+    folder = Path(tempfile.mkdtemp())
+    (folder / "board").write_bytes(bytes(8 * 4))
     try:
-        if alone:
-            os.sched_setaffinity(0, {max(cores)})
-        _without(train)  # warms up
-        end = time.perf_counter() + seconds
-        plain.append(_without(train))
-        while len(found) < repeats or time.perf_counter() < end:
-            one, said = _within(train)
-            profiled.append(one)
-            found.append(said)
-            plain.append(_without(train))
+        os.sched_setaffinity(0, {max(cores)} if alone else cores)
+        stretches = Stretches(Board(folder), stretch, seconds)
+        try:
+            train(stretches, folder)
+        except Finished:
+            pass
+        finally:
+            os.sched_setaffinity(0, cores)
+        kept, prices = kept_shares(folder, [window for window, _ in stretches.found if window])
     finally:
-        os.sched_setaffinity(0, cores)
-    row: dict[str, Any] = {"repeats": len(found), "profiled": found}
-    for column, clock in enumerate(("wall", "cpu")):
-        without, within = (np.stack([_parts(one[:, column]) for one in turns]) for turns in (plain, profiled))
-        kept = np.asarray([[1.0 - one[f"paid_{clock}"] / one[clock]] for one in found])
-        row[f"plain_{clock}"] = without.sum(1).tolist()
-        for name, numbers in ((f"bias_{clock}", kept * within), (f"uncorrected_bias_{clock}", within)):
-            row |= {name: _ratio(numbers, without) - 1.0, f"{name}_interval": _interval(numbers, without)}
+        shutil.rmtree(folder)
+    each = np.asarray([numbers for _, numbers in stretches.found])
+    windows = np.asarray([window for window, _ in stretches.found])
+    row: dict[str, Any] = {"cycles": (len(windows) - UNTOUCHED) // 4, "steps": each[:, 2].tolist(), **prices}
+    for column, clock in enumerate(CLOCKS):
+        logs = np.log(each[:, column] / each[:, 2])
+        untouched, cycles = logs[:UNTOUCHED], logs[UNTOUCHED:].reshape(-1, 4)
+        corrected = np.log([kept[window][column] for window in windows if window]).reshape(-1, 2).mean(1)
+        bias = cycles[:, 1:3].mean(1) - cycles[:, ::3].mean(1)
+        noise = np.asarray([b[0] - a[3] for a, b in pairwise(cycles)])
+        residue = (cycles[:, ::3].reshape(-1)[:, None] - untouched[2:]).reshape(-1)
+        row[f"stretches_{clock}"] = each[:, column].tolist()
+        row[f"kept_{clock}"] = [kept[window][column] for window in windows if window]
+        found = {"bias": bias + corrected, "uncorrected_bias": bias, "noise": noise, "residue": residue}
+        for name, values in found.items():
+            row[f"{name}_{clock}"] = float(np.expm1(np.median(values)))
+            row[f"{name}_{clock}_interval"] = interval(values)
     return row
 
 
-def _without(train: Train) -> Seconds:
-    gc.collect()
-    moments = Moments()
-    train(moments)
-    return moments.seconds()
+def kept_shares(folder: Path, windows: Sequence[int]) -> tuple[dict[int, tuple[float, float]], dict[str, float]]:
+    """Return what share of the measured seconds is left once corrected, by window: wall and CPU; and the prices."""
+    recordings = {window: load(folder / str(window)) for window in windows}
+    prices = prices_of([one for found in recordings.values() for one in found])
+    some = prices[os.getpid()]
+    said = {"operation_cost": some.operation, "operator_cost": some.event or 0.0}
+    return {window: _kept(found, prices) for window, found in recordings.items()}, said
 
 
-def _within(train: Train) -> tuple[Seconds, dict[str, float]]:
-    folder = Path(tempfile.mkdtemp())
-    try:
-        gc.collect()
-        moments = Moments()
-        with profile(folder, window=3600.0, operators=OPERATORS):
-            train(moments)
-        main, *workers = read(folder).processes
-    finally:
-        shutil.rmtree(folder)
-    rows = [row for row in main.rows if "iteration" in row.path]
-    theirs = [row for one in workers for row in one.rows if row.phase == "training" and "start" not in row.path]
+def _kept(recordings: Sequence[Recording], prices: Mapping[int, Prices]) -> tuple[float, float]:
+    processes = break_down(recordings, prices)
+    main = processes[0]
     # A wait costs no CPU seconds, so that it cannot become shorter either.
-    working = [row for row in (*rows, *theirs) if row.path[-1:] != ("wait",)]
-    wall, cpu = moments.seconds().sum(0).tolist()
-    return moments.seconds(), {
-        **{"wall": wall, "paid_wall": _paid(rows), "cpu": cpu, "paid_cpu": _paid(working)},
-        **{"operation_cost": main.prices.operation, "operator_cost": main.prices.event or 0.0},
-    }
+    rows = [row for process in processes for row in process.rows if row.path[-1:] != (WAIT,)]
+    measured, corrected = (sum(float(getattr(row, name).sum()) for row in rows) for name in ("seconds", "corrected"))
+    return main.corrected / main.seconds, corrected / measured
 
 
-def _paid(rows: Sequence[Row]) -> float:
-    return sum(float((row.seconds - row.corrected).sum()) for row in rows)
-
-
-def _parts(iterations: Seconds) -> Seconds:
-    """Add up the seconds of a training's iterations in up to ten parts.  [N_PARTS]."""
-    return np.asarray([part.sum() for part in np.array_split(iterations, min(N_PARTS, len(iterations)))])
-
-
-def _ratio(profiled: Seconds, plain: Seconds) -> float:
-    """Divide the seconds of a typical training by those of another kind.
-
-    Each training does the same in the same part of it, and other programs, of other machines too if this one is
-    virtual, slow down some parts of some trainings. So the median is that of each part.
-
-    Args:
-        profiled: of each turn.  [turns, parts]
-        plain: likewise.  [turns, parts]
-    """
-    return float(np.median(profiled, axis=0).sum() / np.median(plain, axis=0).sum())
-
-
-def _interval(profiled: Seconds, plain: Seconds) -> tuple[float, float]:
-    """Bootstrap `_ratio`, less 1: from 2.5 to 97.5 % of resampled turns."""
-    draw = np.random.default_rng(0)
-    ratios = [
-        _ratio(*(turns[draw.integers(0, len(turns), len(turns))] for turns in (profiled, plain))) - 1.0
-        for _ in range(N_RESAMPLED)
-    ]
-    low, high = np.quantile(ratios, (0.025, 0.975))
+def interval(values: Numbers) -> tuple[float, float]:
+    """Bootstrap a median of logarithms: from 2.5 to 97.5 %, as shares."""
+    drawn = np.random.default_rng(0).choice(values, (N_RESAMPLED, len(values)))
+    low, high = np.expm1(np.quantile(np.median(drawn, axis=1), (0.025, 0.975)))
     return float(low), float(high)

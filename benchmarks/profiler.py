@@ -1,10 +1,10 @@
 """Is the profiler right, what does it cost, and what does it find? About twelve minutes on two cores. Layer 6.
 
-    python benchmarks/profiler.py [--parts accuracy off shares transitions] [--algorithms dqn] [--seconds 50]
+    python benchmarks/profiler.py [--parts accuracy off shares transitions] [--algorithms dqn] [--seconds 60]
 
-- ``accuracy`` (ten minutes): REINFORCE, A2C, DQN and PPO on CartPole, in one process and two. Short trainings that do
-  the same work take turns with and without a profile. What a profiled one takes, corrected, is divided by what the
-  others take, by the wall and in CPU seconds; the ratio should be 1.
+- ``accuracy`` (ten minutes): REINFORCE, A2C, DQN and PPO on CartPole, in one process and two. Stretches with and
+  without a profile take turns within one training. What a step takes in profiled ones, corrected, is divided by what
+  it takes in the others, by the wall and in CPU seconds; the ratio should be 1.
 - ``off``: what an operation costs while nobody profiles, as a share of a step.
 - ``shares`` (half a minute): what an iteration of each algorithm consists of, as RL-Scope asked of other libraries, and
   how much of a GPU a small training uses.
@@ -28,7 +28,7 @@ from typing import Any
 
 import gymnasium
 import torch
-from _profile_accuracy import Moments, compare
+from _profile_accuracy import Episodic, Restarting, Stretches, compare
 from _report import interleaved, machine, result_path, verdict, write
 
 from rlstruct import Trajectories
@@ -95,13 +95,14 @@ def train(
     n_processes: int,
     scale: float,
     create_evaluator: Callable[[torch.nn.Module], Any] | None = None,
+    create_env: Any = None,  # noqa: ANN401 - a factory
+    env_args: dict[str, Any] | None = None,
     **changes: Any,  # noqa: ANN401 - settings
 ) -> None:
     """Train for a fixed number of environment steps from a fixed seed."""
-    module, kind, create_model, create_agent, create_env, n_steps = TASKS[name]
-    changes |= {"learning_starts": 200} if name == "dqn" else {}
+    module, kind, create_model, create_agent, usual_env, n_steps = TASKS[name]
+    changes = {"n_env_steps": int(scale * n_steps), **changes} | ({"learning_starts": 200} if name == "dqn" else {})
     config = kind(
-        n_env_steps=int(scale * n_steps),
         n_envs=N_ENVS,
         n_processes=n_processes,
         evaluation_processes=0,
@@ -110,8 +111,8 @@ def train(
         evaluation_interval=10**9,
         **changes,
     )
-    factories = create_model, create_agent, create_env
-    run_training(module.Learner, config, *factories, create_evaluator=create_evaluator)
+    factories = create_model, create_agent, create_env or usual_env
+    run_training(module.Learner, config, *factories, env_args=env_args, create_evaluator=create_evaluator)
 
 
 def profiled(name: str, n_processes: int, scale: float, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - settings
@@ -141,23 +142,25 @@ def profiled(name: str, n_processes: int, scale: float, **changes: Any) -> dict[
         shutil.rmtree(folder)
 
 
-def measure_accuracy(results: Results, names: Sequence[str], repeats: int, seconds: float, scale: float) -> None:
-    """Compare trainings with and without a profile."""
+def measure_accuracy(results: Results, names: Sequence[str], seconds: float, stretch: float) -> None:
+    """Compare stretches of trainings with and without a profile."""
     for name in names:
         for n_processes in (0, 1):
-            size = scale * (1 + 2 * n_processes)  # a worker takes seconds to start
 
-            def run(moments: Moments, name: str = name, n_processes: int = n_processes, size: float = size) -> None:
-                train(name, n_processes, size, lambda _: moments)
+            def run(stretches: Stretches, board: Path, name: str = name, n_processes: int = n_processes) -> None:
+                create_env = Episodic if name == "reinforce" else Restarting
+                still = {"learning_rate": 0.0, "n_env_steps": 10**12}
+                train(name, n_processes, 1.0, lambda _: stretches, create_env, {"board": board}, **still)
 
-            row = compare(run, alone=n_processes == 0, seconds=seconds * (1 + n_processes), repeats=repeats)
-            told = f"{name:9} {1 + n_processes} process(es), {row['repeats']} turns:"
+            row = compare(run, alone=n_processes == 0, seconds=seconds, stretch=stretch)
+            told = f"{name:9} {1 + n_processes} process(es), {row['cycles']} cycles:"
             for clock in ("wall", "cpu"):
-                bias, raw = row[f"bias_{clock}"], row[f"uncorrected_bias_{clock}"]
-                low, high = row[f"bias_{clock}_interval"]
-                words = verdict(abs(bias), 0.05, at_most=True), "closer" if abs(bias) < abs(raw) else "NOT closer"
-                told += f" {clock} {100 * raw:+.1f} %, corrected {100 * bias:+.1f} %"
-                told += f" ({100 * low:+.1f} to {100 * high:+.1f}; {', '.join(words)});"
+                bias, raw = abs(row[f"bias_{clock}"]), abs(row[f"uncorrected_bias_{clock}"])
+                words = verdict(bias, 0.05, at_most=True), "closer" if bias < raw else "NOT closer"
+                told += f"\n  {clock}: {', '.join(words)}"
+                for one in ("uncorrected_bias", "bias", "noise", "residue"):
+                    low, high = row[f"{one}_{clock}_interval"]
+                    told += f"; {one} {100 * row[f'{one}_{clock}']:+.1f} % ({100 * low:+.1f} to {100 * high:+.1f})"
             print(told, flush=True)
             results.add(part="accuracy", algorithm=name, processes=1 + n_processes, **row)
 
@@ -316,8 +319,8 @@ def main() -> None:
     parts = ("accuracy", "off", "shares", "transitions")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--algorithms", nargs="+", choices=tuple(TASKS), default=tuple(TASKS))
-    parser.add_argument("--repeats", type=int, default=5, help="at least so many profiled trainings of each kind")
-    parser.add_argument("--seconds", type=float, default=50.0, help="for each process of the eight kinds of training")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each of the eight kinds of training")
+    parser.add_argument("--stretch", type=float, default=0.25, help="seconds with or without a profile in turn")
     parser.add_argument(
         "--steps", type=float, default=0.5, help="times the environment steps of a training of a second"
     )
@@ -332,9 +335,7 @@ def main() -> None:
         "shares": partial(measure_shares, results, options.steps),
         "off": partial(measure_off, results),
         "transitions": partial(measure_transitions, results),
-        "accuracy": partial(
-            measure_accuracy, results, options.algorithms, options.repeats, options.seconds, options.steps
-        ),
+        "accuracy": partial(measure_accuracy, results, options.algorithms, options.seconds, options.stretch),
     }
     for part, measure in measures.items():
         if part in options.parts:

@@ -394,24 +394,24 @@ def profile_transitions(rows: Rows) -> list[str]:
 
 
 def profile_accuracy(rows: Rows) -> list[str]:
-    """Profiled trainings beside equal ones that nobody watches."""
+    """Profiled stretches of trainings beside those that nobody watches."""
     cells = [
         [
             f"{row['algorithm'].upper()}, {row['processes']} process{'es' if row['processes'] > 1 else ''}",
-            str(row["repeats"]),
-            *(text for clock in ("wall", "cpu") for text in _biases(row, clock)),
+            str(row["cycles"]),
+            *(_percent(row, f"{name}_{clock}") for clock in ("wall", "cpu") for name in ("uncorrected_bias", "bias")),
+            *(_percent(row, f"{name}_wall") for name in ("noise", "residue")),
         ]
         for row in rows
-        if row["part"] == "accuracy" and "bias_wall" in row
+        if row["part"] == "accuracy" and "noise_wall" in row
     ]
-    head = "| turns | as measured | corrected | CPU seconds, as measured | CPU seconds, corrected"
-    return table(head, cells) if cells else ["Not measured since the code changed."]
+    head = "| cycles | as measured | corrected | CPU seconds, as measured | CPU seconds, corrected | plain over plain "
+    return table(f"{head}| plain over never profiled", cells) if cells else ["Not measured since the code changed."]
 
 
-def _biases(row: Mapping[str, Any], clock: str) -> tuple[str, str]:
-    low, high = row[f"bias_{clock}_interval"]
-    corrected = f"{100 * row[f'bias_{clock}']:+.1f} % ({100 * low:+.1f} to {100 * high:+.1f})"
-    return f"{100 * row[f'uncorrected_bias_{clock}']:+.1f} %", corrected
+def _percent(row: Mapping[str, Any], name: str) -> str:
+    low, high = row[f"{name}_interval"]
+    return f"{100 * row[name]:+.1f} % ({100 * low:+.1f} to {100 * high:+.1f})"
 
 
 def atari_speed(rows: Rows) -> list[str]:

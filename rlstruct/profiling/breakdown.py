@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -149,11 +149,12 @@ def correct(seconds: Floats, overhead: Floats) -> Floats:
     return left * (wanted / total) if total > 0.0 else left
 
 
-def break_down(recordings: Sequence[Recording]) -> list[Process]:
+def break_down(recordings: Sequence[Recording], prices: Mapping[int, Prices] | None = None) -> list[Process]:
     """Break the recorded time down, one process after the other.
 
     Args:
         recordings: all windows of all processes of a run.
+        prices: by pid, if they were found in more than these windows.
 
     Returns:
         The processes, in the order in which they come.
@@ -161,7 +162,7 @@ def break_down(recordings: Sequence[Recording]) -> list[Process]:
     of_process: dict[int, list[Recording]] = {}
     for recording in recordings:
         of_process.setdefault(recording.pid, []).append(recording)
-    prices = prices_of(recordings)
+    prices = prices or prices_of(recordings)
     payments = [payments_of(recording, prices[recording.pid]) for recording in recordings]
     delays = delays_of(recordings, payments)
     sums: dict[int, dict[tuple[str, tuple[str, ...]], _Sums]] = {pid: {} for pid in of_process}

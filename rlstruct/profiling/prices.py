@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlstruct.profiling.events import PLAIN, SWITCHING, WATCHED, Recording
 from rlstruct.profiling.overlap import Floats, Integers, Times, lookup
@@ -20,6 +19,7 @@ Path = tuple[str, ...]
 WAIT = "wait"  # an operation whose length others decide
 _FEW = 10  # with fewer pieces there is nothing to compare
 _TYPICAL = 0.5  # of the pieces; on a busy machine the longer ones say more about other programs than about this one
+_LONGEST = 3.0  # times a typical piece; in a longer one another program has run
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,10 @@ class Prices:
 def prices_of(recordings: Sequence[Recording]) -> dict[int, Prices]:
     """Compare the slices of a run.
 
-    Recording an operator costs the same in all of its processes: in one that mostly waits there is little to compare.
+    Compared are pieces of one operation that stand between the same two others, since these do the same work. Their
+    shorter halves say what share of a piece recording takes. Other programs that slow the process down make recording
+    slower, too: the share holds for all pieces but very long ones. Recording an operator costs the same in all
+    processes of a run: in one that mostly waits there is little to compare.
 
     Args:
         recordings: all windows of all processes.
@@ -47,21 +50,24 @@ def prices_of(recordings: Sequence[Recording]) -> dict[int, Prices]:
     Returns:
         By pid; without the price of an event where all slices are watched.
     """
-    found: dict[tuple[int, Path], list[Integers]] = {}
+    found: dict[tuple[int, Path, Path, Path], list[Integers]] = {}
     windows: dict[int, list[Recording]] = {}
     for recording in recordings:
         windows.setdefault(recording.pid, []).append(recording)
-        paths, pieces = _pieces(recording)
-        for one in map(int, np.unique(paths)):
-            key = recording.pid, recording.paths[one] if one >= 0 else ()
-            found.setdefault(key, []).append(pieces[:, paths == one])
+        paths, around, pieces = [*recording.paths, ()], *_pieces(recording)
+        places, of_piece = np.unique(around, axis=1, return_inverse=True)
+        for k, (before, here, after) in enumerate(places.T):
+            key = recording.pid, paths[here], paths[before], paths[after]
+            found.setdefault(key, []).append(pieces[:, of_piece.reshape(-1) == k])
     longer, n = 0.0, 0.0
-    for (_, path), pieces_of_path in found.items():
-        kind, lengths, noted = np.concatenate(pieces_of_path, axis=1)
-        watched, plain = _typical(lengths, kind == WATCHED), _typical(lengths, kind == PLAIN)
-        if path[-1:] == (WAIT,) or min(len(watched), len(plain)) < _FEW or not noted[watched].any():
+    for (_, path, *_), pieces_of_place in found.items():
+        kind, lengths, noted = np.concatenate(pieces_of_place, axis=1)
+        watched = kind == WATCHED
+        with_events, without = _typical(lengths[watched]), _typical(lengths[kind == PLAIN])
+        if path[-1:] == (WAIT,) or min(len(with_events), len(without)) < _FEW or not noted[watched].any():
             continue
-        longer += len(watched) * float(lengths[watched].mean() - lengths[plain].mean())
+        watched &= lengths < _LONGEST * with_events.mean()
+        longer += float(lengths[watched].sum()) * (1.0 - float(without.mean() / with_events.mean()))
         n += float(noted[watched].sum())
     prices = {}
     for pid, mine in windows.items():
@@ -75,23 +81,23 @@ def _pieces(recording: Recording) -> tuple[Integers, Integers]:
     """Cut a window wherever another operation becomes the innermost one, and where slices begin.
 
     Returns:
-        Which of `Recording.paths` each piece belongs to, -1 for none  [K]; the kind of its slice, its length in ns, and
-        how many events of torch begin in it  [3, K].
+        Which of `Recording.paths` the operation before each piece, its own and the next one have, -1 for none; the kind
+        of its slice, its length in ns, and how many events of torch begin in it.  [3, K] each
     """
-    innermost = recording.innermost()
-    starts = np.unique(np.concatenate([innermost[0], recording.slices[0], [recording.begun]]))
+    times, path = recording.innermost()
+    starts = np.unique(np.concatenate([times, recording.slices[0], [recording.begun]]))
     starts = starts[(starts >= recording.begun) & (starts < recording.ended)]
     lengths = np.diff(np.append(starts, recording.ended))
     at = np.maximum(np.searchsorted(starts, recording.host.starts, side="right") - 1, 0)
     events = np.bincount(at, minlength=len(starts))
-    return lookup(innermost, starts), np.stack([lookup(recording.slices, starts), lengths, events])
+    place, padded = np.searchsorted(times, starts, side="right"), np.pad(path, (2, 1), constant_values=-1)
+    around = np.stack([padded[place], padded[place + 1], padded[place + 2]])
+    return around, np.stack([lookup(recording.slices, starts), lengths, events])
 
 
-def _typical(lengths: Times, among: NDArray[np.bool_]) -> Integers:
-    """Indices of the shorter half of the pieces."""
-    index = np.flatnonzero(among)
-    order = index[np.argsort(lengths[index], kind="stable")]
-    return order[: int(np.ceil(_TYPICAL * len(order)))]
+def _typical(lengths: Times) -> Times:
+    """Return the shorter half."""
+    return np.sort(lengths)[: int(np.ceil(_TYPICAL * len(lengths)))]
 
 
 def payments_of(recording: Recording, prices: Prices) -> tuple[Times, Floats]:

@@ -232,5 +232,10 @@ class Recorder:
             taken.append((_now() - start) / _N_NOTED)
         self._times, self._marks, self._turns_at, self._is_on = *kept, False
         self._noted = []
-        slower = statistics.median(among) / statistics.median(ends) if among else 1.0
+        slower = _typical(among) / _typical(ends) if among else 1.0
         return statistics.median(taken) * max(1.0, slower)
+
+
+def _typical(taken: list[int]) -> float:
+    """Return the mean of all but the longest tenth: among these are those in which another program has run."""
+    return statistics.fmean(sorted(taken)[: -(-9 * len(taken) // 10)])

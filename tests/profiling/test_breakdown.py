@@ -87,6 +87,32 @@ def test_a_busy_machine_does_not_change_the_price(tmp_path: pathlib.Path) -> Non
     assert process.prices.event == pytest.approx(70e-6)
 
 
+def test_a_slower_machine_makes_recording_slower_too(tmp_path: pathlib.Path) -> None:
+    script = Script()
+    for i in range(200):
+        slower = 2 if i >= 120 else 1  # from then on another program shares the core
+        script.operator_cost = slower * 70_000
+        script.slice(PLAIN if i % 2 else WATCHED).enter("loss").operator(slower * MS).leave()
+        script.enter("optimiser").operator(slower * MS // 2).leave()
+    script.write(tmp_path)
+    (process,) = broken_down(tmp_path)
+    # The very first operation stands in a place of its own, where there is nothing to compare.
+    assert process.prices.event == pytest.approx(1.4 * 70e-6, rel=2e-3)
+    assert process.corrected == pytest.approx(1.5e-3 * (120 + 2 * 80), rel=1e-4)
+
+
+def test_the_pieces_of_an_operation_are_compared_with_those_in_the_same_place(tmp_path: pathlib.Path) -> None:
+    script = Script(operator_cost=70_000)
+    for i in range(120):
+        script.slice(PLAIN if i % 2 else WATCHED).enter("loss").operator(MS)
+        script.enter("replay").operator(3 * MS).leave()
+        script.operator(10 * MS).operator(10 * MS).operator(10 * MS).leave()  # as long, for three operators
+    script.write(tmp_path)
+    (process,) = broken_down(tmp_path)
+    assert process.prices.event == pytest.approx(70e-6, rel=2e-3)
+    assert process.corrected == pytest.approx(120 * 34e-3, rel=1e-4)
+
+
 def test_what_was_never_watched_is_not_told_apart(tmp_path: pathlib.Path) -> None:
     script = Script(operator_cost=MS).enter("loss").operator(MS).leave().slice(PLAIN)
     script.enter("simulator").operator(2 * MS).leave().enter("backward").operator(3 * MS).leave().write(tmp_path)
