@@ -69,7 +69,7 @@ def entries(n_envs: int, n_processes: int, peers: str, rlstructures: str) -> lis
         Entry(BARE, "bare_loop.py", half),
         Entry(f"bare loop, {n_processes} processes", "bare_loop.py", task),
         Entry("rlstructures v0.2", "rlstructures_v02.py", task, python=peers, variables=old),
-        Entry("TorchRL MultiSyncCollector", "torchrl_multisync.py", task, python=peers, requires="torchrl"),
+        Entry("TorchRL MultiSyncCollector", "torchrl_collectors.py", task, python=peers, requires="torchrl"),
         Entry(
             "SB3 collect_rollouts, SubprocVecEnv",
             "sb3_rollouts.py",

@@ -39,7 +39,7 @@ def collection(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Ours beside a bare loop, in one process and in two, and beside TorchRL."""
     entries = [entry("bare loop", "bare_loop.py", n) for n in (1, 2)]
     entries += [entry("rlstruct RL_Batcher", "rlstruct_batcher.py", n) for n in (1, 2)]
-    peer = entry("TorchRL MultiSyncCollector", "torchrl_multisync.py", 2, python=options.peers, requires="torchrl")
+    peer = entry("TorchRL MultiSyncCollector", "torchrl_collectors.py", 2, python=options.peers, requires="torchrl")
     results = compete([*entries, peer], options.rounds, options.seconds)
     print(f"\nCartPole-v1, random actions, T = {T}, {options.rounds} rounds\n")
     print("| | environment steps/s | CPU µs per step |\n|---|---:|---:|")

@@ -180,7 +180,7 @@ def collection(rounds: int, seconds: float, peers: str) -> list[dict[str, Any]]:
             Entry("two workers here", "rlstruct_batcher.py", two),
             Entry("one worker of Ray", "rlstruct_batcher.py", one, ("cluster",), variables=OF_RAY, requires="ray"),
             Entry("two workers of Ray", "rlstruct_batcher.py", two, ("cluster",), variables=OF_RAY, requires="ray"),
-            Entry("TorchRL RayCollector, two", "torchrl_ray.py", two, (), peers, OF_RAY, "ray"),
+            Entry("TorchRL RayCollector, two", "torchrl_collectors.py", two, ("ray",), peers, OF_RAY, "ray"),
             Entry("RLlib env runners, two", "rllib_env_runners.py", two, (), peers, OF_RAY, "ray"),
         ],
         rounds,

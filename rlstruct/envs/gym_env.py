@@ -199,8 +199,9 @@ class GymEnv(RowsEnv):
             return ShapeMismatchError(f"{self._where}.step: environment {j}: {error}")
         if not self.action_space.contains(action):
             return BadValueError(
-                f"{self._where}.step: the action {action!r} of environment {j} is none of {self.action_space}, and the "
-                f"environment raised {type(error).__name__}: {error}. Give the agent's network one output per action."
+                f"{self._where}.step: the action {action!r} of environment {j} is not in {self.action_space}, and the "
+                f"environment raised {type(error).__name__}: {error}. Give the agent's network one output per action, "
+                "and look for NaN in its logits: they are drawn from as one action beyond the last."
             )
         return None
 
