@@ -16,7 +16,7 @@ from rlstruct.algos.config import TrainingConfig
 
 SHAPE = (4, *SIDES)
 COMMON: dict[str, Any] = {
-    "n_envs": 4, "n_processes": 0, "n_env_steps": 240, "n_timesteps": 6, "log_interval": 1,
+    "n_envs": 4, "n_processes": 0, "n_env_steps": 120, "n_timesteps": 6, "log_interval": 1,
     "evaluation_episodes": 2, "evaluation_processes": 0, "evaluation_interval": 10**6,
 }  # fmt: skip
 WINDOW = {"n_timesteps": 1, "n_minibatches": 2, "window": 3, "vtrace": True}
@@ -24,11 +24,13 @@ TASKS: dict[str, tuple[Any, TrainingConfig]] = {
     "reinforce": (reinforce, reinforce.ReinforceConfig(**{**COMMON, "n_timesteps": 10})),
     "a2c": (a2c, a2c.A2CConfig(**COMMON)),
     "a2c, V-trace": (a2c, a2c.A2CConfig(**COMMON, vtrace=True, n_minibatches=2, n_updates=2)),
-    "a2c, window": (a2c, a2c.A2CConfig(**{**COMMON, **WINDOW, "n_env_steps": 80})),
+    "a2c, window": (a2c, a2c.A2CConfig(**{**COMMON, **WINDOW, "n_env_steps": 32})),
     "ppo": (ppo, ppo.PPOConfig(**COMMON, n_epochs=2, n_minibatches=3)),
     "dqn": (
         dqn,
-        dqn.DQNConfig(**COMMON, n_step=3, learning_starts=100, batch_size=8, replay_capacity=200, n_stack=4),
+        dqn.DQNConfig(
+            **COMMON, n_step=3, learning_starts=40, n_updates=2, batch_size=8, replay_capacity=200, n_stack=4
+        ),
     ),
 }
 
@@ -52,6 +54,6 @@ def test_the_same_weights(name: str) -> None:
         results.append(algorithm.train(config, create_model, create_agent, create_env))
     one, other = results
     assert one.losses == other.losses
-    assert len(one.losses["loss"]) >= 5
+    assert len(one.losses["loss"]) >= 2
     for expected, found in zip(one.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(found, expected)

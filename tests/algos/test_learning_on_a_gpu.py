@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from picture_env import SIDES, PictureEnv
 from resume_tasks import TASKS, create_network, train
 
-from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
+from rlstruct.agents import (
+    ActorCritic,
+    ActorCriticAgent,
+    ConvolutionalActorCritic,
+    RecurrentActorCritic,
+    RecurrentAgent,
+    StackingAgent,
+)
 from rlstruct.algos import a2c, ppo
 from rlstruct.batchers import RL_Batcher
 from rlstruct.engine import graph as recording
@@ -27,6 +36,16 @@ def create_sim(n_envs: int, seed: int, device: str) -> Any:
 
 def create_episodic_sim(n_envs: int, seed: int, device: str) -> Any:
     return make("CartPole-v1", n_envs, seed, device=device, auto_reset=False, time_limit=60)
+
+
+KEEP_STATES: dict[str, Any] = {
+    "recurrent": (partial(RecurrentActorCritic, 4, 2, n_hidden=8), RecurrentAgent, create_sim),
+    "stacking": (
+        partial(ConvolutionalActorCritic, (4, *SIDES), 2, n_features=4, layers=((3, 3, 1),)),
+        partial(StackingAgent.create, create_agent=ActorCriticAgent, shape=(4, *SIDES)),
+        partial(PictureEnv, auto_reset=True),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -58,14 +77,18 @@ def test_a_recorded_update_is_the_update_bit_by_bit(name: str) -> None:
         assert torch.equal(one, other)
 
 
-def test_a_recurrent_update_is_recorded_and_gives_the_plain_ones_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", KEEP_STATES)
+def test_an_update_of_an_agent_with_a_state_is_recorded_and_gives_the_plain_ones_weights(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_model, create_agent, create_env = KEEP_STATES[kind]
     graphs: list[Any] = []
     record_cuda = recording.record_cuda
     monkeypatch.setattr(recording, "record_cuda", lambda work: graphs.append(record_cuda(work)) or graphs[-1])
     config = ppo.PPOConfig(n_timesteps=6, n_envs=4, n_epochs=2, n_minibatches=2, learner_device=DEVICE)
-    args = {"model": RecurrentActorCritic(4, 2, n_hidden=8)}
+    args = {"model": create_model()}
     with RL_Batcher(
-        6, RecurrentAgent, create_sim, agent_args=args, env_args={"n_envs": 4, "device": "cpu"}, seed=1
+        6, create_agent, create_env, agent_args=args, env_args={"n_envs": 4, "device": "cpu"}, seed=1
     ) as batcher:
         batcher.reset()
         batches = []
@@ -75,8 +98,8 @@ def test_a_recurrent_update_is_recorded_and_gives_the_plain_ones_weights(monkeyp
 
     def learnt(graph: bool) -> list[torch.Tensor]:
         torch.manual_seed(3)
-        model = RecurrentActorCritic(4, 2, n_hidden=8).to(DEVICE)
-        learner = ppo.Learner.create(model, RecurrentAgent, dataclasses.replace(config, graph=graph))
+        model = create_model().to(DEVICE)
+        learner = ppo.Learner.create(model, create_agent, dataclasses.replace(config, graph=graph))
         for i, batch in enumerate(batches):  # the first as it is, the second is recorded, the others are replays
             learner.update(batch, i / 10)
         return [weight.detach().to("cpu") for weight in model.parameters()]

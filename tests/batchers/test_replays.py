@@ -10,17 +10,26 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct import DictTensor, RL_Agent, Trajectories, resolve_device
-from rlstruct.agents import ActorCritic, ActorCriticAgent, RandomAgent, RecurrentActorCritic, RecurrentAgent
+from rlstruct.agents import (
+    ActorCritic,
+    ActorCriticAgent,
+    RandomAgent,
+    RecurrentActorCritic,
+    RecurrentAgent,
+    StackingAgent,
+)
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnv
 from rlstruct.functional.random import randint, uniform
 from rlstruct.profiling import profile, read
-from rlstruct.sims import make, names
+from rlstruct.sims import CartPole, make, names
 from rlstruct.testing import forbid_host_sync
 
 T, B = 12, 6
@@ -63,14 +72,28 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recordings]:
     return counts
 
 
+class OneAtATime(CartPole):
+    """Shows what an agent that stacks wants to see: [B, 1, 4]."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1, 4), np.float32)
+
+    def observe(self, state: Any) -> Tensor:
+        return super().observe(state).unsqueeze(1)
+
+
 def create_env(device: str, seed: int, name: str = "CartPole-v1", auto_reset: bool = True) -> Any:
+    if name == "one at a time":
+        return OneAtATime(B, seed, device=device, auto_reset=auto_reset)
     return make(name, n_envs=B, seed=seed, device=device, auto_reset=auto_reset)
 
 
-def actor_critic(device: str, recurrent: bool = False) -> RL_Agent:
+def actor_critic(device: str, kind: str = "perceptron") -> RL_Agent:
     torch.manual_seed(0)
-    if recurrent:
+    if kind == "recurrent":
         return RecurrentAgent(RecurrentActorCritic(4, 2), device=device)
+    if kind == "stacking":
+        settings = {"shape": (4, 4), "dtype": torch.float32, "device": device}
+        return StackingAgent.create(ActorCritic(16, 2), create_agent=ActorCriticAgent, **settings)
     return ActorCriticAgent(ActorCritic(4, 2), device=device)
 
 
@@ -105,14 +128,20 @@ def same(one: Trajectories, other: Trajectories, tolerance: float = 1e-5) -> Non
 
 
 @pytest.mark.parametrize(
-    ("recurrent", "auto_reset", "name"),
-    [(False, True, "CartPole-v1"), (True, True, "CartPole-v1"), (False, False, "CartPole-v1")],
+    ("kind", "auto_reset", "name"),
+    [
+        ("perceptron", True, "CartPole-v1"),
+        ("recurrent", True, "CartPole-v1"),
+        ("perceptron", False, "CartPole-v1"),
+        ("stacking", True, "one at a time"),
+    ],
 )
 def test_replays_give_what_single_steps_give(
-    device: str, recordings: Recordings, recurrent: bool, auto_reset: bool, name: str
+    device: str, recordings: Recordings, kind: str, auto_reset: bool, name: str
 ) -> None:
     def run(where: str, graph: bool) -> list[Trajectories]:
-        with batcher_on(where, lambda device: actor_critic(device, recurrent), graph, auto_reset=auto_reset) as batcher:
+        settings = {"auto_reset": auto_reset, "name": name}
+        with batcher_on(where, lambda device: actor_critic(device, kind), graph, **settings) as batcher:
             found = []
             for n_batches in (3, 2):  # the second reset meets a recording
                 batcher.reset()
