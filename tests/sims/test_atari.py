@@ -251,6 +251,17 @@ def test_the_palette_is_ales(game: str) -> None:
         assert (colors[screen] == ale.getScreenRGB()).all()
 
 
+@pytest.mark.parametrize(("lines", "size"), [(210, 84), (250, 84), (210, 110)])
+def test_the_average_of_one_colour_is_this_colour(lines: int, size: int) -> None:
+    # So the kernel may leave it out. Summed in single precision and in its order, for every colour at once.
+    columns, rows = area_weights(160, size)[:, 1:], area_weights(lines, size)[:, 1:]
+    colors = np.arange(256, dtype=np.float32)
+    line = sum(colors * columns[:, k, None] for k in range(columns.shape[1]))
+    total = sum(line * rows[:, j, None, None] for j in range(rows.shape[1]))
+    assert total.dtype == np.float32
+    assert (np.rint(total) == colors).all()
+
+
 def test_area_weights_add_up_to_one() -> None:
     for n_sources in (160, 210, 250):
         np.testing.assert_allclose(area_weights(n_sources, 84)[:, 1:].sum(1), 1.0, rtol=1e-6)

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import warp as wp
 
+from rlstruct.sims.atari.state import on_a_cpu
+
 wp.set_module_options(
     {"fuse_fp": False, "max_unroll": 1}
 )  # a fused multiplication and addition would round differently
@@ -52,6 +54,43 @@ def weight(table: wp.array2d(dtype=float), line: int, k: int) -> float:
     """An entry of `View.rows` or `View.columns`."""
 
 
+@wp.func_native(
+    snippet="""
+    if (size_t(first) + 3 * 160 + width > size_t(size))
+        return false;
+    const wp::uint8* a = screens.data + size_t(one) * size + first;
+    const wp::uint8* b = screens.data + size_t(other) * size + first;
+    const wp::uint32 expected = wp::uint32(*a) * 0x01010101u;
+    wp::uint32 differs = 0;
+    for (int row = 0; row < 4 * 160; row += 160) {
+        for (int k = 0; k < width; k += 4) {
+            wp::uint32 four, others;
+            memcpy(&four, a + row + k, 4);
+            memcpy(&others, b + row + k, 4);
+            differs |= (four ^ expected) | (others ^ expected);
+        }
+    }
+    return differs == 0;
+    """
+)
+def is_plain(screens: wp.array3d(dtype=wp.uint8), one: int, other: int, size: int, first: int, width: int) -> bool:
+    """Whether both screens show one colour in 4 lines of `width` pixels, a multiple of 4, from `first` on."""
+
+
+@wp.func
+def plain_pixels(
+    view: View, screens: wp.array3d(dtype=wp.uint8), one: int, other: int, size: int, first: int, x: int, n: int
+) -> int:
+    """How many pixels of the smaller picture from `x` on come from pixels of one colour: up to 16, or none."""
+    if x % 16 == 0 and x + 16 <= n:
+        width = int(weight(view.columns, x + 15, 0)) + MOST_SOURCES - int(weight(view.columns, x, 0))
+        if is_plain(screens, one, other, size, first, (width + 3) & ~3):
+            return 16
+    if is_plain(screens, one, other, size, first, MOST_SOURCES):
+        return 1
+    return 0
+
+
 @wp.kernel(enable_backward=False)
 def look(
     view: View,
@@ -87,27 +126,39 @@ def look(
     x = int(thread)
     while x < seen.shape[2]:
         first = first_row * WIDTH + int(weight(view.columns, x, 0))
+        n_plain = int(0)
+        if on_a_cpu() and apart == 1 and how != 1:
+            n_plain = plain_pixels(view, after, one, other, size, first, x, seen.shape[2])
         for channel in range(view.channels):
-            total = float(0.0)
-            for j in range(MOST_SOURCES):
-                share = weight(view.rows, y, 1 + j)
-                if share > 0.0:
-                    row = float(0.0)
-                    for k in range(MOST_SOURCES):
-                        part = weight(view.columns, x, 1 + k)
-                        if part > 0.0:
-                            pixel = first + j * WIDTH + k
-                            bright = brighter_of(
-                                shade(view.palette, after, one, size, pixel, channel),
-                                shade(view.palette, after, other, size, pixel, channel),
-                            )
-                            if how == 1:
-                                bright = brighter_of(bright, shade(view.palette, before, newest, size, pixel, channel))
-                                bright = brighter_of(bright, shade(view.palette, before, older, size, pixel, channel))
-                            row = row + bright * part
-                    total = total + row * share
-            seen[i, y, x, channel] = wp.uint8(wp.rint(total))
-        x += apart
+            if n_plain > 0:
+                color = wp.uint8(shade(view.palette, after, one, size, first, channel))
+                for k in range(n_plain):
+                    seen[i, y, x + k, channel] = color
+            else:
+                total = float(0.0)
+                for j in range(MOST_SOURCES):
+                    share = weight(view.rows, y, 1 + j)
+                    if share > 0.0:
+                        row = float(0.0)
+                        for k in range(MOST_SOURCES):
+                            part = weight(view.columns, x, 1 + k)
+                            if part > 0.0:
+                                pixel = first + j * WIDTH + k
+                                bright = brighter_of(
+                                    shade(view.palette, after, one, size, pixel, channel),
+                                    shade(view.palette, after, other, size, pixel, channel),
+                                )
+                                if how == 1:
+                                    bright = brighter_of(
+                                        bright, shade(view.palette, before, newest, size, pixel, channel)
+                                    )
+                                    bright = brighter_of(
+                                        bright, shade(view.palette, before, older, size, pixel, channel)
+                                    )
+                                row = row + bright * part
+                        total = total + row * share
+                seen[i, y, x, channel] = wp.uint8(wp.rint(total))
+        x += wp.max(n_plain, 1) * apart
 
 
 def area_weights(n_sources: int, n_pixels: int) -> npt.NDArray[np.float32]:
