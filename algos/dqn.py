@@ -55,7 +55,7 @@ class DQNConfig(TrainingConfig):
         replay_device: where it keeps them; None for the learner's device. Elsewhere, prioritised replay makes the host
             wait for the errors at each gradient step.
         learning_starts: environment steps before the first gradient step.
-        n_stack: the number of images in a stack, where frames are stacks, see ReplayBuffer.
+        n_stack: the number of images in a stack, where the agent sees stacks, see ReplayBuffer.
         prioritised: draw steps with large errors more often, see PrioritisedReplayBuffer.
         priority_exponent: 0 draws uniformly, 1 in proportion to the error.
         initial_correction: how much of the bias of these draws is undone at the beginning; rises linearly to 1.
@@ -281,7 +281,7 @@ def train(
 ) -> TrainingResult:
     """Train a network of action values; arguments, result and errors are those of `run_training`.
 
-    The agent keeps no state, heeds ``agent_info["epsilon"]`` and returns ``action`` and ``action_values``, as
-    `rlstruct.agents.QAgent` does.
+    The agent keeps no state, or is a `rlstruct.agents.StackingAgent` around one that keeps none, with ``n_stack``. It
+    heeds ``agent_info["epsilon"]`` and returns ``action`` and ``action_values``, as `rlstruct.agents.QAgent` does.
     """
     return run_training(Learner, config, create_model, create_agent, create_env, env_args=env_args, run=run)

@@ -7,7 +7,7 @@ import torch
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.errors import BadValueError
 from rlstruct.profiling import operation
-from rlstruct.rl_agent import CPU, RL_Agent, RL_Agent_CheckDevice, replayed_observation
+from rlstruct.rl_agent import CPU, RL_Agent, replayed_observation
 
 
 @operation("replay")
@@ -43,8 +43,6 @@ def replay_with_states(agent: RL_Agent, trajectories: Trajectories) -> tuple[Tem
         ``(outputs, new_states)``: as of `replay_agent` [B, T, ...]; without gradients, step t of row b at b * T + t,
         empty for an agent that keeps no state [B * T, ...].
     """
-    if isinstance(agent, RL_Agent_CheckDevice):
-        agent.check_trajectories(trajectories)
     steps = trajectories.trajectories
     B, T = steps.n_elems(), steps.n_steps()
     if T == 0:

@@ -237,7 +237,8 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
     def states_at(self, trajectories: Trajectories, steps: Tensor | None = None) -> DictTensor | None:
         """Check trajectories and states; see `RL_Agent.states_at`."""
         self.check_trajectories(trajectories)
-        states = self.agent.states_at(trajectories, steps)
+        with self._guarded():
+            states = self.agent.states_at(trajectories, steps)
         if states is not None:
             self._check("states_at", "result states", states)
         return states

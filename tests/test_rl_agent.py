@@ -81,6 +81,14 @@ class OwnReplay(Placed):
         return self.answers["action"], self.answers["new_state"]
 
 
+class KnownStates(Placed):
+    """Tells its states without acting."""
+
+    def states_at(self, trajectories, steps=None):
+        self.calls.append(("states_at", (trajectories, steps)))
+        return self.answers["state"]
+
+
 class OnItsDevice(Placed):
     agent_info_on_device = True
 
@@ -157,6 +165,12 @@ WRONG: dict[str, tuple[Misplace, str, str, str]] = {
         "LinearAgent.call_replay: argument trajectories",
         "observation/frame",
         "Move them with trajectories.to('cpu'), or move the agent's model to where they are.",
+    ),
+    "states that are told": (
+        lambda: watch(KnownStates(one("h", META))).states_at(some_trajectories()),
+        "KnownStates.states_at: result states",
+        "h",
+        "Create it with device='cpu', or move the agent's model with .to('cpu').",
     ),
     "env_info in replay": (
         lambda: replay_agent(watch(), some_trajectories(META, "env_info/gravity")),
@@ -246,6 +260,14 @@ def test_an_own_replay_is_asked_with_the_same_arguments() -> None:
     assert watch(inner).call_replay(trajectories, 2, state)[0] is inner.answers["action"]
     ((_, arguments),) = inner.calls
     assert all(got is sent for got, sent in zip(arguments, (trajectories, 2, state), strict=True))
+
+
+def test_states_are_told_by_the_agent() -> None:
+    inner = KnownStates(one("h"))
+    trajectories, steps = some_trajectories(), torch.tensor([1, 0])
+    assert watch(inner).states_at(trajectories, steps) is inner.answers["state"]
+    assert inner.calls == [("states_at", (trajectories, steps))]
+    assert watch(OwnReplay()).states_at(Trajectories(EMPTY, trajectories.trajectories)) is None
 
 
 def test_everything_else_is_forwarded() -> None:

@@ -112,7 +112,7 @@ class GymFactory:
             register_atari()
             env: gymnasium.Env[Any, Any] = gymnasium.make(self.name, frameskip=1, **settings)
             env = gymnasium.wrappers.AtariPreprocessing(env)
-            return gymnasium.wrappers.ReshapeObservation(env, (1, *env.observation_space.shape))
+            return gymnasium.wrappers.ReshapeObservation(env, (1, *(env.observation_space.shape or ())))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*initialised with render_mode")  # it is reported below
             env = gymnasium.make(self.name, **settings)
