@@ -50,14 +50,8 @@ def summary(run: Run) -> None:
 
 def draw(run: Run) -> None:
     """Draw rates over N, one panel for each part."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        print("no picture: matplotlib is not installed (extra train)")
+    if (plt := _report.pyplot()) is None:
         return
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
     figure, panels = plt.subplots(1, 2, figsize=(11, 4), sharey=True)
     for axes, part in zip(panels, ("simulation", "policy"), strict=True):
         rows = [row for row in run.rows if row.get("part") == part and "steps_per_second" in row]

@@ -5,6 +5,7 @@ Run a benchmark as ``python benchmarks/<name>.py``: then Python finds this modul
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import platform
@@ -12,8 +13,9 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -21,6 +23,39 @@ from rlstruct.device import processor, usable_cores
 
 Clock = Callable[[], float]
 RESULTS = Path(__file__).parent / "results"
+Row = dict[str, Any]
+
+
+@dataclass
+class Run:
+    """One run of a benchmark with a time budget: what it may use, and what it has found.
+
+    Attributes:
+        name: of its results.
+        device: under test.
+        quick: only look whether everything runs.
+        deadline: when to stop, of time.perf_counter.
+        rows: found so far, written after each.
+        path: of the JSON file.
+        silent: write rows without showing them.
+    """
+
+    name: ClassVar[str]
+    device: torch.device
+    quick: bool
+    deadline: float
+    rows: list[Row] = field(default_factory=list)
+    path: Path = Path()
+    silent: bool = False
+
+    def add(self, **row: Any) -> Row:  # noqa: ANN401 - plain values
+        """Print a row, and write all."""
+        self.rows.append(row)
+        self.path = write(self.name, self.rows)
+        shown = [(key, f"{value:.4g}" if isinstance(value, float) else value) for key, value in row.items()]
+        if not self.silent:
+            print("  ".join(f"{key} {value}" for key, value in shown if key != "rounds"), flush=True)
+        return row
 
 
 def machine() -> dict[str, Any]:
@@ -154,3 +189,14 @@ def _git(*arguments: str) -> str:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
+
+
+def pyplot() -> Any:  # noqa: ANN401 - a module without types
+    """Return what draws into files; None, and a line about it, where matplotlib is missing."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        print("no picture: matplotlib is not installed (extra train)")
+        return None
+    mpl.use("Agg")
+    return importlib.import_module("matplotlib.pyplot")

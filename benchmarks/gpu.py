@@ -28,7 +28,7 @@ import json
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,36 +52,12 @@ PARTS = (
 )  # fmt: skip
 BROKEN = 70  # exit code
 NO_TIME = "the time budget is used up"
-Row = dict[str, Any]
 
 
-@dataclass
-class Run:
-    """One run of the benchmark: what it may use, and what it has found.
+class Run(_report.Run):
+    """One run of the benchmark."""
 
-    Attributes:
-        device: under test.
-        quick: only look whether everything runs.
-        deadline: when to stop, of time.perf_counter.
-        rows: found so far, written after each.
-        path: of the JSON file.
-        silent: write rows without showing them.
-    """
-
-    device: torch.device
-    quick: bool
-    deadline: float
-    rows: list[Row] = field(default_factory=list)
-    path: Path = Path()
-    silent: bool = False
-
-    def add(self, **row: Any) -> Row:  # noqa: ANN401 - plain values
-        """Print a row, and write all."""
-        self.rows.append(row)
-        self.path = _report.write("gpu", self.rows)
-        if not self.silent:
-            print("  ".join(f"{key} {_words(value)}" for key, value in row.items() if key != "rounds"), flush=True)
-        return row
+    name = "gpu"
 
     def measured(self, part: str, **where: object) -> bool:
         """Whether a part has rows with these values; a rung that failed has no K."""
@@ -321,10 +297,6 @@ def _name(maker: MakeRung) -> str:
         return repr(maker)
     words = [value for value in (*maker.args, *maker.keywords.values()) if isinstance(value, str)]
     return " ".join([maker.func.__name__, *words])
-
-
-def _words(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def main() -> None:

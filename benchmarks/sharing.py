@@ -19,7 +19,6 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,39 +37,19 @@ from rlstruct.sims import ConnectFour
 N_INFERENCES = 500  # for a sample
 MAX_DEPTH = 16  # moves that a search looks ahead
 MODES = ("none", "mps", "mig")
-Row = dict[str, Any]
 Collect = Callable[[], tuple[int, int]]  # takes samples; how many, and after how many inferences
+Maker = tuple[_report.Row, Callable[[], contextlib.AbstractContextManager[Collect]]]
 
 
-@dataclass
-class Run:
-    """One run of the benchmark.
+class Run(_report.Run):
+    """One run of the benchmark."""
 
-    Attributes:
-        device: under test.
-        quick: only look whether everything runs.
-        deadline: when to stop, of time.perf_counter.
-        rows: found so far, written after each.
-        path: of the JSON file.
-    """
+    name = "sharing"
 
-    device: torch.device
-    quick: bool
-    deadline: float
-    rows: list[Row] = field(default_factory=list)
-    path: Path = Path()
-
-    def add(self, **row: Any) -> None:  # noqa: ANN401 - plain values
-        """Print a row, and write all."""
-        self.rows.append(row)
-        self.path = _report.write("sharing", self.rows)
-        shown = [(key, f"{value:.4g}" if isinstance(value, float) else value) for key, value in row.items()]
-        print("  ".join(f"{key} {value}" for key, value in shown if key != "rounds"), flush=True)
-
-    def rate(self, makers: Sequence[tuple[Row, Callable[[], contextlib.AbstractContextManager[Collect]]]]) -> None:
+    def rate(self, makers: Sequence[Maker]) -> None:
         """Time what makers make, in turns; a row for each, also for those that cannot be made or that fail."""
         with contextlib.ExitStack() as open_ones:
-            collects: list[tuple[Row, Collect, list[float]]] = []
+            collects: list[tuple[_report.Row, Collect, list[float]]] = []
             counts: list[tuple[int, int]] = []
             for row, make in makers:
                 try:
@@ -254,14 +233,8 @@ def _ratio(a: float | None, b: float | None) -> float | None:
 
 def draw(run: Run) -> None:
     """Draw samples per second over processes, a line for each way to share, and the batched process across."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        print("no picture: matplotlib is not installed (extra train)")
+    if (plt := _report.pyplot()) is None:
         return
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
     figure, axes = plt.subplots(figsize=(7, 4))
     numbers: set[int] = set()
     for mode, label in zip(MODES, ("in turns", "MPS", "MIG"), strict=True):

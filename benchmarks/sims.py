@@ -85,11 +85,8 @@ def growth(sizes: list[int], rounds: int) -> list[dict[str, Any]]:
 
 def draw(rows: list[dict[str, Any]], path: str) -> None:
     """Draw the ladder."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
+    if (plt := _report.pyplot()) is None:
+        return
     figure, axes = plt.subplots(figsize=(7, 3))
     axes.barh([row["row"] for row in rows], [row["steps_per_second"] / 1e6 for row in rows])
     axes.invert_yaxis()
