@@ -15,6 +15,7 @@ before anything was profiled.
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import multiprocessing
 import os
@@ -22,7 +23,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -144,12 +144,11 @@ class Stretches:
             yield from self._one(0)
         yield from self._one(1)
         self.found.pop()  # torch prepares itself at its first profile
-        window = 2
-        while time.perf_counter() < end:
-            for kind in (PLAIN, PROFILED, PROFILED, PLAIN):
-                yield from self._one(window * kind)
-                window += 1
-        raise Finished
+        for cycle in itertools.count():
+            for place, kind in enumerate((PLAIN, PROFILED, PROFILED, PLAIN)):
+                yield from self._one(kind * (2 + 4 * cycle + place))
+            if time.perf_counter() > end:
+                raise Finished
 
     def _one(self, window: int) -> Iterator[None]:
         words = self._board.words
@@ -208,7 +207,7 @@ def compare(train: Train, *, alone: bool, seconds: float, stretch: float) -> dic
             pass
         finally:
             os.sched_setaffinity(0, cores)
-        kept, prices = kept_shares(folder, [window for window, _ in stretches.found if window])
+        paid, prices = payments(folder, [window for window, _ in stretches.found if window])
     finally:
         shutil.rmtree(folder)
     each = np.asarray([numbers for _, numbers in stretches.found])
@@ -217,35 +216,35 @@ def compare(train: Train, *, alone: bool, seconds: float, stretch: float) -> dic
     for column, clock in enumerate(CLOCKS):
         logs = np.log(each[:, column] / each[:, 2])
         untouched, cycles = logs[:UNTOUCHED], logs[UNTOUCHED:].reshape(-1, 4)
-        corrected = np.log([kept[window][column] for window in windows if window]).reshape(-1, 2).mean(1)
+        of_window = np.asarray([paid[window][column] if window else 0.0 for window in windows])
+        kept = np.log1p(-of_window / each[:, column])[UNTOUCHED:].reshape(-1, 4)[:, 1:3].mean(1)
         bias = cycles[:, 1:3].mean(1) - cycles[:, ::3].mean(1)
-        noise = np.asarray([b[0] - a[3] for a, b in pairwise(cycles)])
+        noise = np.asarray([b[0] - a[3] for a, b in itertools.pairwise(cycles)])
         residue = (cycles[:, ::3].reshape(-1)[:, None] - untouched[2:]).reshape(-1)
         row[f"stretches_{clock}"] = each[:, column].tolist()
-        row[f"kept_{clock}"] = [kept[window][column] for window in windows if window]
-        found = {"bias": bias + corrected, "uncorrected_bias": bias, "noise": noise, "residue": residue}
+        row[f"paid_{clock}"] = of_window.tolist()
+        found = {"bias": bias + kept, "uncorrected_bias": bias, "noise": noise, "residue": residue}
         for name, values in found.items():
             row[f"{name}_{clock}"] = float(np.expm1(np.median(values)))
             row[f"{name}_{clock}_interval"] = interval(values)
     return row
 
 
-def kept_shares(folder: Path, windows: Sequence[int]) -> tuple[dict[int, tuple[float, float]], dict[str, float]]:
-    """Return what share of the measured seconds is left once corrected, by window: wall and CPU; and the prices."""
+def payments(folder: Path, windows: Sequence[int]) -> tuple[dict[int, tuple[float, float]], dict[str, float]]:
+    """Return the seconds that a correction takes away, by window: of the wall and of CPU seconds; and the prices."""
     recordings = {window: load(folder / str(window)) for window in windows}
     prices = prices_of([one for found in recordings.values() for one in found])
     some = prices[os.getpid()]
     said = {"operation_cost": some.operation, "operator_cost": some.event or 0.0}
-    return {window: _kept(found, prices) for window, found in recordings.items()}, said
+    return {window: _paid(found, prices) for window, found in recordings.items()}, said
 
 
-def _kept(recordings: Sequence[Recording], prices: Mapping[int, Prices]) -> tuple[float, float]:
+def _paid(recordings: Sequence[Recording], prices: Mapping[int, Prices]) -> tuple[float, float]:
     processes = break_down(recordings, prices)
-    main = processes[0]
     # A wait costs no CPU seconds, so that it cannot become shorter either.
-    rows = [row for process in processes for row in process.rows if row.path[-1:] != (WAIT,)]
-    measured, corrected = (sum(float(getattr(row, name).sum()) for row in rows) for name in ("seconds", "corrected"))
-    return main.corrected / main.seconds, corrected / measured
+    working = [row for process in processes for row in process.rows if row.path[-1:] != (WAIT,)]
+    cpu = sum(float((row.seconds - row.corrected).sum()) for row in working)
+    return processes[0].seconds - processes[0].corrected, cpu
 
 
 def interval(values: Numbers) -> tuple[float, float]:

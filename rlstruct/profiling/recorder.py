@@ -35,7 +35,7 @@ _SLICE = 10_000_000  # nanoseconds
 _GOLDEN = 0.5 * (5**0.5 - 1)  # its multiples, modulo 1, keep step with no loop of the program
 _N_TRIES, _N_NOTED = 9, 100
 _START = "start"  # an operation in which a worker is made: it fills no window of a process that comes late
-_SAMPLED = 63  # one in so many; odd, since ends of operations may all come at even places
+_SAMPLED = 17  # one in so many; odd, since ends of operations may all come at even places
 _now = time.perf_counter_ns
 
 
@@ -237,5 +237,5 @@ class Recorder:
 
 
 def _typical(taken: list[int]) -> float:
-    """Return the mean of all but the longest tenth: among these are those in which another program has run."""
-    return statistics.fmean(sorted(taken)[: -(-9 * len(taken) // 10)])
+    """Return the mean of all but the longest twentieth: among these are those in which another program has run."""
+    return statistics.fmean(sorted(taken)[: -(-19 * len(taken) // 20)])

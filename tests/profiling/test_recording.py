@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pathlib
@@ -26,6 +27,7 @@ def test_operations_nest_and_carry_their_path(tmp_path: pathlib.Path) -> None:
         with operation("inner"):
             pass
     (found,) = load(tmp_path)
+    assert gc.isenabled()  # again
     assert [found.paths[i] for i in found.spans.path] == [("outer",), ("outer", "inner"), ("outer", "inner")]
     outer, first, second = zip(found.spans.starts, found.spans.ends, strict=True)
     assert outer[0] <= first[0] <= first[1] <= second[0] <= second[1] <= outer[1]
