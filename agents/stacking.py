@@ -147,8 +147,8 @@ class StackingAgent(RL_Agent):
         if steps is None:
             steps = torch.arange(B * T, device=frames.device)
         times = torch.arange(T, device=frames.device)
-        # Counted from the oldest of the earlier frames: where the episode begins to which a row's frame belongs, and
-        # the same one step later.
+        # Places count from the oldest of the earlier frames. Where does the episode of each step begin, as far as it is
+        # known? A state knows the steps before it only.
         begun = torch.where(initial, times + n, 0).cummax(1).values  # [B, T]
         begun = torch.cat([torch.zeros_like(begun[:, :1]), begun[:, :-1]], 1)
         wanted = (steps % T).unsqueeze(1) + torch.arange(n, device=frames.device)  # [K, n]

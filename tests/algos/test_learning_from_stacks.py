@@ -13,6 +13,7 @@ from torch import nn
 from rlstruct.agents import ActorCriticAgent, ConvolutionalActorCritic, QAgent, QNetwork, StackingAgent
 from rlstruct.algos import a2c, dqn, ppo, reinforce
 from rlstruct.algos.config import TrainingConfig
+from rlstruct.batchers import RL_Batcher
 
 SHAPE = (4, *SIDES)
 COMMON: dict[str, Any] = {
@@ -57,3 +58,20 @@ def test_the_same_weights(name: str) -> None:
     assert len(one.losses["loss"]) >= 2
     for expected, found in zip(one.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(found, expected)
+
+
+def test_what_ppo_shuffles_are_steps_with_one_picture_each() -> None:
+    create_agent = partial(StackingAgent.create, create_agent=ActorCriticAgent, shape=SHAPE)
+    model = create_actor_critic()
+    with RL_Batcher(
+        6, create_agent, PictureEnv, agent_args={"model": model}, env_args={"n_envs": 4, "auto_reset": True}, seed=0
+    ) as batcher:
+        batcher.reset()
+        batcher.execute()
+        batch, _ = batcher.get()
+    assert batch is not None
+    prepared, judged = ppo.Learner.create(model, create_agent, ppo.PPOConfig(**COMMON)).prepare(batch)
+    assert prepared.trajectories["observation/frame"].shape == (24, 1, 1, *SIDES)
+    assert prepared.trajectories["learner/step"].flatten().tolist() == list(range(24))
+    assert not any(key.startswith("agent_state/") for key in prepared.info.keys())
+    assert judged["ratio_error"].item() < 1e-5
