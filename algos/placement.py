@@ -17,6 +17,7 @@ from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learners import learners
 from rlstruct.batchers import RL_Batcher
 from rlstruct.device import resolve_device
+from rlstruct.engine.promise import RANDOM_IN_TRAINING
 from rlstruct.errors import BadTypeError
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import DeviceEnv, VecEnv
@@ -27,10 +28,6 @@ CreateEnv = Callable[..., VecEnv]
 # and no two batchers play the same episodes.
 _SEEDS_PER_RUN = 1_000_000
 _SEEDS_PER_RESUMPTION = 10_007
-
-
-_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-_RANDOM_IN_TRAINING = (*_DROPOUT, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ def create_network(create_model: Callable[[], nn.Module], seed: int) -> nn.Modul
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = create_model()
-    parts = [part for part in model.modules() if isinstance(part, _RANDOM_IN_TRAINING) and part.training]
+    parts = [part for part in model.modules() if isinstance(part, RANDOM_IN_TRAINING) and part.training]
     active = {type(part).__name__ for part in parts}
     if active:
         warnings.warn(

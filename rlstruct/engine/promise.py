@@ -18,6 +18,9 @@ Step = Callable[..., tuple[Tensors, Tensors]]
 # Compiled code fuses and so rounds differently; a wrong answer is further off.
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-4
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+RANDOM_IN_TRAINING = (*_DROPOUT, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+"""Modules whose answer, in train mode, depends on a generator or on the rest of the batch."""
 _FLIPPED = 1000  # one row in this many may differ: rounding decides between two classes that are equally near
 MEND = (
     "`pure = True` promises that what __call__ returns depends on parameters, buffers and arguments only, but this "

@@ -86,7 +86,7 @@ class Tree:
         """
         B, A = logits.shape
         n_slots = B * (n_nodes + 1)
-        spare = _first(value, n_nodes) + n_nodes
+        spare = torch.arange(n_nodes, n_slots, n_nodes + 1, device=value.device)
         each = spare.repeat_interleave(n_nodes + 1)
         tree = cls(
             n_nodes,
@@ -170,8 +170,7 @@ class Tree:
 
     def roots(self) -> Tensor:
         """Return the slots of the roots.  [B] int64."""
-        slots = torch.arange(0, self.onward.shape[0], self.n_nodes + 1, device=self.onward.device)
-        return slots
+        return torch.arange(0, self.onward.shape[0], self.n_nodes + 1, device=self.onward.device)
 
     def put(
         self, slot: Tensor, state: Mapping[str, Tensor], logits: Tensor, value: Tensor, reward: Tensor, discount: Tensor
@@ -296,8 +295,3 @@ def judge(model: Model, state: Tensors) -> tuple[Tensor, Tensor]:
 
 def _columns(*parts: Tensor) -> Tensor:
     return torch.stack(parts, -1)
-
-
-def _first(value: Tensor, n_nodes: int) -> Tensor:
-    """Slots of the roots.  [B]."""
-    return torch.arange(value.shape[0], device=value.device) * (n_nodes + 1)

@@ -2,8 +2,7 @@
 
 from rlstruct.errors import SharingError
 from rlstruct.sharing.daemon import Daemon, mps
-from rlstruct.sharing.machine import MigInstance, describe, mig_instances, no_green_contexts
-from rlstruct.sharing.placement import Mode, Placement
+from rlstruct.sharing.placement import MigInstance, Mode, Placement, describe, mig_instances, no_green_contexts
 
 __all__ = [
     "Daemon",

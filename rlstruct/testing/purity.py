@@ -21,23 +21,19 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.core import DictTensor
-from rlstruct.engine.promise import modules_of
+from rlstruct.engine.promise import RANDOM_IN_TRAINING, modules_of
 from rlstruct.testing.conformance import fail
 
 _OF_MODULES = frozenset(vars(nn.Module()))
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _EXPECTED = "an answer that depends on parameters, buffers and arguments only, since the class has pure = True"
 _MEND = "Make it a buffer of a module, pass it in agent_info, or declare it typing.Final if it never changes."
-_TRAINS = (
-    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout),
-    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
-)
 
 
 def check_modes(name: str, agent: object) -> None:
     """Raise ConformanceError if dropout or batch normalisation of an agent is in train mode while it acts."""
     for path, module in modules_of(agent).items():
-        if isinstance(module, _TRAINS) and module.training:
+        if isinstance(module, RANDOM_IN_TRAINING) and module.training:
             got = f"{path}, a {type(module).__name__}, in train mode"
             mend = "Call model.eval() on the agent's model: it then acts without dropping or averaging over the batch."
             fail(name, None, got, "modules in eval mode", mend)

@@ -19,7 +19,7 @@ from rlstruct.algos.placement import create_batchers
 from rlstruct.batchers import RL_Batcher
 from rlstruct.cli.main import main
 from rlstruct.errors import SharingError
-from rlstruct.sharing import Placement, describe, machine, mig_instances, mps, no_green_contexts, placement
+from rlstruct.sharing import Placement, describe, mig_instances, mps, no_green_contexts, placement
 
 GPU = torch.device("cuda:0")
 LISTING = """\
@@ -37,7 +37,6 @@ def h100(fake: FakeMps, monkeypatch: pytest.MonkeyPatch) -> FakeMps:
     """A machine with one GPU, GPU-11, and with MPS; nvidia-smi comes from the fake's folder."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("rlstruct.sharing.daemon.gpu_of", lambda device: "GPU-11")
-    monkeypatch.setattr(machine, "running_daemon", lambda: None)
     monkeypatch.setattr(placement, "running_daemon", lambda: None)
     list_gpus(fake, "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-11)\n")
     return fake
@@ -250,7 +249,7 @@ def test_the_machine_is_described(h100: FakeMps, monkeypatch: pytest.MonkeyPatch
     assert "3g.40gb MIG-bb" in text
     assert 'sharing="mig"' in text
     list_gpus(h100, "")
-    monkeypatch.setattr(machine, "running_daemon", lambda: Path("/tmp/nvidia-mps"))
+    monkeypatch.setattr(placement, "running_daemon", lambda: Path("/tmp/nvidia-mps"))
     assert "does it" in describe()[-1]
     monkeypatch.undo()
     monkeypatch.setenv("PATH", "/nowhere")
