@@ -139,7 +139,7 @@ class BatchChecks:
             when = f"after step {t - 1}" if t else "at the beginning"
             text = f"environment: {name!r} of environment {j} is NaN {when} of the batch. {mend}"
         error = BadValueError(text)
-        tag_environment(error, j)
+        tag_environment(error, j, t if name in self._actions else max(0, t - 1))
         return error
 
 

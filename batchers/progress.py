@@ -119,13 +119,13 @@ class Failure:
 
 def describe(error: BaseException, progress: Progress, seen: str = "") -> Failure:
     """Turn an exception into something that can be sent; what the agent has ``seen`` is told if it was the agent."""
-    phase, said = progress.phase, traceback.format_exception_only(error)
+    phase, said, step = progress.phase, traceback.format_exception_only(error), getattr(error, "batch_step", None)
     return Failure(
         error=_pickled(error),
         summary="".join(line for line in said if not line.startswith(PAGE)).strip(),  # the traceback has it
         traceback="".join(traceback.format_exception(error)),
         phase=phase,
-        step=progress.step if phase.has_steps else None,
+        step=(progress.step if step is None else step) if phase.has_steps else None,
         environment=getattr(error, "environment_index", None),
         seen=seen if phase is Phase.AGENT and not isinstance(error, ShapeMismatchError) else "",
     )

@@ -44,7 +44,7 @@ def test_a_simulator_gets_no_action_beyond_its_last_one_unnoticed(value: int, n_
         told = rf"environment 2, seed 2.*'action' of environment 2 in step 2 of the batch is {value}, .*Discrete\(2\)"
         with pytest.raises(WorkerError, match=told) as error:
             batcher.get()
-    assert error.value.environment == 2
+    assert (error.value.environment, error.value.step) == (2, 2)
 
 
 def test_actions_of_a_box_may_be_anything_but_nan() -> None:
@@ -124,7 +124,7 @@ def test_nan_is_named_with_its_key_environment_and_step(key: str, n_processes: i
         batcher.execute()
         with pytest.raises(WorkerError, match=f"'observation/{key}' of environment 1 is NaN after step 2") as error:
             batcher.get()
-    assert error.value.environment == 1
+    assert (error.value.environment, error.value.step) == (1, 2)
 
 
 @pytest.mark.parametrize("device", ["cpu", "sim:1"])
