@@ -140,8 +140,7 @@ class StackingAgent(RL_Agent):
             return None
         frames, initial = seen["observation/frame"], seen["observation/initial_state"]
         B, T, n = *initial.shape, self.shape[0] - 1
-        # Episodes that were cut out of batches have lost it: they begin with their first frame.
-        earlier = info[stored] if stored in info else frames.new_zeros(B, n, *self.shape[1:])
+        earlier = info[stored]
         if T == 1 and steps is None:
             return states + DictTensor({_EARLIER: earlier})
         if steps is None:

@@ -35,8 +35,8 @@ def collect_episodes(
 
     Returns:
         One row per episode, by environment and then in order; shortened to the longest. ``info`` is that of the batch
-        in which the episode began, with ``step`` and ``episode``, both counted from the last reset of its environment;
-        ``agent_state`` is left out: an episode starts with ``initial_state``.  [n, T, ...]
+        in which the episode began, with ``step`` and ``episode``, both counted from the last reset of its environment,
+        and as ``agent_state`` what the agent had after that reset.  [n, T, ...]
 
     Raises:
         ValueError: n is less than 1.
@@ -49,13 +49,17 @@ def collect_episodes(
     missing = {b: n // B + (b < n % B) for b in range(B)}
     begun: dict[int, list[TemporalDictTensor]] = {b: [] for b in range(B)}
     first: dict[int, DictTensor] = {}
+    states: list[DictTensor] = []  # of each environment's agent after a reset
     found: list[tuple[int, int, DictTensor, TemporalDictTensor]] = []
     n_running = 0
     while any(missing.values()):
         if not n_running:
             batcher.reset(agent_info, env_info)
+            states = []
         batcher.execute()
         batch, n_running = batcher.get()
+        kept = batch.info.truncate_key("agent_state/").prepend_key("agent_state/")
+        states = states or [kept.slice(b, b + 1) for b in range(B)]  # all take part in the first batch, in order
         for b, begins, info, stretch, ended in _stretches(batch):
             if not missing[b]:
                 continue
@@ -64,7 +68,7 @@ def collect_episodes(
             begun[b].append(stretch)
             if ended:
                 episode = n // B + (b < n % B) - missing[b]
-                found.append((b, episode, first[b], _join(begun[b])))
+                found.append((b, episode, first[b] + states[b], _join(begun[b])))
                 begun[b], missing[b] = [], missing[b] - 1
         _refuse_endless(begun, step_limit)
     found.sort(key=lambda one: one[:2])

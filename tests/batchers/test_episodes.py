@@ -15,8 +15,8 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlstruct import DeviceEnv, DictTensor, VecEnv
-from rlstruct.agents import RandomAgent
+from rlstruct import DeviceEnv, DictTensor, VecEnv, replay_agent
+from rlstruct.agents import RandomAgent, RecurrentActorCritic, RecurrentAgent
 from rlstruct.batchers import EpisodeStatistics, RL_Batcher, collect_episodes
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.functional.returns import reward_to_go
@@ -46,6 +46,17 @@ def test_exactly_n_episodes_each_as_long_as_it_is(n: int, B: int, T: int, length
         first_step = sum(counting_length(3 + b, i, lengths) for i in range(e)) if auto_reset else 0
         assert found.info["step"][row] == first_step
     assert steps.n_steps() == int(found.lengths.max())
+
+
+@pytest.mark.parametrize("auto_reset", [False, True])
+def test_episodes_of_an_agent_with_a_memory_can_be_replayed(auto_reset: bool) -> None:
+    torch.manual_seed(0)
+    agent_args = {"model": RecurrentActorCritic(3, 2), "stochastic": True}
+    env_args = {"n_envs": 3, "auto_reset": auto_reset, "lengths": [2, 5, 9]}
+    with RL_Batcher(4, RecurrentAgent, create_counting_env, agent_args=agent_args, env_args=env_args) as batcher:
+        found = collect_episodes(batcher, 7)
+    replayed, mask = replay_agent(RecurrentAgent(**agent_args), found), found.mask()
+    torch.testing.assert_close(replayed["value"][mask], found.trajectories["action/value"][mask])
 
 
 @pytest.mark.parametrize("auto_reset", [False, True])
