@@ -129,7 +129,9 @@ class Stretches:
 
     def wait(self) -> Evaluation:
         """The loop begins."""
-        pids = [os.getpid(), *(child.pid for child in multiprocessing.active_children())]
+        pids = [os.getpid(), *(child.pid for child in multiprocessing.active_children() if child.pid)]
+        for pid, core in zip(pids, sorted(os.sched_getaffinity(0), reverse=True), strict=False):
+            os.sched_setaffinity(pid, {core})
         self._clocks = [(~pid << 3) | SCHEDULED for pid in pids]
         self._script = self._all()
         return Evaluation(*self._asked, returns=(0.0,), lengths=(1,), seconds=0.0)
@@ -180,12 +182,11 @@ class Stretches:
 Train = Callable[[Stretches, Path], object]
 
 
-def compare(train: Train, *, alone: bool, seconds: float, stretch: float) -> dict[str, Any]:
+def compare(train: Train, *, seconds: float, stretch: float) -> dict[str, Any]:
     """Train with profiled and plain stretches in turn.
 
     Args:
         train: gets what to ask for evaluations, and what its environments get as ``board``.
-        alone: whether one process does all of it.
         seconds: to spend on training; reading the profiles comes on top.
         stretch: seconds of a stretch.
 
@@ -199,7 +200,6 @@ def compare(train: Train, *, alone: bool, seconds: float, stretch: float) -> dic
     folder = Path(tempfile.mkdtemp())
     (folder / "board").write_bytes(bytes(8 * 4))
     try:
-        os.sched_setaffinity(0, {max(cores)} if alone else cores)
         stretches = Stretches(Board(folder), stretch, seconds)
         try:
             train(stretches, folder)

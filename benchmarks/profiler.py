@@ -152,7 +152,7 @@ def measure_accuracy(results: Results, names: Sequence[str], seconds: float, str
                 still = {"learning_rate": 0.0, "n_env_steps": 10**12}
                 train(name, n_processes, 1.0, lambda _: stretches, create_env, {"board": board}, **still)
 
-            row = compare(run, alone=n_processes == 0, seconds=seconds, stretch=stretch)
+            row = compare(run, seconds=seconds, stretch=stretch)
             told = f"{name:9} {1 + n_processes} process(es), {row['cycles']} cycles:"
             for clock in ("wall", "cpu"):
                 bias, raw = abs(row[f"bias_{clock}"]), abs(row[f"uncorrected_bias_{clock}"])

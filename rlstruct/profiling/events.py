@@ -141,7 +141,7 @@ def load(folder: Path) -> list[Recording]:
             "has ended a window there. Profile a program that does: rlstruct profile train a2c."
         )
     collects = gc.isenabled()
-    gc.disable()  # it would walk over a trace again and again while that is parsed, a third of the time
+    gc.disable()  # it would walk over a trace again and again while that is parsed, a quarter of the time
     try:
         return sorted(map(_load_one, files), key=lambda one: (one.process != "main", one.pid, one.begun))
     finally:

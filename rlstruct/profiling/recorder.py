@@ -217,10 +217,10 @@ class Recorder:
     def _cost(self) -> float:
         """Nanoseconds that it takes to note an operation: tried now that the window is over, many times in a row.
 
-        Among other work it takes longer, as caches hold other things: by as much as a sample of ends did there.
+        Among other work it takes longer, as caches hold other things: by as much as a sample of ends took longer there.
         """
         kept, among = (self._times, self._marks, self._turns_at), self._noted
-        self._times, self._marks, self._turns_at, self._is_on = [], [], sys.maxsize, True
+        self._times, self._marks, self._turns_at, self._is_on, self._noted = [], [], sys.maxsize, True, []
         taken, ends = [], []
         for _ in range(_N_TRIES):
             start = _now()
@@ -232,8 +232,8 @@ class Recorder:
             taken.append((_now() - start) / _N_NOTED)
         self._times, self._marks, self._turns_at, self._is_on = *kept, False
         self._noted = []
-        slower = _typical(among) / _typical(ends) if among else 1.0
-        return statistics.median(taken) * max(1.0, slower)
+        slower = _typical(among) - _typical(ends) if among else 0.0
+        return statistics.median(taken) + max(0.0, slower)
 
 
 def _typical(taken: list[int]) -> float:

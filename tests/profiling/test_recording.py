@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import pathlib
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlstruct.profiling import Clock, OperationError, operation, operations, phase, profile, read, recorded
+from rlstruct.profiling import Clock, OperationError, operation, operations, phase, profile, read, recorded, recorder
 from rlstruct.profiling.events import PLAIN, SWITCHING, WATCHED, load, replay
 from rlstruct.profiling.overlap import lookup
 from rlstruct.profiling.recorder import Recorder
@@ -166,6 +167,16 @@ def test_a_process_that_starts_between_windows_records_from_its_first_operation(
     assert found.paths == [("first",)]
     assert found.window == 0
     assert found.begun >= started
+
+
+def test_noting_costs_its_mean_among_other_work(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = {"folder": str(tmp_path), "origin": time.perf_counter_ns(), "window": 60 * 10**9, "operators": 0.0}
+    one = Recorder({**chosen, "phase": "training"})
+    monkeypatch.setattr(recorder, "_now", itertools.count(step=100).__next__)  # an end takes 100 ns to note
+    one._noted = [100] * 20
+    alone = one._cost()
+    one._noted = [100] * 14 + [300] * 5 + [10**6]  # a quarter after heavy work; in one another program ran
+    assert one._cost() - alone == pytest.approx((14 * 100 + 5 * 300) / 19 - 100, abs=2)
 
 
 def test_a_log_that_ends_within_operations_is_closed() -> None:
