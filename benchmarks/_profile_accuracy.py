@@ -41,7 +41,6 @@ from rlstruct.profiling.recorder import VARIABLE
 
 Numbers = NDArray[np.float64]
 
-OPERATORS = 0.5  # share of the time in which operators are recorded: twice as much to take away as by default
 SCHEDULED = 2  # CPUCLOCK_SCHED of Linux: the lowest bits of the identifier of a process's CPU clock
 UNTOUCHED = 6  # stretches before anything is profiled
 SETTLE = 0.05  # seconds before each stretch, in which the caches forget how the last one ended
@@ -112,13 +111,14 @@ class Stretches:
         board: what its processes share.
         seconds: of a stretch.
         total: seconds after which it is enough.
+        operators: share of the time in which operators are recorded.
     """
 
     busy = False
 
-    def __init__(self, board: Board, seconds: float, total: float) -> None:
+    def __init__(self, board: Board, seconds: float, total: float, operators: float) -> None:
         """Wait for the loop."""
-        self._board, self._seconds, self._total = board, seconds, total
+        self._board, self._seconds, self._total, self._operators = board, seconds, total, operators
         self._script: Iterator[None] | None = None
         self._clocks: list[int] = []
         self.found: list[tuple[int, list[float]]] = []  # number of the window, 0 for none; seconds and steps
@@ -159,7 +159,7 @@ class Stretches:
             yield
         words[TOOK] = 0
         if window:
-            said = settings(self._board.folder / str(window), window=3600.0, operators=OPERATORS)
+            said = settings(self._board.folder / str(window), window=3600.0, operators=self._operators)
             (self._board.folder / f"{window}.json").write_text(said.replace('"start"', '"training"'))
             self._board.begin(window)
             words[WINDOW] = window
@@ -182,13 +182,14 @@ class Stretches:
 Train = Callable[[Stretches, Path], object]
 
 
-def compare(train: Train, *, seconds: float, stretch: float) -> dict[str, Any]:
+def compare(train: Train, *, seconds: float, stretch: float, operators: float) -> dict[str, Any]:
     """Train with profiled and plain stretches in turn.
 
     Args:
         train: gets what to ask for evaluations, and what its environments get as ``board``.
         seconds: to spend on training; reading the profiles comes on top.
         stretch: seconds of a stretch.
+        operators: see `rlstruct.profiling.profile`.
 
     Returns:
         By the wall and in CPU seconds, with 95 % intervals: how much more a step takes in profiled stretches, corrected
@@ -200,7 +201,7 @@ def compare(train: Train, *, seconds: float, stretch: float) -> dict[str, Any]:
     folder = Path(tempfile.mkdtemp())
     (folder / "board").write_bytes(bytes(8 * 4))
     try:
-        stretches = Stretches(Board(folder), stretch, seconds)
+        stretches = Stretches(Board(folder), stretch, seconds, operators)
         try:
             train(stretches, folder)
         except Finished:
@@ -212,7 +213,8 @@ def compare(train: Train, *, seconds: float, stretch: float) -> dict[str, Any]:
         shutil.rmtree(folder)
     each = np.asarray([numbers for _, numbers in stretches.found])
     windows = np.asarray([window for window, _ in stretches.found])
-    row: dict[str, Any] = {"cycles": (len(windows) - UNTOUCHED) // 4, "steps": each[:, 2].tolist(), **prices}
+    row: dict[str, Any] = {"operators": operators, "cycles": (len(windows) - UNTOUCHED) // 4, **prices}
+    row["steps"] = each[:, 2].tolist()
     for column, clock in enumerate(CLOCKS):
         logs = np.log(each[:, column] / each[:, 2])
         untouched, cycles = logs[:UNTOUCHED], logs[UNTOUCHED:].reshape(-1, 4)

@@ -38,6 +38,7 @@ from rlstruct.algos.training import run_training
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.profiling import operation, profile, read
+from rlstruct.profiling.operations import SHARE
 from rlstruct.sims import make
 
 N_ENVS = 8
@@ -142,7 +143,7 @@ def profiled(name: str, n_processes: int, scale: float, **changes: Any) -> dict[
         shutil.rmtree(folder)
 
 
-def measure_accuracy(results: Results, names: Sequence[str], seconds: float, stretch: float) -> None:
+def measure_accuracy(results: Results, names: Sequence[str], **how: float) -> None:
     """Compare stretches of trainings with and without a profile."""
     for name in names:
         for n_processes in (0, 1):
@@ -152,7 +153,7 @@ def measure_accuracy(results: Results, names: Sequence[str], seconds: float, str
                 still = {"learning_rate": 0.0, "n_env_steps": 10**12}
                 train(name, n_processes, 1.0, lambda _: stretches, create_env, {"board": board}, **still)
 
-            row = compare(run, seconds=seconds, stretch=stretch)
+            row = compare(run, **how)
             told = f"{name:9} {1 + n_processes} process(es), {row['cycles']} cycles:"
             for clock in ("wall", "cpu"):
                 bias, raw = abs(row[f"bias_{clock}"]), abs(row[f"uncorrected_bias_{clock}"])
@@ -321,6 +322,7 @@ def main() -> None:
     parser.add_argument("--algorithms", nargs="+", choices=tuple(TASKS), default=tuple(TASKS))
     parser.add_argument("--seconds", type=float, default=60.0, help="of each of the eight kinds of training")
     parser.add_argument("--stretch", type=float, default=0.25, help="seconds with or without a profile in turn")
+    parser.add_argument("--operators", type=float, default=SHARE, help="share of a profile with torch's operators")
     parser.add_argument(
         "--steps", type=float, default=0.5, help="times the environment steps of a training of a second"
     )
@@ -335,7 +337,14 @@ def main() -> None:
         "shares": partial(measure_shares, results, options.steps),
         "off": partial(measure_off, results),
         "transitions": partial(measure_transitions, results),
-        "accuracy": partial(measure_accuracy, results, options.algorithms, options.seconds, options.stretch),
+        "accuracy": partial(
+            measure_accuracy,
+            results,
+            options.algorithms,
+            seconds=options.seconds,
+            stretch=options.stretch,
+            operators=options.operators,
+        ),
     }
     for part, measure in measures.items():
         if part in options.parts:
