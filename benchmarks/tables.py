@@ -399,8 +399,12 @@ def profile_accuracy(rows: Rows) -> list[str]:
         [
             f"{row['algorithm'].upper()}, {row['processes']} process{'es' if row['processes'] > 1 else ''}",
             str(row["cycles"]),
-            *(_percent(row, f"{name}_{clock}") for clock in ("wall", "cpu") for name in ("uncorrected_bias", "bias")),
-            *(_percent(row, f"{name}_wall") for name in ("noise", "residue")),
+            *(
+                _with_interval(row, f"{name}_{clock}")
+                for clock in ("wall", "cpu")
+                for name in ("uncorrected_bias", "bias")
+            ),
+            *(_with_interval(row, f"{name}_wall") for name in ("noise", "residue")),
         ]
         for row in rows
         if row["part"] == "accuracy" and "noise_wall" in row
@@ -409,7 +413,7 @@ def profile_accuracy(rows: Rows) -> list[str]:
     return table(f"{head}| plain over never profiled", cells) if cells else ["Not measured since the code changed."]
 
 
-def _percent(row: Mapping[str, Any], name: str) -> str:
+def _with_interval(row: Mapping[str, Any], name: str) -> str:
     low, high = row[f"{name}_interval"]
     return f"{100 * row[name]:+.1f} % ({100 * low:+.1f} to {100 * high:+.1f})"
 
