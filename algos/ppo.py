@@ -227,9 +227,8 @@ class Learner(GradientLearner):
         Returns:
             ``(batch, judged)``: rows [B, T], or for an agent whose states are known single steps [B * T, 1] with their
             numbers ``learner/step``, with ``learner/advantage``, ``learner/target`` and ``learner/value``; and numbers
-            [] of the replay before the
-            first step: ``ratio_error``, the largest distance of a ratio from 1, which is not 0 where a replay is not
-            what was collected, and ``explained_variance`` of the targets by the values.
+            [] of the replay before the first step: ``ratio_error``, the largest distance of a ratio from 1, which is
+            not 0 where a replay is not what was collected, and ``explained_variance`` of the targets by the values.
         """
         config, steps = self.config, trajectories.trajectories
         replayed, next_value = replay_with_next_values(self.agent, trajectories)
