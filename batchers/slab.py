@@ -226,7 +226,8 @@ def without_gaps(steps: dict[str, Tensor], running: Tensor) -> TemporalDictTenso
     lengths = running.sum(1)
     order = torch.sort(running.to(torch.int8), dim=1, descending=True, stable=True).indices  # [B, T]
     rows = torch.arange(order.shape[0], device=order.device, dtype=torch.int64).unsqueeze(1)
-    return TemporalDictTensor({key: zero_after(value[rows, order], lengths) for key, value in steps.items()}, lengths)
+    moved = {key: zero_after(value[rows, order], lengths) for key, value in steps.items()}
+    return TemporalDictTensor._trusted(moved, lengths)  # a look at the lengths would wait for the device
 
 
 def zero_after(tensor: Tensor, lengths: Tensor) -> Tensor:
