@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -262,6 +263,18 @@ def test_operators_are_recorded_in_slices(tmp_path: pathlib.Path, capfd: pytest.
     (process,) = read(tmp_path).processes
     assert process.prices.event is not None
     assert 0.0 < process.prices.operation < 100e-6
+
+
+def test_what_a_window_recorded_is_freed_at_its_end(tmp_path: pathlib.Path) -> None:
+    gc.disable()  # else it may be freed by chance
+    try:
+        with profile(tmp_path, window=60), operation("work"):
+            torch.ones(3) + 1
+            assert operations._recorder is not None
+            held = weakref.ref(operations._recorder._torch.profiler)
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_a_capture_is_recorded_between_windows(tmp_path: pathlib.Path) -> None:
