@@ -79,13 +79,6 @@ class Freeway(MinAtarGame[FreewayState]):
 
 
 def draw_speeds(key: Tensor) -> Tensor:
-    """Draw the speeds of the cars: 1 to 5, to the right or the left.
-
-    Args:
-        key: [B] int64.
-
-    Returns:
-        [B, 8] int64.
-    """
+    """Draw the speeds of the cars, 1 to 5, to the right or the left, from keys [B] int64.  [B, 8] int64."""
     to_right = uniform(key, (LANES,), LANES) >= 0.5
     return (1 + randint(key, 5, (LANES,))) * torch.where(to_right, 1, -1)

@@ -56,10 +56,7 @@ class AleGame:
 
 @functools.cache
 def rom_ids() -> dict[str, str]:
-    """List the games of ale-py.
-
-    Returns:
-        gymnasium's name of each, such as ``SpaceInvaders``, to ALE's.
+    """List the games of ale-py: gymnasium's name of each, such as ``SpaceInvaders``, to ALE's.
 
     Raises:
         ImportError: ale-py is not installed.
@@ -71,17 +68,11 @@ def rom_ids() -> dict[str, str]:
 
 @functools.lru_cache(maxsize=8)
 def load_game(name: str) -> AleGame:
-    """Ask ale-py for a game.
-
-    Args:
-        name: ALE's name.
-
-    Returns:
-        All that does not depend on how it is played.
+    """Ask ale-py for what does not depend on how a game is played.
 
     Raises:
         ImportError: ale-py is not installed.
-        ValueError: it ships no such game.
+        ValueError: it ships no game of this name.
     """
     ale = open_ale(name, 0)
     gray, colors = read_palette(ale)
@@ -132,9 +123,6 @@ def beginnings(name: str, n: int, *, seed: int = 0, fire: int = 0) -> list[Begin
         seed: of ALE's random numbers.
         fire: frames for which FIRE is pressed after that, if the game knows it.
 
-    Returns:
-        n beginnings, or one.
-
     Raises:
         ImportError: ale-py is not installed.
         ValueError: it ships no such game.
@@ -156,14 +144,11 @@ def beginnings(name: str, n: int, *, seed: int = 0, fire: int = 0) -> list[Begin
 
 
 def beginning(ale: Any, screens: list[npt.NDArray[np.uint8]] | None = None) -> Beginning:
-    """Where a game in ALE is, as a place to begin.
+    """Return where a game in ALE, an ``ale_py.ALEInterface``, is, as a place to begin.
 
     Args:
-        ale: an ``ale_py.ALEInterface``.
+        ale: the game.
         screens: its last pictures, one or two; None for the one that it shows.  [lines, 160] uint8 each
-
-    Returns:
-        All that is needed to go on from there.
     """
     pictures = screens or [ale.getScreen()]
     state = read_ale_state(ale.cloneState().serialize())

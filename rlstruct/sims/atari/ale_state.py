@@ -96,13 +96,7 @@ class _Reader:
 
 
 def read_ale_state(serialized: bytes) -> AleState:
-    """Read a state of ALE.
-
-    Args:
-        serialized: what ``ale.cloneState().serialize()`` returns, with ale-py 0.12.
-
-    Returns:
-        What it says.
+    """Read a state of ALE: what ``ale.cloneState().serialize()`` returns, with ale-py 0.12.
 
     Raises:
         ValueError: the bytes are no such state.
@@ -111,15 +105,12 @@ def read_ale_state(serialized: bytes) -> AleState:
 
 
 def write_ale_state(serialized: bytes, *, ram: npt.NDArray[np.uint8] | None = None, **registers: int) -> bytes:
-    """Change a state of ALE, to ask ALE what it makes of it.
+    """Change a state of ALE, to ask ALE what it makes of it; returns bytes for ``ale_py.ALEState``.
 
     Args:
         serialized: as for `read_ale_state`.
         ram: new bytes of the RAM; None leaves them.  [128] uint8
         registers: new values by our names, as `read_ale_state` returns them.
-
-    Returns:
-        Bytes for ``ale_py.ALEState``.
 
     Raises:
         ValueError: the bytes are no such state.

@@ -43,10 +43,7 @@ class Comparison:
 
 
 def playable_games() -> list[str]:
-    """List the games whose ROMs ale-py ships and loads for one player.
-
-    Returns:
-        ALE's names, in alphabetical order.
+    """List ALE's names of the games whose ROMs ale-py ships and loads for one player, in alphabetical order.
 
     Raises:
         ImportError: ale-py is not installed.
@@ -57,16 +54,9 @@ def playable_games() -> list[str]:
 
 
 def rom_path(game: str) -> Path:
-    """Find a ROM of ale-py.
-
-    Args:
-        game: ALE's name.
-
-    Returns:
-        Its file.
+    """Find ale-py's ROM of a game, by ALE's name.
 
     Raises:
-        ImportError: ale-py is not installed.
         ValueError: it ships no ROM of that name.
     """
     from ale_py import roms
@@ -80,18 +70,10 @@ def rom_path(game: str) -> Path:
 
 
 def open_ale(game: str, seed: int) -> Any:
-    """Open a game in ALE, at the start.
-
-    Args:
-        game: ALE's name.
-        seed: of ALE's random numbers.
-
-    Returns:
-        An ``ale_py.ALEInterface`` without sticky actions.
+    """Open a game in ALE, at the start: an ``ale_py.ALEInterface`` without sticky actions; ``seed`` is that of ALE.
 
     Raises:
-        ImportError: ale-py is not installed.
-        ValueError: it ships no ROM of that name.
+        ValueError: ale-py ships no ROM of that name.
     """
     import ale_py
 
@@ -105,19 +87,9 @@ def open_ale(game: str, seed: int) -> Any:
 
 
 def open_consoles(game: str, ale: Any, n: int, device: DeviceLike = "cpu") -> Consoles:
-    """Make consoles that go on where a game in ALE is.
-
-    Args:
-        game: ALE's name.
-        ale: an ``ale_py.ALEInterface``.
-        n: how many.
-        device: where they live.
-
-    Returns:
-        The consoles, all in the same state.
+    """Make n consoles that go on where a game in ALE, an ``ale_py.ALEInterface``, is.
 
     Raises:
-        ImportError: ale-py is not installed.
         ValueError: the cartridge is of a kind that is not in `MAPPERS`.
     """
     state = read_ale_state(ale.cloneState().serialize())

@@ -192,13 +192,7 @@ class Atari(TensorEnv[AtariState]):
         return state.frames
 
     def screen(self, row: int) -> Tensor:
-        """Show what the television of one console shows.
-
-        Args:
-            row: which console.
-
-        Returns:
-            Its last picture in red, green and blue.  [lines, 160, 3] uint8
+        """Show the last picture of one console's television in red, green and blue.  [lines, 160, 3] uint8.
 
         Raises:
             RuntimeError: `reset` was not called.
@@ -221,14 +215,7 @@ class Atari(TensorEnv[AtariState]):
         return self.from_beginnings([beginning(ale) for ale in ales])
 
     def from_beginnings(self, begun: Sequence[Beginning]) -> AtariState:
-        """Turn places in games of ALE into a state of ours.
-
-        Args:
-            begun: K places.
-
-        Returns:
-            Their state.  [K, ...]
-        """
+        """Turn K places in games of ALE into states of ours.  [K, ...]."""
         registers, ram = (t.to(self._device) for t in self._reader.read([place.state for place in begun]))
         tally = self._counter.begin([place.state.ram for place in begun], [place.lives for place in begun])
         pictures = np.stack([place.screens for place in begun]).reshape(len(begun), 2, -1)

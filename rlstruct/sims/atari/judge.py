@@ -120,14 +120,11 @@ class Counter:
         self._book = book
 
     def begin(self, memories: Sequence[npt.NDArray[np.uint8]], lives: Sequence[int]) -> Tensor:
-        """Begin to count where games are.
+        """Begin to count where games are: return a tally [K, 5] int32.
 
         Args:
             memories: the RAM of K consoles.  [128] uint8 each
             lives: as ALE counts them, K numbers.
-
-        Returns:
-            A tally.  [K, 5] int32
         """
         rows = []
         for ram, n in zip(memories, lives, strict=True):
@@ -136,16 +133,15 @@ class Counter:
         return torch.tensor(rows, dtype=torch.int32, device=self._device)
 
     def count(self, ram: Any, tally: Any, running: Any = None, rewards: Any = None) -> Any:
-        """Count after a frame. Tensors of torch, or arrays of Warp, which many calls need not make anew.
+        """Count after a frame, and return the rewards [B] int32.
+
+        Tensors of torch, or arrays of Warp, which many calls need not make anew.
 
         Args:
             ram: of B consoles.  [B, 256] uint8
             tally: what was counted, in place.  [B, 5] int32
             running: 0 leaves a row as it is; None for all.  [B] int32
             rewards: to which this frame's are added; None for new ones.  [B] int32
-
-        Returns:
-            The rewards.  [B] int32
         """
         running = torch.ones_like(tally[:, 0]) if running is None else running
         rewards = torch.zeros_like(tally[:, 0]) if rewards is None else rewards

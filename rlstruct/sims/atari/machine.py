@@ -102,16 +102,10 @@ class Consoles:
         self.ram.copy_(ram.expand(n, -1))
 
     def read(self, states: Sequence[AleState]) -> tuple[Tensor, Tensor]:
-        """Turn states of ALE into ours.
-
-        Args:
-            states: K states with the same cartridge as ours.
-
-        Returns:
-            Registers [K, F] int32 and memory [K, 256] uint8, on the CPU.
+        """Turn K states of ALE into ours: registers [K, F] int32 and memory [K, 256] uint8, on the CPU.
 
         Raises:
-            ValueError: one is of another kind of cartridge.
+            ValueError: one is of another kind of cartridge than ours.
         """
         rows, memories = np.zeros((len(states), len(FIELDS)), np.int32), np.zeros((len(states), 256), np.uint8)
         for row, memory, state in zip(rows, memories, states, strict=True):
@@ -137,24 +131,14 @@ class Consoles:
         run_consoles(self._board, self._consoles, actions.contiguous(), self._everybody, draw=draw)
 
     def register(self, name: str) -> Tensor:
-        """One register of all consoles.
-
-        Args:
-            name: one of `FIELDS`.
-
-        Returns:
-            A view.  [B] int32
-        """
+        """Return one register of all consoles, by its name in `FIELDS`: a view.  [B] int32."""
         column: Tensor = self.registers[:, FIELDS.index(name)]
         return column
 
     def screen(self) -> Tensor:
-        """What the last frame showed, if it was drawn.
+        """Return what the last frame showed, if it was drawn: numbers of colours as those of ``ale.getScreen()``.
 
-        Lines that the frame did not reach show what was there two frames ago.
-
-        Returns:
-            Numbers of colours as ``ale.getScreen()`` returns them.  [B, lines, 160] uint8
+        Lines that the frame did not reach show what was there two frames ago.  [B, lines, 160] uint8
         """
         rows = torch.arange(len(self.registers), device=self.device)
         pixels: Tensor = self._screens[rows, (self.register("n_frames") & 1).long()]
@@ -162,21 +146,13 @@ class Consoles:
         return pixels.view(-1, MOST_PICTURE_LINES, 160)[:, :lines]
 
     def show(self, picture: Tensor) -> None:
-        """Replace the last frame's picture, for pixels that later frames leave as they are.
-
-        Args:
-            picture: the same for all consoles.  [lines, 160] uint8
-        """
+        """Replace the last frame's picture, [lines, 160] uint8 for all, where later frames leave pixels as they are."""
         rows = torch.arange(len(self.registers), device=self.device)
         last = (self.register("n_frames") & 1).long()
         self._screens[rows, last, : picture.numel()] = picture.reshape(-1)
 
     def differences(self, i: int, state: AleState) -> dict[str, tuple[int, int]]:
-        """Compare a console with a state of ALE, field by field.
-
-        Args:
-            i: which console.
-            state: what is expected.
+        """Compare console i with a state of ALE, field by field.
 
         Returns:
             Name to (got, expected) of all that differs; bytes of the RAM are named by their address.
@@ -225,15 +201,12 @@ class Consoles:
 
 
 def place_consoles(board: Any, memory: tuple[Tensor, Tensor, Tensor]) -> Any:
-    """Show kernels where B consoles are; nothing is copied.
+    """Show kernels where B consoles are; nothing is copied. Returns the consoles, for `run_consoles`.
 
     Args:
         board: a `Board` with its ROM, program, opcodes and mapper.
         memory: registers [B, F] int32, memory [B, 256] uint8, and screens [B, 2, lines * 160] uint8. Rows of the
             first two may lie apart.
-
-    Returns:
-        The consoles, for `run_consoles`.
     """
     registers, ram, screens = memory
     begin, strides, device = registers.data_ptr(), (4 * registers.stride(0),), str(ram.device)
@@ -261,13 +234,13 @@ def run_consoles(board: Any, consoles: Any, actions: Tensor, running: Any, *, dr
 
 
 def launch(device: torch.device, kernel: Any, shape: int | Sequence[int], *inputs: Any, block: int = 256) -> None:
-    """Launch a kernel of Warp on torch's stream; nothing waits for the device.
+    """Launch a kernel of Warp on torch's stream; nothing waits for the device, and tensors are not copied.
 
     Args:
         device: the CPU or a CUDA device.
         kernel: the kernel.
         shape: how many threads along each axis.
-        inputs: its arguments; tensors are handed over without a copy.
+        inputs: its arguments.
         block: threads in a block, on a GPU.
     """
     given = [wp.from_torch(value) if isinstance(value, Tensor) else value for value in inputs]

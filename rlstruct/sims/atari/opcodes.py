@@ -41,7 +41,7 @@ def word(
     flow: int = ALONG,
     cycles: int = 0,
 ) -> int:
-    """Pack what an instruction does.
+    """Pack what an instruction does into one word.
 
     Args:
         mode: how its operand is found.
@@ -53,9 +53,6 @@ def word(
         store: whether the value is written to memory.
         flow: what else happens.
         cycles: how long it takes, where the addressing mode does not say it.
-
-    Returns:
-        The word.
     """
     reads = mode not in (IMPLIED, IMMEDIATE, RELATIVE, INDIRECT, PUSH) and source in (FROM_MEMORY, FROM_A_AND_MEMORY)
     page = mode in _INDEXED and reads and not store
@@ -70,11 +67,7 @@ def word(
 
 
 def make_table() -> npt.NDArray[np.int32]:
-    """Make the words of all opcodes.
-
-    Returns:
-        One word for each opcode; those that stop the processor, and the unstable ones, are `JAM`.  [256] int32
-    """
+    """Make the words of all opcodes, [256] int32: those that stop the processor, and the unstable ones, are `JAM`."""
     table = [word(IMPLIED, flow=JAM, nz=False)] * 256
     for entries in (_arithmetic(), _shifts(), _transfers(), _flow(), _undocumented()):
         for opcode, entry in entries.items():
@@ -201,8 +194,7 @@ LENGTHS = tuple(
 def _waits(code: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Find the loops that do nothing but wait for the RIOT's timer: a load of INTIM or TIMINT, and a branch back to it.
 
-    Returns:
-        How the instruction at each byte waits, 0 where it does not.  [bytes of the ROM] uint64
+    Returns how the instruction at each byte waits, 0 where it does not.  [bytes of the ROM] uint64
     """
     low, high, branch, back = (np.roll(code, -k) for k in (1, 2, 3, 4))
     loads = np.isin(code, (0xAC, 0xAD, 0xAE))  # LDY, LDA, LDX

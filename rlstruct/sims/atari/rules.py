@@ -96,13 +96,7 @@ class Tables:
 
 
 def tables(rules: Rules) -> Tables:
-    """Write rules as tables.
-
-    Args:
-        rules: of a game.
-
-    Returns:
-        The tables; byte 0 is read if the rules read none.
+    """Write the rules of a game as tables; byte 0 is read if they read none.
 
     Raises:
         ValueError: a word of the rules cannot be read.
@@ -139,14 +133,7 @@ def tables(rules: Rules) -> Tables:
 
 
 def count(rules: Rules, ram: npt.NDArray[np.uint8]) -> tuple[int, int]:
-    """Read the score and the sets of a game.
-
-    Args:
-        rules: of the game.
-        ram: [128] uint8
-
-    Returns:
-        Both.
+    """Read the score and the sets of a game from its RAM, [128] uint8.
 
     >>> count(Rules(score="b14 -b13", sets="d2"), np.full(128, 0x13, np.uint8))
     (0, 13)
