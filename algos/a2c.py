@@ -171,10 +171,12 @@ class Learner(GradientLearner):
         ValueError: the network keeps statistics of rewards, which a ``window`` would show it out of order.
     """
 
+    config: A2CConfig
+
     def __init__(self, model: nn.Module, agent: RL_Agent, config: A2CConfig) -> None:
         """Create the optimiser."""
         super().__init__(model, agent, config)
-        self.config, self.overlap = config, config.overlap
+        self.overlap = config.overlap
         self._latest: list[Trajectories] = []  # the batches of the window, the oldest first
         if config.window is not None and self.statistics is not None:
             raise BadValueError(

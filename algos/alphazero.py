@@ -172,10 +172,12 @@ class Learner(GradientLearner):
         buffer: positions, what the searches found in them and how the games went on, on the learner's device.
     """
 
+    config: AlphaZeroConfig
+
     def __init__(self, model: nn.Module, agent: RL_Agent, config: AlphaZeroConfig) -> None:
         """Create the optimiser and the replay buffer."""
         super().__init__(model, agent, config)
-        self.config, self.overlap = config, config.overlap
+        self.overlap = config.overlap
         self.buffer = ReplayBuffer(
             config.replay_capacity,
             device=self.device,

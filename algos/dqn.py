@@ -159,9 +159,11 @@ class Learner(GradientLearner):
         buffer: what was collected, on a device of its own.
     """
 
+    config: DQNConfig
+
     def __init__(self, model: nn.Module, create_agent: CreateAgent, config: DQNConfig) -> None:
         """Create the copies, the optimiser and the replay buffer."""
-        self.config, self.overlap = config, config.overlap
+        self.overlap = config.overlap
         self.online_model = model
         self.target_model = copy.deepcopy(model).requires_grad_(False)
         agent, self.target_agent = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 import warnings
 from collections.abc import Mapping
@@ -41,18 +42,17 @@ class Evaluation:
     @property
     def mean_return(self) -> float:
         """Mean over the episodes."""
-        return sum(self.returns) / len(self.returns)
+        return statistics.fmean(self.returns)
 
     @property
     def std_return(self) -> float:
         """Standard deviation over the episodes."""
-        mean = self.mean_return
-        return float((sum((value - mean) ** 2 for value in self.returns) / len(self.returns)) ** 0.5)
+        return statistics.pstdev(self.returns)
 
     @property
     def mean_length(self) -> float:
         """Mean steps of an episode."""
-        return sum(self.lengths) / len(self.lengths)
+        return statistics.fmean(self.lengths)
 
 
 class Evaluates(Protocol):

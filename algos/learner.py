@@ -62,6 +62,7 @@ class GradientLearner(ABC):
             learner learns, with weights that are one update older than they could be.
         model: as given; its weights are published to the batchers.
         agent: as given.
+        config: likewise.
         device: where the losses are computed.
         optimizer: Adam (Kingma and Ba, ICLR 2015).
         policy_version: the number of gradient steps so far.
@@ -75,8 +76,7 @@ class GradientLearner(ABC):
 
     def __init__(self, model: nn.Module, agent: RL_Agent, config: TrainingConfig) -> None:
         """Create the optimiser."""
-        self.model = model
-        self.agent = agent
+        self.model, self.agent, self.config = model, agent, config
         self.device = resolve_device(config.learner_device)
         self.learners = learners()
         # One kernel for all weights, where torch has one: the calls are what an update of a small network costs.
@@ -88,7 +88,6 @@ class GradientLearner(ABC):
         self.version_now = torch.zeros((), dtype=torch.int64, device=self.device)
         self._finite = torch.ones((), dtype=torch.bool, device=self.device) if fused else None
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
-        self._training = config
         # A graph would freeze a number.
         self._rate = None if on_cpu else torch.zeros((), dtype=torch.float32, device=self.device)
         self._first = self._n_steps = 0  # policy_version before the update, and its gradient steps
@@ -170,7 +169,7 @@ class GradientLearner(ABC):
 
     def anneal(self, fraction_done: float) -> None:
         """Set the learning rate for what is done in [0, 1] of the training."""
-        config = self._training
+        config = self.config
         last = config.learning_rate * config.final_learning_rate_fraction
         rate: float | Tensor = linear_schedule(fraction_done, config.learning_rate, last)
         if self._rate is not None:
@@ -211,7 +210,7 @@ class GradientLearner(ABC):
 
     def _bounded(self, terms: Tensors, gradient: Tensors) -> tuple[Tensors, Tensors]:
         """Scale the gradient down to the bound of its norm, if there is one."""
-        if (bound := self._training.max_gradient_norm) is not None:
+        if (bound := self.config.max_gradient_norm) is not None:
             found = list(gradient.values())
             norm = terms["gradient_norm"] = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(found)))
             scale = (bound / (norm + 1e-6)).clamp(max=1.0)  # as nn.utils.clip_grad_norm_
@@ -246,7 +245,7 @@ class GradientLearner(ABC):
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "config": asdict(self._training),
+            "config": asdict(self.config),
             "policy_version": self.policy_version,
             "open_return": self._open_return,
         }

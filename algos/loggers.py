@@ -115,32 +115,6 @@ class MlflowLogger:
 LOGGERS: dict[str, CreateLogger] = {"tensorboard": TensorBoardLogger, "wandb": WandbLogger, "mlflow": MlflowLogger}
 
 
-class Loggers:
-    """Several loggers as one.
-
-    Raises:
-        ImportError: a package is missing.
-        ValueError: there is no logger of this name.
-    """
-
-    def __init__(
-        self, chosen: Sequence[str | CreateLogger], path: Path, settings: Mapping[str, Any], again_from: int | None
-    ) -> None:
-        """Make them all."""
-        flat = flat_settings(settings)
-        self._all = [create(path, flat, again_from) for create in find_loggers(chosen)]
-
-    def log(self, env_steps: int, values: Mapping[str, float]) -> None:
-        """Write numbers; see `Logger`."""
-        for logger in self._all:
-            logger.log(env_steps, values)
-
-    def close(self) -> None:
-        """Close them all."""
-        for logger in self._all:
-            logger.close()
-
-
 def find_loggers(chosen: Sequence[str | CreateLogger]) -> list[CreateLogger]:
     """Return what makes the chosen loggers."""
     if unknown := [name for name in chosen if isinstance(name, str) and name not in LOGGERS]:

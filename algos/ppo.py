@@ -154,6 +154,8 @@ class Learner(GradientLearner):
         ValueError: there is a target_kl, but no fused Adam on the learner's device, which could skip a step.
     """
 
+    config: PPOConfig
+
     def __init__(self, model: nn.Module, agent: RL_Agent, config: PPOConfig) -> None:
         """Create the optimiser."""
         super().__init__(model, agent, config)
@@ -162,7 +164,6 @@ class Learner(GradientLearner):
                 f"PPOConfig: target_kl is {config.target_kl} and learner_device {self.device}, expected a device where "
                 "torch has a fused Adam, which can skip a step: cpu or cuda. Use one of them, or target_kl=None."
             )
-        self.config = config
         self._seed = torch.full((1,), config.seed, dtype=torch.int64, device=self.device)
 
     def gradient_steps(self, batch: Trajectories) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learner import (
@@ -31,7 +31,6 @@ from rlstruct.functional.returns import bootstrapped_return
 from rlstruct.functional.statistics import whiten
 from rlstruct.profiling import operation
 from rlstruct.replay import replay_agent
-from rlstruct.rl_agent import RL_Agent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +98,7 @@ class Learner(GradientLearner):
     """The network that learns."""
 
     whole_episodes: ClassVar[bool] = True
-
-    def __init__(self, model: nn.Module, agent: RL_Agent, config: ReinforceConfig) -> None:
-        """Create the optimiser."""
-        super().__init__(model, agent, config)
-        self.config = config
+    config: ReinforceConfig
 
     def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
         """Take one gradient step.

@@ -17,14 +17,13 @@ from dataclasses import asdict, is_dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rlstruct.algos.checkpoint import Lease, read_checkpoint, replace_file, write_checkpoint
 from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.joining import launched_rank
 from rlstruct.algos.learning_curve import draw_learning_curve, in_order
-from rlstruct.algos.loggers import CreateLogger, Loggers, find_loggers, package
+from rlstruct.algos.loggers import CreateLogger, find_loggers, flat_settings, package
 from rlstruct.errors import BadTypeError, BadValueError, FolderTakenError, MissingFileError
 from rlstruct.profiling import operation
 
@@ -152,8 +151,8 @@ class RunFolder:
         """Open the log and begin with nothing written."""
         tqdm = package("tqdm", "train").tqdm
         self._start = time.perf_counter()
-        settings = json.loads((self.path / "config.json").read_bytes())
-        self._loggers = Loggers(loggers, self.path, settings, again_from)
+        settings = flat_settings(json.loads((self.path / "config.json").read_bytes()))
+        self._loggers = [create(self.path, settings, again_from) for create in find_loggers(loggers)]
         # Made at the first line of the log, so that its rate leaves out the start of the processes.
         disable = None if progress else True  # None: show it on a terminal only
         self._create_bar = partial(
@@ -265,7 +264,8 @@ class RunFolder:
         self._closed = True
         if self._bar is not None:
             self._bar.close()
-        self._loggers.close()
+        for logger in self._loggers:
+            logger.close()
         if draw:
             draw_learning_curve(self._rows, self.path / "learning_curve.png", title=self.path.name)
         self._lease.close()
@@ -274,9 +274,7 @@ class RunFolder:
         """Return the folder; leaving the block closes it."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Close all files, also after an error: the curve then shows how far the training got.
 
         Ctrl-C does not wait for the curve.
@@ -294,11 +292,13 @@ class RunFolder:
         """Append to the CSV and to the other logs."""
         self._rows.append(row)
         others = {name: value for name, value in row.items() if name not in ("env_steps", "seconds")}
-        self._loggers.log(int(row["env_steps"]), others)
-        if row.keys() <= set(self._columns):
-            self._append([row])
+        for logger in self._loggers:
+            logger.log(int(row["env_steps"]), others)
+        if not row.keys() <= set(self._columns):
+            self._rewrite()  # new names appear once or twice in a training
             return
-        self._rewrite()  # new names appear once or twice in a training
+        with (self.path / "metrics.csv").open("a", newline="") as file:
+            csv.DictWriter(file, self._columns, restval="").writerow(row)
 
     def _rewrite(self) -> None:
         """Replace the whole CSV file."""
@@ -311,10 +311,6 @@ class RunFolder:
             writer.writeheader()
             writer.writerows(self._rows)
         replace_file(self.path / "metrics.csv", lambda file: file.write(text.getvalue().encode()))
-
-    def _append(self, rows: list[dict[str, float]]) -> None:
-        with (self.path / "metrics.csv").open("a", newline="") as file:
-            csv.DictWriter(file, self._columns, restval="").writerows(rows)
 
 
 def _settings_text(where: str, config: object) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import json
@@ -189,7 +190,7 @@ def tune(
     smallest = Candidate(space.n_processes[0], space.n_envs[0], space.n_timesteps[0])
     size = batch_size(create, smallest)
     kind: dict[str, Any] = {"create_learner": create_learner, "device": device, "limit": limit}
-    with _Bar(seconds, progress) as bar, Prober(create, seconds=seconds, told=bar.show, **kind) as prober:
+    with _bar(seconds, progress) as show, Prober(create, seconds=seconds, told=show, **kind) as prober:
         search = Search(space, prober, size=size, start=prober.start, worker=prober.worker, limit=limit,
                         alpha=alpha, refuse=prober.refuse)  # fmt: skip
         found = search.run()
@@ -261,28 +262,21 @@ def _check(
         raise BadTypeError(f"tune: {strange[0]} is no argument of tune, nor of RL_Batcher.")
 
 
-class _Bar:
-    """A progress bar of the seconds, if it is wanted and tqdm is there. The search may end early."""
+@contextlib.contextmanager
+def _bar(seconds: float, wanted: bool) -> Iterator[Callable[[Candidate], None]]:
+    """Show a progress bar of the seconds, if it is wanted and tqdm is there. The search may end early."""
+    if not wanted or importlib.util.find_spec("tqdm") is None:
+        yield lambda candidate: None
+        return
+    begin, kind = time.perf_counter(), {"bar_format": "{desc}|{bar}| {n:.0f} of at most {total:.0f} s"}
+    on_terminal = {"disable": None, "leave": False, "dynamic_ncols": True}  # a log is not flooded
+    with importlib.import_module("tqdm").tqdm(total=seconds, **kind, **on_terminal) as bar:
 
-    def __init__(self, seconds: float, wanted: bool) -> None:
-        self._bar: Any = None
-        self._begin = time.perf_counter()
-        if wanted and importlib.util.find_spec("tqdm"):
-            kind = {"bar_format": "{desc}|{bar}| {n:.0f} of at most {total:.0f} s", "dynamic_ncols": True}
-            on_terminal = {"disable": None, "leave": False}  # a log is not flooded
-            self._bar = importlib.import_module("tqdm").tqdm(total=seconds, **kind, **on_terminal)
+        def show(candidate: Candidate) -> None:
+            bar.n = min(time.perf_counter() - begin, bar.total)
+            bar.set_description(str(candidate))
 
-    def show(self, candidate: Candidate) -> None:
-        if self._bar is not None:
-            self._bar.n = min(time.perf_counter() - self._begin, self._bar.total)
-            self._bar.set_description(str(candidate))
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        yield show
 
 
 def _mib(n: float) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median, pstdev
 from typing import Annotated, Literal
 
 import torch
@@ -143,11 +143,9 @@ def episodes(
 
 
 def _summary(returns: list[float], lengths: list[int], actions: str) -> str:
-    n = len(returns)
-    mean = sum(returns) / n
-    deviation = (sum((value - mean) ** 2 for value in returns) / n) ** 0.5
     return (
-        f"{n} episodes, {actions} actions: return {number(mean)} ± {number(deviation)} (standard deviation), "
+        f"{len(returns)} episodes, {actions} actions: "
+        f"return {number(fmean(returns))} ± {number(pstdev(returns))} (standard deviation), "
         f"median {number(median(returns))}, from {number(min(returns))} to {number(max(returns))}; "
-        f"{sum(lengths) / n:.0f} steps each"
+        f"{fmean(lengths):.0f} steps each"
     )

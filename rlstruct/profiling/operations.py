@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -75,9 +74,7 @@ class operation:  # noqa: N801 - used as a function
             self._depth = _recorder.push(self.name, _now())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """End; an exception ends what is nested in here, too."""
         if self._recorder is not None:
             recorder, self._recorder = self._recorder, None

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity
 
 from rlstruct.profiling import nvml
 from rlstruct.profiling.events import PLAIN, SWITCHING, WATCHED
-from rlstruct.profiling.kineto import between_clocks, switch, torch_profile, uses_cuda
 
 VARIABLE = "RLSTRUCT_PROFILE"  # of the environment: tells processes that are started how to take part
 _GROWTH = 3
@@ -36,6 +36,7 @@ _GOLDEN = 0.5 * (5**0.5 - 1)  # its multiples, modulo 1, keep step with no loop 
 _N_TRIES, _N_NOTED = 9, 100
 _START = "start"  # an operation in which a worker is made: it fills no window of a process that comes late
 _SAMPLED = 17  # one in so many; odd, since ends of operations may all come at even places
+_KINDS = [ProfilerActivity.CPU, ProfilerActivity.CUDA, ProfilerActivity.XPU]  # torch warns if one of them is missing
 _now = time.perf_counter_ns
 
 
@@ -174,15 +175,15 @@ class Recorder:
             self._skip_windows(_now())
 
     def _begin_window(self, length: int) -> None:
-        self._torch = torch_profile() if self._share else None
+        self._torch = _torch_profile() if self._share else None
         if self._torch is not None:
             self._torch.start()
-        self._begun, self._unix = _now(), between_clocks()
+        self._begun, self._unix = _now(), _between_clocks()
         self._times, self._marks = [self._begun] * (1 + len(self._stack)), [[self.phase], *self._stack]
         self._slice, self._slices = 0, [(self._begun, WATCHED)]
         self._is_on = self._is_watched = True
         self._closes_at = self._turns_at = self._begun + length
-        if self._share < 1.0 and self._torch is not None and not uses_cuda(self._torch):
+        if self._share < 1.0 and self._torch is not None and ProfilerActivity.CUDA not in self._torch.activities:
             self._turns_at = min(self._begun + _SLICE, self._closes_at)
 
     def _next_slice(self, now: int) -> None:
@@ -190,7 +191,7 @@ class Recorder:
         self._slice += 1
         watched = self._slice * _GOLDEN % 1.0 < self._share
         if watched != self._is_watched:
-            switch(self._torch, watched)
+            self._torch.toggle_collection_dynamic(watched, _KINDS)  # of this thread; takes microseconds
             self._is_watched = watched
             self._slices += [(now, SWITCHING), (_now(), WATCHED if watched else PLAIN)]
         self._turns_at = min(_now() + _SLICE, self._closes_at)
@@ -240,3 +241,22 @@ class Recorder:
 def _typical(taken: list[int]) -> float:
     """Return the mean of all but the longest twentieth: among these are those in which another program has run."""
     return statistics.fmean(sorted(taken)[: -(-19 * len(taken) // 20)])
+
+
+def _torch_profile() -> Any:  # noqa: ANN401 - torch.profiler.profile
+    """Make torch's profiler, with CUDA where that opens no context that would not be there otherwise."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # below, it writes two lines for each window to standard error
+    activities = [ProfilerActivity.CPU]
+    of_user = multiprocessing.parent_process() is None and torch.cuda.is_available()
+    if of_user or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        activities.append(ProfilerActivity.CUDA)
+    return torch.profiler.profile(activities=activities)
+
+
+def _between_clocks() -> int:
+    """Return nanoseconds since 1970, Kineto's, less those of ``time.perf_counter``; a pause between does no harm."""
+    found = []
+    for _ in range(20):
+        before, unix, after = time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns()
+        found.append((after - before, unix - (before + after) // 2))
+    return min(found)[1]

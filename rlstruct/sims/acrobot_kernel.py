@@ -2,7 +2,7 @@
 
 import math
 
-from rlstruct.sims.acrobot import CENTRE, GRAVITY, INERTIA, LENGTH, MASS, MAX_SPEED_1, MAX_SPEED_2, STEP, Acrobot
+from rlstruct.sims.acrobot import CENTRE, GRAVITY, INERTIA, LENGTH, MASS, MAX_SPEED_1, MAX_SPEED_2, STEP
 from rlstruct.sims.kernels import GameKernel, wp
 from rlstruct.sims.kernels.random import uniform
 
@@ -75,6 +75,4 @@ def observe(s: State) -> Frame:
     return Frame(wp.cos(s[0]), wp.sin(s[0]), wp.cos(s[1]), wp.sin(s[1]), s[2], s[3])
 
 
-def make_kernel(env: Acrobot) -> GameKernel:
-    """Return the kernel of `Acrobot`."""
-    return GameKernel(state=State, frame=Frame, initial=initial, transition=transition, observe=observe)
+KERNEL = GameKernel(state=State, frame=Frame, initial=initial, transition=transition, observe=observe)

@@ -1,6 +1,6 @@
 """CartPole for one environment, as NVIDIA Warp functions; `rlstruct.sims.cart_pole` has the same for B."""
 
-from rlstruct.sims.cart_pole import FORCE, GRAVITY, HALF_LENGTH, MAX_THETA, MAX_X, POLE_MASS, STEP, TOTAL_MASS, CartPole
+from rlstruct.sims.cart_pole import FORCE, GRAVITY, HALF_LENGTH, MAX_THETA, MAX_X, POLE_MASS, STEP, TOTAL_MASS
 from rlstruct.sims.kernels import GameKernel, wp
 from rlstruct.sims.kernels.random import uniform
 
@@ -39,6 +39,4 @@ def observe(s: State) -> State:
     return s
 
 
-def make_kernel(env: CartPole) -> GameKernel:
-    """Return the kernel of `CartPole`."""
-    return GameKernel(state=State, frame=State, initial=initial, transition=transition, observe=observe)
+KERNEL = GameKernel(state=State, frame=State, initial=initial, transition=transition, observe=observe)

@@ -2,7 +2,7 @@
 
 from rlstruct.sims.kernels import GameKernel, wp
 from rlstruct.sims.kernels.random import uniform
-from rlstruct.sims.mountain_car import FORCE, GOAL, GRAVITY, MAX_SPEED, MAX_X, MIN_X, MountainCar
+from rlstruct.sims.mountain_car import FORCE, GOAL, GRAVITY, MAX_SPEED, MAX_X, MIN_X
 
 State = wp.types.vector(length=2, dtype=wp.float32)  # x, x_dot
 
@@ -30,6 +30,4 @@ def observe(s: State) -> State:
     return s
 
 
-def make_kernel(env: MountainCar) -> GameKernel:
-    """Return the kernel of `MountainCar`."""
-    return GameKernel(state=State, frame=State, initial=initial, transition=transition, observe=observe)
+KERNEL = GameKernel(state=State, frame=State, initial=initial, transition=transition, observe=observe)

@@ -52,7 +52,7 @@ class TensorEnv(VecEnv, Generic[State]):
     Attributes:
         stochastic: whether `transition` draws random numbers. If not, it gets an empty key, and steps are cheaper.
         default_time_limit: the time limit of the task, None for none.
-        kernel_module: the module whose ``make_kernel(env)`` is the `kernel` of this class; "" for none.
+        kernel_module: the module whose ``KERNEL`` is the `kernel` of this class; "" for none.
 
     Args:
         n_envs: B.
@@ -166,7 +166,7 @@ class TensorEnv(VecEnv, Generic[State]):
                 f"{self._name}: backend='warp' needs a kernel, and there is none. Override {self._name}.kernel (see "
                 "rlstruct.sims.kernels.GameKernel), or use backend='torch' or 'compile'."
             )
-        kernel: GameKernel = importlib.import_module(self.kernel_module).make_kernel(self)
+        kernel: GameKernel = importlib.import_module(self.kernel_module).KERNEL
         return kernel
 
     @property
