@@ -158,6 +158,8 @@ class GradientLearner(ABC):
         steps = trajectories.trajectories
         reward, done, mask = steps["_observation/reward"], steps["_observation/done"], steps.mask()
         before = None if self.whole_episodes else self._open_return
+        if before is not None:  # an episode may have been lost with a worker, or when a checkpoint was loaded
+            before = before.masked_fill(steps["observation/initial_state"][:, 0], 0.0)
         self._open_return = self.statistics.see_rewards(reward, done, mask, before)
         scaled = {**dict(steps.items()), "_observation/reward": self.statistics.scale_rewards(reward)}
         return Trajectories(trajectories.info, TemporalDictTensor._trusted(scaled, steps.lengths))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -35,8 +36,8 @@ def collect_episodes(
 
     Returns:
         One row per episode, by environment and then in order; shortened to the longest. ``info`` is that of the batch
-        in which the episode began, with ``step`` and ``episode``, both counted from the last reset of its environment,
-        and as ``agent_state`` what the agent had after that reset.  [n, T, ...]
+        in which the episode began, with its number in the environment as ``episode``. ``step`` counts the environment's
+        transitions since its last reset, and ``agent_state`` is what the agent had after that.  [n, T, ...]
 
     Raises:
         ValueError: n is less than 1.
@@ -49,6 +50,7 @@ def collect_episodes(
     missing = {b: n // B + (b < n % B) for b in range(B)}
     begun: dict[int, list[TemporalDictTensor]] = {b: [] for b in range(B)}
     first: dict[int, DictTensor] = {}
+    taken = dict.fromkeys(missing, 0)  # transitions since the last reset; a batch counts the steps of restarts, too
     states: list[DictTensor] = []  # of each environment's agent after a reset
     found: list[tuple[int, int, DictTensor, TemporalDictTensor]] = []
     n_running = 0
@@ -60,7 +62,7 @@ def collect_episodes(
         batch, n_running = batcher.get()
         kept = batch.info.truncate_key("agent_state/").prepend_key("agent_state/")
         states = states or [kept.slice(b, b + 1) for b in range(B)]  # all take part in the first batch, in order
-        for b, begins, info, stretch, ended in _stretches(batch):
+        for b, begins, info, stretch, ended in _stretches(batch, taken):
             if not missing[b]:
                 continue
             if begins or not begun[b]:  # what had begun before was lost with a worker that was started again
@@ -90,11 +92,14 @@ def _refuse_endless(begun: dict[int, list[TemporalDictTensor]], step_limit: int 
         )
 
 
-def _stretches(batch: Trajectories) -> Iterator[tuple[int, bool, DictTensor, TemporalDictTensor, bool]]:
+def _stretches(
+    batch: Trajectories, taken: dict[int, int]
+) -> Iterator[tuple[int, bool, DictTensor, TemporalDictTensor, bool]]:
     """Cut a batch where episodes end: environment, whether one begins, info, steps [1, t], and whether it ends."""
     environments = batch.info["environment"].tolist()  # sync: once per batch, cutting needs numbers
     lengths = batch.lengths.tolist()  # sync: once per batch
     begins = batch.trajectories["observation/initial_state"][:, 0].tolist()  # sync: once per batch
+    fresh = (batch.info["step"] == 0).tolist()  # sync: once per batch
     done = batch.trajectories["_observation/done"] & batch.trajectories.mask()
     stops: list[list[int]] = [[] for _ in environments]
     for row, t in done.nonzero().tolist():  # sync: once per batch
@@ -102,19 +107,14 @@ def _stretches(batch: Trajectories) -> Iterator[tuple[int, bool, DictTensor, Tem
     kept = [key for key in batch.info.keys() if not key.startswith("agent_state/")]
     info = batch.info.get(kept)
     for row, b in enumerate(environments):
-        start = 0
         steps, row_info = batch.trajectories.slice(row, row + 1), info.slice(row, row + 1)
-        for stop in stops[row]:
-            yield b, start > 0 or begins[row], _at(row_info, start), steps.temporal_slice(start, stop), True
-            start = stop
-        if start < lengths[row]:
-            yield b, start > 0 or begins[row], _at(row_info, start), steps.temporal_slice(start, lengths[row]), False
-
-
-def _at(info: DictTensor, start: int) -> DictTensor:
-    moved = info + DictTensor()
-    moved.set("step", info["step"] + start)
-    return moved
+        taken[b] = 0 if fresh[row] else taken[b]
+        for start, stop in pairwise([0, *stops[row], lengths[row]]):
+            if start < stop:
+                numbered = row_info + DictTensor()
+                numbered.set("step", torch.full_like(row_info["step"], taken[b]))
+                yield b, start > 0 or begins[row], numbered, steps.temporal_slice(start, stop), stop in stops[row]
+                taken[b] += stop - start
 
 
 def _join(stretches: list[TemporalDictTensor]) -> TemporalDictTensor:

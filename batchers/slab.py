@@ -106,13 +106,17 @@ class Slab(Steps):
             self.check("agent: action", action)
         if current is not None:
             slot = self.slots[t + 1]
-            shown = [current[key] for key in slot]
-            if [*map(_form, shown)] != self._slot_forms:
-                self.check("observation", current)
-            places, values = [*places, *slot.values()], [*values, *shown]
+            places, values = [*places, *slot.values()], [*values, *self._checked(current)]
         if self.reached:
-            places, values = [*places, *self._reached_rows[t]], [*values, *(reached[k] for k in self.reached)]
+            places, values = [*places, *self._reached_rows[t]], [*values, *self._checked(reached)]
         self._copy(places, values)
+
+    def _checked(self, observation: DictTensor) -> list[Tensor]:
+        """The tensors of an observation, each of which fits into a slot without being repeated or rounded."""
+        tensors = [observation[key] for key in self.slots[0]]
+        if [*map(_form, tensors)] != self._slot_forms:
+            self.check("observation", observation)
+        return tensors
 
     def _copy(self, places: list[Tensor], values: list[Tensor]) -> None:
         if self._on_cpu:
@@ -132,7 +136,7 @@ class Slab(Steps):
         """
         tensors = [reached[key] for key in self.final]
         if not all(map(operator.is_, tensors, self._reached_tensors)):
-            self._reached_tensors = tensors
+            self._reached_tensors = self._checked(reached)
             self._reached_arrays = [_array(tensor) for tensor in tensors]
         ended = self._reached_arrays[self._done].nonzero()[0]  # sync: of CPU memory, in steps with a restart only
         stop = n_final + len(ended)

@@ -46,14 +46,14 @@ class Leaf:
     def get(self, element: Element) -> Element:
         """Take this leaf's entry out of an element (or a batch of elements) of the nested space."""
         value = element
-        for name in self.path:
-            try:
+        try:
+            for name in self.path:
                 value = value[name]
-            except (KeyError, IndexError, TypeError) as error:
-                raise ShapeMismatchError(
-                    f"{self.key}: the environment gave a {type(value).__name__} without the entry {name!r} that its "
-                    f"space declares. Return every entry, or leave it out of the space."
-                ) from error
+        except (KeyError, IndexError, TypeError) as error:
+            raise ShapeMismatchError(
+                f"{self.key}: the environment gave a {type(value).__name__} without the entry {name!r} that its "
+                f"space declares. Return every entry, or leave it out of the space."
+            ) from error
         return value
 
     def bounds(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -117,6 +117,7 @@ class TorchVectorEnv(VecEnv):
 
         Raises:
             RuntimeError: an episode ended and its final observation is missing.
+            ShapeMismatchError: the final observations have another shape than the observations.
         """
         acted = {key: action[key] for key in self._action_leaves}
         sent = nest(self.action_space, acted, "action")
@@ -166,6 +167,12 @@ def _rows(mask: Tensor, like: Tensor) -> Tensor:
     return mask.view(-1, *[1] * (like.dim() - 1))
 
 
-def _choose(mask: Tensor, yes: Tensors, no: Tensors) -> Tensors:
-    """Take the rows of ``yes`` where the mask is set, else those of ``no``."""
-    return {key: torch.where(_rows(mask, value), yes[key], value) for key, value in no.items()}
+def _choose(mask: Tensor, final: Tensors, current: Tensors) -> Tensors:
+    """Take the rows of ``final`` where the mask is set, else those of ``current``."""
+    for key, value in current.items():
+        if final[key].shape != value.shape:  # torch.where would show one row in all
+            raise ShapeMismatchError(
+                f"TorchVectorEnv.step: the final observation {key!r} has shape {list(final[key].shape)}, expected "
+                f"{list(value.shape)} as the observation itself. Let the simulator give a row for each environment."
+            )
+    return {key: torch.where(_rows(mask, value), final[key], value) for key, value in current.items()}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -37,6 +38,10 @@ class SpaceCodec:
         self.leaves = tuple(leaves(space, prefix, where=where).values())
         self.keys = tuple(leaf.key for leaf in self.leaves)
         self._plain = not self.leaves[0].path
+        self._getters = [itemgetter(*leaf.path) if len(leaf.path) == 1 else leaf.get for leaf in self.leaves]
+        self._forms: list[list[object]] = [[(leaf.shape, leaf.dtype)] for leaf in self.leaves]
+        # Forms of elements that can be written without `check`: a target looks at the leaves of nested ones itself.
+        self.forms = self._forms[0] if self._plain else [dict, tuple]
 
     def empty(self, n: int) -> Arrays:
         """Return one unwritten array [n, ...] per leaf."""
@@ -48,7 +53,7 @@ class SpaceCodec:
 
     def target(self, arrays: Arrays) -> np.ndarray[Any, Any] | _Nested:
         """Return what copies an element into its row of ``arrays`` by ``target[row] = element``."""
-        return arrays[0] if self._plain else _Nested(list(zip(self.leaves, arrays, strict=True)))
+        return arrays[0] if self._plain else _Nested(self, list(zip(self._getters, arrays, self._forms, strict=True)))
 
     def batched(self, value: Element, n: int, out: Arrays | None = None) -> Arrays:
         """Copy a batch of n elements, as a `gymnasium.vector.VectorEnv` gives it, to ``out``, or to new arrays."""
@@ -64,14 +69,21 @@ class SpaceCodec:
         return arrays
 
     def check(self, element: Element, *, index: int) -> None:
-        """Check one element against shapes and kinds of dtype: where episodes begin and end, not in every step."""
-        for leaf in self.leaves:
-            got = np.asarray(leaf.get(element))
+        """Refuse an element of other shapes or kinds of dtype: numpy would repeat it over its row, or cut fractions.
+
+        What fits is added to `forms`: of an array its shape and dtype, of a number its type.
+        """
+        for leaf, forms in zip(self.leaves, self._forms, strict=True):
+            value = leaf.get(element)
+            got = np.asarray(value)
             if got.shape != leaf.shape or not _fits(got.dtype, leaf.dtype):
                 raise ShapeMismatchError(
                     f"{self.where}: environment {index} gave {leaf.key!r} as {got.dtype} {got.shape}, its space "
                     f"declares {leaf.dtype} {leaf.shape}. Correct the space or what reset() and step() return."
                 )
+            form = (got.shape, got.dtype) if type(value) is np.ndarray else type(value)
+            if form not in forms and isinstance(value, np.ndarray | np.generic | int | float):
+                forms.append(form)
 
     def columns(self, action: DictTensor, n: int) -> Arrays:
         """Look at the actions in what an agent returned.
@@ -139,11 +151,15 @@ class SpaceCodec:
 class _Nested:
     """The target of a nested space."""
 
-    pairs: list[tuple[Leaf, np.ndarray[Any, Any]]]
+    codec: SpaceCodec
+    columns: list[tuple[Callable[[Element], Element], np.ndarray[Any, Any], list[object]]]
 
     def __setitem__(self, row: int, element: Element) -> None:
-        for leaf, array in self.pairs:
-            array[row] = leaf.get(element)
+        for get, array, forms in self.columns:
+            value = get(element)
+            if ((value.shape, value.dtype) if type(value) is np.ndarray else type(value)) not in forms:
+                self.codec.check(element, index=row)
+            array[row] = value
 
 
 def _fits(got: np.dtype[Any], want: np.dtype[Any]) -> bool:

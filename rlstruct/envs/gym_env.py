@@ -54,7 +54,6 @@ class GymEnv(RowsEnv):
         self._options: Options | None = None
         self._steps = [env.step for env in self.envs]
         self._order: Sequence[int] = range(len(self.envs))  # the environments that run
-        self._first = True  # whether nobody has taken a step since `reset`
         self._closed = False
 
     def reset(self, env_info: DictTensor | None = None) -> Observed:
@@ -74,13 +73,9 @@ class GymEnv(RowsEnv):
         """
         self._options = options_of(env_info, len(self.envs), f"{self._where}.reset")
         rows = self._begin()
-        target = self._frames.target(rows.frames)
-        for j in range(len(self.envs)):
-            frame = self._reset_one(j)
-            self._frames.check(frame, index=j)
-            target[j] = frame
+        self._write_resets(rows, range(len(self.envs)))
         self._steps = [env.step for env in self.envs]
-        self._order, self._first = range(len(self.envs)), True
+        self._order = range(len(self.envs))
         return rows.observation, self._running
 
     def step(self, action: DictTensor) -> Stepped:
@@ -99,7 +94,8 @@ class GymEnv(RowsEnv):
             rows.keep(previous, ~ran.numpy())  # sync: of CPU memory
         if ended and self.auto_reset:
             reached = self._reached(rows)
-            self._restart(rows, ended)
+            rows.restart(ended)
+            self._write_resets(rows, ended)
         elif ended:
             self._order = [j for j in self._order if j not in ended]
             self._running = ran & ~rows.observation["done"]
@@ -130,21 +126,19 @@ class GymEnv(RowsEnv):
     @operation("simulator")
     def _step_envs(self, actions: Sequence[Element], rows: Rows) -> list[int]:
         """Step those that run, write what they answer, and return the rows whose episode ended."""
-        target = self._frames.target(rows.frames)
+        target, forms = self._frames.target(rows.frames), self._frames.forms
         reward: list[Any] = [0.0] * len(self.envs)
         ended: list[tuple[int, bool, bool]] = []
         steps, j, answer = self._steps, 0, _NOTHING
-        first, self._first = self._first, False
         try:
             for j in self._order:
                 answer = _NOTHING
                 answer = steps[j](actions[j])
                 frame, reward[j], terminated, truncated, _ = answer
-                if first:
+                if ((frame.shape, frame.dtype) if type(frame) is np.ndarray else type(frame)) not in forms:
                     self._frames.check(frame, index=j)
                 target[j] = frame  # a copy, at once: the environment may reuse its buffer
                 if terminated is not False or truncated is not False:
-                    self._frames.check(frame, index=j)  # final observations are often put together elsewhere
                     ends = _flag("terminated", terminated), _flag("truncated", truncated)
                     if any(ends):
                         ended.append((j, *ends))
@@ -160,11 +154,12 @@ class GymEnv(RowsEnv):
                 array[j] = flag
         return [j for j, _, _ in ended]
 
-    def _restart(self, rows: Rows, ended: list[int]) -> None:
-        rows.restart(ended)
+    def _write_resets(self, rows: Rows, which: Sequence[int]) -> None:
         target = self._frames.target(rows.frames)
-        for j in ended:
-            target[j] = self._reset_one(j)
+        for j in which:
+            frame = self._reset_one(j)
+            self._frames.check(frame, index=j)
+            target[j] = frame
 
     def _reset_one(self, j: int) -> Element:
         options = None if self._options is None else dict(self._options[j])

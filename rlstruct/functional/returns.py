@@ -70,8 +70,8 @@ def discounted_sum(reward: Tensor, done: Tensor, mask: Tensor, discount: float, 
         before: the sum up to the step before the first, where the same episode goes on; None for none.  [B]
 
     Returns:
-        S[b, t] = r[b, t] + discount * S[b, t - 1], without the second term where an episode begins.
-        [B, T], dtype and device of reward
+        S[b, t] = r[b, t] + discount * S[b, t - 1], without the second term where an episode begins; on padding the sum
+        stays.  [B, T], dtype and device of reward
 
     Raises:
         ShapeMismatchError: the shapes differ.
@@ -83,11 +83,13 @@ def discounted_sum(reward: Tensor, done: Tensor, mask: Tensor, discount: float, 
     """
     fractions("discounted_sum", discount=discount)
     same_shape("discounted_sum", temporal=True, reward=reward, done=done, mask=mask)
-    addend = torch.where(mask.bool(), reward, 0.0)
+    real = mask.bool()
+    addend = torch.where(real, reward, 0.0)
+    decay = torch.ones_like(reward).masked_fill(real, discount)
     if before is not None:
-        addend = torch.cat([addend[:, :1] + discount * before.unsqueeze(1), addend[:, 1:]], dim=1)
+        addend = torch.cat([addend[:, :1] + decay[:, :1] * before.unsqueeze(1), addend[:, 1:]], dim=1)
     goes_on = torch.nn.functional.pad(~done.bool()[:, :-1], (1, 0))  # False before the first column
-    return backward_recurrence(addend.flip(1), goes_on.flip(1).to(reward.dtype) * discount).flip(1)
+    return backward_recurrence(addend.flip(1), (goes_on * decay).flip(1)).flip(1)
 
 
 def bootstrapped_return(

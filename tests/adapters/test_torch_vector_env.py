@@ -12,6 +12,7 @@ from gymnasium import spaces
 from rlstruct import DictTensor, resolve_device
 from rlstruct.adapters import TorchVectorEnv
 from rlstruct.batchers import RL_Batcher
+from rlstruct.errors import ShapeMismatchError
 from rlstruct.testing import check_vec_env, forbid_host_sync
 
 B = 4
@@ -74,6 +75,18 @@ def test_observations_are_the_simulations_own_tensors_and_nothing_waits() -> Non
         assert torch.equal(reached["frame"].cpu()[done, 0], reached["frame"].cpu()[done, 1])
         assert torch.equal(reached["frame"].cpu()[~done], current["frame"].cpu()[~done])
         assert (current["frame"].cpu()[done, 0] == 0).all()
+
+
+def test_final_observations_of_the_ended_rows_alone_are_refused() -> None:
+    class EndedRows(Counters):
+        def step(self, action: torch.Tensor) -> Any:
+            observation, reward, terminated, truncated, info = super().step(action)
+            return observation, reward, terminated, truncated, {"final_obs": info["final_obs"][:1]}
+
+    env = TorchVectorEnv(EndedRows("cpu"), "cpu")
+    env.reset()
+    with pytest.raises(ShapeMismatchError, match=r"'frame' has shape \[1, 2\], expected \[4, 2\]"):
+        env.step(DictTensor({"action": torch.zeros(B, dtype=torch.int64)}))
 
 
 def test_a_lost_final_observation_is_refused_or_replaced_by_the_one_before() -> None:

@@ -21,11 +21,14 @@ from rlstruct.agents import (
     Normalised,
     QAgent,
     QNetwork,
+    RandomAgent,
     RecurrentActorCritic,
     RecurrentAgent,
     RunningMoments,
 )
 from rlstruct.algos import A2CConfig, DQNConfig, ReinforceConfig, a2c, dqn, reinforce
+from rlstruct.batchers import RL_Batcher
+from rlstruct.envs import GymVectorEnv
 from rlstruct.sims import make
 from rlstruct.testing import forbid_host_sync
 
@@ -94,6 +97,11 @@ def create_sim(n_envs: int, seed: int, auto_reset: bool = True) -> Any:
     return make("CartPole-v1", n_envs, seed, auto_reset=auto_reset, time_limit=60)
 
 
+def create_cartpoles(n_envs: int, seed: int) -> GymVectorEnv:
+    """Each restart takes a step of its row, which leaves padding in the batches."""
+    return GymVectorEnv(gymnasium.make_vec("CartPole-v1", n_envs, "vector_entry_point"), seed)
+
+
 def create_episodic_sim(n_envs: int, seed: int) -> Any:
     return create_sim(n_envs, seed, auto_reset=False)
 
@@ -146,6 +154,29 @@ def test_learners_keep_the_statistics(kind: str, monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(statistics.variance, frames.var(0, correction=0), rtol=1e-3, atol=1e-6)
     assert result.model.returns.count.item() == pytest.approx(len(frames), abs=1e-3)
     assert 1.0 < result.model.returns.variance.item() < 1000.0
+
+
+@pytest.mark.parametrize("create_env", [create_sim, create_cartpoles])
+def test_sums_of_rewards_begin_anew_with_each_episode_also_where_one_was_lost(create_env: Any) -> None:
+    learner = a2c.Learner.create(feed_forward(), ActorCriticAgent, A2CConfig(**PIECES))
+    sums, seen = [0.0] * 4, []
+    arguments: dict[str, Any] = {"agent_args": {"action_space": spaces.Discrete(2)}, "env_args": {"n_envs": 4}}
+    with RL_Batcher(10, RandomAgent, create_env, **arguments, seed=0) as batcher:
+        for i in range(9):
+            if i % 4 == 0:  # in the middle of episodes
+                batcher.reset()
+            batcher.execute()
+            batch, _ = batcher.get()
+            learner.learn_from(batch)
+            steps = batch.trajectories
+            for b in range(4):
+                for t in range(int(batch.lengths[b])):
+                    begins = bool(steps["observation/initial_state"][b, t])
+                    sums[b] = (0.0 if begins else 0.99 * sums[b]) + float(steps["_observation/reward"][b, t])
+                    seen.append(sums[b])
+    statistics: Any = learner.model.returns
+    assert statistics.mean.item() == pytest.approx(np.mean(seen), rel=1e-5)
+    assert statistics.variance.item() == pytest.approx(np.var(seen), rel=1e-4)
 
 
 def test_a_replay_sees_the_frames_as_the_policy_that_acted_did(monkeypatch: pytest.MonkeyPatch) -> None:

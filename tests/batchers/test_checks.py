@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from fake_agents import RngAgent
+from fake_envs import create_counting_env
 from gymnasium import spaces
 from random_env import RandomEnv
 
@@ -19,6 +21,7 @@ from rlstruct.errors import WorkerError
 from rlstruct.functional.random import categorical
 from rlstruct.sims import make
 from rlstruct.testing import forbid_host_sync
+from rlstruct.vec_env import EnvWrapper
 
 
 class WrongAgent(RL_Agent):
@@ -191,6 +194,27 @@ def test_an_output_that_changes_within_a_batch_is_named(change: str, found: str)
         batcher.reset()
         batcher.execute()
         with pytest.raises(WorkerError, match=found):
+            batcher.get()
+
+
+class OtherFinals(EnvWrapper):
+    """Shows final observations of one number, which would be repeated in the batch."""
+
+    def step(self, action: DictTensor) -> Any:
+        (reached, ran), current = self.env.step(action)
+        frame = reached["frame"][:, :1] if reached["done"].any() else reached["frame"]
+        return (DictTensor({**dict(reached.items()), "frame": frame}), ran), current
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:1"])
+def test_a_final_observation_of_another_shape_is_named(device: str) -> None:
+    def create(seed: int) -> OtherFinals:
+        return OtherFinals(create_counting_env(2, seed, auto_reset=True, device=device))
+
+    with RL_Batcher(8, RngAgent, create, seed=0, device=device) as batcher:
+        batcher.reset()
+        batcher.execute()
+        with pytest.raises(WorkerError, match=r"observation 'frame' is \[2, 1\] torch.int64, expected \[2, 3\]"):
             batcher.get()
 
 

@@ -138,6 +138,14 @@ def test_a_batch_in_which_all_rows_restart_has_no_real_step() -> None:
     assert seen == [([1], [1]), ([0], []), ([1], [1]), ([0], [])]
 
 
+@pytest.mark.parametrize("T", [1, 2, 7, 50])
+def test_steps_that_a_vector_environment_spends_on_restarts_are_not_counted(T: int) -> None:
+    with RL_Batcher(T, RngAgent, create_next_step, env_args={"n_envs": 2}, seed=0) as batcher:
+        found = collect_episodes(batcher, 8)
+    assert found.lengths.tolist() == [1] * 4 + [2] * 4
+    assert found.info["step"].tolist() == [0, 1, 2, 3, 0, 2, 4, 6]
+
+
 def test_no_episode_is_no_number() -> None:
     batcher = RL_Batcher(2, RngAgent, create_counting_env, env_args={"n_envs": 1})
     with pytest.raises(ValueError, match="n is 0, expected at least 1 episode"):

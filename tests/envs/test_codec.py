@@ -28,6 +28,7 @@ NESTED = spaces.Dict(
         "pair": spaces.Tuple((spaces.MultiDiscrete([3, 4]), spaces.Box(0, 255, (4,), np.uint8))),
     }
 )
+NUMBERS = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Tuple((spaces.Discrete(3), spaces.Discrete(4)))})
 MATRIX: dict[str, spaces.Space[Any]] = {
     **{f"box-{np.dtype(t).name}": spaces.Box(-2, 2, (2, 3), t) for t in FLOATS},
     **{f"box-{np.dtype(t).name}": spaces.Box(0, 100, (5,), t) for t in INTEGERS},
@@ -200,3 +201,48 @@ def test_an_observation_outside_its_space_is_refused_at_reset(
     honest = Liar(space.sample(), space)
     with pytest.raises(ShapeMismatchError, match=message):
         GymEnv([honest, Liar(answer, space)]).reset()
+
+
+@pytest.mark.parametrize(
+    ("honest", "answer", "space"),
+    [
+        (np.ones(4, np.float32), np.ones(1, np.float32), spaces.Box(0, 1, (4,))),
+        (np.ones(4, np.float64), np.float64(1), spaces.Box(0, 1, (4,))),
+        (np.ones(4, np.float32), 1, spaces.Box(0, 1, (4,))),
+        (np.ones(4, np.float32), np.ones((1, 4), np.float32), spaces.Box(0, 1, (4,))),
+        (np.ones(4, np.uint8), np.full(4, 0.5), spaces.Box(0, 9, (4,), np.uint8)),
+        (3, np.array([3]), spaces.Discrete(5)),
+        (np.int64(3), 2.5, spaces.Discrete(5)),
+        ({"a": 1, "b": (2, 3)}, {"a": 1.5, "b": (2, 3)}, NUMBERS),
+        ({"a": 1, "b": (2, 3)}, {"a": 1, "b": (2, np.array([3]))}, NUMBERS),
+        ({"a": 1, "b": (2, 3)}, {"a": 1, "b": (2,)}, NUMBERS),
+    ],
+)
+@pytest.mark.parametrize("at", [2, 3, 4])  # mid-episode, a final observation, that of a restart
+def test_an_observation_outside_its_space_is_refused_in_every_step(
+    honest: Any, answer: Any, space: spaces.Space[Any], at: int
+) -> None:
+    class LaterLiar(Liar):
+        """Lies in its observation number ``at``; its first episode has 3 steps."""
+
+        n_shown = -1
+
+        def _show(self) -> Any:
+            self.n_shown += 1
+            return self.answer if self.n_shown == at else honest
+
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            return self._show(), {}
+
+        def step(self, action: Any) -> Any:
+            frame = self._show()
+            return frame, 1.0, self.n_shown == 3, False, {}
+
+    env = GymEnvInf([LaterLiar(honest, space), LaterLiar(answer, space)])
+    env.reset()
+    action, _ = batch(space, "action")
+    action = action.index(torch.arange(2))
+    for _ in range(min(at, 3) - 1):
+        env.step(action)
+    with pytest.raises(ShapeMismatchError, match=r"environment 1 gave 'frame|frame/.*the environment gave"):
+        env.step(action)

@@ -172,6 +172,21 @@ def test_same_step_without_final_observation_is_refused() -> None:
             env.step(act([0, 0]))
 
 
+def test_a_final_observation_of_another_shape_is_refused() -> None:
+    class ShortFinal(CountingVector):
+        def step(self, actions: Any) -> Any:
+            *answer, info = super().step(actions)
+            for j in np.flatnonzero(info.get("_final_obs", [])):
+                info["final_obs"][j] = info["final_obs"][j][:1]
+            return *answer, info
+
+    env = GymVectorEnv(ShortFinal(2, AutoresetMode.SAME_STEP), seed=0)
+    env.reset()
+    with pytest.raises(ShapeMismatchError, match=r"'frame' as float32 \(1,\)"):  # noqa: PT012 - at the first end
+        for _ in range(8):
+            env.step(act([0, 0]))
+
+
 def test_frames_that_would_lose_their_fractions_are_refused() -> None:
     vec = CountingVector(2, AutoresetMode.DISABLED)
     vec.single_observation_space = spaces.Box(0, 255, (2,), np.uint8)
