@@ -47,7 +47,7 @@ class RandomPlayer:
 
 
 def play_match(player: Player, opponent: Player, env: VecEnv, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Play one game in each environment, in which the players take turns; the player begins.
+    """Play one game in each environment, in which the players take turns.
 
     Args:
         player: begins.

@@ -71,11 +71,7 @@ def resolve_device(device: DeviceLike) -> torch.device:
 
 
 def device_count(device_type: str) -> int:
-    """Count the devices of one type on this machine.
-
-    Returns:
-        Their number; 0 if torch has no such backend.
-    """
+    """Count the devices of one type on this machine; 0 if torch has no such backend."""
     if device_type in ("cpu", "meta"):
         return 1
     backend = getattr(torch, device_type, None)

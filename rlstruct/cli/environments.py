@@ -77,21 +77,13 @@ def read_settings(option: str, words: tuple[str, ...], example: str) -> dict[str
 
 @dataclass(frozen=True)
 class GymFactory:
-    """Makes gymnasium environments, in any process.
+    """Makes gymnasium environments, in any process."""
 
-    Attributes:
-        name: of the environment.
-        settings: keyword arguments of `gymnasium.make`.
-        auto_reset: whether they restart by themselves.
-        atari: preprocess as Machado et al. (2018): pictures of 84 x 84 bytes, every fourth one.
-        render: let them draw themselves.
-    """
-
-    name: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    auto_reset: bool = True
-    atari: bool = False
-    render: bool = False
+    name: str  # of the environment
+    settings: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of `gymnasium.make`
+    auto_reset: bool = True  # whether they restart by themselves
+    atari: bool = False  # preprocess as Machado et al. (2018): pictures of 84 x 84 bytes, every fourth one
+    render: bool = False  # let them draw themselves
 
     @property
     def stack(self) -> int:

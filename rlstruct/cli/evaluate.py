@@ -116,8 +116,7 @@ def episodes(
 ) -> tuple[list[float], list[int]]:
     """Play ``n`` whole episodes, each environment the same number of them, so that short ones are not preferred.
 
-    Returns:
-        Return and length of each.
+    Returns the return and the length of each.
     """
     rounds = -(-n // _AT_ONCE)
     n_envs = -(-n // rounds)

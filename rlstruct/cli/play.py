@@ -113,13 +113,7 @@ def _play_connect_four(arguments: Sequence[str]) -> None:
 
 
 def play(agent: SearchAgent, *, yours: bool, seed: int) -> None:
-    """Play one game.
-
-    Args:
-        agent: the opponent.
-        yours: whether the person begins.
-        seed: of the search.
-    """
+    """Play one game against ``agent``; ``yours`` says whether the person begins, and ``seed`` is that of the search."""
     env = ConnectFour(1, auto_reset=False)
     current, _ = env.reset()
     seeds, move = torch.full((1,), seed, device="cpu"), 0
@@ -142,11 +136,9 @@ def play(agent: SearchAgent, *, yours: bool, seed: int) -> None:
 
 
 def drawn(observation: DictTensor, yours: bool) -> str:
-    """Draw the board.
+    """Draw the board, ``frame/board`` [1, 2, 6, 7], on which the stones of who moves next come first.
 
-    Args:
-        observation: with ``frame/board`` [1, 2, 6, 7], the stones of who moves next first.
-        yours: whether that is the person.
+    ``yours`` says whether that is the person.
     """
     mine, theirs = observation["frame/board"][0].tolist()  # sync: on the CPU
     marks = ("X", "O") if yours else ("O", "X")
@@ -158,11 +150,7 @@ def drawn(observation: DictTensor, yours: bool) -> str:
 
 
 def told(found: DictTensor) -> str:
-    """Say what the search thinks: visits of each column, the policy that they make, and who is ahead.
-
-    Args:
-        found: what `SearchAgent` returned.  [1]
-    """
+    """Say what the search thinks ([1], from `SearchAgent`): visits, the policy that they make, and who is ahead."""
     visits, policy = (found[name][0].tolist() for name in ("action_visits", "action_policy"))  # sync: on the CPU
     value = float(found["action_value"])
     return "\n".join(

@@ -232,11 +232,7 @@ def autoreset_mode(vector: Vector, stated: AutoresetMode | str | None) -> Autore
 def make_restarter(vector: Vector, frames: SpaceCodec, mode: AutoresetMode, reset_mask: bool | None) -> Restarter:
     """Choose the exact way to restart rows of this environment that loses the fewest steps.
 
-    Args:
-        vector: the environment.
-        frames: codec of one environment's observation space.
-        mode: its autoreset mode.
-        reset_mask: whether its ``reset`` obeys ``options["reset_mask"]``; None to know it from its class.
+    ``reset_mask`` says whether its ``reset`` obeys ``options["reset_mask"]``; None to know it from its class.
     """
     base = vector.unwrapped
     if reset_mask is None or reset_mask:

@@ -51,20 +51,13 @@ class Row:
 
 @dataclass
 class _Sums:
-    """What is known of an operation before it becomes a `Row`; the first axis is the kind of the slice.
-
-    Attributes:
-        seconds: by region.  [3, 8] float64
-        paid: for measuring, in seconds.  [3, 8] float64
-        waited: seconds by which measuring made it longer, if it is a wait; see `delays_of`.
-        pieces: into which it is cut by other operations and slices.  [3] float64
-    """
+    """What is known of an operation before it becomes a `Row`; the first axis is the kind of the slice."""
 
     count: int
-    seconds: Floats
-    paid: Floats
-    waited: float
-    pieces: Floats
+    seconds: Floats  # by region.  [3, 8] float64
+    paid: Floats  # for measuring, in seconds.  [3, 8] float64
+    waited: float  # seconds by which measuring made it longer, if it is a wait; see `delays_of`
+    pieces: Floats  # into which it is cut by other operations and slices.  [3] float64
     transitions: Floats
     per_entry: list[float]
 
@@ -89,26 +82,15 @@ class _Sums:
 
 @dataclass
 class Process:
-    """A process in all its windows.
+    """A process in all its windows."""
 
-    Attributes:
-        name: ``main``, ``rlstruct-worker-0``, …
-        pid: of the process.
-        seconds: that were recorded.
-        watched: in how many of these torch's operators were recorded, too.
-        n_windows: in so many windows.
-        lifetime: seconds from the beginning of the profile to the end of its last window.
-        prices: what it costs it to note one event.
-        rows: its operations.
-    """
-
-    name: str
+    name: str  # ``main``, ``rlstruct-worker-0``, …
     pid: int
-    seconds: float
-    watched: float
-    n_windows: int
-    lifetime: float
-    prices: Prices
+    seconds: float  # that were recorded
+    watched: float  # in how many of these torch's operators were recorded, too
+    n_windows: int  # in so many windows
+    lifetime: float  # seconds from the beginning of the profile to the end of its last window
+    prices: Prices  # what it costs it to note one event
     rows: list[Row]
 
     @property
@@ -122,10 +104,10 @@ class Process:
         return float(sum(row.corrected.sum() for row in self.rows))
 
     def inclusive(self, name: str, *, corrected: bool = True) -> float:
-        """Return the seconds of an operation with all that is nested in it.
+        """Return the seconds of an operation, wherever it was entered, with all that is nested in it.
 
         Args:
-            name: of the operation, wherever it was entered.
+            name: of the operation.
             corrected: whether to take away what measuring has cost.
         """
         rows = [row for row in self.rows if name in row.path]
@@ -133,15 +115,10 @@ class Process:
 
 
 def correct(seconds: Floats, overhead: Floats) -> Floats:
-    """Take away what measuring has cost.
+    """Take away what measuring has cost (``overhead``) where it was paid.  [K] float64 each.
 
-    Args:
-        seconds: measured.  [K] float64
-        overhead: what measuring has cost, where it was paid.  [K] float64
-
-    Returns:
-        The difference, with the sum ``max(0, sum(seconds) - sum(overhead))`` and nothing below 0: what one entry lacks
-        is taken from the others, in proportion.  [K] float64
+    The sum becomes ``max(0, sum(seconds) - sum(overhead))``, and nothing is below 0: what one entry lacks is taken from
+    the others, in proportion.
     """
     left = np.maximum(0.0, seconds - overhead)
     wanted = max(0.0, float(seconds.sum() - overhead.sum()))
@@ -150,14 +127,11 @@ def correct(seconds: Floats, overhead: Floats) -> Floats:
 
 
 def break_down(recordings: Sequence[Recording], prices: Mapping[int, Prices] | None = None) -> list[Process]:
-    """Break the recorded time down, one process after the other.
+    """Break the recorded time down, one process after the other, in the order in which they come.
 
     Args:
         recordings: all windows of all processes of a run.
         prices: by pid, if they were found in more than these windows.
-
-    Returns:
-        The processes, in the order in which they come.
     """
     of_process: dict[int, list[Recording]] = {}
     for recording in recordings:

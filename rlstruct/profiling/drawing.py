@@ -19,13 +19,7 @@ _MOST, _LEAST = 18, 0.005
 
 
 def draw(processes: Sequence[Process], path: Path, title: str) -> None:
-    """Draw the seconds of the operations as stacked bars; hatched parts have a busy GPU beside them.
-
-    Args:
-        processes: whose operations.
-        path: of the picture.
-        title: stands above it.
-    """
+    """Draw the seconds of the operations as stacked bars; hatched parts have a busy GPU beside them."""
     from matplotlib.figure import Figure  # imported here: the extra ``train`` may be missing
 
     bars = bars_of(processes)
@@ -57,11 +51,7 @@ def draw(processes: Sequence[Process], path: Path, title: str) -> None:
 
 
 def bars_of(processes: Sequence[Process]) -> list[tuple[str, Floats]]:
-    """Return names and seconds by region of the operations that take most; workers of a batcher together.
-
-    Args:
-        processes: those of a run.
-    """
+    """Return names and seconds by region of the operations that take most; workers of a batcher together."""
     main = main_process(processes)
     sums: dict[str, Floats] = {}
     for process in processes:

@@ -25,102 +25,58 @@ SWITCHING, PLAIN, WATCHED = range(N_KINDS)
 
 @dataclass(frozen=True)
 class Spans:
-    """Operations of a process, in the order in which they began; nested, never crossing.
+    """Operations of a process, in the order in which they began; nested, never crossing."""
 
-    Attributes:
-        starts: [K] int64, ns of ``time.perf_counter``
-        ends: [K] int64
-        path: index into `Recording.paths`.  [K] int64
-    """
-
-    starts: Times
-    ends: Times
-    path: Integers
+    starts: Times  # [K] int64, ns of ``time.perf_counter``
+    ends: Times  # [K] int64, likewise
+    path: Integers  # index into `Recording.paths`.  [K] int64
 
 
 @dataclass(frozen=True)
 class HostEvents:
-    """Events of torch on the CPU.
+    """Events of torch on the CPU."""
 
-    Attributes:
-        starts: [K] int64, ns of ``time.perf_counter``
-        ends: [K] int64
-        kind: 0 a torch operator, 1 a call of CUDA's API, 2 a range with a name (`torch.profiler.record_function`).  [K]
-        correlation: what a call of CUDA's API has in common with what it launched; -1 for none.  [K] int64
-        names: of each.
-    """
-
-    starts: Times
-    ends: Times
-    kind: Integers
-    correlation: Integers
+    starts: Times  # [K] int64, ns of ``time.perf_counter``
+    ends: Times  # [K] int64, likewise
+    kind: Integers  # 0 a torch operator, 1 a call of CUDA's API, 2 a range with a name (`record_function`).  [K]
+    correlation: Integers  # what a call of CUDA's API has in common with what it launched; -1 for none.  [K]
     names: list[str]
 
 
 @dataclass(frozen=True)
 class DeviceEvents:
-    """Kernels, copies and fills on GPUs.
+    """Kernels, copies and fills on GPUs."""
 
-    Attributes:
-        starts: [K] int64, ns of ``time.perf_counter``
-        ends: [K] int64
-        device: index of the GPU.  [K] int64
-        stream: [K] int64
-        correlation: see `HostEvents`.  [K] int64
-        blocks: of the grid of a kernel; 0 for a copy or fill.  [K] int64
-        node: of a CUDA graph, where CUPTI says so; 0 otherwise.  [K] int64
-        names: of each.
-        processors: streaming multiprocessors of each GPU, by index.
-    """
-
-    starts: Times
-    ends: Times
-    device: Integers
-    stream: Integers
-    correlation: Integers
-    blocks: Integers
-    node: Integers
+    starts: Times  # [K] int64, ns of ``time.perf_counter``
+    ends: Times  # [K] int64, likewise
+    device: Integers  # index of the GPU.  [K] int64
+    stream: Integers  # [K] int64
+    correlation: Integers  # see `HostEvents`.  [K] int64
+    blocks: Integers  # of the grid of a kernel; 0 for a copy or fill.  [K] int64
+    node: Integers  # of a CUDA graph, where CUPTI says so; 0 otherwise.  [K] int64
     names: list[str]
-    processors: dict[int, int]
+    processors: dict[int, int]  # streaming multiprocessors of each GPU, by index
 
 
 @dataclass(frozen=True)
 class Recording:
-    """One window of one process.
+    """One window of one process. Times are ns of ``time.perf_counter``, which all processes of a machine share."""
 
-    Attributes:
-        process: name of the process: ``main``, ``rlstruct-worker-0``, …
-        pid: of the process.
-        parent: pid of the process that started it.
-        window: its number; negative if it shows the capture of a graph, outside of the windows that sample the run.
-        begun: ns of ``time.perf_counter``, which all processes of a machine share.
-        ended: likewise.
-        origin: when the whole profile began, likewise.
-        paths: names of operations from the outermost to the innermost.
-        spans: the operations.
-        phases: rising moments, and the index into ``phase_names`` from each on.
-        phase_names: of the phases.
-        slices: rising moments, and `SWITCHING`, `PLAIN` or `WATCHED` from each on.
-        cost: seconds that it takes to note an operation.
-        host: what torch did on the CPU, in slices that were watched.
-        device: what GPUs did.
-    """
-
-    process: str
+    process: str  # its name: ``main``, ``rlstruct-worker-0``, …
     pid: int
-    parent: int
-    window: int
+    parent: int  # pid of the process that started it
+    window: int  # its number; negative if it shows the capture of a graph, outside of the windows that sample the run
     begun: int
     ended: int
-    origin: int
-    paths: list[tuple[str, ...]]
+    origin: int  # when the whole profile began
+    paths: list[tuple[str, ...]]  # names of operations from the outermost to the innermost
     spans: Spans
-    phases: tuple[Times, Integers]
+    phases: tuple[Times, Integers]  # rising moments, and the index into ``phase_names`` from each on
     phase_names: list[str]
-    slices: tuple[Times, Integers]
-    cost: float
-    host: HostEvents
-    device: DeviceEvents
+    slices: tuple[Times, Integers]  # rising moments, and `SWITCHING`, `PLAIN` or `WATCHED` from each on
+    cost: float  # seconds that it takes to note an operation
+    host: HostEvents  # what torch did on the CPU, in slices that were watched
+    device: DeviceEvents  # what GPUs did
 
     def innermost(self) -> tuple[Times, Integers]:
         """Return rising moments, and the path of the innermost operation from each on, -1 for none.  [M] each."""
@@ -214,14 +170,11 @@ def replay(
 
 
 def read_kineto(trace: dict[str, Any], unix: int) -> tuple[HostEvents, DeviceEvents]:
-    """Read a trace as `torch.profiler.profile.export_chrome_trace` writes it.
+    """Read the events of the CPU and of GPUs from a trace, as `torch.profiler.profile.export_chrome_trace` writes it.
 
     Args:
         trace: the parsed JSON.
         unix: what to take from its nanoseconds since 1970, so that they become those of ``time.perf_counter``.
-
-    Returns:
-        The events of the CPU and those of GPUs.
     """
     host: list[tuple[int, ...]] = []
     device: list[tuple[int, ...]] = []

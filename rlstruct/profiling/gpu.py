@@ -66,14 +66,11 @@ class GpuUse:
 
 
 def use_of_gpus(recordings: Sequence[Recording], folder: Path) -> list[GpuUse]:
-    """Analyse what the processes did on GPUs.
+    """Analyse what the processes did on GPUs: one answer for each process and GPU that it used.
 
     Args:
         recordings: windows of processes.
         folder: where NVML's samples are, if there are any.
-
-    Returns:
-        One for each process and GPU that it used.
     """
     samples = np.asarray(
         [sample for file in sorted(folder.glob("*.nvml.json")) for sample in json.loads(file.read_text())], np.float64

@@ -20,17 +20,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Segments:
-    """A stretch of time, cut at every boundary; segment i reaches from ``edges[i]`` to ``edges[i + 1]``.
+    """A stretch of time, cut at every boundary; segment i reaches from ``edges[i]`` to ``edges[i + 1]``."""
 
-    Attributes:
-        edges: strictly rising.  [N + 1] int64, ns
-        active: bit c is set while an interval of category c is active.  [N] int64
-        label: what `flatten` or the caller said is going on, -1 for nothing.  [N] int64
-    """
-
-    edges: Times
-    active: Integers
-    label: Integers
+    edges: Times  # strictly rising.  [N + 1] int64, ns
+    active: Integers  # bit c is set while an interval of category c is active.  [N] int64
+    label: Integers  # what `flatten` or the caller said is going on, -1 for nothing.  [N] int64
 
     @property
     def lengths(self) -> Times:
@@ -74,14 +68,11 @@ def sweep(
 
 
 def lookup(labels: tuple[Times, Integers], times: Times) -> Integers:
-    """Return what is going on at each moment.
+    """Return what is going on at each moment, [K] int64: -1 before the first change.
 
     Args:
         labels: rising times, and what is going on from each of them on.  [M] each
         times: moments.  [K] int64, ns
-
-    Returns:
-        The label of the last change that is not later; -1 before the first.  [K] int64
     """
     at = np.searchsorted(labels[0], times, side="right") - 1
     return np.where(at < 0, -1, np.append(labels[1], -1)[at])
@@ -125,14 +116,5 @@ def union_length(starts: Times, ends: Times) -> int:
 
 
 def totals(keys: Integers, values: NDArray[Any], n: int) -> Floats:
-    """Add up values by key.
-
-    Args:
-        keys: 0 to n - 1.  [K] int64
-        values: exact up to 2**53.  [K]
-        n: how many keys there are.
-
-    Returns:
-        The sums.  [n] float64
-    """
+    """Add up values [K] by their keys, 0 to n - 1, [K] int64; exact up to 2**53.  [n] float64."""
     return np.bincount(keys, weights=values, minlength=n).astype(np.float64)

@@ -21,12 +21,7 @@ _TRACKS = ("operations", "torch and CUDA's API")
 
 
 def write_trace(recordings: Sequence[Recording], path: Path) -> None:
-    """Write one trace of all processes.
-
-    Args:
-        recordings: windows of processes.
-        path: of the file.
-    """
+    """Write one trace of all windows of all processes."""
     with path.open("wb") as file:
         for packet in _packets(recordings):
             file.write(_bytes(1, packet))

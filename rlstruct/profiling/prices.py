@@ -24,16 +24,10 @@ _LONGEST = 3.0  # times a typical piece; in a longer one another program has run
 
 @dataclass(frozen=True)
 class Prices:
-    """What it costs a process to note one event, in seconds.
+    """What it costs a process to note one event, in seconds."""
 
-    Attributes:
-        operation: to enter and leave an operation.
-        event: to record an event of torch, on average over all processes; None if no slices could be compared. A
-            negative one is taken for 0.
-    """
-
-    operation: float
-    event: float | None
+    operation: float  # to enter and leave an operation
+    event: float | None  # to record one of torch's, a mean over all processes; None if no slices could be compared
 
 
 def prices_of(recordings: Sequence[Recording]) -> dict[int, Prices]:

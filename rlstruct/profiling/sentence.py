@@ -48,12 +48,7 @@ def main_process(processes: Sequence[Process]) -> Process:
 
 
 def sentence_of(processes: Sequence[Process], gpus: Sequence[GpuUse]) -> str:
-    """Name the bottleneck, and what to try.
-
-    Args:
-        processes: of a run.
-        gpus: how they used GPUs.
-    """
+    """Name the bottleneck of a run, and what to try."""
     main = main_process(processes)
     phase = _phase_of(main)
     rows = [row for row in main.rows if row.phase == phase]

@@ -97,12 +97,9 @@ def gumbel_scores(logits: Tensor, visits: Tensor, values: Tensor) -> Tensor:
     """Score actions so that their visits come to follow the improved policy; equation 14 of Danihelka et al. (2022).
 
     Args:
-        logits: see `puct_scores`, as is ``visits``.  [..., A] float
+        logits: see `puct_scores`, as is ``visits``.  [..., A] float, as the result
         visits: [..., A] float
         values: from `completed_values`.  [..., A] float
-
-    Returns:
-        [..., A]
     """
     return (logits + values).softmax(-1) - visits / (1.0 + visits.sum(-1, keepdim=True))
 
@@ -165,11 +162,7 @@ def is_legal(logits: Tensor) -> Tensor:
 def mask_logits(logits: Tensor) -> Tensor:
     """Give actions at -inf the lowest number of the dtype, so that no softmax is undefined, even where all are illegal.
 
-    Args:
-        logits: [..., A] float
-
-    Returns:
-        [..., A], the greatest one 0.
+    The greatest of the others becomes 0.  [..., A] float, as the result.
     """
     illegal = logits == -torch.inf
     return (logits - logits.amax(-1, True)).masked_fill(illegal, torch.finfo(logits.dtype).min)

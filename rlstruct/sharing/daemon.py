@@ -229,10 +229,7 @@ def mps(
 
 
 def gpu_of(device: DeviceLike) -> str:
-    """Return the UUID of a GPU.
-
-    Args:
-        device: of torch; a UUID is returned as it is.
+    """Return the UUID of a GPU, a device of torch; a UUID is returned as it is.
 
     Raises:
         ValueError: it does not exist, or is no GPU.

@@ -28,15 +28,12 @@ _TAIL = 1500  # characters of each log
 
 
 def keep(program: str, folder: Path, parent: int) -> int:
-    """Start the daemon, wait, end it.
+    """Start the daemon, wait, end it, and return the exit code.
 
     Args:
         program: the control program of MPS.
         folder: with ``pipe`` and ``log`` in it, as this process's environment says too.
         parent: the process that the daemon is for.
-
-    Returns:
-        The exit code.
     """
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent decides, and it may be the last to go
@@ -58,11 +55,7 @@ def keep(program: str, folder: Path, parent: int) -> int:
 
 
 def said(folder: Path) -> str:
-    """Return the last lines of what daemon and server have said.
-
-    Args:
-        folder: as for `keep`.
-    """
+    """Return the last lines of what daemon and server have said."""
     logs = [folder / "log" / name for name in ("output", "control.log", "server.log")]
     return "\n".join(log.read_text(errors="replace")[-_TAIL:].strip() for log in logs if log.is_file()).strip()
 

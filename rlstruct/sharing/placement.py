@@ -203,13 +203,8 @@ class Placement:
 def take_cores(n_processes: int) -> list[set[int]]:
     """Give each process a core of its own, of those that this one may use and no other placement has taken.
 
-    A worker computes in one thread. The cores that are left are for the learner, and for the next batcher.
-
-    Args:
-        n_processes: how many.
-
-    Returns:
-        A core for each, as a set; none where there are too few, or where the system cannot pin.
+    A worker computes in one thread. The cores that are left are for the learner, and for the next batcher. There are
+    none where there are too few, or where the system cannot pin.
     """
     cores = sorted(os.sched_getaffinity(0) - _taken) if hasattr(os, "sched_getaffinity") else []
     if len(cores) < n_processes:

@@ -20,38 +20,23 @@ _SHOW_COLORS = bytes([0x86, 0x09, 0x86, 0x02, 0xE8, 0xE8, 0x4C, 0x80, 0x00])
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where a game can begin.
+    """Where a game can begin."""
 
-    Attributes:
-        state: of ALE.
-        screens: the last two pictures, the older first.  [2, lines, 160] uint8
-        lives: as ALE counts them.
-    """
-
-    state: AleState
-    screens: npt.NDArray[np.uint8]
-    lives: int
+    state: AleState  # of ALE
+    screens: npt.NDArray[np.uint8]  # the last two pictures, the older first.  [2, lines, 160] uint8
+    lives: int  # as ALE counts them
 
 
 @dataclass(frozen=True)
 class AleGame:
-    """A game as ale-py ships it.
+    """A game as ale-py ships it."""
 
-    Attributes:
-        name: ALE's name, such as ``space_invaders``.
-        rom: the bytes of its cartridge.
-        actions: ALE's numbers of the actions that do something.
-        legal: all numbers that ALE takes.
-        gray: how bright each number of a colour is.  [256, 1] uint8
-        colors: red, green and blue of each.  [256, 3] uint8
-    """
-
-    name: str
-    rom: bytes
-    actions: tuple[int, ...]
-    legal: tuple[int, ...]
-    gray: npt.NDArray[np.uint8]
-    colors: npt.NDArray[np.uint8]
+    name: str  # ALE's, such as ``space_invaders``
+    rom: bytes  # the bytes of its cartridge
+    actions: tuple[int, ...]  # ALE's numbers of the actions that do something
+    legal: tuple[int, ...]  # all numbers that ALE takes
+    gray: npt.NDArray[np.uint8]  # how bright each number of a colour is.  [256, 1] uint8
+    colors: npt.NDArray[np.uint8]  # red, green and blue of each.  [256, 3] uint8
 
 
 @functools.cache

@@ -36,25 +36,15 @@ _TIA = (
 
 @dataclass(frozen=True)
 class AleState:
-    """What a state of ALE says.
+    """What a state of ALE says."""
 
-    Attributes:
-        registers: our name of a register to its value.
-        ram: of the RIOT.  [128] uint8
-        cartridge: the numbers that ALE keeps of the cartridge: its bank, or its slices, and its RAM.
-        mapper: ALE's name of the kind of cartridge, such as ``F8``.
-        lines: the first line of the picture, and how many it has.
-        paddles: resistances of the first two paddles in ohms.
-        paddle_range: the least and the most that they can be turned to.
-    """
-
-    registers: dict[str, int]
-    ram: npt.NDArray[np.uint8]
-    cartridge: tuple[int, ...]
-    mapper: str
-    lines: tuple[int, int]
-    paddles: tuple[int, int]
-    paddle_range: tuple[int, int]
+    registers: dict[str, int]  # our name of a register to its value
+    ram: npt.NDArray[np.uint8]  # of the RIOT.  [128] uint8
+    cartridge: tuple[int, ...]  # the numbers that ALE keeps of the cartridge: its bank, or its slices, and its RAM
+    mapper: str  # ALE's name of the kind of cartridge, such as ``F8``
+    lines: tuple[int, int]  # the first line of the picture, and how many it has
+    paddles: tuple[int, int]  # resistances of the first two paddles in ohms
+    paddle_range: tuple[int, int]  # the least and the most that they can be turned to
 
 
 def _plain(number: int) -> int:

@@ -110,9 +110,6 @@ def compare_with_ale(game: str, n_frames: int = 1000, *, seed: int = 0, device: 
         seed: of the actions and of ALE.
         device: where ours runs.
 
-    Returns:
-        What differed.
-
     Raises:
         ImportError: ale-py is not installed.
         ValueError: the cartridge is of a kind that is not in `MAPPERS`.

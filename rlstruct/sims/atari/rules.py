@@ -75,24 +75,15 @@ class Rules:
 
 @dataclass(frozen=True)
 class Tables:
-    """Rules as tables; T is how many bytes they read.
+    """Rules as tables; T is how many bytes they read."""
 
-    Attributes:
-        addresses: of the bytes in RAM.  [T] int32
-        score: what each value of each byte adds.  [T, 256] int32
-        sets: the same for sets.  [T, 256] int32
-        lives: the same for lives.  [T, 256] int32
-        over: one bit for each way to end, set where this byte does not speak against it; `DROPS` and
-            `HELD` likewise.  [T, 256] int32
-        ways: the bits that begin as set, `DROPS` always, `HELD` if the rules say so.
-    """
-
-    addresses: npt.NDArray[np.int32]
-    score: npt.NDArray[np.int32]
-    sets: npt.NDArray[np.int32]
-    lives: npt.NDArray[np.int32]
+    addresses: npt.NDArray[np.int32]  # of the bytes in RAM.  [T] int32
+    score: npt.NDArray[np.int32]  # what each value of each byte adds.  [T, 256] int32
+    sets: npt.NDArray[np.int32]  # the same for sets.  [T, 256] int32
+    lives: npt.NDArray[np.int32]  # the same for lives.  [T, 256] int32
+    # One bit for each way to end, set where this byte does not speak against it; `DROPS` and `HELD` likewise. [T, 256]
     over: npt.NDArray[np.int32]
-    ways: int
+    ways: int  # the bits that begin as set: `DROPS` always, `HELD` if the rules say so
 
 
 def tables(rules: Rules) -> Tables:
