@@ -291,11 +291,12 @@ def test_nothing_is_drawn_before_a_stack_is_whole(kind: Any) -> None:
     assert within.sample(2)["observation/frame"].flatten(1).tolist() == [[1, 2, 3, 4]] * 2
 
 
+@pytest.mark.parametrize("accelerator", ["sim:0", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("prioritised", [False, True])
-def test_the_same_steps_on_a_device_of_its_own_without_a_wait(prioritised: bool) -> None:
+def test_the_same_steps_on_a_device_of_its_own_without_a_wait(prioritised: bool, accelerator: str) -> None:
     kind = PrioritisedReplayBuffer if prioritised else ReplayBuffer
     batches = []
-    for device in ("cpu", "sim:0"):
+    for device in ("cpu", accelerator):
         buffer = kind(120, device=device, n_step=2, seed=5)
         with create_batcher(3, 4) as batcher:
             batcher.reset()

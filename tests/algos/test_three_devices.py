@@ -6,12 +6,14 @@ import dataclasses
 import pathlib
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from picture_env import SIDES, PictureEnv
 from torch import Tensor, nn
 
 from rlstruct import RL_Agent, RL_Agent_CheckDevice, Trajectories, VecEnv, agents, sims
@@ -81,12 +83,18 @@ def convolutional() -> nn.Module:
     return agents.ConvolutionalActorCritic((10, 10), 2, n_features=16, layers=((4, 3, 1),))
 
 
+def pictures() -> nn.Module:
+    return agents.ConvolutionalActorCritic((4, *SIDES), 2, n_features=4, layers=((3, 3, 1),))
+
+
 def action_values() -> nn.Module:
     return agents.QNetwork(4, 2, hidden=(16,), duelling=True)
 
 
 A2C = a2c.A2CConfig(**PIECES)
 LAGGING = a2c.A2CConfig(**PIECES, overlap=True, vtrace=True, n_updates=2, n_minibatches=2)
+WINDOW = dataclasses.replace(A2C, n_env_steps=72, n_timesteps=2, n_minibatches=2, window=3, vtrace=True)
+STACKING = partial(agents.StackingAgent.create, create_agent=agents.ActorCriticAgent, shape=(4, *SIDES))
 DQN = dqn.DQNConfig(**PIECES, learning_starts=60, n_updates=2, batch_size=16)
 PPO = ppo.PPOConfig(**PIECES, n_epochs=2, n_minibatches=2)
 EPISODES = reinforce.ReinforceConfig(**ALL, n_env_steps=200, n_timesteps=25, n_envs=6)
@@ -95,7 +103,9 @@ KINDS: dict[str, tuple[Any, Any, Any, Any, Any]] = {
     "a2c with memory": (a2c, A2C, recurrent, agents.RecurrentAgent, create_env),
     "a2c with lag": (a2c, LAGGING, gaussian, agents.GaussianAgent, create_pendulum),
     "a2c with lag and memory": (a2c, LAGGING, recurrent_gaussian, agents.RecurrentGaussianAgent, create_pendulum),
+    "a2c, window, stacks": (a2c, WINDOW, pictures, STACKING, partial(PictureEnv, auto_reset=True)),
     "ppo": (ppo, PPO, perceptron, agents.ActorCriticAgent, create_env),
+    "ppo, stacks": (ppo, PPO, pictures, STACKING, partial(PictureEnv, auto_reset=True)),
     "ppo, normalised": (ppo, PPO, normalised, agents.ActorCriticAgent, create_env),
     "ppo with memory": (ppo, PPO, recurrent_gaussian, agents.RecurrentGaussianAgent, create_pendulum),
     "ppo, images": (ppo, PPO, convolutional, agents.ActorCriticAgent, create_images),

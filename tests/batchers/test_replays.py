@@ -373,8 +373,9 @@ def test_what_would_freeze_is_named_once_and_steps_go_on(device: str, kind: Any,
             torch.testing.assert_close(frame, expected, rtol=1e-3, atol=1e-3)
 
 
-def test_collecting_and_getting_wait_for_nothing(device: str) -> None:
-    with batcher_on(device, actor_critic) as batcher:
+@pytest.mark.parametrize(("kind", "name"), [("perceptron", "CartPole-v1"), ("stacking", "one at a time")])
+def test_collecting_and_getting_wait_for_nothing(device: str, kind: str, name: str) -> None:
+    with batcher_on(device, lambda device: actor_critic(device, kind), name=name) as batcher:
         batcher.reset()
         next_batch(batcher)
         next_batch(batcher)
@@ -382,8 +383,9 @@ def test_collecting_and_getting_wait_for_nothing(device: str) -> None:
             next_batch(batcher)
 
 
-def test_single_steps_wait_for_nothing_and_copy_nothing(device: str) -> None:
-    with batcher_on(device, actor_critic, graph=False) as batcher:
+@pytest.mark.parametrize(("kind", "name"), [("perceptron", "CartPole-v1"), ("stacking", "one at a time")])
+def test_single_steps_wait_for_nothing_and_copy_nothing(device: str, kind: str, name: str) -> None:
+    with batcher_on(device, lambda device: actor_critic(device, kind), graph=False, name=name) as batcher:
         batcher.reset()
         first = next_batch(batcher)
         with forbid_host_sync():
