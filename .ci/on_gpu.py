@@ -4,6 +4,12 @@
     python3 .ci/on_gpu.py --minutes 10 --out build/gpu --site packages
     python3 .ci/on_gpu.py --quick --out build/look      whether everything starts, also without a GPU
 
+Where a command may take 10 minutes only, the half hour is three commands, and each keeps what is in the folder:
+
+    python3 .ci/on_gpu.py --steps 1 2 --minutes 9 --resume --out build/gpu --site packages --commit abc1234
+    python3 .ci/on_gpu.py --steps 3 4 --minutes 9 --resume --out build/gpu --site packages --commit abc1234
+    python3 .ci/on_gpu.py --steps 5 6 --minutes 8 --resume --out build/gpu --site packages --commit abc1234
+
 The steps, in order; a step that ends early leaves its time to those that follow:
 
 1. ``first tests``: recording, replays, learning, collection, random numbers. If these are wrong, speed means nothing.
@@ -15,10 +21,11 @@ The steps, in order; a step that ends early leaves its time to those that follow
 
 torch, numpy, gymnasium, cloudpickle, pytest and hypothesis must be there, or in the folder that ``--site`` names (as
 `pip install --target` fills it); warp-lang too, or what needs it is left out. Every test file has processes of its own:
-one that hangs, dies or breaks CUDA loses one test, and the rest of its file runs in a new process. Every result is
-written as it comes, into files named by device and commit, so a run that is cut keeps what it has:
-``gpu_tests-….json`` (every test with its outcome, seconds and what it said), ``gpu-….json``, ``gpu_train-….json`` and
-``sharing-….json`` (what the benchmarks found), ``gpu_run-….json`` (what came of each step), and ``gpu_run-….log``.
+one that hangs, dies or breaks CUDA loses one test, and the rest of its file runs in a new process. The ladder likewise
+goes on without the rung that hung or broke CUDA. Every result is written as it comes, into files named by device and
+commit, so a run that is cut keeps what it has: ``gpu_tests-….json`` (every test with its outcome, seconds and what it
+said), ``gpu-….json``, ``gpu_train-….json`` and ``sharing-….json`` (what the benchmarks found), ``gpu_run-….json`` (what
+came of each step), and ``gpu_run-….log``.
 
 Exit code 0: every test passed and the benchmark ran to its end.
 """
@@ -34,6 +41,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +90,12 @@ STEPS = (
 )
 
 
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """Leave out what has ended in an earlier process."""
+    known = {row["test"] for row in _rows(Path(os.environ[REPORT]))}
+    items[:] = [item for item in items if item.nodeid not in known]
+
+
 def pytest_runtest_logstart(nodeid: str) -> None:
     """Write that a test begins; it may never end."""
     _note({"test": nodeid, "outcome": "began"})
@@ -100,6 +114,11 @@ def pytest_runtest_logreport(report: Any) -> None:  # noqa: ANN401 - pytest's ow
 def _note(row: Row) -> None:
     with open(os.environ[REPORT], "a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
+
+
+def _rows(report: Path) -> list[Row]:
+    lines = report.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be cut
 
 
 class Session:
@@ -140,6 +159,23 @@ class Session:
             | commit
         )
         self.here = self._machine()
+        self.chosen = [STEPS[number - 1] for number in options.steps or range(1, len(STEPS) + 1)]
+        if options.resume:
+            self.rows = [row for row in self._read("gpu_tests") if "::" in row["test"]]  # else the file did not begin
+            names = {step.name for step in self.chosen}
+            self.steps = [row for row in self._read("gpu_run") if row["step"] not in names]
+
+    def _read(self, name: str) -> list[Row]:
+        """Return the rows of a result file of this device and commit, none if there is no file."""
+        path = self.path(name)
+        rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
+        return rows
+
+    def _write(self, name: str, rows: list[Row]) -> None:
+        """Write a result file, which is whole at any time."""
+        new = self.path(name, "new")
+        new.write_text(json.dumps({"benchmark": name, "machine": self.here, "rows": rows}, indent=1) + "\n")
+        new.replace(self.path(name))
 
     def left(self, share: float = 1.0) -> float:
         """Seconds until this share of the time is used up."""
@@ -166,60 +202,68 @@ class Session:
 
     def run(self) -> bool:
         """Take the steps in order, each for its share and what those before it left; returns whether all is well."""
-        self.path("gpu_run", "log").write_text("")
-        share, good = 0.0, True
+        if not self.options.resume:
+            self.path("gpu_run", "log").write_text("")
+        share, good, whole = 0.0, True, sum(step.share for step in self.chosen)
         for step in STEPS:
-            share += step.share
+            if step not in self.chosen:
+                self._files(step)
+                continue
+            share += step.share / whole
             start = time.monotonic()
             print(f"== {step.name}, {max(0.0, self.left(share)):.0f} s", flush=True)
-            came = self.benchmark(step, share) if step.benchmark else self.tests(step.tests, share)
+            try:
+                came = self.benchmark(step, share) if step.benchmark else self.tests(step, share)
+            except Exception as error:  # whatever it is, the other steps have their time
+                came = {"exit_code": -1, "error": f"{type(error).__name__}: {error}"}
+                print(traceback.format_exc(), flush=True)
             self.steps.append({"step": step.name, "seconds": round(time.monotonic() - start, 1)} | came)
-            summary = {"benchmark": "gpu_run", "machine": self.here, "rows": self.steps}
-            self.path("gpu_run").write_text(json.dumps(summary, indent=1) + "\n")
+            self._write("gpu_run", self.steps)
             good &= came.get("exit_code", 0) == 0 and set(came.get("tests", ())) <= {"passed", "skipped"}
         return good
 
-    def tests(self, words: tuple[str, ...], share: float) -> Row:
-        """Run test files, several at a time; returns how many tests had which outcome.
-
-        Args:
-            words: files whose name has one of them, in the order of the words; none: all that have not been run.
-            share: of the whole time, when to stop.
-        """
-        names = [str(file.relative_to(ROOT)) for file in sorted((ROOT / "tests").rglob("test_*.py"))]
-        names = [
-            name for name in names if name not in LEFT_OUT | self._taken and _SELECTS.search((ROOT / name).read_text())
-        ]
-        order = {name: next((i for i, word in enumerate(words) if word in Path(name).stem), None) for name in names}
-        if words:
-            names = sorted((name for name in names if order[name] is not None), key=lambda name: order[name] or 0)
+    def _files(self, step: Step) -> list[str]:
+        """Take the test files of a step that no step before it has taken, in the order of its words."""
+        if step.benchmark:
+            return []
+        found: list[tuple[int, str]] = []
+        for file in sorted((ROOT / "tests").rglob("test_*.py")):
+            name = str(file.relative_to(ROOT))
+            order = next((i for i, word in enumerate(step.tests) if word in file.stem), None if step.tests else 0)
+            if order is not None and name not in LEFT_OUT | self._taken and _SELECTS.search(file.read_text()):
+                found.append((order, name))
+        names = [name for _, name in sorted(found)]
         self._taken |= set(names)
+        return names
+
+    def tests(self, step: Step, share: float) -> Row:
+        """Run test files, several at a time, until this share of the time; returns how many tests had which outcome."""
+        names = self._files(step)
         if self.options.tests:
             names = [name for name in names if any(word in name for word in self.options.tests)]
         names = names[:1] if self.options.quick else names
-        before = len(self.rows)
         with ThreadPoolExecutor(self.options.jobs) as pool:
             list(pool.map(lambda name: self._file(ROOT / name, share), names))
         counts: Row = {}
-        for row in self.rows[before:]:
-            counts[row["outcome"]] = counts.get(row["outcome"], 0) + 1
+        for row in self.rows:
+            if row["file"] in names:
+                counts[row["outcome"]] = counts.get(row["outcome"], 0) + 1
         return {"tests": counts}
 
     def _file(self, file: Path, share: float) -> None:
         """Run one file, again and again until every test has begun and ended, or has shown that it does not end."""
         name = str(file.relative_to(ROOT))
         report = self.scratch / f"{name.replace('/', '-')}.jsonl"
-        known: dict[str, Row] = {}
+        known: dict[str, Row] = {row["test"]: row for row in self.rows if row["file"] == name}
         for start in range(_MOST_STARTS):
             seconds = min(self.options.file_seconds, self.left(share))
             if seconds < 5:
                 self._keep(name, [{"test": name, "outcome": "not run", "said": "the time is used up"}])
                 return
-            report.write_text("")
-            code, log = self._pytest(file, report, list(known), seconds)
-            rows = [json.loads(line) for line in report.read_text().splitlines()]
+            report.write_text("".join(json.dumps({"test": test}) + "\n" for test in known))
+            code, log = self._pytest(file, report, seconds)
             new: dict[str, Row] = {}
-            for row in rows:
+            for row in _rows(report)[len(known) :]:
                 if new.get(row["test"], row)["outcome"] not in ("failed", "error"):  # a failure outlives its teardown
                     new[row["test"]] = row
             for row in new.values():
@@ -234,7 +278,7 @@ class Session:
             if not began or (ended and code in (0, 1, 5)):  # a file that fails before its first test fails again
                 return
 
-    def _pytest(self, file: Path, report: Path, known: list[str], seconds: float) -> tuple[int | None, str]:
+    def _pytest(self, file: Path, report: Path, seconds: float) -> tuple[int | None, str]:
         command = [sys.executable, "-X", "faulthandler", "-m", "pytest", str(file), "-m", "gpu and not exhaustive"]
         command += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
         command += ["-p", "no:cacheprovider", "-p", "on_gpu", "-v", "--tb=short", "--no-header"]
@@ -246,26 +290,26 @@ class Session:
             command += ["-p", "pytest_timeout", "--timeout-method=thread", f"--timeout={self.options.test_seconds}"]
         else:
             command += ["-o", "addopts=", "-W", "ignore::pytest.PytestConfigWarning"]
-        for test in known:
-            command += ["--deselect", test]
+        return self._call(command, {REPORT: str(report)}, seconds)
+
+    def _call(self, command: list[str], environment: dict[str, str], seconds: float) -> tuple[int | None, str]:
+        """Run a program; returns its exit code, None if its time was up, and what it said."""
         folder = self.scratch / "cwd"
         folder.mkdir(exist_ok=True)
-        environment = self.environment | {REPORT: str(report)}
-        try:
-            run = subprocess.run(
-                command,
-                cwd=folder,
-                env=environment,
-                timeout=seconds,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-            )
-        except subprocess.TimeoutExpired as error:
-            said = error.stdout or b""
-            return None, said.decode(errors="replace") if isinstance(said, bytes) else str(said)
-        return run.returncode, run.stdout
+        with tempfile.TemporaryFile(dir=self.scratch) as said:  # a pipe would wait for all that the program has started
+            try:
+                code: int | None = subprocess.run(
+                    command,
+                    cwd=folder,
+                    env=self.environment | environment,
+                    timeout=seconds,
+                    stdout=said,
+                    stderr=subprocess.STDOUT,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                code = None
+            said.seek(0)
+            return code, said.read().decode(errors="replace")
 
     def _keep(self, name: str, rows: list[Row], log: str = "") -> None:
         with self._lock:
@@ -274,8 +318,7 @@ class Session:
             print(f"{name}: {len(rows) - len(bad)} passed or skipped, {len(bad)} not", flush=True)
             for row in bad:
                 print(f"  {row['outcome']}: {row['test']}\n{_last_lines(row['said'], 6)}", flush=True)
-            found = {"benchmark": "gpu_tests", "machine": self.here, "rows": self.rows}
-            self.path("gpu_tests").write_text(json.dumps(found, indent=1) + "\n")
+            self._write("gpu_tests", self.rows)
             self._log(log)
 
     def _log(self, text: str) -> None:
@@ -283,38 +326,23 @@ class Session:
             file.write(text)
 
     def benchmark(self, step: Step, share: float) -> Row:
-        """Run a benchmark, again where CUDA broke; returns the exit code, and ratios beside targets."""
+        """Run a benchmark, again where it hung or CUDA broke; returns the exit code, and ratios beside targets."""
         code: int | None = None
-        for _ in range(3):
+        for _ in range(_MOST_STARTS):
             seconds = self.left(share)
             if seconds < 15:
                 break
             script = ROOT / "benchmarks" / f"{step.benchmark}.py"
             command = [sys.executable, str(script), "--out", str(self.options.out)]
-            command += ["--resume", "--parts", *step.parts] if step.parts else []
+            command += ["--resume"] if step.parts or (self.options.resume and step.benchmark != "sharing") else []
+            command += ["--parts", *step.parts] if step.parts else []
             command += ["--minutes", f"{(seconds - 10) / 60:.2f}", *(["--quick"] if self.options.quick else [])]
-            try:
-                run = subprocess.run(
-                    command,
-                    env=self.environment,
-                    timeout=seconds,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    errors="replace",
-                )
-            except subprocess.TimeoutExpired as error:
-                said = error.stdout or b""
-                said = said.decode(errors="replace") if isinstance(said, bytes) else said
-                self._log(f"\n== {step.name}: cut\n{said}")
-                break
-            self._log(f"\n== {step.name}: exit code {run.returncode}\n{run.stdout}")
-            print(_last_lines(run.stdout, 12), flush=True)
-            code = run.returncode
+            code, said = self._call(command, {}, seconds)
+            self._log(f"\n== {step.name}: {'cut' if code is None else f'exit code {code}'}\n{said}")
+            print(_last_lines(said, 12), flush=True)
             if code != BROKEN:
                 break
-        path = self.path(step.benchmark)
-        rows = json.loads(path.read_text())["rows"] if path.exists() else []
+        rows = self._read(step.benchmark)
         return {
             "exit_code": code,
             "ratios": [row for row in rows if row.get("part") == "summary"],
@@ -332,6 +360,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of all results")
     parser.add_argument("--minutes", type=float, default=30.0, help="for everything")
     parser.add_argument("--tests", nargs="+", default=[], help="only test files whose path has one of these words")
+    numbers = range(1, len(STEPS) + 1)
+    parser.add_argument("--steps", nargs="+", type=int, choices=numbers, default=[], help="only these, by number")
+    parser.add_argument("--resume", action="store_true", help="keep what is in the folder, and do not repeat its tests")
     parser.add_argument("--test-seconds", type=int, default=120, help="longest time of one test")
     parser.add_argument("--file-seconds", type=int, default=240, help="longest time of one process of tests")
     parser.add_argument("--jobs", type=int, default=4, help="test files at a time")

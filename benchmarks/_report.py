@@ -155,8 +155,9 @@ def write(name: str, rows: list[dict[str, Any]]) -> Path:
     """
     path = result_path(name)
     RESULTS.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"benchmark": name, "machine": machine(), "rows": rows}, indent=1) + "\n")
-    return path
+    new = path.with_suffix(".new")  # a run may be cut at any time, and resumed
+    new.write_text(json.dumps({"benchmark": name, "machine": machine(), "rows": rows}, indent=1) + "\n")
+    return new.replace(path)
 
 
 def result_path(name: str) -> Path:

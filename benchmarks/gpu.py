@@ -15,8 +15,8 @@ first).
 
 Timings are medians of interleaved repeats after a warm-up, compilation left out. Every row is written as it comes, so a
 run that is cut keeps what it has; what is measured is not measured again. An exception costs the rung that raised it.
-What cannot run here (CUDA, Warp) is left out, and the file says so. Exit code 70: CUDA broke; `--resume` goes on behind
-the rung that broke it.
+What cannot run here (CUDA, Warp) is left out, and the file says so. Exit code 70: CUDA broke, or a rung hung;
+`--resume` goes on without that rung.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ import argparse
 import contextlib
 import gc
 import json
+import os
 import statistics
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -52,18 +54,41 @@ PARTS = (
 )  # fmt: skip
 BROKEN = 70  # exit code
 NO_TIME = "the time budget is used up"
+LONGEST = 100.0  # seconds that a rung may take to be made or to be timed, with its compilation
 
 
 class Run(_report.Run):
     """One run of the benchmark."""
 
     name = "gpu"
+    _now: tuple[float, _report.Row] | None = None  # when what is going on hangs, and the row that says so
+
+    def watch(self) -> None:
+        """Begin to end the program as soon as something hangs; rows say what."""
+
+        def look() -> None:
+            while (now := self._now) is None or time.perf_counter() < now[0]:
+                time.sleep(0.5)
+            self.add(**now[1], left_out=f"it took more than {LONGEST:.0f} s", broke=True)
+            os._exit(BROKEN)
+
+        threading.Thread(target=look, daemon=True).start()
+
+    @contextlib.contextmanager
+    def limited(self, **row: object) -> Iterator[None]:
+        """Let what is inside hang after a while."""
+        self._now = (time.perf_counter() + LONGEST, row)
+        try:
+            yield
+        finally:
+            self._now = None
 
     def measured(self, part: str, **where: object) -> bool:
-        """Whether a part has rows with these values; a rung that failed has no K."""
+        """Whether a part has rows with these values, but for rungs that broke CUDA: the others were not measured."""
         return any(
             row["part"] == part
-            and all(row.get(key) == value or (key == "K" and "left_out" in row) for key, value in where.items())
+            and not ("rung" in row and row.get("broke"))
+            and all(row.get(key) == value for key, value in where.items())
             for row in self.rows
         )
 
@@ -81,7 +106,8 @@ class Run(_report.Run):
         while rungs and not rounds:
             calls = {rung.name: partial(_guarded, rung) for rung in rungs}
             try:
-                rounds = _report.interleaved_rounds(calls, 5, 0.002 if self.quick else 0.08)
+                with self.limited(part=part, N=n_envs):
+                    rounds = _report.interleaved_rounds(calls, 5, 0.002 if self.quick else 0.08)
             except _RungError as failure:
                 rungs.remove(failure.rung)
                 self.failed(failure.error, part=part, rung=failure.rung.name, N=n_envs)
@@ -104,12 +130,15 @@ class Run(_report.Run):
             gc.collect()  # the rungs before hold each other, and many gigabytes
             torch.cuda.empty_cache()
         rungs = []
+        broke = {row.get("rung") for row in self.rows if row.get("broke")}
         for maker in makers:
-            with self.caught(part=part, rung=_name(maker), N=n_envs):
-                rung = maker()
-                rung.run()
-                rung.run()
-                rungs.append(rung)
+            row = {"part": part, "rung": _name(maker), "N": n_envs}
+            if row["rung"] not in broke:
+                with self.caught(**row), self.limited(**row):
+                    rung = maker()
+                    rung.run()
+                    rung.run()
+                    rungs.append(rung)
         return rungs
 
     @contextlib.contextmanager
@@ -127,11 +156,13 @@ class Run(_report.Run):
             SystemExit: it does not.
         """
         said = str(error).strip().splitlines() or [""]
-        self.add(**row, left_out=f"{type(error).__name__}: {said[0]}")
+        row = self.add(**row, left_out=f"{type(error).__name__}: {said[0]}")
         if self.device.type == "cuda":
             try:
                 torch.cuda.synchronize(self.device)
             except RuntimeError:
+                row["broke"] = True
+                _report.write(self.name, self.rows)
                 raise SystemExit(BROKEN) from error
 
     def best(self, part: str, rung: str, **where: int) -> float | None:
@@ -292,11 +323,11 @@ def _simulator(device: torch.device, n_envs: int, seed: int) -> Any:  # noqa: AN
 
 
 def _name(maker: MakeRung) -> str:
-    """Say which rung could not be made."""
-    if not isinstance(maker, partial):
-        return repr(maker)
-    words = [value for value in (*maker.args, *maker.keywords.values()) if isinstance(value, str)]
-    return " ".join([maker.func.__name__, *words])
+    """Return the name of a rung that may not exist: the first text of its maker, or of the maker in that."""
+    for value in maker.args if isinstance(maker, partial) else ():
+        if isinstance(value, str | partial):
+            return value if isinstance(value, str) else _name(value)
+    return getattr(maker, "func", maker).__name__
 
 
 def main() -> None:
@@ -317,6 +348,7 @@ def main() -> None:
     if run.device.type == "cpu":
         torch.set_num_threads(1)
     print(_report.machine())
+    run.watch()
     for part in options.parts:
         with run.caught(part=part):
             globals()[part](run)

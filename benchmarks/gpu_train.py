@@ -6,7 +6,8 @@
 
 A 64-64 policy and critic, T = 32 steps, 4 epochs of 4 minibatches (on the CPU also the preset of CartPole-v1: 8
 environments, T = 128). An iteration collects a batch, learns from it and publishes the weights; nothing is evaluated.
-The ways take turns; medians of 5 rounds after a warm-up, compiling left out. The shares say where the time went, with a
+The ways take turns, on a GPU those that compile after the others; medians of 5 rounds after a warm-up, compiling left
+out. The shares say where the time went, with a
 wait for the device in between, and so are taken in iterations of their own. Every row is written as it comes; what
 raises is a row that says so. Targets on one GPU: 1e6 at 4,096 environments, 1e7 at 65,536 or more.
 """
@@ -14,11 +15,13 @@ raises is a row that says so. Targets on one GPU: 1e6 at 4,096 environments, 1e7
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import gc
+import itertools
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -108,26 +111,35 @@ class Run:
 
     def measure(self, name: str, config: PPOConfig, ways: list[str], backend: str, seconds: float) -> None:
         """Let the ways take turns at one task, and write a row for each."""
-        loops = {}
+        loops: dict[str, Loop] = {}
         for way in ways:
-            try:
+            with self.caught(task=name, way=way, backend=backend):
                 loops[way] = Loop(dataclasses.replace(config, **WAYS[way]), backend)  # type: ignore[arg-type]
-            except Exception as error:  # whatever it is, the other ways are measured all the same
-                self.add(task=name, way=way, left_out=f"{type(error).__name__}: {str(error).splitlines()[:1]}")
         calls: dict[str, Callable[[], object]] = {}
         for way, loop in loops.items():
             calls |= {way: loop.iterate, f"{way} C": loop.collect_only, f"{way} L": loop.learn_only}
-        found = _report.interleaved(calls, 5, seconds)
-        for way, loop in loops.items():
-            rate, target = loop.steps / found[way], TARGETS.get(config.n_envs)
-            self.add(
-                task=name, way=way, backend=backend, N=config.n_envs, T=config.n_timesteps, steps_per_second=rate,
-                collecting=found[f"{way} C"], learning=found[f"{way} L"],
-                **({} if "eager" not in found else {"update_over_eager": found["eager L"] / found[f"{way} L"],
-                                                    "whole_over_eager": found["eager"] / found[way]}),
-                **({} if target is None or loop.device.type != "cuda" else {"met": _report.verdict(rate, target)}),
-            )  # fmt: skip
+        with self.caught(task=name, way=ways[-1], backend=backend):
+            found = _report.interleaved(calls, 5, seconds)
+            for way, loop in loops.items():
+                rate, target = loop.steps / found[way], TARGETS.get(config.n_envs)
+                self.add(
+                    task=name, way=way, backend=backend, N=config.n_envs, T=config.n_timesteps, steps_per_second=rate,
+                    collecting=found[f"{way} C"], learning=found[f"{way} L"],
+                    **({} if "eager" not in found else {"update_over_eager": found["eager L"] / found[f"{way} L"],
+                                                        "whole_over_eager": found["eager"] / found[way]}),
+                    **({} if target is None or loop.device.type != "cuda" else {"met": _report.verdict(rate, target)}),
+                )  # fmt: skip
+        for loop in loops.values():
             loop.batcher.close()
+
+    @contextlib.contextmanager
+    def caught(self, **row: str) -> Iterator[None]:
+        """Turn an exception inside into a row, so that what follows is measured all the same."""
+        try:
+            yield
+        except Exception as error:
+            said = str(error).strip().splitlines() or [""]
+            self.add(**row, left_out=f"{type(error).__name__}: {said[0]}")
 
 
 def main() -> None:
@@ -152,13 +164,15 @@ def main() -> None:
     sizes = [64] if options.quick else [4096, 1 << 16, 1 << 18] if on_gpu else [1024]
     tasks |= {f"{n:,} environments": dataclasses.replace(common, n_envs=n) for n in sizes}
     ways = options.ways or (["eager", "graph"] if options.quick else list(WAYS))
-    ways = [way for way in ways if on_gpu or "graph" not in way]
-    for name, config in tasks.items():
-        for backend in [options.backend] if options.backend else ["warp", "torch"] if on_gpu else ["torch"]:
-            known = any(row["task"] == name and row.get("backend") == backend for row in run.rows)
-            if not known and time.perf_counter() - start < 60 * options.minutes:
-                run.measure(name, config, ways, backend, 0.01 if options.quick else 0.5)
-            gc.collect()
+    turns = [[way for way in ways if on_gpu or "graph" not in way]]
+    if on_gpu and not options.ways and not options.quick:
+        turns = [["eager", "graph"], ["eager", "compiled", "compiled, graph"]]
+    backends = [options.backend] if options.backend else ["torch", "warp"] if on_gpu else ["torch"]
+    for ways, backend, (name, config) in itertools.product(turns, backends, tasks.items()):
+        known = any((row["task"], row["backend"], row["way"]) == (name, backend, ways[-1]) for row in run.rows)
+        if not known and time.perf_counter() - start < 60 * options.minutes:
+            run.measure(name, config, ways, backend, 0.01 if options.quick else 0.25 if on_gpu else 0.5)
+        gc.collect()
     if not run.rows:
         raise SystemExit("nothing was measured: more --minutes?")
     best = {row["task"]: max(r.get("steps_per_second", 0.0) for r in run.rows if r["task"] == row["task"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 from functools import partial
@@ -24,6 +25,7 @@ from rlstruct.algos import a2c, ppo
 from rlstruct.batchers import RL_Batcher
 from rlstruct.engine import graph as recording
 from rlstruct.sims import make
+from rlstruct.testing import forbid_host_sync
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda:0"
@@ -110,6 +112,41 @@ def test_an_update_of_an_agent_with_a_state_is_recorded_and_gives_the_plain_ones
     assert len(graphs) == 1
     for one, other in zip(recorded, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=0.0, atol=1e-6)
+
+
+WINDOW = {"n_minibatches": 2, "window": 2, "vtrace": True}
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("kind", KEEP_STATES)
+@pytest.mark.parametrize(
+    ("algorithm", "config"),
+    [
+        (a2c, a2c.A2CConfig(n_timesteps=6, n_envs=4, learner_device=DEVICE)),
+        (a2c, a2c.A2CConfig(n_timesteps=6, n_envs=4, learner_device=DEVICE, **WINDOW)),
+        (ppo, ppo.PPOConfig(n_timesteps=6, n_envs=4, learner_device=DEVICE, n_epochs=2, n_minibatches=2)),
+    ],
+    ids=["a2c", "window", "ppo"],
+)
+def test_no_update_of_an_agent_with_a_state_waits(algorithm: Any, config: Any, kind: str, graph: bool) -> None:
+    create_model, create_agent, create_env = KEEP_STATES[kind]
+    learner = algorithm.Learner.create(
+        create_model().to(DEVICE), create_agent, dataclasses.replace(config, graph=graph)
+    )
+    settings = {"n_envs": 4, "device": DEVICE}
+    args = {"model": create_model(), "device": DEVICE}
+    waits = int(getattr(config, "window", None) is not None)  # for a second batch, which fills the window
+    with RL_Batcher(6, create_agent, create_env, agent_args=args, env_args=settings, seed=1, device=DEVICE) as batcher:
+        batcher.reset()
+        learnt = []
+        for i in range(4 + waits):
+            batcher.execute()
+            batch = batcher.get()[0]
+            # After an update of single steps comes the one that is recorded: torch waits when a recording begins.
+            with contextlib.nullcontext() if graph and i == 1 + waits else forbid_host_sync():
+                learnt.append(learner.update(batch, i / 10))
+    assert [bool(terms) for terms in learnt] == [False] * waits + [True] * 4
+    assert all(term.isfinite() for terms in learnt for term in terms.values())
 
 
 def test_an_update_that_stops_early_is_recorded_too() -> None:

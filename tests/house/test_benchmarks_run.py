@@ -6,11 +6,14 @@ import dataclasses
 import importlib
 import json
 import math
+import os
 import pathlib
 import re
 import subprocess
 import sys
+import threading
 import time
+from functools import partial
 from types import ModuleType
 
 import pytest
@@ -152,6 +155,33 @@ def test_a_rung_that_raises_costs_itself_and_no_other(gpu: ModuleType) -> None:
     assert [row["rung"] for row in run.rows if "steps_per_second" in row] == ["good"]
     assert run.measured("simulation", N=64)
     assert not run.measured("simulation", N=1)
+
+
+def test_a_rung_that_hangs_ends_the_program_and_is_left_out_when_it_is_resumed(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from _gpu_rungs import Rung
+
+    ended = threading.Event()
+
+    def leave(code: int) -> None:
+        assert code == gpu.BROKEN
+        ended.set()
+
+    def hanging(name: str) -> object:
+        assert ended.wait(20)
+        return Rung(name, lambda: None, 1)
+
+    monkeypatch.setattr(gpu, "LONGEST", 0.1)
+    monkeypatch.setattr(os, "_exit", leave)
+    run = gpu.Run(torch.device("cpu"), quick=True, deadline=math.inf, silent=True)
+    run.watch()
+    run.made("policy", 64, [partial(hanging, "slow")])
+    assert [(row["rung"], row["N"], row["left_out"]) for row in run.rows] == [("slow", 64, "it took more than 0 s")]
+    assert not run.measured("policy", N=64)
+    run.rate("policy", 64, [partial(hanging, "slow"), lambda: Rung("good", lambda: time.sleep(1e-4), 1)])
+    assert [row["rung"] for row in run.rows if "steps_per_second" in row] == ["good"]
+    assert run.measured("policy", N=64)
 
 
 def test_the_plain_search_plays_connect_four(monkeypatch: pytest.MonkeyPatch) -> None:

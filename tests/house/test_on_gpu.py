@@ -19,6 +19,7 @@ pytestmark = pytest.mark.gpu
 
 def test_passes(): pass
 def test_hangs_in_c(): ctypes.CDLL(None).sleep(60)
+def test_hangs_in_c_no_more(): pass
 def test_fails(): assert 1 == 2, "arithmetic"
 def test_crashes(): os.abort()
 def test_breaks_cuda(): raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -62,13 +63,19 @@ def test_every_test_is_accounted_for(tmp_path: pathlib.Path, monkeypatch: pytest
         file_seconds=20,
         jobs=2,
         quick=False,
+        steps=[],
+        resume=False,
     )
     session = on_gpu.Session(options, tmp_path / "scratch")
-    assert session.tests(("broken",), 1.0) == {"tests": {"error": 1}}
-    assert session.tests((), 1.0) == {"tests": {"passed": 2, "lost": 2, "failed": 2}}
+    assert session.tests(on_gpu.Step("first", 0.5, tests=("broken",)), 1.0) == {"tests": {"error": 1}}
+    assert session.tests(on_gpu.Step("other", 0.5), 1.0) == {"tests": {"passed": 3, "lost": 2, "failed": 2}}
     rows = json.loads(session.path("gpu_tests").read_text())["rows"]
     found = {row["test"].partition("::")[2]: row for row in rows if row["file"] == "tests/test_it.py"}
-    assert {name for name, row in found.items() if row["outcome"] == "passed"} == {"test_passes", "test_comes_last"}
+    assert {name for name, row in found.items() if row["outcome"] == "passed"} == {
+        "test_passes",
+        "test_hangs_in_c_no_more",
+        "test_comes_last",
+    }
     assert "Timeout" in found["test_hangs_in_c"]["said"]
     assert "the process ended here, with -6" in found["test_crashes"]["said"]
     assert "arithmetic" in found["test_fails"]["said"]
@@ -76,6 +83,13 @@ def test_every_test_is_accounted_for(tmp_path: pathlib.Path, monkeypatch: pytest
     # A file that fails before its first test is started once: it would fail six times.
     assert [row["outcome"] for row in rows if row["file"] == "tests/test_broken.py"] == ["error"]
     assert session.path("gpu_run", "log").read_text().count("== tests/test_broken.py") == 1
+    # The next command of the same half hour repeats no test that has ended.
+    options.resume, options.steps = True, [1, 4]
+    again = on_gpu.Session(options, tmp_path / "scratch again")
+    assert [step.name for step in again.chosen] == ["first tests", "other tests"]
+    assert again.tests(on_gpu.Step("other", 0.5), 1.0) == {"tests": {"passed": 3, "lost": 2, "failed": 2, "error": 1}}
+    assert json.loads(session.path("gpu_tests").read_text())["rows"][-1]["outcome"] == "error"
+    assert len(again.rows) == len(rows)
 
 
 @pytest.mark.slow
