@@ -64,7 +64,7 @@ def quiet_start() -> Iterator[None]:
     in_main = threading.current_thread() is threading.main_thread()
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None
     try:
-        with _standard_streams():
+        with _standard_streams(), _importable_main():
             yield
     finally:
         if not chosen:  # Python has fixed it while it spawned: give the user's choice back
@@ -94,6 +94,24 @@ def _standard_streams() -> Iterator[None]:
     finally:
         for fd in opened:
             os.close(fd)
+
+
+@contextlib.contextmanager
+def _importable_main() -> Iterator[None]:
+    """Hide the path of a main script that is no file, such as <stdin>; children would fail to import it.
+
+    Its functions and classes travel by value, as those of ``python -c`` and of a notebook do.
+    """
+    script = vars(sys.modules["__main__"])
+    path = script.get("__file__")
+    hidden = path is not None and not os.path.exists(path)
+    if hidden:
+        del script["__file__"]
+    try:
+        yield
+    finally:
+        if hidden:
+            script["__file__"] = path
 
 
 def _refuse_while_imported() -> None:

@@ -56,9 +56,9 @@ def choose(
     if algorithm == "dqn":
         if not isinstance(discrete, int):
             kind = "continuous" if continuous else "several at once"
-            raise UserError(f"DQN chooses among single actions, and here they are {kind}: take a2c or reinforce.")
+            raise UserError(f"DQN chooses among single actions, and here they are {kind}: take ppo, a2c or reinforce.")
         if task.recurrent:
-            raise UserError("DQN has no agent with a memory: take a2c, or leave out --recurrent.")
+            raise UserError("DQN has no agent with a memory: take ppo or a2c, or leave out --recurrent.")
     elif image and (task.recurrent or continuous):
         raise UserError(
             f"no bundled agent {'remembers images' if task.recurrent else 'turns images into continuous actions'}: "

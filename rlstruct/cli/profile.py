@@ -53,12 +53,13 @@ def run(arguments: Sequence[str]) -> None:
         for line in differences(before, after):
             say(line)
         return
+    program = _program(command)  # before the folder is made
     folder = Path(options.get("out", f"runs/profile-{time.strftime('%Y%m%d-%H%M%S')}"))
     try:
         variable = settings(folder, window=float(options.get("window", "1")))
     except (ValueError, FileExistsError) as error:
         raise UserError(str(error).removeprefix("profile: ")) from None
-    status = _wait_for(_program(command), {**os.environ, VARIABLE: variable})
+    status = _wait_for(program, {**os.environ, VARIABLE: variable})
     try:
         report = read(folder)
     except FileNotFoundError as error:

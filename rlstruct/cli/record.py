@@ -77,7 +77,8 @@ def load(run: Path) -> RunRecord:
     file = run if run.name == "config.json" else run / "config.json"
     if not file.exists():
         siblings = [str(other.parent) for other in run.parent.glob("*/config.json")]
-        raise UserError(f"{run} is no run folder: it has no config.json.{nearest(str(run), siblings)}")
+        why = "it has no config.json" if run.exists() else "there is nothing of that name"
+        raise UserError(f"{run} is no run folder: {why}.{nearest(str(run), siblings)}")
     try:
         stored = json.loads(file.read_text())
     except json.JSONDecodeError as error:

@@ -13,6 +13,7 @@ import textwrap
 import threading
 import time
 import weakref
+from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from fake_envs import CountingEnv, create_counting_env
 
 from rlstruct import DictTensor
 from rlstruct.batchers import RL_Batcher
+from rlstruct.batchers.workers.processes import quiet_start
 
 HEAD = """
 import os, signal, sys, time
@@ -176,6 +178,16 @@ def test_a_missing_main_guard_is_explained_by_a_worker_once(tmp_path: Path) -> N
     assert code == 1
     assert err.count("Traceback") == 1, err
     assert 'Put the code that creates the batcher under `if __name__ == "__main__":`' in "".join(err.splitlines()[-2:])
+
+
+def test_a_main_script_that_is_no_file_is_not_imported_by_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "__file__", "<stdin>", raising=False)  # python - < program.py
+    monkeypatch.setattr(main, "__spec__", None)
+    assert "init_main_from_path" in spawn.get_preparation_data("worker")
+    with quiet_start():
+        assert "init_main_from_path" not in spawn.get_preparation_data("worker")
+    assert main.__file__ == "<stdin>"
 
 
 def test_everything_may_be_defined_in_the_main_script_and_a_forked_child_harms_nobody(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def test_mistakes_are_told_in_one_line(
     err = capsys.readouterr().err
     assert said in err
     assert err.startswith("rlstruct profile: ")
+    assert (tmp_path / "p").exists() == ("true" in arguments)  # nothing is left behind of what was not started
 
 
 def test_the_help_names_the_options(capsys: pytest.CaptureFixture[str]) -> None:

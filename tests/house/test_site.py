@@ -69,6 +69,16 @@ def test_a_broken_link_is_noticed(tmp_path: Path) -> None:
     assert broken_links(tmp_path) == ["a.html: b.html#y", "a.html: c.png"]
 
 
+def test_links_of_the_pages_lead_somewhere_in_the_repository_too() -> None:
+    broken = []
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")]:
+        prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+        for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose):
+            if not urlsplit(link).scheme and not (page.parent / link).exists():
+                broken.append(f"{page.relative_to(ROOT)}: {link}")
+    assert broken == []
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("zensical") is None, reason="the extra 'docs' is not installed")
 def test_the_site_builds_and_all_of_its_links_lead_somewhere() -> None:
