@@ -236,7 +236,10 @@ def _one_after_the_other(batches: Sequence[Trajectories]) -> Trajectories:
     real = torch.cat([batch.mask() for batch in batches], 1)  # [B, sum of T]
     keys = batches[0].trajectories.keys()
     joined = {key: torch.cat([batch.trajectories[key] for batch in batches], 1) for key in keys}
-    return Trajectories._trusted(batches[0].info, without_gaps(joined, real))
+    steps = without_gaps(joined, real)
+    # An episode also ends where another one begins: it was lost with a worker, or when a checkpoint was loaded.
+    steps["_observation/done"][:, :-1] |= steps["observation/initial_state"][:, 1:]
+    return Trajectories._trusted(batches[0].info, steps)
 
 
 def train(

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rlstruct.engine.compiled import Compiled
 from rlstruct.functional.random import child_key
-from rlstruct.sims._state import Tensors, fields_of, make_state, part
+from rlstruct.sims._state import Tensors, check, fields_of, make_state, part, rows_like
 
 Answer = tuple[Tensors, Tensors, Tensors, Tensors]
 """What changes in the carry; `reached`; `current` (empty if episodic: it is `reached`); the masks ``ran`` and
@@ -62,6 +62,20 @@ class Simulation:
         if not self._simulator.auto_reset:
             return self._step(carry, action)
         return self._step_and_restart(carry, action, starts)
+
+    @torch.no_grad()
+    def check_transition(self, carry: Tensors, action: Tensors) -> None:
+        """Raise unless `transition` keeps the shapes, dtypes and device of states, and answers one number per row.
+
+        Restarts mix what it returns with other rows, and would repeat or round it.
+        """
+        fields, episode = part(carry, "state/"), carry["episode"]
+        moved, reward, terminated = self._transition(carry, action)
+        found = {f"state/{name}": value for name, value in moved.items()} | {"reward": reward, "terminated": terminated}
+        expected = rows_like({f"state/{name}": value for name, value in fields.items()}, len(episode))
+        expected |= {"reward": (episode.shape, torch.float32), "terminated": (episode.shape, torch.bool)}
+        mend = "Return the next state as `initial` makes states, with a reward and an end for each environment."
+        check(f"{type(self._simulator).__name__}.transition:", found, expected, episode.device, mend)
 
     def frames(self, fields: Tensors, *, kept: bool = True) -> Tensors:
         """Show states as ``frame`` or ``frame/<key>``.

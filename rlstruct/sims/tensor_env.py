@@ -112,6 +112,7 @@ class TensorEnv(VecEnv, Generic[State]):
         seeds = torch.arange(seed, seed + n_envs, dtype=torch.int64, device=self._device)
         self._carry: Tensors = {"env_key": child_key(seeds, _SALT), "episode": torch.full_like(seeds, -1)}
         self._stepper = self._make_stepper()
+        self._moved = False  # whether what `transition` returns was looked at
         self._current = DictTensor()  # what was shown last
         self._idle = IdleWatch(self._name, self.time_limit)
         self._kernels: Any = importlib.import_module("rlstruct.sims.kernels.fused") if backend == "warp" else None
@@ -203,10 +204,15 @@ class TensorEnv(VecEnv, Generic[State]):
         Raises:
             RuntimeError: `reset` was not called, or has not been called for 1,000 steps after the last episode ended.
             KeyError: a key of the action is missing.
-            ShapeMismatchError: the action has another shape or dtype than the action space says.
-            DeviceMismatchError: the action is on another device.
+            ShapeMismatchError: the action has another shape or dtype than the action space says, or what `transition`
+                returned in the first step has another one than it must have.
+            DeviceMismatchError: the action, or what `transition` returned, is on another device.
         """
-        changed, reached, current, masks = self._stepper.step(self._carry, self._sent(action))
+        sent = self._sent(action)
+        if not self._moved:
+            self._simulation.check_transition(self._carry, sent)
+            self._moved = True
+        changed, reached, current, masks = self._stepper.step(self._carry, sent)
         self._carry = {**self._carry, **changed}
         no, yes = self._no, self._yes
         seen = DictTensor._trusted({**reached, "initial_state": no})

@@ -226,15 +226,20 @@ def test_a_minibatch_holds_at_least_one_environment() -> None:
 
 
 def one_step_batches(n_batches: int, n_envs: int) -> list[Trajectories]:
-    """Batches of one step, with restarts, and terminations and truncations before them; rewards tell steps apart."""
+    """Batches of one step, with restarts, and terminations and truncations before them; rewards tell steps apart.
+
+    Before the sixth all environments begin new episodes, as they do where a training is resumed.
+    """
     random = torch.Generator().manual_seed(3)
-    seen = torch.randn(n_envs, 4, generator=random)
+    seen, done = torch.randn(n_envs, 4, generator=random), torch.ones(n_envs, dtype=torch.bool)
     batches = []
     for k in range(n_batches):
+        begins = done | (k == 5)
         reached = torch.randn(n_envs, 4, generator=random)
         done = torch.rand(n_envs, generator=random) < 0.2
         steps = {
             "observation/frame": seen,
+            "observation/initial_state": begins,
             "action/action": torch.randint(2, (n_envs,), generator=random),
             "action/log_probability": torch.rand(n_envs, generator=random).log(),
             "_observation/frame": reached,
@@ -260,7 +265,7 @@ def plain_windows(model: ActorCritic, batches: list[Trajectories], config: A2CCo
         policy_loss = value_loss = entropy = torch.zeros(())
         for env in range(turn * n, (turn + 1) * n):
             window = [batch.trajectories for batch in batches[k - config.window + 1 : k + 1]]
-            correction = 0.0  # v - V of the step after
+            correction, begins = 0.0, False  # v - V of the step after, and whether that begins an episode
             for steps in reversed(window):
                 reward, terminated, done = (
                     float(steps[f"_observation/{x}"][env, 0]) for x in ("reward", "terminated", "done")
@@ -270,8 +275,9 @@ def plain_windows(model: ActorCritic, batches: list[Trajectories], config: A2CCo
                     following = float(model(steps["_observation/frame"][env])[1]) * (1.0 - terminated)
                 log_probability = logits.log_softmax(1)[0, steps["action/action"][env, 0]]
                 ratio = math.exp(log_probability.item() - steps["action/log_probability"][env, 0].item())
-                if done:
+                if done or begins:
                     correction = 0.0
+                begins = bool(steps["observation/initial_state"][env, 0])
                 rho, c = min(config.rho_clip, ratio), config.trace_decay * min(config.c_clip, ratio)
                 delta = reward + config.discount * following - value.item()
                 advantage = rho * (delta + config.discount * config.trace_decay * correction)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -323,6 +324,27 @@ def test_errors_name_the_place_and_the_mend() -> None:
         env.set_state([0], torch.zeros(1))
     with pytest.raises(ValueError, match="Did you mean 'CartPole-v1'"):
         make("Cartpole-v1", 1)
+
+
+@pytest.mark.parametrize("auto_reset", [False, True])
+@pytest.mark.parametrize(
+    ("odd", "found"),
+    [
+        (lambda value, reward, ended: (value[:1], reward, ended), r"'state/value' has shape \[1\].*expected \[2\]"),
+        (lambda value, reward, ended: (value.float(), reward, ended), r"'state/value'.*float32, expected .*int64"),
+        (lambda value, reward, ended: (value, reward.unsqueeze(1), ended), r"'reward' has shape \[2, 1\].*\[2\]"),
+        (lambda value, reward, ended: (value, reward, ended.float()), r"'terminated'.*float32, expected .*torch.bool"),
+    ],
+)
+def test_what_transition_returns_is_neither_repeated_nor_rounded(odd: Any, found: str, auto_reset: bool) -> None:
+    class Wrong(Counter):
+        def transition(self, state, action, key):
+            state, *rest = super().transition(state, action, key)
+            value, reward, terminated = odd(state.value, *rest)
+            return Count(value), reward, terminated
+
+    with pytest.raises(ShapeMismatchError, match=f"Wrong.transition: {found}"):
+        started(Wrong(2, auto_reset=auto_reset)).step(act(0, 0))
 
 
 def test_a_frame_unlike_the_space_is_found_at_the_first_reset() -> None:
