@@ -114,11 +114,7 @@ class AlphaZeroConfig(TrainingConfig):
         self._refuse("replay_capacity", self.replay_capacity >= least, f"at least {least}: one batch of self-play")
 
     def search(self, n_simulations: int) -> SearchConfig:
-        """Return the settings of a search.
-
-        Args:
-            n_simulations: of each move.
-        """
+        """Return the settings of a search with this many simulations of each move."""
         return SearchConfig(
             method=self.method,
             n_simulations=n_simulations,
@@ -225,11 +221,7 @@ class Learner(GradientLearner):
 
 
 def mirrored(batch: DictTensor) -> DictTensor:
-    """Return mirror images of positions: the last axis of all frames and the order of the actions turned around.
-
-    Args:
-        batch: from `ReplayBuffer.sample`.  [K]
-    """
+    """Return mirror images of positions [K]: the last axis of all frames and the order of the actions turned around."""
     turned = ("observation/frame", "_observation/frame", "action/action_policy")
     return DictTensor({key: v.flip(-1) if key.startswith(turned) else v for key, v in batch.items()})
 

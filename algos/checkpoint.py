@@ -40,12 +40,9 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def write_checkpoint(path: Path, state: Mapping[str, object]) -> None:
-    """Replace a checkpoint.
+    """Replace a checkpoint of tensors and plain values, nested in dicts and lists.
 
-    Args:
-        path: of the file.
-        state: tensors and plain values, nested in dicts and lists. Tensors are written as on the CPU, so that the file
-            can be read on any machine.
+    Tensors are written as on the CPU, so that the file can be read on any machine.
     """
     on_cpu = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().to("cpu"), dict(state))
     replace_file(path, lambda file: torch.save(on_cpu, file))

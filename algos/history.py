@@ -57,10 +57,7 @@ class TrainingHistory:
     def add_update(self, env_steps: int, policy_lag: int, terms: dict[str, Tensor]) -> None:
         """Keep the terms of an update, which stay on the device until `read`.
 
-        Args:
-            env_steps: collected until now.
-            policy_lag: changes of the weights between those that collected the batch and those that learnt from it.
-            terms: what `GradientLearner.update` returned.
+        ``policy_lag`` counts the changes of the weights between those that collected the batch and those that learn.
         """
         if self._folder is not None:
             self._folder.advance(env_steps)

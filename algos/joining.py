@@ -46,23 +46,14 @@ _trainings = count()  # in this process: each has keys of its own in the store
 
 @dataclass(frozen=True)
 class Place:
-    """Which of the learners a process is, and where the first one can be reached.
+    """Which of the learners a process is, and where the first one can be reached."""
 
-    Attributes:
-        rank: from 0, which evaluates, logs and writes the checkpoints.
-        size: how many there are.
-        local_rank: from 0 on each machine, to choose a GPU.
-        host: where ``port`` is listened on.
-        port: of the store through which they find each other.
-        listens: whether this process opens the store.
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-    host: str
-    port: int
-    listens: bool
+    rank: int  # from 0, which evaluates, logs and writes the checkpoints
+    size: int  # how many there are
+    local_rank: int  # from 0 on each machine, to choose a GPU
+    host: str  # where ``port`` is listened on
+    port: int  # of the store through which they find each other
+    listens: bool  # whether this process opens the store
 
     @classmethod
     def of_launcher(cls) -> Place | None:

@@ -93,14 +93,10 @@ def _draw(axes: Any, label: str, curves: Sequence[Curve], colour: str, line: str
 
 
 def together(curves: Sequence[Curve]) -> tuple[Any, Any]:
-    """Put curves on common steps, linearly between their points.
+    """Put curves, each with steps of its own, on common steps, linearly between their points, as far as all of them go.
 
-    Args:
-        curves: they are measured at different steps, as far as each of them goes. Of two values of one step the later
-            one counts: nothing was selected by it.
-
-    Returns:
-        ``(steps, values)``: numpy arrays [S] and [len(curves), S], where all curves are defined.
+    Of two values of one step the later one counts: nothing was selected by it. Returns the steps, [S], and the values,
+    [len(curves), S].
     """
     first, last = max(curve.steps[0] for curve in curves), min(curve.steps[-1] for curve in curves)
     inside = {step for curve in curves for step in curve.steps if first <= step <= last}

@@ -19,12 +19,9 @@ class Logger(Protocol):
     """Takes the numbers of one training."""
 
     def log(self, env_steps: int, values: Mapping[str, float]) -> None:
-        """Write numbers.
+        """Write numbers by name, such as ``train/loss`` and ``evaluation/mean_return``.
 
-        Args:
-            env_steps: environment steps that they belong to. An evaluation beside the training comes late: later lines
-                may have fewer steps.
-            values: name to number, such as ``train/loss`` and ``evaluation/mean_return``.
+        An evaluation beside the training comes late: later lines may have fewer ``env_steps``.
         """
 
     def close(self) -> None:

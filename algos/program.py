@@ -70,10 +70,7 @@ class Program:
     def part(self, name: str, fn: Callable[..., Sequence[Tensors]], *given: Tensors) -> Sequence[Tensors]:
         """Call a pure function of dicts of tensors, compiled if that is asked for; the first call compares.
 
-        Args:
-            name: of the operation that compiled code is; as it is, the function enters operations of its own.
-            fn: the function.
-            given: its arguments.
+        ``name`` is that of the operation that compiled code is; as it is, the function enters operations of its own.
 
         Raises:
             PurityError: compiled code gives something else.

@@ -122,8 +122,7 @@ def zeros(space: Space, key: str, n: int, device: torch.device) -> dict[str, Ten
 def sample(space: Space, key: str, n: int, device: torch.device) -> dict[str, Tensor]:
     """Draw n elements for every key of a space, from the space's own generators: seed the space, not torch.
 
-    Returns:
-        Key to tensor, in the space's dtypes.  each [n, ...]
+    The tensors have the space's dtypes.  each [n, ...]
     """
     return {
         name: torch.from_numpy(np.stack([np.asarray(leaf.space.sample(), leaf.dtype) for _ in range(n)])).to(device)

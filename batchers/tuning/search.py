@@ -25,19 +25,12 @@ _MUCH = 0.8  # of the speed: with less than that a line is not climbed, and a st
 
 
 class Candidate(NamedTuple):
-    """What is tuned.
+    """What is tuned."""
 
-    Attributes:
-        n_processes: workers; 0 collects in this process.
-        n_envs: environments of each.
-        n_timesteps: steps of one batch.
-        sharing: how workers share a GPU.
-    """
-
-    n_processes: int
-    n_envs: int
-    n_timesteps: int
-    sharing: Mode = "none"
+    n_processes: int  # workers; 0 collects in this process
+    n_envs: int  # of each
+    n_timesteps: int  # of one batch
+    sharing: Mode = "none"  # how workers share a GPU
 
     def n_steps(self) -> int:
         """Count the steps of a whole batch, all environments together."""
@@ -83,21 +76,13 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class Probe:
-    """A candidate that was considered.
-
-    Attributes:
-        candidate: what was to be measured.
-        projected: bytes that it was expected to take in all.
-        measured: what came out; None if it was not started.
-        score: its speed as a multiple of the first probe's, put together from ratios; 0 if it was not started.
-        why: what followed from it: why the climb went on or stopped.
-    """
+    """A candidate that was considered."""
 
     candidate: Candidate
-    projected: float
-    measured: Measured | None
-    score: float
-    why: str
+    projected: float  # bytes that it was expected to take in all
+    measured: Measured | None  # None if it was not started
+    score: float  # its speed as a multiple of the first probe's, put together from ratios; 0 if it was not started
+    why: str  # what followed from it: why the climb went on or stopped
 
 
 class TimeIsUp(Exception):

@@ -53,6 +53,11 @@ def number(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 1 else f"{value:.3f}"
 
 
+def plural(n: int, word: str) -> str:
+    """Count things: ``1 core``, ``2 cores``."""
+    return f"{n} {word}" if n == 1 else f"{n} {word}s"
+
+
 def say(text: str = "") -> None:
     """Write a line to the standard output."""
     sys.stdout.write(f"{text}\n")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from rlstruct.batchers.tuning.roles import ISAAC_GYM, ISAAC_GYM_COLLECTING, Roles, throughput
-from rlstruct.cli.complaint import UserError, say
+from rlstruct.cli.complaint import UserError, plural, say
 from rlstruct.device import device_count, processor, usable_cores
 from rlstruct.sharing import describe
 
@@ -42,7 +42,7 @@ def report(n_cpus: int, n_threads: int, gpus: Sequence[Gpu]) -> list[str]:
         size = f", {os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / _GIB:.1f} GiB of memory"
     except (ValueError, OSError):
         size = ""
-    lines = [f"cpu      {_plural(n_cpus, 'core')} ({processor()}){size}; PyTorch uses {_plural(n_threads, 'thread')}"]
+    lines = [f"cpu      {plural(n_cpus, 'core')} ({processor()}){size}; PyTorch uses {plural(n_threads, 'thread')}"]
     for i, gpu in enumerate(gpus):
         free = "" if gpu.free is None else f", {gpu.free / _GIB:.1f} GiB free"
         lines.append(f"cuda:{i}   {gpu.name}, {gpu.memory / _GIB:.1f} GiB{free}")
@@ -113,7 +113,3 @@ def find_gpus() -> list[Gpu]:
             free = None
         found.append(Gpu(properties.name, properties.total_memory, free))
     return found
-
-
-def _plural(n: int, word: str) -> str:
-    return f"{n} {word}" if n == 1 else f"{n} {word}s"

@@ -31,13 +31,10 @@ INTERRUPTED = 130  # as shells say it: 128 + SIGINT
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command.
+    """Run a command, and return the exit status: 0, 2 for a mistake of the user, 130 after Ctrl-C.
 
     Args:
         arguments: after the name of the program; None for those of this process, which Ctrl-C then ends in here.
-
-    Returns:
-        The exit status: 0, 2 for a mistake of the user, 130 after Ctrl-C.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help", "help"):

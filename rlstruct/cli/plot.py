@@ -13,7 +13,7 @@ import tyro
 from rlstruct.algos.config import MAY_CHANGE
 from rlstruct.algos.learning_curve import Curve, draw_panels, in_order
 from rlstruct.algos.run_folder import read_lines
-from rlstruct.cli.complaint import UserError, nearest, number, say
+from rlstruct.cli.complaint import UserError, nearest, number, plural, say
 from rlstruct.cli.record import ForeignRun, RunRecord, load
 
 # Settings that change where things are computed, or how closely one looks, but not what is learnt.
@@ -60,7 +60,7 @@ def run(arguments: Sequence[str]) -> None:
             end = f"ends at {number(sum(last) / len(last))}"
             say(
                 (f"{environment}: " if len(panels) > 1 else "")
-                + f"{label}: {_runs(len(curves))}, {end}"
+                + f"{label}: {plural(len(curves), 'run')}, {end}"
                 + (f" (from {number(min(last))} to {number(max(last))})" if last[1:] else "")
             )
     if left_out := sorted(map(str, set(options.runs) - set(runs))):
@@ -136,7 +136,3 @@ def _settings(record: RunRecord) -> dict[str, Any]:
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in (settings[0] if settings else ()) if len({str(one[name]) for one in settings}) > 1]
-
-
-def _runs(n: int) -> str:
-    return "1 run" if n == 1 else f"{n} runs"

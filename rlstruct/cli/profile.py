@@ -26,10 +26,7 @@ that imports rlstruct. The folder gets a table as JSON, a trace for https://ui.p
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Profile as the command line says. The exit status is that of the command.
-
-    Args:
-        arguments: after ``profile``.
+    """Profile as the words after ``profile`` say. The exit status is that of the command.
 
     Raises:
         UserError: they make no sense, or the command recorded nothing.

@@ -19,15 +19,10 @@ _LARGEST = 1 << 30  # bytes: more pinned memory than this is not worth a copy le
 
 
 class Packed(NamedTuple):
-    """Tensors in one block.
+    """Tensors in one block."""
 
-    Attributes:
-        block: their bytes.  [n] uint8
-        views: for each tensor its dtype, shape, stride and first element in the block.
-    """
-
-    block: Tensor
-    views: list[tuple[torch.dtype, torch.Size, tuple[int, ...], int]]
+    block: Tensor  # their bytes.  [n] uint8
+    views: list[tuple[torch.dtype, torch.Size, tuple[int, ...], int]]  # and the number of the first element of each
 
     def unpack(self, block: Tensor) -> list[Tensor]:
         """Return the tensors as views of a copy of the block, which may be on another device."""

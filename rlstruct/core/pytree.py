@@ -12,17 +12,9 @@ from rlstruct.core.temporal import TemporalDictTensor
 from rlstruct.core.trajectories import Trajectories
 
 
-def _unflatten_dict(values: Iterable[Any], keys: list[str]) -> DictTensor:
-    return DictTensor._trusted(dict(zip(keys, values, strict=True)))
-
-
 def _unflatten_temporal(values: Iterable[Any], keys: list[str]) -> TemporalDictTensor:
     *tensors, lengths = values
     return TemporalDictTensor._trusted(dict(zip(keys, tensors, strict=True)), lengths)
-
-
-def _unflatten_trajectories(values: Iterable[Any], keys: list[str]) -> Trajectories:
-    return Trajectories._trusted(*values)
 
 
 def _register(
@@ -51,6 +43,6 @@ def _register(
 
 def register() -> None:
     """Tell torch how to take the structures apart. Called once, when `rlstruct.core` is imported."""
-    _register(DictTensor, (), _unflatten_dict)
+    _register(DictTensor, (), lambda values, keys: DictTensor._trusted(dict(zip(keys, values, strict=True))))
     _register(TemporalDictTensor, ("lengths",), _unflatten_temporal)
-    _register(Trajectories, ("info", "trajectories"), _unflatten_trajectories)
+    _register(Trajectories, ("info", "trajectories"), lambda values, keys: Trajectories._trusted(*values))

@@ -59,16 +59,10 @@ def intended() -> Iterator[None]:
 
 
 def judge_operator(func: Any, args: Any, kwargs: Any, writes_number: bool) -> tuple[str, str]:
-    """Say whether an operator waits.
+    """Say what an operator does if it waits, in words, and how to do without; two empty texts if it does not wait.
 
-    Args:
-        func: overload of an operator, as ``__torch_dispatch__`` gets it.
-        args: its arguments.
-        kwargs: its arguments by name.
-        writes_number: whether it writes a Python number through an index, which CUDA does without waiting.
-
-    Returns:
-        What it does, in words, and how to do without; two empty texts if it does not wait.
+    ``func`` and its arguments are as ``__torch_dispatch__`` gets them. ``writes_number``: it writes a Python number
+    through an index, which CUDA does without waiting.
     """
     name = func.overloadpacket.__name__
     if name == "_local_scalar_dense":

@@ -144,7 +144,8 @@ def vtrace(
     flow = _flow(done, mask, discount, reward)
     correction = backward_recurrence(rho * (one_step - baseline), flow * c)  # v - V
     target = baseline + correction
-    looked_ahead = torch.addcmul(one_step, flow * trace_decay, _following(correction))
+    following = torch.nn.functional.pad(correction[:, 1:], (0, 1))  # v - V at t + 1, 0 after the last column
+    looked_ahead = torch.addcmul(one_step, flow * trace_decay, following)
     return VTrace(target, rho * (looked_ahead - baseline))
 
 
@@ -163,8 +164,3 @@ def _flow(done: Tensor, mask: Tensor, factor: float, like: Tensor) -> Tensor:
     """``factor`` at the real steps that step t + 1 of the same episode follows in the row, else 0."""
     goes_on = mask.bool() & ~episode_ends(done, mask)
     return goes_on.to(like.dtype) * factor
-
-
-def _following(values: Tensor) -> Tensor:
-    """Shift by one step: values[b, t + 1], 0 after the last column."""
-    return torch.nn.functional.pad(values[:, 1:], (0, 1))

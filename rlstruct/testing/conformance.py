@@ -62,12 +62,9 @@ def on_cpu(tensor: Tensor) -> Tensor:
 
 
 def same(got: Tensor, expected: Tensor, tolerance: float = 0.0) -> Tensor:
-    """Compare values [B, ...], where not-a-number equals itself.
+    """Compare values [B, ...], where not-a-number equals itself; return which rows agree, [B] bool.
 
     Floating-point numbers may differ by the tolerance, relative for those above 1; integers must be equal.
-
-    Returns:
-        Which rows agree.  [B] bool
     """
     equal = got == expected
     if got.is_floating_point() or got.is_complex():

@@ -44,12 +44,8 @@ def check_pure(name: str, agent: object, answer: Callable[[], DictTensor]) -> No
 
     Looked at are numbers, bools, strings, arrays and tensors: in the attributes of the agent, of objects, containers
     and modules within it, of their classes, and in the globals and closures that their code reads. Not looked at: what
-    is declared `typing.Final`, what a read-only property shows, and what belongs to a library.
-
-    Args:
-        name: of the agent.
-        agent: promises to be pure.
-        answer: calls it as it is, always with the same arguments; everything that it returns, on the CPU.
+    is declared `typing.Final`, what a read-only property shows, and what belongs to a library. ``answer`` calls the
+    agent as it is, always with the same arguments, and returns everything that it does, on the CPU.
 
     Raises:
         ConformanceError: it names what the answer depends on, or what the agent changes.

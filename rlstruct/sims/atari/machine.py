@@ -15,8 +15,7 @@ from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadValueError
 from rlstruct.sims.atari import cartridge, games
 from rlstruct.sims.atari.ale_state import AleState
-from rlstruct.sims.atari.controls import JOYSTICK, PADDLE, RIGHT_JOYSTICK, SECOND_PADDLE
-from rlstruct.sims.atari.frame import run_frame
+from rlstruct.sims.atari.frame import JOYSTICK, PADDLE, RIGHT_JOYSTICK, SECOND_PADDLE, run_frame
 from rlstruct.sims.atari.opcodes import make_program, make_table
 from rlstruct.sims.atari.state import Board, Console, Periphery
 

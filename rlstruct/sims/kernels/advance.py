@@ -38,15 +38,12 @@ class Memory:
 
 
 def make_advance(game: GameKernel, chooser: Any, choose: Any) -> Any:
-    """Make the kernel of a game.
+    """Make the kernel ``(memory, chooser, n_steps, time_limit)`` of a game, for B threads; ``time_limit`` 0 is none.
 
     Args:
         game: its three functions.
         chooser: a struct that ``choose`` gets.
         choose: the Warp function ``(chooser, k, i, frame) -> action`` that knows what the agent does at step k.
-
-    Returns:
-        The kernel ``(memory, chooser, n_steps, time_limit)``, for B threads. ``time_limit`` 0 is none.
     """
     initial, transition, observe = game.initial, game.transition, game.observe
     load, save = _make_access(game)
