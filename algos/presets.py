@@ -19,14 +19,10 @@ from rlstruct.algos.reinforce import ReinforceConfig
 
 @dataclass(frozen=True)
 class Preset:
-    """Settings for one algorithm in one environment.
-
-    Attributes:
-        config: of the algorithm.
-        network: keyword arguments of the network that differ from its defaults.
-    """
+    """Settings for one algorithm in one environment."""
 
     config: TrainingConfig
+    # Keyword arguments of the network that differ from its defaults.
     network: Mapping[str, float | tuple[int | tuple[int, ...], ...]] = field(default_factory=dict)
 
 

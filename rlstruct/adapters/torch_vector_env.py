@@ -11,6 +11,7 @@ from torch import Tensor
 from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadValueError, DeviceMismatchError, ShapeMismatchError, UsageError
+from rlstruct.functional.masks import rows_of
 from rlstruct.profiling import operation
 from rlstruct.spaces import leaves, nest, zeros
 from rlstruct.vec_env import Observed, Stepped, VecEnv
@@ -146,7 +147,7 @@ class TorchVectorEnv(VecEnv):
         seen = DictTensor._trusted({**(reached or current), "reward": reward, **flags, **last})
         if reached is None:  # nobody restarted
             return Stepped((seen, self._yes), (seen, self._yes), restarted=False)
-        last = {key: value.masked_fill(_rows(done, value), 0) for key, value in last.items()}
+        last = {key: value.masked_fill(rows_of(done, value), 0) for key, value in last.items()}
         flags = {"terminated": self._no, "truncated": self._no, "done": self._no, "initial_state": done}
         after = DictTensor._trusted({**current, "reward": reward.masked_fill(done, 0), **flags, **last})
         return Stepped((seen, self._yes), (after, self._yes))
@@ -162,11 +163,6 @@ class TorchVectorEnv(VecEnv):
         return {key: leaf.get(observation) for key, leaf in self._frame_leaves.items()}
 
 
-def _rows(mask: Tensor, like: Tensor) -> Tensor:
-    """Shape a mask [B] so that it selects rows of ``like`` [B, ...]."""
-    return mask.view(-1, *[1] * (like.dim() - 1))
-
-
 def _choose(mask: Tensor, final: Tensors, current: Tensors) -> Tensors:
     """Take the rows of ``final`` where the mask is set, else those of ``current``."""
     for key, value in current.items():
@@ -175,4 +171,4 @@ def _choose(mask: Tensor, final: Tensors, current: Tensors) -> Tensors:
                 f"TorchVectorEnv.step: the final observation {key!r} has shape {list(final[key].shape)}, expected "
                 f"{list(value.shape)} as the observation itself. Let the simulator give a row for each environment."
             )
-    return {key: torch.where(_rows(mask, value), final[key], value) for key, value in current.items()}
+    return {key: torch.where(rows_of(mask, value), final[key], value) for key, value in current.items()}

@@ -65,12 +65,17 @@ def masked_dicttensor(dicttensor0: DictTensor, dicttensor1: DictTensor, mask: Te
     return DictTensor._trusted(chosen)
 
 
+def rows_of(mask: Tensor, like: Tensor) -> Tensor:
+    """View a mask [B] so that it selects rows of ``like`` [B, ...]."""
+    return mask if like.dim() == 1 else mask.view(-1, *[1] * (like.dim() - 1))
+
+
 def _as_bool(mask: Tensor) -> Tensor:
     return mask if mask.dtype is torch.bool else mask != 0
 
 
 def _where(tensor0: Tensor, tensor1: Tensor, take1: Tensor) -> Tensor:
-    return torch.where(take1.view(-1, *[1] * (tensor0.dim() - 1)), tensor1, tensor0)
+    return torch.where(rows_of(take1, tensor0), tensor1, tensor0)
 
 
 def _check(where: str, tensor0: Tensor, tensor1: Tensor, mask: Tensor) -> None:

@@ -22,32 +22,21 @@ _CAPTURED = ("LaunchKernel", "MemcpyAsync", "MemsetAsync", "LaunchCooperativeKer
 
 @dataclass
 class GpuUse:
-    """How a process has used a GPU. NVML's number is high as soon as any kernel runs, however small.
+    """How a process has used a GPU. NVML's number is high as soon as any kernel runs, however small."""
 
-    Attributes:
-        process: its name.
-        pid: of the process.
-        device: index of the GPU.
-        seconds: that were recorded.
-        busy: share of the time in which at least one kernel, copy or fill of this process runs.
-        weighted: the same, each kernel weighted with the share of the multiprocessors that its blocks can fill.
-        nvml: what the driver calls utilisation, of all processes together, in the same time, as a share; None without
-            nvidia-ml-py.
-        kernels: sum of the seconds of all kernels.
-        idle: seconds in which the GPU waits for the ``host`` (nothing is ordered yet), for ``data`` (the host waits for
-            it or moves it, or has ordered its copy) and for ``launches`` (ordered, and not begun).
-        operations: busy seconds by the operation that launched the work, or that was captured in a CUDA graph.
-    """
-
-    process: str
+    process: str  # its name
     pid: int
-    device: int
-    seconds: float = 0.0
-    busy: float = 0.0
-    weighted: float = 0.0
+    device: int  # index of the GPU
+    seconds: float = 0.0  # that were recorded
+    busy: float = 0.0  # share of the time in which at least one kernel, copy or fill of this process runs
+    weighted: float = 0.0  # the same, each kernel weighted with the share of multiprocessors that its blocks fill
+    # What the driver calls utilisation, of all processes together in that time, as a share; None without nvidia-ml-py.
     nvml: float | None = None
-    kernels: float = 0.0
+    kernels: float = 0.0  # sum of the seconds of all kernels
+    # Seconds in which it waits for the host (nothing is ordered yet), for data (the host waits for it or moves it, or
+    # has ordered its copy) and for launches (ordered, and not begun).
     idle: dict[str, float] = field(default_factory=lambda: {"host": 0.0, "data": 0.0, "launches": 0.0})
+    # Busy seconds by the operation that launched the work, or that was captured in a CUDA graph.
     operations: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:

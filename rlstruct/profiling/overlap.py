@@ -116,5 +116,5 @@ def union_length(starts: Times, ends: Times) -> int:
 
 
 def totals(keys: Integers, values: NDArray[Any], n: int) -> Floats:
-    """Add up values [K] by their keys, 0 to n - 1, [K] int64; exact up to 2**53.  [n] float64."""
+    """Add up values [K] by their keys [K] int64, which are 0 to n - 1: [n] float64, exact up to 2**53."""
     return np.bincount(keys, weights=values, minlength=n).astype(np.float64)

@@ -21,6 +21,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.engine.compiled import Compiled
+from rlstruct.functional.masks import rows_of
 from rlstruct.functional.random import child_key
 from rlstruct.sims._state import Tensors, check, fields_of, make_state, part, rows_like
 
@@ -115,7 +116,7 @@ class Simulation:
         """
         fresh = self.begin(carry, carry["episode"] + 1)
         after = {
-            name: _choose(done, fresh[name], value) if name in fresh else value.masked_fill(_rows(done, value), 0)
+            name: _choose(done, fresh[name], value) if name in fresh else value.masked_fill(rows_of(done, value), 0)
             for name, value in now.items()
         }
         return {name: _kept(name, value) for name, value in now.items()}, after
@@ -179,7 +180,7 @@ class StartStates:
             together = len(names) > 1
             ended = torch.stack([now[name] for name in names]) if together else _kept(names[0], first)  # [F, B, ...]
             fresh = drawn.index_select(int(together), row) if drawn.dim() else drawn
-            chosen = torch.where(_rows(done, first), fresh, ended)
+            chosen = torch.where(rows_of(done, first), fresh, ended)
             kept.update(zip(names, ended if together else [ended], strict=True))
             after.update(zip(names, chosen if together else [chosen], strict=True))
         self._row, self.episode = after.pop("row"), after["episode"]
@@ -230,10 +231,6 @@ def _kept(name: str, value: Tensor) -> Tensor:
     return value.clone() if name.startswith("last_") else value
 
 
-def _rows(mask: Tensor, like: Tensor) -> Tensor:
-    return mask if like.dim() == 1 else mask.view(-1, *[1] * (like.dim() - 1))
-
-
 def _choose(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """Take the rows of ``new`` where ``mask``, else of ``old``."""
-    return torch.where(_rows(mask, old), new, old)
+    return torch.where(rows_of(mask, old), new, old)

@@ -145,7 +145,7 @@ class Consoles:
         return pixels.view(-1, MOST_PICTURE_LINES, 160)[:, :lines]
 
     def show(self, picture: Tensor) -> None:
-        """Replace the last frame's picture, [lines, 160] uint8 for all, where later frames leave pixels as they are."""
+        """Replace the last frame's picture in all consoles, [lines, 160] uint8: later frames may leave pixels of it."""
         rows = torch.arange(len(self.registers), device=self.device)
         last = (self.register("n_frames") & 1).long()
         self._screens[rows, last, : picture.numel()] = picture.reshape(-1)
