@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -171,6 +171,7 @@ class Learner(GradientLearner):
         ValueError: the network keeps statistics of rewards, which a ``window`` would show it out of order.
     """
 
+    settings: ClassVar[type[TrainingConfig]] = A2CConfig
     config: A2CConfig
 
     def __init__(self, model: nn.Module, agent: RL_Agent, config: A2CConfig) -> None:

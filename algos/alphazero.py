@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from gymnasium import spaces
@@ -168,6 +168,7 @@ class Learner(GradientLearner):
         buffer: positions, what the searches found in them and how the games went on, on the learner's device.
     """
 
+    settings: ClassVar[type[TrainingConfig]] = AlphaZeroConfig
     config: AlphaZeroConfig
 
     def __init__(self, model: nn.Module, agent: RL_Agent, config: AlphaZeroConfig) -> None:

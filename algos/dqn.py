@@ -11,14 +11,14 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.learner import CreateAgent, GradientLearner, mean_terms
+from rlstruct.algos.learner import CreateAgent, GradientLearner, agent_around, mean_terms
 from rlstruct.algos.placement import CreateEnv
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer
 from rlstruct.algos.replay_buffer import ReplayBuffer, least_capacity
@@ -26,6 +26,7 @@ from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import CreateModel, TrainingResult, run_training
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.engine.compiled import Tensors
+from rlstruct.errors import BadKeyError
 from rlstruct.functional.q_learning import double_q_value, q_loss, td_target
 from rlstruct.functional.schedules import epsilon_ladder, linear_schedule
 from rlstruct.profiling import operation
@@ -145,6 +146,11 @@ def losses(agent: RL_Agent, target_agent: RL_Agent, batch: DictTensor, config: D
 def action_values(agent: RL_Agent, observation: DictTensor) -> Tensor:
     """Return what a greedy agent without state thinks of all actions.  [K, A]."""
     output, _ = agent(DictTensor(), observation, DictTensor())
+    if "action_values" not in output.keys():
+        raise BadKeyError(
+            f"DQN: the agent returns {list(output.keys())}, expected 'action_values' [B, A] among them. Take "
+            "rlstruct.agents.QAgent with a network of action values, or return them beside 'action'."
+        )
     return output["action_values"]
 
 
@@ -159,6 +165,7 @@ class Learner(GradientLearner):
         buffer: what was collected, on a device of its own.
     """
 
+    settings: ClassVar[type[TrainingConfig]] = DQNConfig
     config: DQNConfig
 
     def __init__(self, model: nn.Module, create_agent: CreateAgent, config: DQNConfig) -> None:
@@ -167,7 +174,7 @@ class Learner(GradientLearner):
         self.online_model = model
         self.target_model = copy.deepcopy(model).requires_grad_(False)
         agent, self.target_agent = (
-            create_agent(network, device=config.learner_device, stochastic=False, copy_model=False)
+            agent_around(network, create_agent, config.learner_device, stochastic=False)
             for network in (model, self.target_model)
         )
         super().__init__(model, agent, config)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learners import learners
 from rlstruct.algos.program import Program
+from rlstruct.batchers.arguments import check_call
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import resolve_device
 from rlstruct.engine.compiled import Tensors
@@ -43,6 +44,14 @@ class KeepsStatistics(Protocol):
         """Take in frames [B, T, ...]."""
 
 
+def agent_around(model: nn.Module, create_agent: CreateAgent, device: str, *, stochastic: bool) -> RL_Agent:
+    """Make an agent that shares ``model``; TypeError if the factory does not take what a training passes."""
+    arguments = {"device": device, "stochastic": stochastic, "copy_model": False}
+    mend = "every training passes these. Take a factory of rlstruct.agents, or accept and heed them"
+    check_call("run_training", "create_agent", create_agent, {"model": model, **arguments}, mend)
+    return create_agent(model, **arguments)
+
+
 class GradientLearner(ABC):
     """One network and one optimiser.
 
@@ -56,6 +65,7 @@ class GradientLearner(ABC):
         config: its learning rate, gradient norm, device, and how updates run.
 
     Attributes:
+        settings: the class of its configuration.
         whole_episodes: every batch starts new episodes; otherwise each continues where the last one stopped, in
             environments that restart by themselves.
         overlap: begin to collect the next batch before learning from this one. Worker processes then collect while the
@@ -71,6 +81,7 @@ class GradientLearner(ABC):
         statistics: the network, if it keeps some of what it learns from; else None.
     """
 
+    settings: ClassVar[type[TrainingConfig]] = TrainingConfig
     whole_episodes: ClassVar[bool] = False
     overlap: bool = False
 
@@ -100,7 +111,7 @@ class GradientLearner(ABC):
     @classmethod
     def create(cls, model: nn.Module, create_agent: CreateAgent, config: Any) -> Self:  # noqa: ANN401 - its own config
         """Make a learner whose agent shares ``model``, which is on the learner's device."""
-        return cls(model, create_agent(model, device=config.learner_device, stochastic=True, copy_model=False), config)
+        return cls(model, agent_around(model, create_agent, config.learner_device, stochastic=True), config)
 
     @abstractmethod
     def terms(self, *given: Tensors) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -154,6 +155,7 @@ class Learner(GradientLearner):
         ValueError: there is a target_kl, but no fused Adam on the learner's device, which could skip a step.
     """
 
+    settings: ClassVar[type[TrainingConfig]] = PPOConfig
     config: PPOConfig
 
     def __init__(self, model: nn.Module, agent: RL_Agent, config: PPOConfig) -> None:

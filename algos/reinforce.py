@@ -98,6 +98,7 @@ class Learner(GradientLearner):
     """The network that learns."""
 
     whole_episodes: ClassVar[bool] = True
+    settings: ClassVar[type[TrainingConfig]] = ReinforceConfig
     config: ReinforceConfig
 
     def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ from rlstruct.algos.run_folder import RunFolder
 from rlstruct.batchers import EpisodeStatistics, RL_Batcher
 from rlstruct.core import Trajectories
 from rlstruct.device import resolve_device
-from rlstruct.errors import BadValueError, UsageError
+from rlstruct.errors import BadTypeError, BadValueError, UsageError
 from rlstruct.functional.learners import sum_over_learners
 from rlstruct.profiling import operation, phase
 
@@ -102,11 +102,17 @@ def run_training(
         WorkerError: a worker process raised or died.
         LearnerError: another of several learners is missing, does not fit, failed, or was killed or stopped; or they do
             not divide the environments.
-        TypeError: create_model is a network and not a function.
+        TypeError: create_model is a network and not a function, create_agent does not take its arguments, or config
+            is that of another algorithm.
         ValueError: a device of the configuration does not exist, or the environments do not restart by themselves and
             should, or the checkpoint is that of other settings.
         TrainingDiverged: a loss is NaN or infinite.
     """
+    if not isinstance(config, kind.settings):
+        raise BadTypeError(
+            f"run_training: config is a {type(config).__name__}, expected the {kind.settings.__name__} of this "
+            "algorithm. Take the configuration and train() from the same module of rlstruct.algos."
+        )
     factories = create_model, create_agent, create_env
     again = partial(run_training, kind, config, *factories, env_args=env_args, create_evaluator=create_evaluator)
     with learning_together(config, again) as learners:

@@ -70,10 +70,13 @@ def check_factories(recipe: Recipe, seed: int | None) -> None:
                 f"Every process makes its own {made.__name__}: pass what makes one, with its arguments in "
                 f"{name.removeprefix('create_')}_args."
             )
-        _check_call(name, factory, arguments)
+        mend = f"arguments beside seed come from {name.removeprefix('create_')}_args"
+        check_call("RL_Batcher", name, factory, arguments, mend)
 
 
-def _check_call(name: str, factory: Callable[..., object], arguments: Mapping[str, object]) -> None:
+def check_call(
+    where: str, name: str, factory: Callable[..., object], arguments: Mapping[str, object], mend: str
+) -> None:
     """Raise TypeError unless a factory can be called with its arguments; every process would fail otherwise."""
     try:
         signature = inspect.signature(factory)
@@ -84,8 +87,7 @@ def _check_call(name: str, factory: Callable[..., object], arguments: Mapping[st
     except TypeError as error:
         call = ", ".join(f"{key}=…" for key in arguments)
         raise BadTypeError(
-            f"RL_Batcher: {name} is called as {name}({call}), but {error}. "
-            f"Its parameters are {signature}; arguments beside seed come from {name.removeprefix('create_')}_args."
+            f"{where}: {name} is called as {name}({call}), but {error}. Its parameters are {signature}; {mend}."
         ) from None
 
 

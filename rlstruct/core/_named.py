@@ -349,7 +349,8 @@ class NamedTensors(Rows):
         known = list(self._tensors)
         near = nearest_key(key, known) if isinstance(key, str) else None
         hint = f" Did you mean {near!r}?" if near else ""
-        return BadKeyError(f"{type(self).__name__}: no key {key!r} among {known}.{hint}")
+        among = f" among {known}" if known else ", it is empty"
+        return BadKeyError(f"{type(self).__name__}: no key {key!r}{among}.{hint}")
 
     def __add__(self, other: Self) -> Self:
         """Put two structures with the same rows together. The tensors are shared.

@@ -21,6 +21,8 @@ from fake_agents import RngAgent
 from gymnasium import spaces
 
 from rlstruct import DeviceEnv, DictTensor, RL_Agent, TemporalDictTensor, Trajectories, VecEnv, sims
+from rlstruct.agents import ActorCritic, ActorCriticAgent
+from rlstruct.algos import a2c, dqn, ppo
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.functional.random import categorical
@@ -43,6 +45,13 @@ class MyAgent(RL_Agent):
 
     def update(self, info: Any) -> None:
         self.model.load_state_dict(info)
+
+
+class Asking(MyAgent):
+    """Asks for its epsilon."""
+
+    def __call__(self, state: Any, observation: Any, agent_info: Any, history: Any = None) -> Any:
+        return super().__call__(state, observation, agent_info["epsilon"])
 
 
 class Counting(MyAgent):
@@ -138,6 +147,11 @@ def update_with(weights: Any) -> None:
         batcher.update(weights)
 
 
+def train(module: Any, config: Any, create_agent: Any) -> None:
+    """Train a network of actor and critic for a moment."""
+    module.train(config, lambda: ActorCritic(n_inputs=4, n_actions=2), create_agent, create_cartpole)
+
+
 def on_sim(env_too: bool, agent_too: bool) -> None:
     def create_agent() -> RL_Agent:
         agent = MyAgent()
@@ -165,6 +179,9 @@ def two_steps() -> TemporalDictTensor:
     return TemporalDictTensor({"reward": torch.zeros(3, 2)})
 
 
+SHORT: dict[str, Any] = {
+    "n_env_steps": 16, "n_envs": 2, "n_timesteps": 8, "evaluation_processes": 0, "evaluation_episodes": 2
+}  # fmt: skip
 NAMED = spaces.Dict({"joints": spaces.Box(-1, 1, (2,)), "goal": spaces.Dict({"words": spaces.Text(9)})})
 GRAPH = spaces.Dict({"map": spaces.Graph(spaces.Box(-1, 1, (2,)), None)})
 
@@ -212,6 +229,12 @@ MISTAKES: dict[str, Callable[[], object]] = {
     ),
     "Weights of another network": lambda: update_with(torch.nn.Linear(4, 3).state_dict()),
     "Weights that are no tensors": lambda: update_with({"weight": [[0.0]], "bias": [0.0]}),
+    "An agent_info that the agent expects, and nobody gives": lambda: cartpole(Asking),
+    "The configuration of another algorithm": lambda: train(a2c, ppo.PPOConfig(**SHORT), ActorCriticAgent),
+    "A factory that does not take what a training passes": lambda: train(
+        a2c, a2c.A2CConfig(**SHORT), lambda model: ActorCriticAgent(model)
+    ),
+    "An agent without values for DQN": lambda: train(dqn, dqn.DQNConfig(**SHORT, learning_starts=0), ActorCriticAgent),
     "A checkpoint of other environments": lambda: load_state_of("Acrobot-v1"),
     "Tensors that differ in B": lambda: DictTensor({"frame": torch.zeros(4, 2), "reward": torch.zeros(3)}),
     "A misspelt key": lambda: DictTensor({"frame": torch.zeros(4, 2)})["frames"],
