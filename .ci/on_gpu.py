@@ -345,7 +345,7 @@ class Session:
         rows = self._read(step.benchmark)
         return {
             "exit_code": code,
-            "ratios": [row for row in rows if row.get("part") == "summary"],
+            "ratios": [row for row in rows if "ratio" in row],
             "left_out": [row for row in rows if "left_out" in row],
         }
 

@@ -36,7 +36,8 @@ def summary(run: Run) -> None:
     for name, (value, target) in rows.items():
         met = "not measured" if value is None else value >= target
         run.add(part="summary", ratio=name, value=value, target=target, met=met)
-    waits = [row["sync_debug_mode"] for row in run.rows if row.get("part") == "sync" and "graph" in row]
+    sync = [row for row in run.rows if row.get("part") == "sync" and "graph" in row]
+    waits = [row.get("sync_debug_mode", row.get("left_out")) for row in sync]
     clean = "not measured" if len(waits) < 2 else waits == ["clean", "clean"]
     run.add(
         part="summary", ratio="sync_debug_mode('error') through execute()", value=str(waits), target="clean", met=clean

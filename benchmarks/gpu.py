@@ -29,6 +29,7 @@ import os
 import statistics
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -155,6 +156,7 @@ class Run(_report.Run):
         Raises:
             SystemExit: it does not.
         """
+        traceback.print_exception(error)
         said = str(error).strip().splitlines() or [""]
         row = self.add(**row, left_out=f"{type(error).__name__}: {said[0]}")
         if self.device.type == "cuda":
@@ -353,9 +355,11 @@ def main() -> None:
         with run.caught(part=part):
             globals()[part](run)
         run.silent = part != options.parts[-1]  # the run may be cut: the file has a summary after each part
-        _gpu_summary.summary(run)
+        with run.caught(part="summary"):
+            _gpu_summary.summary(run)
         run.silent = False
-    _gpu_summary.draw(run)
+    with run.caught(part="picture"):
+        _gpu_summary.draw(run)
     print(run.path)
 
 

@@ -21,6 +21,7 @@ import gc
 import itertools
 import json
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -138,6 +139,7 @@ class Run:
         try:
             yield
         except Exception as error:
+            traceback.print_exception(error)
             said = str(error).strip().splitlines() or [""]
             self.add(**row, left_out=f"{type(error).__name__}: {said[0]}")
 

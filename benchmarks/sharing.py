@@ -17,6 +17,7 @@ import contextlib
 import os
 import statistics
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -60,6 +61,7 @@ class Run(_report.Run):
                     collect()
                     collects.append((row, collect, []))
                 except Exception as error:  # whatever it is, the others are measured all the same
+                    traceback.print_exception(error)
                     self.add(**row, left_out=_first_line(error))
             for _ in range(5):
                 for _, collect, seconds in collects:

@@ -1,0 +1,114 @@
+"""Packages for a machine with a GPU but no network, where only small files can be carried: three archives.
+
+    python3 .ci/pack_site.py build/site        here, with a network; a quarter of an hour
+    mkdir site && for f in build/site/*.xz; do python3 -m tarfile -e $f site; done     there, for `.ci/on_gpu.py --site`
+
+``1-packages.tar.xz`` and ``2-warp.tar.xz``, some 55 MB together, are what collecting and learning need on a GPU:
+gymnasium, and Warp with the machine code of one architecture only. ``3-cpu.tar.xz``, some 20 MB, has Warp's compiler
+for the CPU and ale-py with its ROMs, for the tests that compare a GPU with the CPU. torch, pytest and hypothesis are
+not packed: they must be there. Versions are those of constraints.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import lzma
+import re
+import struct
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("gymnasium", "farama-notifications", "warp-lang", "ale-py")
+UNUSED = re.compile(r"warp/(tests|examples)/|\.pyi$")
+ARCHIVES = {  # the first pattern that fits a file decides
+    "3-cpu": r"warp/bin/warp-clang|ale_py",
+    "2-warp": r"warp/bin/warp\.so",
+    "1-packages": r"",
+}
+_PLATFORMS = ("manylinux_2_34_x86_64", "manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+_CONTAINER, _CUBIN = 0xBA55ED50, 2  # the magic number of fatbins; the kind of a part that is machine code
+
+
+def download(folder: Path, python: str) -> None:
+    """Fetch the wheels and unpack them, without what is never imported there."""
+    pins = dict(re.findall(r"^([\w-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    names = [f"{name}=={pins[name]}" if name in pins else name for name in PACKAGES]
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", str(folder)]
+    command += ["--implementation", "cp", "--python-version", python]
+    subprocess.run([*command, *(f"--platform={name}" for name in _PLATFORMS), *names], check=True)
+    for wheel in folder.glob("*.whl"):
+        subprocess.run([sys.executable, "-m", "zipfile", "-e", str(wheel), str(folder / "site")], check=True)
+
+
+def trim(data: bytearray, architecture: int) -> int:
+    """Zero in place all device code of a library but the machine code of one architecture; returns how many bytes."""
+    begin, size = _section(data, b".nv_fatbin")
+    zeroed, at = 0, begin
+    while at < begin + size:
+        magic, _, header, length = struct.unpack_from("<IHHQ", data, at)
+        if magic != _CONTAINER:
+            at += 8
+            continue
+        part, at = at + header, at + header + length
+        while part < at:
+            kind, _, header, length = struct.unpack_from("<HHIQ", data, part)
+            (its,) = struct.unpack_from("<I", data, part + 28)
+            if kind != _CUBIN or its != architecture:
+                data[part + header : part + header + length] = bytes(length)
+                zeroed += length
+            part += header + length
+    return zeroed
+
+
+def _section(data: bytearray, wanted: bytes) -> tuple[int, int]:
+    """Say where a section of a 64-bit ELF file begins and how long it is."""
+    (headers,) = struct.unpack_from("<Q", data, 0x28)
+    n, names = struct.unpack_from("<HH", data, 0x3C)
+    read = [struct.unpack_from("<IIQQQQIIQQ", data, headers + 64 * i) for i in range(n)]
+    for header in read:
+        name = read[names][4] + header[0]
+        if data[name : name + len(wanted) + 1] == wanted + b"\0":
+            return header[4], header[5]
+    raise SystemExit(f"pack_site: no section {wanted.decode()}")
+
+
+def pack(site: Path, archive: Path, files: list[Path]) -> None:
+    """Write files into an archive; calls and jumps of x86 code repeat more often once their targets are absolute."""
+    size = max(1 << 20, min(384 << 20, sum(file.stat().st_size for file in files)))
+    lzma2 = {"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": size, "lc": 4, "lp": 0, "pb": 0}
+    filters = [{"id": lzma.FILTER_X86}, lzma2]
+    with lzma.open(archive, "wb", filters=filters) as whole, tarfile.open(fileobj=whole, mode="w") as tar:
+        for file in files:
+            tar.add(file, str(file.relative_to(site)))
+    print(f"{archive}: {archive.stat().st_size:,} bytes", flush=True)
+
+
+def main() -> None:
+    """Fetch, trim and pack."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="folder of the archives")
+    parser.add_argument("--architecture", type=int, default=90, help="of the GPU: 90 is that of H100 and H200")
+    parser.add_argument("--python", default="3.12", help="version of Python there")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        site = Path(scratch) / "site"
+        download(Path(scratch), options.python)
+        library = site / "warp" / "bin" / "warp.so"
+        contents = bytearray(library.read_bytes())
+        print(f"{library.name}: {trim(contents, options.architecture):,} of {len(contents):,} bytes zeroed", flush=True)
+        library.write_bytes(contents)
+        files = [file for file in sorted(site.rglob("*")) if file.is_file()]
+        files = [file for file in files if not UNUSED.search(str(file.relative_to(site)))]
+        for name, pattern in ARCHIVES.items():
+            chosen = [file for file in files if re.search(pattern, str(file.relative_to(site)))]
+            files = [file for file in files if file not in chosen]
+            pack(site, options.out / f"{name}.tar.xz", chosen)
+
+
+if __name__ == "__main__":
+    main()
