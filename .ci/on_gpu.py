@@ -4,7 +4,8 @@
     python3 .ci/on_gpu.py --minutes 10 --out build/gpu --site packages
     python3 .ci/on_gpu.py --quick --out build/look      whether everything starts, also without a GPU
 
-Where a command may take 10 minutes only, the half hour is three commands, and each keeps what is in the folder:
+Where a command may take 10 minutes only, the half hour is three commands, and each keeps what is in the folder
+(``--commit`` says what git would, and ``packages`` are those of `.ci/pack_site.py`):
 
     python3 .ci/on_gpu.py --steps 1 2 --minutes 9 --resume --out build/gpu --site packages --commit abc1234
     python3 .ci/on_gpu.py --steps 3 4 --minutes 9 --resume --out build/gpu --site packages --commit abc1234
@@ -15,7 +16,7 @@ The steps, in order; a step that ends early leaves its time to those that follow
 1. ``first tests``: recording, replays, learning, collection, random numbers. If these are wrong, speed means nothing.
 2. ``targets``: Warp's first launch, then what the library has targets for, and the device's limits.
 3. ``trained steps``: collecting and learning together, with each way to run an update.
-4. ``other tests``: every other test marked ``gpu``.
+4. ``other tests``: every other test marked ``gpu``, those of kernels and simulators first.
 5. ``ladder``: what single tricks bring, all sizes of the benchmark, a training, and last what is compiled for minutes.
 6. ``sharing``: processes in turns, under MPS and in MIG instances, beside one process that searches in many games.
 
@@ -63,7 +64,7 @@ class Step:
     Attributes:
         name: as it is printed and written.
         share: of the whole time.
-        tests: words in the names of the test files; no word takes all files that are left.
+        tests: words in the names of the test files, in the order in which they run; "" takes all that are left.
         benchmark: name of the script in benchmarks/; with one no tests are run.
         parts: of the benchmark, where it has parts.
     """
@@ -79,7 +80,7 @@ STEPS = (
     Step("first tests", 5 / 30, tests=("recording", "graph", "replays", "lanes", "learning", "collection", "random")),
     Step("targets", 9 / 30, benchmark="gpu", parts=("first_launch", "targets", "sync", "limits")),
     Step("trained steps", 3 / 30, benchmark="gpu_train"),
-    Step("other tests", 5 / 30),
+    Step("other tests", 5 / 30, tests=("fused", "simulators", "atari", "dqn", "replay_buffer", "")),
     Step(
         "ladder",
         4 / 30,
@@ -224,12 +225,10 @@ class Session:
 
     def _files(self, step: Step) -> list[str]:
         """Take the test files of a step that no step before it has taken, in the order of its words."""
-        if step.benchmark:
-            return []
         found: list[tuple[int, str]] = []
         for file in sorted((ROOT / "tests").rglob("test_*.py")):
             name = str(file.relative_to(ROOT))
-            order = next((i for i, word in enumerate(step.tests) if word in file.stem), None if step.tests else 0)
+            order = next((i for i, word in enumerate(step.tests) if word in file.stem), None)
             if order is not None and name not in LEFT_OUT | self._taken and _SELECTS.search(file.read_text()):
                 found.append((order, name))
         names = [name for _, name in sorted(found)]
@@ -365,7 +364,8 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true", help="keep what is in the folder, and do not repeat its tests")
     parser.add_argument("--test-seconds", type=int, default=120, help="longest time of one test")
     parser.add_argument("--file-seconds", type=int, default=240, help="longest time of one process of tests")
-    parser.add_argument("--jobs", type=int, default=4, help="test files at a time")
+    jobs = max(1, min(6, (os.cpu_count() or 1) // 2))
+    parser.add_argument("--jobs", type=int, default=jobs, help="test files at a time")
     parser.add_argument("--site", type=Path, help="folder of further packages")
     parser.add_argument("--cache", type=Path, default=ROOT / "build" / "gpu-cache", help="folder of compiled code")
     parser.add_argument("--commit", default="", help="what to call the code, where there is no git")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import traceback
 from typing import Any
 
 import torch
@@ -43,10 +44,12 @@ def limits(device: torch.device, quick: bool) -> dict[str, float | str]:
     found = {"bytes_per_second": 2 * n_bytes / copy}
     try:
         from _gpu_kernels import FLOPS_PER_THREAD, multiply_add
-    except ImportError as error:
-        return found | {"flops_left_out": str(error)}
-    values = source[: 1 << (21 if device.type == "cuda" else 10)]
-    seconds = _best(lambda: multiply_add(values), device, 5)
+
+        values = source[: 1 << (21 if device.type == "cuda" else 10)]
+        seconds = _best(lambda: multiply_add(values), device, 5)
+    except Exception as error:  # Warp is missing, or does not run here
+        traceback.print_exception(error)
+        return found | {"flops_left_out": f"{type(error).__name__}: {error}"}
     return found | {"flops_per_second": FLOPS_PER_THREAD * len(values) / seconds}
 
 
