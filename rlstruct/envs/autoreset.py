@@ -171,8 +171,7 @@ class SameStep(Restarter):
         if isinstance(final, np.ndarray) and final.dtype == object:  # one element of the space per row, or None
             target = self.frames.target(out)
             for row in map(int, np.flatnonzero(rows)):
-                self.frames.check(final[row], index=row)
-                target[row] = final[row]
+                self.frames.write(target, row, final[row])
         else:
             for array, part in zip(out, self.frames.batched(final, self.n), strict=True):
                 array[rows] = part[rows]

@@ -16,6 +16,7 @@ from rlstruct.core import DictTensor
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.spaces import Element, Leaf, Space, leaves, nest
 
+_ARRAY = np.ndarray  # found faster than an attribute of numpy, once per environment and step
 Arrays: TypeAlias = list[np.ndarray[Any, Any]]
 """One array [B, ...] per leaf of a space, in the order of `SpaceCodec.leaves`."""
 
@@ -55,14 +56,20 @@ class SpaceCodec:
         """Return what copies an element into its row of ``arrays`` by ``target[row] = element``."""
         return arrays[0] if self._plain else _Nested(self, list(zip(self._getters, arrays, self._forms, strict=True)))
 
+    def write(self, target: np.ndarray[Any, Any] | _Nested, row: int, element: Element) -> None:
+        """Copy an element into its row of a `target`, or refuse it, see `check`."""
+        if ((element.shape, element.dtype) if type(element) is _ARRAY else type(element)) not in self.forms:
+            self.check(element, index=row)
+        target[row] = element
+
     def batched(self, value: Element, n: int, out: Arrays | None = None) -> Arrays:
         """Copy a batch of n elements, as a `gymnasium.vector.VectorEnv` gives it, to ``out``, or to new arrays."""
         arrays = self.empty(n) if out is None else out
         for leaf, array in zip(self.leaves, arrays, strict=True):
             part = np.asarray(leaf.get(value))
-            if part.shape != array.shape or not _fits(part.dtype, leaf.dtype):
+            if part.shape != array.shape or not _fits(part, leaf.dtype):
                 raise ShapeMismatchError(
-                    f"{self.where}: {leaf.key!r} came as {part.dtype} {part.shape}, expected {leaf.dtype} "
+                    f"{self.where}: {leaf.key!r} came as {_spell(part, leaf.dtype)}, expected {leaf.dtype} "
                     f"{(n, *leaf.shape)}. Make the environment return what its space declares."
                 )
             array[...] = part
@@ -71,18 +78,19 @@ class SpaceCodec:
     def check(self, element: Element, *, index: int) -> None:
         """Refuse an element of other shapes or kinds of dtype: numpy would repeat it over its row, or cut fractions.
 
-        What fits is added to `forms`: of an array its shape and dtype, of a number its type.
+        What always fits is added to `forms`: of an array its shape and dtype, of a number its type.
         """
         for leaf, forms in zip(self.leaves, self._forms, strict=True):
             value = leaf.get(element)
             got = np.asarray(value)
-            if got.shape != leaf.shape or not _fits(got.dtype, leaf.dtype):
+            if got.shape != leaf.shape or not _fits(got, leaf.dtype):
                 raise ShapeMismatchError(
-                    f"{self.where}: environment {index} gave {leaf.key!r} as {got.dtype} {got.shape}, its space "
+                    f"{self.where}: environment {index} gave {leaf.key!r} as {_spell(got, leaf.dtype)}, its space "
                     f"declares {leaf.dtype} {leaf.shape}. Correct the space or what reset() and step() return."
                 )
             form = (got.shape, got.dtype) if type(value) is np.ndarray else type(value)
-            if form not in forms and isinstance(value, np.ndarray | np.generic | int | float):
+            always = isinstance(value, np.ndarray | np.generic | int | float) and not _may_wrap(got.dtype, leaf.dtype)
+            if always and form not in forms:
                 forms.append(form)
 
     def columns(self, action: DictTensor, n: int) -> Arrays:
@@ -155,16 +163,32 @@ class _Nested:
     columns: list[tuple[Callable[[Element], Element], np.ndarray[Any, Any], list[object]]]
 
     def __setitem__(self, row: int, element: Element) -> None:
-        for get, array, forms in self.columns:
-            value = get(element)
-            if ((value.shape, value.dtype) if type(value) is np.ndarray else type(value)) not in forms:
-                self.codec.check(element, index=row)
-            array[row] = value
+        try:
+            for get, array, forms in self.columns:
+                value = get(element)
+                if ((value.shape, value.dtype) if type(value) is _ARRAY else type(value)) not in forms:
+                    self.codec.check(element, index=row)
+                array[row] = value
+        except (KeyError, IndexError, TypeError):
+            self.codec.check(element, index=row)  # names the entry that is missing
+            raise
 
 
-def _fits(got: np.dtype[Any], want: np.dtype[Any]) -> bool:
-    """Whether numbers of one kind can be written as another without losing fractions, or parts."""
-    return _RANK.get(got.kind, 9) <= _RANK.get(want.kind, -1)
+def _fits(got: np.ndarray[Any, Any], want: np.dtype[Any]) -> bool:
+    """Whether numbers can be written as another dtype without losing fractions, parts or bits."""
+    if _RANK.get(got.dtype.kind, 9) > _RANK.get(want.kind, -1):
+        return False
+    return not _may_wrap(got.dtype, want) or bool((got == got.astype(want)).all())
+
+
+def _may_wrap(got: np.dtype[Any], want: np.dtype[Any]) -> bool:
+    """Whether there are integers of ``got`` that ``want`` cannot hold, of which numpy would keep the last bits."""
+    return want.kind in "iu" and not np.can_cast(got, want)
+
+
+def _spell(got: np.ndarray[Any, Any], want: np.dtype[Any]) -> str:
+    beyond = got.size and got.dtype.kind in "iu" and want.kind in "iu" and not _fits(got, want)
+    return f"{got.dtype} {got.shape}" + (f" from {got.min()} to {got.max()}" if beyond else "")
 
 
 def _exact(got: torch.dtype, want: torch.dtype) -> bool:

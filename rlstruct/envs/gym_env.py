@@ -129,13 +129,14 @@ class GymEnv(RowsEnv):
         target, forms = self._frames.target(rows.frames), self._frames.forms
         reward: list[Any] = [0.0] * len(self.envs)
         ended: list[tuple[int, bool, bool]] = []
-        steps, j, answer = self._steps, 0, _NOTHING
+        steps, j, answer, ndarray = self._steps, 0, _NOTHING, np.ndarray
         try:
             for j in self._order:
                 answer = _NOTHING
                 answer = steps[j](actions[j])
                 frame, reward[j], terminated, truncated, _ = answer
-                if ((frame.shape, frame.dtype) if type(frame) is np.ndarray else type(frame)) not in forms:
+                # What SpaceCodec.write does, here without a call for each environment and step.
+                if ((frame.shape, frame.dtype) if type(frame) is ndarray else type(frame)) not in forms:
                     self._frames.check(frame, index=j)
                 target[j] = frame  # a copy, at once: the environment may reuse its buffer
                 if terminated is not False or truncated is not False:
@@ -157,9 +158,7 @@ class GymEnv(RowsEnv):
     def _write_resets(self, rows: Rows, which: Sequence[int]) -> None:
         target = self._frames.target(rows.frames)
         for j in which:
-            frame = self._reset_one(j)
-            self._frames.check(frame, index=j)
-            target[j] = frame
+            self._frames.write(target, j, self._reset_one(j))
 
     def _reset_one(self, j: int) -> Element:
         options = None if self._options is None else dict(self._options[j])

@@ -194,6 +194,18 @@ def test_frames_that_would_lose_their_fractions_are_refused() -> None:
         GymVectorEnv(vec).reset()
 
 
+def test_numbers_that_would_wrap_around_are_refused() -> None:
+    class Wide(CountingVector):
+        def reset(self, **settings: Any) -> Any:
+            frames, info = super().reset(**settings)
+            return frames.astype(np.int64) - 1000, info
+
+    vec = Wide(2, AutoresetMode.DISABLED)
+    vec.single_observation_space = spaces.Box(0, 255, (2,), np.uint8)
+    with pytest.raises(ShapeMismatchError, match=r"'frame' came as int64 \(2, 2\) from -1000 to 0, expected uint8"):
+        GymVectorEnv(vec).reset()
+
+
 def test_an_end_that_is_neither_true_nor_false_is_refused() -> None:
     class Unsure(CountingVector):
         def step(self, actions: Any) -> Any:
