@@ -227,7 +227,7 @@ class Search:
 
     def _other(self, candidate: Candidate, name: str, value: int) -> Candidate:
         """Return a candidate with another value of one setting; without workers nothing is shared."""
-        found = replace_one(candidate, name, value)
+        found = candidate._replace(**{name: value})  # type: ignore[arg-type]  # of a number
         if not found.n_processes:
             return found._replace(sharing="none")
         return found if candidate.n_processes else found._replace(sharing=self.space.sharing[0])
@@ -265,7 +265,7 @@ class Search:
     def _was_much_slower(self, here: Candidate, name: str, value: int) -> bool:
         """Whether the same step along a setting has cost much beside other settings. Workers are always tried."""
         for one in self._seen.values():
-            there = self._seen.get(replace_one(one.candidate, name, value))
+            there = self._seen.get(one.candidate._replace(**{name: value}))  # type: ignore[arg-type]  # of a number
             same = name != "n_processes" and getattr(one.candidate, name) == getattr(here, name)
             if same and there and there.measured and there.score < _MUCH * one.score:
                 self._say(self._seen[here], f"{name} {value} was much slower beside other settings: stop")
@@ -305,15 +305,6 @@ class Search:
                     self.best = probe
         probe = self._seen[candidate]
         return probe if probe.measured else None
-
-
-def replace_one(candidate: Candidate, name: str, value: int) -> Candidate:
-    """Return a candidate with another value of one setting.
-
-    >>> str(replace_one(Candidate(2, 64, 32), "n_envs", 128))
-    '2 x 128 environments x 32 steps'
-    """
-    return Candidate(**{**candidate._asdict(), name: value})
 
 
 def _size(n: float) -> str:

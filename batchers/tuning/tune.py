@@ -180,7 +180,7 @@ def tune(
     key = "" if cache is None else answers.key(device, create_agent, create_env, given, told)
     stored = None if cache is None else answers.read(Path(cache)).get(key)
     if stored is not None:
-        probes = tuple(_restored(one) for one in stored["probes"])
+        probes = tuple(Probe(Candidate(*c), size, m and Measured(*m), *rest) for c, size, m, *rest in stored["probes"])
         best = Candidate(*stored["best"])
         return Tuning(best, probes, arguments(best), limit, 0.0, create_learner is not None)
 
@@ -204,11 +204,6 @@ def tune(
         answers.keep(Path(cache), key, {"best": best, "probes": [list(vars(one).values()) for one in probes]})
     spent = time.perf_counter() - begin
     return Tuning(best, probes, arguments(best), limit, spent, create_learner is not None)
-
-
-def _restored(plain: Sequence[Any]) -> Probe:
-    candidate, projected, measured, *rest = plain
-    return Probe(Candidate(*candidate), projected, None if measured is None else Measured(*measured), *rest)
 
 
 def _space(
