@@ -7,6 +7,7 @@ import re
 import traceback
 from dataclasses import dataclass
 from enum import IntEnum
+from types import TracebackType
 from typing import Any
 
 import cloudpickle
@@ -123,12 +124,22 @@ def describe(error: BaseException, progress: Progress, seen: str = "") -> Failur
     return Failure(
         error=_pickled(error),
         summary="".join(line for line in said if not line.startswith(PAGE)).strip(),  # the traceback has it
-        traceback="".join(traceback.format_exception(error)),
+        traceback="".join(traceback.format_exception(type(error), error, _outside(error.__traceback__))),
         phase=phase,
         step=(progress.step if step is None else step) if phase.has_steps else None,
         environment=getattr(error, "environment_index", None),
         seen=seen if phase is Phase.AGENT and not isinstance(error, ShapeMismatchError) else "",
     )
+
+
+def _outside(frames: TracebackType | None) -> TracebackType | None:
+    """Leave out our own first calls but the last: a traceback begins where the user's code was called, if it was."""
+    start = last = frames
+    while frames is not None:
+        if frames.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in ("rlstruct", "torch", "contextlib"):
+            return last
+        last, frames = frames, frames.tb_next
+    return start
 
 
 def worker_error(

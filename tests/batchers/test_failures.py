@@ -110,6 +110,7 @@ def test_an_exception_of_an_environment_names_everything(n_processes: int) -> No
     assert error.environments == ((3, 6) if n_processes else (0, 6))
     assert error.worker == (1 if n_processes else 0)
     assert "fake_envs.py" in error.remote_traceback
+    assert error.remote_traceback.count("  File ") == 2  # it begins where the environment was called
     assert ("fake_envs.py" in str(error)) == bool(n_processes)  # here Python itself prints the cause
     assert "environment 4, seed 14, step 1: ValueError: no road" in str(error)
     assert str(error).startswith("worker 1 (pid" if n_processes else "this process raised in environment.step")
