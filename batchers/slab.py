@@ -114,7 +114,7 @@ class Slab(Steps):
     def _checked(self, observation: DictTensor) -> list[Tensor]:
         """The tensors of an observation, each of which fits into a slot without being repeated or rounded."""
         tensors = [observation[key] for key in self.slots[0]]
-        if [*map(_form, tensors)] != self._slot_forms:
+        if len(observation._tensors) != len(tensors) or [*map(_form, tensors)] != self._slot_forms:
             self.check("observation", observation)
         return tensors
 

@@ -218,6 +218,22 @@ def test_a_final_observation_of_another_shape_is_named(device: str) -> None:
             batcher.get()
 
 
+class LateKey(EnvWrapper):
+    """Shows a key more in each step than after a reset: the agent would see it, and the trajectories would not."""
+
+    def step(self, action: DictTensor) -> Any:
+        (reached, ran), (current, running) = self.env.step(action)
+        return (reached, ran), (current + DictTensor({"speed": torch.zeros(2)}), running)
+
+
+def test_a_key_that_only_steps_show_is_named() -> None:
+    with RL_Batcher(8, RngAgent, lambda seed: LateKey(create_counting_env(2, seed)), seed=0) as batcher:
+        batcher.reset()
+        batcher.execute()
+        with pytest.raises(WorkerError, match=r"observation 'speed' is \[2\] torch.float32, expected no such key"):
+            batcher.get()
+
+
 class FollowingAgent(WrongAgent):
     """Draws from logits that are its frame: NaN in the frame makes its next action one that does not exist."""
 
