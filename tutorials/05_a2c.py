@@ -1,7 +1,7 @@
-"""Tutorial 05: A2C. Pieces of a stream instead of whole episodes, what follows their ends, and GAE.
+"""Tutorial 05: A2C. A few steps at a time instead of whole episodes, what follows their ends, and GAE.
 
-REINFORCE waits for whole episodes. A2C cuts a stream into pieces of n steps and lets a critic stand for what follows.
-What follows depends on how a piece or an episode ends, and getting that wrong is the most frequent silent bug of
+REINFORCE waits for whole episodes. A2C learns from batches of n steps and lets a critic stand for what follows.
+What follows depends on how a batch or an episode ends, and getting that wrong is the most frequent silent bug of
 reinforcement learning: this tutorial looks at it before it trains.
 """
 
@@ -29,17 +29,17 @@ def create_model():
     return ActorCritic(n_inputs=4, n_actions=2)
 
 
-def look_at_a_piece():
-    """Collect one piece and see what lies at the end of an episode inside it."""
+def look_at_a_batch():
+    """Collect one batch and see what lies at the end of an episode inside it."""
     agent_args, env_args = {"model": create_model()}, {"n_envs": 3}
     with RL_Batcher(
         20, ActorCriticAgent, create_short_env, agent_args=agent_args, env_args=env_args, seed=0
     ) as batcher:
-        batcher.reset()  # once: every execute goes on where the last piece stopped
+        batcher.reset()  # once: every execute goes on where the last batch stopped
         batcher.execute()
         trajectories, _ = batcher.get()
     steps = trajectories.trajectories
-    print("a piece is full, always:", trajectories.lengths.tolist())
+    print("a batch is always full:", trajectories.lengths.tolist())
     row, t = (int(i[0]) for i in steps["_observation/done"].nonzero(as_tuple=True))
     reached, seen_next = steps["_observation/frame"][row, t], steps["observation/frame"][row, t + 1]
     print(
@@ -71,7 +71,7 @@ def advantages_by_hand():
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    look_at_a_piece()
+    look_at_a_batch()
     advantages_by_hand()
 
     # The library's A2C: the same train() as REINFORCE's, and the same settings beside its own. The defaults suit
@@ -81,7 +81,7 @@ if __name__ == "__main__":
     print(f"evaluation before {result.before.mean_return:.0f}, after {result.after.mean_return:.0f}")
     assert result.after.mean_return > 3 * result.before.mean_return
 
-    # overlap=True begins to collect the next piece before learning from this one. With worker processes neither waits
+    # overlap=True begins to collect the next batch before learning from this one. With worker processes neither waits
     # for the other; the price is that the weights that act are one update old. The log says so; V-trace corrects it.
     config = A2CConfig(n_env_steps=8_000, evaluation_processes=0, evaluation_episodes=8, overlap=True, vtrace=True)
     result = train(config, create_model, ActorCriticAgent, create_env)

@@ -1,6 +1,6 @@
 """Tutorial 06: a replay buffer that keeps every observation once, DQN by hand on top of it, then from the library.
 
-An off-policy algorithm remembers: pieces of episodes go in, random steps come out, each with what it truly led to.
+An off-policy algorithm remembers: batches go in, random steps come out, each with what it truly led to.
 """
 
 import copy
@@ -26,33 +26,33 @@ def create_model():
     return QNetwork(n_inputs=4, n_actions=2, hidden=(64, 64), duelling=True)
 
 
-def by_hand(n_pieces):
-    """Train for a few pieces and return the buffer and the mean loss of each piece."""
+def by_hand(n_batches):
+    """Learn from a few batches and return the buffer and the last loss after each."""
     torch.manual_seed(0)
     model = create_model()
     target_model = copy.deepcopy(model)
     optimiser = torch.optim.Adam(model.parameters(), lr=0.001)
     # A step of the return that is cut by the end of an episode, or by the end of the data, is shorter than n_step:
-    # batch["discount"] says by how much, batch["terminated"] whether anything follows.
+    # sample["discount"] says by how much, sample["terminated"] whether anything follows.
     buffer = ReplayBuffer(capacity=10_000, n_step=3, discount=0.99)
     agent_args, env_args, losses = {"model": model}, {"n_envs": 8}, []
     with RL_Batcher(16, QAgent, create_env, agent_args=agent_args, env_args=env_args, seed=0) as batcher:
         # Each environment has an epsilon of its own: it travels in agent_info.
         epsilon = DictTensor({"epsilon": torch.linspace(0.05, 0.4, 8)})
         batcher.reset(epsilon)
-        for _ in range(n_pieces):
+        for _ in range(n_batches):
             batcher.update(model.state_dict())
             batcher.execute(epsilon)
-            piece, _ = batcher.get()  # [8, 16], going on where the last one stopped
-            buffer.extend(piece)
+            trajectories, _ = batcher.get()  # [8, 16], going on where the last one stopped
+            buffer.extend(trajectories)
             for _ in range(8):
-                batch = buffer.sample(64)
-                value = model(batch["observation/frame"]).gather(1, batch["action/action"].unsqueeze(1)).squeeze(1)
+                sample = buffer.sample(64)
+                value = model(sample["observation/frame"]).gather(1, sample["action/action"].unsqueeze(1)).squeeze(1)
                 with torch.no_grad():
-                    reached = batch["_observation/frame"]  # also where the episode was cut off, or ended
+                    reached = sample["_observation/frame"]  # also where the episode was cut off, or ended
                     following = double_q_value(model(reached), target_model(reached))
-                    target = td_target(batch["reward"], batch["discount"], batch["terminated"], following)
-                loss = q_loss(value, target, batch["weight"])
+                    target = td_target(sample["reward"], sample["discount"], sample["terminated"], following)
+                loss = q_loss(value, target, sample["weight"])
                 optimiser.zero_grad()
                 loss.backward()
                 optimiser.step()

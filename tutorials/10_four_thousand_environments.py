@@ -28,7 +28,7 @@ def create_model():
 
 
 def collect(n_envs):
-    """Collect pieces of 8 steps from n environments; return steps per second."""
+    """Collect batches of 8 steps from n environments; return steps per second."""
     agent_args, env_args = {"model": create_model()}, {"n_envs": n_envs}
     with RL_Batcher(
         N_STEPS, ActorCriticAgent, create_env, agent_args=agent_args, env_args=env_args, seed=0, device=DEVICE
@@ -61,7 +61,7 @@ if __name__ == "__main__":
     env.reset()
     print(f"{sum(tensor.nbytes for tensor in env.carry().values()) / 4096:.0f} bytes per environment")
 
-    # 3. Train on it. Many environments and short pieces: a gradient from 1,024 x 8 steps can take a large step.
+    # 3. Train on it. Many environments and short batches: a gradient from 1,024 x 8 steps can take a large step.
     config = A2CConfig(
         n_env_steps=400_000,
         n_envs=1024,
