@@ -5,7 +5,7 @@
     python3 .ci/on_gpu.py --quick --out build/look      whether everything starts, also without a GPU
 
 Where a command may take 10 minutes only, the half hour is three commands, and each keeps what is in the folder
-(``--commit`` says what git would, and ``packages`` are those of `.ci/pack_site.py`):
+(``--commit`` says what git would; `.ci/pack_site.py` says how ``packages`` is carried there):
 
     python3 .ci/on_gpu.py --steps 1 2 --minutes 9 --resume --out build/gpu --site packages --commit abc1234
     python3 .ci/on_gpu.py --steps 3 4 --minutes 9 --resume --out build/gpu --site packages --commit abc1234

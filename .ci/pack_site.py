@@ -1,6 +1,6 @@
 """Packages for a machine with a GPU but no network, where only small files can be carried: three archives.
 
-    python3 .ci/pack_site.py build/site        here, with a network; a quarter of an hour
+    python3 .ci/pack_site.py build/site        here, with a network; some 6 minutes of a core
     mkdir site && for f in build/site/*.xz; do python3 -m tarfile -e $f site; done     there, for `.ci/on_gpu.py --site`
 
 ``1-packages.tar.xz`` and ``2-warp.tar.xz``, some 55 MB together, are what collecting and learning need on a GPU:

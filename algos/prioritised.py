@@ -103,5 +103,5 @@ class PrioritisedReplayBuffer(ReplayBuffer):
         # Next to be overwritten: the slot at the head, and those after it, whose stacks have just lost an image.
         places = self._state["head"].unsqueeze(1) + torch.arange(self.n_stack, device=self.device)
         oldest = self._slot(places, torch.ones_like(places, dtype=torch.bool))
-        self.priority[torch.cat([following.flatten(), oldest.flatten()])] = 0.0
+        self.priority.index_fill_(0, torch.cat([following.flatten(), oldest.flatten()]), 0.0)
         self.priority[slot.flatten()] = torch.where(ready, self._largest, 0.0).flatten()

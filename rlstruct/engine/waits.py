@@ -19,6 +19,7 @@ from torch import Tensor
 
 _PUT = "Put intended ones into allow_host_sync(); otherwise keep the value on the device: "
 MASK: Final = _PUT + "torch.where(mask, a, b), or masked sums."
+FILL: Final = _PUT + "index_fill_ takes the number without a copy."
 NUMBER: Final = _PUT + "return the tensor, and read it once every k steps."
 SHAPE: Final = _PUT + "its result has a shape that depends on data; use torch.where with fixed shapes."
 DRAW: Final = _PUT + "draw with rlstruct.functional.random."
@@ -62,7 +63,7 @@ def judge_operator(func: Any, args: Any, kwargs: Any, writes_number: bool) -> tu
     """Say what an operator does if it waits, in words, and how to do without; two empty texts if it does not wait.
 
     ``func`` and its arguments are as ``__torch_dispatch__`` gets them. ``writes_number``: it writes a Python number
-    through an index, which CUDA does without waiting.
+    through an index: CUDA does not wait where that is a mask.
     """
     name = func.overloadpacket.__name__
     if name == "_local_scalar_dense":
@@ -90,7 +91,7 @@ def judge_recorded(func: Any, args: Any, kwargs: Any) -> str:
         source, target, _ = _copied(name, args, kwargs)
         return f"copying from {source} to {target}" if is_accelerator(source) != is_accelerator(target) else ""
     # CUDA writes one value through a mask by masked_fill_.
-    writes_number = name == "index_put_" and args[2].numel() == 1
+    writes_number = name == "index_put_" and args[2].numel() == 1 and any(map(_is_mask, args[1]))
     return judge_operator(func, args, kwargs, writes_number)[0]
 
 
@@ -100,8 +101,9 @@ def is_accelerator(device: Any) -> bool:
 
 
 def _judge_index(name: str, tensor: Tensor, indices: Any, writes_number: bool) -> tuple[str, str]:
-    if any(_is_mask(index) for index in indices) and not (name == "index_put_" and writes_number):
-        return "indexing by a boolean mask", MASK
+    writes_number = name == "index_put_" and writes_number
+    if any(map(_is_mask, indices)) != writes_number:
+        return ("writing a number through indices", FILL) if writes_number else ("indexing by a boolean mask", MASK)
     if is_accelerator(tensor.device) and any(i is not None and not is_accelerator(i.device) for i in indices):
         return f"indexing a tensor on {tensor.device} by indices on cpu", CROSS
     return "", ""

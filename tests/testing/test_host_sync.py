@@ -32,6 +32,7 @@ SYNCING: dict[str, Call] = {
     "mask_in_a_tuple": lambda x: x.view(2, 2)[(x > 1)[:2], 0],
     "mask_write_of_a_tensor": lambda x: x.__setitem__(x > 1, x.new_zeros(())),
     "index_by_device_scalar": lambda x: x[x.long()[0]],
+    "index_write_of_a_number": lambda x: x.__setitem__(torch.zeros_like(x, dtype=torch.int64), 0.0),
     "equal": lambda x: torch.equal(x, x),
     "allclose": lambda x: torch.allclose(x, x),
     "masked_select": lambda x: x.masked_select(x > 1),
@@ -60,6 +61,7 @@ CLEAN: dict[str, Call] = {
     "write_by_slice": lambda x: x.__setitem__(slice(1, 3), 7.0),
     "write_by_int64": lambda x: x.__setitem__(torch.zeros_like(x, dtype=torch.int64), x.clone()),
     "mask_write_of_a_number": lambda x: x.__setitem__(x > 1, 0.0),
+    "index_fill": lambda x: x.index_fill_(0, torch.zeros_like(x, dtype=torch.int64), 0.0),
     "masked_fill": lambda x: x.masked_fill_(x > 1, 0.0),
     "scatter": lambda x: x.scatter_add_(0, torch.zeros_like(x, dtype=torch.int64), x.clone()),
     "clamp_softmax": lambda x: x.clamp(0, 1).softmax(0).log().cumsum(0),
@@ -237,6 +239,11 @@ def test_cuda_waits_raise_and_the_alarm_is_restored() -> None:
     with forbid_host_sync():
         x[x > 1] = 0.0
         (x * 2).sum()
-    with pytest.raises(HostSyncError), forbid_host_sync():
-        x.sum().item()
+    for wait in (SYNCING["item"], SYNCING["index_write_of_a_number"]):
+        torch.cuda.set_sync_debug_mode("error")
+        with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
+            wait(x)
+        torch.cuda.set_sync_debug_mode(before)
+        with pytest.raises(HostSyncError), forbid_host_sync():
+            wait(x)
     assert torch.cuda.get_sync_debug_mode() == before
