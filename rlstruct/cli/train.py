@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import re
 import shlex
@@ -160,6 +161,10 @@ def train(
         if (folder.path / "checkpoint.pt").exists():
             _say(f"to go on from its last checkpoint: rlstruct train --resume {path}")
         raise
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        raise UserError(f"{folder.path} can no longer be written: {error.strerror or error}.") from None
     _tell(result, config.target_return, folder)
 
 

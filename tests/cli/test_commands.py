@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import itertools
 import json
 import math
@@ -385,6 +386,15 @@ def test_a_mistake_is_one_line_with_the_mend_and_status_2(words: list[str], says
     assert said.startswith("rlstruct")
     assert said.count("\n") == 1
     assert not pathlib.Path("runs").exists()
+
+
+def test_a_full_disk_is_told_in_one_sentence(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(RunFolder, "save_checkpoint", full)
+    assert main(["train", "a2c", "--env", "CartPole-v1", *SMALL]) == 2
+    assert "can no longer be written: No space left on device." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
