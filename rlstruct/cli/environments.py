@@ -182,7 +182,8 @@ def look_at(factory: Factory, look: Callable[[VecEnv], Any]) -> Any:  # noqa: AN
     try:
         env = factory(n_envs=1, seed=0)
     except gymnasium.error.DependencyNotInstalled as error:
-        raise UserError(f"{factory.name} cannot be made: {error} {_mend(factory.name)}".strip()) from None
+        said = str(error).rstrip(".")
+        raise UserError(f"{factory.name} cannot be made: {said}. {_mend(factory.name)}".strip()) from None
     except ValueError as error:
         if isinstance(factory, SimulatorFactory) and factory.atari:
             raise UserError(str(error)) from None

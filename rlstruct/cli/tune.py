@@ -88,12 +88,12 @@ class TuneTraining:
 
     Attributes:
         environment: What is to be learnt.
-        options: What to search.
+        search: What to search.
         learn: learn from every batch, too: how fast training is, not collecting alone.
     """
 
     environment: Task
-    options: Options = Options()
+    search: Options = Options()
     learn: bool = False
 
 
@@ -102,12 +102,12 @@ class TuneFactories:
     """Tune what two functions make.
 
     Attributes:
-        options: What to search.
+        search: What to search.
         agent_args: arguments of the first, each as KEY=VALUE.
         env_args: arguments of the second, without n_envs and seed.
     """
 
-    options: Options = Options()
+    search: Options = Options()
     agent_args: tuple[str, ...] = ()
     env_args: tuple[str, ...] = ()
 
@@ -162,14 +162,14 @@ def _tune_factories(create_agent: Callable[..., Any], create_env: Callable[..., 
         "agent_args": read_settings("--agent-args", given.agent_args, "hidden=64"),
         "env_args": read_settings("--env-args", given.env_args, "difficulty=3"),
     }
-    answer = _search(given.options, create_agent, create_env, (8, 32, 128), **arguments)
-    if given.options.out is not None:
-        file = answer.save(given.options.out)
+    answer = _search(given.search, create_agent, create_env, (8, 32, 128), **arguments)
+    if given.search.out is not None:
+        file = answer.save(given.search.out)
         say(f"preset: RL_Batcher(create_agent=…, create_env=…, **json.loads(Path({str(file)!r}).read_text()))")
 
 
 def _tune_training(algorithm: str, kind: type[TrainingConfig], given: TuneTraining) -> None:
-    task, options = given.environment, given.options
+    task, options = given.environment, given.search
     check_device("--device", options.device)
     preset = PRESETS.get((algorithm, task.env))
     config = replace(preset.config if preset else kind(), learner_device=options.device, batcher_device=options.device)
