@@ -180,6 +180,8 @@ def _first(wrong: Tensor) -> Tensor:
 def _mend(space: spaces.Space[Any]) -> str:
     if isinstance(space, spaces.Box):
         return "Look for NaN in the agent's weights, from a learning rate that is too large for example."
+    if isinstance(space, spaces.Discrete) and space.start != 0:
+        return f"Its actions begin with {space.start}: add that to the index of the network's output."
     return (
         "Give the agent's network one output per action. One beyond the last action may come from logits that are NaN: "
         "rlstruct.functional.random.categorical answers them so."

@@ -74,9 +74,12 @@ def test_every_part_of_a_nested_space_has_its_range() -> None:
         "running": torch.ones(1, 1, dtype=torch.bool),
     }
     BatchChecks(space).check(Steps(good), 1, 0)
-    for key, wrong in (("a", [[[1, 3]]]), ("b/0", [[4]]), ("b/0", [[7]]), ("b/1", [[[2, 0]]])):
+    outputs, start = "one output per action", "begin with 5: add that to the index"
+    for key, wrong, mend in (
+        ("a", [[[1, 3]]], outputs), ("b/0", [[4]], start), ("b/0", [[7]], start), ("b/1", [[[2, 0]]], outputs)
+    ):  # fmt: skip
         bad = {**good, f"action/action/{key}": torch.tensor(wrong)}
-        with pytest.raises(ValueError, match=f"action 'action/{key}' of environment 0 in step 0"):
+        with pytest.raises(ValueError, match=f"action 'action/{key}' of environment 0 in step 0.*{mend}"):
             BatchChecks(space).check(Steps(bad), 1, 0)
         BatchChecks(space).check(Steps({**bad, "running": torch.zeros(1, 1, dtype=torch.bool)}), 1, 0)  # it idles
         BatchChecks(space).check(Steps(bad), 0, 0)  # no step was taken
