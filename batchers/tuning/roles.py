@@ -1,13 +1,13 @@
 """The model of GMI-DRL (USENIX ATC 2025): who lives with whom on GPUs, what that costs, and how gradients are summed.
 
-Simulators, agents and trainers share GPUs. Pure functions of seconds, bytes and shares of a GPU; nothing is measured.
+Three roles share GPUs: simulators, agents, trainers. Pure functions of seconds, bytes and shares of a GPU; nothing is
+measured here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from rlstruct.errors import BadValueError
 
@@ -59,7 +59,7 @@ def dominant_share(multiprocessors: float, memory: float) -> float:
 
 
 def throughput(share: float, seconds: float, communication: float = 0.0, gpus: float = 1.0) -> float:
-    """Return steps per second: (R_all / R) / (T + COM / BW), as many copies as fit on ``gpus``, each at its speed.
+    """Return steps per second: (R_all / R) / (T + COM / BW), as many copies as fit, each at its speed.
 
     Args:
         share: of a GPU that one copy takes.
@@ -81,7 +81,14 @@ def collecting_bytes(state: float, action: float, weights: float) -> float:
 
 
 def training_bytes(n_gpus: int, processes: int, experience: float, weights: float) -> float:
-    """Bytes of a step if trainers are apart (EA-T): experience of all processes of a GPU, weights, their reduction."""
+    """Bytes of a step if trainers are apart (EA-T): the experience of all processes, the weights, their reduction.
+
+    Args:
+        n_gpus: n.
+        processes: m, of each GPU.
+        experience: states, actions and further words of one process.
+        weights: M_p.
+    """
     return processes * experience + weights + reduced_bytes(n_gpus, weights)
 
 
@@ -90,11 +97,18 @@ def reduced_bytes(n: int, weights: float) -> float:
     return 2.0 * (n - 1) / n * weights
 
 
-class Reduction(NamedTuple):
-    """A way to sum the gradients of m processes on each of n GPUs, and the seconds that it takes."""
+@dataclass(frozen=True)
+class Reduction:
+    """A way to sum the gradients of m processes on each of n GPUs.
 
-    name: str  # "ip", across processes on the CPU; "rp", rings between GPUs; "hybrid"
-    rings: int  # k, processes of each GPU whose gradients go by rings
+    Attributes:
+        name: ``"ip"``, across processes on the CPU; ``"rp"``, rings between GPUs; ``"hybrid"``.
+        rings: k, processes of each GPU whose gradients go by rings: 0, all, or some.
+        seconds: that it takes.
+    """
+
+    name: str
+    rings: int
     seconds: float
 
 
@@ -131,8 +145,14 @@ def reductions(n: int, m: int, cpu: float, gpu: float, *, as_printed: bool = Fal
     return sorted(found, key=lambda one: one.seconds)
 
 
-class Group(NamedTuple):
-    """Channels, by number, whose experience the same trainers learn from, and how many of these there are."""
+@dataclass(frozen=True)
+class Group:
+    """Channels whose experience the same trainers learn from.
+
+    Attributes:
+        channels: their numbers.
+        trainers: how many.
+    """
 
     channels: tuple[int, ...]
     trainers: int
@@ -144,46 +164,59 @@ def group_channels(
     """Group channels of experience, so that the trainers of the slowest group get as much as possible.
 
     Maximises min over the groups i of (sum of the rates in i) / (trainers of i x number of groups): the fewer groups,
-    the larger the batches. All partitions are tried.
+    the larger the batches. All partitions are tried, but for those that cannot be better any more.
 
     Args:
         rates: experience per second of each channel, at least one.
         n_trainers: to be shared out, at least one for each group.
         fit: whether two channels may be in one group: their experience has the same keys and shapes.
 
+    Returns:
+        The best groups.
+
     Raises:
         ValueError: there is no channel, or there are fewer trainers than groups that do not fit together.
     """
+    total = sum(rates)
+    parts: list[list[int]] = []
+    highest, best = -1.0, list[Group]()
 
-    def worth(groups: list[Group]) -> float:
-        return min(sum(rates[i] for i in one.channels) / one.trainers for one in groups) / len(groups)
+    def place(i: int) -> None:
+        """Put channel i into each group that it fits, and into one of its own, and go on with the next."""
+        nonlocal highest, best
+        if parts and total / (n_trainers * len(parts)) <= highest:
+            return  # even if they were shared out evenly
+        if i == len(rates):
+            sums = [sum(rates[j] for j in part) for part in parts]
+            trainers = _share_out(sums, n_trainers)
+            least = min(one / share for one, share in zip(sums, trainers, strict=True)) / len(parts)
+            if least > highest:
+                highest = least
+                best = [Group(tuple(part), share) for part, share in zip(parts, trainers, strict=True)]
+            return
+        for part in parts:
+            if all(fit(i, j) for j in part):
+                part.append(i)
+                place(i + 1)
+                part.pop()
+        if len(parts) < n_trainers:
+            parts.append([i])
+            place(i + 1)
+            parts.pop()
 
-    partitions = [parts for parts in _partitions(len(rates), fit) if 0 < len(parts) <= n_trainers]
-    if not partitions:
+    if rates:
+        place(0)
+    if not best:
         raise BadValueError(
             f"group_channels: {len(rates)} channels do not go into {n_trainers} groups that fit together. Pass more "
             "trainers, or channels with equal shapes."
         )
-    return max((_share_out(parts, rates, n_trainers) for parts in partitions), key=worth)
+    return best
 
 
-def _partitions(n: int, fit: Callable[[int, int], bool]) -> Iterator[list[tuple[int, ...]]]:
-    """Yield all ways to put n channels into groups."""
-    if n == 0:
-        yield []
-        return
-    for parts in _partitions(n - 1, fit):
-        yield from (
-            [*parts[:i], (*part, n - 1), *parts[i + 1 :]]
-            for i, part in enumerate(parts)
-            if all(fit(j, n - 1) for j in part)
-        )
-        yield [*parts, (n - 1,)]
-
-
-def _share_out(parts: Sequence[tuple[int, ...]], rates: Sequence[float], n_trainers: int) -> list[Group]:
+def _share_out(sums: Sequence[float], n_trainers: int) -> list[int]:
     """Give each group a trainer, and each further one to where the most is left for each; that is optimal."""
-    sums, trainers = [sum(rates[i] for i in part) for part in parts], [1] * len(parts)
-    for _ in range(n_trainers - len(parts)):
-        trainers[max(range(len(parts)), key=lambda i: sums[i] / (trainers[i] + 1))] += 1
-    return list(map(Group, parts, trainers))
+    trainers = [1] * len(sums)
+    for _ in range(n_trainers - len(sums)):
+        trainers[max(range(len(sums)), key=lambda i: sums[i] / (trainers[i] + 1))] += 1
+    return trainers
