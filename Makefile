@@ -2,10 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
+# One more than two cores: a third of the time tests wait for processes that they start, stop or kill.
+JOBS ?= 3
+PYTEST := $(VENV)/bin/pytest --numprocesses $(JOBS) --dist worksteal
 PIP := $(RUN) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 # Extra flags for the torch line alone, for example an index of wheels for another CUDA version, or for the CPU.
 TORCH_FLAGS ?=
-# Passed on to the command: make test ARGS="-k masks", make test ARGS="-n 4" (four at a time), make demo ARGS="--help".
+# Passed on to the command: make test ARGS="-k masks", make test ARGS="-n 0 --pdb" (in one process), make demo ARGS="--help".
 ARGS ?=
 CODE := $(wildcard rlstruct agents batchers algos tests tutorials benchmarks .ci)
 # Empty files that say what .venv holds, so that a second call installs nothing.
@@ -13,7 +16,7 @@ TRAIN := $(VENV)/.installed-train
 INSTALLED := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test gpu soak lint format types wheel docs bench bench-cpu peers clean
+.PHONY: help demo test test-all torch gpu soak lint format types wheel docs bench bench-cpu peers clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,10 +24,17 @@ help: ## print this list
 demo: $(TRAIN) ## train REINFORCE on CartPole-v1, about half a minute on two cores
 	$(RUN) tutorials/train_cartpole.py $(ARGS)
 
-test: $(INSTALLED) ## run the tests
-	$(VENV)/bin/pytest $(ARGS)
+test: $(INSTALLED) ## run the tests that a change needs, six minutes on two cores
+	$(PYTEST) $(ARGS)
 
-gpu: ## half an hour on a GPU, tests and benchmark, with the packages that are there: make gpu ARGS="--minutes 10"
+test-all: test ## these, then tutorials, site, benchmarks, compilers and half a minute of soak
+	$(PYTEST) -m "slow and not exhaustive"
+	PYTHONPATH=tests $(RUN) tests/batchers/soak.py --seconds 30
+
+torch: ## run the core tests with the oldest and the newest torch, each in an environment of its own
+	bash .ci/torch_versions
+
+gpu: ## half an hour on a GPU, tests and benchmarks, with the packages that are there: make gpu ARGS=--dry-run
 	$(PYTHON) .ci/on_gpu.py $(ARGS)
 
 soak: $(INSTALLED) ## break batchers at random for ten minutes: make soak ARGS="--seconds 60 --seed 3"

@@ -1,34 +1,30 @@
-"""Half an hour on a machine with a GPU, in one command, with the Python that runs it; nothing is installed or fetched.
+"""Half an hour on a machine with a GPU, with the Python that runs it; nothing is installed or fetched.
 
-    make gpu                                            30 minutes, results into benchmarks/results/
-    python3 .ci/on_gpu.py --minutes 10 --out build/gpu --site packages
-    python3 .ci/on_gpu.py --quick --out build/look      whether everything starts, also without a GPU
+    make gpu ARGS=--dry-run                    what runs, in which order, with minutes; also without a GPU
+    make gpu                                   30 minutes, results into build/gpu/
+    python3 .ci/on_gpu.py --quick              whether everything starts, also without a GPU
 
-Where a command may take 10 minutes only, the half hour is three commands, and each keeps what is in the folder
-(``--commit`` says what git would; `.ci/pack_site.py` says how ``packages`` is carried there):
+Where a command may take 10 minutes only, the half hour is three commands of 9, each of which goes on with what the one
+before it has left in build/gpu (``--commit`` says what git would, where there is no git):
 
-    python3 .ci/on_gpu.py --steps 1 2 --minutes 9 --resume --out build/gpu --site packages --commit abc1234
-    python3 .ci/on_gpu.py --steps 3 4 --minutes 9 --resume --out build/gpu --site packages --commit abc1234
-    python3 .ci/on_gpu.py --steps 5 6 --minutes 8 --resume --out build/gpu --site packages --commit abc1234
+    python3 .ci/on_gpu.py --command 1 --commit abc1234        and so on with 2 and 3
 
-The steps, in order; a step that ends early leaves its time to those that follow:
+`.ci/gpu_plan.py` lists the steps; a step that ends early leaves its time to those that follow. Test files that time the
+GPU have it to themselves. A test file whose time is used up goes on in the next step of tests, also in another command;
+one that was skipped, for want of a package say, is tried again in the next command.
 
-1. ``first tests``: recording, replays, learning, collection, random numbers. If these are wrong, speed means nothing.
-2. ``targets``: Warp's first launch, then what the library has targets for, and the device's limits.
-3. ``trained steps``: collecting and learning together, with each way to run an update.
-4. ``other tests``: every other test marked ``gpu``, those of kernels and simulators first.
-5. ``ladder``: what single tricks bring, all sizes of the benchmark, a training, and last what is compiled for minutes.
-6. ``sharing``: processes in turns, under MPS and in MIG instances, beside one process that searches in many games.
+torch, numpy, gymnasium, cloudpickle, pytest and hypothesis must be there, or in the folder that ``--site`` names
+(build/packages, into which the archives of `.ci/pack_site.py` in build/site are unpacked); warp-lang and ale-py too, or
+what needs them is left out. On a borrowed machine only paths that git ignores, as all of these, are sure to survive
+between commands. Every test file has processes of its own: one that hangs, dies or breaks CUDA loses one test, and the
+rest of its file runs in a new process. The benchmarks likewise go on without what hung or broke CUDA. Every result is
+written as it comes, into files named by device and commit: ``gpu_tests-….json`` (every test with its outcome, seconds
+and what it said), ``gpu-….json``, ``gpu_atari-….json``, ``gpu_train-….json`` and ``sharing-….json`` (what the
+benchmarks found), ``gpu_run-….json`` (what came of each step), and ``gpu_run-….log``. They are copied to ``--copy`` (by
+default the folder named by the environment variable OUT, if it is set) every two seconds, so a command that is killed
+loses nothing.
 
-torch, numpy, gymnasium, cloudpickle, pytest and hypothesis must be there, or in the folder that ``--site`` names (as
-`pip install --target` fills it); warp-lang too, or what needs it is left out. Every test file has processes of its own:
-one that hangs, dies or breaks CUDA loses one test, and the rest of its file runs in a new process. The ladder likewise
-goes on without the rung that hung or broke CUDA. Every result is written as it comes, into files named by device and
-commit, so a run that is cut keeps what it has: ``gpu_tests-….json`` (every test with its outcome, seconds and what it
-said), ``gpu-….json``, ``gpu_train-….json`` and ``sharing-….json`` (what the benchmarks found), ``gpu_run-….json`` (what
-came of each step), and ``gpu_run-….log``.
-
-Exit code 0: every test passed and the benchmark ran to its end.
+Exit code 0: every test passed and the benchmarks ran to their end.
 """
 
 from __future__ import annotations
@@ -44,51 +40,18 @@ import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import gpu_folders
+import gpu_plan
+from gpu_plan import STEPS, Step
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORT = "RLSTRUCT_ON_GPU_REPORT"  # names the file that the half of this script inside pytest writes
 BROKEN = 70  # exit code: CUDA answers nothing from here on
-LEFT_OUT = {"tests/house/test_benchmarks_run.py"}  # the benchmark itself is run
-_SELECTS = re.compile(r"mark\.gpu\b|\bdevice: torch\.device\b")  # the second: the fixture of tests/conftest.py
 _MOST_STARTS = 6  # of one file
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Step:
-    """A share of the half hour: test files, or a benchmark.
-
-    Attributes:
-        name: as it is printed and written.
-        share: of the whole time.
-        tests: words in the names of the test files, in the order in which they run; "" takes all that are left.
-        benchmark: name of the script in benchmarks/; with one no tests are run.
-        parts: of the benchmark, where it has parts.
-    """
-
-    name: str
-    share: float
-    tests: tuple[str, ...] = ()
-    benchmark: str = ""
-    parts: tuple[str, ...] = ()
-
-
-STEPS = (
-    Step("first tests", 5 / 30, tests=("recording", "graph", "replays", "lanes", "learning", "collection", "random")),
-    Step("targets", 9 / 30, benchmark="gpu", parts=("first_launch", "targets", "sync", "limits")),
-    Step("trained steps", 3 / 30, benchmark="gpu_train"),
-    Step("other tests", 5 / 30, tests=("fused", "simulators", "atari", "dqn", "replay_buffer", "")),
-    Step(
-        "ladder",
-        4 / 30,
-        benchmark="gpu",
-        parts=("tricks", "policy", "simulation", "training", "launches", "compiled"),
-    ),
-    Step("sharing", 4 / 30, benchmark="sharing"),
-)
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
@@ -99,7 +62,7 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
 
 def pytest_runtest_logstart(nodeid: str) -> None:
     """Write that a test begins; it may never end."""
-    _note({"test": nodeid, "outcome": "began"})
+    _note({"test": nodeid, "outcome": "began", "at": time.time()})
 
 
 def pytest_runtest_logreport(report: Any) -> None:  # noqa: ANN401 - pytest's own type
@@ -136,8 +99,11 @@ class Session:
         self.started = time.monotonic()
         self.rows: list[Row] = []
         self.steps: list[Row] = []
-        self._taken: set[str] = set()
+        self.unfinished: list[str] = []  # test files that a step has begun, or would have
+        self._files = gpu_plan.test_files(ROOT)
         self._lock = threading.Lock()
+        if options.site:
+            gpu_folders.unpack(options.archives, options.site)
         package = scratch / "path" / "rlstruct"
         package.mkdir(parents=True)
         for source in [*(ROOT / "rlstruct").iterdir(), *(ROOT / name for name in ("agents", "batchers", "algos"))]:
@@ -160,22 +126,28 @@ class Session:
             | commit
         )
         self.here = self._machine()
-        self.chosen = [STEPS[number - 1] for number in options.steps or range(1, len(STEPS) + 1)]
+        self.chosen = gpu_plan.steps_of(options.command, options.steps)
         if options.resume:
-            self.rows = [row for row in self._read("gpu_tests") if "::" in row["test"]]  # else the file did not begin
-            names = {step.name for step in self.chosen}
-            self.steps = [row for row in self._read("gpu_run") if row["step"] not in names]
+            self._resume()
 
-    def _read(self, name: str) -> list[Row]:
-        """Return the rows of a result file of this device and commit, none if there is no file."""
+    def _resume(self) -> None:
+        """Go on where earlier commands have ended; what they skipped may have its packages now."""
+        found = [row for row in self._read("gpu_tests")["rows"] if "::" in row["test"] or row["outcome"] == "skipped"]
+        self.rows = [row for row in found if row["outcome"] != "skipped"]
+        skipped = (row["file"] for row in found if row["outcome"] == "skipped")
+        self.unfinished = list(dict.fromkeys([*self._read("gpu_tests").get("unfinished", []), *skipped]))
+        names = {step.name for step in self.chosen}
+        self.steps = [row for row in self._read("gpu_run")["rows"] if row["step"] not in names]
+
+    def _read(self, name: str) -> Row:
+        """Return a result file of this device and commit, without rows if there is none."""
         path = self.path(name)
-        rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
-        return rows
+        return json.loads(path.read_text()) if path.exists() else {"rows": []}  # type: ignore[no-any-return]
 
-    def _write(self, name: str, rows: list[Row]) -> None:
+    def _write(self, name: str, rows: list[Row], **more: object) -> None:
         """Write a result file, which is whole at any time."""
         new = self.path(name, "new")
-        new.write_text(json.dumps({"benchmark": name, "machine": self.here, "rows": rows}, indent=1) + "\n")
+        new.write_text(json.dumps({"benchmark": name, "machine": self.here, **more, "rows": rows}, indent=1) + "\n")
         new.replace(self.path(name))
 
     def left(self, share: float = 1.0) -> float:
@@ -205,12 +177,9 @@ class Session:
         """Take the steps in order, each for its share and what those before it left; returns whether all is well."""
         if not self.options.resume:
             self.path("gpu_run", "log").write_text("")
-        share, good, whole = 0.0, True, sum(step.share for step in self.chosen)
-        for step in STEPS:
-            if step not in self.chosen:
-                self._files(step)
-                continue
-            share += step.share / whole
+        share, good = 0.0, True
+        for step, part in zip(self.chosen, gpu_plan.minutes_of(self.chosen, 1.0), strict=True):
+            share += part
             start = time.monotonic()
             print(f"== {step.name}, {max(0.0, self.left(share)):.0f} s", flush=True)
             try:
@@ -220,62 +189,85 @@ class Session:
                 print(traceback.format_exc(), flush=True)
             self.steps.append({"step": step.name, "seconds": round(time.monotonic() - start, 1)} | came)
             self._write("gpu_run", self.steps)
-            good &= came.get("exit_code", 0) == 0 and set(came.get("tests", ())) <= {"passed", "skipped"}
-        return good
-
-    def _files(self, step: Step) -> list[str]:
-        """Take the test files of a step that no step before it has taken, in the order of its words."""
-        found: list[tuple[int, str]] = []
-        for file in sorted((ROOT / "tests").rglob("test_*.py")):
-            name = str(file.relative_to(ROOT))
-            order = next((i for i, word in enumerate(step.tests) if word in file.stem), None)
-            if order is not None and name not in LEFT_OUT | self._taken and _SELECTS.search(file.read_text()):
-                found.append((order, name))
-        names = [name for _, name in sorted(found)]
-        self._taken |= set(names)
-        return names
+            good &= came.get("exit_code", 0) == 0
+        return good and not self.unfinished and {row["outcome"] for row in self.rows} <= {"passed", "skipped"}
 
     def tests(self, step: Step, share: float) -> Row:
-        """Run test files, several at a time, until this share of the time; returns how many tests had which outcome."""
-        names = self._files(step)
+        """Run test files, several at a time, until this share of the time; returns how many tests had which outcome.
+
+        Those that earlier steps did not finish come after those of this step.
+        """
+        own = self._files[step.name]
+        names = [*own, *(name for name in self.unfinished if name not in own)]
         if self.options.tests:
             names = [name for name in names if any(word in name for word in self.options.tests)]
         names = names[:1] if self.options.quick else names
-        with ThreadPoolExecutor(self.options.jobs) as pool:
-            list(pool.map(lambda name: self._file(ROOT / name, share), names))
+        self.unfinished += [name for name in names if name not in self.unfinished]
+        for part in ([name for name in names if (name in own) is mine] for mine in (True, False)):
+            with ThreadPoolExecutor(self.options.jobs) as pool:
+                list(pool.map(lambda name: self._finish(name, share), gpu_plan.together(part)))
+            for name in gpu_plan.alone(part):
+                self._finish(name, share)
         counts: Row = {}
         for row in self.rows:
             if row["file"] in names:
                 counts[row["outcome"]] = counts.get(row["outcome"], 0) + 1
         return {"tests": counts}
 
-    def _file(self, file: Path, share: float) -> None:
-        """Run one file, again and again until every test has begun and ended, or has shown that it does not end."""
+    def _finish(self, name: str, share: float) -> None:
+        """Run one file, and remember whether it is finished."""
+        with self._lock:  # what was said of the file as a whole does not hold any more
+            self.rows = [row for row in self.rows if row["file"] != name or "::" in row["test"]]
+        ended = self._file(ROOT / name, share)
+        with self._lock:
+            if ended:
+                self.unfinished.remove(name)
+            self._write("gpu_tests", self.rows, unfinished=self.unfinished)
+
+    def _file(self, file: Path, share: float) -> bool:
+        """Run one file, again and again until every test has begun and ended, or has shown that it does not end.
+
+        Returns:
+            Whether that is so; else the time was used up before.
+        """
         name = str(file.relative_to(ROOT))
         report = self.scratch / f"{name.replace('/', '-')}.jsonl"
         known: dict[str, Row] = {row["test"]: row for row in self.rows if row["file"] == name}
         for start in range(_MOST_STARTS):
             seconds = min(self.options.file_seconds, self.left(share))
             if seconds < 5:
-                self._keep(name, [{"test": name, "outcome": "not run", "said": "the time is used up"}])
-                return
+                break
             report.write_text("".join(json.dumps({"test": test}) + "\n" for test in known))
             code, log = self._pytest(file, report, seconds)
-            new: dict[str, Row] = {}
-            for row in _rows(report)[len(known) :]:
-                if new.get(row["test"], row)["outcome"] not in ("failed", "error"):  # a failure outlives its teardown
-                    new[row["test"]] = row
-            for row in new.values():
-                if row["outcome"] == "began":
-                    row |= {"outcome": "lost", "said": f"the process ended here, with {code}:\n{log[-3000:]}"}
+            new = self._outcomes(report, len(known), code, log)
             began = bool(new)
-            if not began and code not in (0, 5):  # 5: no test was selected
-                new[name] = {"test": name, "outcome": "error", "said": log[-3000:]}
+            if not began and code is None:  # while it was imported
+                break
+            if not began and code != 0 and not (code == 5 and known):
+                outcome = "skipped" if code == 5 else "error"  # 5: all is skipped, or nothing is selected
+                new[name] = {"test": name, "outcome": outcome, "said": log[-3000:]}
             known |= new
             self._keep(name, list(new.values()), f"\n== {name}, start {start + 1}, exit code {code}\n{log}")
             ended = all(row["outcome"] != "lost" for row in new.values())
             if not began or (ended and code in (0, 1, 5)):  # a file that fails before its first test fails again
-                return
+                return True
+        self._keep(name, [{"test": name, "outcome": "not run", "said": "the time is used up"}])
+        return False
+
+    def _outcomes(self, report: Path, n_known: int, code: int | None, log: str) -> dict[str, Row]:
+        """Read what a process says of its tests; one in which the time was used up has no outcome yet."""
+        new: dict[str, Row] = {}
+        for row in _rows(report)[n_known:]:
+            if new.get(row["test"], row)["outcome"] not in ("failed", "error"):  # a failure outlives its teardown
+                new[row["test"]] = row
+        for test, row in list(new.items()):
+            if row["outcome"] != "began":
+                continue
+            if code is None and time.time() - row["at"] < self.options.test_seconds:
+                del new[test]
+            else:
+                row |= {"outcome": "lost", "said": f"the process ended here, with {code}:\n{log[-3000:]}"}
+        return new
 
     def _pytest(self, file: Path, report: Path, seconds: float) -> tuple[int | None, str]:
         command = [sys.executable, "-X", "faulthandler", "-m", "pytest", str(file), "-m", "gpu and not exhaustive"]
@@ -315,9 +307,9 @@ class Session:
             self.rows += [{"file": name, **row} for row in rows]
             bad = [row for row in rows if row["outcome"] not in ("passed", "skipped")]
             print(f"{name}: {len(rows) - len(bad)} passed or skipped, {len(bad)} not", flush=True)
-            for row in bad:
+            for row in [row for row in bad if row["outcome"] != "not run"]:
                 print(f"  {row['outcome']}: {row['test']}\n{_last_lines(row['said'], 6)}", flush=True)
-            self._write("gpu_tests", self.rows)
+            self._write("gpu_tests", self.rows, unfinished=self.unfinished)
             self._log(log)
 
     def _log(self, text: str) -> None:
@@ -341,10 +333,10 @@ class Session:
             print(_last_lines(said, 12), flush=True)
             if code != BROKEN:
                 break
-        rows = self._read(step.benchmark)
+        rows = self._read(step.benchmark)["rows"]
         return {
             "exit_code": code,
-            "ratios": [row for row in rows if "ratio" in row],
+            "ratios": [row for row in rows if row.get("part") == "summary"],
             "left_out": [row for row in rows if "left_out" in row],
         }
 
@@ -353,35 +345,53 @@ def _last_lines(text: str, n: int) -> str:
     return "\n".join(f"    {line}" for line in text.strip().splitlines()[-n:])
 
 
-def main() -> int:
-    """Take the steps, and say what came of them."""
+def parse(words: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of all results")
-    parser.add_argument("--minutes", type=float, default=30.0, help="for everything")
+    build = ROOT / "build"
+    parser.add_argument("--out", type=Path, default=build / "gpu", help="folder of all results")
+    parser.add_argument("--copy", type=Path, default=os.environ.get("OUT"), help="folder to which they are copied")
+    parser.add_argument("--minutes", type=float, help="for everything; 30 by default, 9 for one of the three commands")
     parser.add_argument("--tests", nargs="+", default=[], help="only test files whose path has one of these words")
     numbers = range(1, len(STEPS) + 1)
     parser.add_argument("--steps", nargs="+", type=int, choices=numbers, default=[], help="only these, by number")
+    parser.add_argument("--command", type=int, choices=gpu_plan.COMMANDS, help="only its steps, and --resume")
     parser.add_argument("--resume", action="store_true", help="keep what is in the folder, and do not repeat its tests")
     parser.add_argument("--test-seconds", type=int, default=120, help="longest time of one test")
     parser.add_argument("--file-seconds", type=int, default=240, help="longest time of one process of tests")
     jobs = max(1, min(6, (os.cpu_count() or 1) // 2))
     parser.add_argument("--jobs", type=int, default=jobs, help="test files at a time")
-    parser.add_argument("--site", type=Path, help="folder of further packages")
-    parser.add_argument("--cache", type=Path, default=ROOT / "build" / "gpu-cache", help="folder of compiled code")
+    parser.add_argument("--site", type=Path, default=build / "packages", help="folder of further packages")
+    parser.add_argument("--archives", type=Path, default=build / "site", help="folder of what is unpacked into --site")
+    parser.add_argument("--cache", type=Path, default=build / "gpu-cache", help="folder of compiled code")
     parser.add_argument("--commit", default="", help="what to call the code, where there is no git")
     parser.add_argument("--quick", action="store_true", help="only look whether everything starts")
-    options = parser.parse_args()
-    options.out = options.out.resolve()
+    parser.add_argument("--dry-run", action="store_true", help="only say what would run, and for how long")
+    options = parser.parse_args(words)
+    options.out, options.resume = options.out.resolve(), options.resume or options.command is not None
+    options.minutes = options.minutes or (9.0 if options.command else 30.0)
+    return options
+
+
+def main() -> int:
+    """Take the steps, and say what came of them."""
+    options = parse()
+    if options.dry_run:
+        chosen = gpu_plan.steps_of(options.command, options.steps)
+        print(gpu_plan.describe(ROOT, chosen, options.minutes))
+        return 0
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         session = Session(options, Path(scratch))
         print(json.dumps(session.here), flush=True)
-        good = session.run()
+        ending = session.path("gpu_run").stem.removeprefix("gpu_run")
+        with gpu_folders.Copies(options.out, options.copy, ending):
+            good = session.run()
         for step in session.steps:
             print(f"{step['step']}: {step['seconds']:.0f} s, {step.get('tests', step.get('exit_code'))}")
-        for row in [row for step in session.steps[-2:] for row in step.get("ratios", [])]:
+        for row in {row["ratio"]: row for step in session.steps for row in step.get("ratios", [])}.values():
             print(f"{row['ratio']}: {row['value']}, target {row['target']}, met: {row.get('met')}")
-        print(session.path("gpu_run"))
+        print(*[f"unfinished: {name}" for name in session.unfinished], session.path("gpu_run"), sep="\n")
     return 0 if good else 1
 
 

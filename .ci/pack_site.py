@@ -1,7 +1,10 @@
 """Packages for a machine with a GPU but no network, where only small files can be carried: three archives.
 
     python3 .ci/pack_site.py build/site        here, with a network; some 6 minutes of a core
-    mkdir site && for f in build/site/*.xz; do python3 -m tarfile -e $f site; done     there, for `.ci/on_gpu.py --site`
+
+`.ci/on_gpu.py` unpacks what lies in build/site there into build/packages. git ignores both, so they survive between
+commands on a borrowed machine. Where 64 MiB travel at a time, the first two go with the first command and the third
+with the second, which tests and times Atari.
 
 ``1-packages.tar.xz`` and ``2-warp.tar.xz``, some 55 MB together, are what collecting and learning need on a GPU:
 gymnasium, and Warp with the machine code of one architecture only. ``3-cpu.tar.xz``, some 20 MB, has Warp's compiler

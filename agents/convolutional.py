@@ -86,7 +86,7 @@ class ConvolutionalTrunk(nn.Module):
         """
         pixels = frame.to(self.dense.weight.dtype)
         if frame.dtype is torch.uint8:
-            pixels = pixels * (1.0 / 255.0)
+            pixels = pixels.mul_(1.0 / 255.0)  # in the new memory: float copies of a batch of pixels are large
         if len(self.frame_shape) == 2:
             pixels = pixels.unsqueeze(1)  # [B, 1, H, W]
         elif self.channels_last:

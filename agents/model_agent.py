@@ -1,4 +1,4 @@
-"""What agents around one torch module share: whose copy it is, where it lives, how it takes new weights."""
+"""Base of agents around one torch module: ownership of the copy, its device, and new weights."""
 
 from __future__ import annotations
 

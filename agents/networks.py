@@ -91,7 +91,7 @@ class ActionLogits(nn.Module):
 
 
 class MeanAndDeviation(nn.Module):
-    """Puts a learned deviation beside the means of D actions, the same whatever the frame shows.
+    """Appends a learned deviation to the means of D actions, independent of the frame.
 
     As in Schulman et al., "Trust region policy optimization" (ICML 2015), section 8.
 
@@ -188,7 +188,7 @@ class RecurrentActorCritic(nn.Module):
 
 
 class GaussianActorCritic(ActorCritic):
-    """An `ActorCritic` for D continuous actions: the policy [B, 2 D] is the mean and, beside it, log sigma.
+    """An `ActorCritic` for D continuous actions: the policy [B, 2 D] is the mean followed by log sigma.
 
     Args:
         n_inputs: the number of entries of a frame, counted over all its axes.

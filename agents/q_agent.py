@@ -40,8 +40,8 @@ class QAgent(ModelAgent[nn.Module]):
         action = values.detach().argmax(dim=-1)
         if self.stochastic and "epsilon" in agent_info:
             key = observation["rng"]
-            explore = random.uniform(key) < agent_info["epsilon"]
-            # A second stream: once the first number is known to be small, its bits are no longer random.
+            # Number 0 is the key itself and costs nothing; the default streams would do as well.
+            explore = random.uniform(key, stream=0) < agent_info["epsilon"]
             action = torch.where(explore, random.randint(key, values.shape[-1], stream=1), action)
         return DictTensor({"action": action, "action_values": values}), state
 

@@ -76,7 +76,7 @@ def _draw_box(low: Tensor, high: Tensor, dtype: torch.dtype, key: Tensor) -> Ten
     shape = tuple(low.shape)
     u = random.uniform(key, shape).to(torch.float64)
     tail = -torch.log1p(-u)  # exponential, mean 1
-    free = random.normal(key, shape, stream=low.numel()).to(torch.float64)
+    free = random.normal(key, shape).to(torch.float64)
     below, above = low.isfinite(), high.isfinite()
     # Infinite bounds give inf or nan in the branches that are not taken.
     half = torch.where(below, low + tail, torch.where(above, high - tail, free))

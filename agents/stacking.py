@@ -24,8 +24,8 @@ class StackingAgent(RL_Agent):
     FrameStackObservation does, bit by bit, and a batch takes a quarter of the memory for n = 4. The first frame of an
     episode fills the first stack.
 
-    The state is ``earlier_frames`` [B, n - 1, ...] beside what the agent itself keeps. Whole stacks without this state,
-    as a `ReplayBuffer` with ``n_stack`` samples them, are shown as they are.
+    The state is ``earlier_frames`` [B, n - 1, ...] and the wrapped agent's own state. Whole stacks without this state,
+    as a `ReplayBuffer` with ``n_stack`` samples them, are shown unchanged.
 
     Args:
         agent: sees ``frame`` [B, n, ...]. It wants no history and defines no `call_replay`.
@@ -87,12 +87,12 @@ class StackingAgent(RL_Agent):
 
     @property
     def pure(self) -> bool:  # type: ignore[override]
-        """What the agent promises."""
+        """Promise of the wrapped agent."""
         return self.agent.pure
 
     @property
     def agent_info_on_device(self) -> bool:  # type: ignore[override]
-        """What the agent says."""
+        """Setting of the wrapped agent."""
         return self.agent.agent_info_on_device
 
     def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
@@ -115,10 +115,10 @@ class StackingAgent(RL_Agent):
         n, frame = self.shape[0], observation["frame"]
         single = _EARLIER in state
         if frame.shape[1:] != (1 if single else n, *self.shape[1:]) or frame.dtype != self.dtype:
-            mend = "make the environment with stack=1" if single else f"DQN's replay buffer makes them with n_stack={n}"
+            fix = "make the environment with stack=1" if single else f"DQN's replay buffer makes them with n_stack={n}"
             raise ShapeMismatchError(
                 f"StackingAgent.__call__: observation 'frame' is {list(frame.shape)} {frame.dtype}, expected "
-                f"{[len(frame), 1 if single else n, *self.shape[1:]]} {self.dtype}: {mend}."
+                f"{[len(frame), 1 if single else n, *self.shape[1:]]} {self.dtype}: {fix}."
             )
         if not single:
             return self.agent(state, observation, agent_info)

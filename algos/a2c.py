@@ -141,7 +141,7 @@ def losses(
 def _targets(
     value: Tensor, log_probability: Tensor, steps: TemporalDictTensor, next_value: Tensor, config: A2CConfig
 ) -> VTrace:
-    """What the critic should say, and what weighs the policy's gradient: constants [B, T]."""
+    """Return the critic's targets and the weights of the policy's gradient: constants [B, T]."""
     reward, mask = steps["_observation/reward"] * config.reward_scale, steps.mask()
     ends = (steps["_observation/terminated"], steps["_observation/done"])
     value, discount, decay = value.detach(), config.discount, config.trace_decay

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from rlstruct.algos.arena import Arena, Player, RandomPlayer
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learner import CreateAgent, GradientLearner, mean_terms
-from rlstruct.algos.placement import CreateEnv
+from rlstruct.algos.placement import CreateEnv, check_create_env
 from rlstruct.algos.replay_buffer import ReplayBuffer, least_capacity
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import CreateModel, TrainingResult, run_training
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.engine.compiled import Tensors
-from rlstruct.functional.statistics import masked_mean
+from rlstruct.functional.learners import sum_over_learners
 from rlstruct.profiling import operation
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.search import Method, SearchAgent, SearchConfig, split_frames
@@ -137,7 +137,8 @@ def losses(model: nn.Module, batch: DictTensor, config: AlphaZeroConfig) -> dict
     Returns:
         ``loss`` and its terms ``policy_loss``, the cross entropy in nats, and ``value_loss``, the mean squared distance
         to the targets in games that have ended; without gradients ``divergence`` of the policy from what the search
-        found, in nats.  [] each
+        found, in nats. Of several learners each has its share: the mean over them is the term of all their positions.
+        [] each
     """
     frame, legal = _frames(batch, "observation/")
     logits, value = model(frame)
@@ -147,7 +148,10 @@ def losses(model: nn.Module, batch: DictTensor, config: AlphaZeroConfig) -> dict
     entropy = -torch.special.xlogy(found, found).sum(-1).mean()
     policy_loss = -(found * logits.log_softmax(-1)).sum(-1).mean()
     target = batch["reward"].lerp(batch["action/action_value"], config.search_value_fraction)
-    value_loss = masked_mean((value - target).square(), batch["terminated"])
+    known = batch["terminated"]
+    error = torch.where(known, (value - target).square(), 0.0).sum()
+    n_known, n_learners = sum_over_learners(torch.stack([known.sum(), torch.ones_like(known[0], dtype=torch.int64)]))
+    value_loss = error * n_learners / n_known.clamp(min=1)  # the mean over learners is that over all their positions
     return {
         "loss": policy_loss + config.value_coefficient * value_loss,
         "policy_loss": policy_loss,
@@ -203,9 +207,14 @@ class Learner(GradientLearner):
             batch = self.buffer.sample(self.config.batch_size)
             if self.config.mirror and self.policy_version % 2:
                 batch = mirrored(batch)
-            terms, gradient = self.gradient(dict(batch.items()))
-            taken.append(self.descend(terms, gradient))
+            taken.append(self.run(dict(batch.items())))
         return mean_terms(taken)
+
+    def _steps_on(self, batch: Tensors) -> dict[str, Tensor]:
+        return self.descend(*self.gradient(batch))
+
+    def _depends_on(self) -> tuple[object, bool]:
+        return self.model, True  # the search records this network, too
 
     def terms(self, *given: Tensors) -> dict[str, Tensor]:
         """Compute `losses` of the sampled batch given."""
@@ -242,6 +251,7 @@ def train(
     for two players in turn, such as `rlstruct.sims.ConnectFour`, that restart by themselves, and not if they are called
     with ``auto_reset=False``.
     """
+    check_create_env(create_env, env_args or {})
     make = partial(create_env, **(env_args or {}))
     search = replace(config.search(config.n_simulations), compiled=config.compile_agent)
     create_learning = partial(create_agent, create_simulator=make, discount=-config.discount, config=search)

@@ -13,7 +13,7 @@ from rlstruct.algos.evaluation import Evaluation
 from rlstruct.core import DictTensor
 from rlstruct.errors import BatcherStateError
 from rlstruct.functional import random
-from rlstruct.profiling import operation
+from rlstruct.profiling import operation, phase
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import VecEnv
 
@@ -78,7 +78,7 @@ def play_match(player: Player, opponent: Player, env: VecEnv, seed: int = 0) -> 
 
 
 class Arena:
-    """Evaluates weights by games against an opponent, on a device of its own, while learning waits.
+    """Evaluates weights by games against an opponent, on a separate device, while learning waits.
 
     Half of the games the agent begins, half the opponent.
 
@@ -100,6 +100,7 @@ class Arena:
         self._envs = [create_env(n_envs=n_games // 2) for _ in range(2)]
         self._result: Evaluation | None = None
 
+    @phase("evaluation")
     @operation("evaluation")
     def start(self, weights: Mapping[str, Tensor], *, env_steps: int, policy_version: int) -> None:
         """Play all games; see `rlstruct.algos.evaluation.Evaluator.start`."""
@@ -123,6 +124,7 @@ class Arena:
         """Return the result if it was not fetched yet."""
         return self.wait() if self.busy else None
 
+    @phase("evaluation")
     @operation("evaluation")
     def wait(self) -> Evaluation:
         """Return the result.

@@ -45,7 +45,17 @@ def write_checkpoint(path: Path, state: Mapping[str, object]) -> None:
     Tensors are written as on the CPU, so that the file can be read on any machine.
     """
     on_cpu = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().to("cpu"), dict(state))
-    replace_file(path, lambda file: torch.save(on_cpu, file))
+    replace_file(path, lambda file: _save(on_cpu, file))
+
+
+def _save(state: object, file: BinaryIO) -> None:
+    """Write with torch, and raise the OSError of a full disk where torch raises that its zip file has no end."""
+    try:
+        torch.save(state, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

@@ -130,7 +130,10 @@ def losses(agent: RL_Agent, target_agent: RL_Agent, batch: DictTensor, config: D
         ``loss`` [], carries the gradient; ``value`` of the actions taken, and ``error`` = value - target.  [K] each
     """
     values = action_values(agent, batch.truncate_key("observation/"))  # [K, A]
-    value = values.gather(1, batch["action/action"].unsqueeze(1)).squeeze(1)
+    action = batch["action/action"]
+    if not action.is_cpu:  # an index out of range would end all work on CUDA, before the batcher can report the action
+        action = action.clamp(0, values.shape[-1] - 1)
+    value = values.gather(1, action.unsqueeze(1)).squeeze(1)
     with torch.no_grad():
         reached = batch.truncate_key("_observation/")
         judged = action_values(target_agent, reached)  # [K, A]
@@ -149,7 +152,7 @@ def action_values(agent: RL_Agent, observation: DictTensor) -> Tensor:
     if "action_values" not in output.keys():
         raise BadKeyError(
             f"DQN: the agent returns {list(output.keys())}, expected 'action_values' [B, A] among them. Take "
-            "rlstruct.agents.QAgent with a network of action values, or return them beside 'action'."
+            "rlstruct.agents.QAgent with a network of action values, or return them with 'action'."
         )
     return output["action_values"]
 
@@ -162,7 +165,7 @@ class Learner(GradientLearner):
         online_model: the model that was given, which learns.
         target_model: judges the observations that steps led to.
         target_agent: acts with the target model.
-        buffer: what was collected, on a device of its own.
+        buffer: the collected steps, on any device.
     """
 
     settings: ClassVar[type[TrainingConfig]] = DQNConfig
@@ -215,13 +218,19 @@ class Learner(GradientLearner):
             batch = batch.get(batch.keys())
             batch.set("reward", self.statistics.scale_rewards(batch["reward"]))
         self.anneal(fraction_done)
-        terms = self.descend(*self.gradient(dict(batch.items())))
+        terms = self.run(dict(batch.items()))
         if isinstance(buffer, PrioritisedReplayBuffer):
             buffer.update_priorities(batch["index"].to(buffer.device), terms["error"].to(buffer.device))
         self._average.follow(config.average_rate)
         if self.policy_version % config.target_update_interval == 0:
             self._target.follow(config.target_update_rate)
         return {**terms, "value": terms["value"].mean(), "error": terms["error"].abs().mean()}
+
+    def _steps_on(self, batch: Tensors) -> dict[str, Tensor]:
+        return self.descend(*self.gradient(batch))
+
+    def _depends_on(self) -> tuple[object, bool]:
+        return (self.agent, self.target_agent), self.agent.pure and self.target_agent.pure
 
     def terms(self, *given: Tensors) -> dict[str, Tensor]:
         """Compute `losses` of the sampled batch given."""

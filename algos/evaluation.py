@@ -1,11 +1,11 @@
-"""Evaluation beside learning: a batcher of its own plays whole episodes while the learner goes on."""
+"""Evaluation during learning: a separate batcher plays whole episodes while the learner goes on."""
 
 from __future__ import annotations
 
 import statistics
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ class Evaluation:
     """The outcome of one evaluation.
 
     Attributes:
-        env_steps: environment steps collected when the learner handed over these weights.
+        env_steps: environment steps collected when the learner published these weights.
         policy_version: updates of the weights until then.
         returns: undiscounted sum of the rewards of each episode.
         lengths: steps of each episode.
@@ -55,12 +55,15 @@ class Evaluation:
         return statistics.fmean(self.lengths)
 
 
+Show = Callable[[int, int, int], object]
+
+
 class Evaluates(Protocol):
-    """What the training loop asks of who judges weights; see `Evaluator`."""
+    """Protocol of an evaluator, as the training loop uses it; see `Evaluator`."""
 
     @property
     def busy(self) -> bool:
-        """Whether an evaluation has begun and its result has not been fetched."""
+        """Return True if an evaluation has begun and its result has not been fetched."""
 
     def start(self, weights: Mapping[str, Tensor], *, env_steps: int, policy_version: int) -> None:
         """Begin an evaluation."""
@@ -87,17 +90,20 @@ class Evaluator:
     Args:
         batcher: for this evaluator alone; the caller closes it.
         step_limit: longer episodes are cut after this many steps, with a warning; None waits for their end.
+        show: called with the number of episodes, of those that have ended, and of steps, at the start of an evaluation
+            and after each of its batches.
     """
 
-    def __init__(self, batcher: RL_Batcher, *, step_limit: int | None = None) -> None:
+    def __init__(self, batcher: RL_Batcher, *, step_limit: int | None = None, show: Show | None = None) -> None:
         """Use ``batcher``."""
+        self._show = show
         self.batcher = batcher
         self.step_limit = step_limit
         self._started: tuple[int, int, float] | None = None
 
     @property
     def busy(self) -> bool:
-        """Whether an evaluation has begun and its result has not been fetched."""
+        """Return True if an evaluation has begun and its result has not been fetched."""
         return self._started is not None
 
     @phase("evaluation")
@@ -120,6 +126,8 @@ class Evaluator:
         self.batcher.update(weights)
         self.batcher.reset()
         self.batcher.execute()
+        if self._show is not None:
+            self._show(len(self._unfinished), 0, 0)
 
     @phase("evaluation")
     @operation("evaluation")
@@ -179,6 +187,8 @@ class Evaluator:
         self._count(trajectories)
         self._n_steps += trajectories.trajectories.n_steps()
         n_cut = int(self._unfinished.sum())  # sync: once per batch of the evaluation
+        if self._show is not None:
+            self._show(len(self._unfinished), len(self._unfinished) - n_cut, self._n_steps)
         if n_cut and (self.step_limit is None or self._n_steps < self.step_limit):
             self.batcher.execute()
             return None

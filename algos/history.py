@@ -1,4 +1,4 @@
-"""What a training has measured: losses, returns, evaluations."""
+"""Measurements of a training: losses, returns, evaluations."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.learner import GradientLearner
 from rlstruct.algos.learners import learners
 from rlstruct.algos.run_folder import RunFolder
+from rlstruct.algos.terms import check_results
 from rlstruct.batchers import EpisodeStatistics
 from rlstruct.errors import TrainingDiverged
 from rlstruct.functional.learners import sum_over_learners
@@ -59,6 +60,7 @@ class TrainingHistory:
 
         ``policy_lag`` counts the changes of the weights between those that collected the batch and those that learn.
         """
+        check_results(f"{type(self._learner).__name__}.update", terms)
         if self._folder is not None:
             self._folder.advance(env_steps)
         version = self._learner.policy_version
@@ -74,6 +76,7 @@ class TrainingHistory:
             return
         columns = torch.stack([torch.stack(list(update.terms.values())) for update in self._unread])
         rows = (sum_over_learners(columns) / learners().size).tolist()  # sync: once per log_interval updates
+        learners().refuse_lost()
         mean_return = self.statistics.mean_return()
         for update, row in zip(self._unread, rows, strict=True):
             numbers = {**dict(zip(update.terms, row, strict=True)), "policy_lag": float(update.policy_lag)}
@@ -117,7 +120,7 @@ class TrainingHistory:
             kept = f"{self._folder.save_evidence(EVIDENCE, state)} has the weights that led there."
         raise TrainingDiverged(
             f"run_training: {terms}, in update {update.policy_version} at environment step {update.env_steps}, "
-            f"expected finite numbers. {kept} Usual mends: a smaller learning_rate, max_gradient_norm, finite rewards "
+            f"expected finite numbers. {kept} Usual fixes: a smaller learning_rate, max_gradient_norm, finite rewards "
             "and frames.",
             terms=wrong,
             policy_version=update.policy_version,

@@ -1,4 +1,4 @@
-"""How the learners of a training find each other: torchrun started them, or this process does."""
+"""Start of several learners and how they find each other: torchrun started them, or this process does."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.learners import Group, Learners, learning_in, name
+from rlstruct.algos.learners import Group, Learners, learning_in
+from rlstruct.algos.others import name
 from rlstruct.batchers.recipe import versions
 from rlstruct.batchers.workers.processes import (
     GUARD,
     NO_MAIN_GUARD,
     WORKER_NAME,
     die_with,
+    has_ended,
     leave,
     mortal_parent,
     quiet_start,
@@ -41,12 +43,12 @@ JOIN_SECONDS = 300.0
 """How long a learner waits for the others to start."""
 _LEAVING_SECONDS = 10.0
 
-_trainings = count()  # in this process: each has keys of its own in the store
+_trainings = count()  # in this process: each has its own keys in the store
 
 
 @dataclass(frozen=True)
 class Place:
-    """Which of the learners a process is, and where the first one can be reached."""
+    """Rank of a learner, and the address of rank 0."""
 
     rank: int  # from 0, which evaluates, logs and writes the checkpoints
     size: int  # how many there are
@@ -148,11 +150,33 @@ def _store(place: Place) -> Store:
 
 
 def _facts(config: TrainingConfig, place: Place) -> dict[str, Any]:
-    """What the learners must know of each other."""
+    """Return the facts that learners must know of each other."""
     device = config.learner_device
     device = f"cuda:{place.local_rank % max(1, torch.cuda.device_count())}" if device == "cuda" else device
     settings = json.loads(json.dumps({**asdict(config), "n_learners": place.size}, default=str))
-    return {"host": platform.node(), "pid": os.getpid(), "device": device, "versions": versions(), "settings": settings}
+    own = {"host": platform.node(), "pid": os.getpid(), "device": device, **gpu_facts(device)}
+    return {**own, "versions": versions(), "settings": settings}
+
+
+def gpu_facts(device: str) -> dict[str, str]:
+    """Return by what others know a GPU, however many of them a process sees and in whatever order.
+
+    Args:
+        device: of torch.
+
+    Returns:
+        ``gpu``: the UUID of the GPU, or of its MIG instance; ``bus``: the address of the GPU on the PCI bus; neither if
+        there is no such GPU.
+    """
+    if not device.startswith("cuda") or not torch.cuda.is_available():
+        return {}
+    index = torch.device(device).index or 0
+    if index >= torch.cuda.device_count():
+        return {}
+    found: Any = torch.cuda.get_device_properties(index)  # torch declares no addresses
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    bus = f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}"
+    return {"gpu": visible if visible.startswith("MIG-") else str(found.uuid), "bus": bus}
 
 
 def _roll_call(place: Place, store: Store, facts: dict[str, Any], followers: Followers) -> list[dict[str, Any]]:
@@ -175,12 +199,12 @@ def _roll_call(place: Place, store: Store, facts: dict[str, Any], followers: Fol
         time.sleep(0.02)
     found = [json.loads(store.get(f"{rank}")) for rank in range(place.size)]
     for rank, one in enumerate(found):
-        for kind, mend in (("versions", "Install the same everywhere"), ("settings", "Start all of them alike")):
+        for kind, fix in (("versions", "Install the same everywhere"), ("settings", "Start all of them alike")):
             for fact, expected in found[0][kind].items():
                 if (got := one[kind].get(fact)) != expected:
                     raise LearnerError(
                         f"run_training: {name(rank, one)} has {fact} {got}, but {name(0, found[0])} has {expected}. "
-                        f"{mend}.",
+                        f"{fix}.",
                         ranks=(rank,),
                     )
     return found
@@ -203,7 +227,7 @@ class Followers:
         with quiet_start():
             for rank in range(1, n):
                 arguments = (payload, rank, n, port, torch.get_num_threads(), parent)
-                # Not a daemon: a learner has worker processes of its own.
+                # Not a daemon: a learner has its own worker processes.
                 process = get_context("spawn").Process(
                     target=_follow, args=arguments, name=f"{WORKER_NAME}-learner-{rank}"
                 )
@@ -217,7 +241,8 @@ class Followers:
             LearnerError: it has.
         """
         for i, process in enumerate(self.processes):
-            if (code := process.exitcode) is not None:
+            if has_ended(process):
+                code = process.exitcode
                 hint = GUARD if code == NO_MAIN_GUARD else "What kept it is in its traceback, printed above."
                 raise LearnerError(
                     f"run_training: learner {i + 1} (pid {process.pid}) ended with code {code} while it started. "
@@ -243,11 +268,12 @@ class Followers:
 
 
 def _follow(payload: bytes, rank: int, size: int, port: int, n_threads: int, parent: int | None) -> None:
-    """Train as one of several learners; what goes wrong is told to the first one, if it has come to know this one."""
+    """Train as one of several learners; errors are reported to rank 0 once this process has joined."""
     if parent is not None and sys.platform == "linux":
         die_with(parent)
     torch.set_num_threads(n_threads)
     said = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    said |= {"TORCHELASTIC_RESTART_COUNT": 0}  # torchrun may have restarted the first learner, but not this one
     os.environ.update({name: str(value) for name, value in said.items()})
     try:
         cloudpickle.loads(payload)()

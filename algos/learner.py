@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learners import learners
+from rlstruct.algos.optimising import load_optimizer, step_unless, takes_tensors
 from rlstruct.algos.program import Program
-from rlstruct.batchers.arguments import check_call
+from rlstruct.algos.terms import check_terms
+from rlstruct.batchers.arguments import check_call, check_factory
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import resolve_device
 from rlstruct.engine.compiled import Tensors
@@ -21,7 +23,7 @@ from rlstruct.errors import BadKeyError, BadValueError
 from rlstruct.functional import categorical, gaussian
 from rlstruct.functional.schedules import linear_schedule
 from rlstruct.profiling import operation
-from rlstruct.replay import replay_with_states
+from rlstruct.replay import chunks_of, replay_with_states
 from rlstruct.rl_agent import RL_Agent
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ def agent_around(model: nn.Module, create_agent: CreateAgent, device: str, *, st
     """Make an agent that shares ``model``; TypeError if the factory does not take what a training passes."""
     arguments = {"device": device, "stochastic": stochastic, "copy_model": False}
     mend = "every training passes these. Take a factory of rlstruct.agents, or accept and heed them"
+    check_factory("run_training", "create_agent", create_agent, "such as a class of rlstruct.agents")
     check_call("run_training", "create_agent", create_agent, {"model": model, **arguments}, mend)
     return create_agent(model, **arguments)
 
@@ -56,8 +59,9 @@ class GradientLearner(ABC):
     """One network and one optimiser.
 
     An update runs as it is, with its gradients compiled, or as one recorded graph, with equal results: see `Program`.
-    As soon as a loss or gradient norm is not finite, the optimiser stops changing the weights, without a wait for the
-    device, so that the weights that led there can still be saved later. (Where torch has a fused Adam: CPU and CUDA.)
+    As soon as a loss or a gradient is not finite, the optimiser stops changing the weights, so that the weights that
+    led there can still be saved later. An ``optimizer`` of your own is guarded likewise, whichever it is; nothing waits
+    for the device, and updates can be recorded, if it is made with ``capturable=True`` or is a fused Adam.
 
     Args:
         model: on the learner's device.
@@ -74,7 +78,7 @@ class GradientLearner(ABC):
         agent: as given.
         config: likewise.
         device: where the losses are computed.
-        optimizer: Adam (Kingma and Ba, ICLR 2015).
+        optimizer: Adam (Kingma and Ba, ICLR 2015), or what your ``__init__`` puts in its place.
         policy_version: the number of gradient steps so far.
         learners: all that train this network, each in a process of its own.
         version_now: the same when the update began, for what a graph computes.  [] int64 on the device
@@ -97,14 +101,16 @@ class GradientLearner(ABC):
         )
         self.policy_version = 0
         self.version_now = torch.zeros((), dtype=torch.int64, device=self.device)
-        self._finite = torch.ones((), dtype=torch.bool, device=self.device) if fused else None
+        self._finite = torch.ones((), dtype=torch.bool, device=self.device)
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
         # A graph would freeze a number.
         self._rate = None if on_cpu else torch.zeros((), dtype=torch.float32, device=self.device)
         self._first = self._n_steps = 0  # policy_version before the update, and its gradient steps
         fixed = not self.whole_episodes  # else every batch has another shape
         graph = fixed and config.graph and self.learners.records
-        self._program = Program(self._step, agent, self.device, compiled=fixed and config.compile_update, graph=graph)
+        watched, pure = self._depends_on()
+        compiled = fixed and config.compile_update and (agent.pure or not pure)  # only the agent can promise that much
+        self._program = Program(self._step, watched, self.device, pure=pure, compiled=compiled, graph=graph)
         self.statistics = model if isinstance(model, KeepsStatistics) else None
         self._open_return: Tensor | None = None  # [B], where the statistics want it
 
@@ -142,17 +148,34 @@ class GradientLearner(ABC):
         """
         batch = self.learn_from(trajectories)
         self.anneal(fraction_done)
-        self._first = self.policy_version
-        self.version_now.fill_(self._first)
-        terms = self._program(tensors_of(batch))
-        self.policy_version = self._first + self._n_steps
+        terms = self.run(tensors_of(batch))
         self.see_frames(batch)
         return terms
 
+    def run(self, batch: Tensors) -> dict[str, Tensor]:
+        """Take the gradient steps on a batch, from the second time on as one recorded graph if that is asked for."""
+        self._first = self.policy_version
+        self.version_now.fill_(self._first)
+        terms = self._program(batch)
+        self.policy_version = self._first + self._n_steps
+        return terms
+
+    def close(self) -> None:
+        """Forget what was recorded and compiled: a graph with sums over learners in it must go before they part."""
+        self._program.forget()
+
+    def _steps_on(self, batch: Tensors) -> dict[str, Tensor]:
+        """Take the gradient steps of `run`; they may be recorded."""
+        return self.gradient_steps(batch_of(batch))
+
+    def _depends_on(self) -> tuple[object, bool]:
+        """Return what has the weights that `terms` depends on, and whether it depends on nothing else."""
+        return self.agent, self.agent.pure
+
     def _step(self, carry: Tensors, batch: Tensors) -> tuple[Tensors, Tensors]:
-        """An update as a step of `rlstruct.engine`; what Python counts here, a replay leaves alone."""
+        """Run `_steps_on` as a step of `rlstruct.engine`; what Python counts here, a replay leaves alone."""
         self.policy_version = self._first
-        terms = self.gradient_steps(batch_of(batch))
+        terms = self._steps_on(batch)
         self._n_steps = self.policy_version - self._first
         return carry, terms
 
@@ -184,11 +207,11 @@ class GradientLearner(ABC):
         """Set the learning rate for what is done in [0, 1] of the training."""
         config = self.config
         last = config.learning_rate * config.final_learning_rate_fraction
-        rate: float | Tensor = linear_schedule(fraction_done, config.learning_rate, last)
+        rate = linear_schedule(fraction_done, config.learning_rate, last)
         if self._rate is not None:
-            rate = self._rate.fill_(rate)
+            self._rate.fill_(rate)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate if self._rate is None or not takes_tensors(group) else self._rate
 
     def gradient(self, *given: Tensors) -> tuple[Tensors, Tensors]:
         """Differentiate the ``loss`` among `terms`, compiled where that is asked for, over the shares of all learners.
@@ -209,7 +232,9 @@ class GradientLearner(ABC):
 
     def _gradient(self, *given: Tensors) -> tuple[Tensors, Tensors]:
         with torch.enable_grad():
-            terms = self.terms(*given)
+            with operation("loss"):
+                terms = self.terms(*given)
+            check_terms(f"{type(self).__name__}.terms", terms)
             if not terms["loss"].requires_grad:
                 raise BadValueError(
                     f"{type(self).__name__}.terms: the loss carries no gradient, as it is computed from collected "
@@ -225,7 +250,7 @@ class GradientLearner(ABC):
         """Scale the gradient down to the bound of its norm, if there is one."""
         if (bound := self.config.max_gradient_norm) is not None:
             found = list(gradient.values())
-            norm = terms["gradient_norm"] = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(found)))
+            norm = terms["gradient_norm"] = _norm(found)
             scale = (bound / (norm + 1e-6)).clamp(max=1.0)  # as nn.utils.clip_grad_norm_
             gradient = dict(zip(gradient, torch._foreach_mul(found, scale), strict=True))
         return terms, gradient
@@ -237,19 +262,16 @@ class GradientLearner(ABC):
         Args:
             terms: what `gradient` returned, as is ``gradient``.
             gradient: by number of the weight.
-            unless: leave the weights alone if this is true, without a wait for the device. Needs a fused Adam.  [] bool
+            unless: leave the weights alone if this is true.  [] bool
 
         Returns:
             The terms.
         """
         for i, weight in enumerate(self._weights):
             weight.grad = gradient.get(str(i))
-        if self._finite is not None:
-            self._finite &= terms.get("gradient_norm", terms["loss"]).abs() < torch.inf
-            # torch.amp.GradScaler sets the same attribute: the kernel of a fused optimiser then writes nothing.
-            held = ~self._finite if unless is None else ~self._finite | unless
-            self.optimizer.found_inf = held.to(torch.float32)  # type: ignore[attr-defined]
-        self.optimizer.step()
+        norm = terms["gradient_norm"] if "gradient_norm" in terms else _norm(list(gradient.values()))
+        self._finite &= (terms["loss"] + norm).abs() < torch.inf
+        step_unless(self.optimizer, ~self._finite if unless is None else ~self._finite | unless)
         self.policy_version += 1
         return terms
 
@@ -270,12 +292,15 @@ class GradientLearner(ABC):
             RuntimeError: the model is another one.
         """
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        for group in self.optimizer.param_groups:
-            group["capturable"] = self._rate is not None  # it may have been written on another device
+        load_optimizer(self.optimizer, state["optimizer"])
         self._program.forget()
         self.policy_version = int(state["policy_version"])
         self._open_return = None if (sums := state["open_return"]) is None else sums.to(self.device, copy=True)
+
+
+def _norm(gradient: list[Tensor]) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradient)))
+    return norm
 
 
 def tensors_of(batch: Trajectories) -> Tensors:
@@ -329,8 +354,8 @@ def judge_actions(replayed: TemporalDictTensor, steps: TemporalDictTensor) -> tu
 def replay_with_next_values(agent: RL_Agent, trajectories: Trajectories) -> tuple[TemporalDictTensor, Tensor]:
     """Replay an agent with gradients, and judge the true next observation of every step without.
 
-    The next observations include the final ones that a restart hides. All of them are judged in one call, each with the
-    state that the agent had then: its new state of step t.
+    The next observations include the final ones that a restart hides. Each is judged with the state that the agent had
+    then, its new state of step t; all in one call, large batches in chunks of rows.
 
     Args:
         agent: returns ``value`` [B].
@@ -349,8 +374,15 @@ def replay_with_next_values(agent: RL_Agent, trajectories: Trajectories) -> tupl
         )
     replayed, states = replay_with_states(agent, trajectories)
     with torch.no_grad():
-        following, _ = agent.call_replay(_next_steps(trajectories, states), 0, None)
-    return replayed, following["value"].view(trajectories.n_elems(), -1)  # [B, T]
+        judged: list[Tensor] = []
+        first, T = 0, trajectories.trajectories.n_steps()
+        for chunk in chunks_of(trajectories):
+            stop = first + chunk.n_elems() * T
+            following, _ = agent.call_replay(_next_steps(chunk, states.slice(first, stop)), 0, None)
+            judged.append(following["value"])
+            first = stop
+    value = torch.cat(judged) if len(judged) > 1 else judged[0]
+    return replayed, value.view(-1, T)  # [B, T]
 
 
 def _next_steps(trajectories: Trajectories, states: DictTensor) -> Trajectories:

@@ -9,17 +9,16 @@ the numbers.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
+import os
 import pickle
-import platform
 import threading
 import time
-import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -28,16 +27,16 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.others import ANSWER_SECONDS, Others
 from rlstruct.algos.shared_sum import ORDERED, SharedSum
+from rlstruct.algos.watcher import Watcher
 from rlstruct.batchers.shared_memory import SharedBlock
+from rlstruct.batchers.workers.processes import inheriting
 from rlstruct.engine.compiled import Tensors
 from rlstruct.errors import LearnerError
 from rlstruct.functional.learners import summing_by
 
 AnyConfig = TypeVar("AnyConfig", bound=TrainingConfig)
-
-ANSWER_SECONDS = 1800.0
-"""How long a learner waits for one that still lives, or whose machine does not say; the first may be evaluating."""
 
 _CLOSING_SECONDS = 2.0
 
@@ -84,6 +83,16 @@ class Learners:
     def level(self, model: nn.Module) -> None:
         """Give every learner the weights of the first."""
 
+    def refuse_lost(self) -> None:
+        """Check that numbers which the device has just computed are those of all learners; to be called now and then.
+
+        Raises:
+            LearnerError: another learner is lost.
+        """
+
+    def finish(self) -> None:
+        """Say that this learner needs the others no more, and may end before they do."""
+
 
 _present: list[Learners] = [Learners()]
 
@@ -100,24 +109,29 @@ class Group(Learners):
         rank: of this one.
         local_rank: from 0 on each machine, to choose a GPU.
         store: where they find each other.
-        facts: about each of them: its ``host``, ``pid`` and ``device``.
+        facts: about each of them: its ``host``, ``pid`` and ``device``; on CUDA also the ``gpu``, its UUID, and the
+            ``bus``, its PCI address.
     """
 
     def __init__(self, rank: int, local_rank: int, store: Store, facts: Sequence[dict[str, Any]]) -> None:
         """Connect; all learners do that together."""
         self.rank, self.size, self._local_rank, self._store, self._facts = rank, len(facts), local_rank, store, facts
-        places = {(one["host"], one["device"]) for one in facts}
-        self._nccl = facts[0]["device"].startswith("cuda") and len(places) == self.size
+        self._others = Others(rank, store, facts)
+        self._nccl = have_a_gpu_each(facts)
         self.records = self._nccl  # gloo needs the host
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if self._nccl else "gloo",
-            store=PrefixStore("group", store),
-            rank=self.rank,
-            world_size=self.size,
-            timeout=timedelta(seconds=ANSWER_SECONDS),
-        )
+        # Otherwise torch ends the process as soon as NCCL misses another one, before the watcher can say which.
+        handling = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")}
+        with inheriting(handling if self._nccl else {}):
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if self._nccl else "gloo",
+                store=PrefixStore("group", store),
+                rank=self.rank,
+                world_size=self.size,
+                timeout=timedelta(seconds=ANSWER_SECONDS),
+            )
         self._between: dist.ProcessGroup | None = None
         self._memory = None if self._nccl else self._open_memory()
+        self._watcher = Watcher(self._others.watch, _abort) if self._nccl else None
 
     def mean(self, terms: Tensors, gradient: Tensors, weight: Tensor | None) -> tuple[Tensors, Tensors]:
         """See `Learners.mean`: one sum of one flat buffer, which is the same in all learners bit by bit."""
@@ -133,6 +147,7 @@ class Group(Learners):
     def add_up(self, x: Tensor) -> Tensor:
         """Return the sum over all learners, in new memory."""
         if self._nccl and x.device.type == "cuda":
+            self.refuse_lost()
             total = x.clone()
             dist.all_reduce(total)  # in the order of the stream, without a wait of the host
             return total
@@ -164,8 +179,8 @@ class Group(Learners):
         if block is None or not opened[0]:  # sync: none, it is on the CPU
             return None
         self._between = dist.new_group(self._leaders, backend="gloo") if len(self._leaders) > 1 else None
-        self._one_gpu = len(self._leaders) == 1 and len({one["device"] for one in self._facts}) == 1
-        return SharedSum(here.index(self.rank), len(here), block, self._look_after, self._rows_on_gpu)
+        self._one_gpu = share_a_gpu(self._facts)
+        return SharedSum(here.index(self.rank), len(here), block, self._others.look_after, self._rows_on_gpu)
 
     def _rows_on_gpu(self, n_bytes: int) -> Tensor:
         """Return rows in the memory of the GPU on which all of them are, for `SharedSum`; by CUDA IPC."""
@@ -235,15 +250,31 @@ class Group(Learners):
                 ranks=(self.rank,),
             ) from error
 
+    @property
+    def lost(self) -> LearnerError | None:
+        """What the watcher has found: another learner is lost."""
+        return None if self._watcher is None else self._watcher.lost
+
+    def refuse_lost(self) -> None:
+        """See `Learners.refuse_lost`."""
+        if self._watcher is not None:
+            self._watcher.refuse_lost()
+
+    def finish(self) -> None:
+        """See `Learners.finish`."""
+        if self._watcher is not None:
+            self._watcher.stop()
+        self._others.finish()
+
     def tell(self, error: Exception) -> None:
         """Let the others know why this learner leaves, and mark the error as told."""
-        with contextlib.suppress(dist.DistError):  # whoever holds the store is gone
-            text = "".join(traceback.format_exception(error))
-            self._store.compare_set("failed", "", json.dumps([self.rank, text]))
-            error.told = True  # type: ignore[attr-defined]
+        self._others.tell(error)
 
     def close(self) -> None:
         """Disconnect, also where gloo waits for a learner that was stopped: that thread is then left to itself."""
+        if self._watcher is not None:
+            self._watcher.stop()
+            gc.collect()  # NCCL would wait for graphs that hold sums of this group
         leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
         leaving.start()
         leaving.join(_CLOSING_SECONDS)
@@ -263,33 +294,10 @@ class Group(Learners):
                 if work.is_completed():  # what broke it may take a moment to show
                     end = time.monotonic() + 3.0
                     while time.monotonic() < end:
-                        self._look_after(0.0)
+                        self._others.look_after(0.0)
                         time.sleep(0.05)
                     raise LearnerError(f"run_training: learner {self.rank} lost another one: {error}") from error
-                self._refuse_dead(time.monotonic() - begin)
-
-    def _look_after(self, waited: float) -> None:
-        """Raise if another learner has failed, died or been stopped."""
-        self._refuse_dead(waited)
-        self._refuse_failed()
-
-    def _refuse_dead(self, waited: float) -> None:
-        for rank, one in enumerate(self._facts):
-            if rank != self.rank and one["host"] == platform.node() and (how := _gone(one["pid"])):
-                self._refuse_failed()
-                raise LearnerError(f"run_training: {name(rank, one)} {how}.", ranks=(rank,))
-        if waited > ANSWER_SECONDS:
-            raise LearnerError(
-                f"run_training: learner {self.rank} has waited {waited:.0f} s for the others, which live but do not "
-                "answer. Look at what they do, with py-spy for example."
-            )
-
-    def _refuse_failed(self) -> None:
-        with contextlib.suppress(dist.DistError):
-            if self._store.check(["failed"]):
-                rank, text = json.loads(self._store.get("failed"))
-                if rank != self.rank:
-                    raise LearnerError(f"run_training: {name(rank, self._facts[rank])} failed:\n{text}", ranks=(rank,))
+                self._others.refuse_dead(time.monotonic() - begin)
 
 
 @contextlib.contextmanager
@@ -300,8 +308,11 @@ def learning_in(group: Group) -> Iterator[None]:
         with summing_by(torch.ops.rlstruct.sum_over_learners):
             yield
     except Exception as error:
-        group.tell(error)
-        raise
+        found = group.lost or error  # what the device computed without a lost learner may be wrong in any way
+        group.tell(found)
+        if found is error:
+            raise
+        raise found from error
     finally:
         _present.pop()
 
@@ -318,23 +329,22 @@ def _(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
-def name(rank: int, facts: dict[str, Any]) -> str:
-    """Name a learner in a message."""
-    return f"learner {rank} (pid {facts['pid']} on {facts['host']})"
+def have_a_gpu_each(facts: Sequence[Mapping[str, Any]]) -> bool:
+    """Tell whether NCCL can connect learners: each has a GPU, and no two the same, not even parts of it."""
+    buses = {(one["host"], one["bus"]) for one in facts if one.get("bus")}
+    return len(buses) == len(facts)
 
 
-def _gone(pid: int) -> str:
-    """Say why a process of this machine does nothing any more; "" if it may, or where there is no /proc."""
-    proc = Path("/proc")
-    if not (proc / "self" / "stat").exists():
-        return ""
-    try:
-        state = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "has died"
-    return {"T": "was stopped by a signal", "t": "is held by a debugger", "Z": "has died", "X": "has died"}.get(
-        state, ""
-    )
+def share_a_gpu(facts: Sequence[Mapping[str, Any]]) -> bool:
+    """Tell whether learners can see each other's GPU memory: all have one GPU of one machine, under the same number."""
+    gpus = {(one["host"], one.get("gpu"), one["device"]) for one in facts}
+    return len(gpus) == 1 and bool(facts[0].get("gpu"))
+
+
+def _abort() -> None:
+    """Free this process from sums on its device that will never end."""
+    if (world := dist.group.WORLD) is not None:
+        world.abort()
 
 
 def _packed(value: object) -> Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 
 _COLOURS = ("#1f5fa8", "#d9722e", "#2f9e62", "#a23b72", "#6b5fb5", "#8a7a1f", "#3a9aa8", "#777777")
 _LINES = ("-", "--", ":", "-.")  # once all colours are taken
-_INSIDE, _LETTERS = 4, 48  # labels that fit into a panel; letters in a line of one that stands beside it
+_INSIDE, _LETTERS = 4, 48  # labels that fit into a panel; letters in a line of a label next to it
 
 
 Line = TypeVar("Line", bound=Mapping[str, float])
@@ -37,17 +37,17 @@ def draw_learning_curve(rows: Sequence[Mapping[str, float]], path: Path, *, titl
 
 
 def in_order(rows: Iterable[Line]) -> list[Line]:
-    """Sort by ``env_steps``: an evaluation beside the training is written after what was learnt meanwhile."""
+    """Sort by ``env_steps``: an evaluation that runs during the training is written after later losses."""
     return sorted(rows, key=itemgetter("env_steps"))
 
 
 def draw_panels(panels: Mapping[str, Mapping[str, Sequence[Curve]]], path: Path, *, metric: str) -> None:
-    """Draw one panel below the other, each with axes of its own.
+    """Draw one panel below the other, each with its own axes.
 
     Args:
         panels: title, such as the environment, to what is drawn there: label of a setting to the curves of its
             trainings. Their mean is drawn as far as all of them go, and from their lowest to their highest a band; each
-            of them is a thin line. The labels of a lonely panel with few of them stand in it, others beside it.
+            of them is a thin line. A single panel with few labels shows them inside, otherwise next to it.
         path: of the picture; the ending says which kind.
         metric: what the values are.
     """
@@ -55,10 +55,10 @@ def draw_panels(panels: Mapping[str, Mapping[str, Sequence[Curve]]], path: Path,
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    beside = len(panels) > 1 or any(len(groups) > _INSIDE for groups in panels.values())
+    outside = len(panels) > 1 or any(len(groups) > _INSIDE for groups in panels.values())
     lines = [sum(2 + len(label) // _LETTERS for label in groups) for groups in panels.values()]
     heights = [max(4.5 if len(panels) == 1 else 3.2, 0.16 * n) for n in lines]
-    figure = Figure(figsize=(10.5 if beside else 7.5, sum(heights)), dpi=150, layout="constrained")
+    figure = Figure(figsize=(10.5 if outside else 7.5, sum(heights)), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)  # no pyplot: no global state, no display
     everything = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, (title, groups) in zip(everything, panels.items(), strict=True):
@@ -66,8 +66,8 @@ def draw_panels(panels: Mapping[str, Mapping[str, Sequence[Curve]]], path: Path,
             line = _LINES[i // len(_COLOURS) % len(_LINES)]
             _draw(axes, textwrap.fill(label, _LETTERS), curves, _COLOURS[i % len(_COLOURS)], line)
         if groups:
-            where: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)} if beside else {"loc": "best"}
-            axes.legend(frameon=False, fontsize=8 if beside else 9, borderaxespad=0.5, **where)
+            where: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)} if outside else {"loc": "best"}
+            axes.legend(frameon=False, fontsize=8 if outside else 9, borderaxespad=0.5, **where)
         axes.set_title(title, loc="left", fontsize=11)
         axes.set_ylabel(metric)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -93,7 +93,7 @@ def _draw(axes: Any, label: str, curves: Sequence[Curve], colour: str, line: str
 
 
 def together(curves: Sequence[Curve]) -> tuple[Any, Any]:
-    """Put curves, each with steps of its own, on common steps, linearly between their points, as far as all of them go.
+    """Put curves, each with its own steps, on common steps, linearly between their points, as far as all of them go.
 
     Of two values of one step the later one counts: nothing was selected by it. Returns the steps, [S], and the values,
     [len(curves), S].

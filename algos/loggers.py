@@ -1,4 +1,4 @@
-"""Where numbers of a training go beside ``metrics.csv``: TensorBoard, Weights & Biases, MLflow, or a class of yours.
+"""Loggers besides ``metrics.csv``: TensorBoard, Weights & Biases, MLflow, or a class of yours.
 
 A package is imported when its logger is made, and never otherwise.
 """
@@ -21,7 +21,7 @@ class Logger(Protocol):
     def log(self, env_steps: int, values: Mapping[str, float]) -> None:
         """Write numbers by name, such as ``train/loss`` and ``evaluation/mean_return``.
 
-        An evaluation beside the training comes late: later lines may have fewer ``env_steps``.
+        An evaluation that runs during the training comes late: later lines may have fewer ``env_steps``.
         """
 
     def close(self) -> None:
@@ -34,7 +34,7 @@ argument is None in a new run; in one that goes on, the environment steps from w
 
 
 class TensorBoardLogger:
-    """Writes an event file into the run folder; the settings are in the tab HPARAMS, beside the last evaluation."""
+    """Writes an event file into the run folder; the settings are in the tab HPARAMS, with the last evaluation."""
 
     def __init__(self, path: Path, settings: Settings, again_from: int | None) -> None:
         """Open the file."""
@@ -64,7 +64,7 @@ class WandbLogger:
         """Begin a run, or go on with that of this folder.
 
         Raises:
-            RuntimeError: wandb begins none, mostly because nobody has logged in.
+            RuntimeError: wandb begins none, usually because no user is logged in.
         """
         wandb = package("wandb", "wandb")
         try:

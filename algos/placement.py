@@ -16,6 +16,7 @@ from torch import nn
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learners import learners
 from rlstruct.batchers import RL_Batcher
+from rlstruct.batchers.arguments import check_call, check_factory
 from rlstruct.device import resolve_device
 from rlstruct.engine.promise import RANDOM_IN_TRAINING
 from rlstruct.errors import BadTypeError
@@ -24,7 +25,7 @@ from rlstruct.vec_env import DeviceEnv, VecEnv
 
 CreateEnv = Callable[..., VecEnv]
 
-# Each run has a range of environment seeds of its own, the second half of it for the evaluation, so that no two runs
+# Each run has its own range of environment seeds, the second half of it for the evaluation, so that no two runs
 # and no two batchers play the same episodes.
 _SEEDS_PER_RUN = 1_000_000
 _SEEDS_PER_RESUMPTION = 10_007
@@ -35,7 +36,7 @@ class PlacedEnv:
     """A factory of environments that appear on ``device``, wherever they compute.
 
     Attributes:
-        create_env: the factory of the environments themselves. If it has a parameter ``device``, it is told ``device``,
+        create_env: the factory of the environments. If it has a parameter ``device``, it receives ``device``,
             so that a simulator can be made there.
         device: where observations appear and actions are expected.
     """
@@ -45,10 +46,24 @@ class PlacedEnv:
 
     def __call__(self, **arguments: object) -> VecEnv:
         """Create the environments, and wrap them in a DeviceEnv if they are elsewhere."""
-        if "device" in inspect.signature(self.create_env).parameters:
-            arguments = {"device": self.device, **arguments}
-        env = self.create_env(**arguments)
-        return env if env.device == resolve_device(self.device) else DeviceEnv(env, self.device)
+        env = self.create_env(**_placed(self.create_env, self.device, arguments))
+        if not isinstance(env, VecEnv) or env.device == resolve_device(self.device):
+            return env  # the batcher names what is no VecEnv
+        return DeviceEnv(env, self.device)
+
+
+def check_create_env(create_env: CreateEnv, env_args: Mapping[str, object]) -> None:
+    """Raise TypeError unless this is a factory that takes what a training passes."""
+    check_factory("run_training", "create_env", create_env, "such as a function of n_envs and seed")
+    arguments = _placed(create_env, "cpu", {**env_args, "n_envs": 1, "seed": 0})
+    mend = "every training passes n_envs and seed, further arguments come from env_args"
+    check_call("run_training", "create_env", create_env, arguments, mend)
+
+
+def _placed(create_env: CreateEnv, device: str, arguments: Mapping[str, object]) -> dict[str, object]:
+    """Return the arguments of a factory, with the device if it takes one."""
+    takes_device = "device" in inspect.signature(create_env).parameters
+    return {"device": device, **arguments} if takes_device else {**arguments}
 
 
 def create_network(create_model: Callable[[], nn.Module], seed: int) -> nn.Module:

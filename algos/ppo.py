@@ -296,7 +296,7 @@ def _variance(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def _single_steps(batch: Trajectories) -> Trajectories:
-    """Make every step [B, T] a row of its own [B * T, 1], without its state; padding becomes rows of length 0."""
+    """Make every step [B, T] a separate row [B * T, 1], without its state; padding becomes rows of length 0."""
     steps, T = batch.trajectories, batch.trajectories.n_steps()
     flat = {key: tensor.flatten(0, 1).unsqueeze(1) for key, tensor in steps.items()}
     flat["learner/step"] = torch.arange(steps.n_elems() * T, device=steps.device).unsqueeze(1)

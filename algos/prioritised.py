@@ -17,6 +17,28 @@ from rlstruct.errors import BadValueError
 from rlstruct.functional import random
 from rlstruct.profiling import operation
 
+_WIDTH = 1024
+
+
+def running_maximum(values: Tensor) -> Tensor:
+    """Return the largest of the values up to each one: ``cummax``, exactly, but in rows on an accelerator.
+
+    CUDA computes the cummax of a row in one block, however long it is: some 5 ms for a million values. On a CPU rows
+    would take three times as long as the whole.
+
+    Args:
+        values: N of them.  [N]
+
+    >>> running_maximum(torch.tensor([1.0, 3.0, 2.0]))
+    tensor([1., 3., 3.])
+    """
+    if values.device.type == "cpu":
+        return values.cummax(0).values
+    rows = torch.nn.functional.pad(values, (0, -len(values) % _WIDTH)).view(-1, _WIDTH).cummax(1).values
+    before = rows[:-1, -1].cummax(0).values.unsqueeze(1)  # the largest before each row but the first
+    rows[1:] = torch.maximum(rows[1:], before)
+    return rows.view(-1)[: len(values)]
+
 
 class PrioritisedReplayBuffer(ReplayBuffer):
     """A `ReplayBuffer` that draws step i with probability p_i^exponent / sum_j p_j^exponent, p = abs(error) + epsilon.
@@ -87,10 +109,11 @@ class PrioritisedReplayBuffer(ReplayBuffer):
 
     def _draw(self, key: Tensor) -> tuple[Tensor, Tensor]:
         # Rounded parallel sums could fall somewhere; with cummax they never do, as the search below expects.
-        cumulative, n_drawn = self.priority.cumsum(0).cummax(0).values, len(key)
+        cumulative, n_drawn = running_maximum(self.priority.cumsum(0)), len(key)
         # One draw from each of K equal ranges, as in the paper's algorithm: as likely, and more even.
         lanes = torch.arange(n_drawn, device=self.device, dtype=torch.float64)
-        index = torch.searchsorted(cumulative, (lanes + random.uniform(key)) / n_drawn * cumulative[-1], right=True)
+        share = (lanes + random.uniform(key, stream=0)) / n_drawn
+        index = torch.searchsorted(cumulative, share * cumulative[-1], right=True)
         probability = self.priority[index] / cumulative[-1]
         weight = (self._state["ends"][-1] * probability) ** -self.correction
         return index, (weight / weight.max()).to(torch.float32)

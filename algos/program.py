@@ -11,37 +11,40 @@ from rlstruct.engine import private
 from rlstruct.engine.acting import PROMISE
 from rlstruct.engine.compiled import Compiled, Tensors, told, warn_uncompiled
 from rlstruct.engine.graph import Graph, RecordingError, recorder_of
-from rlstruct.engine.promise import Step, WeightsWatch, check_equal
+from rlstruct.engine.precision import Precision
+from rlstruct.engine.promise import Step, WeightsWatch, why_unlike
 from rlstruct.engine.streams import Lane, lane_of
 from rlstruct.errors import warn_user
 from rlstruct.profiling import operation
-from rlstruct.rl_agent import RL_Agent
 
 _logger = logging.getLogger(__name__)
 
 
 class Program:
-    """Runs an update by the executors that are asked for, if the agent promises to be pure; else as it is.
+    """Runs an update by the executors that are asked for, if it is pure; else as it is.
 
     Args:
         step: the update, a step of `rlstruct.engine` with an empty carry; it writes to the weights in place.
-        agent: what learns.
+        watched: agents or modules whose weights the update reads.
         device: where it learns.
+        pure: whether it depends on them and its arguments alone, see `RL_Agent.pure`.
         compiled: compile the parts of the update that are called through `part`.
         graph: record the whole update, where the device can record.
     """
 
-    def __init__(self, step: Step, agent: RL_Agent, device: torch.device, *, compiled: bool, graph: bool) -> None:
+    def __init__(
+        self, step: Step, watched: object, device: torch.device, *, pure: bool, compiled: bool, graph: bool
+    ) -> None:
         """Compile and record nothing yet."""
         recorder = recorder_of(device) if graph else None
-        if not agent.pure and (compiled or recorder is not None):
+        if not pure and (compiled or recorder is not None):
             _logger.info("run_training: updates on %s could run faster, but the agent does not: %s.", device, PROMISE)
-        self._step = step
-        self._graph = Graph(step, recorder) if recorder is not None and agent.pure else None
+        self._step, self._device = step, device
+        self._graph = Graph(step, recorder) if recorder is not None and pure else None
         self._lane = Lane() if self._graph is None else lane_of(device)  # CUDA records on no stream but one's own
-        self._compiles = compiled and agent.pure and not private.missing("compiled")
+        self._compiles = compiled and pure and not private.missing("compiled")
         self._codes: dict[object, Compiled] = {}
-        self._weights = WeightsWatch(agent)
+        self._weights = WeightsWatch(watched)
         self._warm = False
 
     def __call__(self, given: Tensors) -> Tensors:
@@ -85,16 +88,21 @@ class Program:
 
     def compile(self, key: object, fn: Callable[..., Sequence[Tensors]], *given: Tensors) -> Sequence[Tensors]:
         """Compile a part for such arguments, and return what it gives as it is; see `part`."""
-        expected, code = fn(*given), Compiled(fn)  # type: ignore[arg-type]  # as many dicts as it likes
+        code = Compiled(fn)  # type: ignore[arg-type]  # as many dicts as it likes
+        with Precision() as precision:
+            expected = fn(*given)
         try:
             found = code(*given)
         except Exception as error:  # whatever tracing and a compiler may say
+            why = told(error)
+        else:
+            eps = precision.eps(self._device)
+            why = why_unlike(expected, found, lambda: fn(*given), eps, self._device)
+        if why:
             self._compiles = False
-            warn_uncompiled("run_training: an update", told(error), "compile_update")
-            return expected
-        for one, other in zip(expected, found, strict=True):
-            check_equal(one, other)
-        self._codes[key] = code
+            warn_uncompiled("run_training: an update", why, "compile_update")
+        else:
+            self._codes[key] = code
         return expected
 
     def forget(self) -> None:

@@ -1,4 +1,4 @@
-"""REINFORCE with a learned baseline: whole episodes in, one gradient step out, evaluation beside it.
+"""REINFORCE with a learned baseline: whole episodes in, one gradient step out, evaluation alongside.
 
 Williams, "Simple statistical gradient-following algorithms for connectionist reinforcement learning" (1992); Sutton and
 Barto, "Reinforcement Learning" (2018), section 13.4.

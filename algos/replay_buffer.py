@@ -115,9 +115,9 @@ class ReplayBuffer:
                 # What a step led to is what the next one starts from, or the last frame of its episode: the same slot.
                 self._write(column, following, self._newest(steps[f"_{name}"]))
                 self._write(column, slot, self._newest(steps[name]))
-            elif name in steps:
+            elif name not in _OF_SLOTS:
                 self._write(column, slot, steps[name])
-        # Nobody acts from a final observation, nor from the latest one until its step is known.
+        # No agent acts from a final observation, nor from the latest one until its step is known.
         for name, here, behind in (
             ("ready", ready, torch.zeros_like(ready)),
             ("number", number, number + ready),
@@ -137,8 +137,8 @@ class ReplayBuffer:
         """Draw steps.
 
         Returns:
-            What the agent saw (``observation/…``), what it did (``action/…``), and what came of it after m steps: m is
-            ``n_step``, or fewer where the episode or the data ends.  [K]
+            The frames that the agent saw (``observation/frame…``), all that it returned (``action/…``), and what came
+            of it after m steps: m is ``n_step``, or fewer where the episode or the data ends.  [K]
 
             ===================== ========================================================================
             key                   meaning
@@ -146,7 +146,7 @@ class ReplayBuffer:
             reward                sum over i < m of discount^i * reward i.  float32
             discount              discount^m.  float32
             terminated            the episode terminated with these m steps.  bool
-            ``_observation/…``    the true observation after m steps, also at an episode's end
+            ``_observation/…``    the true frames after m steps, also at an episode's end
             index                 where the step is kept.  int64
             weight                its importance in the loss, 1 for uniform draws.  float32
             ===================== ========================================================================
@@ -264,7 +264,7 @@ class ReplayBuffer:
         # A row that starts mid-episode lacks the first stacks.
         whole = (state["whole"] & ~broken).unsqueeze(1) | (initial.cumsum(1) > 0)
         ready = real & (whole | (age >= self.n_stack - 1))
-        taken = real.to(torch.int64) + done  # a final observation takes a slot of its own
+        taken = real.to(torch.int64) + done  # a final observation takes an extra slot
         place = head.unsqueeze(1) + taken.cumsum(1) - taken
 
         n_real = real.sum(1)
@@ -291,7 +291,7 @@ class ReplayBuffer:
         self._lay_out(B)
         n_slots = B * self._width
         for key in steps.keys():
-            if key.startswith(("observation/frame", "action/action")) or key in _FROM_STEPS:
+            if key.startswith(("observation/frame", "action/")) or key in _FROM_STEPS:
                 skipped = 3 if key.startswith("observation/") and self.n_stack > 1 else 2
                 self.columns[key] = self._zeros((n_slots, *steps[key].shape[skipped:]), steps[key].dtype)
         for name, dtype in _OF_SLOTS.items():

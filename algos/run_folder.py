@@ -5,6 +5,7 @@ It needs the extra ``train``: tqdm and matplotlib are imported when a RunFolder 
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import itertools
@@ -44,8 +45,8 @@ class RunFolder:
     learning_curve.png     return against environment steps
     ====================== =============================================================================
 
-    Nobody else can `resume` the folder until it is closed or its process ends (see `Lease`). Of several learners that
-    torchrun started only the first one writes; in the others a RunFolder does nothing.
+    No other process can `resume` the folder until it is closed or its process ends (see `Lease`). Of several learners
+    that torchrun started only rank 0 writes; in the others a RunFolder does nothing.
 
     Args:
         name: first part of the folder's name.
@@ -53,8 +54,8 @@ class RunFolder:
         n_env_steps: where the progress bar ends.
         root: folder of all runs, made if missing.
         progress: show the bar, on the standard error stream, if that is a terminal.
-        loggers: where numbers go beside ``metrics.csv``: ``"tensorboard"``, ``"wandb"``, ``"mlflow"``, or what makes a
-            logger of yours; see `rlstruct.algos.loggers`.
+        loggers: destinations besides ``metrics.csv``: ``"tensorboard"``, ``"wandb"``, ``"mlflow"``, or a factory of
+            your own logger; see `rlstruct.algos.loggers`.
 
     Raises:
         ImportError: the extra ``train`` is not installed, or what a logger needs.
@@ -63,7 +64,7 @@ class RunFolder:
 
     Attributes:
         path: the folder; ``root``, where this does nothing.
-        checkpoint: where the training shall go on; None in a new folder. The training clears it.
+        checkpoint: the state to continue from; None in a new folder. The training clears it.
     """
 
     checkpoint: dict[str, Any] | None
@@ -87,15 +88,14 @@ class RunFolder:
         if launched_rank():
             return
         self.path = _new_folder(self.path, name)
-        file = self.path / "config.json"
-        file.write_bytes(text)
-        self._lease = Lease(file, "RunFolder")
-        try:
+        with contextlib.ExitStack() as undo:  # a folder without its settings, or without a log, is of no use
+            undo.callback(shutil.rmtree, self.path)
+            file = self.path / "config.json"
+            replace_file(file, lambda opened: opened.write(text))
+            self._lease = Lease(file, "RunFolder")
+            undo.callback(self._lease.close)
             self._open(n_env_steps, progress, loggers)
-        except BaseException:
-            self._lease.close()
-            shutil.rmtree(self.path)
-            raise
+            undo.pop_all()
 
     @classmethod
     def resume(
@@ -186,7 +186,7 @@ class RunFolder:
         Args:
             env_steps: collected until now.
             policy_version: updates until now.
-            values: name to number; ``return`` is shown beside the bar.
+            values: name to number; ``return`` is shown next to the bar.
             at: when that was, by `time.perf_counter`.
         """
         row = {"env_steps": env_steps, "policy_version": policy_version, "seconds": at - self._start}
@@ -205,6 +205,12 @@ class RunFolder:
         bar = self._bar if self._bar is not None else self._show()
         bar.update(max(0, min(env_steps, bar.total or env_steps) - bar.n))
 
+    def show_evaluation(self, n_episodes: int, n_ended: int, n_steps: int) -> None:
+        """Show beside the progress bar how far an evaluation is; before the first one there is no bar yet."""
+        if not self._closed:
+            self._shown["evaluating"] = f"{n_ended} of {n_episodes} episodes, step {n_steps}"
+            self._show()
+
     def log_evaluation(self, result: Evaluation) -> None:
         """Write one line of numbers for an evaluation, at the environment steps of the weights that it judged."""
         numbers = (result.mean_return, result.std_return, result.mean_length, result.seconds)
@@ -212,6 +218,9 @@ class RunFolder:
         row |= {"seconds": time.perf_counter() - self._start}
         self._write(row | dict(zip(_EVALUATION, numbers, strict=True)))
         self._shown["evaluation"] = f"{result.mean_return:.1f}"
+        self._shown.pop("evaluating", None)
+        if self._bar is not None and not result.env_steps:
+            self._bar.reset()  # its rate begins with the training
         self._show()
 
     def save_config(self, config: object) -> None:
@@ -262,13 +271,13 @@ class RunFolder:
         if self._closed:
             return
         self._closed = True
-        if self._bar is not None:
-            self._bar.close()
-        for logger in self._loggers:
-            logger.close()
-        if draw:
-            draw_learning_curve(self._rows, self.path / "learning_curve.png", title=self.path.name)
-        self._lease.close()
+        with contextlib.closing(self._lease):  # also if the disk is full
+            if self._bar is not None:
+                self._bar.close()
+            for logger in self._loggers:
+                logger.close()
+            if draw:
+                draw_learning_curve(self._rows, self.path / "learning_curve.png", title=self.path.name)
 
     def __enter__(self) -> RunFolder:
         """Return the folder; leaving the block closes it."""
@@ -282,7 +291,7 @@ class RunFolder:
         self.close(draw=kind is None or not issubclass(kind, KeyboardInterrupt))
 
     def _show(self) -> Any:  # noqa: ANN401 - a bar of tqdm, which has no types
-        """Return the progress bar, with the latest numbers beside it."""
+        """Return the progress bar, followed by the latest numbers."""
         if self._bar is None:
             self._bar = self._create_bar()
         self._bar.set_postfix(self._shown)

@@ -1,6 +1,6 @@
 """Sums over the learners of one machine, through memory that all of them see.
 
-gloo takes some milliseconds for a sum, however small. Here each learner writes its numbers into a row of its own, waits
+gloo takes some milliseconds for a sum, however small. Here each learner writes its numbers into its own row, waits
 until all have done so, and adds the rows up, all in the same order, so that all of them find the same bits.
 """
 
@@ -66,7 +66,7 @@ class SharedSum:
         """
         kind = x.device.type
         if kind not in self._rows or x.nbytes > self._rows[kind].shape[2]:
-            self._meet(-x.nbytes)  # from here on nobody reads the old ones
+            self._meet(-x.nbytes)  # from here on no process reads the old ones
             self._rows[kind] = self._create[kind]((x.nbytes // 64 + 1) * 64)
         rows = self._rows[kind][self._n_sums % 2, :, : x.nbytes].view(x.dtype)  # [size, N]
         rows[self._rank] = x.detach().reshape(-1)
@@ -111,6 +111,6 @@ class SharedSum:
 
 
 def _finish(device: torch.device) -> None:
-    """Wait until the GPU has done what it was told; other processes have streams of their own."""
+    """Wait until the GPU has finished; other processes have their own streams."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()

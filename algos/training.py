@@ -1,4 +1,4 @@
-"""The loop of all algorithms: collect, learn, publish, evaluate beside, log."""
+"""The loop of all algorithms: collect, learn, publish, evaluate meanwhile, log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlstruct.algos.history import TrainingHistory
 from rlstruct.algos.joining import learning_together
 from rlstruct.algos.learner import CreateAgent, GradientLearner, batch_of, tensors_of
 from rlstruct.algos.learners import Learners
-from rlstruct.algos.placement import CreateEnv, create_batchers, create_network
+from rlstruct.algos.placement import CreateEnv, check_create_env, create_batchers, create_network
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.batchers import EpisodeStatistics, RL_Batcher
 from rlstruct.core import Trajectories
@@ -34,7 +34,7 @@ CreateModel = Callable[[], nn.Module]
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a training leaves behind.
+    """Result of a training.
 
     Attributes:
         model: the trained network, on the learner's device.
@@ -102,8 +102,8 @@ def run_training(
         WorkerError: a worker process raised or died.
         LearnerError: another of several learners is missing, does not fit, failed, or was killed or stopped; or they do
             not divide the environments.
-        TypeError: create_model is a network and not a function, create_agent does not take its arguments, or config
-            is that of another algorithm.
+        TypeError: create_model is a network and not a function, create_agent or create_env is no factory or does not
+            take its arguments, or config is that of another algorithm.
         ValueError: a device of the configuration does not exist, or the environments do not restart by themselves and
             should, or the checkpoint is that of other settings.
         TrainingDiverged: a loss is NaN or infinite.
@@ -113,6 +113,7 @@ def run_training(
             f"run_training: config is a {type(config).__name__}, expected the {kind.settings.__name__} of this "
             "algorithm. Take the configuration and train() from the same module of rlstruct.algos."
         )
+    check_create_env(create_env, env_args or {})
     factories = create_model, create_agent, create_env
     again = partial(run_training, kind, config, *factories, env_args=env_args, create_evaluator=create_evaluator)
     with learning_together(config, again) as learners:
@@ -142,10 +143,12 @@ def _train(
     resumptions = 0 if checkpoint is None else checkpoint["training"]["resumptions"] + 1
     collecting, evaluating = create_batchers(share, create_agent, create_env, env_args, model, resumptions)
     with collecting() as batcher, contextlib.ExitStack() as stack:
+        stack.callback(learner.close)
         evaluator: Evaluates | None = None
         if learners.rank == 0 and create_evaluator is None:
             evaluation = stack.enter_context(phase("evaluation")(evaluating)())
-            evaluator = Evaluator(evaluation, step_limit=config.evaluation_step_limit)
+            show = None if run is None else run.show_evaluation
+            evaluator = Evaluator(evaluation, step_limit=config.evaluation_step_limit, show=show)
         elif learners.rank == 0 and create_evaluator is not None:
             evaluator = create_evaluator(learner.model)
         if learners.size > 1 or evaluator is None:
@@ -155,7 +158,9 @@ def _train(
             loop.load_state_dict(checkpoint, resumptions=resumptions)
         if run is not None:
             run.checkpoint = whole = checkpoint = None  # a replay buffer may be large
-        return loop.run()
+        result = loop.run()
+        learners.finish()
+        return result
 
 
 class TrainingLoop:
@@ -176,6 +181,7 @@ class TrainingLoop:
     ) -> None:
         """Begin with nothing collected."""
         self.config, self.learner, self.batcher, self.evaluator = config, learner, batcher, evaluator
+        self._refuse_episodic()
         self.env_steps = 0  # environment steps collected, by all learners
         self.history = TrainingHistory(learner, EpisodeStatistics(batcher.n_envs(), batcher.device), run)
         self._folder = run
@@ -220,7 +226,8 @@ class TrainingLoop:
 
     @operation("iteration")
     def iterate(self) -> None:
-        """Collect a batch, learn from it, and look after what runs beside."""
+        """Collect a batch, learn from it, and look after what runs meanwhile."""
+        self._learners.refuse_lost()
         done = self._fraction_done()  # before the batch, so that a rate that falls to 0 is not 0 for the last one
         trajectories, version = self._collect()
         lag = self.learner.policy_version - version
@@ -292,7 +299,6 @@ class TrainingLoop:
             self.env_steps += int(n_steps)  # sync: once per batch of whole episodes
             self._warn_of_cuts(trajectories, n_running)
         else:
-            self._refuse_episodic(n_running)
             # from shapes, without a wait for the device
             self.env_steps += steps.n_elems() * steps.n_steps() * self._learners.size
             self.history.statistics.track(trajectories)
@@ -321,13 +327,12 @@ class TrainingLoop:
             self.batcher.reset(agent_info)
         self.batcher.execute(agent_info)
 
-    def _refuse_episodic(self, n_running: int) -> None:
-        n_envs = self.batcher.n_envs()
-        if n_running < n_envs:
+    def _refuse_episodic(self) -> None:
+        if not (self.learner.whole_episodes or self.batcher.auto_reset):
             raise BadValueError(
-                f"run_training: {n_envs - n_running} of {n_envs} environments ended their "
-                "episode and stand still, expected environments that restart by themselves. "
-                "Let create_env return GymEnvInf in place of GymEnv, or a VecEnv with auto_reset = True."
+                f"run_training: create_env made environments that stand still when their episode has ended; "
+                f"{type(self.config).__name__} trains with environments that restart by themselves. Let create_env "
+                "return GymEnvInf in place of GymEnv, or a VecEnv with auto_reset = True."
             )
 
     def _warn_of_cuts(self, trajectories: Trajectories, n_running: int) -> None:

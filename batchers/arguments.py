@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
 import secrets
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 
 from rlstruct.batchers.recipe import Recipe
 from rlstruct.core import DictTensor
-from rlstruct.errors import BadTypeError, BadValueError, DeviceMismatchError, ShapeMismatchError
+from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.errors import BadTypeError, BadValueError, DeviceMismatchError, ShapeMismatchError, warn_user
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import VecEnv
 
@@ -40,8 +42,13 @@ def named(name: str, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(arguments or {})
 
 
-def check_choices(timeout: object, on_worker_error: str, n_processes: int, cluster: object, sharing: str) -> None:
-    """Raise TypeError or ValueError if the timeout is not a number, or a choice is unknown or contradicts another."""
+def check_choices(
+    timeout: object, on_worker_error: str, n_processes: int, cluster: object, sharing: str, device: DeviceLike
+) -> None:
+    """Raise TypeError or ValueError if the timeout is not a number, or a choice is unknown or contradicts another.
+
+    Workers that take turns on an accelerator get a warning, as they are the slow way to use it.
+    """
     if not isinstance(timeout, int | float):
         raise BadTypeError(f"RL_Batcher: timeout is a {type(timeout).__name__}, expected seconds. Pass a number.")
     if on_worker_error not in ("raise", "restart"):
@@ -56,26 +63,44 @@ def check_choices(timeout: object, on_worker_error: str, n_processes: int, clust
             f"RL_Batcher: cluster={cluster!r} with n_processes={n_processes} and sharing={sharing!r}, expected the "
             "number of workers on all nodes, and sharing='none'. Ray shares GPUs: cluster={'num_gpus': 0.5}."
         )
+    place = resolve_device(device)
+    if n_processes and cluster is None and sharing == "none" and place.type != "cpu":
+        warn_of_copies(place)
+
+
+@functools.cache  # once in a process
+def warn_of_copies(device: torch.device) -> None:
+    """Warn that worker processes are the slow way to use an accelerator."""
+    warn_user(
+        f"RL_Batcher: worker processes on {device} copy every batch to the CPU and back, act without CUDA graph or "
+        "kernel, and open a context each; all environments in one process, n_processes=0, are the fast path. Workers "
+        "for environments that compute on the CPU are faster with device='cpu', too. This is said once."
+    )
 
 
 def check_factories(recipe: Recipe, seed: int | None) -> None:
     """Raise TypeError if a factory is not callable, or its arguments do not fit."""
-    for name, factory, made, arguments in (
-        ("create_agent", recipe.create_agent, RL_Agent, recipe.agent_args),
-        ("create_env", recipe.create_env, VecEnv, {**recipe.env_args, "seed": seed}),
+    for name, factory, arguments in (
+        ("create_agent", recipe.create_agent, recipe.agent_args),
+        ("create_env", recipe.create_env, {**recipe.env_args, "seed": seed}),
     ):
-        if isinstance(factory, made | nn.Module) or not callable(factory):
-            raise BadTypeError(
-                f"RL_Batcher: {name} is a {type(factory).__name__}, expected a function or a class. "
-                f"Every process makes its own {made.__name__}: pass what makes one, with its arguments in "
-                f"{name.removeprefix('create_')}_args."
-            )
-        mend = f"arguments beside seed come from {name.removeprefix('create_')}_args"
-        check_call("RL_Batcher", name, factory, arguments, mend)
+        given = f"{name.removeprefix('create_')}_args"
+        check_factory("RL_Batcher", name, factory, f"with its arguments in {given}")
+        check_call("RL_Batcher", name, factory, arguments, f"arguments besides seed come from {given}")
+
+
+def check_factory(where: str, name: str, factory: object, how: str) -> None:
+    """Raise TypeError if an agent, an environment or a network is passed where a factory belongs."""
+    if isinstance(factory, VecEnv | RL_Agent | nn.Module) or not callable(factory):
+        made = "RL_Agent" if name == "create_agent" else "VecEnv"
+        raise BadTypeError(
+            f"{where}: {name} is a {type(factory).__name__}, expected a function or a class. "
+            f"Every process makes its own {made}: pass what makes one, {how}."
+        )
 
 
 def check_call(
-    where: str, name: str, factory: Callable[..., object], arguments: Mapping[str, object], mend: str
+    where: str, name: str, factory: Callable[..., object], arguments: Mapping[str, object], fix: str
 ) -> None:
     """Raise TypeError unless a factory can be called with its arguments; every process would fail otherwise."""
     try:
@@ -87,7 +112,7 @@ def check_call(
     except TypeError as error:
         call = ", ".join(f"{key}=…" for key in arguments)
         raise BadTypeError(
-            f"{where}: {name} is called as {name}({call}), but {error}. Its parameters are {signature}; {mend}."
+            f"{where}: {name} is called as {name}({call}), but {error}. Its parameters are {signature}; {fix}."
         ) from None
 
 
@@ -109,17 +134,17 @@ def one_each(name: str, values: Sequence[int], n: int) -> tuple[int, ...]:
 
 def check_weights(weights: object) -> None:
     """Raise TypeError unless this is a mapping to tensors."""
-    mend = "Pass model.state_dict()"
+    fix = "Pass model.state_dict()"
     if not isinstance(weights, Mapping):
         raise BadTypeError(
             f"RL_Batcher.update: the weights are a {type(weights).__name__}, expected a mapping of names to tensors. "
-            f"{mend}."
+            f"{fix}."
         )
     for key, value in weights.items():
         if not isinstance(value, Tensor):
             raise BadTypeError(
                 f"RL_Batcher.update: weight {key!r} is a {type(value).__name__}, expected a tensor. "
-                f"{mend}, without extra state."
+                f"{fix}, without extra state."
             )
 
 

@@ -39,7 +39,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
     """Runs an agent in many environments and hands over what happened, T steps at a time.
 
     The life cycle is ``reset``, then ``execute`` and ``get`` in turn. With ``n_processes=0`` this process collects;
-    with k >= 1, k spawned processes do, each with its own agent and environments. Episodic environments give whole
+    with k >= 1, k worker processes do, each with its own agent and environments. Episodic environments give whole
     episodes: rows are padded, ``lengths`` and ``mask()`` say how far they go, and a later ``execute`` goes on with
     those that have not ended. Auto-resetting environments give B rows of T steps, always.
 
@@ -116,7 +116,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         self._life = LifeCycle()
         n_timesteps, n_processes = whole("n_timesteps", n_timesteps, 1), whole("n_processes", n_processes, 0)
         max_restarts = whole("max_restarts", max_restarts, 0)
-        check_choices(timeout, on_worker_error, n_processes, cluster, sharing)
+        check_choices(timeout, on_worker_error, n_processes, cluster, sharing, device)
         n = max(1, n_processes)
         self.seeds = choose_seeds(seed, seeds, n)
         of_agents = None if agent_seeds is None else one_each("agent_seeds", agent_seeds, n)
@@ -124,10 +124,9 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         agent_args, env_args = named("agent_args", agent_args), named("env_args", env_args)
         recipe = Recipe(create_agent, agent_args, create_env, env_args, n_timesteps, self.device, compile_agent)
         check_factories(recipe, seed)
-        placement = Placement(self.device, n_processes, sharing, thread_percentage)
-        self._recipe = recipe
+        self._recipe, placement = recipe, Placement(self.device, n_processes, sharing, thread_percentage)
         self._default_infos = check_info("agent_info", agent_info), check_info("env_info", env_info)
-        self._n_batches = 0
+        self._n_batches, self._executors = 0, tuple[str, ...]()
         self._told = False  # whether the user knows that the agent is not compiled
         self._clock = Clock({"elsewhere": None, "wait": "wait", "hand_over": "hand-over"})
         self._backend: InProcess | WorkerPool
@@ -146,6 +145,11 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         self._life.refuse_closed("n_envs")
         with self._life.failing():
             return sum(self._backend.n_envs())
+
+    @property
+    def auto_reset(self) -> bool:
+        """True if environments restart by themselves, see `VecEnv.auto_reset`. Waits until they are created."""
+        return bool(self.n_envs()) and self._backend.auto_reset
 
     def reset(self, agent_info: DictTensor | None = None, env_info: DictTensor | None = None) -> None:
         """Start a new episode in every environment; the agent starts from its initial state.
@@ -189,7 +193,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         episodes that are not captured as a graph it waits in every 16th step.)
 
         Args:
-            agent_info: new values for the agent.  [B] or [1] on the CPU; default: those of `reset`
+            agent_info: new values for the agent; default: those of the batch before.  [B] or [1] on the CPU
 
         Raises:
             BatcherStateError: `reset` or `get` is missing, every episode has ended, or the batcher is closed. `get` is
@@ -221,7 +225,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         """Hand over the batch that `execute` began; the oldest, if two are outstanding.
 
         Its tensors carry no gradients: the agent acted without. For a loss, `replay_agent` computes the agent's outputs
-        again, with gradients.
+        again, with gradients. A batch is read-only, since keys share memory (see `Trajectories`): write to its `clone`.
 
         Args:
             blocking: whether to wait for it.
@@ -251,6 +255,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         finally:
             self._clock.enter(0)
         self._n_batches += 1
+        self._executors = tuple(share.collected.executor for share in shares)
         why_not = next((share.collected.uncompiled for share in shares if share.collected.uncompiled), "")
         if why_not and not self._told:
             self._told = True
@@ -337,9 +342,10 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         return tuple(self._backend.lost)
 
     def stats(self) -> BatcherStats:
-        """Return where the time went."""
-        spent = self._clock.seconds()
-        return BatcherStats(tuple(self._backend.seconds()), spent["wait"], spent["hand_over"], self._n_batches)
+        """Return where the time went, the workers' process ids, and what took their steps."""
+        spent, backend = self._clock.seconds(), self._backend
+        times = tuple(backend.seconds()), spent["wait"], spent["hand_over"]
+        return BatcherStats(*times, self._n_batches, tuple(backend.pids()), self._executors)
 
     def memory_report(self, queued: bool = False) -> MemoryReport:
         """Return how many bytes collecting takes, also before anything is collected.
@@ -366,7 +372,8 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             of_one = self._recipe.measure(self.seeds[0], *(split(info, self._backend.n_envs())[0] for info in infos))
             layouts = [of_one] * len(layouts)
         n_slabs = max(self._life.deepest, 2 if queued and self._backend.queues else 1)
-        return report_memory(layouts, infos, self._backend.auto_reset, self._backend.weight_bytes(), n_slabs)
+        backend = self._backend
+        return report_memory(layouts, infos, backend.auto_reset, backend.weight_bytes(), n_slabs, backend.pids())
 
     def close(self) -> None:
         """End the workers and close agents and environments, in at most two seconds. Calling it again does nothing."""

@@ -102,7 +102,8 @@ class BatchChecks:
             for key, values in part.items():
                 if not values.is_floating_point() or key.split("/")[0] not in ("frame", "reward"):
                     continue
-                final = steps.final[key][:n_final] if n_final and key in steps.final else values[:0]
+                at = steps.finals(n) if n_final and key in steps.final else None
+                final = values[:0] if at is None else steps.final[key].flatten(0, 1).index_select(0, at)
                 # A sum takes no memory, and is NaN where a number is.
                 if values.is_cpu and not bool((values[: n + 1].sum() + final.sum()).isnan()):  # sync: of CPU memory
                     continue
@@ -110,9 +111,8 @@ class BatchChecks:
                 if part is steps.reached:  # its slot t is what step t reached
                     nan = torch.cat([torch.zeros_like(nan[:1]), nan])
                 wrong = _any(nan[: n + 1], torch.cat([running[:1], running]))
-                if n_final and key in steps.final and steps.final_at is not None:
-                    step, row = steps.final_at[:n_final].unbind(1)
-                    wrong[step + 1, row] |= steps.final[key][:n_final].isnan().view(n_final, -1).any(1)
+                if at is not None:
+                    wrong[1:].view(-1)[at] |= final.isnan().flatten(1).any(1) if final.dim() > 1 else final.isnan()
                 yield f"observation/{key}", wrong
 
     def _bounds_on(self, name: str, device: torch.device) -> tuple[Tensor, Tensor]:

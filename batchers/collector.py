@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,11 +17,12 @@ from rlstruct.batchers.progress import Phase, Progress, spell_input
 from rlstruct.batchers.saved_state import CollectorState, check_rows, load_environment, on_cpu
 from rlstruct.batchers.shared_memory import Layout
 from rlstruct.batchers.slab import Allocate, Slab, Steps, history_until, slab_layout
-from rlstruct.core import DictTensor
+from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.engine.acting import Actor
 from rlstruct.engine.graph import layout_of
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError, UsageError
 from rlstruct.functional.random import step_keys
+from rlstruct.in_place import steps_into
 from rlstruct.rl_agent import RL_Agent, check_answer
 from rlstruct.vec_env import Carrying, VecEnv
 
@@ -28,6 +30,8 @@ from rlstruct.vec_env import Carrying, VecEnv
 _STEPS_BETWEEN_LOOKS = 16
 # An agent that is compiled or recorded repeats one step eagerly every this many, to check that it keeps its promise.
 _STEPS_BETWEEN_DOUBTS = 500
+_AGENT, _ENVIRONMENT = int(Phase.AGENT), int(Phase.ENVIRONMENT)
+Answer = tuple[DictTensor, DictTensor]
 _GROUPS = ("env", "observation", "state", "agent_info")  # first parts of the names in `Collector.carry`
 
 
@@ -39,6 +43,7 @@ class Collected:
     n_final: int  # how many rows of ``final`` are used
     first_step: int  # steps since the last reset, before this batch
     version: int  # the version of the weights that acted
+    executor: str = "eager"  # what took the steps: "kernel", "graph", "compiled" or "eager"
     uncompiled: str = ""  # why the agent is not compiled though it should be, or ""
 
 
@@ -72,16 +77,18 @@ class Collector:
                 f"or give the batcher device={str(env.device)!r}."
             )
         self.env = env
-        self.actor = Actor(agent, device, compiled=compile_agent)
+        self.actor, self._eager = Actor(agent, device, compiled=compile_agent), not compile_agent
         self._slab: Slab | None = None  # what the next batch is written to, or the last one was
         self.version = 0
         self._T = n_timesteps
+        self._step_into = steps_into(env) if device.type == "cpu" else None
         self._device = device
         self._checks = BatchChecks(env.action_space)
         self._allocate = allocate
         self._progress = progress
         self.seed = seed
         self._undoubted = 0  # steps since the last look at the agent's promise
+        self._infers: bool | None = None  # in torch's inference mode; None: not tried
         self._watched = False  # whether the agent was seen to leave its observations alone
         self._seeds = seed + torch.arange(env.n_envs(), device=device, dtype=torch.int64)
         self._history, self._gaps = agent.require_history(), env.auto_reset and env.restarts_take_steps
@@ -139,6 +146,7 @@ class Collector:
 
     def finish(self, n_steps: int, n_final: int, steps: Steps | None = None, found: Tensor | None = None) -> Collected:
         """Count steps that were taken, by default in the slab, and check them; see `collect`."""
+        self._progress.enter(Phase.COPY)
         frozen, steps = steps is not None or self.actor.is_compiled, steps or self.slab
         self._checks.check(steps, n_steps, n_final, found)
         self._undoubted += n_steps
@@ -147,7 +155,8 @@ class Collector:
             seen, action = ({key: v[0] for key, v in part.items()} for part in (steps.stream, steps.action))
             self.actor.doubt(steps.state, seen, action)
         first_step, self._step = self._step, self._step + n_steps
-        return Collected(n_steps, n_final, first_step, self.version, self.actor.why_not)
+        executor = "compiled" if self.actor.is_compiled else "eager"
+        return Collected(n_steps, n_final, first_step, self.version, executor, self.actor.why_not)
 
     @torch.no_grad()
     def take_steps(self, look: bool, watch: bool = False) -> tuple[int, int]:
@@ -160,41 +169,35 @@ class Collector:
         Returns:
             How many steps were taken, and how many rows of ``final`` are used.
         """
-        progress, n_final, t = self._progress, 0, 0
         keys = self.keys()
-        if (slab := self._slab) is not None:
-            self._begin(slab, keys)
-        observation = self._with_rng(self._observation, keys[0] if slab is None else slab.rng[0])
+        first = self._first_answer(keys) if self._slab is None else None
+        slab, n_final, t = self.slab, 0, 0
+        self._begin(slab, keys)
+        state, shown = self._state, slab.shown
+        actor, infer = self.actor, not watch and self._may_infer()
+        step_into, enter = self._step_into, self._progress.at
         while t < self._T:
-            progress.step = t
-            progress.enter(Phase.AGENT)
-            history = history_until(slab, self._observation, t, n_final, self._gaps) if self._history else None
-            shown = slab.seen(t) if watch and slab is not None else {}
-            answer = self.actor(self._state, observation, history)
-            action, state = check_answer(f"{type(self.actor.agent).__name__}.__call__", answer) if t == 0 else answer
-            if slab is None:
-                slab = self._first_slab(observation, action, keys)
-            slab.refuse_changes(t, shown)
-            if t == 0:
-                self._check_first(slab, action, state)
-            progress.enter(Phase.ENVIRONMENT)
-            self.env.lend(slab.slots[t + 1])
-            step = self.env.step(action)
-            (reached, ran), (current, running) = step
-            progress.enter(Phase.COPY)
-            try:
-                slab.write_step(t, action, ran, reached, None if getattr(step, "lent", False) else current)
-            except (KeyError, RuntimeError):  # a key that has vanished, or another shape
-                slab.check("agent: action", action)
-                slab.check("observation", current)
-                raise
-            if slab.final and getattr(step, "restarted", True):
-                n_final = slab.write_restarts(t, reached, n_final)
-            t += 1
-            self._state, self._observation, self._running = state, current, running
-            observation = self._with_rng(current, slab.rng[t])
+            if first is None:  # else it has acted
+                enter(_AGENT, t)
+            history = history_until(slab, slab.slots[0], t, n_final, self._gaps) if self._history else None
+            if infer:
+                with torch.inference_mode():
+                    action, state = actor(state, shown[t], history)
+                    slab.write_action(t, action)
+            else:
+                action, state = self._act(t, state, history, first, watch)
+            enter(_ENVIRONMENT, t)
+            if step_into is None:
+                step = self.env.step(action)
+                n_final += slab.write_step(t, step)
+                self._running = step[1][1]
+            elif ended := step_into(action, slab.buffers[t], slab.buffers[t + 1], slab.finals_of[t]):
+                n_final += slab.write_ended(t, ended)
+                self._running = self._running if ended.running is None else ended.running
+            t, first = t + 1, None
             if look and self._all_ended(t):
                 break
+        self._state, self._observation = state, slab.slots[t]
         self._steps = self._steps + t
         return t, n_final
 
@@ -226,9 +229,16 @@ class Collector:
     def renew(self, slab: Slab | None = None) -> Slab | None:
         """Write the next batch into another slab of the same layout, or into new memory; return the one before."""
         if (left := self._slab) is not None:
-            self._slab = slab or Slab(self._allocate(layout_of(left.tensors)))
-            self._state = self._state.map(lambda tensor: tensor.clone() if left.holds(tensor) else tensor)
+            self._slab = slab or self._new_slab(layout_of(left.tensors))
+            self._leave(left)
         return left
+
+    def _leave(self, slab: Slab) -> None:
+        """Copy what the next batch begins with out of memory that will be another's, or be written again."""
+        self._observation, self._state = (
+            part.map(lambda tensor: tensor.clone() if slab.holds(tensor) else tensor)
+            for part in (self._observation, self._state)
+        )
 
     def carry(self) -> dict[str, Tensor]:
         """Return all tensors on the device that one batch hands to the next, by name; the environment is `Carrying`."""
@@ -309,39 +319,60 @@ class Collector:
         finally:
             self.env.close()
 
-    def _first_slab(self, observation: DictTensor, action: DictTensor, keys: Tensor) -> Slab:
-        """Allocate the slab, whose layout is known as soon as the agent has acted once, and begin in it."""
+    def _first_answer(self, keys: Tensor) -> Any:  # noqa: ANN401 - of the user's agent
+        """Let the agent act once, from which the layout of the slab is known, and allocate it."""
+        self._progress.at(_AGENT, 0)
+        history = history_until(None, self._observation, 0, 0, self._gaps) if self._history else None
+        seen = DictTensor._trusted({**self._observation._tensors, "rng": keys[0]})
+        answer = self.actor(self._state, seen, history)
+        action, _ = check_answer(f"{type(self.actor.agent).__name__}.__call__", answer)
         self._progress.enter(Phase.COPY)
         check_place("agent", "action", action, self._device, self.env.n_envs())
         if action.empty():
             raise ShapeMismatchError("agent: the action is empty, expected 'action' [B, ...] at least.")
-        packed = self.env.auto_reset and self._device.type == "cpu"
-        full = self.env.auto_reset and not packed
-        layout = slab_layout(observation, action, self._state, self._T, packed, full)
-        self._slab = slab = Slab(self._allocate(layout))
-        self._begin(slab, keys)
-        return slab
+        sparse = self.env.auto_reset and self._device.type == "cpu"
+        full = self.env.auto_reset and not sparse
+        self._slab = self._new_slab(slab_layout(seen, action, self._state, self._T, sparse, full))
+        return answer
 
-    def _check_first(self, slab: Slab, action: DictTensor, state: DictTensor) -> None:
-        check_place("agent", "action", action, self._device, self.env.n_envs())
-        slab.check("agent: action", action)
-        slab.check("agent: state", state)
+    def _may_infer(self) -> bool:
+        """Return whether the agent gives the same in torch's inference mode, which saves it a tenth of its time.
+
+        Tensors that are made in that mode cannot be changed in place or differentiated elsewhere. So this is for agents
+        that promise to be pure, which leave nothing behind, with environments that read actions as arrays, and from the
+        second batch on, when whatever a module makes in its first call is there.
+        """
+        if self._infers is None:
+            wanted = self.actor.agent.pure and self._step_into is not None and self._eager
+            self._infers = wanted and not self._history and self.actor.infers_the_same(self._state, self.slab.shown[0])
+        return self._infers
+
+    def _new_slab(self, layout: Layout) -> Slab:
+        return Slab(self._allocate(layout), in_place=self._step_into is not None)
+
+    def _act(
+        self, t: int, state: DictTensor, history: TemporalDictTensor | None, first: Answer | None, watch: bool
+    ) -> Answer:
+        """Let the agent act in step t, unless it has, and store its action before an environment can change it."""
+        slab = self.slab
+        seen = slab.seen(t) if watch else None
+        answer = first or self.actor(state, slab.shown[t], history)
+        action, state = answer if t else check_answer(f"{type(self.actor.agent).__name__}.__call__", answer)
+        if seen is not None:
+            slab.refuse_changes(t, seen)
+        if t == 0:
+            check_place("agent", "action", action, self._device, self.env.n_envs())
+            slab.check("agent: state", state)
+        slab.write_action(t, action)
+        return action, state
 
     def _begin(self, slab: Slab, keys: Tensor) -> None:
-        """Write what is known before the first step; the agent sees the observation where it is written."""
-        slab.check("observation", self._observation)
-        slab.check("agent: state", self._state)
+        """Write what is known before the first step."""
         # A state that shows observations of the last batch must not change with the slots, which are written again.
         self._state = self._state.map(lambda tensor: tensor.clone() if slab.holds(tensor) else tensor)
-        slab.write_first(self._observation, self._state, keys)
-        if slab.holds(self._observation["done"]):
-            self._observation = slab.slots[0]
+        slab.begin(self._observation, self._state, keys)
 
     def _all_ended(self, t: int) -> bool:
         if self._device.type != "cpu" and t % _STEPS_BETWEEN_LOOKS:
             return False
         return not bool(self._running.any())  # sync: per step on the CPU, every 16 steps elsewhere
-
-    @staticmethod
-    def _with_rng(observation: DictTensor, keys: Tensor) -> DictTensor:
-        return DictTensor._trusted({**observation._tensors, "rng": keys})

@@ -134,15 +134,16 @@ def _with_finals(shares: Sequence[Share], steps: Mapping[str, Tensor]) -> dict[s
     first, n_envs = 0, sum(share.slab.running.shape[1] for share in shares)
     changed: dict[str, Tensor] = {}
     for share in shares:
-        n, at = share.collected.n_final, share.slab.final_at
-        if n and at is not None:
-            t, b = at[:n].unbind(1)
-            for key, final in share.slab.final.items():
+        if share.collected.n_final:
+            at, B = share.slab.finals(share.collected.n_steps), share.slab.running.shape[1]
+            to = at.div(B, rounding_mode="floor") * n_envs + at % B + first
+            for key, plane in share.slab.final.items():
                 name = f"_observation/{key}"
                 time_first = changed.get(name, steps[name]).transpose(0, 1)
                 if name not in changed:
                     time_first = time_first.clone(memory_format=torch.contiguous_format)
-                as_signed(time_first).flatten(0, 1).index_copy_(0, t * n_envs + b + first, as_signed(final[:n]))
+                final = as_signed(plane).flatten(0, 1).index_select(0, at)
+                as_signed(time_first).flatten(0, 1).index_copy_(0, to, final)
                 changed[name] = time_first.transpose(0, 1)
         first += share.slab.running.shape[1]
     return changed

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,18 +19,20 @@ from rlstruct.batchers.progress import Phase, Progress, describe, worker_error
 from rlstruct.batchers.recipe import Recipe, by_value
 from rlstruct.batchers.reports import LostEpisodes
 from rlstruct.batchers.saved_state import CollectorState
-from rlstruct.batchers.shared_memory import Layout
+from rlstruct.batchers.shared_memory import Layout, n_bytes
 from rlstruct.batchers.slab import Steps
 from rlstruct.core import DictTensor
 from rlstruct.engine.acting import PROMISE
 from rlstruct.engine.compiled import Tensors
 from rlstruct.engine.fused import FusedRollout, Perceptron
 from rlstruct.engine.graph import Graph, RecordingError, recorder_of
+from rlstruct.engine.precision import EXACT, products
 from rlstruct.engine.streams import lane_of
 from rlstruct.errors import UsageError, WorkerError, warn_user
 from rlstruct.profiling import operation
-from rlstruct.vec_env import Carrying, VecEnv
+from rlstruct.vec_env import Carrying
 
+_WORTH_GIVING = 1 << 20  # bytes
 _logger = logging.getLogger(__name__)
 
 
@@ -40,9 +42,9 @@ class FastCollector(Collector):
     With ``whole`` it looks for ways to take T steps at once. All need an agent that promises to be pure.
 
     Attributes:
-        steps: those of the last batch; the next one writes to the same memory unless it is ``owned``.
-        owned: whether the memory of a batch becomes the caller's, so that nothing is copied. Environments that write to
-            memory that they are lent hold on to it.
+        steps: those of the last batch, until they are handed over. The next one writes to the same memory unless it is
+            ``owned``.
+        owned: whether the memory of a batch becomes the caller's, so that nothing is copied.
     """
 
     steps: Steps
@@ -51,7 +53,7 @@ class FastCollector(Collector):
         """Record nothing yet."""
         super().__init__(*args, **settings)
         env, agent = self.env, self.actor.agent
-        self.owned = type(env).lend is VecEnv.lend
+        self.owned = False
         # Asked of classes: what a wrapper forwards to an object inside is not for others to call.
         self._perceptron: Any = getattr(type(agent), "perceptron", None) if whole and agent.pure else None
         self._kernel: Any = getattr(type(env), "fused_rollout", None)
@@ -70,13 +72,15 @@ class FastCollector(Collector):
         """Collect a batch into ``steps``; see `Collector.collect`."""
         if agent_info is not None:
             self.actor.set_agent_info(agent_info)
-        record = self._launch()
+        record, executor = self._launch(), "kernel"
         if record is None and self._graph is not None and self._may_replay():
-            record = self._replay(self._graph)
+            record, executor = self._replay(self._graph), "graph"
         if record is not None:
             found, self.steps = record.pop("found", None), Steps(record)
-            return self.finish(self._T, 0, self.steps, found)
+            return replace(self.finish(self._T, 0, self.steps, found), executor=executor)
         collected, self.steps = super().collect(None), self.slab
+        # A small one is copied in less time than the views of another slab take.
+        self.owned = n_bytes(self.layout()) >= _WORTH_GIVING
         if self.owned:
             self.renew()
         if self._graph is not None and self._generation != self.actor.generation:
@@ -87,6 +91,9 @@ class FastCollector(Collector):
     def _launch(self) -> Tensors | None:
         """Take T steps in one kernel; None if that is not possible."""
         if self._perceptron is None or self._kernel is None:
+            return None
+        if products(self._device) > EXACT:
+            self._tell('torch.set_float32_matmul_precision is not "highest", as its products are', "kernel")
             return None
         perceptron: Perceptron | None = self._perceptron(self.actor.agent)
         if perceptron is None:
@@ -141,10 +148,10 @@ class FastCollector(Collector):
         self._tell("agent_info is on the CPU, where its values would be frozen: set `agent_info_on_device = True`")
         return False
 
-    def _tell(self, why_not: str) -> None:
+    def _tell(self, why_not: str, what: str = "graph") -> None:
         if not self._told:
             self._told = True
-            _logger.info("RL_Batcher: a batch on %s could run as one graph, but %s.", self._device, why_not)
+            _logger.info("RL_Batcher: a batch on %s could run as one %s, but %s.", self._device, what, why_not)
 
 
 class InProcess:
@@ -152,7 +159,7 @@ class InProcess:
 
     def __init__(self, recipe: Recipe, seed: int, agent_seed: int, graph: bool) -> None:
         """Create agent and environment."""
-        self._lane = lane_of(recipe.device)
+        self._lane = lane_of(recipe.device, default=True)
         self._progress = Progress(torch.zeros(4, dtype=torch.int64, device="cpu"), waits=False)
         self.lost: list[LostEpisodes] = []
         self.queues = self.waiting = False
@@ -167,6 +174,12 @@ class InProcess:
             self._collector: FastCollector = recipe.make(seed, agent_seed, self._progress, kind=kind)
         env = self._collector.env
         self._n_envs, self.auto_reset, self.gaps = env.n_envs(), env.auto_reset, env.restarts_take_steps
+        if isinstance(
+            env, Carrying
+        ):  # all that it does is torch's; others may launch where torch's streams do not wait
+            self._lane.give(())
+            self._lane = lane_of(recipe.device)
+            self._lane.keep(env.carry().values())
 
     def n_envs(self) -> list[int]:
         """See WorkerPool."""
@@ -195,10 +208,11 @@ class InProcess:
         if not blocking and not self._lane.ready():
             return None
         collector, collected, self._batch = self._collector, self._batch, None
-        running = collector.running()
-        self._lane.give([*collector.steps.tensors.values(), *([] if running is None else [running])])
+        running, steps = collector.running(), collector.steps
+        del collector.steps  # else it would keep memory that is another's now
+        self._lane.give([*steps.tensors.values(), *([] if running is None else [running])])
         going_on = self._n_envs if running is None else running
-        return [Share(collector.steps, collected, self._seed, 0, going_on, collector.owned)]
+        return [Share(steps, collected, self._seed, 0, going_on, collector.owned)]
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
         """See WorkerPool."""
@@ -224,6 +238,10 @@ class InProcess:
         """See WorkerPool."""
         return [self._progress.clock.seconds()]
 
+    def pids(self) -> list[int]:
+        """Return no process ids: there are no workers."""
+        return []
+
     def layouts(self) -> list[Layout]:
         """See WorkerPool."""
         return [self._collector.layout()]
@@ -235,18 +253,25 @@ class InProcess:
     def close(self) -> None:
         """See WorkerPool."""
         try:
+            self._lane.give(())  # tables of the environment are free for what the caller queues from now on
             self._collector.close()
         except Exception:  # as with worker processes: closing always succeeds
             _logger.warning("RL_Batcher.close", exc_info=True)
 
-    @contextlib.contextmanager
-    def _working(self) -> Iterator[None]:
+    def _working(self) -> contextlib.ExitStack:
         """Queue in the lane; turn whatever the user's code raises into the WorkerError that a worker would give."""
-        try:
-            with self._lane.work():
-                yield
+        # Not a generator: contextlib takes a RuntimeError that a StopIteration has caused, as our WorkerError may be,
+        # for the StopIteration itself, which would end the caller's loop.
+        with contextlib.ExitStack() as stack:
+            stack.push(self._worked)
+            stack.enter_context(self._lane.work())
+            return stack.pop_all()
+
+    def _worked(self, _: object, error: BaseException | None, __: object) -> None:
+        """End what `_working` has begun."""
+        if error is None:
             self._progress.enter(Phase.WAIT)
-        except Exception as error:
+        elif isinstance(error, Exception | GeneratorExit):
             given = self._collector.given() if hasattr(self, "_collector") else ""
             failure = describe(error, self._progress, given)
             self._progress.clock.enter(Phase.WAIT)

@@ -1,4 +1,4 @@
-"""Which calls of a batcher are allowed now, and the infos of the batches that are under way."""
+"""Allowed calls of a batcher, and the infos of its outstanding batches."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ DEPTH = 2  # batches that may be outstanding: one is being collected, one waits 
 
 
 class LifeCycle:
-    """What has been called, and so what may be called next. It raises; it does nothing else.
+    """State of a batcher that refuses calls in the wrong order. It raises; it does nothing else.
 
     Attributes:
-        state: ``"executing"`` from `RL_Batcher.execute` until every batch has been handed over.
+        state: ``"executing"`` from `RL_Batcher.execute` until every batch has been returned.
         infos: ``agent_info/…`` and ``env_info/…`` of the next batch.  [B] on the batcher's device
         n_running: how many environments go on, as far as is known.
         deepest: the most batches that were ever outstanding.
@@ -65,7 +65,7 @@ class LifeCycle:
             raise BatcherStateError("RL_Batcher.get: no batch is being collected. Call execute() first.")
 
     def taken(self) -> DictTensor:
-        """Note that the oldest batch is handed over, and return its infos."""
+        """Note that the oldest batch is returned, and return its infos."""
         infos = self._outstanding.popleft()
         self.state = "executing" if self._outstanding else "ready"
         return infos

@@ -77,6 +77,14 @@ class Progress:
         if self._words[2]:
             raise Interrupted
 
+    def at(self, phase: int, t: int) -> None:
+        """Begin a phase of step t of a batch."""
+        words = self._words
+        words[0], words[1] = phase, t
+        self.clock.enter(phase)
+        if words[2]:
+            raise Interrupted
+
     @property
     def phase(self) -> Phase:
         """What the collector is doing."""

@@ -31,7 +31,7 @@ CreateEnv = Callable[..., VecEnv]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a user asks for, by value: lambdas and classes of a notebook travel to other processes too."""
+    """Arguments of a user, by value: lambdas and classes of a notebook travel to other processes too."""
 
     create_agent: CreateAgent
     agent_args: dict[str, Any]
@@ -54,7 +54,9 @@ class Recipe:
         kind: Callable[..., Any] = Collector,
     ) -> Any:  # noqa: ANN401 - of that kind
         """Call both factories and seed the agent; what exists is closed if the rest fails. See `Collector`."""
-        with contextlib.ExitStack() as undo:  # nobody else knows the environment: it may hold processes or windows
+        with (
+            contextlib.ExitStack() as undo
+        ):  # only this block knows the environment, which may hold processes or windows
             env = self.create_env(**{**self.env_args, "seed": seed})
             if not isinstance(env, VecEnv):
                 raise BadTypeError(
@@ -111,7 +113,7 @@ def versions() -> dict[str, str]:
 def by_value(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Copy the tensors and modules in arguments, also those in lists, tuples and dicts, each on its own device.
 
-    An agent in this process then has weights of its own, as one in a worker has. What two arguments share, their copies
+    An agent in this process then has its own weights, as one in a worker has. What two arguments share, their copies
     share. Other objects stay what they are.
     """
     memo: dict[int, Any] = {}

@@ -1,9 +1,11 @@
-"""What a batcher tells about itself: seconds, bytes, and lost episodes."""
+"""Reports of a batcher: seconds, bytes, and lost episodes."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -13,7 +15,7 @@ from rlstruct.core import DictTensor
 
 @dataclass(frozen=True)
 class BatcherStats:
-    """Where the wall-clock time of a batcher went, in seconds since its creation.
+    """Wall-clock time of a batcher by activity, in seconds since its creation.
 
     Attributes:
         workers: for each worker (one when collecting in this process) the seconds spent in ``environment``, ``agent``,
@@ -23,13 +25,19 @@ class BatcherStats:
             Zeros before.
         wait: seconds that this process waited in `get`.
         hand_over: seconds that this process spent on copying finished batches out.
-        batches: how many were handed over.
+        batches: number of batches returned.
+        pids: process id of each worker, for a debugger or profiler; none when collecting in this process or on a
+            cluster.
+        executors: what took each worker's steps in the last batch: ``"kernel"``, ``"graph"``, ``"compiled"`` or
+            ``"eager"``; none before.
     """
 
     workers: tuple[dict[str, float], ...]
     wait: float
     hand_over: float
     batches: int
+    pids: tuple[int, ...] = ()
+    executors: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Spell the seconds as a table, one row per worker."""
@@ -49,18 +57,22 @@ class MemoryReport:
         slabs: for each worker, what batches of T steps are written into: one slab, and a second one once a batch was
             queued (see `RL_Batcher.execute`). Worker processes keep theirs in shared memory on the CPU; if they collect
             on another device, they keep as many again there.
-        final_observations: for each worker, room kept beside them for the final observations of environments that
+        final_observations: for each worker, extra room for the final observations of environments that
             restart (on the CPU; elsewhere the slab has them). Each episode that ends makes one of them real memory.
-        batch: one batch handed over by `get`, all workers together; at most, where environments restart by themselves:
+        batch: one batch returned by `get`, all workers together; at most, where environments restart by themselves:
             without any restart ``_observation/`` shares the memory of ``observation/``.
         weights: the buffers through which weights travel to worker processes: 0 before the first `update`, then one
             copy of the weights; one more where `update` is called during a batch, and at most three.
+        processes: for each worker process, and in the end for the server that they are forked from, what Linux counts
+            as its memory at this moment, besides slabs and weights: Python, the modules of your script, environments
+            and agent. What several of them share counts in parts. Not in `total`, nor in comparisons of reports.
     """
 
     slabs: tuple[int, ...]
     final_observations: tuple[int, ...]
     batch: int
     weights: int
+    processes: tuple[int, ...] = field(default=(), compare=False)
 
     @property
     def total(self) -> int:
@@ -92,11 +104,16 @@ class LostEpisodes:
 
 
 def report_memory(
-    layouts: Sequence[Layout], infos: Sequence[DictTensor], auto_reset: bool, weights: int, n_slabs: int
+    layouts: Sequence[Layout],
+    infos: Sequence[DictTensor],
+    auto_reset: bool,
+    weights: int,
+    n_slabs: int,
+    pids: Sequence[int],
 ) -> MemoryReport:
     """Build the report from the layout of one slab of each worker, and from agent_info and env_info [B].
 
-    Environments that restart (``auto_reset``) may need memory for ``_observation/`` beside that for ``observation/``.
+    Environments that restart (``auto_reset``) may need memory for ``_observation/`` besides that for ``observation/``.
     """
     finals = tuple(n_slabs * n_bytes(_named(layout, "final")) for layout in layouts)
     slabs = tuple(n_slabs * n_bytes(layout) - final for layout, final in zip(layouts, finals, strict=True))
@@ -108,7 +125,21 @@ def report_memory(
         if auto_reset:  # all but the random keys, which a restart leaves alone
             frames = {name: spec for name, spec in _named(layout, "stream/").items() if name != "stream/rng"}
             batch += n_bytes(frames) * T // (T + 1)
-    return MemoryReport(slabs, finals, batch, weights)
+    return MemoryReport(slabs, finals, batch, weights, _anonymous_bytes(pids))
+
+
+def _anonymous_bytes(pids: Sequence[int]) -> tuple[int, ...]:
+    """Return the bytes of these processes, and of the one that they come from if that is not this process."""
+    try:
+        servers = {_number(pid, "status", "PPid") for pid in pids} - {os.getpid()}
+        return tuple(1024 * _number(pid, "smaps_rollup", "Pss_Anon") for pid in (*pids, *servers))
+    except (OSError, StopIteration):  # one has ended, or this is not Linux
+        return ()
+
+
+def _number(pid: int, file: str, name: str) -> int:
+    lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 def _named(layout: Layout, *prefixes: str) -> Layout:

@@ -1,4 +1,4 @@
-"""What a batcher hands out for a checkpoint, and what it takes back."""
+"""Saved state of batchers and collectors, for checkpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlstruct.vec_env import VecEnv
 
 
 class CollectorState(TypedDict):
-    """What decides the next batch of one collector, except weights, agent_info and env_info; tensors are on the CPU."""
+    """Everything that determines the next batch of a collector but weights and infos; tensors are on the CPU."""
 
     environment: dict[str, Tensor] | None  # see `VecEnv.state_dict`; None if it cannot be saved
     observation: dict[str, Tensor]  # what the agent acts on next
@@ -26,7 +26,7 @@ class CollectorState(TypedDict):
 
 
 class BatcherState(TypedDict):
-    """What `RL_Batcher.state_dict` returns: plain values, and tensors on the CPU.
+    """Result of `RL_Batcher.state_dict`: plain values, and tensors on the CPU.
 
     Attributes:
         collectors: one for each process.

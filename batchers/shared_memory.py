@@ -23,7 +23,7 @@ from rlstruct.errors import MissingFileError
 Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
 """Shape and dtype of each tensor in a block, by name."""
 
-_ALIGNMENT = 64  # bytes: each tensor starts at a cache line of its own
+_ALIGNMENT = 64  # bytes: each tensor starts at a new cache line
 
 
 class SharedBlock:
@@ -32,7 +32,7 @@ class SharedBlock:
     def __init__(self, fd: int | None = None) -> None:
         """Create an empty block, or open the one behind an inherited file descriptor ``fd``."""
         self._fd = _anonymous_file() if fd is None else fd
-        self._close = weakref.finalize(self, os.close, self._fd)  # also if nobody calls close()
+        self._close = weakref.finalize(self, os.close, self._fd)  # also without a call of close()
 
     def map(self, layout: Layout) -> dict[str, Tensor]:
         """Return the tensors of a layout on the CPU; every process that maps the same layout sees the same bytes.

@@ -2,14 +2,13 @@
 
 An observation is stored once. Slot t of the stream holds what the agent saw at step t, so slots 0 to T give both
 ``observation/`` (0 to T-1) and ``_observation/`` (1 to T). They differ only where an auto-resetting environment
-restarted. On the CPU the true final observations of these are packed into ``final``, whose unused rows never become
-real memory; on another device, which would have to be waited for to find them, ``reached`` holds all of them.
+restarted. On the CPU the true final observations of these are in ``final``, whose other rows never become real memory;
+on another device, which would have to be waited for to find them, ``reached`` holds all of them.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,8 @@ from rlstruct.batchers.shared_memory import Layout
 from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.engine.graph import copy_grouped, layout_of
 from rlstruct.errors import ShapeMismatchError, UsageError
+from rlstruct.in_place import FLAGS, Ended, ObservationBuffer
+from rlstruct.vec_env import Observed
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 _BITS = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
@@ -35,8 +36,8 @@ class Steps:
         action: T outputs of the agent.  [T, B, ...]
         running: which environments took part in a step.  [T, B] bool
         state: the agent's state before the first step.  [B, ...]
-        final: true final observations of restarted environments, packed.  [T * B, ...], CPU only
-        final_at: (t, b) of each packed row.  [T * B, 2] int64
+        final: true next observations of environments that restarted; other rows are unwritten.  [T, B, ...], CPU only
+        restarted: which rows of ``final`` are written.  [T, B] bool
         reached: true next observations.  [T, B, ...], only for auto-resetting environments off the CPU
     """
 
@@ -49,74 +50,129 @@ class Steps:
         self.final = _part(tensors, "final/")
         self.reached = _part(tensors, "reached/")
         self.running = tensors["running"]
-        self.final_at = tensors.get("final_at")
+        self.restarted = tensors.get("restarted")
+
+    def finals(self, n_steps: int) -> Tensor:
+        """Return where environments restarted in the first n_steps, as numbers t * B + b.  [K] int64 on the CPU."""
+        if self.restarted is None:
+            return torch.zeros(0, dtype=torch.int64, device="cpu")
+        return self.restarted[:n_steps].flatten().nonzero().squeeze(1)  # sync: of CPU memory
 
 
 class Slab(Steps):
     """Steps that can be written, in memory that ``tensors`` brings.
 
+    Args:
+        tensors: see `slab_layout`.
+        in_place: whether the environment writes its observations here itself, by `StepsInto.step_into`.
+
     Attributes:
-        slots: the observations of each step without ``rng``, for `VecEnv.lend`.  T + 1 of [B, ...]
-        rng: the random keys of each step.  T + 1 of [B]
+        slots: the observations of each step without ``rng``.       T + 1 of [B, ...]
+        shown: the same with it, as the agent sees them.            T + 1 of [B, ...]
+        buffers: the same for such an environment; else empty.      T + 1 of [B, ...]
+        finals_of: where its true final observations go; None if it never restarts by itself.  T of [B, ...]
     """
 
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        """Make the views that writing needs."""
+    def __init__(self, tensors: dict[str, Tensor], in_place: bool = False) -> None:
+        """Make the views that writing needs: of every step, and once."""
         super().__init__(tensors)
-        # Views of every step, made once.
+        keys = self.stream["rng"].unbind(0)
         self.slots = _slots({k: v for k, v in self.stream.items() if k != "rng"})
-        self.rng = self.stream["rng"].unbind(0)
+        self.shown = [
+            DictTensor._trusted({**slot._tensors, "rng": key}) for slot, key in zip(self.slots, keys, strict=True)
+        ]
         self._made_for = {
             "observation": layout_of(self.slots[0]._tensors),
             "agent: action": layout_of({k: v[0] for k, v in self.action.items()}),
             "agent: state": layout_of(self.state),
+            "environment: mask": layout_of({"running": self.running[0]}),
         }
-        self._places = {tensor.untyped_storage().data_ptr() for tensor in tensors.values() if tensor.is_cpu}
+        self._places = {tensor.untyped_storage().data_ptr() for tensor in tensors.values()}
         self._on_cpu = self.running.is_cpu
-        self._action_rows = _rows([*self.action.values(), self.running])
+        self._action_rows = _rows([*self.action.values()])
         self._action_forms = [*map(_form, self._action_rows[0])]
+        self._action_names = [*self.action]
+        self._running_rows = self.running.unbind(0)
+        self._running_form = _form(self._running_rows[0])
         self._slot_forms = [*map(_form, self.slots[0].values())]
         self._reached_rows = _rows(list(self.reached.values()))
-        # numpy gathers a few rows of a small tensor in a quarter of the time that torch takes.
-        self._final_arrays = [_array(packed) for packed in self.final.values()]
-        self._done = list(self.final).index("done") if self.final else 0
-        self._reached_tensors: Sequence[Tensor | None] = [None] * len(self.final)
-        self._reached_arrays: list[np.ndarray[Any, Any]] = []
-        self._final_at = None if self.final_at is None else _array(self.final_at)
+        self._final_arrays = [_array(plane) for plane in self.final.values()]
+        self._restarted = None if self.restarted is None else _array(self.restarted)
+        self.buffers = _buffers({key: self.stream[key] for key in self.slots[0].keys()}) if in_place else []
+        final = _buffers(self.final) if in_place and self.final else [None] * len(self.running)
+        self.finals_of: list[ObservationBuffer | None] = [*final]
 
-    def write_first(self, observation: DictTensor, state: DictTensor, keys: Tensor) -> None:
+    def begin(self, observation: DictTensor, state: DictTensor, keys: Tensor) -> None:
         """Write what is known before the first step; ``keys`` are those of all slots, [T + 1, B] int64."""
+        self.check("observation", observation)
+        self.check("agent: state", state)
         self.stream["rng"].copy_(keys)
         places = [*self.slots[0].values(), *self.state.values()]
         self._copy(places, [*(observation[k] for k in self.slots[0]), *(state[k] for k in self.state)])
+        if self.restarted is not None:
+            self.restarted.fill_(False)
+        if self.buffers:
+            self.running.fill_(True)
+            for flag in FLAGS:
+                self.stream[flag][1:].fill_(False)
 
-    def write_step(
-        self, t: int, action: DictTensor, running: Tensor, reached: DictTensor, current: DictTensor | None
-    ) -> None:
-        """Write step t: what the agent returned, who took part, what they reached, and what the agent sees next, [B].
-
-        ``reached`` is kept off the CPU only; ``current`` is None if it was written into the slot itself.
+    def write_action(self, t: int, action: DictTensor) -> None:
+        """Write what the agent returned in step t, [B], before an environment that gets it can change it.
 
         Raises:
             ShapeMismatchError: keys, shapes or dtypes are other ones than before; a copy would repeat rows or round.
-            KeyError: a key is missing.
         """
-        places, values = self._action_rows[t], [*map(action._tensors.__getitem__, self.action), running]
-        if len(action._tensors) != len(self.action) or [*map(_form, values)] != self._action_forms:
-            self.check("agent: action", action)
-        if current is not None:
-            slot = self.slots[t + 1]
-            places, values = [*places, *slot.values()], [*values, *self._checked(current)]
+        tensors = action._tensors
+        values = [*tensors.values()]
+        if [(v.shape, v.dtype) for v in values] != self._action_forms or [*tensors] != self._action_names:
+            self.check("agent: action", action)  # the order of the keys may differ
+            values = [tensors[name] for name in self._action_names]
+        self._copy(self._action_rows[t], values)
+
+    def write_ended(self, t: int, ended: Ended) -> int:
+        """Note which rows an environment that writes in place left out of step t, or restarted; return how many."""
+        if ended.ran is not None:
+            self._running_rows[t].copy_(ended.ran)
+        if not len(ended.restarted) or self._restarted is None:
+            return 0
+        self._restarted[t, ended.restarted] = True
+        return len(ended.restarted)
+
+    def write_step(self, t: int, step: tuple[Observed, Observed]) -> int:
+        """Copy where step t led: who took part, what they reached, and what the agent sees next.
+
+        Returns:
+            How many environments restarted, as far as their true final observations are kept one by one.
+
+        Raises:
+            ShapeMismatchError: keys, shapes or dtypes are other ones than before; a copy would repeat rows or round.
+        """
+        (reached, ran), (current, _) = step
+        if _form(ran) != self._running_form:
+            self.check("environment: mask", DictTensor({"running": ran}))
+        places = [self._running_rows[t], *self.slots[t + 1].values()]
+        values = [ran, *self._checked(current)]
         if self.reached:
             places, values = [*places, *self._reached_rows[t]], [*values, *self._checked(reached)]
         self._copy(places, values)
+        if self._restarted is None or not getattr(step, "restarted", True):
+            return 0
+        arrays = [_array(tensor) for tensor in self._checked(reached)]
+        ended = _array(reached["done"]).nonzero()[0]  # sync: of CPU memory, in steps with a restart only
+        for plane, array in zip(self._final_arrays, arrays, strict=True):
+            plane[t, ended] = array[ended]
+        self._restarted[t, ended] = True
+        return len(ended)
 
     def _checked(self, observation: DictTensor) -> list[Tensor]:
-        """The tensors of an observation, each of which fits into a slot without being repeated or rounded."""
-        tensors = [observation[key] for key in self.slots[0]]
-        if len(observation._tensors) != len(tensors) or [*map(_form, tensors)] != self._slot_forms:
+        """Return the tensors of an observation, each of which fits into a slot without being repeated or rounded."""
+        tensors = [*map(observation._tensors.get, self.slots[0]._tensors)]
+        if (
+            len(observation._tensors) != len(tensors)
+            or [None if v is None else _form(v) for v in tensors] != self._slot_forms
+        ):
             self.check("observation", observation)
-        return tensors
+        return [v for v in tensors if v is not None]
 
     def _copy(self, places: list[Tensor], values: list[Tensor]) -> None:
         if self._on_cpu:
@@ -125,27 +181,8 @@ class Slab(Steps):
             copy_grouped(places, values)
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor is memory of this slab, which the next batch writes again; always False off the CPU."""
-        return tensor.is_cpu and tensor.untyped_storage().data_ptr() in self._places
-
-    def write_restarts(self, t: int, reached: DictTensor, n_final: int) -> int:
-        """Pack the true final observations of the environments that restarted after step t, on the CPU.
-
-        Returns:
-            How many rows of ``final`` the batch has used now; ``n_final`` were used before.
-        """
-        tensors = [reached[key] for key in self.final]
-        if not all(map(operator.is_, tensors, self._reached_tensors)):
-            self._reached_tensors = self._checked(reached)
-            self._reached_arrays = [_array(tensor) for tensor in tensors]
-        ended = self._reached_arrays[self._done].nonzero()[0]  # sync: of CPU memory, in steps with a restart only
-        stop = n_final + len(ended)
-        for packed, array in zip(self._final_arrays, self._reached_arrays, strict=True):
-            packed[n_final:stop] = array[ended]
-        if self._final_at is not None:
-            self._final_at[n_final:stop, 0] = t
-            self._final_at[n_final:stop, 1] = ended
-        return stop
+        """Return whether a tensor is memory of this slab, which the next batch writes again."""
+        return tensor.untyped_storage().data_ptr() in self._places
 
     def seen(self, t: int) -> dict[str, Tensor]:
         """Copy what the agent is shown at step t, for `refuse_changes`."""
@@ -174,12 +211,12 @@ class Slab(Steps):
 
 
 def slab_layout(
-    observation: DictTensor, action: DictTensor, state: DictTensor, T: int, packed: bool, full: bool
+    observation: DictTensor, action: DictTensor, state: DictTensor, T: int, sparse: bool, full: bool
 ) -> Layout:
     """Describe the tensors of a Slab of T steps, by the names that it reads.
 
-    Observation (with its ``rng``), action and state are [B]. Final observations are ``packed`` where environments
-    restart on the CPU; elsewhere every one that was reached is kept (``full``).
+    Observation (with its ``rng``), action and state are [B]. Final observations are kept row by row (``sparse``) where
+    environments restart on the CPU; elsewhere every one that was reached is kept (``full``).
     """
     B = observation.n_elems()
     layout: Layout = {}
@@ -193,10 +230,10 @@ def slab_layout(
     keys = [key for key in observation.keys() if key != "rng"]
     for key in keys if full else []:
         layout[f"reached/{key}"] = ((T, *observation[key].shape), observation[key].dtype)
-    for key in keys if packed else []:
-        layout[f"final/{key}"] = ((T * B, *observation[key].shape[1:]), observation[key].dtype)
-    if packed:
-        layout["final_at"] = ((T * B, 2), torch.int64)
+    for key in keys if sparse else []:
+        layout[f"final/{key}"] = ((T, *observation[key].shape), observation[key].dtype)
+    if sparse:
+        layout["restarted"] = ((T, B), torch.bool)
     return layout
 
 
@@ -261,11 +298,13 @@ def next_observations(slab: Slab, t: int, n_final: int) -> dict[str, Tensor]:
     """
     following = {k: v[1 : t + 1].transpose(0, 1) for k, v in slab.stream.items()}
     following |= {k: v[:t].transpose(0, 1) for k, v in slab.reached.items()}
-    if n_final and slab.final_at is not None:
-        step, row = slab.final_at[:n_final].unbind(1)
-        for key, packed in slab.final.items():
-            following[key] = following[key].clone()
-            as_signed(following[key])[row, step] = as_signed(packed[:n_final])
+    if n_final:
+        at = slab.finals(t)
+        for key, plane in slab.final.items():
+            # In the order of the slab, time first, as `at` counts.
+            whole = following[key].transpose(0, 1).clone(memory_format=torch.contiguous_format)
+            as_signed(whole).flatten(0, 1).index_copy_(0, at, as_signed(plane).flatten(0, 1).index_select(0, at))
+            following[key] = whole.transpose(0, 1)
     return following
 
 
@@ -287,6 +326,12 @@ def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 def _slots(tensors: dict[str, Tensor]) -> list[DictTensor]:
     return [DictTensor._trusted(dict(zip(tensors, rows, strict=True))) for rows in _rows(list(tensors.values()))]
+
+
+def _buffers(planes: dict[str, Tensor]) -> list[ObservationBuffer]:
+    """Look at each step of planes [T, B, ...] as arrays."""
+    arrays = {key: _array(plane) for key, plane in planes.items()}
+    return [ObservationBuffer({key: array[t] for key, array in arrays.items()}) for t in range(len(planes["done"]))]
 
 
 def _rows(tensors: list[Tensor]) -> list[list[Tensor]]:

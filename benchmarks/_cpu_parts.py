@@ -163,55 +163,59 @@ def timed(call: Any) -> float:  # noqa: ANN401
 
 
 STARTUP = """
-import json, sys, time
+import json, multiprocessing, sys, time
 begin = time.perf_counter()
 sys.path.insert(0, sys.argv[1])
-import torch
-after_torch = time.perf_counter()
-import rlstruct.batchers, rlstruct.envs
-after_rlstruct = time.perf_counter()
+import psutil
 from rlstruct_batcher import Ours
 from _serve import Task
-if __name__ == "__main__":
-    imported = time.perf_counter()
-    ours = Ours(Task(64, 2, 128))
+
+def first_batch(n_processes):
+    start = time.perf_counter()
+    ours = Ours(Task(4 * n_processes, n_processes, 128))
     ours.batcher.execute()
-    before = time.perf_counter()
     ours.batcher.get()
-    end = time.perf_counter()
-    workers = ours.batcher.stats().workers
-    alive = max(sum(worker.values()) for worker in workers)
-    print(json.dumps({
-        "import torch": after_torch - begin,
-        "import rlstruct": after_rlstruct - after_torch,
-        "workers: new processes and their imports": end - imported - alive,
-        "workers: create environments and agent": max(worker["start"] for worker in workers),
-        "workers: reset and the first batch": alive - max(worker["start"] for worker in workers),
-        "all": end - begin,
-    }))
+    return ours, time.perf_counter() - start
+
+if __name__ == "__main__":
+    imported = time.perf_counter() - begin
+    ours, first = first_batch(int(sys.argv[2]))
+    pids = [process.pid for process in multiprocessing.active_children()]
+    private = max(psutil.Process(pid).memory_full_info().uss for pid in pids)
+    second, again = first_batch(4)
+    print(json.dumps({"imports": imported, "first": first, "second": again, "private": private}))
+    second.batcher.close()
     ours.batcher.close()
 """
 
 
 def startup(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """A fresh interpreter to the first batch of 2 workers."""
+    """Seconds to the first batch in a fresh interpreter, to that of a second batcher, and a worker's own memory."""
     import tempfile
 
-    runs = []
+    print("\n## Start-up: seconds to the first batch, T = 128, 4 environments per worker; medians\n")
+    head = "workers | imports | first batch | first of a second batcher, 4 workers | private memory of a worker, MiB"
+    print(f"| {head} |\n|---:|---:|---:|---:|---:|")
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "startup.py"
         script.write_text(STARTUP)
-        for _ in range(max(5, options.rounds)):
-            done = subprocess.run(
-                [sys.executable, str(script), str(HERE / "peers")], check=True, capture_output=True, text=True
+        for k in (2, 16):
+            words = [sys.executable, str(script), str(HERE / "peers"), str(k)]
+            runs = [
+                json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+                for _ in range(max(5, options.rounds))
+            ]
+            row = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+            first, second = (
+                _report.verdict(row["first"], 3.0, at_most=True),
+                _report.verdict(row["second"], 0.3, at_most=True),
             )
-            runs.append(json.loads(done.stdout.splitlines()[-1]))
-    print("\n## Start-up: a fresh interpreter to the first batch (64 environments, 2 workers, T = 128), medians\n")
-    row = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
-    for name, seconds in row.items():
-        wanted = f", target {_report.verdict(seconds, 4.0, at_most=True)}" if name == "all" else ""
-        print(f"{seconds:8.2f} s  {name}{wanted}")
-    return [{**row, "target": 4.0}]
+            mib = _report.verdict(row["private"] / 2**20, 20.0, at_most=True)
+            print(f"| {k} | {row['imports']:.2f} | {row['first']:.2f} ({first}) | {row['second']:.2f} ({second}) | "
+                  f"{row['private'] / 2**20:.0f} ({mib}) |")  # fmt: skip
+            rows.append({"workers": k, **row})
+    return rows
 
 
 class BytesWritten(TorchDispatchMode):

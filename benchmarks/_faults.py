@@ -178,7 +178,7 @@ def watch(program: Program, fault: str, workers: list[psutil.Process], family: l
     if raised["cause"]:
         told += f"; it came from {quoted(raised['cause'])}"
     facts = {"raised": raised, "seconds": seconds, "closed": program.event("closed", PATIENCE)}
-    short = f"told in {seconds:.1f} s"
+    short = f"reported in {seconds:.1f} s"
     if (closed := facts["closed"]) is None:
         return Outcome(f"{told}; **close() hangs, over {PATIENCE:.0f} s**", f"{short}, **close() hangs**", facts)
     after = f"close() {closed['at'] - raised['at']:.2f} s"
@@ -236,7 +236,7 @@ def abandon(program: Program, group: bool, workers: list[psutil.Process]) -> Out
             break
     times = [f"{count} after {at} s" for count, at in zip(counts, (1, 5), strict=False)]
     words = f"of {len(workers)} workers alive: {', '.join(times)}"
-    short = f"**{spell(counts[0], 'worker')} alive after 1 s**" if counts[0] else "nobody alive after 1 s"
+    short = f"**{spell(counts[0], 'worker')} alive after 1 s**" if counts[0] else "none alive after 1 s"
     return Outcome(f"**{words}**" if counts[0] else words, short, {"alive": counts})
 
 

@@ -9,7 +9,7 @@ facebookresearch/rlstructures at v0.2. ``--part`` takes some of the parts:
 * ``scaling``: one process and two, each with 32 environments, ours and the bare loop;
 * ``slow``: environments of 1 ms per step, one step in ten 10 ms, 8 workers; a plain ``get()``, and one with the next
   batch queued; turns of 4 seconds at least;
-* ``weights``: a million parameters to 4 workers;  ``startup``: 2 workers to the first batch;
+* ``weights``: a million parameters to 4 workers;  ``startup``: 2 and 16 workers to the first batch;
 * ``frames``: ALE Pong, uint8 84x84x4, 16 environments: bytes moved and kept per step (extra ``atari``).
 
 All of it takes about fifteen minutes on an idle machine. Contenders run in turns, each a warm process of its own with

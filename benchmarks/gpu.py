@@ -22,21 +22,17 @@ What cannot run here (CUDA, Warp) is left out, and the file says so. Exit code 7
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
-import json
-import os
 import statistics
-import threading
 import time
-import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import _gpu_limits
+import _gpu_run
 import _gpu_rungs
 import _gpu_summary
 import _report
@@ -53,52 +49,12 @@ PARTS = (
     "first_launch", "targets", "sync", "limits", "policy", "simulation", "training", "tricks", "launches",
     "profiling", "compiled",
 )  # fmt: skip
-BROKEN = 70  # exit code
-NO_TIME = "the time budget is used up"
-LONGEST = 100.0  # seconds that a rung may take to be made or to be timed, with its compilation
 
 
-class Run(_report.Run):
+class Run(_gpu_run.Run):
     """One run of the benchmark."""
 
     name = "gpu"
-    _now: tuple[float, _report.Row] | None = None  # when what is going on hangs, and the row that says so
-
-    def watch(self) -> None:
-        """Begin to end the program as soon as something hangs; rows say what."""
-
-        def look() -> None:
-            while (now := self._now) is None or time.perf_counter() < now[0]:
-                time.sleep(0.5)
-            self.add(**now[1], left_out=f"it took more than {LONGEST:.0f} s", broke=True)
-            os._exit(BROKEN)
-
-        threading.Thread(target=look, daemon=True).start()
-
-    @contextlib.contextmanager
-    def limited(self, **row: object) -> Iterator[None]:
-        """Let what is inside hang after a while."""
-        self._now = (time.perf_counter() + LONGEST, row)
-        try:
-            yield
-        finally:
-            self._now = None
-
-    def measured(self, part: str, **where: object) -> bool:
-        """Whether a part has rows with these values, but for rungs that broke CUDA: the others were not measured."""
-        return any(
-            row["part"] == part
-            and not ("rung" in row and row.get("broke"))
-            and all(row.get(key) == value for key, value in where.items())
-            for row in self.rows
-        )
-
-    def left(self, seconds: float, what: str) -> bool:
-        """Whether there is time for something; says so where there is not."""
-        if time.perf_counter() + seconds < self.deadline:
-            return True
-        self.add(part=what, left_out=NO_TIME)
-        return False
 
     def rate(self, part: str, n_envs: int, makers: Sequence[MakeRung]) -> None:
         """Measure rungs side by side, one row each; one that raises is a row of its own, and the others go on."""
@@ -141,31 +97,6 @@ class Run(_report.Run):
                     rung.run()
                     rungs.append(rung)
         return rungs
-
-    @contextlib.contextmanager
-    def caught(self, **row: object) -> Iterator[None]:
-        """Turn an exception inside into a row that says what was left out."""
-        try:
-            yield
-        except Exception as error:  # whatever it is, what follows is measured all the same
-            self.failed(error, **row)
-
-    def failed(self, error: Exception, **row: Any) -> None:  # noqa: ANN401 - plain values
-        """Write down what could not be measured; end the program if CUDA answers to nothing from here on.
-
-        Raises:
-            SystemExit: it does not.
-        """
-        traceback.print_exception(error)
-        said = str(error).strip().splitlines() or [""]
-        row = self.add(**row, left_out=f"{type(error).__name__}: {said[0]}")
-        if self.device.type == "cuda":
-            try:
-                torch.cuda.synchronize(self.device)
-            except RuntimeError:
-                row["broke"] = True
-                _report.write(self.name, self.rows)
-                raise SystemExit(BROKEN) from error
 
     def best(self, part: str, rung: str, **where: int) -> float | None:
         """The highest rate of a rung in a part, or None."""
@@ -344,9 +275,8 @@ def main() -> None:
     options = parser.parse_args()
     _report.RESULTS = options.out
     run = Run(torch.device(options.device), options.quick, time.perf_counter() + 60 * options.minutes)
-    if options.resume and _report.result_path("gpu").exists():
-        found = json.loads(_report.result_path("gpu").read_text())["rows"]
-        run.rows = [row for row in found if row["part"] != "summary" and row.get("left_out") != NO_TIME]
+    if options.resume:
+        run.resume()
     if run.device.type == "cpu":
         torch.set_num_threads(1)
     print(_report.machine())

@@ -1,34 +1,60 @@
 """Atari on a GPU: thousands of consoles on the device. Writes ``results/gpu_atari-….json`` after each row.
 
-``python benchmarks/gpu_atari.py`` has these parts, each of which can be asked for alone with ``--parts``:
+    python benchmarks/gpu_atari.py                       everything, at most 8 minutes
+    python benchmarks/gpu_atari.py --minutes 3 --out DIR --resume    go on where a run with the same commit was cut
+    python benchmarks/gpu_atari.py --quick --out DIR     a look whether it runs, also without a GPU
+
+Parts, each of which can be asked for alone with ``--parts``:
 
 - ``modes``: CuLE's modes for 1 to 32,768 consoles: frames without drawing, steps with observations, with the network of
-  Mnih et al. (2015), in frames and steps per second, and the memory of a console;
-- ``start``: a lock-step start, all in one state, against the same consoles 1,000 steps later: what divergence costs;
+  Mnih et al. (2015), in frames and steps per second, and the memory of a console; the sizes with targets come first;
 - ``restarts``: restarts out of the cache in every step, against episodes that never end;
 - ``resets``: what a restart out of the cache takes, against the frames that ALE begins a game with, played anew;
+- ``start``: a lock-step start, all in one state, against the same consoles 1,000 steps later: what divergence costs;
 - ``layout``: threads in a block by consoles in a warp; whether a console's memory lies in one piece (1) or beside
   that of the others, byte by byte (B); whether the registers of neighbours lie side by side, or 512 bytes apart.
 
 ``--device cpu`` runs all of it on small numbers, to see that it works. Targets on an H100: 113,654 steps per second
-with observations at 4,096 consoles, then a million frames per second.
+with observations at 4,096 consoles, then a million frames per second. What cannot run here is left out, and the file
+says so. Exit code 70: CUDA broke, or something hung; `--resume` goes on without it.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import _gpu_run
+import _report
 import torch
-from _report import RESULTS, machine, result_path
 
 SKIP = 4
-Row = dict[str, object]
+BY_VALUE = (4096, 32768, 1024, 16384, 8192, 512, 128, 32, 1)  # numbers of consoles
+SECONDS = 20  # that a part of a size may take, its compilation aside
+
+
+class Run(_gpu_run.Run):
+    """One run of the benchmark.
+
+    Attributes:
+        game: gymnasium's name.
+        sizes: numbers of consoles.
+        repeats: of each timing.
+    """
+
+    name = "gpu_atari"
+    longest = 200.0
+    game = "Pong"
+    sizes: tuple[int, ...] = ()
+    repeats = 9
+
+    def due(self, part: str, **where: object) -> bool:
+        """Whether something was not measured yet and there is time for it."""
+        return not self.measured(part, game=self.game, **where) and self.left(SECONDS, part)
 
 
 class Games:
@@ -73,20 +99,20 @@ class Games:
         return self.network(self.step())
 
 
-def median_seconds(call: Callable[[], object], device: str, repeats: int) -> float:
+def median_seconds(run: Run, call: Callable[[], object], divisor: int = 1) -> float:
     """Time a call.
 
     Args:
-        call: works on the device.
-        device: for which it waits.
-        repeats: how often; the median counts.
+        run: says how often; the median counts.
+        call: works on the device, which is waited for.
+        divisor: of the repeats, for a call that takes long.
 
     Returns:
         Its seconds.
     """
-    wait = torch.cuda.synchronize if device != "cpu" else (lambda: None)
+    wait = torch.cuda.synchronize if run.device.type == "cuda" else (lambda: None)
     taken = []
-    for _ in range(repeats):
+    for _ in range(repeats := max(1, run.repeats // divisor)):
         wait()
         begin = time.perf_counter()
         call()
@@ -95,126 +121,182 @@ def median_seconds(call: Callable[[], object], device: str, repeats: int) -> flo
     return sorted(taken)[repeats // 2]
 
 
-def modes(game: str, device: str, sizes: list[int], repeats: int) -> Iterator[Row]:
+def modes(run: Run) -> None:
     """CuLE's modes; see the header."""
+    for n in run.sizes:
+        row = {"part": "modes", "game": run.game, "n": n}
+        if run.due("modes", n=n):
+            with run.caught(**row), run.limited(**row):
+                measure_modes(run, n, row)
+
+
+def measure_modes(run: Run, n: int, row: _report.Row) -> None:
+    """Measure all modes of one size, and write them together."""
     from rlstruct.sims.atari.ale_game import rom_ids
     from rlstruct.sims.atari.compare import open_ale, open_consoles
 
-    for n in sizes:
-        consoles = open_consoles(rom_ids()[game], open_ale(rom_ids()[game], 0), n, device)
-        nothing = torch.zeros(n, dtype=torch.int32, device=device)
-        before = torch.cuda.memory_allocated() if device != "cpu" else 0
-        games = Games(game, n, device)
-        for call in (games.step, games.infer):
-            call()
-        memory = (torch.cuda.memory_allocated() - before if device != "cpu" else 0) / n
-        consoles.run(nothing)
-        emulation = median_seconds(lambda run=consoles.run, a=nothing: run(a), device, repeats)
-        yield {"part": "modes", "n": n, "mode": "emulation", "frames_per_second": n / emulation}
-        for mode, call in (("drawing", games.step), ("inference", games.infer)):
-            speed = n / median_seconds(call, device, repeats)
-            row = {"part": "modes", "n": n, "mode": mode, "steps_per_second": speed, "frames_per_second": SKIP * speed}
-            yield {**row, "bytes_of_a_console": memory}
+    device, on_gpu = str(run.device), run.device.type == "cuda"
+    consoles = open_consoles(rom_ids()[run.game], open_ale(rom_ids()[run.game], 0), n, device)
+    nothing = torch.zeros(n, dtype=torch.int32, device=device)
+    before = torch.cuda.memory_allocated() if on_gpu else 0
+    games = Games(run.game, n, device)
+    for call in (games.step, games.infer):
+        call()
+    memory = (torch.cuda.memory_allocated() - before if on_gpu else 0) / n
+    consoles.run(nothing)
+    emulation = median_seconds(run, lambda: consoles.run(nothing))
+    found = {
+        mode: n / median_seconds(run, call) for mode, call in (("drawing", games.step), ("inference", games.infer))
+    }
+    run.add(**row, mode="emulation", frames_per_second=n / emulation)
+    for mode, speed in found.items():
+        rates = {"steps_per_second": speed, "frames_per_second": SKIP * speed}
+        run.add(**row, mode=mode, **rates, bytes_of_a_console=memory)
 
 
-def start(game: str, device: str, sizes: list[int], repeats: int) -> Iterator[Row]:
+def start(run: Run) -> None:
     """A lock-step start against later; see the header."""
-    n = sizes[-1]
-    games = Games(game, n, device, noop_max=0)
-    games.step()
-    games.env.reset()
-    first = median_seconds(games.step, device, repeats)
-    for _ in range(1000 if device != "cpu" else 10):
+    n = min(4096, max(run.sizes))
+    row = {"part": "start", "game": run.game, "n": n}
+    if not run.due("start", n=n):
+        return
+    with run.caught(**row), run.limited(**row):
+        games = Games(run.game, n, str(run.device), noop_max=0)
         games.step()
-    later = median_seconds(games.step, device, repeats)
-    yield {"part": "start", "n": n, "first": n / first, "later": n / later, "ratio": first / later}
+        games.env.reset()
+        first = median_seconds(run, games.step)
+        for _ in range(1000 if run.device.type == "cuda" else 10):
+            games.step()
+        later = median_seconds(run, games.step)
+        run.add(**row, first=n / first, later=n / later, later_over_first=first / later)
 
 
-def restarts(game: str, device: str, sizes: list[int], repeats: int) -> Iterator[Row]:
+def restarts(run: Run) -> None:
     """Restarts in every step against none; see the header."""
-    n = sizes[-1]
+    n = max(run.sizes)
     for limit in (1, None):
-        games = Games(game, n, device, time_limit=limit)
-        games.step()
-        yield {
-            "part": "restarts",
-            "n": n,
-            "time_limit": limit,
-            "steps_per_second": n / median_seconds(games.step, device, repeats),
-        }
+        row = {"part": "restarts", "game": run.game, "n": n, "time_limit": limit}
+        if run.due("restarts", n=n, time_limit=limit):
+            with run.caught(**row), run.limited(**row):
+                games = Games(run.game, n, str(run.device), time_limit=limit)
+                games.step()
+                run.add(**row, steps_per_second=n / median_seconds(run, games.step))
 
 
-def resets(game: str, device: str, sizes: list[int], repeats: int) -> Iterator[Row]:
+def resets(run: Run) -> None:
     """All consoles begin anew: out of the cache, and frame by frame; see the header."""
     from rlstruct.sims.atari.ale_game import rom_ids
     from rlstruct.sims.atari.compare import open_ale, open_consoles
 
-    n = sizes[-1]
-    games = Games(game, n, device)
-    keys = torch.arange(n, device=device)
-    consoles = open_consoles(rom_ids()[game], open_ale(rom_ids()[game], 0), n, device)
-    nothing = torch.zeros(n, dtype=torch.int32, device=device)
+    n, device = max(run.sizes), str(run.device)
+    row = {"part": "resets", "game": run.game, "n": n}
+    if not run.due("resets", n=n):
+        return
     frames = 60 + 4 + 30  # of nothing, of the switch RESET, and the most no-ops
+    with run.caught(**row), run.limited(**row):
+        games = Games(run.game, n, device)
+        keys = torch.arange(n, device=device)
+        consoles = open_consoles(rom_ids()[run.game], open_ale(rom_ids()[run.game], 0), n, device)
+        nothing = torch.zeros(n, dtype=torch.int32, device=device)
 
-    def anew() -> None:
-        for _ in range(frames):
-            consoles.run(nothing)
+        def anew() -> None:
+            for _ in range(frames):
+                consoles.run(nothing)
 
-    games.env.initial(keys), consoles.run(nothing)
-    cached = median_seconds(lambda: games.env.initial(keys), device, repeats)
-    full = median_seconds(anew, device, max(1, repeats // 3))
-    yield {"part": "resets", "n": n, "cached_seconds": cached, "full_seconds": full, "ratio": full / cached}
+        games.env.initial(keys), consoles.run(nothing)
+        cached = median_seconds(run, lambda: games.env.initial(keys))
+        full = median_seconds(run, anew, 3)
+        run.add(**row, cached_seconds=cached, full_seconds=full, full_over_cached=full / cached)
 
 
-def layout(game: str, device: str, sizes: list[int], repeats: int) -> Iterator[Row]:
+def layout(run: Run) -> None:
     """Threads in a block, consoles in a warp, stride of memory; see the header."""
+    if run.quick:
+        run.add(part="layout", left_out="160 rows: --quick leaves it out")
+        return
+    sizes = sorted(run.sizes)
+    for n, stride, apart in itertools.product((sizes[-1], sizes[(len(sizes) - 1) // 2]), ("1", "B"), (None, 512)):
+        row = {"part": "layout", "game": run.game, "n": n, "stride": stride, "apart": apart}
+        if run.due("layout", n=n, stride=stride, apart=apart):
+            with run.caught(**row), run.limited(**row):
+                measure_layouts(run, n, row)
+
+
+def measure_layouts(run: Run, n: int, row: _report.Row) -> None:
+    """Measure one way to lay memory out, with all numbers of threads."""
     from rlstruct.sims.atari import FIELDS, machine
     from rlstruct.sims.atari.ale_game import rom_ids
     from rlstruct.sims.atari.compare import open_ale, open_consoles
 
+    device = str(run.device)
+    consoles = open_consoles(rom_ids()[run.game], open_ale(rom_ids()[run.game], 0), n, device)
+    if row["stride"] == "B":
+        consoles.ram = consoles.ram.t().contiguous().t()
+    if row["apart"]:
+        wide = torch.zeros(n, row["apart"] // 4, dtype=torch.int32, device=device)
+        consoles.registers = wide[:, : len(FIELDS)].copy_(consoles.registers)
+    plan = torch.randint(18, (60, n), dtype=torch.int32, device=device)
+    for actions in plan if run.device.type == "cuda" else plan[:2]:  # so that they differ
+        consoles.run(actions)
     usual = machine.BLOCK, machine.APART
-    ale = open_ale(rom_ids()[game], 0)
-    for n, stride, apart in itertools.product((sizes[-1], sizes[len(sizes) // 2]), ("1", "B"), (None, 512)):
-        consoles = open_consoles(rom_ids()[game], ale, n, device)
-        if stride == "B":
-            consoles.ram = consoles.ram.t().contiguous().t()
-        if apart:
-            wide = torch.zeros(n, apart // 4, dtype=torch.int32, device=device)
-            consoles.registers = wide[:, : len(FIELDS)].copy_(consoles.registers)
-        plan = torch.randint(18, (60, n), dtype=torch.int32, device=device)
-        for actions in plan if device != "cpu" else plan[:2]:  # so that they differ
-            consoles.run(actions)
+    found = []
+    try:
         for machine.BLOCK, machine.APART in itertools.product((32, 64, 128, 256), (1, 2, 4, 8, 32)):
-            seconds = median_seconds(lambda run=consoles.run, actions=plan[0]: run(actions), device, repeats)
-            row = {"part": "layout", "n": n, "threads": machine.BLOCK, "consoles_in_a_warp": 32 // machine.APART}
-            row |= {"stride": stride, "bytes_between_registers": 4 * consoles.registers.stride(0)}
-            yield {**row, "frames_per_second": n / seconds}
-    machine.BLOCK, machine.APART = usual
+            seconds = median_seconds(run, lambda: consoles.run(plan[0]))
+            found.append((machine.BLOCK, 32 // machine.APART, n / seconds))
+    finally:
+        machine.BLOCK, machine.APART = usual
+    for threads, together, rate in found:
+        between = 4 * consoles.registers.stride(0)
+        shape = {"threads": threads, "consoles_in_a_warp": together, "bytes_between_registers": between}
+        run.add(**row, **shape, frames_per_second=rate)
 
 
-PARTS = {"modes": modes, "start": start, "restarts": restarts, "resets": resets, "layout": layout}
+def summary(run: Run) -> None:
+    """The two targets."""
+    run.rows = [row for row in run.rows if row["part"] != "summary"]
+    for name, n, rate, target in (
+        ("Atari with observations, 4,096 consoles, steps per second", 4096, "steps_per_second", 113_654),
+        ("Atari with observations, frames per second", None, "frames_per_second", 1e6),
+    ):
+        rows = [row for row in run.rows if row.get("mode") == "drawing" and n in (None, row["n"])]
+        value = max((row[rate] for row in rows), default=None)
+        met: Any = "not measured" if value is None else value >= target
+        run.add(part="summary", ratio=name, value=value, target=target, met=met)
+
+
+PARTS = {"modes": modes, "restarts": restarts, "resets": resets, "start": start, "layout": layout}
 
 
 def main() -> None:
     """Run the parts, and write after each row."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cuda:0")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--game", default="Pong")
-    parser.add_argument("--parts", nargs="*", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--sizes", nargs="*", type=int, default=None)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder")
-    arguments = parser.parse_args()
-    small = arguments.device == "cpu"
-    sizes = arguments.sizes or ([1, 4] if small else [1, 32, 128, 512, 1024, 4096, 8192, 16384, 32768])
-    rows: list[Row] = []
-    file = "gpu_atari-small.json" if small else result_path("gpu_atari").name
-    for part in arguments.parts:
-        for row in PARTS[part](arguments.game, arguments.device, sizes, arguments.repeats):
-            rows.append(row)
-            print(row, flush=True)
-            report = {"benchmark": "gpu_atari", "machine": machine(), "rows": rows}
-            (arguments.out / file).write_text(json.dumps(report, indent=1) + "\n")
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--sizes", nargs="+", type=int, help="numbers of consoles; by default 1 to 32,768 on a GPU")
+    parser.add_argument("--repeats", type=int, help="of each timing, of which the median counts; 9 by default")
+    parser.add_argument("--minutes", type=float, default=8.0, help="time budget of the whole")
+    parser.add_argument("--quick", action="store_true", help="few consoles, no repeats: does it run?")
+    parser.add_argument("--out", type=Path, default=_report.RESULTS, help="folder of the JSON file")
+    parser.add_argument("--resume", action="store_true", help="keep the rows of the same device and commit in --out")
+    options = parser.parse_args()
+    _report.RESULTS = options.out
+    run = Run(torch.device(options.device), options.quick, time.perf_counter() + 60 * options.minutes)
+    run.game, run.repeats = options.game, options.repeats or (1 if options.quick else 9)
+    small = run.device.type == "cpu" or run.quick
+    run.sizes = tuple(options.sizes or ([1, 4] if small else BY_VALUE))
+    if options.resume:
+        run.resume()
+    print(_report.machine())
+    run.watch()
+    for part in options.parts:
+        with run.caught(part=part):
+            PARTS[part](run)
+        run.silent = part != options.parts[-1]  # the run may be cut: the file has a summary after each part
+        summary(run)
+        run.silent = False
+    print(run.path)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from rlstruct.algos.reinforce import ReinforceConfig
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parent / "docs"
 PAGES = [
+    DOCS / "workers.md",
     HERE / "README.md",
     HERE.parent / "README.md",
     *sorted((DOCS / "algorithms").glob("*.md")),
@@ -102,8 +103,11 @@ def scaling(rows: Rows) -> list[str]:
 
 
 def startup(rows: Rows) -> list[str]:
-    """Seconds until the first batch, step by step."""
-    return table("from a fresh interpreter to the first batch | s", [[k, f"{v:.2f}"] for k, v in _measured(rows[0])])
+    """Seconds until the first batch of a program and of a second batcher, and the memory of a worker."""
+    head = "workers | first batch, s | first of a second batcher with 4 workers, s | private memory of a worker, MiB"
+    seconds = [[f"{row[name]:.2f}" for name in ("first", "second")] for row in rows]
+    own = [f"{row['private'] / 2**20:.0f}" for row in rows]
+    return table(head, [[row["workers"], *s, mib] for row, s, mib in zip(rows, seconds, own, strict=True)], 0)
 
 
 def weights(rows: Rows) -> list[str]:
@@ -419,7 +423,7 @@ def _with_interval(row: Mapping[str, Any], name: str) -> str:
 
 
 def atari_speed(rows: Rows) -> list[str]:
-    """Consoles of ours beside ale-py's, on one core."""
+    """Consoles of ours next to ale-py's, on one core."""
     cold, *rows = rows
     games = list(dict.fromkeys(row["game"] for row in rows))
     speeds = {
@@ -430,7 +434,7 @@ def atari_speed(rows: Rows) -> list[str]:
         f"One thread, {rows[0]['n_envs']} games at a time; the first step after an installation compiles for "
         f"{cold['seconds']:.0f} s.",
         "",
-        *table("frames per second of one core (beside ale-py) | " + " | ".join(games), cells),
+        *table("frames per second of one core (next to ale-py) | " + " | ".join(games), cells),
     ]
 
 
@@ -462,7 +466,7 @@ def reasons(_: Rows) -> list[str]:
             *(rate["TorchRL MultiSyncCollector"], "", f"{rate['gymnasium SyncVectorEnv']} (Sync)"),
         ],
         [
-            "[PPO on CartPole-v1 until a mean return of 475, tuned (CleanRL: as it is): seconds](benchmarks/README.md)",
+            "[PPO on CartPole-v1 until a mean return of 475, tuned (CleanRL: default): seconds](benchmarks/README.md)",
             *(race["rlstruct PPO"], race["stable-baselines3 PPO"], "", race["CleanRL PPO"], ""),
         ],
         [

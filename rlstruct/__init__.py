@@ -60,12 +60,12 @@ if not _TYPE_CHECKING:  # for them every name would exist
         for folder in () if name.startswith("_") or name in _FOLDERS else _FOLDERS:
             if _exports(folder, name):  # `from rlstruct import` would replace the message of an AttributeError
                 raise ImportError(f"{name!r} is not here. Write: from rlstruct.{folder} import {name}", name="rlstruct")
-        mend = f". Write: import rlstruct.{name}" if name in _FOLDERS else ""
-        raise AttributeError(f"module 'rlstruct' has no attribute {name!r}{mend}", name=name)
+        fix = f". Write: import rlstruct.{name}" if name in _FOLDERS else ""
+        raise AttributeError(f"module 'rlstruct' has no attribute {name!r}{fix}", name=name)
 
 
 def _exports(folder: str, name: str) -> bool:
-    """Whether a package has a name in its ``__all__``; reads the file, since importing it takes long."""
+    """Return True if a package has a name in its ``__all__``; reads the file, since importing it takes long."""
     import importlib.util
     from pathlib import Path
 

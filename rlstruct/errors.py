@@ -1,6 +1,6 @@
 """The errors a user can meet, by name. Each is also one of Python's own, so that ``except ValueError`` catches it.
 
-Every message says where it happened, which key, what was found, what was expected, and the mend. From Python 3.11 on
+Every message says where it happened, which key, what was found, what was expected, and the fix. From Python 3.11 on
 the page of the documentation that explains the error stands below its traceback.
 """
 
@@ -16,7 +16,7 @@ PAGE = "See docs: "
 
 
 class Explained(Exception):
-    """An error that has a place in the documentation; each class of this package has one of its own.
+    """An error that has a place in the documentation; each class of this package has its own.
 
     Attributes:
         page: page and heading, such as ``"faults#workererror"``.
@@ -31,7 +31,7 @@ class Explained(Exception):
             cls.page = f"faults#{cls.__name__.lower()}"
 
     def __init__(self, *arguments: object) -> None:
-        """Note the page: tracebacks show it, the message stays as it is."""
+        """Note the page: tracebacks show it, the message is unchanged."""
         super().__init__(*arguments)
         if hasattr(self, "add_note"):  # from Python 3.11 on
             self.add_note(f"{PAGE}{self.page}")
@@ -56,7 +56,7 @@ class BadIndexError(Explained, IndexError):
 
 
 class UsageError(Explained, RuntimeError):
-    """What was asked for cannot work at this moment, or in this way; the message says what has to come before."""
+    """A call that cannot work at this moment, or in this way; the message says what must come first."""
 
 
 class MissingPackageError(Explained, ImportError):
@@ -111,7 +111,7 @@ class WorkerError(Explained, RuntimeError):
     remote_traceback: str = ""
 
     def __init__(self, message: str, **place: Any) -> None:  # noqa: ANN401 - the attributes above
-        """Store the place of the failure beside its message."""
+        """Store the place of the failure with its message."""
         super().__init__(message)
         vars(self).update(place)
 
@@ -121,11 +121,11 @@ class WorkerTimeout(WorkerError):
 
 
 class SharingError(Explained, RuntimeError):
-    """A GPU cannot be shared as asked for; the message says what is missing on this machine, and the mend."""
+    """A GPU cannot be shared as asked for; the message says what is missing on this machine, and the fix."""
 
 
 class ClusterError(Explained, RuntimeError):
-    """A cluster cannot be used: none is there, or its nodes do not fit; the message says which, and the mend."""
+    """A cluster cannot be used: none is there, or its nodes do not fit; the message says which, and the fix."""
 
 
 class LearnerError(Explained, RuntimeError):
@@ -136,7 +136,7 @@ class LearnerError(Explained, RuntimeError):
     """
 
     def __init__(self, message: str, *, ranks: tuple[int, ...] = ()) -> None:
-        """Store whom it is about beside the message."""
+        """Store the key with the message."""
         super().__init__(message)
         self.ranks = ranks
 
@@ -151,7 +151,7 @@ class TrainingDiverged(Explained, RuntimeError):
     """
 
     def __init__(self, message: str, *, terms: dict[str, float], policy_version: int, env_steps: int) -> None:
-        """Store the place beside the message."""
+        """Store the place with the message."""
         super().__init__(message)
         self.terms = terms
         self.policy_version = policy_version

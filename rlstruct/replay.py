@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
-from rlstruct.errors import BadValueError
+from rlstruct.errors import BadTypeError, BadValueError
 from rlstruct.profiling import operation
 from rlstruct.rl_agent import CPU, RL_Agent, replayed_observation
 
+_MOST_STEPS, _MOST_NUMBERS = 1 << 20, 1 << 27
+"""Most steps that a network judges in one call without gradients, and most numbers that it sees there: 512 MiB."""
+
 
 @operation("replay")
-def replay_agent(agent: RL_Agent, trajectories: Trajectories) -> TemporalDictTensor:
+def replay_agent(
+    agent: RL_Agent, trajectories: Trajectories, replay_method_name: str | None = None
+) -> TemporalDictTensor:
     """Recompute what the agent returned at every step, so that a loss can be differentiated through it.
 
     An agent whose states are known beforehand, see `RL_Agent.states_at`, is called once over all B * T steps: one that
@@ -20,6 +27,7 @@ def replay_agent(agent: RL_Agent, trajectories: Trajectories) -> TemporalDictTen
     Args:
         agent: the learner's agent.
         trajectories: [B, T] on the agent's device.
+        replay_method_name: an argument of rlstructures, refused here.
 
     Returns:
         The agent's outputs under their own names, with the lengths of ``trajectories``.  [B, T, ...]
@@ -27,8 +35,16 @@ def replay_agent(agent: RL_Agent, trajectories: Trajectories) -> TemporalDictTen
 
     Raises:
         ValueError: the trajectories hold no step.
+        TypeError: a method was named.
         DeviceMismatchError: the agent is an RL_Agent_CheckDevice, and the trajectories are not on its device.
     """
+    if replay_method_name is not None:
+        raise BadTypeError(
+            f"replay_agent: got replay_method_name={replay_method_name!r}, which rlstructures takes; here it is always "
+            f"call_replay. Leave the argument out, and let call_replay do what {replay_method_name} does; a subclass "
+            "may replay in another way. Losses that you compute from the outputs go into a plain dict, {'loss': loss}. "
+            "docs/migrating_from_rlstructures.md lists every such change."
+        )
     return replay_with_states(agent, trajectories)[0]
 
 
@@ -36,19 +52,46 @@ replay_agent_stateless = replay_agent
 """The name that rlstructures has for agents without a state."""
 
 
+def chunks_of(trajectories: Trajectories) -> list[Trajectories]:
+    """Split the rows of a batch [B, T], so that a network without gradients needs little memory: seldom, for pixels."""
+    steps = trajectories.trajectories
+    seen = [value.shape[2:] for key, value in steps.items() if key.startswith("observation/")]
+    seen += [value.shape[1:] for key, value in trajectories.info.items() if key.startswith("agent_state/")]
+    width = max(1, sum(shape.numel() for shape in seen))
+    n_rows = max(1, min(_MOST_STEPS, _MOST_NUMBERS // width) // max(1, steps.n_steps()))
+    n = -(-steps.n_elems() // n_rows)
+    bounds = [steps.n_elems() * k // n for k in range(n + 1)]
+    return [trajectories.slice(start, stop) for start, stop in pairwise(bounds)] if n > 1 else [trajectories]
+
+
 def replay_with_states(agent: RL_Agent, trajectories: Trajectories) -> tuple[TemporalDictTensor, DictTensor]:
     """Do what `replay_agent` does, and return the agent's new state of every step, too.
+
+    Without gradients, large batches are replayed in chunks of rows, with results that are equal to rounding.
 
     Returns:
         ``(outputs, new_states)``: as of `replay_agent` [B, T, ...]; without gradients, step t of row b at b * T + t,
         empty for an agent that keeps no state [B * T, ...].
     """
     steps = trajectories.trajectories
-    B, T = steps.n_elems(), steps.n_steps()
-    if T == 0:
+    if steps.n_steps() == 0:
         raise BadValueError(
             "replay_agent: trajectories hold 0 steps, expected at least 1. Collect with n_timesteps of 1 or more."
         )
+    chunks = [trajectories] if torch.is_grad_enabled() else chunks_of(trajectories)
+    # Asks of no step: an agent that is called step by step sees few rows in a call anyhow.
+    if len(chunks) > 1 and agent.states_at(trajectories, steps.lengths[:0]) is not None:
+        found = [_replay(agent, chunk) for chunk in chunks]
+        joined = {key: torch.cat([outputs[key] for outputs, _ in found]) for key in found[0][0].keys()}
+        after = DictTensor() if found[0][1].empty() else DictTensor.cat([states for _, states in found])
+        return TemporalDictTensor._trusted(joined, steps.lengths), after
+    return _replay(agent, trajectories)
+
+
+def _replay(agent: RL_Agent, trajectories: Trajectories) -> tuple[TemporalDictTensor, DictTensor]:
+    """See `replay_with_states`; all rows at once."""
+    steps = trajectories.trajectories
+    B, T = steps.n_elems(), steps.n_steps()
     states = agent.states_at(trajectories)
     if states is not None:
         observation = DictTensor({k: v.flatten(0, 1) for k, v in replayed_observation(steps).items()})  # [B * T]

@@ -36,7 +36,7 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
             modules and on its arguments, and on nothing else: no global, no attribute that changes, no generator.
             Batchers then run it compiled or as part of a CUDA graph, which would not see such things.
             `rlstruct.testing.check_agent` tests the promise. An agent that does not promise acts eagerly. A subclass
-            that defines methods makes a promise of its own, or none: the one of its base is not about them.
+            that defines methods makes its own promise, or none: the one of its base is not about them.
     """
 
     agent_info_on_device: bool = False
@@ -65,13 +65,13 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
         Args:
             state: what the last call returned as new state, or `initial_state`.  [B], may be empty
             observation: what the environments show, plus ``rng`` [B] int64. It is memory of the batch that is being
-                collected: never write to it, and copy what an attribute shall keep beyond this batch; a state may
+                collected: never write to it, and copy anything that an attribute keeps beyond this batch; a state may
                 hold it.  [B]
             agent_info: settings of each environment's policy, such as its epsilon.  [B] or empty
             history: the steps of this batch so far, keys as in Trajectories.  [B, t]; None unless `require_history`
 
         Returns:
-            ``(action, new_state)``: action [B] holds ``action`` (or ``action/<key>``) and whatever else shall be
+            ``(action, new_state)``: action [B] holds ``action`` (or ``action/<key>``) and anything else to be
             stored in the trajectories; new_state [B] has the keys of ``state``.
         """
 
@@ -133,7 +133,7 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
         return self(state, replayed_observation(steps).temporal_index(t), agent_info, history)
 
     def states_at(self, trajectories: Trajectories, steps: Tensor | None = None) -> DictTensor | None:
-        """Return the states before stored steps, if they can be told without acting.
+        """Return the states before stored steps, if they are known without acting.
 
         Then a learner replays all steps in one call, and learns from any of them by itself, in any order.
 
@@ -189,12 +189,12 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
 
     @property
     def agent_info_on_device(self) -> bool:  # type: ignore[override]
-        """What the agent says."""
+        """Setting of the wrapped agent."""
         return self.agent.agent_info_on_device
 
     @property
     def pure(self) -> bool:  # type: ignore[override]
-        """What the agent promises; False where ``host_syncs`` watches every call, which no recorded graph would do."""
+        """Promise of the wrapped agent; False if ``host_syncs`` watches every call, which a graph would skip."""
         return self._guard is None and self.agent.pure
 
     def __call__(
@@ -310,7 +310,7 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
 
 
 def _acts(name: str) -> bool:
-    """Whether an attribute of this name may decide what an agent does."""
+    """Return True if an attribute of this name can change what an agent does."""
     return name == "__call__" or (not name.startswith("__") and name not in ("update", "seed", "close"))
 
 

@@ -20,6 +20,7 @@ Space: TypeAlias = spaces.Space[Any]
 Element: TypeAlias = Any
 """An element of a space, or a batch of them; only the space knows its type."""
 
+_NO_CLAMP = (torch.uint16, torch.uint32, torch.uint64)  # torch has no such kernels
 _PLAIN = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
@@ -109,6 +110,36 @@ def nest(space: Space, values: Mapping[str, Element], key: str) -> Element:
     if isinstance(space, spaces.Tuple):
         return tuple(nest(child, values, f"{key}/{name}") for name, child in enumerate(space.spaces))
     return values[key]
+
+
+class Limits:
+    """Least and greatest values of the discrete parts of a space, for actions that become indices.
+
+    An index out of range ends all work on CUDA in this process, without a message. Environments that compute with
+    tensors clamp what they get; batchers keep the action itself, and report it.
+
+    Args:
+        space: see `leaves`, as is ``key``. Boxes have no limits here, since environments clip them.
+        device: where the actions are.
+    """
+
+    def __init__(self, space: Space, key: str, device: torch.device) -> None:
+        """Find the limits."""
+        self._limits: dict[str, tuple[int, int] | tuple[Tensor, Tensor]] = {}
+        for name, leaf in leaves(space, key).items():
+            if isinstance(leaf.space, spaces.Box) or leaf.torch_dtype in _NO_CLAMP:
+                continue
+            low, high = leaf.bounds()
+            if (low == low.flat[0]).all() and (high == high.flat[0]).all():
+                self._limits[name] = int(low.flat[0]), int(high.flat[0])
+            else:
+                of_all = [torch.as_tensor(bound, dtype=leaf.torch_dtype, device=device) for bound in (low, high)]
+                self._limits[name] = of_all[0], of_all[1]
+
+    def clamp(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the values [B, ...] by name, discrete ones within their limits and in new memory."""
+        limits = self._limits
+        return {name: value.clamp(*limits[name]) if name in limits else value for name, value in values.items()}
 
 
 def zeros(space: Space, key: str, n: int, device: torch.device) -> dict[str, Tensor]:

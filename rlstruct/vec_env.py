@@ -11,13 +11,14 @@ from torch import Tensor
 
 from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.errors import DeviceMismatchError, MissingMethodError, UsageError
+from rlstruct.errors import BadTypeError, DeviceMismatchError, MissingMethodError, UsageError
 
 if TYPE_CHECKING:
     import gymnasium
 
 IDLE_STEPS = 1000
 """How many steps may pass without any environment running; batchers look at least every 16 steps."""
+_MASK = "mask/"  # of a mask that travels with an observation, whose keys begin otherwise
 
 Observed = tuple[DictTensor, Tensor]
 """An observation of all B environments, and the mask [B] bool of those that run."""
@@ -38,16 +39,14 @@ class Stepped(_Pair):
         current: ``(current, still_running)``.
         restarted: False says that no environment restarted in this step, so that ``current`` equals ``reached`` in
             every row and a batcher has no final observation to keep. True says that some may have.
-        lent: whether ``current`` was written into the memory that `VecEnv.lend` brought.
     """
 
     restarted: bool
-    lent: bool
 
-    def __new__(cls, reached: Observed, current: Observed, *, restarted: bool = True, lent: bool = False) -> Stepped:
+    def __new__(cls, reached: Observed, current: Observed, *, restarted: bool = True) -> Stepped:
         """Put the pair together."""
         made = super().__new__(cls, reached, current)
-        made.restarted, made.lent = restarted, lent
+        made.restarted = restarted
         return made
 
 
@@ -55,7 +54,7 @@ class VecEnv(ABC):
     """B environments that step together. B is fixed for life: nothing ever shrinks.
 
     Every observation is a DictTensor [B] on ``device`` with the frame keys (``frame``, or ``frame/<key>`` for nested
-    spaces) in their native dtype, and beside them:
+    spaces) in their native dtype, and besides them:
 
     ===================== ======= ==============================================================================
     key                   dtype   meaning
@@ -120,21 +119,6 @@ class VecEnv(ABC):
             step to restart may leave a row out of one step; batchers drop that step.
         """
 
-    def lend(self, out: DictTensor) -> None:
-        """Lend memory for the observation that the next `step` returns as ``current``.
-
-        An environment may ignore this, as it does by default; then `step` returns memory of its own. One that uses it
-        writes every key of ``out``, returns ``out`` as ``current``, and says so with ``Stepped(..., lent=True)``. What
-        such a step returns is valid only until the next one, but ``out`` itself stays as it is until the same object
-        is lent again: batchers lend each slot of their batch in turn, so that every observation is written once. The
-        environment may keep ``out`` as long as it lives.
-
-        Args:
-            out: tensors with the keys, shapes and dtypes of an observation, but not those that hold the last one.
-                [B] on ``device``
-        """
-        return
-
     def close(self) -> None:
         """Release what the environments hold. Calling it again does nothing."""
         return
@@ -162,6 +146,25 @@ class VecEnv(ABC):
             f"{type(self).__name__}.load_state_dict: these environments cannot be saved, so there is nothing to go on "
             "from. Begin new episodes with reset(), or write state_dict and load_state_dict."
         )
+
+
+def check_action(where: str, action: object) -> DictTensor:
+    """Return what was passed to `VecEnv.step`, if it is a DictTensor; an environment of your own may call this first.
+
+    Args:
+        where: start of the message, the name of the environment.
+        action: what was passed.
+
+    Raises:
+        TypeError: it is something else, such as the tensor itself.
+    """
+    if isinstance(action, DictTensor):
+        return action
+    named = action if isinstance(action, Mapping) else {"action": action}
+    keys = ", ".join(f"{key!r}: …" for key in named)
+    raise BadTypeError(
+        f"{where}.step: the action is a {type(action).__name__}, expected a DictTensor. Pass DictTensor({{{keys}}})."
+    )
 
 
 class IdleWatch:
@@ -226,8 +229,6 @@ class Carrying(Protocol):
 
 class EnvWrapper(VecEnv):
     """A VecEnv around another one that does everything as that one does: override what is to differ.
-
-    Memory is not lent through it, so that what `step` returns may be changed.
 
     Args:
         env: the environment to wrap.
@@ -311,15 +312,18 @@ class DeviceEnv(EnvWrapper):
                 f"DeviceEnv.reset: tensor {next(iter(env_info.keys()))!r} of env_info is on {env_info.device}, "
                 "expected cpu. env_info stays on the CPU: create it there."
             )
-        return self._out(self.env.reset(env_info))
+        observation, running = self.env.reset(env_info)
+        first, (running,) = self._out(observation, running)
+        return first, running
 
     def step(self, action: DictTensor) -> Stepped:
         """Step the wrapped environment; see `VecEnv.step`.
 
         Raises:
+            TypeError: the action is no DictTensor.
             DeviceMismatchError: the action is not on ``device``.
         """
-        if action.device != self._device:
+        if check_action("DeviceEnv", action).device != self._device:
             key = next(iter(action.keys()), "action")
             raise DeviceMismatchError(
                 f"DeviceEnv.step: tensor {key!r} of the action is on {action.device}, expected {self._device}. "
@@ -327,11 +331,14 @@ class DeviceEnv(EnvWrapper):
             )
         answer = self.env.step(action.to(self.env.device))
         (reached, current), restarted = answer, getattr(answer, "restarted", True)
-        moved = self._out(reached)
         # Without a restart the two observations are equal: move one.
-        after = self._out(current) if restarted else (moved[0], current[1].to(self._device))
-        return Stepped(moved, after, restarted=restarted)
+        seen, (ran, running) = self._out(reached[0], reached[1], current[1])
+        after, _ = self._out(current[0]) if restarted else (seen, [])
+        return Stepped((seen, ran), (after, running), restarted=restarted)
 
-    def _out(self, observed: Observed) -> Observed:
-        observation, running = observed
-        return observation.to(self._device), running.to(self._device)
+    def _out(self, observation: DictTensor, *masks: Tensor) -> tuple[DictTensor, list[Tensor]]:
+        """Move an observation and masks [B], with a single copy to CUDA for all of them."""
+        named = {f"{_MASK}{i}": mask for i, mask in enumerate(masks)}
+        moved = DictTensor._trusted({**observation._tensors, **named}).to(self._device)._tensors
+        seen = DictTensor._trusted({key: moved[key] for key in observation._tensors})
+        return seen, [moved[name] for name in named]

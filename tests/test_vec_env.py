@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
 import pytest
 import torch
 from fake_envs import CountingEnv
 
+from rlstruct import sims
 from rlstruct.core import DictTensor
+from rlstruct.envs import GymEnv, GymEnvInf, GymVectorEnv
 from rlstruct.errors import DeviceMismatchError
 from rlstruct.testing import check_vec_env
 from rlstruct.vec_env import DeviceEnv, VecEnv
@@ -38,6 +44,36 @@ class OnMeta(VecEnv):
 
     def close(self) -> None:
         self.closed += 1
+
+
+def gym(kind: type[GymEnv], n: int) -> GymEnv:
+    return kind([gymnasium.make("CartPole-v1") for _ in range(n)])
+
+
+ENVIRONMENTS: dict[str, Callable[[], VecEnv]] = {
+    "a simulator": lambda: sims.make("CartPole-v1", 2),
+    "GymEnv": lambda: gym(GymEnv, 2),
+    "GymEnvInf": lambda: gym(GymEnvInf, 2),
+    "GymVectorEnv": lambda: GymVectorEnv(gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync")),
+    "DeviceEnv": lambda: DeviceEnv(CountingEnv(2), "cpu"),
+}
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+@pytest.mark.parametrize(
+    ("action", "told"),
+    [
+        (torch.ones(2, dtype=torch.int64), r"a Tensor, expected a DictTensor\. Pass DictTensor\({'action': …}\)"),
+        ({"action": torch.ones(2)}, r"a dict, expected a DictTensor\. Pass DictTensor\({'action': …}\)"),
+        (1, "a int, expected a DictTensor"),
+    ],
+)
+def test_an_action_that_is_no_dict_tensor_is_told(name: str, action: Any, told: str) -> None:
+    env = ENVIRONMENTS[name]()
+    env.reset()
+    with pytest.raises(TypeError, match=rf"Env\w*\.step: the action is {told}|CartPole\.step: the action is {told}"):
+        env.step(action)
+    env.close()
 
 
 def test_reset_moves_every_key_and_the_mask() -> None:

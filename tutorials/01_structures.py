@@ -42,7 +42,7 @@ print("mask:", episodes.mask().int().tolist())
 print("returns:", (episodes["reward"] * episodes.mask()).sum(1).tolist())
 print("last step of each row:", episodes.temporal_multi_index(episodes.lengths - 1)["reward"].tolist())
 
-# --- Trajectories: what a batcher hands over --------------------------------------------------------------------------
+# --- Trajectories: what a batcher returns -----------------------------------------------------------------------------
 # `info` holds what belongs to a whole row, `trajectories` what belongs to each step. The action was chosen on seeing
 # `observation`, and `_observation` is what the environment answered.
 batch = Trajectories(

@@ -2,7 +2,7 @@
 
 An agent is a class with `__call__(state, observation, agent_info, history)`: it acts for B environments at once and
 keeps its state outside of itself. An environment is any gymnasium environment, or a VecEnv of your own. A loss is what
-you compute from the trajectories that a batcher hands over.
+you compute from the trajectories that a batcher returns.
 """
 
 import gymnasium
@@ -113,7 +113,7 @@ if __name__ == "__main__":
     print(f"episodes of the linear agent: {lengths[0]:.0f} steps before, {lengths[-1]:.0f} after 25 updates")
     assert lengths[-1] > 2 * lengths[0]
 
-    # Do they keep the contracts? Ask this of everything new: the checks name what is wrong, and how to mend it.
+    # Do they keep the contracts? Ask this of everything new: the checks name what is wrong, and how to fix it.
     env = create_endless(n_envs=4, seed=0)
     check_vec_env(create_endless, env_args={"n_envs": 4})
     check_agent(create_agent(), env)

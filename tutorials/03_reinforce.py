@@ -63,7 +63,7 @@ if __name__ == "__main__":
     print("mean episode length, by hand:", [round(length) for length in lengths])
     assert sum(lengths[-3:]) > 1.5 * sum(lengths[:3])
 
-    # The library's version adds devices, worker processes, an evaluation that runs beside learning, and a run folder.
+    # The library's version adds devices, worker processes, an evaluation that runs during learning, and a run folder.
     # tutorials/train_cartpole.py is the full training; this is the same call, cut short.
     config = ReinforceConfig(n_env_steps=6_000, n_envs=16, n_processes=0, evaluation_processes=0, evaluation_episodes=8)
     result = train(config, create_model, ActorCriticAgent, create_env)

@@ -41,7 +41,7 @@ class Agent(RL_Agent):
         return DictTensor({"action": action, "logits": logits}), DictTensor({"step": state["step"] + 1})
 
 
-# --- Mended, one after the other -------------------------------------------------------------------
+# --- Fixed, one after the other --------------------------------------------------------------------
 class StateOnTheDevice(Agent):
     def initial_state(self, agent_info, B):
         return DictTensor({"step": torch.zeros(B, device=self.device)})

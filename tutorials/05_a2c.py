@@ -74,7 +74,7 @@ if __name__ == "__main__":
     look_at_a_batch()
     advantages_by_hand()
 
-    # The library's A2C: the same train() as REINFORCE's, and the same settings beside its own. The defaults suit
+    # The library's A2C: the same train() as REINFORCE's, and the same settings besides its own. The defaults suit
     # CartPole; rlstruct.algos.presets has those that were tuned for other environments.
     config = A2CConfig(n_env_steps=40_000, evaluation_processes=0, evaluation_episodes=20)
     result = train(config, create_model, ActorCriticAgent, create_env)

@@ -37,7 +37,7 @@ def by_hand(n_batches):
     buffer = ReplayBuffer(capacity=10_000, n_step=3, discount=0.99)
     agent_args, env_args, losses = {"model": model}, {"n_envs": 8}, []
     with RL_Batcher(16, QAgent, create_env, agent_args=agent_args, env_args=env_args, seed=0) as batcher:
-        # Each environment has an epsilon of its own: it travels in agent_info.
+        # Each environment has its own epsilon: it travels in agent_info.
         epsilon = DictTensor({"epsilon": torch.linspace(0.05, 0.4, 8)})
         batcher.reset(epsilon)
         for _ in range(n_batches):
@@ -69,11 +69,11 @@ if __name__ == "__main__":
     print(f"{buffer.n_transitions()} steps in the buffer; it has {n_bytes} bytes for 10,000 observations")
     # Not a sign of how well it goes: the values grow with the returns, and their errors with them.
     print("loss:", [round(loss, 3) for loss in losses[::4]])
-    # gymnasium's numpy CartPole takes a step of its own to restart, which is no transition and is left out.
+    # gymnasium's numpy CartPole takes an extra step to restart, which is no transition and is left out.
     assert 0.8 * 20 * 16 * 8 < buffer.n_transitions() < 20 * 16 * 8
 
     # The library's version adds devices, prioritised replay, schedules, worker processes, an evaluation that runs
-    # beside learning, and a run folder. This is a full training, cut short; benchmarks/learn.py has the rest.
+    # during learning, and a run folder. This is a full training, cut short; benchmarks/learn.py has the rest.
     config = DQNConfig(
         n_env_steps=4_000,
         learning_starts=500,

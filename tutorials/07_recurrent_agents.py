@@ -1,6 +1,6 @@
 """Tutorial 07: agents with a memory. What their state is, where it starts again, and how they learn.
 
-An agent's state is a DictTensor that it returns beside its action. The batcher hands it back at the next step, also
+An agent's state is a DictTensor that it returns with its action. The batcher passes it back at the next step, also
 when the next step is in another batch; it never touches it. So where an episode ends inside a batch, the agent itself
 starts again: ``observation["initial_state"]`` says where.
 """

@@ -38,7 +38,7 @@ def create_model():
 
 
 def train_two_seeds(root):
-    """Two trainings, each in a folder of its own."""
+    """Two trainings, each in its own folder."""
     folders = []
     for seed in range(2):
         config = A2CConfig(
@@ -113,7 +113,7 @@ def on_the_command_line(root):
     (folder,) = root.glob("a2c-CartPole-v1-*")
     assert rlstruct(["evaluate", str(folder), "--episodes", "20", "--video", str(root / "film.gif")]) == 0
     assert rlstruct(["plot", str(folder), "--out", str(root / "one.png")]) == 0
-    # A mistake is one line that says the mend, and the exit status is 2.
+    # A mistake is one line that says how to fix it, and the exit status is 2.
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
         assert rlstruct(["train", "a2c", "--env", "CartPol-v1"]) == 2

@@ -38,7 +38,7 @@ class Catch(TensorEnv[CatchState]):
         return CatchState(x, torch.zeros_like(x), torch.full_like(x, COLUMNS // 2))
 
     def transition(self, state, action, key):  # no .item(), no `if` on a tensor: torch.where, arithmetic, clamp
-        wind = torch.where(uniform(key) < 0.1, randint(key, 3, stream=1) - 1, 0)  # two draws, two streams
+        wind = torch.where(uniform(key) < 0.1, randint(key, 3) - 1, 0)
         x = (state.fruit_x + wind).clamp(0, COLUMNS - 1)
         basket = (state.basket + action - 1).clamp(0, COLUMNS - 1)
         landed = state.fruit_y + 1 == ROWS - 1
@@ -75,7 +75,7 @@ if __name__ == "__main__":
     with forbid_host_sync():
         env.step(DictTensor({"action": torch.tensor([0, 1, 2, 1])}))
 
-    # 3. Begin from states of your own: here, the fruit one row above the ground, beside the basket and above it.
+    # 3. Begin from states of your own: here, the fruit one row above the ground, next to the basket and above it.
     ids, start = [0, 1], CatchState(torch.tensor([1, 2]), torch.tensor([ROWS - 2] * 2), torch.tensor([3, 2]))
     env.set_state(ids, start)
     (reached, _), (current, _) = env.step(DictTensor({"action": torch.ones(4, dtype=torch.int64)}))

@@ -18,10 +18,10 @@ from rlstruct.profiling import differences, operation, profile, read, save
 
 
 class SlowCartPole(gymnasium.Wrapper):
-    """An environment with a secret: each step spends half a millisecond on something that nobody needs."""
+    """An environment with a secret: each step spends half a millisecond on something useless."""
 
     def step(self, action):
-        with operation("render for nobody"):  # an operation of your own; without a profile it costs next to nothing
+        with operation("unused rendering"):  # your own operation; without a profile it costs next to nothing
             time.sleep(0.0005)
         return self.env.step(action)
 
@@ -54,7 +54,7 @@ if __name__ == "__main__":
     # 1. One sentence says what takes most of an iteration, and what to try.
     before = profiled("before", create_slow_env)
     print(before.sentence)
-    assert "render for nobody" in before.sentence
+    assert "unused rendering" in before.sentence
 
     # 2. The table says where the rest goes: Python, torch's operators, the simulator. Every second is in it once.
     print(before)
@@ -62,7 +62,7 @@ if __name__ == "__main__":
     seconds = sum(row.seconds.sum() for row in main.rows)
     assert abs(seconds - main.seconds) < 0.01 * main.seconds
 
-    # 3. Mend it, and look again: what has become faster, beyond noise?
+    # 3. Fix it, and look again: what has become faster, beyond noise?
     after = profiled("after", create_env)
     print(after.sentence)
     for line in differences(before, after):

@@ -1,1 +1,1 @@
-"""Which number of workers, environments and steps is fastest: the search, its measurements, a model of the roles."""
+"""Search for the fastest number of workers, environments and steps."""

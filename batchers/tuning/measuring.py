@@ -1,4 +1,4 @@
-"""Probes: a candidate collects, or trains, for a moment beside the fastest one until then; and the memory it takes."""
+"""Probes: a candidate collects or trains for a moment, in turn with the fastest so far; and the memory it takes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import ctypes
 import gc
 import math
 import os
+import socket
 import statistics
 import time
 import warnings
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from rlstruct.batchers.batcher import RL_Batcher
 from rlstruct.batchers.tuning.search import MIN_ALPHA, Candidate, Measured, TimeIsUp
+from rlstruct.batchers.workers.fork_server import start_process
+from rlstruct.batchers.workers.processes import WORKER_NAME, quiet_start
 from rlstruct.core import Trajectories
 
 Learn = Callable[[Trajectories], Mapping[str, Tensor] | None]
@@ -27,7 +30,7 @@ _TURN = 0.05  # seconds of collecting, at least, before it is the other one's tu
 _ROUNDS = 3, 20  # at least, and at most while the noise is too large
 _ROUND_SECONDS = 1.5  # no more rounds than the least after this
 _LONGEST_BATCH = 1.0, 1 / 40  # seconds, or this part of the whole search if that is more: a probe takes at least four
-_OPENING = 3.0  # seconds that a worker is thought to take to start, until one has started
+_OPENING = 1.0  # seconds that a worker is thought to take to start, until one has started
 
 
 class Session:
@@ -93,13 +96,14 @@ class Prober:
         create: makes the batcher of a candidate.
         create_learner: makes what learns from the batches of one, if anything does.
         device: whose memory counts: that of the GPU, or on the CPU that of this process and its children.
+        with_workers: whether a candidate has worker processes; then their server is started.
         limit: bytes in all.
         seconds: no probe begins that would not be over after this time, counted from now.
-        told: called with each candidate before it is measured.
+        show: called with each candidate before it is measured.
 
     Attributes:
         start: bytes that are in use before the first probe.
-        worker: bytes that a worker is thought to bring, before one has been measured: what this process has of its own.
+        worker: bytes that a worker is thought to bring, before one has been measured: what this process uses itself.
     """
 
     def __init__(
@@ -108,30 +112,30 @@ class Prober:
         *,
         create_learner: Callable[[], Learn] | None = None,
         device: torch.device,
+        with_workers: bool = False,
         limit: float | None = None,
         seconds: float = float("inf"),
-        told: Callable[[Candidate], None] = lambda candidate: None,
+        show: Callable[[Candidate], None] = lambda candidate: None,
     ) -> None:
         """Open nothing yet."""
         self._create, self._create_learner, self._device, self._limit = create, create_learner, device, limit
-        self._told = told
+        self._show = show
         self._seconds_in_all, self._deadline = seconds, time.perf_counter() + seconds
         self._opening = _OPENING
         self._open: dict[Candidate, Session] = {}
         self._rates: dict[Candidate, float] = {}
-        self.start = self.worker = memory_in_use(device)
-        if device.type == "cpu":
-            self.worker, _ = _taken(os.getpid(), with_children=False)
+        self.worker = _idle_worker(device) if with_workers else 0
+        self.start = memory_in_use(device)
 
     def __call__(self, candidate: Candidate, best: Candidate | None, projected: float) -> Measured:
-        """Measure a candidate beside the fastest until then, round by round; see `rlstruct.batchers.tuning.search`.
+        """Measure a candidate in turn with the fastest so far, round by round; see `rlstruct.batchers.tuning.search`.
 
         Raises:
             TimeIsUp: there is no time for it.
         """
         if self._rates and time.perf_counter() + self._seconds(candidate, best) > self._deadline:
             raise TimeIsUp
-        self._told(candidate)
+        self._show(candidate)
         self._close_all(but=best)
         session = self._opened(candidate, projected)
         rival = self._open.get(best) if best is not None and best != candidate else None
@@ -140,9 +144,9 @@ class Prober:
         noise = float("inf")
         started = time.perf_counter()
         while len(rates) < _ROUNDS[1]:
-            beside = rival.rate() if rival else self._rates.get(best, 0.0) if best else 0.0
+            reference = rival.rate() if rival else self._rates.get(best, 0.0) if best else 0.0
             rates.append(session.rate())
-            ratios.append(rates[-1] / beside if beside else rates[-1])
+            ratios.append(rates[-1] / reference if reference else rates[-1])
             noise = _noise(ratios)
             late = time.perf_counter() - started > _ROUND_SECONDS
             if len(rates) >= _ROUNDS[0] and (late or noise <= MIN_ALPHA):
@@ -210,6 +214,25 @@ def batch_size(create: CreateBatcher, smallest: Candidate) -> Callable[[Candidat
         return B * (reports[0] + for_step * (candidate.n_timesteps - 1))
 
     return size
+
+
+def _idle_worker(device: torch.device) -> int:
+    """Start the server of worker processes, and return the bytes that a worker without agent and environments takes."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs, quiet_start():
+            process = start_process(_idle, (theirs,), f"{WORKER_NAME}-idle")
+        ours.recv(1)  # it has imported the main script
+        taken = memory_in_use(device)
+        process.kill()
+        process.join()
+        process.close()
+    return max(0, taken - memory_in_use(device))
+
+
+def _idle(end: socket.socket) -> None:
+    end.send(b" ")
+    end.recv(1)
 
 
 def memory_in_use(device: torch.device) -> int:

@@ -1,10 +1,10 @@
 """The search for the fastest candidate, apart from all measuring.
 
 Algorithm 1 of GMI-DRL (USENIX ATC 2025) profiles one more doubling of the environments until memory would not suffice,
-or until speed grows by less than alpha times what memory grows by. Mended: the first candidate and the one that
+or until speed grows by less than alpha times what memory grows by. Changed: the first candidate and the one that
 saturates can win, the very first one is projected too, alpha may come from the noise of the measurements, a climb
 begins where the last one ended instead of at the smallest number, the other settings are climbed in turn until none of
-them pays, and what has been much slower once is not tried again beside other settings.
+them pays, and what has been much slower once is not tried again with other settings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MUCH = 0.8  # of the speed: with less than that a line is not climbed, and a st
 
 
 class Candidate(NamedTuple):
-    """What is tuned."""
+    """Settings to tune."""
 
     n_processes: int  # workers; 0 collects in this process
     n_envs: int  # of each
@@ -59,7 +59,7 @@ class Space:
 
 
 class Measured(NamedTuple):
-    """What a probe says.
+    """Result of a probe.
 
     Attributes:
         rate: steps per second, the median of its rounds.
@@ -90,7 +90,7 @@ class TimeIsUp(Exception):
 
 
 Measure = Callable[[Candidate, Candidate | None, float], Measured]
-"""Measures a candidate beside the fastest one until then, None for the first; the number are the projected bytes."""
+"""Measures a candidate in turn with the fastest one so far (None for the first); the number is the projected bytes."""
 
 
 def project_line(known: Mapping[int, float], n_envs: int) -> float:
@@ -211,7 +211,7 @@ class Search:
         return self._size(candidate) + self._start + worker * candidate.n_processes + more
 
     def _rest(self) -> dict[Candidate, float]:
-        """What was measured, without the batches; the newest last."""
+        """Return the measured memory without the batches; the newest last."""
         known = [(one.candidate, one.measured) for one in self._seen.values()]
         return {c: found.memory - self._size(c) for c, found in known if found is not None}
 
@@ -263,17 +263,17 @@ class Search:
         return max(found, key=lambda one: one.score, default=None)
 
     def _was_much_slower(self, here: Candidate, name: str, value: int) -> bool:
-        """Whether the same step along a setting has cost much beside other settings. Workers are always tried."""
+        """Return True if the same step of a setting was much slower with other settings. Workers are always tried."""
         for one in self._seen.values():
             there = self._seen.get(one.candidate._replace(**{name: value}))  # type: ignore[arg-type]  # of a number
             same = name != "n_processes" and getattr(one.candidate, name) == getattr(here, name)
             if same and there and there.measured and there.score < _MUCH * one.score:
-                self._say(self._seen[here], f"{name} {value} was much slower beside other settings: stop")
+                self._say(self._seen[here], f"{name} {value} was much slower with other settings: stop")
                 return True
         return False
 
     def _saturated(self, before: Probe, after: Probe) -> bool:
-        """Whether a step pays no more, and say so: the gain in speed against alpha times the growth of memory."""
+        """Return True, and report it, if a step no longer pays: gain in speed against alpha times growth of memory."""
         sizes = sorted((self._size(before.candidate), self._size(after.candidate)))
         growth, gain = sizes[1] / sizes[0] - 1.0, after.score / before.score - 1.0
         noise = after.measured.noise if after.measured else 0.0

@@ -25,7 +25,7 @@ from rlstruct.errors import BadTypeError, BadValueError
 from rlstruct.sharing import Mode, mig_instances
 from rlstruct.sharing.daemon import missing
 
-_SHARE = 0.8  # of the memory that is free may be taken, if nobody says more
+_SHARE = 0.8  # of the memory that is free may be taken, unless memory_limit says more
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,14 +94,14 @@ class Tuning(Mapping[str, Any]):
         lines = [f"{head}  why"]
         for probe in self.probes:
             one, found = probe.candidate, probe.measured
-            told = ("", "", "")
+            shown = ("", "", "")
             if found is not None:
-                told = f"{found.rate:,.0f}", f"{100 * found.noise:.1f} %", _mib(found.memory)
+                shown = f"{found.rate:,.0f}", f"{100 * found.noise:.1f} %", _mib(found.memory)
             shared = f" ({one.sharing})" if one.sharing != "none" else ""
             best = "FASTEST " if one == self.best else ""
             lines.append(
-                f"{one.n_processes:>7} {one.n_envs:>6} {one.n_timesteps:>6} {told[0]:>11} {told[1]:>7} "
-                f"{_mib(probe.projected):>11} {told[2]:>11}  {best}{probe.why}{shared}"
+                f"{one.n_processes:>7} {one.n_envs:>6} {one.n_timesteps:>6} {shown[0]:>11} {shown[1]:>7} "
+                f"{_mib(probe.projected):>11} {shown[2]:>11}  {best}{probe.why}{shared}"
             )
         what = "collects and learns" if self.learns else "collects"
         again = f"{self.seconds:.0f} s" if self.seconds else "from the cache"
@@ -176,8 +176,8 @@ def tune(
         return {**given, "create_agent": create_agent, "create_env": create_env, **tuned}
 
     limit = _SHARE * memory_there_is(device) if memory_limit is None else float(memory_limit)
-    told = {"space": repr(space), "alpha": alpha, "seconds": seconds, "limit": memory_limit, "learns": create_learner}
-    key = "" if cache is None else answers.key(device, create_agent, create_env, given, told)
+    asked = {"space": repr(space), "alpha": alpha, "seconds": seconds, "limit": memory_limit, "learns": create_learner}
+    key = "" if cache is None else answers.key(device, create_agent, create_env, given, asked)
     stored = None if cache is None else answers.read(Path(cache)).get(key)
     if stored is not None:
         probes = tuple(Probe(Candidate(*c), size, m and Measured(*m), *rest) for c, size, m, *rest in stored["probes"])
@@ -190,7 +190,8 @@ def tune(
     smallest = Candidate(space.n_processes[0], space.n_envs[0], space.n_timesteps[0])
     size = batch_size(create, smallest)
     kind: dict[str, Any] = {"create_learner": create_learner, "device": device, "limit": limit}
-    with _bar(seconds, progress) as show, Prober(create, seconds=seconds, told=show, **kind) as prober:
+    kind["with_workers"] = any(space.n_processes)
+    with _bar(seconds, progress) as show, Prober(create, seconds=seconds, show=show, **kind) as prober:
         search = Search(space, prober, size=size, start=prober.start, worker=prober.worker, limit=limit,
                         alpha=alpha, refuse=prober.refuse)  # fmt: skip
         found = search.run()

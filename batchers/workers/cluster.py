@@ -105,9 +105,11 @@ class ActorWorker(Worker):
 
     def _execute(self, agent_info: DictTensor | None, slab_number: int) -> PackedBatch:
         batch = super()._execute(agent_info, slab_number)
-        n_steps, n_final = batch.collected.n_steps, batch.collected.n_final
-        rows = {"stream": n_steps + 1, "action": n_steps, "running": n_steps, "final": n_final, "final_at": n_final}
-        used = {name: x[: rows.get(name.partition("/")[0])] for name, x in self._shared[slab_number].items()}
+        n_steps, shared = batch.collected.n_steps, self._shared[slab_number]
+        rows = {"stream": n_steps + 1, "action": n_steps, "running": n_steps, "restarted": n_steps}
+        used = {name: x[: rows.get(name.partition("/")[0])] for name, x in shared.items()}
+        at = Steps(shared).finals(n_steps)
+        used |= {name: x.flatten(0, 1).index_select(0, at) for name, x in shared.items() if name.startswith("final/")}
         return PackedBatch(**vars(batch), steps=pack(used))
 
     def _refuse_other_versions(self) -> None:
@@ -193,7 +195,17 @@ class ActorHandle(WorkerHandle):
     def steps_of(self, batch: Any, slab: int) -> Steps:  # noqa: ANN401 - a PackedBatch
         """Return the steps that came with a batch, in the object store."""
         self.layout = batch.layout or self.layout
-        return Steps(unpack(batch.steps))
+        tensors = unpack(batch.steps)
+        steps = Steps(tensors)
+        at = steps.finals(batch.collected.n_steps)
+        for name, packed in tensors.items():
+            if name.startswith("final/"):
+                plane = packed.new_empty(
+                    (steps.running.numel(), *packed.shape[1:])
+                )  # memory that is written alone is real
+                plane[at] = packed
+                tensors[name] = plane.view(*steps.running.shape, *packed.shape[1:])
+        return Steps(tensors)
 
     def _where(self) -> str:
         if self.channel.node:
@@ -215,6 +227,10 @@ class ActorPool(WorkerPool):
         options = {"num_cpus": 1, "scheduling_strategy": "SPREAD", "runtime_env": {"env_vars": _ONE_THREAD}, **named}
         self.create_handle, self.create_weights = partial(ActorHandle, options=options), WeightStore
         super().__init__(*settings)
+
+    def pids(self) -> list[int]:
+        """Return none: actors may be on other machines."""
+        return []
 
     def _receive(self, seconds: float) -> bool:
         """See `WorkerPool`."""

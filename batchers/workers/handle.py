@@ -8,7 +8,6 @@ import socket
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
 from typing import Any, TypeVar
 
 from rlstruct.batchers.hand_over import Share
@@ -16,7 +15,8 @@ from rlstruct.batchers.progress import Failure, Phase, Progress, spell, unpickle
 from rlstruct.batchers.shared_memory import Layout
 from rlstruct.batchers.slab import Steps
 from rlstruct.batchers.workers.channel import Channel
-from rlstruct.batchers.workers.processes import GUARD, NO_MAIN_GUARD, WORKER_NAME, mortal_parent
+from rlstruct.batchers.workers.fork_server import start_process
+from rlstruct.batchers.workers.processes import GUARD, NO_MAIN_GUARD, WORKER_NAME
 from rlstruct.batchers.workers.weights import Weights
 from rlstruct.batchers.workers.worker import Batch, Created, Start, main
 from rlstruct.core import DictTensor
@@ -45,7 +45,7 @@ class WorkerHandle:
 
     Attributes:
         orders: those that it has not answered, oldest first.
-        batches: its shares of batches that it has finished and `RL_Batcher.get` has not handed over, oldest first.
+        batches: its shares of batches that it has finished and `RL_Batcher.get` has not returned, oldest first.
         answer: its last answer to an order to save or load.
         created: its answer to the last order to create agent and environments.
         seed: seed of its first environment.
@@ -75,12 +75,16 @@ class WorkerHandle:
         self._infos: tuple[DictTensor, DictTensor] | None = None  # agent_info and env_info of its episodes
         self._slab = 0  # the one that its newest batch goes to
         self._slabs: dict[int, Steps] = {}
-        self._weights: Weights | None = None  # the newest that it was told of
+        self._weights: Weights | None = None  # the newest that it knows of
 
     def spawn(self) -> None:
         """Start a process, which may replace one that is gone."""
         self.progress.clear()
-        self.start()
+        try:
+            self.start()
+        except OSError as error:  # such as too many open files
+            text = f"worker {self.index} cannot be started: {error.strerror or error}. Raise the limit that it names"
+            raise WorkerError(f"{text} (see ulimit -a), or start fewer workers.", worker=self.index) from error
         self.n_running = self.n_envs
         self._weights = None
 
@@ -89,12 +93,7 @@ class WorkerHandle:
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
         with theirs:
-            # Not a daemon: daemons may not have children of their own, and gymnasium's AsyncVectorEnv has.
-            process = get_context("spawn").Process(
-                target=main, args=(self._start, theirs, mortal_parent()), name=f"{WORKER_NAME}-{self.index}"
-            )
-            process.start()
-        self.process = process
+            self.process = start_process(main, (self._start, theirs), f"{WORKER_NAME}-{self.index}")
 
     @property
     def pid(self) -> int | None:
@@ -117,7 +116,7 @@ class WorkerHandle:
 
     @property
     def owes(self) -> bool:
-        """Whether it was ordered a batch that has not been handed over."""
+        """Return True if it was ordered a batch that has not been returned."""
         return bool(self.batches) or any(order.name == "execute" for order in self.orders)
 
     def reads(self) -> set[int]:
@@ -150,7 +149,7 @@ class WorkerHandle:
         self.order("reset", agent_info, env_info, weights=weights)
 
     def order_batch(self, agent_info: DictTensor | None, weights: Weights | None) -> None:
-        """Order a batch; it goes to the other slab if this one has not been handed over."""
+        """Order a batch; it goes to the other slab if this one has not been returned."""
         self._slab = 1 - self._slab if self.owes else 0
         self.order("execute", agent_info, self._slab, weights=weights)
 
@@ -192,7 +191,7 @@ class WorkerHandle:
         if agent_info is not None and self._infos is not None:
             self._infos = agent_info, self._infos[1]
         self.seconds = batch.seconds
-        # The seed as it is now: the process may be replaced by one with another seed before the batch is handed over.
+        # The seed as it is now: the process may be replaced by one with another seed before the batch is returned.
         steps, first = self.steps_of(batch, slab), self.environments.start
         self.batches.append(Share(steps, batch.collected, self.seed, first, batch.n_running))
 
@@ -227,7 +226,7 @@ class WorkerHandle:
             block.close()
 
     def died(self) -> bool:
-        """Whether the process has ended."""
+        """Return True if the process has ended."""
         return self.process is None or not self.process.is_alive()
 
     def death(self) -> WorkerError:
@@ -247,7 +246,7 @@ class WorkerHandle:
                 f" Every worker imports your main script, and this one starts the batcher while it is imported. {GUARD}"
             )
         elif code == -signal.SIGKILL:
-            hint = " If nobody killed it, the machine has run out of memory: its kernel log would say so."
+            hint = " Unless somebody killed it, the machine ran out of memory: its kernel log says so."
         elif not self.progress.born:
             hint = " What kept it from starting is in its traceback, printed above on standard error."
         return self._about(WorkerError, f"{how} in {self._where()}.{hint}")

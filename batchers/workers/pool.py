@@ -1,4 +1,4 @@
-"""Collection in k spawned processes, seen from their parent."""
+"""Collection in k worker processes, seen from their parent."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _LONGEST = 1e6  # seconds; poll() counts milliseconds in 32 bits
 
 
 class WorkerPool:
-    """k spawned processes; they start side by side, and the first call that needs them waits.
+    """k worker processes; they start side by side, and the first call that needs them waits.
 
     `RL_Batcher` asks the same of this and of `InProcess`. Lists have one entry per worker.
 
     Attributes:
         auto_reset: see `VecEnv.auto_reset`.
         gaps: see `VecEnv.restarts_take_steps`.
-        queues: whether a second batch may be ordered before the first is handed over.
+        queues: whether a second batch may be ordered before the first is returned.
         waiting: whether it only waits for answers at this moment, so that Ctrl-C loses nothing.
         lost: episodes that workers lost when they failed.
 
@@ -138,7 +138,7 @@ class WorkerPool:
                 worker.order_reset(agent_info, env_info, self._weights.newest)
 
     def execute(self, agent_infos: Sequence[DictTensor | None]) -> None:
-        """Order a batch; a second one before the first is handed over only if this `queues`."""
+        """Order a batch; a second one before the first is returned only if this `queues`."""
         for worker in self._workers:
             if worker.n_running:
                 with self._replacing():
@@ -184,6 +184,10 @@ class WorkerPool:
     def seconds(self) -> list[dict[str, float]]:
         """Return the seconds of each phase, as of the last batch."""
         return [worker.seconds for worker in self._workers]
+
+    def pids(self) -> list[int]:
+        """Return the process id of each worker on this machine."""
+        return [worker.pid for worker in self._workers if worker.pid is not None]
 
     def layouts(self) -> list[Layout]:
         """Return the layout of each slab; an empty one before the first batch."""
@@ -302,7 +306,7 @@ class WorkerPool:
                 failure = self._replace(self._workers[error.worker], failure)
 
     def _replace(self, worker: WorkerHandle, error: WorkerError) -> WorkerError | None:
-        """Start a worker again and order what the old one was told; return the WorkerError of the new one, if any."""
+        """Start a worker again and repeat the orders of the old one; return the WorkerError of the new one, if any."""
         ids, seed = worker.environments, worker.seed + _SEED_STRIDE
         self.lost.append(
             LostEpisodes(

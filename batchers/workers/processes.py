@@ -1,4 +1,4 @@
-"""How worker processes start and end."""
+"""Start and end of worker processes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from multiprocessing import get_start_method, process, set_start_method
+from multiprocessing.process import BaseProcess
 
 from rlstruct.errors import UsageError
+from rlstruct.sharing.inheriting import inheriting as inheriting  # for learners, too
 
 GUARD = 'Put the code that creates the batcher under `if __name__ == "__main__":`.'
 WORKER_NAME = "rlstruct-worker"
@@ -36,6 +38,17 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
+def has_ended(child: BaseProcess) -> bool:
+    """Return True if a child process has ended, also if its exit code is lost because this process ignores SIGCHLD."""
+    if child.exitcode is not None:
+        return True
+    try:
+        os.kill(child.pid or 0, 0)
+    except ProcessLookupError:  # only then: a child whose exit code is still to be read keeps its id
+        return True
+    return False
+
+
 def leave() -> None:
     """End this worker, whose environments and agent are closed: run what ``atexit`` knows, flush, and exit.
 
@@ -51,31 +64,32 @@ def leave() -> None:
 
 @contextlib.contextmanager
 def quiet_start() -> Iterator[None]:
-    """Let children start with one thread each, deaf to Ctrl-C; leave this process as it was.
+    """Let children start with one thread each, deaf to Ctrl-C; leave this process as it was. Other threads wait.
 
     Raises:
         RuntimeError: the main script makes a batcher without a guard; every worker imports it and would do so again.
     """
     _refuse_while_imported()
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    before = {name: os.environ.get(name) for name in names}
-    chosen = bool(get_start_method(allow_none=True))
-    os.environ.update(dict.fromkeys(names, "1"))
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    with inheriting(threads), _deaf_to_interrupts(), _standard_streams(), _importable_main():
+        chosen = bool(get_start_method(allow_none=True))
+        try:
+            yield
+        finally:
+            if not chosen:  # Python has fixed it while it spawned: give the user's choice back
+                set_start_method(None, force=True)
+
+
+@contextlib.contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Ignore Ctrl-C, for children to inherit; Python lets only the main thread do that."""
     in_main = threading.current_thread() is threading.main_thread()
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None
     try:
-        with _standard_streams(), _importable_main():
-            yield
+        yield
     finally:
-        if not chosen:  # Python has fixed it while it spawned: give the user's choice back
-            set_start_method(None, force=True)
         if in_main and handler is not None:
             signal.signal(signal.SIGINT, handler)
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -10,13 +10,13 @@ from torch import Tensor
 from rlstruct.batchers.shared_memory import Layout, SharedBlock, n_bytes
 from rlstruct.engine.graph import layout_of
 
-# Two batches can be outstanding, each with weights of its own, while the next weights arrive.
+# Two batches can be outstanding, each with its own weights, while the next weights arrive.
 N_SLOTS = 3
 
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """Which weights an order is to be carried out with: their slot, policy version and layout."""
+    """Reference to the weights that an order uses: slot, policy version and layout."""
 
     slot: int
     version: int
@@ -33,7 +33,7 @@ class SharedWeights:
         self.newest: Weights | None = None
 
     def write(self, weights: Mapping[str, Tensor], version: int, slot: int) -> None:
-        """Write new weights, from any device, to a slot that nobody reads."""
+        """Write new weights, from any device, to a slot that no worker reads."""
         layout = layout_of(weights)
         if layout != layout_of(self._tensors[slot]):
             self._tensors[slot] = self.slots[slot].map(layout)

@@ -1,7 +1,7 @@
-"""What a worker process does.
+"""Body of a worker process.
 
 The parent sends orders; the worker carries them out one by one and answers each. Tensors of batches and weights do not
-travel: they are written into shared memory. A worker ends when it is told to, when it fails, or when its parent ends.
+travel: they are written into shared memory. A worker ends on an order, when it fails, or when its parent ends.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ from rlstruct.batchers.saved_state import CollectorState
 from rlstruct.batchers.shared_memory import Layout, SharedBlock
 from rlstruct.batchers.slab import Slab
 from rlstruct.batchers.workers.channel import Channel
-from rlstruct.batchers.workers.processes import die_with, leave
+from rlstruct.batchers.workers.processes import leave
 from rlstruct.batchers.workers.weights import Weights
 from rlstruct.core import DictTensor
+from rlstruct.profiling.operations import join as join_profile
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a worker process starts with, beside its end of the channel."""
+    """Arguments of a worker process, besides its end of the channel."""
 
     recipe: bytes  # a pickled `Recipe`
     backends: dict[str, str]  # modules of registered backends, by device type
@@ -73,20 +74,19 @@ def progress_layout(n_workers: int) -> Layout:
     return {"progress": ((n_workers, 8), torch.int64)}
 
 
-def main(start: Start, end: socket.socket, parent: int | None) -> None:
-    """Run a worker until it is told to stop; ``parent`` must not be outlived, if the kernel can see to that."""
-    if parent is not None:
-        die_with(parent)
+def main(start: Start, end: socket.socket) -> None:
+    """Run a worker until it is ordered to stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)
+    join_profile()
     worker, channel = Worker(start), Channel(end)
     try:
         worker.serve(channel)
     except Interrupted:
         pass
     except BaseException as error:
-        with contextlib.suppress(OSError):  # the parent is gone: there is nobody left to tell
+        with contextlib.suppress(OSError):  # the parent is gone: no process is left to report to
             channel.send(worker.describe(error))
     finally:
         worker.close()
@@ -146,7 +146,7 @@ class Worker:
         if self._created:
             try:
                 self._collector.close()
-            except Exception:  # the batcher is closing: nobody waits for an answer
+            except Exception:  # the batcher is closing and waits for no answer
                 _logger.warning("RL_Batcher.close: worker %d", self._start.index, exc_info=True)
             del self._collector
 

@@ -56,7 +56,7 @@ class Ours:
             create_agent,
             create_env,
             agent_args={"policy": make_policy()},
-            env_args={"n_envs": task.n_envs // task.n_processes, "environment": task.environment},
+            env_args={"n_envs": task.n_envs // max(1, task.n_processes), "environment": task.environment},
             n_processes=task.n_processes,
             seed=0,
             compile_agent="compiled" in sys.argv,

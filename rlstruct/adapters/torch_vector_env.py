@@ -14,7 +14,7 @@ from rlstruct.errors import BadValueError, DeviceMismatchError, ShapeMismatchErr
 from rlstruct.functional.masks import rows_of
 from rlstruct.profiling import operation
 from rlstruct.spaces import leaves, nest, zeros
-from rlstruct.vec_env import Observed, Stepped, VecEnv
+from rlstruct.vec_env import Observed, Stepped, VecEnv, check_action
 
 Tensors = dict[str, Tensor]
 
@@ -23,12 +23,12 @@ _FINAL_KEYS = ("final_obs", "final_observation")
 
 
 class TorchVectorEnv(VecEnv):
-    """A gymnasium-like vector environment whose observations are tensors on a device already. Nothing is copied.
+    """A gymnasium-like vector environment whose observations are tensors on a device already.
 
-    It must restart ended rows within the step (gymnasium's mode SAME_STEP), as GPU simulators do. What `step` returned
-    becomes ``current``, the very tensors. If the simulation writes its next observation into the same memory, so do
-    these change; RL_Batcher has copied them by then, a program of yours that keeps them clones them. The simulation
-    cannot be saved from here: `state_dict` is None.
+    It must restart ended rows within the step (gymnasium's mode SAME_STEP), as GPU simulators do. The simulation gets a
+    copy of the action, which it may change in place. What `step` returned becomes ``current``, the very tensors. If the
+    simulation writes its next observation into the same memory, so do these change; RL_Batcher has copied them by then,
+    a program of yours that keeps them clones them. The simulation cannot be saved from here: `state_dict` is None.
 
     The true final observation is taken from the info's ``final_obs`` (gymnasium; Isaac Lab where it is switched on) or
     ``final_observation`` (ManiSkill): tensors [B, ...] of the observation's structure, of which the rows that ended are
@@ -96,7 +96,8 @@ class TorchVectorEnv(VecEnv):
             raise BadValueError(f"TorchVectorEnv.reset: got env_info {list(env_info.keys())}, expected none.")
         seed, self._seed = self._seed, None
         frames = self._flat(self.vec.reset(seed=seed)[0])
-        self._previous = frames
+        if self._missing == "previous":
+            self._previous = _copies(frames)
         for key, value in frames.items():
             if value.device != self._device:
                 raise DeviceMismatchError(
@@ -117,11 +118,14 @@ class TorchVectorEnv(VecEnv):
         """Take one step in every environment; see `VecEnv.step`.
 
         Raises:
+            TypeError: the action is no DictTensor.
             RuntimeError: an episode ended and its final observation is missing.
             ShapeMismatchError: the final observations have another shape than the observations.
         """
-        acted = {key: action[key] for key in self._action_leaves}
-        sent = nest(self.action_space, acted, "action")
+        check_action("TorchVectorEnv", action)
+        # Two copies: simulators clamp actions in place, and agents write theirs over in the next step.
+        last = {f"last_{key}": action[key].clone() for key in self._action_leaves}
+        sent = nest(self.action_space, {key: action[key].clone() for key in self._action_leaves}, "action")
         observation, reward, terminated, truncated, info = self.vec.step(sent)
         terminated, truncated = terminated.to(torch.bool), truncated.to(torch.bool)
         current = self._flat(observation)
@@ -140,9 +144,8 @@ class TorchVectorEnv(VecEnv):
                 "truncated."
             )
         if self._missing == "previous":  # kept only where it may be shown again
-            self._previous = {key: value.clone() for key, value in current.items()}
+            self._previous = _copies(current)
         reward = reward.to(torch.float32)
-        last = {f"last_{key}": value.clone() for key, value in acted.items()}
         flags = {"terminated": terminated, "truncated": truncated, "done": done, "initial_state": self._no}
         seen = DictTensor._trusted({**(reached or current), "reward": reward, **flags, **last})
         if reached is None:  # nobody restarted
@@ -161,6 +164,11 @@ class TorchVectorEnv(VecEnv):
     def _flat(self, observation: Mapping[str, Any] | Tensor) -> Tensors:
         """Name the frames of an observation."""
         return {key: leaf.get(observation) for key, leaf in self._frame_leaves.items()}
+
+
+def _copies(tensors: Tensors) -> Tensors:
+    """Clone tensors that the simulation may write to later."""
+    return {key: value.clone() for key, value in tensors.items()}
 
 
 def _choose(mask: Tensor, final: Tensors, current: Tensors) -> Tensors:

@@ -1,4 +1,4 @@
-"""Which of the bundled agents fits an environment and an algorithm."""
+"""Choice of the bundled agent that fits an environment and an algorithm."""
 
 from __future__ import annotations
 

@@ -1,13 +1,18 @@
-"""What is said to the user: results, and what was wrong, in one line, with the mend."""
+"""Messages to the user: results, and mistakes in one line with the fix."""
 
 from __future__ import annotations
 
 import difflib
+import errno
+import importlib
 import importlib.util
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 from rlstruct.errors import how_to_install
+
+resource: Any = importlib.import_module("resource") if importlib.util.find_spec("resource") else None  # not on Windows
 
 
 class UserError(Exception):
@@ -22,9 +27,28 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """
     by_lower = {name.lower(): name for name in known}
     near = difflib.get_close_matches(word.lower(), by_lower, 1, 0.6)
+    # Two of three equal letters are another word: one letter may differ, and one more for each four of the longer name.
+    near = [name for name in near if _edits(word.lower(), name) <= 1 + max(len(word), len(name)) // 4]
     if not near:  # a name without its version, or a part of one
         near = sorted((name for name in by_lower if word.lower() in name), key=len)[:1] if len(word) > 2 else []
     return f" Did you mean {by_lower[near[0]]!r}?" if near else ""
+
+
+def _edits(a: str, b: str) -> int:
+    """Count the letters to change, insert, delete or swap with the next one, to turn one word into another.
+
+    >>> _edits("sac", "a2c"), _edits("pop", "ppo")
+    (2, 1)
+    """
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a):
+        before, last, row = row, before, [i + 1]
+        for j, y in enumerate(b):
+            row.append(min(before[j] + (x != y), before[j + 1] + 1, row[j] + 1))
+            if i and j and x == b[j - 1] and a[i - 1] == y:
+                row[-1] = min(row[-1], last[j - 1] + 1)
+    return row[-1]
 
 
 def require(extra: str, *modules: str, what: str) -> None:
@@ -36,12 +60,31 @@ def require(extra: str, *modules: str, what: str) -> None:
 
 def check_device(option: str, device: str) -> None:
     """Refuse a device that is not here."""
-    from rlstruct.device import resolve_device  # imported here: it brings torch, and mistakes are told without
+    from rlstruct.device import resolve_device  # imported here: it brings torch, and mistakes are reported without
 
     try:
         resolve_device(device)
     except ValueError as error:
         raise UserError(f"{option} {device}: {str(error).partition(': ')[2]}") from None
+
+
+def refused(error: OSError) -> str:
+    """Say in one sentence that the operating system refuses more of something; "" for other errors.
+
+    >>> refused(OSError(errno.ENOSPC, "No space left on device", "a.gif"))
+    'a.gif: No space left on device.'
+    """
+    hints = dict.fromkeys((errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EMFILE), "")
+    if resource is not None:
+        files, size = (resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE))
+        hints[errno.EFBIG] = f"`ulimit -f` lets a file have {size} bytes: raise it"
+        hints[errno.EMFILE] = f"`ulimit -n` lets a process open {files}: raise it, or take fewer processes"
+    no_folder = error.errno == errno.ENOENT and "temporary directory" in str(error)
+    if error.errno not in hints and not no_folder:
+        return ""
+    place = f"{error.filename}: " if error.filename else ""
+    hint = hints.get(error.errno or 0, "")
+    return f"{place}{error.strerror or error}." + (f" {hint}." if hint else "")
 
 
 def number(value: float) -> str:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-from rlstruct.batchers.tuning.roles import ISAAC_GYM, ISAAC_GYM_COLLECTING, Roles, throughput
 from rlstruct.cli.complaint import UserError, plural, say
 from rlstruct.device import device_count, processor, usable_cores
 from rlstruct.sharing import describe
@@ -22,7 +21,7 @@ class Gpu:
 
     name: str  # of the model
     memory: int  # bytes in all
-    free: int | None  # bytes that nobody uses; None where it could not be asked
+    free: int | None  # free bytes; None where it could not be asked
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -57,49 +56,37 @@ def report(n_cpus: int, n_threads: int, gpus: Sequence[Gpu]) -> list[str]:
 def layout(n_cpus: int, n_gpus: int) -> list[str]:
     """Recommend where environments, agent and learner live, with the options of `rlstruct train`."""
     learner = " --learner-device cuda:0" if n_gpus else ""
-    # One process that does everything on each GPU, see `roles`: "cuda" is a GPU of its own for each learner.
+    # One process per GPU that does everything: "cuda" gives each learner its own GPU.
     device, learners = ("cuda", f" --learners {n_gpus}") if n_gpus > 1 else ("cuda:0", "")
+    workers = f"--n-processes {max(1, n_cpus - 1)}"
+    every: tuple[str, ...] = ()
     layouts = [
-        ("cheap environments (CartPole), small networks: all in one process on the CPU", "--n-processes 0"),
+        ("cheap environments (CartPole), small networks: all in one process on the CPU", "--n-processes 0", every),
+        ("environments that take long: worker processes on the CPU", f"{workers}{learner}", every),
+        ("the same, learning meanwhile", f"{workers} --overlap{learner}", ("a2c", "dqn", "alphazero")),
         (
-            "environments that take long: worker processes on the CPU, learning meanwhile",
-            f"--n-processes {max(1, n_cpus - 1)} --overlap{learner}",
+            "bundled simulators: thousands of environments in one process, compiled",
+            "--simulator compile --n-envs 1024",
+            every,
         ),
-        ("bundled simulators: thousands of environments in one process, compiled", "--simulator compile --n-envs 1024"),
         (
             "images (Atari): environments on the CPU, agent and learner on the GPU, bytes cross",
             "--n-processes 0 --batcher-device cuda:0 --learner-device cuda:0 --evaluation-device cuda:0",
+            every,
         ),
         (
             "bundled simulators: everything on the GPU, nothing crosses to the host",
             f"--simulator torch --n-envs {4096 * max(1, n_gpus)} --batcher-device {device} --learner-device {device} "
             f"--evaluation-processes 0 --evaluation-device {device}{learners}",
+            ("a2c", "ppo", "reinforce"),  # the others' replay buffers would have to be larger, too
         ),
     ]
-    fitting = [*layouts[:2], *layouts[3:]] if n_gpus else layouts[:3]
-    told = [line for what, options in fitting for line in (f"  {what}", f"      {options}")]
+    fitting = [*layouts[:3], *layouts[4:]] if n_gpus else layouts[:4]
+    lines = []
+    for what, options, algorithms in fitting:
+        lines += [f"  {what}" + (f" ({', '.join(algorithms)})" if algorithms else ""), f"      {options}"]
     measure = ["  how many workers and environments: measure it here", "      rlstruct tune ppo --env CartPole-v1"]
-    return [*told, *measure, *(["", *roles(n_gpus)] if n_gpus else [])]
-
-
-def roles(n_gpus: int) -> list[str]:
-    """Propose which roles live together on GPUs, by the model of GMI-DRL with what its paper measured for Isaac Gym."""
-    collecting = _together_over_apart(ISAAC_GYM_COLLECTING, communication=2.0)
-    training = _together_over_apart(ISAAC_GYM, communication=7.0)
-    lines = [
-        "Who lives with whom, by the model of GMI-DRL (measured there for Isaac Gym on an A100):",
-        f"  simulator and agent in one process, not in two: {collecting:.1f} times the steps of collecting",
-        f"  simulator, agent and learner in one process, not in three: {training:.1f} times the steps of training",
-    ]
-    if n_gpus == 1:
-        return [*lines, "  so: one process on cuda:0 that does everything"]
-    return [*lines, f"  so: one process that does everything on each of {n_gpus} GPUs, not a GPU for each role"]
-
-
-def _together_over_apart(kind: Roles, communication: float) -> float:
-    """How many times as fast one process for all roles is; ``communication`` of roles apart, in steps of work."""
-    apart = throughput(kind.apart(), kind.seconds, communication * kind.seconds)
-    return throughput(kind.together(), kind.seconds) / apart
+    return [*lines, *measure]
 
 
 def find_gpus() -> list[Gpu]:

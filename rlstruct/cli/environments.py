@@ -1,4 +1,4 @@
-"""What is to be learnt, as the command line says it, and the factory of its environments for worker processes."""
+"""Tasks, as the command line names them, and the factories of their environments for worker processes."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class GymFactory:
 
     @property
     def stack(self) -> int:
-        """How many of the pictures, which are shown one at a time, the agent is to see."""
+        """Number of frames that the agent stacks; they are shown one at a time."""
         return ATARI_STACK if self.atari else 1
 
     def __call__(self, n_envs: int, seed: int | None = None) -> VecEnv:
@@ -126,12 +126,12 @@ class SimulatorFactory:
 
     @property
     def atari(self) -> bool:
-        """Whether these are games of Atari."""
+        """True for Atari games."""
         return self.name.startswith("ALE/")
 
     @property
     def stack(self) -> int:
-        """How many of the pictures, which are shown one at a time, the agent is to see."""
+        """Number of frames that the agent stacks; they are shown one at a time."""
         stack: int = self.settings.get("stack", ATARI_STACK) if self.atari else 1
         return stack
 
@@ -156,6 +156,8 @@ def find(task: Task, *, auto_reset: bool, render: bool = False) -> Factory:
                 f"--simulator {task.simulator}: no bundled simulator is called {name!r}, only "
                 f"{', '.join(sims.names())}.{nearest(name, sims.names())}"
             )
+        if task.simulator == "warp":
+            require("warp", "warp", what="--simulator warp")
         made = SimulatorFactory(name, task.simulator or "torch", settings, auto_reset)
         if made.atari and task.simulator != "warp":
             raise UserError(f"--simulator {task.simulator}: {name} is played by Warp kernels only: --simulator warp.")
@@ -164,7 +166,9 @@ def find(task: Task, *, auto_reset: bool, render: bool = False) -> Factory:
     if atari:
         register_atari()
     module, colon, _ = name.partition(":")
-    if colon and os.getcwd() not in sys.path:  # the installed command does not look beside itself, as python -m does
+    if (
+        colon and os.getcwd() not in sys.path
+    ):  # the installed command does not look in the current folder, as python -m does
         sys.path.append(os.getcwd())
     if not colon and name not in gymnasium.registry:
         known = {*gymnasium.registry, *sims.names()}
@@ -220,14 +224,14 @@ def register_atari() -> None:
 
 
 def is_image(space: spaces.Space[Any]) -> bool:
-    """Whether an observation is a picture: two or three axes, and some pixels each way."""
+    """Return True if an observation is a picture: two or three axes, and some pixels each way."""
     if not isinstance(space, spaces.Box) or len(space.shape) not in (2, 3):
         return False
     return int(np.sort(space.shape)[-2]) >= 8
 
 
 def _looks_like_atari(name: str) -> bool:
-    """Whether ale_py has this name, which it gives to gymnasium only when asked to."""
+    """Return True if ale_py has this name, which it registers with gymnasium only on request."""
     return name.startswith("ALE/") or "NoFrameskip-v" in name or _entry(name).startswith("ale_py")
 
 
@@ -237,7 +241,7 @@ def _entry(name: str) -> str:
 
 
 def is_installed(name: str) -> bool:
-    """Whether the package is there that an environment of gymnasium's registry needs."""
+    """Return True if the package that an environment of gymnasium's registry needs is installed."""
     needed = {"gymnasium.envs.box2d": "Box2D", "gymnasium.envs.mujoco": "mujoco", "ale_py": "cv2"}
     needed |= {"gymnasium.envs.phys2d": "jax", "gymnasium.envs.tabular": "jax", "<function _raise_shimmy": "shimmy"}
     package = next((package for start, package in needed.items() if _entry(name).startswith(start)), "gymnasium")

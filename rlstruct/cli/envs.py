@@ -36,7 +36,7 @@ def run(arguments: Sequence[str]) -> None:
 
 def names() -> dict[str, list[str]]:
     """Return the names by where they come from; of several versions the latest."""
-    import gymnasium  # imported here: mistakes are told without
+    import gymnasium  # imported here: mistakes are reported without
 
     from rlstruct import sims
     from rlstruct.cli.environments import is_installed

@@ -96,7 +96,7 @@ def _stem(factory: Factory) -> str:
 
 
 def _seconds_of(factory: Factory) -> float:
-    """How long a step is shown: as long as it takes, where that is known, else long enough to follow."""
+    """Return the seconds to show a step for: as long as it takes if that is known, else long enough to follow."""
     if _stem(factory) in _CLASSICS:
         return _CLASSICS[_stem(factory)][0]
     if factory.atari:
@@ -181,7 +181,7 @@ def _array(observation: DictTensor, key: str, row: int) -> Any:  # noqa: ANN401 
 
 
 def _legend_of(factory: Factory, env: VecEnv) -> list[Picture]:
-    """What the colours of its pictures mean, where they mean something: in MinAtar's games."""
+    """Return the meaning of the colours, for MinAtar's games; empty for others."""
     from PIL import Image, ImageDraw, ImageFont
 
     if not factory.name.endswith("-MinAtar") or isinstance(factory, GymFactory):
@@ -246,12 +246,12 @@ def _screen(env: VecEnv, observation: DictTensor, row: int) -> Picture:
 
 
 def _screen_and_frame(env: VecEnv, observation: DictTensor, row: int) -> Picture:
-    """Show the screen of an Atari game, and beside it the newest frame that the agent sees."""
+    """Show the screen of an Atari game next to the newest frame that the agent sees."""
     return _beside(_screen(env, observation, row), _array(observation, "frame", row)[-1])
 
 
 def _console_and_frame(env: VecEnv, observation: DictTensor, row: int) -> Picture:
-    """The same for a console of ours, twice as large as it is."""
+    """Show the same for a simulated console, at twice its size."""
     from PIL import Image
 
     picture = env.screen(row).cpu().numpy()  # type: ignore[attr-defined]  # sync: once per frame of a film
@@ -260,7 +260,7 @@ def _console_and_frame(env: VecEnv, observation: DictTensor, row: int) -> Pictur
 
 
 def _beside(screen: Picture, newest: Any) -> Picture:  # noqa: ANN401 - a numpy array
-    """Put the newest frame of a stack beside a screen, as high as that."""
+    """Put the newest frame of a stack next to a screen, at the same height."""
     from PIL import Image
 
     frame = Image.fromarray(newest).resize((screen.height, screen.height), Image.Resampling.NEAREST)

@@ -9,11 +9,19 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-from rlstruct.cli.complaint import UserError, nearest, require, say
-from rlstruct.errors import ClusterError, LearnerError, SharingError, TrainingDiverged, WorkerError
+from rlstruct.cli.complaint import UserError, nearest, refused, require, say
+from rlstruct.errors import (
+    ClusterError,
+    LearnerError,
+    MissingPackageError,
+    SharingError,
+    TrainingDiverged,
+    WorkerError,
+)
 
 # All but profile, envs and devices need the extra "train".
 COMMANDS = {
@@ -53,10 +61,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             require("train", "tyro", "tqdm", "tensorboard", "matplotlib", "PIL", what=f"rlstruct {command}")
         with _leaving_at_once(command):
             module = importlib.import_module(f"rlstruct.cli.{command}")
-        module.run(rest)
+        with _short_warnings(command):
+            module.run(rest)
+    except MissingPackageError as error:
+        sys.stderr.write(f"rlstruct {command}: {error}\n")
+        return 2
     except (UserError, ClusterError, LearnerError, SharingError, TrainingDiverged, WorkerError) as error:
         name = f"rlstruct {command}" if command in COMMANDS else "rlstruct"
         sys.stderr.write(f"{name}: {error}\n{_raised_here(error)}")
+        return 2
+    except OSError as error:
+        if not (said := refused(error)):
+            raise
+        sys.stderr.write(f"rlstruct {command}: {said}\n")
         return 2
     except KeyboardInterrupt as stop:
         sys.stderr.write(_interrupted(command, str(stop)))
@@ -70,8 +87,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _raised_here(error: Exception) -> str:
     """Return the traceback of what code of the user's raised, unless it is in the message already."""
-    told = getattr(error, "remote_traceback", "")
-    return "" if told in str(error) else f"\n{told}"
+    remote = getattr(error, "remote_traceback", "")
+    return "" if remote in str(error) else f"\n{remote}"
+
+
+@contextlib.contextmanager
+def _short_warnings(command: str) -> Iterator[None]:
+    """Show each warning as one line, with its place only if that is in other files than ours."""
+
+    def show(
+        message: Warning | str, category: object, filename: str, lineno: int, file: object = None, line: object = None
+    ) -> None:
+        ours = {getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if _is_ours(name)}
+        place = "" if filename in ours or filename.startswith("<") else f" ({filename}:{lineno})"
+        sys.stderr.write(f"rlstruct {command}: warning: {' '.join(str(message).split())}{place}\n")
+
+    before, warnings.showwarning = warnings.showwarning, show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] in ("rlstruct", "__main__")
 
 
 @contextlib.contextmanager
@@ -82,7 +121,7 @@ def _leaving_at_once(command: str) -> Iterator[None]:
     """
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # called from Python, or with the signal ignored: leave it as it is
+        yield  # called from Python, or with the signal ignored: leave it unchanged
         return
 
     def leave(signum: int, frame: object) -> None:

@@ -124,7 +124,7 @@ def play(agent: SearchAgent, *, yours: bool, seed: int) -> None:
         else:
             key = step_keys(seeds, 0, torch.full((1,), move, device="cpu"))[0]
             found, _ = agent(DictTensor(), current + DictTensor({"rng": key}), DictTensor())
-            say(told(found))
+            say(describe_search(found))
             column = int(found["action"])
         (reached, _), (current, _) = env.step(DictTensor({"action": torch.full((1,), column, device="cpu")}))
         move += 1
@@ -149,7 +149,7 @@ def drawn(observation: DictTensor, yours: bool) -> str:
     return "\n".join(["", *rows, "1 2 3 4 5 6 7"])
 
 
-def told(found: DictTensor) -> str:
+def describe_search(found: DictTensor) -> str:
     """Say what the search thinks ([1], from `SearchAgent`): visits, the policy that they make, and who is ahead."""
     visits, policy = (found[name][0].tolist() for name in ("action_visits", "action_policy"))  # sync: on the CPU
     value = float(found["action_value"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,15 +11,11 @@ from typing import Annotated, Any
 
 import tyro
 
-from rlstruct.algos.config import MAY_CHANGE
 from rlstruct.algos.learning_curve import Curve, draw_panels, in_order
+from rlstruct.algos.loggers import flat_settings
 from rlstruct.algos.run_folder import read_lines
 from rlstruct.cli.complaint import UserError, nearest, number, plural, say
 from rlstruct.cli.record import ForeignRun, RunRecord, load
-
-# Settings that change where things are computed, or how closely one looks, but not what is learnt.
-_IGNORED = MAY_CHANGE - {"n_env_steps", "target_return"} | {"seed", "replay_device", "evaluation_processes"}
-_IGNORED |= {"evaluation_episodes", "evaluation_timesteps"}
 
 _TIME_BEHIND = re.compile(r"-\d{8}-\d{6}(-\d+)?$")  # of the name of a folder
 
@@ -77,9 +74,10 @@ def _panels(folders: Sequence[Path], metric: str) -> dict[str, dict[str, list[Cu
     panels: dict[str, dict[str, list[Curve]]] = {}
     for environment, runs in sorted(by_env.items()):
         labels = iter(labels_of([record for _, record in runs if record is not None]))
+        others = iter(_labels_of_folders([folder for folder, record in runs if record is None]))
         groups = panels.setdefault(environment, {})
         for folder, record in runs:
-            label = _name_of(folder) if record is None else next(labels)
+            label = next(others if record is None else labels)
             groups.setdefault(label, []).append(read_curve(folder, metric))
     return panels
 
@@ -117,6 +115,20 @@ def labels_of(records: Sequence[RunRecord]) -> list[str]:
     return labels
 
 
+def _labels_of_folders(folders: Sequence[Path]) -> list[str]:
+    """Name runs of other programs as `labels_of` does: by their folders' name and the settings that differ."""
+    named = []
+    for folder in folders:
+        stored = json.loads((folder / "config.json").read_text())
+        settings = flat_settings(stored if isinstance(stored, dict) else {"config.json": stored})
+        named.append((_name_of(folder), {key: v for key, v in settings.items() if key.rpartition("/")[2] != "seed"}))
+    labels = []
+    for name, settings in named:
+        of_settings = _differing([other for called, other in named if called == name])
+        labels.append(", ".join([name, *(f"{key} {settings.get(key, 'missing')}" for key in of_settings)]))
+    return labels
+
+
 def _load_if_ours(folder: Path) -> RunRecord | None:
     """Read what `rlstruct train` has written; None where the user's own program trained."""
     try:
@@ -131,8 +143,9 @@ def _name_of(folder: Path) -> str:
 
 
 def _settings(record: RunRecord) -> dict[str, Any]:
-    return {name: value for name, value in asdict(record.config).items() if name not in _IGNORED}
+    return {name: value for name, value in asdict(record.config).items() if name != "seed"}
 
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [name for name in (settings[0] if settings else ()) if len({str(one[name]) for one in settings}) > 1]
+    names = dict.fromkeys(name for one in settings for name in one)
+    return [name for name in names if len({str(one.get(name, "missing")) for one in settings}) > 1]

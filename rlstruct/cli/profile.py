@@ -31,13 +31,13 @@ def run(arguments: Sequence[str]) -> None:
     Raises:
         UserError: they make no sense, or the command recorded nothing.
         SystemExit: the command failed.
-        KeyboardInterrupt: Ctrl-C; what was recorded until then has been told.
+        KeyboardInterrupt: Ctrl-C; the recording up to then has been reported.
     """
     options, command = _parse(list(arguments))
     if "help" in options:
         say(_USAGE)
         return
-    # Imported here: they bring torch, and mistakes are told without.
+    # Imported here: they bring torch, and mistakes are reported without.
     from rlstruct.profiling.operations import settings
     from rlstruct.profiling.recorder import VARIABLE
     from rlstruct.profiling.report import differences, read, save

@@ -1,4 +1,4 @@
-"""What a run folder remembers, so that a run can be repeated, judged and drawn; and the network that it trained."""
+"""Settings of a stored run, with which it is repeated, evaluated and drawn; and the network that it trained."""
 
 from __future__ import annotations
 

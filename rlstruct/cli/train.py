@@ -23,7 +23,7 @@ from rlstruct.algos.presets import PRESETS
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import TrainingResult
 from rlstruct.cli.agents import AgentChoice, choose, with_stacks
-from rlstruct.cli.complaint import UserError, check_device, nearest, number, require, say
+from rlstruct.cli.complaint import UserError, check_device, nearest, number, refused, require, say
 from rlstruct.cli.environments import Factory, Task, find, spaces_of
 from rlstruct.cli.record import ALGORITHMS, RunRecord, config_class, load, module_of, versions
 from rlstruct.errors import BadValueError, LearnerError, WorkerError
@@ -62,14 +62,14 @@ ones; --help after ALGORITHM and --env lists them all.
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """Where results go.
+    """Destinations of results.
 
     Attributes:
         runs: folder of all runs.
         name: first part of the name of the run's folder; None for algorithm, environment and seed.
         progress: show a progress bar.
         threads: threads of PyTorch in this process; None for 1 with small networks, and all cores with images.
-        loggers: where numbers go beside metrics.csv.
+        loggers: loggers besides metrics.csv.
     """
 
     runs: Path = Path("runs")
@@ -162,9 +162,9 @@ def train(
             _say(f"to go on from its last checkpoint: rlstruct train --resume {path}")
         raise
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):
             raise
-        raise UserError(f"{folder.path} can no longer be written: {error.strerror or error}.") from None
+        raise UserError(f"{folder.path} can no longer be written: {refused(error)}") from None
     _tell(result, config.target_return, folder)
 
 
@@ -323,8 +323,8 @@ def _with_fitting_parts(config: TrainingConfig, words: list[str]) -> tuple[Train
 
 def _tell(result: TrainingResult, target: float | None, folder: RunFolder) -> None:
     reached = [one for one in result.evaluations if target is not None and one.mean_return >= target]
-    told = [("before training", result.before), *(("at the target", one) for one in reached[:1])]
-    for when, evaluation in (*told, ("after training", result.after)):
+    shown = [("before training", result.before), *(("at the target", one) for one in reached[:1])]
+    for when, evaluation in (*shown, ("after training", result.after)):
         _say(
             f"{when:>15}: return {number(evaluation.mean_return)} ± {number(evaluation.std_return)} "
             f"over {len(evaluation.returns)} episodes"

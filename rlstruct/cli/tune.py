@@ -48,7 +48,7 @@ started that is expected to take more memory than --memory-limit.
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to search, and where the answer goes.
+    """Options of the search, and the destination of its answer.
 
     Attributes:
         n_processes: numbers of workers to choose from; by default 0, 1, 2, 4, … as far as that is faster.

@@ -1,4 +1,4 @@
-"""What a key holds, and checks of the tensors of a structure: errors in words, and a guess which key was meant."""
+"""Specs of keys and checks of the tensors of a structure, with errors in words and a guess which key was meant."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def validate(cls: type[NamedTensors], tensors: Mapping[str, Tensor]) -> None:
 def _not_named(cls: type[NamedTensors], key: object, tensor: object) -> TypeError:
     if not isinstance(key, str):
         return BadTypeError(f"{cls.__name__}: key {key!r} is a {type(key).__name__}, expected a str.")
-    mend = "Convert it with torch.as_tensor(value, device=...)."
+    fix = "Convert it with torch.as_tensor(value, device=...)."
     if isinstance(tensor, torch.nn.Module):
-        mend = "A model is given to the agent when it is made: create_agent(model)."
+        fix = "A model is given to the agent when it is made: create_agent(model)."
     elif isinstance(tensor, int | float):
-        mend = f"Give every row its value: torch.full((B,), {tensor})."
-    return BadTypeError(f"{cls.__name__}: key {key!r} holds a {type(tensor).__name__}, expected a torch.Tensor. {mend}")
+        fix = f"Give every row its value: torch.full((B,), {tensor})."
+    return BadTypeError(f"{cls.__name__}: key {key!r} holds a {type(tensor).__name__}, expected a torch.Tensor. {fix}")
 
 
 def check_pair(cls: type[NamedTensors], key: str, tensor: Tensor, first_key: str, first: Tensor) -> None:
@@ -82,10 +82,13 @@ def wrong_shape(
     """Name the key, its shape, and what was expected."""
     got = f"{cls.__name__}: tensor {key!r} has shape {list(tensor.shape)}"
     if tensor.dim() < cls._leading:
-        return ShapeMismatchError(
-            f"{got}, expected at least {cls._leading} dimensions {cls._axes}. "
-            "Add what is missing with .unsqueeze(0), or .expand(B, ...) one value to all rows."
-        )
+        fix = "Add what is missing with .unsqueeze(0), or .expand(B, ...) one value to all rows."
+        if tensor.dim() == 0:
+            fix = (
+                f"Numbers that belong to no row, such as losses, go into a plain dict: {{{key!r}: value}}. "
+                ".expand(B, ...) gives one value to all rows."
+            )
+        return ShapeMismatchError(f"{got}, expected at least {cls._leading} dimensions {cls._axes}. {fix}")
     sizes = ", ".join(f"{axis} = {size}" for axis, size in zip("BT"[: cls._leading], lead, strict=False))
     return ShapeMismatchError(
         f"{got}, expected {cls._axes} with {sizes} (as in {first_key!r}). "
@@ -108,11 +111,11 @@ def as_dict(cls: type[NamedTensors], tensors: Any) -> dict[str, Any]:  # noqa: A
     if tensors is None:
         return {}
     if isinstance(tensors, torch.nn.Module) or not hasattr(tensors, "keys"):
-        mend = "Name it: {'frame': tensor}." if isinstance(tensors, Tensor) else "Such as {'frame': torch.zeros(B, 4)}."
+        fix = "Name it: {'frame': tensor}." if isinstance(tensors, Tensor) else "Such as {'frame': torch.zeros(B, 4)}."
         if isinstance(tensors, torch.nn.Module):
-            mend = "The weights of a model are model.state_dict(), and need no structure: pass that dict itself."
+            fix = "The weights of a model are model.state_dict(), and need no structure: pass that dict itself."
         raise BadTypeError(
-            f"{cls.__name__}: got a {type(tensors).__name__}, expected a mapping of names to tensors. {mend}"
+            f"{cls.__name__}: got a {type(tensors).__name__}, expected a mapping of names to tensors. {fix}"
         )
     return dict(tensors)
 

@@ -1,4 +1,4 @@
-"""What DictTensor and TemporalDictTensor share: names, validation at birth, key handling."""
+"""Shared base of DictTensor and TemporalDictTensor: names, validation at birth, key handling."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ Index = Tensor | Sequence[int]
 
 
 class Rows:
-    """What all structures share: tensors with a batch axis on one device. Not public: use the classes built on it."""
-
-    __slots__ = ("__weakref__",)
+    """Base of all structures: tensors with a batch axis on one device. Not public: use the classes built on it."""
 
     def _each(self, fn: Callable[[Tensor], Tensor]) -> Self:
         """A structure of fn(tensor) for every tensor, the lengths included; fn acts on the batch axis only."""
@@ -39,7 +37,7 @@ class Rows:
         raise NotImplementedError
 
     def _home(self) -> torch.device | None:
-        """Where an index must be; None if anywhere."""
+        """Return the device that an index must be on; None if any."""
         return self.device
 
     @property
@@ -52,7 +50,7 @@ class Rows:
         raise NotImplementedError
 
     def clone(self) -> Self:
-        """Copy every tensor into memory of its own; gradients flow through, as in ``Tensor.clone``."""
+        """Copy every tensor into new memory; gradients flow through, as in ``Tensor.clone``."""
         return self._each(torch.clone)
 
     def to(self, device: DeviceLike, non_blocking: bool = False) -> Self:
@@ -177,7 +175,6 @@ class NamedTensors(Rows):
     unflattened with anything inside, and a structure can never disagree with its tensors.
     """
 
-    __slots__ = ("_tensors",)
     _tensors: dict[str, Tensor]
     _leading: ClassVar[int]  # how many axes the tensors share: 1 for [B, ...], 2 for [B, T, ...]
     _axes: ClassVar[str]
@@ -210,7 +207,7 @@ class NamedTensors(Rows):
         return iter(self._tensors)
 
     def __contains__(self, key: object) -> bool:
-        """Whether there is a tensor of that name."""
+        """Return True if there is a tensor of that name."""
         return key in self._tensors
 
     def __getitem__(self, key: str) -> Tensor:
@@ -289,7 +286,7 @@ class NamedTensors(Rows):
 
         Args:
             key: its name.
-            tensor: stored as it is.  [B, ...] or [B, T, ...]; any B and T if it becomes the only key
+            tensor: stored without a copy.  [B, ...] or [B, T, ...]; any B and T if it becomes the only key
 
         Raises:
             TypeError: the key is not a string, or the value not a tensor.
@@ -299,8 +296,7 @@ class NamedTensors(Rows):
         others = ((name, value) for name, value in self._tensors.items() if name != key)
         fitting = self._checked_like({**dict(itertools.islice(others, 1)), key: tensor})
         self._tensors[key] = tensor
-        for name in type(self).__slots__:
-            setattr(self, name, getattr(fitting, name))
+        vars(self).update({**vars(fitting), "_tensors": self._tensors})
 
     def prepend_key(self, prefix: str) -> Self:
         """Put ``prefix`` before every name. The tensors are shared.

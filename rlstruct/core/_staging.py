@@ -38,7 +38,7 @@ def stage(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     if sum(tensor.nbytes for tensor in tensors) > _LARGEST:
         return [tensor.to(device) for tensor in tensors]
     packed = pack(tensors, pin=True)
-    # torch keeps the pinned block until the copy is done, even if nobody holds it.
+    # torch keeps the pinned block until the copy is done, even if nothing refers to it.
     return packed.unpack(packed.block.to(device, non_blocking=True))
 
 
@@ -46,18 +46,17 @@ def mover(tensors: Iterable[Tensor], device: torch.device, non_blocking: bool) -
     """Return a function that moves each of these tensors to a device; from the CPU to CUDA they travel as one."""
 
     def move(tensor: Tensor) -> Tensor:
-        moved = staged.get(id(tensor))
-        return tensor.to(device, non_blocking=non_blocking) if moved is None else moved
+        return tensor.to(device, non_blocking=non_blocking)
 
-    staged: dict[int, Tensor] = {}
-    if device.type == "cuda" and not torch.compiler.is_compiling():
-        here = [tensor for tensor in tensors if can_stage(tensor)]
-        staged.update(zip(map(id, here), stage(here, device), strict=True))
-    return move
+    if device.type != "cuda" or torch.compiler.is_compiling():
+        return move
+    here = [tensor for tensor in tensors if can_stage(tensor)]
+    staged = dict(zip(map(id, here), stage(here, device), strict=True))
+    return lambda tensor: move(tensor) if (moved := staged.get(id(tensor))) is None else moved
 
 
 def can_stage(tensor: Tensor) -> bool:
-    """Whether a tensor is plain CPU memory: a pinned one needs no block, and no gradient would flow through it."""
+    """Return True for plain CPU memory: a pinned tensor needs no block, and gradients would not flow through one."""
     plain = type(tensor) is Tensor and tensor.is_cpu and tensor.layout is torch.strided
     return plain and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg() or tensor.is_pinned())
 

@@ -39,7 +39,6 @@ class DictTensor(NamedTensors):
       done   bool [2]
     """
 
-    __slots__ = ()
     _leading = 1
     _axes = "[B, ...]"
     _temporal: ClassVar[type[TemporalDictTensor]]  # set by rlstruct.core.temporal, which builds on this module

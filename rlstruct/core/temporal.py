@@ -39,7 +39,6 @@ class TemporalDictTensor(NamedTensors):
             [ True, False, False]])
     """
 
-    __slots__ = ("lengths",)
     _leading = 2
     _axes = "[B, T, ...]"
     lengths: Tensor
@@ -157,7 +156,8 @@ class TemporalDictTensor(NamedTensors):
         Returns:
             Steps start to stop - 1, with the lengths counted inside of them.  [B, stop - start, ...]
         """
-        start, stop, _ = slice(start, stop).indices(self.n_steps())
+        n = self.n_steps()
+        start, stop = [max(0, t + n) if t < 0 else min(t, n) for t in (start, stop)]
         stop = max(start, stop)
         lengths = (self.lengths - start).clamp(0, stop - start)
         return type(self)._trusted({key: v[:, start:stop] for key, v in self._tensors.items()}, lengths)

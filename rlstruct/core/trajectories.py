@@ -1,4 +1,4 @@
-"""Trajectories: what a batcher hands over, one info row and T steps for each environment."""
+"""Trajectories: the batches of a batcher, one info row and T steps for each environment."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ _FORMAT_KEY, _FORMAT = "rlstruct.Trajectories", 1
 
 
 class Trajectories(Rows):
-    """B trajectories of up to T steps.
+    """B trajectories of up to T steps. Those of a batcher are read-only: keys may share memory.
 
     Keys of ``trajectories``: ``observation/<k>`` what the agent saw at t, ``action/<k>`` everything it returned,
     ``_observation/<k>`` what the environment answered at t + 1, before any reset. Keys of ``info``:
     ``agent_info/<k>``, ``env_info/<k>``, ``agent_state/<k>`` at the first step, ``policy_version``, ``environment``,
-    ``env_seed``, ``step``.
+    ``env_seed``, ``step``. In a batch ``observation/<k>`` and ``_observation/<k>`` are views of one tensor unless an
+    environment restarted, so what writes to one writes to both: make new tensors, or write to what `clone` returns.
+    `rlstruct.testing.forbid_batch_writes` finds code that writes.
 
     Args:
         info: what holds for a whole trajectory.  [B], or empty
@@ -41,7 +43,6 @@ class Trajectories(Rows):
         DeviceMismatchError: the two are on different devices.
     """
 
-    __slots__ = ("info", "trajectories")
     info: DictTensor
     trajectories: TemporalDictTensor
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,8 @@ from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.engine import private
 from rlstruct.engine.compiled import Compiled, Tensors, told
 from rlstruct.engine.graph import layout_of
-from rlstruct.engine.promise import MEND, Doubt, PurityError, WeightsWatch, check_equal, place_of, weights_of
+from rlstruct.engine.precision import EXACT, Precision
+from rlstruct.engine.promise import MEND, Doubt, PurityError, WeightsWatch, place_of, weights_of, why_unlike
 from rlstruct.engine.streams import move
 from rlstruct.rl_agent import RL_Agent, check_answer
 
@@ -41,6 +42,7 @@ class Actor:
         self._device = device
         self._weights = WeightsWatch(agent)
         self._doubt = Doubt()
+        self._precision: Precision | None = None  # what it computes with, once that was looked at
         self._code: Compiled | None = None
         self._names: list[str | None] = []  # of each tensor that the code holds
 
@@ -69,11 +71,11 @@ class Actor:
             after, action = self._code(*given)
             return after, action
         weights = WeightsWatch(self.agent)
-        answer = self.step(*given)
+        answer, eps = self._step_watched(*given)
         if self._compiles:
             if weights.replaced():
                 raise PurityError(f"it puts other tensors into its attributes while it acts. {MEND}")
-            self._compile(answer, *given)
+            self._compile(answer, eps, *given)
         return answer
 
     @torch.no_grad()
@@ -83,7 +85,41 @@ class Actor:
         Raises:
             PurityError: the agent has broken its promise since the executor was made.
         """
-        self._doubt.look(self.step(state, observation, self.agent_info._tensors)[1], action)
+        (_, expected), eps = self._step_watched(state, observation, self.agent_info._tensors)
+        self._doubt.look(expected, action, eps)
+
+    @torch.no_grad()
+    def infers_the_same(self, state: DictTensor, observation: DictTensor) -> bool:
+        """Let the agent act in torch's inference mode too, and compare, on the CPU.
+
+        An agent that plans with gradients finds none in that mode. One that changes its tensors as it acts gets them
+        back, and torch's generator too.
+
+        Raises:
+            PurityError: the agent gives something else when it is called again, whatever the mode.
+        """
+        weights = weights_of(self.agent)
+        before = {name: value.clone() for name, value in weights.items()}
+
+        def act(mode: bool) -> Sequence[Tensors]:
+            with torch.inference_mode(mode), torch.random.fork_rng([]):
+                answer = self.agent(state, observation, self.agent_info, None)
+            return [dict(part.items()) for part in answer]
+
+        expected = act(mode=False)
+        try:
+            if any(not torch.equal(value, before[name]) for name, value in weights.items()):
+                return False
+            found = act(mode=True)
+        except RuntimeError:  # torch's word about gradients and tensors of that mode
+            return False
+        finally:
+            for name, value in weights.items():
+                if not torch.equal(value, before[name]):
+                    value.copy_(before[name])
+        why_unlike(expected, found, lambda: act(mode=False), EXACT, self._device)
+        pairs = [(a[key], b.get(key)) for a, b in zip(expected, found, strict=True) for key in a]
+        return all(b is not None and a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)  # sync: once
 
     @property
     def is_compiled(self) -> bool:
@@ -100,6 +136,7 @@ class Actor:
         if not (self.agent.pure and self._weights.replaced()):
             return
         self.generation += 1
+        self._precision = None
         if self._code is not None:
             now = weights_of(self.agent)
             held = zip(self._names, self._code.held, strict=True)
@@ -116,7 +153,16 @@ class Actor:
         wants_device = self.agent.agent_info_on_device and not agent_info.empty()
         self.agent_info = agent_info.map(lambda tensor: move(tensor, self._device)) if wants_device else agent_info
 
-    def _compile(self, answer: tuple[Tensors, Tensors], *given: Mapping[str, Tensor]) -> None:
+    def _step_watched(self, *given: Tensors) -> tuple[tuple[Tensors, Tensors], float]:
+        """Take a step by eager torch; the first time with a look at the numbers that it computes with."""
+        if self._precision is None:
+            with Precision() as self._precision:
+                answer = self.step(*given)
+        else:
+            answer = self.step(*given)
+        return answer, self._precision.eps(self._device)
+
+    def _compile(self, answer: tuple[Tensors, Tensors], eps: float, *given: Tensors) -> None:
         code, before = Compiled(self.step), {key: value.clone() for key, value in weights_of(self.agent).items()}
         try:
             with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
@@ -127,8 +173,9 @@ class Actor:
             for name, value in weights_of(self.agent).items():
                 value.detach().copy_(before[name])  # tracing a change in place makes it
             return
-        for expected, got in zip(answer, found, strict=True):
-            check_equal(expected, got)
+        if why := why_unlike(answer, found, lambda: self.step(*given), eps, self._device):
+            self.why_not, self._compiles = why, False
+            return
         names = {place_of(tensor): name for name, tensor in weights_of(self.agent).items()}
         self._names = [names.get(place_of(tensor)) for tensor in code.held]
         self._code = code

@@ -19,7 +19,7 @@ from torch import Tensor
 from rlstruct.device import registered_backends
 from rlstruct.engine import private
 from rlstruct.engine.compiled import Tensors
-from rlstruct.engine.private import TorchDispatchMode, is_composite
+from rlstruct.engine.private import is_composite
 from rlstruct.engine.promise import Step
 from rlstruct.engine.waits import judge_recorded
 from rlstruct.errors import Explained
@@ -144,12 +144,25 @@ def record(recorder: Record, work: Work) -> Work:
 
 def record_cuda(work: Work) -> Work:
     """Record work as a CUDA graph on the current stream, which must not be the default one. Nothing is executed."""
-    gc.collect()  # what is collected while recording might call CUDA
-    graph = torch.cuda.CUDAGraph()
-    pool = torch.cuda.graph_pool_handle()
-    # cuBLAS shall make its workspace in the graph's own pool. One from before does not belong to the graph: torch 2.13
+    try:
+        return _capture(work)
+    except torch.OutOfMemoryError:
+        pass  # outside of this block nothing holds the memory of the first try any more
+    return _capture(work)
+
+
+def _capture(work: Work) -> Work:
+    # cuBLAS has to make its workspace in the graph's own pool. One from before does not belong to the graph: torch 2.13
     # frees it when another graph is destroyed, and replays would write to memory that others have by then.
     private.clear_cublas_workspaces()
+    gc.collect()
+    # While it records, the allocator can give back none of the memory that it keeps for later.
+    torch.cuda.synchronize()  # sync: once per recording
+    torch.cuda.empty_cache()
+    graph = torch.cuda.CUDAGraph()
+    pool = torch.cuda.graph_pool_handle()
+    collects = gc.isenabled()
+    gc.disable()  # what is collected while recording might call CUDA
     try:
         # Other threads may go on to use CUDA meanwhile.
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -160,7 +173,9 @@ def record_cuda(work: Work) -> Work:
             _abandon(graph, pool)
             raise
     finally:
-        private.clear_cublas_workspaces()  # nor shall eager work use the graph's
+        if collects:
+            gc.enable()
+        private.clear_cublas_workspaces()  # eager work must not use the graph's either
     replay: Work = graph.replay
     return replay
 
@@ -179,11 +194,11 @@ def _abandon(graph: Any, pool: tuple[int, int]) -> None:  # noqa: ANN401 - torch
             private.end_allocating(torch.cuda.current_device(), pool)
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives it no types
+class _Watch(private.Watching):  # type: ignore[no-untyped-call]  # torch gives its base no types
     """Remembers which operation came last, and refuses one that would spoil or freeze a recording before it is made."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.last = "the first operation"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401

@@ -8,6 +8,7 @@ installed torch when the engine is imported, and an executor that lacks a name i
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import pathlib
 import re
@@ -19,9 +20,11 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["TESTED", "TorchDispatchMode", "check", "is_composite", "missing", "schema_of"]
+from rlstruct.errors import UsageError
 
-TESTED: Final = "2.11 to 2.13"
+__all__ = ["TESTED", "TorchDispatchMode", "Watching", "check", "is_composite", "missing", "schema_of"]
+
+TESTED: Final = "2.7 to 2.14"
 """The releases of torch that the tests ran with."""
 
 _CUDA_ONLY: Final = frozenset({"graph"})  # builds of torch without CUDA have none of these names, and need none
@@ -33,27 +36,39 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
         "torch._inductor.config:max_fusion_size",
         "torch._inductor.config:size_asserts",
         "torch._inductor.config:fallback_random",
+        "torch._inductor.graph#user_visible_output_idxs",
+        "torch._inductor.graph#original_output_strides",
+        "torch._inductor.output_code#current_callable",
         "torch.fx.experimental.proxy_tensor:make_fx",
+        "torch.fx.experimental.proxy_tensor#_allow_non_fake_inputs",
     ),
-    "graph": ("torch._C:_cuda_endAllocateToPool", "torch._C:_cuda_releasePool", "torch._C:_cuda_clearCublasWorkspaces"),
+    "kernel": ("torch.nn.modules.module:_global_forward_hooks", "torch.nn.modules.module:_global_forward_pre_hooks"),
+    "fused optimiser": tuple(f"torch.optim.{name}#found_inf" for name in ("adam", "sgd", "adagrad")),
+    "graph": (
+        "torch._C:_cuda_endAllocateToPool|_cuda_endAllocateCurrentStreamToPool",  # the second one until torch 2.7
+        "torch._C:_cuda_releasePool",
+        "torch._C:_cuda_clearCublasWorkspaces",
+    ),
 }
-"""For each executor the names that it needs, as ``module:name``."""
+"""For each executor the names that it needs: ``module:name`` defines one, and the source of ``module#name`` has an
+argument, an attribute or a key that is called so. ``name|older name``: either of them."""
 
 
 def missing(executor: str) -> list[str]:
     """Return the private names that an executor needs and the installed torch lacks; empty if it can be used."""
     if executor in _CUDA_ONLY and not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         return []
-    return [name for name in NEEDED[executor] if not _exists(*name.split(":"))]
+    return [name for name in NEEDED[executor] if not _found(name)]
 
 
 def check() -> None:
     """Warn of executors that the installed torch cannot run; they are left out, and eager torch runs in their place."""
     for executor in NEEDED:
         if names := missing(executor):
+            spelt = ", ".join(names).replace(":", ".").replace("#", ": ")
             warnings.warn(
-                f"rlstruct: torch {torch.__version__} has no {', '.join(names).replace(':', '.')}, so the executor "
-                f"{executor!r} is left out and steps run as they are, slower. The tests ran with torch {TESTED}: "
+                f"rlstruct: torch {torch.__version__} has no {spelt}, so the executor {executor!r} "
+                f"is left out and steps run as they are, slower. The tests ran with torch {TESTED}: "
                 "install one of these.",
                 stacklevel=2,
             )
@@ -70,9 +85,39 @@ def is_composite(func: Any) -> bool:
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
-    """Tell whether anybody is called beside the ``forward`` of a module or of one within it."""
-    names = ("_forward_hooks", "_forward_pre_hooks")
+    """Tell whether anything is called besides the ``forward`` of a module or of one within it, for all modules too."""
+    of_all, names = torch.nn.modules.module, ("_forward_hooks", "_forward_pre_hooks")
+    if missing("kernel") or of_all._global_forward_hooks or of_all._global_forward_pre_hooks:
+        return True
     return any(getattr(part, name) for part in module.modules() for name in names)
+
+
+class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives it no types
+    """Base of modes that only look at operators: models under torch.compile stay compiled inside, and are not seen."""
+
+    def __init__(self) -> None:
+        """See TorchDispatchMode."""
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let Dynamo run under this mode; otherwise it would skip the model, and never compile it again."""
+        return True
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Say the same to torch 2.7, which asks for nothing else."""
+        return not hasattr(TorchDispatchMode, "ignore_compile_internals")
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keep torch from importing Dynamo, which takes seconds, at the first operator."""
+        return False
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Return how often operators have written to the memory of a tensor; 0 where torch does not count it."""
+    return 0 if tensor.is_inference() else int(getattr(tensor, "_version", 0))
 
 
 def schema_of(func: Any) -> Any:
@@ -91,7 +136,8 @@ def end_allocating(device: int, pool: tuple[int, int]) -> None:
     Raises:
         RuntimeError: it knows already.
     """
-    torch._C._cuda_endAllocateToPool(device, pool)
+    before: Any = getattr(torch._C, "_cuda_endAllocateCurrentStreamToPool", None)
+    getattr(torch._C, "_cuda_endAllocateToPool", before)(device, pool)
     torch._C._cuda_releasePool(device, pool)
 
 
@@ -115,17 +161,44 @@ def wrapper_of(kind: type, inner: torch.Tensor, device: torch.device) -> Any:
     )
 
 
+def address_of(generator: torch.Generator) -> int:
+    """Return the address of the generator that a Python object stands for; several may stand for one."""
+    address: int = generator._cdata  # type: ignore[attr-defined]
+    return address
+
+
 def operator_names() -> list[str]:
     """Return the full names of all operators that torch knows."""
     names: list[str] = torch._C._dispatch_get_all_op_names()
     return names
 
 
-def register_python_backend(name: str, module: Any) -> None:
-    """Register a device type whose kernels are written in Python."""
-    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+def register_python_backend(name: str, module: Any, keep: Callable[[BaseException], None]) -> None:
+    """Register a device type whose kernels are written in Python.
 
-    _setup_privateuseone_for_python_backend(name, backend_module=module)
+    A hook that raises in ``backward()`` leaves its exception set while C++ asks for the device type, and an answer
+    given under a set exception ends the process. So the answer gives that exception to ``keep`` and clears it.
+    """
+    from torch.utils import backend_registration
+
+    register = getattr(backend_registration, "_setup_privateuseone_for_python_backend", None)
+    if register is None:
+        raise UsageError(
+            f"{name}: torch {torch.__version__} has no torch.utils.backend_registration."
+            "_setup_privateuseone_for_python_backend, which a device with kernels in Python needs. Install torch 2.11 "
+            "or newer, or look for device mistakes with RL_Agent_CheckDevice."
+        )
+
+    # ctypes raises the exception that it finds set, whatever it calls. Looking up a name first could lose it.
+    def type_(self: object, look: Callable[[], Any] = ctypes.pythonapi.PyErr_Occurred) -> Any:
+        try:
+            look()
+        except BaseException as error:
+            keep(error)
+        return torch._C._autograd.DeviceType.PrivateUse1
+
+    guard = type("Guard", (torch._C._acc.DeviceGuard,), {"type_": type_})()
+    register(name, backend_module=module, device_guard=guard)
 
 
 def wrap_backward(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -133,10 +206,25 @@ def wrap_backward(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> N
     torch.autograd._engine_run_backward = wrap(torch.autograd._engine_run_backward)  # type: ignore[attr-defined]
 
 
+def _found(needed: str) -> bool:
+    """Look for an entry of `NEEDED`."""
+    module, mark, name = re.split("([:#])", needed)
+    return _exists(module, name) if mark == ":" else _mentions(module, name)
+
+
 def _exists(module: str, name: str) -> bool:
-    """Whether a module of torch defines a name. Modules that are not imported yet are read: Inductor takes seconds."""
+    """Tell whether a module of torch defines a name. Modules that are not imported are read: Inductor takes seconds."""
     if (loaded := sys.modules.get(module)) is not None:
-        return hasattr(loaded, name)
+        return any(hasattr(loaded, either) for either in name.split("|"))
+    return re.search(rf"^(?:def |class )?(?:{name})\b", _source(module), re.MULTILINE) is not None
+
+
+def _mentions(module: str, name: str) -> bool:
+    return re.search(rf"\b{name}\b", _source(module)) is not None
+
+
+@functools.cache
+def _source(module: str) -> str:
+    """Read the source of a module of torch; "" if there is none."""
     file = pathlib.Path(torch.__path__[0]).joinpath(*module.split(".")[1:]).with_suffix(".py")
-    defined = re.compile(rf"^(?:def |class )?{name}\b", re.MULTILINE)
-    return file.exists() and defined.search(file.read_text(encoding="utf-8")) is not None
+    return file.read_text(encoding="utf-8") if file.exists() else ""

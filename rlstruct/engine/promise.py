@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from rlstruct.engine.compiled import Tensors
+from rlstruct.engine.precision import EXACT, count_different, difference, evidence
 from rlstruct.engine.streams import Later
 from rlstruct.errors import Explained
 from rlstruct.rl_agent import RL_Agent
@@ -15,13 +17,11 @@ from rlstruct.rl_agent import RL_Agent
 Step = Callable[..., tuple[Tensors, Tensors]]
 """``step(carry, *inputs) -> (carry, record)``, pure; dicts of tensors."""
 
-# Compiled code fuses and so rounds differently; a wrong answer is further off.
-_RELATIVE, _ABSOLUTE = 1e-3, 1e-4
+_SURE, _LEAST_LOOKS = 40.0, 2  # nats of evidence, see `Doubt`
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 RANDOM_IN_TRAINING = (*_DROPOUT, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 """Modules whose answer, in train mode, depends on a generator or on the rest of the batch."""
-_FLIPPED = 1000  # one row in this many may differ: rounding decides between two classes that are equally near
 MEND = (
     "`pure = True` promises that what __call__ returns depends on parameters, buffers and arguments only, but this "
     "depends on something else: a global, a Python value that changes, torch's generator. "
@@ -69,50 +69,82 @@ class WeightsWatch:
         return modes, {name: place_of(tensor) for name, tensor in weights_of(self._owner).items()}
 
 
-def check_equal(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+def check_equal(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], eps: float = EXACT) -> None:
     """Raise PurityError unless an executor has found [B, ...] what the step itself gives, to rounding."""
-    for key, value in expected.items():
-        other = found.get(key)
-        if other is None or other.shape != value.shape or other.dtype != value.dtype:
-            got = "is missing" if other is None else f"is {list(other.shape)} {other.dtype}"
-            raise PurityError(
-                f"{key!r} {got} in the compiled answer, expected {list(value.shape)} {value.dtype}. {MEND}"
-            )
-        n_rows = value.shape[0] if value.dim() else 1
-        n_different = int(_n_different(value, other))  # sync: once when the code is made
-        if n_different > n_rows // _FLIPPED:
-            raise PurityError(f"{key!r} differs in {n_different} of {n_rows} rows when compiled. {MEND}")
+    if odd := difference(expected, found, eps):
+        raise PurityError(f"{odd}. {MEND}")
+
+
+def why_unlike(
+    expected: Sequence[Tensors],
+    found: Sequence[Tensors],
+    again: Callable[[], Sequence[Mapping[str, Tensor]]],
+    eps: float,
+    device: torch.device,
+) -> str:
+    """Compare a step's results with those of its compiled code; say why the code cannot be used, "" if it can.
+
+    Args:
+        expected: results of the step itself.
+        found: results of the code.
+        again: takes the same step once more, to tell a broken promise from a compiler that rounds in its own way.
+        eps: see `rlstruct.engine.precision`.
+        device: where it computes.
+
+    Raises:
+        PurityError: results differ, and so does the step itself when it is taken again.
+    """
+    odd = next((odd for one, other in zip(expected, found, strict=True) if (odd := difference(one, other, eps))), "")
+    if odd:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            for one, other in zip(expected, again(), strict=True):
+                if difference(one, other, eps):
+                    raise PurityError(f"{odd}. {MEND}")
+    return odd and f"{odd}, more than rounding explains; the step itself gives the same again"
 
 
 class Doubt:
-    """Compares now and then what an executor gave with what the step gives as it is; nothing waits for the device.
+    """Compares now and then what an executor gave with what eager steps give; nothing waits for the device.
 
-    A promise may be broken between two batches, by a global that changes for example. Rounding may flip a draw once in
-    millions, so one difference is none: two looks in a row have to find one.
+    A promise may be broken between two batches, by a global that changes for example. Rounding differs between
+    executors, so a draw may be flipped in a few rows: in float32, in 1e-8 to 2e-7 of them per look. Looks in a row add
+    up the `evidence` that more than one row in 1,000 differs (one in 50 if anything is coarser than float32), and start
+    again where it is 0. From 40 nats and two looks on, that is a broken promise.
+
+    A day at 2^20 environments and 1e9 steps a second has 165,000 looks. Each expects 0.2 flipped rows, and any evidence
+    takes 1,049: the probability is below 10^-3500. The worst number of environments is one below 2,000, where two rows
+    are evidence: 5e-8 per look, at 1e7 steps a second 1e6 looks a day, and 40 nats take a dozen rows or more, each of
+    which is 5,000 times rarer than the bound assumes. With coarse numbers, and flips as frequent as the bound, one run
+    of looks reaches 40 nats with a probability of 1e-17 or so.
     """
 
     def __init__(self) -> None:
         """Begin with no difference."""
-        self._later: list[tuple[list[str], Later]] = []
-        self._odd = ""  # what differed at the last look
+        self._later: list[tuple[list[str], int, float, Later]] = []
+        self._looks, self._nats = 0, 0.0
 
-    def look(self, expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    def look(self, expected: Mapping[str, Tensor], found: Mapping[str, Tensor], eps: float = EXACT) -> None:
         """Compare [B, ...] with the same keys, shapes and dtypes, and judge what earlier looks have found."""
-        n_different = [_n_different(value, found[key]) for key, value in expected.items()]
-        self._later.append((list(expected), Later(torch.stack(n_different))))
-        while self._later and (numbers := self._later[0][1].read()) is not None:
-            names, _ = self._later.pop(0)
-            before, self._odd = self._odd, next((name for name, n in zip(names, numbers, strict=True) if n), "")
-            if before and self._odd:
-                raise PurityError(f"{self._odd!r} is another one than the agent gives as it is. {MEND}")
+        n_different = [count_different(value, found[key], eps) for key, value in expected.items()]
+        rows = len(next(iter(expected.values())))
+        self._later.append((list(expected), rows, eps, Later(torch.stack(n_different))))
+        while self._later and (numbers := self._later[0][-1].read()) is not None:
+            names, rows, eps, _ = self._later.pop(0)
+            n, odd = max(zip(numbers, names, strict=True), key=operator.itemgetter(0))
+            self.judge(odd, n, rows, eps)
 
+    def judge(self, odd: str, n_different: int, rows: int, eps: float = EXACT) -> None:
+        """Add up what a look has found: key ``odd`` is the one that differs in most rows.
 
-def _n_different(value: Tensor, other: Tensor) -> Tensor:
-    """Count the rows that differ by more than rounding, without a wait."""
-    same = value == other
-    if value.is_floating_point():
-        same = torch.isclose(value, other, _RELATIVE, _ABSOLUTE, equal_nan=True)
-    return (~(same.flatten(1).all(dim=1) if same.dim() > 1 else same.view(-1))).sum()
+        Raises:
+            PurityError: rounding cannot explain this look and those before.
+        """
+        nats = evidence(n_different, rows, eps)
+        self._looks, self._nats = (self._looks + 1, self._nats + nats) if nats else (0, 0.0)
+        if self._looks >= _LEAST_LOOKS and self._nats >= _SURE:
+            raise PurityError(
+                f"{odd!r} is another one than the agent gives as it is, in {n_different} of {rows} rows. {MEND}"
+            )
 
 
 def place_of(tensor: Tensor) -> tuple[object, ...]:

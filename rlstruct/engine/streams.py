@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
+from rlstruct.core._staging import mover
 from rlstruct.engine.waits import intended
 
 
@@ -29,18 +30,29 @@ class Lane:
         """Return the caller's tensors for use in this lane: copies, where the lane may lag behind the caller."""
         return dict(tensors)
 
+    def keep(self, tensors: Iterable[Tensor]) -> None:
+        """Let work in this lane use tensors of the caller's, whenever the caller lets go of them."""
+
     def ready(self) -> bool:
         """Whether all work is done."""
         return True
 
 
 class CudaLane(Lane):
-    """A stream of its own on a CUDA device."""
+    """A stream on a CUDA device: its own, or the ``default`` one.
 
-    def __init__(self, device: torch.device) -> None:
+    Libraries that do not ask torch for its stream launch on the default one, or on one that is ordered with it, as
+    Warp's are. Streams of torch are not ordered with it.
+    """
+
+    def __init__(self, device: torch.device, *, default: bool = False) -> None:
         """Create the stream."""
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream: torch.cuda.Stream
+        if default:
+            self._stream = torch.cuda.default_stream(device)
+        else:
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._done: torch.cuda.Event | None = None
 
     @contextlib.contextmanager
@@ -61,12 +73,19 @@ class CudaLane(Lane):
 
     def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See Lane. The copies are made on the caller's stream, so that it need not wait for a batch in flight."""
-        copies = {}
-        for key, tensor in tensors.items():
-            on_gpu = tensor.device.type == "cuda"
-            copies[key] = tensor.detach().to(self._device, copy=True, non_blocking=on_gpu)
-            copies[key].record_stream(self._stream)
+        given = {key: tensor.detach() for key, tensor in tensors.items()}
+        move = mover(given.values(), self._device, non_blocking=False)  # those on the CPU travel as one
+        copies = {
+            key: tensor.to(self._device, copy=True, non_blocking=True) if tensor.is_cuda else move(tensor)
+            for key, tensor in given.items()
+        }
+        self.keep(copies.values())
         return copies
+
+    def keep(self, tensors: Iterable[Tensor]) -> None:
+        """See Lane."""
+        for tensor in tensors:
+            tensor.record_stream(self._stream)
 
     def ready(self) -> bool:
         """See Lane."""
@@ -95,9 +114,9 @@ class Later:
         return numbers
 
 
-def lane_of(device: torch.device) -> Lane:
-    """Return a new lane on a device."""
-    return CudaLane(device) if device.type == "cuda" else Lane()
+def lane_of(device: torch.device, *, default: bool = False) -> Lane:
+    """Return a new lane on a device; see `CudaLane`."""
+    return CudaLane(device, default=default) if device.type == "cuda" else Lane()
 
 
 def move(tensor: Tensor, device: torch.device) -> Tensor:

@@ -1,10 +1,11 @@
-"""How a gymnasium vector environment restarts, brought to one form for all three autoreset modes."""
+"""Restarts of gymnasium vector environments, in one form for all three autoreset modes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, cast
 
+import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
@@ -28,15 +29,23 @@ class VectorStep:
 
 
 class Restarter:
-    """Steps a vector environment and says exactly which rows ended and which began."""
+    """Steps a vector environment and says exactly which rows ended and which began.
+
+    Args:
+        vector: the environment, wrappers included.
+        frames: codec of one environment's observation space.
+        by_row: whether options belong to one row: Sync- and AsyncVectorEnv hand one dict to every environment that they
+            reset. Others get one dict for all rows, see `merge`.
+    """
 
     seeded_at_reset = True  # whether `reset` takes a seed
     late = False  # whether rows that ended do not act in the next step, but restart in it
 
-    def __init__(self, vector: Vector, frames: SpaceCodec) -> None:
+    def __init__(self, vector: Vector, frames: SpaceCodec, *, by_row: bool = False) -> None:
         """Keep the environment."""
         self.vector = vector
         self.frames = frames
+        self.by_row = by_row
         self.n = int(vector.num_envs)
         self.options: Options | None = None
         self._pending = np.zeros(self.n, np.bool_)
@@ -45,6 +54,12 @@ class Restarter:
         """Start a new episode in every row."""
         self._pending = np.zeros(self.n, np.bool_)
         self.options = options
+        if self.by_row and options is not None and any(not same(options[0], row) for row in options):
+            raise BadValueError(
+                f"GymVectorEnv.reset: the rows of env_info differ, and {type(self.vector.unwrapped).__name__}.reset "
+                "passes one dict of options to all environments. Give all rows the same values, or leave out "
+                "reset_mask=False (with a worker of your own that obeys reset_mask: pass reset_mask=True)."
+            )
         return self._reset(seed=seed, options=merge(options))
 
     def step(self, action: Element, out: Arrays) -> VectorStep:
@@ -90,27 +105,35 @@ class Restarter:
 class MaskedReset(Restarter):
     """Restarts ended rows at once through ``reset(options={"reset_mask": mask})``: exact, and no step is lost.
 
-    Args:
-        vector: the environment, wrappers included.
-        frames: codec of one environment's observation space.
-        by_row: whether each row gets its own options. Sync- and AsyncVectorEnv hand one dict to every environment that
-            they reset, so rows with different options are reset one group at a time.
+    Where options belong to one row, rows with different options are reset one group at a time.
     """
 
-    def __init__(self, vector: Vector, frames: SpaceCodec, *, by_row: bool = False) -> None:
-        """Keep the environment."""
-        super().__init__(vector, frames)
-        self._by_row = by_row
+    _begun = False
 
     def reset(self, seed: int | None, options: Options | None) -> Arrays:
-        """Start a new episode in every row."""
+        """Start a new episode in every row, once."""
         self.options = options
-        (_, first), *others = self._groups(np.ones(self.n, np.bool_))
-        frames = self._reset(seed=seed, options=first or None)
-        for mask, group in others:
-            # the seed again: these rows were reset with the first group's options just now
-            frames = self._reset(seed=seed, options={**group, "reset_mask": mask})
+        groups = self._groups(np.ones(self.n, np.bool_))
+        if len(groups) == 1:
+            frames = self._reset(seed=seed, options=groups[0][1] or None)
+        elif isinstance(self.vector.unwrapped, SyncVectorEnv):
+            frames = self._reset_each(self.vector.unwrapped, seed, options or [])
+        else:
+            if not self._begun and not getattr(self.vector.unwrapped, "shared_memory", True):
+                self._reset(seed=seed)  # before it, processes that are left out have no observation to send
+            for mask, group in groups:
+                frames = self._reset(seed=seed, options={**group, "reset_mask": mask})
+        self._begun = True
         return frames
+
+    def _reset_each(self, base: SyncVectorEnv, seed: int | None, options: Options) -> Arrays:
+        """Reset a SyncVectorEnv as a whole: it cannot leave out rows that were never reset."""
+        envs = base.envs
+        base.envs = [_OwnOptions(env, row) for env, row in zip(envs, options, strict=True)]
+        try:
+            return self._reset(seed=seed)
+        finally:
+            base.envs = envs
 
     def _first(self, rows: Mask, out: Arrays, info: dict[str, Any]) -> Arrays:
         for mask, group in self._groups(rows):
@@ -119,7 +142,7 @@ class MaskedReset(Restarter):
 
     def _groups(self, mask: Mask) -> list[tuple[Mask, dict[str, Any]]]:
         """The rows that are reset with the same options, and these."""
-        if self.options is None or not self._by_row:
+        if self.options is None or not self.by_row:
             return [(mask.copy(), merge(self.options) or {})]
         groups: list[tuple[Mask, dict[str, Any]]] = []
         for row in np.flatnonzero(mask):
@@ -130,6 +153,17 @@ class MaskedReset(Restarter):
                 groups.append((group_mask, dict(options)))
             group_mask[row] = True
         return groups
+
+
+class _OwnOptions(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An environment that resets with its own options, not with those that it is given."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], options: dict[str, Any]) -> None:
+        super().__init__(env)
+        self._options = options
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return self.env.reset(seed=seed, options=dict(self._options))
 
 
 class EnvPoolReset(MaskedReset):
@@ -165,7 +199,7 @@ class SameStep(Restarter):
         if final is None:
             raise ShapeMismatchError(
                 f"GymVectorEnv.step: an episode ended, but {type(self.vector.unwrapped).__name__} gave no "
-                f"info['final_obs'], only {sorted(info)}. Its mode is not SAME_STEP: pass autoreset_mode=, or mend it."
+                f"info['final_obs'], only {sorted(info)}. Its mode is not SAME_STEP: pass autoreset_mode=, or fix it."
             )
         first = super()._first(rows, out, info)
         if isinstance(final, np.ndarray) and final.dtype == object:  # one element of the space per row, or None
@@ -185,7 +219,7 @@ class NextStep(Restarter):
 
 
 def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
-    """Whether two environments have equal options."""
+    """Return True if two environments have equal options."""
     return first.keys() == second.keys() and all(np.array_equal(first[key], second[key]) for key in first)
 
 
@@ -207,7 +241,7 @@ def autoreset_mode(vector: Vector, stated: AutoresetMode | str | None) -> Autore
     """Find the autoreset mode of a vector environment."""
     base = vector.unwrapped
     declared = getattr(base, "autoreset_mode", None)
-    # Without metadata of its own it shares gymnasium's dict, into which ale-py writes the mode of its last one.
+    # Without its own metadata it shares gymnasium's dict, into which ale-py writes the mode of its last one.
     if declared is None and base.metadata is not VectorEnv.metadata:
         declared = base.metadata.get("autoreset_mode")
     choices = ", ".join(f"AutoresetMode.{mode.name}" for mode in AutoresetMode)
@@ -234,26 +268,43 @@ def make_restarter(vector: Vector, frames: SpaceCodec, mode: AutoresetMode, rese
     ``reset_mask`` says whether its ``reset`` obeys ``options["reset_mask"]``; None to know it from its class.
     """
     base = vector.unwrapped
-    if reset_mask is None or reset_mask:
-        if isinstance(base, SyncVectorEnv):
+    by_row = isinstance(base, SyncVectorEnv | AsyncVectorEnv)
+    if isinstance(base, SyncVectorEnv) or (isinstance(base, AsyncVectorEnv) and base.worker is None):
+        _check_final_observations(base, mode, reset_mask)
+        if reset_mask is not False:
             if mode is AutoresetMode.SAME_STEP:
-                # Its final_obs is the environment's own array: the reset overwrites it where a buffer is reused.
                 base.autoreset_mode = AutoresetMode.DISABLED
             return MaskedReset(vector, frames, by_row=True)
-        if isinstance(base, AsyncVectorEnv) and base.worker is None:
-            # Without shared memory a masked reset does not end NEXT_STEP's pending restart (gymnasium 1.4).
-            if mode is AutoresetMode.SAME_STEP or (mode is AutoresetMode.NEXT_STEP and not base.shared_memory):
-                raise BadValueError(
-                    f"GymVectorEnv: an AsyncVectorEnv in mode {mode.name} with shared_memory={base.shared_memory} may "
-                    "lose final observations. Make it with autoreset_mode=AutoresetMode.DISABLED: then GymVectorEnv "
-                    "restarts its environments, in the same step."
-                )
-            return MaskedReset(vector, frames, by_row=True)
-        if hasattr(base, "all_env_ids") and hasattr(base, "async_reset"):
-            return EnvPoolReset(vector, frames)
+    elif reset_mask is not False and hasattr(base, "all_env_ids") and hasattr(base, "async_reset"):
+        return EnvPoolReset(vector, frames)
     obeys = type(base).__module__.startswith("ale_py.") if reset_mask is None else reset_mask
     if mode is AutoresetMode.SAME_STEP:
-        return SameStep(vector, frames)
+        return SameStep(vector, frames, by_row=by_row)
     if mode is AutoresetMode.DISABLED or obeys:
-        return MaskedReset(vector, frames)
-    return NextStep(vector, frames)
+        return MaskedReset(vector, frames, by_row=by_row)
+    return NextStep(vector, frames, by_row=by_row)
+
+
+def _check_final_observations(
+    base: SyncVectorEnv | AsyncVectorEnv, mode: AutoresetMode, reset_mask: bool | None
+) -> None:
+    """Refuse what loses final observations in gymnasium 1.4.
+
+    In mode SAME_STEP its final_obs is the environment's own array: the reset overwrites it where a buffer is reused.
+    Without shared memory a masked reset does not end NEXT_STEP's pending restart.
+    """
+    if isinstance(base, SyncVectorEnv):
+        if mode is AutoresetMode.SAME_STEP and reset_mask is False:
+            raise BadValueError(
+                "GymVectorEnv: a SyncVectorEnv in mode SAME_STEP may lose final observations. Leave out "
+                "reset_mask=False: then GymVectorEnv restarts its environments, in the same step. Or make it in mode "
+                "NEXT_STEP, which is exact and spends a step on each restart."
+            )
+    elif mode is AutoresetMode.SAME_STEP or (
+        mode is AutoresetMode.NEXT_STEP and not base.shared_memory and reset_mask is not False
+    ):
+        raise BadValueError(
+            f"GymVectorEnv: an AsyncVectorEnv in mode {mode.name} with shared_memory={base.shared_memory} may "
+            "lose final observations. Make it with autoreset_mode=AutoresetMode.DISABLED: then GymVectorEnv "
+            "restarts its environments, in the same step."
+        )

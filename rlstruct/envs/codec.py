@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
 from rlstruct.core import DictTensor
@@ -39,6 +39,7 @@ class SpaceCodec:
         self.leaves = tuple(leaves(space, prefix, where=where).values())
         self.keys = tuple(leaf.key for leaf in self.leaves)
         self._plain = not self.leaves[0].path
+        self._discrete = isinstance(self.leaves[0].space, Discrete)
         self._getters = [itemgetter(*leaf.path) if len(leaf.path) == 1 else leaf.get for leaf in self.leaves]
         self._forms: list[list[object]] = [[(leaf.shape, leaf.dtype)] for leaf in self.leaves]
         # Forms of elements that can be written without `check`: a target looks at the leaves of nested ones itself.
@@ -93,6 +94,13 @@ class SpaceCodec:
             if always and form not in forms:
                 forms.append(form)
 
+    def has(self, action: Element) -> bool:
+        """Return False if a part of an action is none of its space's choices; a Box leaves what to do to environments.
+
+        Gaussian agents leave every Box now and then, so that explains nothing.
+        """
+        return all(isinstance(leaf.space, Box) or leaf.space.contains(leaf.get(action)) for leaf in self.leaves)
+
     def columns(self, action: DictTensor, n: int) -> Arrays:
         """Look at the actions in what an agent returned.
 
@@ -104,14 +112,13 @@ class SpaceCodec:
             One array [n, ...] per leaf, in the space's dtype. It may be the tensor's own memory: copy what is to stay.
         """
         columns = []
-        names = action.keys()
         for leaf in self.leaves:
-            if leaf.key not in names:
+            tensor = action._tensors.get(leaf.key)
+            if tensor is None:
                 raise ShapeMismatchError(
                     f"{self.where}: the action has no key {leaf.key!r}, only {sorted(action.keys())}. Return the "
                     f"agent's choice under {leaf.key!r}, {leaf.torch_dtype} {(n, *leaf.shape)}."
                 )
-            tensor = action[leaf.key]
             if tensor.dtype is not leaf.torch_dtype or tensor.shape != (n, *leaf.shape) or not tensor.is_cpu:
                 self._check_action(tensor, leaf, n)
             if tensor.requires_grad:
@@ -125,9 +132,9 @@ class SpaceCodec:
 
         The arrays in them are copies, so that an environment may keep or change the action it gets.
         """
-        lists = [_rows(leaf, column) for leaf, column in zip(self.leaves, columns, strict=True)]
         if self._plain:
-            return lists[0]
+            return list(columns[0]) if self._discrete else _rows(self.leaves[0], columns[0])
+        lists = [_rows(leaf, column) for leaf, column in zip(self.leaves, columns, strict=True)]
         rows = (dict(zip(self.keys, row, strict=True)) for row in zip(*lists, strict=True))
         return [nest(self.space, row, self._prefix) for row in rows]
 
@@ -175,14 +182,14 @@ class _Nested:
 
 
 def _fits(got: np.ndarray[Any, Any], want: np.dtype[Any]) -> bool:
-    """Whether numbers can be written as another dtype without losing fractions, parts or bits."""
+    """Return True if numbers can be written as another dtype without losing fractions, parts or bits."""
     if _RANK.get(got.dtype.kind, 9) > _RANK.get(want.kind, -1):
         return False
     return not _may_wrap(got.dtype, want) or bool((got == got.astype(want)).all())
 
 
 def _may_wrap(got: np.dtype[Any], want: np.dtype[Any]) -> bool:
-    """Whether there are integers of ``got`` that ``want`` cannot hold, of which numpy would keep the last bits."""
+    """Return True if ``got`` has integers that ``want`` cannot hold; numpy would keep their last bits."""
     return want.kind in "iu" and not np.can_cast(got, want)
 
 
@@ -192,7 +199,7 @@ def _spell(got: np.ndarray[Any, Any], want: np.dtype[Any]) -> str:
 
 
 def _exact(got: torch.dtype, want: torch.dtype) -> bool:
-    """Whether each integer of ``got`` is one of ``want``."""
+    """Return True if each integer of ``got`` is one of ``want``."""
     if got is want:
         return True
     if got.is_floating_point or want.is_floating_point or torch.bool in (got, want):

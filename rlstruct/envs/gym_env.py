@@ -8,13 +8,25 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 
 from rlstruct.core import DictTensor
-from rlstruct.envs.rows import RESET_RETURNS, STEP_RETURNS, Options, Rows, RowsEnv, old_api, options_of
+from rlstruct.envs.rows import (
+    RESET_RETURNS,
+    STEP_RETURNS,
+    Options,
+    RowsEnv,
+    keep,
+    old_api,
+    options_of,
+    restart,
+    write_rewards,
+)
 from rlstruct.errors import BadTypeError, BadValueError, ShapeMismatchError, tag_environment
+from rlstruct.in_place import Ended, ObservationBuffer
 from rlstruct.profiling import operation
 from rlstruct.spaces import Element
-from rlstruct.vec_env import Observed, Stepped
+from rlstruct.vec_env import Observed
 
 _logger = logging.getLogger(__name__)
 _NOTHING = object()  # what an environment returned that raised
@@ -25,7 +37,8 @@ class GymEnv(RowsEnv):
 
     The final observation of an episode is always the true one, also when an environment reuses one buffer for all its
     observations: every observation is copied before the environment is touched again. An exception inside environment
-    j comes out as it is, with ``environment_index = j`` on it.
+    j comes out unchanged, with ``environment_index = j`` on it; at an action that a Discrete (or another space of
+    choices) does not have, it is the cause of a ValueError that says so after the environment's own words.
 
     Gymnasium cannot save an environment in the middle of an episode: `state_dict` is None, and a batcher or a training
     that goes on from a checkpoint begins new episodes.
@@ -73,33 +86,41 @@ class GymEnv(RowsEnv):
         """
         self._options = options_of(env_info, len(self.envs), f"{self._where}.reset")
         rows = self._begin()
-        self._write_resets(rows, range(len(self.envs)))
+        target = self._frames.target(rows.frames)
+        for j in range(len(self.envs)):
+            self._frames.write(target, j, self._reset_one(j))
         self._steps = [env.step for env in self.envs]
         self._order = range(len(self.envs))
-        return rows.observation, self._running
+        return rows.observation(), self._running
 
-    def step(self, action: DictTensor) -> Stepped:
+    def step_into(
+        self, action: DictTensor, before: ObservationBuffer, out: ObservationBuffer, final: ObservationBuffer | None
+    ) -> Ended | None:
         """Take one step in every environment that runs; see `VecEnv.step`.
 
         Raises:
             ShapeMismatchError: the action lacks a key or has another shape or dtype than the action space, or an
                 environment returned an invalid reward, end or frame.
-            TypeError: an environment follows the old gym API.
+            TypeError: the action is no DictTensor, or an environment follows the old gym API.
             RuntimeError: called before `reset`, or on and on after every episode has ended.
         """
-        previous, rows, columns = self._next(action)
-        reached, ran = rows, self._running
-        ended = self._step_envs(self._actions.elements(columns), rows)
+        ended = self._step_envs(self._actions.elements(self._columns(action, out)), out)
+        if self.auto_reset:
+            if not ended:
+                return None
+            target = self._frames.target(out.frames)
+            for j in ended:
+                restart(out, j, final)
+                self._frames.write(target, j, self._reset_one(j))
+            return Ended(None, None, ended)
+        ran = self._running
         if len(self._order) < len(self.envs):
-            rows.keep(previous, ~ran.numpy())  # sync: of CPU memory
-        if ended and self.auto_reset:
-            reached = self._reached(rows)
-            rows.restart(ended)
-            self._write_resets(rows, ended)
-        elif ended:
+            keep(out, before, ~ran.numpy())  # sync: of CPU memory
+        if ended:
             self._order = [j for j in self._order if j not in ended]
-            self._running = ran & ~rows.observation["done"]
-        return self._stepped(reached, ran, rows)
+            self._running = ran & ~torch.from_numpy(out.flags[2])
+        self._idle.look(ran)
+        return None if len(self._order) == len(self.envs) else Ended(ran, self._running, ())
 
     def render(self) -> list[Any]:
         """Return what `render` of each environment gives."""
@@ -110,7 +131,7 @@ class GymEnv(RowsEnv):
         if self._closed:
             return
         self._closed = True
-        self._rows = None
+        self._last, self._begun = None, False
         failure: Exception | None = None
         for j, env in enumerate(self.envs):
             try:
@@ -124,7 +145,7 @@ class GymEnv(RowsEnv):
             raise failure
 
     @operation("simulator")
-    def _step_envs(self, actions: Sequence[Element], rows: Rows) -> list[int]:
+    def _step_envs(self, actions: Sequence[Element], rows: ObservationBuffer) -> list[int]:
         """Step those that run, write what they answer, and return the rows whose episode ended."""
         target, forms = self._frames.target(rows.frames), self._frames.forms
         reward: list[Any] = [0.0] * len(self.envs)
@@ -141,7 +162,7 @@ class GymEnv(RowsEnv):
                 target[j] = frame  # a copy, at once: the environment may reuse its buffer
                 if terminated is not False or truncated is not False:
                     ends = _flag("terminated", terminated), _flag("truncated", truncated)
-                    if any(ends):
+                    if True in ends:
                         ended.append((j, *ends))
         except Exception as error:
             explained = self._explained(error, j, actions[j], answer)
@@ -149,16 +170,11 @@ class GymEnv(RowsEnv):
             if explained is not None:
                 raise explained from (None if isinstance(error, ShapeMismatchError) else error)
             raise
-        rows.step(reward)
+        write_rewards(rows, reward)
         for j, *flags in ended:
             for array, flag in zip(rows.flags, (*flags, True), strict=False):
                 array[j] = flag
         return [j for j, _, _ in ended]
-
-    def _write_resets(self, rows: Rows, which: Sequence[int]) -> None:
-        target = self._frames.target(rows.frames)
-        for j in which:
-            self._frames.write(target, j, self._reset_one(j))
 
     def _reset_one(self, j: int) -> Element:
         options = None if self._options is None else dict(self._options[j])
@@ -179,7 +195,7 @@ class GymEnv(RowsEnv):
         return f"{self._where}.{method}: environment {j}, a {type(self.envs[j].unwrapped).__name__},"
 
     def _explained(self, error: Exception, j: int, action: Element, answer: Element) -> Exception | None:
-        """What is wrong with the action that an environment refused, or with what it returned, if anything.
+        """Name what is wrong with an answer, or the action that an exception may be due to; None without either.
 
         Looked at only now that something has failed: gymnasium's own environments say little more than "invalid".
         """
@@ -191,11 +207,11 @@ class GymEnv(RowsEnv):
             except ShapeMismatchError as misfit:
                 return misfit
             return ShapeMismatchError(f"{self._where}.step: environment {j}: {error}")
-        if not self.action_space.contains(action):
+        if not self._actions.has(action):
             return BadValueError(
-                f"{self._where}.step: the action {action!r} of environment {j} is not in {self.action_space}, and the "
-                f"environment raised {type(error).__name__}: {error}. Give the agent's network one output per action, "
-                "and look for NaN in its logits: they are drawn from as one action beyond the last."
+                f"{self._where}.step: environment {j} raised {type(error).__name__}: {error}. Its action {action!r} is "
+                f"not in {self.action_space}, which may be why: give the agent's network one output per action, and "
+                "look for NaN in its logits: they are drawn from as one action beyond the last."
             )
         return None
 
@@ -211,6 +227,8 @@ class GymEnvInf(GymEnv):
 
 
 def _flag(name: str, value: Element) -> bool:
+    if type(value) is bool:
+        return value
     found = np.asarray(value)
     if found.shape or found.dtype.kind not in "biu":
         raise ShapeMismatchError(f"{name!r} is {value!r}, expected True or False. Return it from step().")

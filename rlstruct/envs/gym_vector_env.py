@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
 from rlstruct.core import DictTensor
 from rlstruct.envs.autoreset import autoreset_mode as find_mode
 from rlstruct.envs.autoreset import make_restarter
-from rlstruct.envs.rows import RowsEnv, options_of
+from rlstruct.envs.rows import RowsEnv, keep, options_of, restart, write_rewards
 from rlstruct.errors import BadTypeError, BadValueError, tag_environment
+from rlstruct.in_place import Ended, ObservationBuffer
 from rlstruct.profiling import operation
-from rlstruct.vec_env import Observed, Stepped
+from rlstruct.vec_env import Observed
 
 
 class GymVectorEnv(RowsEnv):
@@ -26,8 +29,9 @@ class GymVectorEnv(RowsEnv):
     is no transition; ``current`` after that step is the first observation of the next episode.
 
     A SyncVectorEnv in mode SAME_STEP is set to DISABLED, because gymnasium 1.4 loses the final observation of an
-    environment that reuses its observation buffer. An AsyncVectorEnv in that mode is refused for the same reason, and
-    so is one in mode NEXT_STEP without shared memory: make it in mode DISABLED, then it restarts in the same step, too.
+    environment that reuses its observation buffer; with ``reset_mask=False`` it is refused. An AsyncVectorEnv in that
+    mode is refused for the same reason, and so is one in mode NEXT_STEP without shared memory: make it in mode
+    DISABLED, then it restarts in the same step, too.
 
     As with `GymEnv`, the middle of an episode cannot be saved: `state_dict` is None.
 
@@ -38,12 +42,13 @@ class GymVectorEnv(RowsEnv):
         autoreset_mode: the mode of ``vec``, for one that does not declare it in its metadata.
         episodic: ended rows idle until `reset`, as in `GymEnv`. The environment below goes on stepping them, unseen.
         reset_mask: whether ``vec.reset`` obeys ``options["reset_mask"]``, for vector environments of your own in mode
-            NEXT_STEP: True spares the lost step. False forbids all ways around it, in any vector environment.
+            NEXT_STEP: True spares the lost step. False forbids all ways around it, in any vector environment; then a
+            Sync- or AsyncVectorEnv gives the same options to all rows, unless its mode is DISABLED.
 
     Raises:
         TypeError: ``vec`` is not a vector environment, or a space cannot become a tensor.
         ValueError: the autoreset mode is unknown, ``vec`` answers in parts (``batch_size < num_envs``), or EnvPool was
-            made with another seed, or an AsyncVectorEnv cannot restart exactly.
+            made with another seed, or a Sync- or AsyncVectorEnv cannot restart exactly.
     """
 
     def __init__(
@@ -81,7 +86,7 @@ class GymVectorEnv(RowsEnv):
         Raises:
             ShapeMismatchError: ``env_info`` has not B rows, or ``vec`` does not return what its space declares.
             DeviceMismatchError: ``env_info`` is not on the CPU.
-            ValueError: EnvPool got options, which it does not take.
+            ValueError: EnvPool got options, which it does not take, or rows got different ones where all get the same.
         """
         options = options_of(env_info, self._n, "GymVectorEnv.reset")
         seed, self._seed = self._seed, None
@@ -93,38 +98,45 @@ class GymVectorEnv(RowsEnv):
         rows = self._begin()
         for array, frame in zip(rows.frames, frames, strict=True):
             array[:] = frame
-        return rows.observation, self._running
+        return rows.observation(), self._running
 
-    def step(self, action: DictTensor) -> Stepped:
+    def step_into(
+        self, action: DictTensor, before: ObservationBuffer, out: ObservationBuffer, final: ObservationBuffer | None
+    ) -> Ended | None:
         """Take one step in every environment that runs; see `VecEnv.step`.
 
         Raises:
+            TypeError: the action is no DictTensor.
             ShapeMismatchError: the action lacks a key or has another shape or dtype than the action space.
             RuntimeError: called before `reset`, or on and on after every episode has ended.
         """
-        previous, rows, columns = self._next(action)
-        reached = rows
+        columns = self._columns(action, out)
         try:
             with operation("simulator"):
-                result = self._restarter.step(self._actions.batch_element(columns), rows.frames)
+                result = self._restarter.step(self._actions.batch_element(columns), out.frames)
         except Exception as error:
             _tag(error, self.vec)
             raise
-        rows.step(result.reward)
-        rows.end(result.terminated, result.truncated)
+        write_rewards(out, result.reward)
+        terminated, truncated, done, _ = out.flags
+        terminated[:], truncated[:] = result.terminated, result.truncated
+        np.logical_or(terminated, truncated, out=done)
         ran = self._running
         running = ran.numpy()  # sync: a view of CPU memory
         if not running.all():
-            rows.keep(previous, ~running)
-        still = ~rows.done if self.auto_reset else running & ~rows.done
+            keep(out, before, ~running)
+        still = ~done if self.auto_reset else running & ~done
+        restarted: Sequence[int] = ()
         if self.auto_reset and result.restarted is not None and result.first is not None:
-            reached = self._reached(rows)
-            rows.restart(result.restarted)
-            for array, first in zip(rows.frames, result.first, strict=True):
+            restarted = np.flatnonzero(result.restarted).tolist()  # sync: of CPU memory
+            restart(out, result.restarted, final)
+            for array, first in zip(out.frames, result.first, strict=True):
                 array[result.restarted] = first[result.restarted]
             still |= result.restarted
         self._running = torch.from_numpy(still)
-        return self._stepped(reached, ran, rows)
+        if not self.auto_reset:
+            self._idle.look(ran)
+        return Ended(ran, self._running, restarted)
 
     def render(self) -> tuple[Any, ...] | None:
         """Return what `vec.render` gives."""
@@ -135,7 +147,7 @@ class GymVectorEnv(RowsEnv):
         if self._closed:
             return
         self._closed = True
-        self._rows = None
+        self._last, self._begun = None, False
         self.vec.close()
 
     def _take_seed(self, seed: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from numbers import Number
 from typing import Any
 
@@ -11,12 +12,12 @@ import torch
 from rlstruct.core import DictTensor
 from rlstruct.envs.codec import Arrays, SpaceCodec
 from rlstruct.errors import BadTypeError, DeviceMismatchError, ShapeMismatchError, UsageError, tag_environment
+from rlstruct.in_place import FLAGS, Ended, ObservationBuffer
 from rlstruct.spaces import Space
-from rlstruct.vec_env import IdleWatch, Stepped, VecEnv
+from rlstruct.vec_env import IdleWatch, Stepped, VecEnv, check_action
 
 Array = np.ndarray[Any, Any]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
-Index = Mask | list[int]
 RESET_RETURNS = "two values, (observation, info)"
 STEP_RETURNS = "five values, (observation, reward, terminated, truncated, info)"
 
@@ -24,79 +25,35 @@ Options = list[dict[str, Any]]
 """The options of each environment's reset."""
 
 
-class Rows:
-    """What B environments observe at one time: an observation, and the same memory as numpy arrays.
+def write_rewards(rows: ObservationBuffer, reward: Array | list[Any]) -> None:
+    """Write what a step was rewarded with: one number for each row."""
+    try:
+        rewards = np.array(reward)
+    except ValueError as error:  # ragged
+        raise _reward_error(reward) from error
+    if rewards.shape != rows.reward.shape or rewards.dtype.kind not in "fiub":  # None would become NaN
+        raise _reward_error(reward)
+    rows.reward[:] = rewards
 
-    Attributes:
-        observation: as given.
-        frames: the frames' arrays, one per leaf of the observation space.  [B, ...]
-        reward: reward of the step that led here.                           [B] float32
-        flags: terminated, truncated, done and initial_state.               [B] bool each
-        last_action: the actions' arrays, one per leaf of the action space. [B, ...]
-    """
 
-    __slots__ = ("arrays", "flags", "frames", "last_action", "observation", "reward")
+def keep(rows: ObservationBuffer, before: ObservationBuffer, idle: Mask) -> None:
+    """Repeat the observation before, with reward 0, in the rows that did not run."""
+    for array, previous in zip(rows.arrays, before.arrays, strict=True):
+        array[idle] = previous[idle]
+    rows.reward[idle] = 0
 
-    def __init__(self, observation: DictTensor, frames: SpaceCodec, actions: SpaceCodec) -> None:
-        """Look at the tensors as arrays."""
 
-        def array(key: str) -> Array:
-            found: Array = observation[key].numpy()  # sync: a view of CPU memory
-            return found
-
-        self.observation = observation
-        self.frames: Arrays = [array(key) for key in frames.keys]
-        self.reward = array("reward")
-        self.flags: tuple[Mask, Mask, Mask, Mask] = (
-            array("terminated"),
-            array("truncated"),
-            array("done"),
-            array("initial_state"),
-        )
-        self.last_action: Arrays = [array(key) for key in last_action_keys(actions)]
-        self.arrays = [*self.frames, self.reward, *self.flags, *self.last_action]
-
-    @property
-    def done(self) -> Mask:
-        """Terminated or truncated.  [B] bool."""
-        return self.flags[2]
-
-    def step(self, reward: Array | list[Any]) -> None:
-        """Write what a step gave that ended no episode; frames and last actions are the caller's to write."""
-        try:
-            rewards = np.array(reward)
-        except ValueError as error:  # ragged
-            raise _reward_error(reward) from error
-        if rewards.shape != self.reward.shape or rewards.dtype.kind not in "fiub":  # None would become NaN
-            raise _reward_error(reward)
-        self.reward[:] = rewards
-        for flag in self.flags:
-            flag.fill(False)
-
-    def end(self, terminated: Mask, truncated: Mask) -> None:
-        """Write whose episode ended in the step.  [B] bool each."""
-        self.flags[0][:] = terminated
-        self.flags[1][:] = truncated
-        np.logical_or(terminated, truncated, out=self.flags[2])
-
-    def keep(self, previous: Rows, idle: Mask) -> None:
-        """Repeat the previous observation, with reward 0, in the rows that did not run."""
-        for array, before in zip(self.arrays, previous.arrays, strict=True):
-            array[idle] = before[idle]
-        self.reward[idle] = 0
-
-    def copy_from(self, other: Rows) -> None:
-        """Write what other rows hold."""
-        for array, source in zip(self.arrays, other.arrays, strict=True):
-            np.copyto(array, source)
-
-    def restart(self, rows: Index | slice) -> None:
-        """Turn ``rows`` into starts of episodes; their frames are the caller's to write."""
-        where = rows if isinstance(rows, slice) else np.asarray(rows)  # once, for all the assignments below
-        terminated, truncated, done, initial_state = self.flags
-        for array in (self.reward, terminated, truncated, done, *self.last_action):
-            array[where] = 0
-        initial_state[where] = True
+def restart(rows: ObservationBuffer, which: int | Mask | slice, final: ObservationBuffer | None = None) -> None:
+    """Turn some rows into starts of episodes, and keep what they held in ``final``; their frames are to be written."""
+    if final is not None:
+        for kept, array in zip(final.arrays, rows.arrays, strict=True):
+            kept[which] = array[which]
+    terminated, truncated, done, initial_state = rows.flags
+    rows.reward[which] = 0
+    terminated[which] = truncated[which] = done[which] = False
+    for array in rows.last_action:
+        array[which] = 0
+    initial_state[which] = True
 
 
 def _reward_error(rewards: Array | list[Any]) -> ShapeMismatchError:
@@ -119,10 +76,8 @@ class RowsEnv(VecEnv):
         self._where = type(self).__name__
         self._frames = SpaceCodec(observation_space, "frame", where=f"{self._where}: observation")
         self._actions = SpaceCodec(action_space, "action", where=f"{self._where}.step")
-        self._rows: Rows | None = None  # the last observation
-        self._lent: Rows | None = None  # where the next one is written, if somebody said
-        self._known: dict[int, Rows] = {}  # all that were lent, by id of the DictTensor, which they keep alive
-        self._copy: Rows | None = None  # of lent rows before their restart
+        self._last: ObservationBuffer | None = None  # what `step` returned
+        self._begun = False
         self._running = torch.ones(n, dtype=torch.bool, device="cpu")  # handed out, so replaced and never written
         self._idle = IdleWatch(self._where)
 
@@ -135,63 +90,56 @@ class RowsEnv(VecEnv):
         """Return B, the number of environments."""
         return self._n
 
-    def lend(self, out: DictTensor) -> None:
-        """Write the next observation into ``out``; see `VecEnv.lend`."""
-        if id(out) not in self._known:
-            self._known[id(out)] = Rows(out, self._frames, self._actions)
-        self._lent = self._known[id(out)]
+    def step(self, action: DictTensor) -> Stepped:
+        """Take one step in every environment that runs; see `VecEnv.step`, and ``step_into`` for what it raises."""
+        before, ran = self._last, self._running
+        if before is None:
+            raise UsageError(f"{self._where}.step: there is nothing to step. Call reset() first.")
+        out, final = self._new(), self._new()
+        ended = self.step_into(action, before, out, final)
+        self._last, current = out, out.observation()
+        restarted = np.asarray([] if ended is None else ended.restarted, np.intp)
+        if not len(restarted):
+            return Stepped((current, ran), (current, self._running), restarted=False)
+        others = np.ones(self._n, np.bool_)
+        others[restarted] = False
+        for reached, array in zip(final.arrays, out.arrays, strict=True):
+            reached[others] = array[others]
+        return Stepped((final.observation(), ran), (current, self._running))
 
-    def _begin(self) -> Rows:
+    @abstractmethod
+    def step_into(
+        self, action: DictTensor, before: ObservationBuffer, out: ObservationBuffer, final: ObservationBuffer | None
+    ) -> Ended | None:
+        """Take a step, and write what it shows where that stays; see `rlstruct.in_place.StepsInto`."""
+
+    def _begin(self) -> ObservationBuffer:
         """Return the rows of the first observation; the frames are still to be written."""
-        self._rows = rows = self._new()
-        rows.restart(slice(None))
+        self._last = rows = self._new()
+        restart(rows, slice(None))
         self._running = torch.ones_like(self._running)
         self._idle.begin()
+        self._begun = True
         return rows
 
-    def _next(self, action: DictTensor) -> tuple[Rows, Rows, Arrays]:
-        """Return the rows of the last observation, those of the next one, and the action, which is written there."""
-        previous = self._rows
-        if previous is None:
+    def _columns(self, action: DictTensor, out: ObservationBuffer) -> Arrays:
+        """Return the action, which is written as the last one of ``out``."""
+        if not self._begun:
             raise UsageError(f"{self._where}.step: there is nothing to step. Call reset() first.")
-        columns = self._actions.columns(action, self._n)
-        lent, self._lent = self._lent, None
-        rows = self._new() if lent is None or lent is previous else lent  # the previous ones are still to be read
-        for array, column in zip(rows.last_action, columns, strict=True):
+        self._last = None  # the last observation is in the memory of others from now on
+        columns = self._actions.columns(check_action(self._where, action), self._n)
+        for array, column in zip(out.last_action, columns):  # noqa: B905 - of one space; strict takes half as long again
             array[:] = column
-        return previous, rows, columns
+        return columns
 
-    def _new(self) -> Rows:
+    def _new(self) -> ObservationBuffer:
         """Return rows in new memory."""
         n = self._n
         arrays: dict[str, Array] = dict(zip(self._frames.keys, self._frames.empty(n), strict=True))
         arrays["reward"] = np.empty(n, np.float32)
-        for flag in ("terminated", "truncated", "done", "initial_state"):
-            arrays[flag] = np.empty(n, np.bool_)
-        arrays.update(zip(last_action_keys(self._actions), self._actions.empty(n), strict=True))
-        observation = DictTensor._trusted({key: torch.from_numpy(array) for key, array in arrays.items()})
-        return Rows(observation, self._frames, self._actions)
-
-    def _is_lent(self, rows: Rows) -> bool:
-        return self._known.get(id(rows.observation)) is rows
-
-    def _reached(self, rows: Rows) -> Rows:
-        """Copy rows that are about to restart; the copy of lent rows serves again for the next ones."""
-        lent = self._is_lent(rows)
-        copy = self._copy if lent and self._copy is not None else self._new()
-        if lent:
-            self._copy = copy
-        copy.copy_from(rows)
-        return copy
-
-    def _stepped(self, reached: Rows, ran: torch.Tensor, rows: Rows) -> Stepped:
-        """Remember the rows of a step, and return what it shows."""
-        self._rows = rows
-        if not self.auto_reset:
-            self._idle.look(ran)
-        current = rows.observation, self._running
-        restarted, lent = reached is not rows, self._is_lent(rows)
-        return Stepped((reached.observation, ran), current, restarted=restarted, lent=lent)
+        arrays |= {flag: np.zeros(n, np.bool_) for flag in FLAGS}
+        arrays |= zip(last_action_keys(self._actions), self._actions.empty(n), strict=True)
+        return ObservationBuffer(arrays)
 
 
 def last_action_keys(actions: SpaceCodec) -> tuple[str, ...]:

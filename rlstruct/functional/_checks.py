@@ -9,7 +9,7 @@ from rlstruct.errors import BadValueError, ShapeMismatchError, UsageError
 
 
 def same_shape(where: str, *, temporal: bool = False, **tensors: Tensor) -> None:
-    """Refuse what would broadcast in silence, such as a value of [B, 1] beside a target of [B].
+    """Refuse what would broadcast in silence, such as a value of [B, 1] with a target of [B].
 
     The first tensor sets the shape, which is [B, T] if ``temporal``.
 

@@ -22,7 +22,7 @@ from rlstruct.functional.scan import backward_recurrence
 
 
 class VTrace(NamedTuple):
-    """What `vtrace` returns.
+    """Result of `vtrace`.
 
     Attributes:
         value_target: v_t, what the critic should predict.      [B, T]

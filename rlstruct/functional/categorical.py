@@ -62,6 +62,8 @@ def log_probability_and_entropy(logits: Tensor, action: Tensor) -> tuple[Tensor,
 
 
 def _chosen(log_probabilities: Tensor, action: Tensor) -> Tensor:
+    if not action.is_cpu:  # an index out of range would end all work on CUDA, before the batcher can report the action
+        action = action.clamp(0, log_probabilities.shape[-1] - 1)
     return log_probabilities.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
 

@@ -148,7 +148,7 @@ def actor_critic_terms(
     """Average the losses of single steps: ``loss``, which is differentiated, and each of them, without gradients.
 
     Args:
-        steps: ``policy_loss``, ``value_loss``, ``entropy_loss``, and whatever else shall be averaged.  [B, T] float
+        steps: ``policy_loss``, ``value_loss``, ``entropy_loss``, and anything else to average.  [B, T] float
         mask: which steps are real.  [B, T] bool
         value_coefficient: weight of the critic's loss.
         entropy_coefficient: weight of the entropy.

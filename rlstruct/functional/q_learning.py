@@ -62,7 +62,7 @@ def double_q_value(online_values: Tensor, target_values: Tensor) -> Tensor:
 
 
 def td_target(reward: Tensor, discount: Tensor, terminated: Tensor, next_value: Tensor) -> Tensor:
-    """What an action value should be: what came, and what the state that was reached is worth.
+    """Return the target of an action value: the reward plus the discounted value of the state reached.
 
     Mnih et al., "Human-level control through deep reinforcement learning" (Nature, 2015), algorithm 1; nothing follows
     a termination, and a truncated episode is worth the value of its true last observation (Pardo et al., "Time limits

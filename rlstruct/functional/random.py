@@ -9,6 +9,9 @@ The generator is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorando
 number n > 0 of a key is ``mix(key + n * gamma)``, number 0 the key itself. Uniform and categorical draws use integer
 arithmetic only before one exact division, so their bits agree on CPU and GPU; `normal` goes through log and cos and
 agrees to rounding.
+
+Different distributions draw independently from one key: each has its own default stream, see `DEFAULT_STREAMS`. A
+second draw from the same distribution needs another ``stream`` or another key (`split`).
 """
 
 from __future__ import annotations
@@ -20,10 +23,21 @@ from torch import Tensor
 
 from rlstruct.errors import BadValueError
 
+#: Default stream of each distribution; callers choose theirs below 2^28, where they meet none of these. `categorical`,
+#: which most agents draw in every step, needs none: it takes the key's lower bits, where number 0 takes the upper ones.
+DEFAULT_STREAMS = {
+    name: (i + 1) << 28
+    for i, name in enumerate(("uniform", "symmetric_uniform", "normal", "randint", "gumbel", "dirichlet"))
+}
+
 _GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64: the odd number nearest to 2^64 / golden ratio
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 _FEW_CLASSES = 8
+_FEW_ROWS = 1024
+# A tensor without dimensions takes half a microsecond less than a Python number.
+_LOWER_24 = torch.tensor(0xFFFFFF, dtype=torch.int64, device="cpu")
+_UNIT_24 = torch.tensor(2.0**-24, dtype=torch.float32, device="cpu")
 _TRIES = 8  # of a gamma variate: all fail once in 10^10 draws
 _LOW = {bits: (1 << (64 - bits)) - 1 for bits in (27, 30, 31, 40)}  # clears the sign bits that int64 >> drags in
 
@@ -42,7 +56,7 @@ def _mix_full(x: Tensor) -> Tensor:
 def _bits(key: Tensor, shape: tuple[int, ...], stream: int) -> Tensor:
     """64 random bits, the upper 33 of full quality: [B, *shape] int64."""
     if not shape:
-        # The commonest draw, one number per key, costs nothing: the batcher has mixed a whole batch of keys at once.
+        # Number 0 costs nothing: the batcher has mixed a whole batch of keys at once.
         return key if stream == 0 else _mix(key + _wrap(stream * _GAMMA))
     first = stream + 1  # an array never holds number 0, which may have been drawn beside it
     lanes = _multiples(_GAMMA, first, math.prod(shape), key)
@@ -124,42 +138,47 @@ def child_key(key: Tensor, n: Tensor | int) -> Tensor:
     return _mix_full(key + lane)
 
 
-def uniform(key: Tensor, shape: tuple[int, ...] = (), stream: int = 0) -> Tensor:
+def uniform(key: Tensor, shape: tuple[int, ...] = (), stream: int | None = None) -> Tensor:
     """Draw uniformly from [0, 1).
 
     Args:
         key: [B] int64.
         shape: what to draw for each key. One number of all keys stands after the other in memory: a compiler makes
             vector code of ``uniform(key, (4,)).t().unbind(0)``, and scalar code of columns.
-        stream: draws with the same key and different streams are independent, if the ranges
-            ``stream .. stream + prod(shape)`` do not overlap.
+        stream: 0 to 2^28; None is the distribution's own. Draws with the same key and different streams are
+            independent, if the ranges ``stream .. stream + prod(shape)`` do not overlap.
 
     Returns:
         [B, *shape] float32, multiples of 2^-24.
     """
-    upper = (_bits(key, shape, stream) >> 40).bitwise_and_(_LOW[40])
+    start = DEFAULT_STREAMS["uniform"] if stream is None else stream
+    upper = (_bits(key, shape, start) >> 40).bitwise_and_(_LOW[40])
     return (upper * 2.0**-24).to(torch.float32)  # exact in either precision that torch may compute by default
 
 
-def symmetric_uniform(key: Tensor, n: int, bound: float, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
-    """Draw n numbers uniformly from [-bound, bound), as start states of simulators are: the draws of ``uniform``.
+def symmetric_uniform(
+    key: Tensor, n: int, bound: float, dtype: torch.dtype = torch.float32, stream: int | None = None
+) -> tuple[Tensor, ...]:
+    """Draw n numbers uniformly from [-bound, bound), as start states of simulators are.
 
     Args:
         key: [B] int64.
         n: how many for each key.
         bound: half the width of the interval.
         dtype: of the result.
+        stream: as in `uniform`.
 
     Returns:
-        n tensors [B]; number i comes from ``uniform(key, (n,))[:, i]``.
+        n tensors [B]; with an explicit stream number i comes from ``uniform(key, (n,), stream)[:, i]``.
     """
+    start = DEFAULT_STREAMS["symmetric_uniform"] if stream is None else stream
     if type(key) is not Tensor:  # traced: a compiler makes one loop of single draws, and mixes each key once
-        drawn = (uniform(key, (), 1 + i) for i in range(n))
+        drawn = (uniform(key, (), start + 1 + i) for i in range(n))
         return tuple(u.to(dtype).sub_(0.5).mul_(2 * bound) for u in drawn)
-    return uniform(key, (n,)).t().to(dtype).sub_(0.5).mul_(2 * bound).unbind(0)
+    return uniform(key, (n,), start).t().to(dtype).sub_(0.5).mul_(2 * bound).unbind(0)
 
 
-def normal(key: Tensor, shape: tuple[int, ...] = (), stream: int = 0) -> Tensor:
+def normal(key: Tensor, shape: tuple[int, ...] = (), stream: int | None = None) -> Tensor:
     """Draw from the standard normal distribution (Box and Muller, 1958).
 
     Args:
@@ -170,12 +189,13 @@ def normal(key: Tensor, shape: tuple[int, ...] = (), stream: int = 0) -> Tensor:
     Returns:
         [B, *shape] float32, equal on all devices to rounding.
     """
-    u = uniform(key, (2, *shape), stream)
+    start = DEFAULT_STREAMS["normal"] if stream is None else stream
+    u = uniform(key, (2, *shape), start)
     radius = (1.0 - u[:, 0]).log_().mul_(-2.0).sqrt_()
     return radius.mul_((u[:, 1] * (2.0 * math.pi)).cos_())
 
 
-def randint(key: Tensor, high: int, shape: tuple[int, ...] = (), stream: int = 0) -> Tensor:
+def randint(key: Tensor, high: int, shape: tuple[int, ...] = (), stream: int | None = None) -> Tensor:
     """Draw integers uniformly from 0 to high - 1.
 
     Args:
@@ -192,11 +212,12 @@ def randint(key: Tensor, high: int, shape: tuple[int, ...] = (), stream: int = 0
     """
     if not 1 <= high <= 2**31:
         raise BadValueError(f"randint: high is {high}, expected 1 to 2**31.")
-    upper = (_bits(key, shape, stream) >> 32).bitwise_and_(0xFFFFFFFF)
+    start = DEFAULT_STREAMS["randint"] if stream is None else stream
+    upper = (_bits(key, shape, start) >> 32).bitwise_and_(0xFFFFFFFF)
     return upper.mul_(high) >> 32
 
 
-def categorical(logits: Tensor, key: Tensor, stream: int = 0) -> Tensor:
+def categorical(logits: Tensor, key: Tensor, stream: int | None = None) -> Tensor:
     """Draw one class from each row of logits, by inverting the cumulative distribution.
 
     Args:
@@ -208,22 +229,35 @@ def categorical(logits: Tensor, key: Tensor, stream: int = 0) -> Tensor:
         [B] int64, from 0 to A - 1; A, which is no class, in rows whose logits hold NaN or are all -inf. Batchers refuse
         such an action once per batch.
     """
+    plain = type(logits) is Tensor and type(key) is Tensor and not torch.compiler.is_compiling()
+    few = plain and logits.is_cpu and logits.dim() == 2 and key.dim() == 1 and logits.shape[0] <= _FEW_ROWS
+    # The default takes the key's lower bits: as good as the upper ones, which are number 0, and nothing to mix.
+    if stream is not None:
+        u = uniform(key, (), stream)
+    elif few:
+        u = key.bitwise_and(_LOWER_24).to(torch.float32).mul_(_UNIT_24)
+    else:
+        u = (key & 0xFFFFFF).to(torch.float32) * 2.0**-24
     # u < 1 scaled by the last sum, which rounding puts beside 1: the result is below A and no empty class is hit.
     if not logits.is_cpu:  # few launches
         cumulative = torch.softmax(logits, -1, dtype=torch.float32).cumsum(-1)
-        scaled = uniform(key, (), stream).unsqueeze(-1) * cumulative.narrow(-1, -1, 1)
+        scaled = u.unsqueeze(-1) * cumulative.narrow(-1, -1, 1)
         return torch.searchsorted(cumulative, scaled, right=True).squeeze(-1)  # NaN stands above every number
     # Not softmax, which on the CPU takes few classes row by row; nor does it matter what the probabilities sum to.
     # Few classes are reduced class by class, for all rows at once. Every row's bits are its own either way.
+    if few and logits.is_contiguous():  # few operators, with the draws of the form below
+        scores = logits.to(torch.float32)
+        cumulative = (scores - scores.amax(-1, keepdim=True)).exp_().cumsum(-1)
+        scaled = u.unsqueeze(-1).mul(cumulative[:, -1:])
+        return torch.searchsorted(cumulative, scaled, right=True).squeeze(-1)
     dim = 0 if logits.dim() == 2 and key.dim() < 2 and logits.shape[1] <= _FEW_CLASSES else -1
     scores = logits.to(torch.float32).movedim(-1, dim)
     cumulative = (scores - scores.amax(dim, keepdim=True)).exp_().cumsum(dim)
     # Counted from behind, since nothing is greater or less than NaN.
-    u = uniform(key, (), stream).unsqueeze(dim)
-    return logits.shape[-1] - (cumulative > u * cumulative.narrow(dim, -1, 1)).sum(dim)
+    return logits.shape[-1] - (cumulative > u.unsqueeze(dim) * cumulative.narrow(dim, -1, 1)).sum(dim)
 
 
-def gumbel(key: Tensor, shape: tuple[int, ...] = (), stream: int = 0) -> Tensor:
+def gumbel(key: Tensor, shape: tuple[int, ...] = (), stream: int | None = None) -> Tensor:
     """Draw from the standard Gumbel distribution: -log(-log(u)).
 
     Args:
@@ -234,11 +268,12 @@ def gumbel(key: Tensor, shape: tuple[int, ...] = (), stream: int = 0) -> Tensor:
     Returns:
         [B, *shape] float32, equal on all devices to rounding.
     """
-    u = uniform(key, shape, stream).add_(2.0**-25)  # between 0 and 1, neither of them
+    start = DEFAULT_STREAMS["gumbel"] if stream is None else stream
+    u = uniform(key, shape, start).add_(2.0**-25)  # between 0 and 1, neither of them
     return u.log_().neg_().log_().neg_()
 
 
-def dirichlet(key: Tensor, concentration: float, among: Tensor, stream: int = 0) -> Tensor:
+def dirichlet(key: Tensor, concentration: float, among: Tensor, stream: int | None = None) -> Tensor:
     """Draw from a symmetric Dirichlet distribution over some of A classes.
 
     Normalised gamma variates, by Marsaglia and Tsang, "A simple method for generating gamma variables" (ACM TOMS,
@@ -253,15 +288,16 @@ def dirichlet(key: Tensor, concentration: float, among: Tensor, stream: int = 0)
     Returns:
         [B, A] float32, sums to 1 in rows that have classes, 0 for the others.
     """
+    start = DEFAULT_STREAMS["dirichlet"] if stream is None else stream
     A = among.shape[-1]
     shape = (_TRIES, A)
-    normals, u = normal(key, shape, stream), uniform(key, shape, stream + 2 * _TRIES * A)
+    normals, u = normal(key, shape, start), uniform(key, shape, start + 2 * _TRIES * A)
     # Gamma(alpha + 1), then times u^(1 / alpha) for Gamma(alpha), in logarithms: small ones would underflow.
     d = concentration + 1.0 - 1.0 / 3.0
     v = (1.0 + normals / math.sqrt(9.0 * d)).clamp(min=0.0).pow(3)
     accepted = (v > 0.0) & (u.log() < 0.5 * normals.square() + d - d * v + d * v.log())
     first = accepted.to(torch.int64).argmax(1, keepdim=True)
     log_gamma = (d * v).gather(1, first).squeeze(1).log()
-    boost = (uniform(key, (A,), stream + 3 * _TRIES * A) + 2.0**-25).log() / concentration
+    boost = (uniform(key, (A,), start + 3 * _TRIES * A) + 2.0**-25).log() / concentration
     logits = (log_gamma + boost).masked_fill(~among, -torch.inf)
     return torch.where(among, logits.softmax(-1), 0.0)

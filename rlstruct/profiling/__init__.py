@@ -1,6 +1,4 @@
-"""Where the time of a training really goes: operations, torch's operators, simulators, CUDA, all processes together."""
-
-import os
+"""Profiler of trainings: time by operations, torch's operators, simulators, CUDA, all processes together."""
 
 from rlstruct.profiling.operations import (
     Clock,
@@ -11,7 +9,7 @@ from rlstruct.profiling.operations import (
     profile,
     recorded,
 )
-from rlstruct.profiling.recorder import VARIABLE, OperationError
+from rlstruct.profiling.recorder import OperationError
 from rlstruct.profiling.report import Report, differences, read, save
 
 __all__ = [
@@ -28,5 +26,4 @@ __all__ = [
     "save",
 ]
 
-if VARIABLE in os.environ:
-    join()
+join()

@@ -1,4 +1,4 @@
-"""Whose time goes where: by process, phase, operation and region, with what measuring has cost taken away."""
+"""Breakdown of time by process, phase, operation and region, corrected for the cost of measuring."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rlstruct.profiling.prices import Prices, delays_of, payments_of, prices_of
 
 REGIONS = ("python", "backend", "simulator", "cuda")
 """What the CPU does: Python, torch's operators, a simulator (its operators and kernels, too), calls of CUDA's API."""
-N_REGIONS = 2 * len(REGIONS)  # each without and with a busy GPU beside
-SIMULATOR = "simulator"  # an operation with a meaning of its own, as `WAIT`
+N_REGIONS = 2 * len(REGIONS)  # each without and with a busy GPU
+SIMULATOR = "simulator"  # an operation with a special meaning, as `WAIT`
 N_BLOCKS = 10
 _OF_SET = np.asarray([3 if s & 4 else 2 if s & 2 else 1 if s & 1 else 0 for s in range(16)]) + 4 * (np.arange(16) >> 3)
 
@@ -29,7 +29,7 @@ class Row:
         path: names of the operations around it, and its own at the end; empty outside of all.
         count: how often it was entered.
         seconds: measured, by region of `REGIONS`: first while the GPU is idle, then while it is busy. What is plain was
-            not told apart; it is divided as what was watched.  [8] float64
+            not distinguished; it is divided in the proportions of the watched time.  [8] float64
         overhead: how much of that is measuring, and switching between slices.  [8] float64
         transitions: how often the CPU went from one region to another in it; as in what was watched.  [4, 4] float64
         per_entry: mean seconds of an entry, what is nested in it included, in up to ten stretches of each window.
@@ -51,7 +51,7 @@ class Row:
 
 @dataclass
 class _Sums:
-    """What is known of an operation before it becomes a `Row`; the first axis is the kind of the slice."""
+    """Sums of an operation before they become a `Row`; the first axis is the kind of the slice."""
 
     count: int
     seconds: Floats  # by region.  [3, 8] float64
@@ -225,7 +225,7 @@ def _window(
 
 
 def _whole(recording: Recording) -> NDArray[np.bool_]:
-    """Which operations lie within one plain slice, so that nothing is noted in them but operations.  [K]."""
+    """Select the operations within one plain slice, in which only operations are noted.  [K] bool."""
     times, kinds = recording.slices
     first = np.searchsorted(times, recording.spans.starts, side="right") - 1
     last = np.searchsorted(times, recording.spans.ends, side="right") - 1

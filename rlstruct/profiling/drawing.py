@@ -19,7 +19,7 @@ _MOST, _LEAST = 18, 0.005
 
 
 def draw(processes: Sequence[Process], path: Path, title: str) -> None:
-    """Draw the seconds of the operations as stacked bars; hatched parts have a busy GPU beside them."""
+    """Draw the seconds of the operations as stacked bars; in hatched parts a GPU was busy."""
     from matplotlib.figure import Figure  # imported here: the extra ``train`` may be missing
 
     bars = bars_of(processes)

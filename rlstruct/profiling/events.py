@@ -1,4 +1,4 @@
-"""What profiled processes have written, read back: arrays of events on one clock."""
+"""Events of profiled processes, read back as arrays on one clock."""
 
 from __future__ import annotations
 
@@ -77,6 +77,7 @@ class Recording:
     cost: float  # seconds that it takes to note an operation
     host: HostEvents  # what torch did on the CPU, in slices that were watched
     device: DeviceEvents  # what GPUs did
+    gpus: dict[int, str]  # UUIDs of the GPUs of this process, by index
 
     def innermost(self) -> tuple[Times, Integers]:
         """Return rising moments, and the path of the innermost operation from each on, -1 for none.  [M] each."""
@@ -122,6 +123,7 @@ def _load_one(file: Path) -> Recording:
         cost=1e-9 * found["cost"],
         host=host,
         device=device,
+        gpus={int(index): uuid for index, uuid in found.get("gpus", {}).items()},
     )
 
 

@@ -1,8 +1,7 @@
-"""How much of a GPU a process really uses, and why the rest is idle."""
+"""GPU use of a process, and the reasons why the rest is idle."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlstruct.profiling.events import Recording
+from rlstruct.profiling.nvml import MISSING, read_samples, utilisation
 from rlstruct.profiling.overlap import Floats, Integers, Times, lookup, sweep, totals, union_length
 from rlstruct.profiling.prices import WAIT
 
@@ -22,7 +22,7 @@ _CAPTURED = ("LaunchKernel", "MemcpyAsync", "MemsetAsync", "LaunchCooperativeKer
 
 @dataclass
 class GpuUse:
-    """How a process has used a GPU. NVML's number is high as soon as any kernel runs, however small."""
+    """GPU use of a process. NVML's number is high as soon as any kernel runs, however small."""
 
     process: str  # its name
     pid: int
@@ -30,8 +30,9 @@ class GpuUse:
     seconds: float = 0.0  # that were recorded
     busy: float = 0.0  # share of the time in which at least one kernel, copy or fill of this process runs
     weighted: float = 0.0  # the same, each kernel weighted with the share of multiprocessors that its blocks fill
-    # What the driver calls utilisation, of all processes together in that time, as a share; None without nvidia-ml-py.
+    # What the driver calls utilisation, of all processes together in that time, as a share; None if it is not known.
     nvml: float | None = None
+    nvml_unknown: str = MISSING  # why it is not known
     kernels: float = 0.0  # sum of the seconds of all kernels
     # Seconds in which it waits for the host (nothing is ordered yet), for data (the host waits for it or moves it, or
     # has ordered its copy) and for launches (ordered, and not begun).
@@ -41,7 +42,7 @@ class GpuUse:
 
     def __str__(self) -> str:
         """Put the three shares side by side."""
-        nvml = "unknown (pip install nvidia-ml-py)" if self.nvml is None else f"{100 * self.nvml:.0f} %"
+        nvml = f"unknown ({self.nvml_unknown})" if self.nvml is None else f"{100 * self.nvml:.0f} %"
         idle = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in self.idle.items())
         most = sorted(self.operations.items(), key=lambda pair: -pair[1])
         return "\n".join(
@@ -61,11 +62,10 @@ def use_of_gpus(recordings: Sequence[Recording], folder: Path) -> list[GpuUse]:
         recordings: windows of processes.
         folder: where NVML's samples are, if there are any.
     """
-    samples = np.asarray(
-        [sample for file in sorted(folder.glob("*.nvml.json")) for sample in json.loads(file.read_text())], np.float64
-    ).reshape(-1, 3)
+    samples = read_samples(folder)
     found: dict[tuple[int, int], GpuUse] = {}
-    seen: dict[tuple[int, int], list[float]] = {}
+    windows: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    uuids: dict[tuple[int, int], str] = {}
     captured: dict[int, Captures] = {}
     for recording in recordings:
         captures = captured.setdefault(recording.pid, [])
@@ -76,11 +76,11 @@ def use_of_gpus(recordings: Sequence[Recording], folder: Path) -> list[GpuUse]:
             key = recording.pid, device
             use = found.setdefault(key, GpuUse(recording.process, recording.pid, device))
             _add_window(use, recording, np.flatnonzero(recording.device.device == device), captures)
-            mine = (samples[:, 1] == device) & (samples[:, 0] >= recording.begun) & (samples[:, 0] <= recording.ended)
-            seen.setdefault(key, []).extend(map(float, samples[mine, 2]))
+            windows.setdefault(key, []).append((recording.begun, recording.ended))
+            uuids[key] = recording.gpus.get(device, "")
     for key, use in found.items():
         use.busy, use.weighted = use.busy / use.seconds, use.weighted / use.seconds
-        use.nvml = float(np.mean(seen[key])) / 100 if seen[key] else None
+        use.nvml, use.nvml_unknown = utilisation(samples, uuids[key], windows[key])
     return list(found.values())
 
 
@@ -133,7 +133,7 @@ def _weighted(starts: Times, ends: Times, weights: Floats) -> float:
 
 
 def _launches(recording: Recording, captures: Captures) -> tuple[Times, Integers, list[tuple[str, ...]]]:
-    """When each piece of work of the GPU was ordered [K], ns; in which operation [K], an index into the third result.
+    """Return when each kernel was launched [K], ns; in which operation [K], an index into the third result.
 
     What a replayed graph does is matched, in its order, with what was captured: capturing calls the same API. Where no
     capture of as many pieces was recorded, the operation that replays counts.
@@ -161,7 +161,7 @@ def _launches(recording: Recording, captures: Captures) -> tuple[Times, Integers
 
 
 def _captures(recording: Recording) -> Captures:
-    """When each capture of a CUDA graph ended, and the operations of what it has captured, in order."""
+    """Return when each capture of a CUDA graph ended, and the operations of the captured work, in order."""
     host, innermost = recording.host, recording.innermost()
     api = np.flatnonzero(host.kind == 1)
     found: Captures = []

@@ -1,4 +1,4 @@
-"""What the driver calls the utilisation of a GPU: the share of a period in which any kernel was there."""
+"""GPU utilisation as the driver defines it: the share of a period in which any kernel was running."""
 
 from __future__ import annotations
 
@@ -7,17 +7,80 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-_PERIOD = 0.1  # seconds between samples; the driver's own periods are 1/6 s to 1 s
+import torch
+
+MISSING = "pip install nvidia-ml-py"
+_PERIOD = 0.1  # seconds between samples
+_REACH = 1_000_000_000  # nanoseconds that a sample reaches back at most: the driver's periods are 1/6 s to 1 s
 _MOST = 100_000  # hours
+_UNKNOWN = "NVML knows no GPU of this UUID: a MIG instance?"
+_TOO_SHORT = "no window of a second in which it was asked"
+
+
+@dataclass
+class Samples:
+    """Samples of one GPU from NVML.
+
+    Attributes:
+        taken: lists of time (ns of ``time.perf_counter``) and percent.
+        error: why there are no more; empty if it answered to the end.
+    """
+
+    taken: list[tuple[int, float]] = field(default_factory=list)
+    error: str = ""
+
+    def within(self, begun: int, ended: int) -> list[float]:
+        """Return the percentages of a window, without those that reach back into the time before it.
+
+        A sample reaches back a second, so the first second of a window is left out; of one shorter than two seconds,
+        the first half.
+
+        Args:
+            begun: ns of ``time.perf_counter``.
+            ended: likewise.
+        """
+        first = begun + min(_REACH, (ended - begun) // 2)
+        return [percent for at, percent in self.taken if first <= at <= ended]
+
+
+def read_samples(folder: Path) -> dict[str, Samples]:
+    """Read the samples from NVML, by the UUID of the GPU; empty if there are none."""
+    return {
+        uuid: Samples([(int(at), float(percent)) for at, percent in found["taken"]], found["error"])
+        for file in sorted(folder.glob("*.nvml.json"))
+        for uuid, found in json.loads(file.read_text()).items()
+    }
+
+
+def utilisation(samples: dict[str, Samples], uuid: str, windows: list[tuple[int, int]]) -> tuple[float | None, str]:
+    """Return the share of time in which a GPU was utilised during some windows; or None, and why it is unknown."""
+    if not samples:
+        return None, MISSING
+    if (one := samples.get(uuid)) is None:
+        return None, _UNKNOWN
+    found = [percent for window in windows for percent in one.within(*window)]
+    if not found:
+        return None, one.error or _TOO_SHORT
+    return sum(found) / len(found) / 100, ""
+
+
+def uuids() -> dict[int, str]:
+    """Return the UUIDs of the GPUs of this process by CUDA's index, which is not NVML's; empty before it uses CUDA."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return {}
+    properties = (torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count()))
+    return {index: _bare(str(one.uuid)) for index, one in enumerate(properties)}
 
 
 def sample(folder: Path) -> Callable[[], None] | None:
-    """Ask NVML in a thread of its own; return what ends that; None where nvidia-ml-py or a driver is missing.
+    """Sample NVML in a thread; return a function that stops it, or None if nvidia-ml-py or a driver is missing.
 
     Args:
-        folder: where the samples go in the end: lists of time (ns of ``time.perf_counter``), index of the GPU, percent.
+        folder: where the `Samples` go in the end, by UUID.
     """
     try:
         import pynvml
@@ -25,28 +88,47 @@ def sample(folder: Path) -> Callable[[], None] | None:
         return None
     try:
         pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        handles = _handles(pynvml)
     except pynvml.NVMLError:
         return None
-    samples: list[tuple[int, int, float]] = []
+    samples = {uuid: Samples() for uuid in handles}
     over = threading.Event()
 
     def ask() -> None:
-        while True:
-            for index, handle in enumerate(handles):
-                percent = float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-                samples.append((time.perf_counter_ns(), index, percent))
-            if len(samples) > _MOST:
-                del samples[::2]
+        while handles:
+            for uuid, handle in list(handles.items()):
+                try:
+                    percent = float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+                except pynvml.NVMLError as error:  # "Not Supported" of a GPU that MIG divides
+                    samples[uuid].error = f"NVML: {error}"
+                    del handles[uuid]
+                    continue
+                taken = samples[uuid].taken
+                taken.append((time.perf_counter_ns(), percent))
+                if len(taken) > _MOST:
+                    del taken[::2]
             if over.wait(_PERIOD):
                 return
 
     def end() -> None:
         over.set()
         thread.join()
-        (folder / f"{os.getpid()}.nvml.json").write_text(json.dumps(samples))
+        found = {uuid: {"taken": one.taken, "error": one.error} for uuid, one in samples.items()}
+        (folder / f"{os.getpid()}.nvml.json").write_text(json.dumps(found))
         pynvml.nvmlShutdown()
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     return end
+
+
+def _handles(pynvml: Any) -> dict[str, Any]:  # noqa: ANN401 - a module without types
+    """Return NVML's handles by UUID."""
+    handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+    named = ((pynvml.nvmlDeviceGetUUID(handle), handle) for handle in handles)
+    return {_bare(uuid if isinstance(uuid, str) else uuid.decode()): handle for uuid, handle in named}
+
+
+def _bare(uuid: str) -> str:
+    """Return a UUID as torch writes it: NVML puts ``GPU-`` in front."""
+    return uuid.removeprefix("GPU-").lower()

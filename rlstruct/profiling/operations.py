@@ -1,4 +1,4 @@
-"""What a program says of itself while it is profiled: operations, phases, and where a profile begins and ends."""
+"""Annotations of a profiled program: operations, phases, and where a profile begins and ends."""
 
 from __future__ import annotations
 
@@ -206,14 +206,14 @@ def settings(path: str | os.PathLike[str], *, window: float = 1.0, operators: fl
 
 
 def is_on() -> bool:
-    """Whether this process is being profiled."""
+    """Return True if this process is being profiled."""
     return _recorder is not None
 
 
 def join() -> None:
-    """Record from now on, as the environment variable says; called when `rlstruct` is imported."""
+    """Record from now on if the environment variable says so; called when `rlstruct` is imported, and by workers."""
     global _recorder
-    if _recorder is None:
+    if _recorder is None and VARIABLE in os.environ:
         _recorder = Recorder(json.loads(os.environ[VARIABLE]))
         atexit.register(leave)
 

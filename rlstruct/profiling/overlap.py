@@ -1,4 +1,4 @@
-"""Who is active when: pure functions of arrays of intervals, in nanoseconds.
+"""Overlap of activities: pure functions of arrays of intervals, in nanoseconds.
 
 The sweep is that of RL-Scope (Gleeson et al., "RL-Scope: cross-stack profiling for deep reinforcement learning
 workloads", MLSys 2021, section 3.4): sorted boundaries of all intervals are merged, and between two boundaries the set
@@ -28,7 +28,7 @@ class Segments:
 
     @property
     def lengths(self) -> Times:
-        """How long each segment is.  [N] int64, ns."""
+        """Return the length of each segment.  [N] int64, ns."""
         return np.diff(self.edges)
 
     def at(self, times: Times) -> Integers:

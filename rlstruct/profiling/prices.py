@@ -1,4 +1,4 @@
-"""What measuring costs, and how much later it makes each process.
+"""Cost of measuring, and the delay that it causes in each process.
 
 RL-Scope (MLSys 2021, section 3.5) reruns a program with one feature on at a time and divides the difference by the
 number of events. Here slices with and without torch's operators alternate in one run, so that the same operations, of
@@ -24,7 +24,7 @@ _LONGEST = 3.0  # times a typical piece; in a longer one another program has run
 
 @dataclass(frozen=True)
 class Prices:
-    """What it costs a process to note one event, in seconds."""
+    """Seconds that a process needs to note one event, by kind."""
 
     operation: float  # to enter and leave an operation
     event: float | None  # to record one of torch's, a mean over all processes; None if no slices could be compared
@@ -95,7 +95,7 @@ def _typical(lengths: Times) -> Times:
 
 
 def payments_of(recording: Recording, prices: Prices) -> tuple[Times, Floats]:
-    """When a process paid for measuring, and how much: before an operation or an event, and after switching.
+    """Return when a process paid for measuring, and how much: before an operation or event, and after switching.
 
     Returns:
         Rising moments, ns, and seconds.  [K] each
@@ -112,13 +112,13 @@ def payments_of(recording: Recording, prices: Prices) -> tuple[Times, Floats]:
 def delays_of(
     recordings: Sequence[Recording], payments: Sequence[tuple[Times, Floats]]
 ) -> list[tuple[Integers, Floats]]:
-    """How much longer each wait became because somebody measured; negative if it became shorter.
+    """Return how much longer each wait became through measuring; negative if it became shorter.
 
     A process that pays comes later to all that follows, until it waits for others. A wait ends when the last of them
     has signalled, or at once if all have. Without measuring, each moment comes earlier by as much as its process is
     late then. So if a process begins to wait at s, and another one signals at t, it goes on late by
     ``min(m - s + late(s), m - t + late_of_the_other(t))`` with ``m = max(s, t)``. What was paid in a process for which
-    nobody waits delays nobody, and a wait hides what the one that waits has paid.
+    a process delays none but those that wait for it, and a wait hides what the waiting process has paid.
 
     A process waits for those that it has started in the same phase, which signal when they begin to wait themselves,
     and for the one that started it, which gives its orders while it works.
@@ -140,7 +140,7 @@ def delays_of(
 
 
 class _Lateness:
-    """How much later a process does things than it would if nobody measured.
+    """Delay of a process through measuring.
 
     Attributes:
         recording: one of its windows; it begins in time.
@@ -160,7 +160,7 @@ class _Lateness:
         self._times, self._paid = payments[0], np.append(0.0, np.cumsum(payments[1]))
 
     def at(self, time: int) -> float:
-        """Return seconds; within a wait, nobody knows them before its end."""
+        """Return seconds; within a wait they are unknown until its end."""
         n_over = min(int(np.searchsorted(self.ends, time, side="right")), len(self.delays) - 1)
         return float(self._paid[np.searchsorted(self._times, time, side="right")]) + self.delays[n_over]
 

@@ -1,9 +1,11 @@
-"""What a process notes while it is profiled: when operations begin and end, and torch's own events, in windows.
+"""Recorder of a profiled process: when operations begin and end, and torch's own events, in windows.
 
 A process records from the beginning for one window, and again for one window whenever the time has trebled: at 0, 3, 9,
-27, 81, … windows. One that starts in between records a window from its first operation on, too. So a run of any length
-leaves few files and needs memory for one window, and all processes of a run record at the same times without a word
-between them. Windows begin and end where an operation does.
+27, 81, … windows. One that starts in between records a window from its first operation on, too. And however long a
+training takes to begin, with an evaluation say, its first window's length is recorded: a window begins with the first
+iteration, or goes on from there. So a run of any length leaves few files and needs memory for two windows at most, and
+all processes of a run record at the same times without a word between them: workers begin to work in the first
+iteration. Windows begin and end where an operation does.
 
 Within a window operations are noted all the time, torch's operators only in some slices of 10 ms, since these cost
 most. The same operations in the slices between show how much, in the very process and at the same time.
@@ -34,6 +36,8 @@ _GROWTH = 3
 _SLICE = 10_000_000  # nanoseconds
 _GOLDEN = 0.5 * (5**0.5 - 1)  # its multiples, modulo 1, keep step with no loop of the program
 _N_TRIES, _N_NOTED = 9, 100
+_EVALUATION = "evaluation"  # a phase
+_TRAINING = frozenset({"iteration", "agent"})  # operations of which the first shows that a training has begun
 _START = "start"  # an operation in which a worker is made: it fills no window of a process that comes late
 _SAMPLED = 17  # one in so many; odd, since ends of operations may all come at even places
 _KINDS = [ProfilerActivity.CPU, ProfilerActivity.CUDA, ProfilerActivity.XPU]  # torch warns if one of them is missing
@@ -45,7 +49,7 @@ class OperationError(RuntimeError):
 
 
 class Recorder:
-    """What one process records.
+    """Recorder of one process.
 
     Args:
         chosen: see `settings`.
@@ -72,6 +76,7 @@ class Recorder:
         self._begun = self._slice = 0
         self._slices: list[tuple[int, int]] = []  # when they begin, and what they are
         self._turns_at = self._closes_at = self._starts
+        self._awaited = _TRAINING
         is_first = multiprocessing.parent_process() is None and torch.cuda.is_available()
         self._end_samples = nvml.sample(self._folder) if is_first else None
         self._skip_windows(_now())
@@ -86,6 +91,9 @@ class Recorder:
             return -1
         if now >= self._turns_at and name != _START:
             self._turn(now)
+            now = max(now, self._begun)
+        if name in self._awaited and self.phase != _EVALUATION:
+            self._train(name, now)
             now = max(now, self._begun)
         depth = len(self._stack)
         self._stack.append(name)
@@ -132,7 +140,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def extra_window(self) -> Iterator[None]:
-        """Record a block in a window of its own, with a negative number, unless one is open."""
+        """Record a block in a separate window, with a negative number, unless one is open."""
         if self._is_on:
             yield
             return
@@ -174,6 +182,16 @@ class Recorder:
             self._n_windows += 1
             self._skip_windows(_now())
 
+    def _train(self, name: str, now: int) -> None:
+        """Record a whole window from here on, where the training begins."""
+        self._awaited = frozenset() if name == "iteration" else self._awaited - {name}
+        if not self._is_on:
+            self._begin_window(self._length)
+        elif self._closes_at < now + self._length:
+            slices, self._closes_at = self._turns_at < self._closes_at, now + self._length
+            if not slices:
+                self._turns_at = self._closes_at
+
     def _begin_window(self, length: int) -> None:
         self._torch = _torch_profile() if self._share else None
         if self._torch is not None:
@@ -183,11 +201,16 @@ class Recorder:
         self._slice, self._slices = 0, [(self._begun, WATCHED)]
         self._is_on = self._is_watched = True
         self._closes_at = self._turns_at = self._begun + length
-        if self._share < 1.0 and self._torch is not None and ProfilerActivity.CUDA not in self._torch.activities:
+        if self._torch is not None and ProfilerActivity.CUDA not in self._torch.activities:
             self._turns_at = min(self._begun + _SLICE, self._closes_at)
 
     def _next_slice(self, now: int) -> None:
         """Record torch's operators from now on, or no longer; what is going on has just begun or ended."""
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self._end_window(self._n_windows)
+            self._n_windows += 1
+            self._begin_window(self._closes_at - now)  # the rest of it with what the GPU does
+            return
         self._slice += 1
         watched = self._slice * _GOLDEN % 1.0 < self._share
         if watched != self._is_watched:
@@ -204,6 +227,7 @@ class Recorder:
             **{"pid": os.getpid(), "parent": os.getppid(), "window": number},
             **{"begun": self._begun, "ended": ended, "unix": self._unix, "origin": self._origin},
             **{"times": self._times, "marks": self._marks, "slices": self._slices, "cost": self._cost()},
+            "gpus": nvml.uuids(),
         }
         stem = self._folder / f"{os.getpid()}-{number}"
         if self._torch is not None:
@@ -244,11 +268,10 @@ def _typical(taken: list[int]) -> float:
 
 
 def _torch_profile() -> Any:  # noqa: ANN401 - torch.profiler.profile
-    """Make torch's profiler, with CUDA where that opens no context that would not be there otherwise."""
+    """Make torch's profiler, with CUDA if this process uses it; its slices cannot be switched off and on then."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # below, it writes two lines for each window to standard error
     activities = [ProfilerActivity.CPU]
-    of_user = multiprocessing.parent_process() is None and torch.cuda.is_available()
-    if of_user or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         activities.append(ProfilerActivity.CUDA)
     return torch.profiler.profile(activities=activities)
 

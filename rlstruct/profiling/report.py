@@ -1,4 +1,4 @@
-"""What a profile says: one sentence, a table, JSON, a trace and a picture; and what has changed between two."""
+"""Report of a profile: one sentence, a table, JSON, a trace and a picture; and the differences between two."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rlstruct.profiling.sentence import main_process, sentence_of
 
 Key = tuple[str, str, tuple[str, ...]]  # kind of process, phase and path of an operation
 _HEAD = ("entries", "seconds", "share", "Python", "torch", "simulator", "CUDA", "GPU busy", "to torch", "to CUDA")
-_FLOOR = 0.05  # smaller differences are not told: two runs of one program differ as much
+_FLOOR = 0.05  # smaller differences are not reported: two runs of one program differ as much
 _SURE = 3.5  # standard errors
 _FEW = 3  # numbers from which nothing follows of how much they scatter
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a profile says.
+    """Report of a profile.
 
     Attributes:
         processes: the one that learns first.
@@ -53,7 +53,8 @@ class Report:
         prices, taken = main.prices, main.seconds - main.corrected
         lines = [
             f"Recorded {main.seconds:.2f} s of {main.lifetime:.2f} s in {main.n_windows} window(s). What lies between "
-            "windows was not recorded: a long run is sampled, at 0, 3, 9, 27, … times the length of a window.",
+            "windows was not recorded: a long run is sampled, where the training begins and at 0, 3, 9, 27, … times "
+            "the length of a window.",
             f"Torch's operators were recorded in {main.watched:.2f} s of that, in slices; the rest is divided alike.",
         ]
         noting = f"{1e6 * prices.operation:.2f} us an operation"
@@ -128,7 +129,7 @@ def save(report: Report, folder: str | Path) -> list[Path]:
 def differences(before: Report, after: Report) -> list[str]:
     """Say which operations became slower or faster, beyond noise.
 
-    An operation is told if the typical time of an entry, what is nested in it included, differs by 5 % at least and by
+    An operation is reported if the typical time of an entry, nested ones included, differs by 5 % at least and by
     3.5 standard errors, and by as much from how the other operations differ. A machine that is busier during one of
     the runs makes all of them slower; a line says so.
 

@@ -38,6 +38,7 @@ _THINGS = {
     *("environment", "agent", "optimiser", "replay buffer", "evaluation", "search", "hand-over", "host"),
     *("loss", "loss and backward"),
 }
+_OUTSIDE = "outside of all operations"
 _OWN = "operations within it, `with rlstruct.profiling.operation(...)`, to see what takes so long"
 
 
@@ -53,19 +54,19 @@ def sentence_of(processes: Sequence[Process], gpus: Sequence[GpuUse]) -> str:
     phase = _phase_of(main)
     rows = [row for row in main.rows if row.phase == phase]
     looped = [row for row in rows if "iteration" in row.path]
-    name, share, told = _most(looped or [row for row in rows if row.path] or rows)
+    name, share, words = _most(looped or [row for row in rows if row.path] or rows)
     whole = "an iteration" if looped else f"the time in {phase!r}"
     end = _of_gpus(gpus, main.pid)
     if name != WAIT:
-        return f"{share} of {whole} is {told}: try {_advice(name)}.{end}"
+        return f"{share} of {whole} is {words}: try {_advice(name)}.{end}"
     others = [one for one in processes if one is not main and any(row.phase == phase for row in one.rows)]
     working = [row for one in others for row in one.rows if row.phase == phase and row.path]
     working = [row for row in working if row.path[-1] not in (WAIT, "start")]
     waiting = f"{share} of {whole} is waiting for workers"
     if not working:
         return f"{waiting}: try {_advice(WAIT)}.{end}"
-    name, share, told = _most(working)
-    return f"{waiting}, and {share} of their work is {told}: try {_advice(name)}.{end}"
+    name, share, words = _most(working)
+    return f"{waiting}, and {share} of their work is {words}: try {_advice(name)}.{end}"
 
 
 def _phase_of(process: Process) -> str:
@@ -82,8 +83,9 @@ def _most(rows: Iterable[Row]) -> tuple[str, str, str]:
     """The operation that takes most: its name, its share, and how it is called, with what takes most of it."""
     sums: dict[str, Floats] = {}
     for row in rows:
-        # A simulator belongs to the environment around it.
-        name = "environment" if row.path[-1:] == (SIMULATOR,) else (*row.path[-1:], "outside of all operations")[0]
+        # A simulator belongs to the environment around it; an iteration says nothing of what is done in it.
+        name = "environment" if row.path[-1:] == (SIMULATOR,) else (*row.path[-1:], _OUTSIDE)[0]
+        name = f"{_OUTSIDE} in it" if name == "iteration" else name
         sums[name] = sums.get(name, 0.0) + row.corrected.reshape(2, -1).sum(0)
     name = max(sums, key=lambda one: float(sums[one].sum()))
     share = sums[name].sum() / (sum(one.sum() for one in sums.values()) or 1.0)

@@ -31,8 +31,8 @@ class SearchAgent(RL_Agent):
     It returns ``action`` [B] int64; ``action_policy`` [B, A], what a policy should learn; ``action_visits`` [B, A]; and
     ``action_value`` [B], the return that the search expects of that policy, for who acts. Its state holds what
     the settings want: ``moves`` [B] int64 of each episode so far (`SearchConfig.exploring_moves`), and the last trees
-    as ``tree/…`` (`SearchConfig.reuse_tree`). An empty state begins anew. On CUDA the search of a move is one graph;
-    that is why the agent does not promise to be `pure`: a graph cannot be recorded within another.
+    as ``tree/…`` (`SearchConfig.reuse_tree`). An empty state begins anew. On CUDA the search of a move with a model is
+    one graph; that is why the agent does not promise to be `pure`: a graph cannot be recorded within another.
 
     Args:
         model: maps frames [B, ...] to logits [B, A] and value [B] of who acts next, as
@@ -98,7 +98,8 @@ class SearchAgent(RL_Agent):
         self.search = Search(self.game, settings, device=self.device)
         self.n_inferences = 0
         self._lane = lane_of(self.device)
-        recorder = recorder_of(self.device)
+        # Random games end early where single steps are taken; as a graph they would all be played to the last move.
+        recorder = None if self.model is None else recorder_of(self.device)
         self._weights = WeightsWatch(self.model)
         self._graph = None if recorder is None else Graph(self._step, recorder)
         self._ready = False  # whether libraries have made what a recording needs
@@ -132,8 +133,8 @@ class SearchAgent(RL_Agent):
         given |= dict(kept.items())
         if "moves" in given:
             given["moves"] = torch.where(observation["initial_state"], 0, given["moves"])
-        if self.search.config.compiled and self._weights.replaced():
-            self.search.forget()
+        if (self.search.config.compiled or self._graph is not None) and self._weights.replaced():
+            self._forget()
         self.n_inferences += observation.n_elems() * (1 + self.search.config.n_simulations)
         with self._lane.work():
             found = self._step({}, given)[1] if self._graph is None else self._replay(self._graph, given)
@@ -170,6 +171,13 @@ class SearchAgent(RL_Agent):
             "action_visits": found.visits,
             "action_value": found.expected,
         }
+
+    def _forget(self) -> None:
+        """Compile and record anew: other tensors stand where the model's weights were."""
+        self.search.forget()
+        self._ready = False
+        if self._graph is not None:
+            self._graph.forget()
 
     def _replay(self, graph: Graph, given: Tensors) -> Tensors:
         """Search by a recorded graph, from the second search on."""

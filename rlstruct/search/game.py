@@ -13,6 +13,7 @@ from rlstruct.engine.waits import intended
 from rlstruct.errors import BadTypeError, BadValueError
 from rlstruct.functional import random
 
+_MOVES_BETWEEN_LOOKS = 8  # off the CPU, asking whether all random games are over stalls the device
 _KEY = "key"  # the random key in the state of a search, beside the simulator's fields
 
 Network = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -129,9 +130,9 @@ class RolloutModel(GameModel):
             value, weight = value + weight * reward, weight * discount
             found = split_frames(self.simulator.observe(self._inner(state)))[1]
             drawn = legal if found is None else found
-            if weight.is_cpu:
-                with intended():  # sync: none, on the CPU there is nobody to wait for; most games are short
-                    if not bool(weight.any()):
+            if weight.is_cpu or i % _MOVES_BETWEEN_LOOKS == _MOVES_BETWEEN_LOOKS - 1:
+                with intended():
+                    if not bool(weight.any()):  # sync: on the CPU none, elsewhere once in so many moves of all games
                         break
         return torch.zeros_like(legal, dtype=torch.float32), value
 

@@ -18,7 +18,8 @@ from rlstruct.device import DeviceLike, free_memory, resolve_device
 from rlstruct.engine import private
 from rlstruct.engine.compiled import Compiled, Tensors, told, warn_uncompiled
 from rlstruct.engine.graph import layout_of
-from rlstruct.engine.promise import check_equal
+from rlstruct.engine.precision import Precision
+from rlstruct.engine.promise import why_unlike
 from rlstruct.errors import BadValueError
 from rlstruct.functional import random
 from rlstruct.profiling import operation
@@ -69,17 +70,27 @@ class CompiledGrowth:
 
     def _compile(self, key: object, tree: Tree, given: Tensors) -> None:
         code = Compiled(lambda tensors, given: (self._step(tree.n_nodes, tensors, given),), writes=True)
-        copies = {name: tensor.clone() for name, tensor in tree.tensors().items()}
+        copies, others = ({name: tensor.clone() for name, tensor in tree.tensors().items()} for _ in range(2))
+
+        def again() -> list[Tensors]:
+            self._grow(Tree.of(tree.n_nodes, others), given)
+            return [others]
+
         try:
             code(copies, given)
         except Exception as error:  # whatever tracing and a compiler may say
-            self._compiles = False
-            warn_uncompiled("Search: a simulation", told(error), "SearchConfig(compiled=True)")
+            why = told(error)
             self._grow(tree, given)
-            return
-        self._grow(tree, given)
-        check_equal(tree.tensors(), copies)
-        self._codes[key] = code
+        else:
+            with Precision() as precision:
+                self._grow(tree, given)
+            device = given["path"].device
+            why = why_unlike([tree.tensors()], [copies], again, precision.eps(device), device)
+        if why:
+            self._compiles = False
+            warn_uncompiled("Search: a simulation", why, "SearchConfig(compiled=True)")
+        else:
+            self._codes[key] = code
 
     def _step(self, n_nodes: int, tensors: Tensors, given: Tensors) -> Tensors:
         self._grow(Tree.of(n_nodes, tensors), given)

@@ -1,4 +1,4 @@
-"""How processes share a GPU: in turns, at the same time under MPS, or apart in MIG instances."""
+"""Sharing a GPU between processes: in turns, at the same time under MPS, or apart in MIG instances."""
 
 from rlstruct.errors import SharingError
 from rlstruct.sharing.daemon import Daemon, mps

@@ -99,7 +99,7 @@ class Daemon:
         return variables
 
     def alive(self) -> bool:
-        """Whether it has not ended by itself."""
+        """Return True unless it has ended by itself."""
         return self._keeper.poll() is None
 
     def ask(self, command: str, seconds: float = _ASK_SECONDS) -> str:
@@ -229,7 +229,7 @@ def mps(
 
 
 def gpu_of(device: DeviceLike) -> str:
-    """Return the UUID of a GPU, a device of torch; a UUID is returned as it is.
+    """Return the UUID of a GPU, a device of torch; a UUID is returned unchanged.
 
     Raises:
         ValueError: it does not exist, or is no GPU.

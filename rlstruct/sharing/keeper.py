@@ -2,7 +2,7 @@
 
     python -I -S keeper.py PROGRAM FOLDER PARENT
 
-It is a process of its own, so that a parent that is killed takes its daemon with it. PROGRAM is started in the
+It is a separate process, so that a parent that is killed takes its daemon with it. PROGRAM is started in the
 foreground. Once something arrives on standard input, or PARENT is gone, or the daemon has ended by itself, this script
 ends daemon and servers, deletes FOLDER, and writes what their logs said last to standard output. It exits with 1 if the
 daemon had ended by itself.

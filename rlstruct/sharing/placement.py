@@ -16,6 +16,7 @@ import torch
 
 from rlstruct.errors import BadValueError, SharingError, warn_user
 from rlstruct.sharing.daemon import MOST_CLIENTS, Daemon, check_percentage, missing, mps
+from rlstruct.sharing.inheriting import inheriting
 
 _GPU = re.compile(r"^GPU (\d+): .*\(UUID: (GPU-[^)]+)\)")
 _MIG = re.compile(r"^\s+MIG (\S+)\s.*\(UUID: (MIG-[^)]+)\)")
@@ -156,27 +157,20 @@ class Placement:
         Raises:
             SharingError: the daemon does not start.
         """
-        variables = self.environment(worker)
-        if self._n_to_pin:
-            self.cores, self._n_to_pin = take_cores(self._n_to_pin), 0
-        before = {name: os.environ.get(name) for name in variables}
-        cores = os.sched_getaffinity(0) if self.cores else set()
-        try:
-            os.environ.update(variables)
-            if self.cores:
-                os.sched_setaffinity(0, self.cores[worker])  # of this thread, and of what it starts
-            yield
-        except BaseException:
-            self.close()
-            raise
-        finally:
-            if cores:
-                os.sched_setaffinity(0, cores)
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+        with inheriting(self.environment(worker)):
+            if self._n_to_pin:
+                self.cores, self._n_to_pin = take_cores(self._n_to_pin), 0
+            cores = os.sched_getaffinity(0) if self.cores else set()
+            try:
+                if self.cores:
+                    os.sched_setaffinity(0, self.cores[worker])  # of this thread, and of what it starts
+                yield
+            except BaseException:
+                self.close()
+                raise
+            finally:
+                if cores:
+                    os.sched_setaffinity(0, cores)
 
     def environment(self, worker: int) -> dict[str, str]:
         """Return the variables of a worker; none if it inherits everything. The first call starts the daemon."""

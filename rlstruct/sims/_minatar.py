@@ -1,4 +1,4 @@
-"""What the five MinAtar games share: sticky actions, action sets, painting of frames.
+"""Shared parts of the five MinAtar games: sticky actions, action sets, painting of frames.
 
 Young and Tian, "MinAtar: an Atari-inspired testbed for thorough and reproducible reinforcement learning experiments",
 2019. The games equal version 1.0.15 of the package `minatar`, but for one thing: an episode begins with "nothing" as

@@ -21,9 +21,12 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.engine.compiled import Compiled
+from rlstruct.engine.private import version_of
+from rlstruct.errors import UsageError
 from rlstruct.functional.masks import rows_of
 from rlstruct.functional.random import child_key
 from rlstruct.sims._state import Tensors, check, fields_of, make_state, part, rows_like
+from rlstruct.spaces import Limits
 
 Answer = tuple[Tensors, Tensors, Tensors, Tensors]
 """What changes in the carry; `reached`; `current` (empty if episodic: it is `reached`); the masks ``ran`` and
@@ -43,6 +46,7 @@ class Simulation:
         self._plain_action = not isinstance(simulator.action_space, spaces.Dict | spaces.Tuple)
         # What `transition` gets if it says that it draws nothing: empty, so that drawing from it fails.
         self._no_key = torch.zeros(0, dtype=torch.int64, device=device)
+        self._limits = Limits(simulator.action_space, "action", device)
         self._kind: type[Any] = type(None)  # the class of states, known from the first one on
 
     def initial(self, key: Tensor) -> Tensors:
@@ -60,6 +64,7 @@ class Simulation:
 
     def step(self, carry: Tensors, action: Tensors, starts: StartStates | None = None) -> Answer:
         """Take one step in every environment that runs; None for ``starts`` draws start states in this step."""
+        action = self._limits.clamp(action)
         if not self._simulator.auto_reset:
             return self._step(carry, action)
         return self._step_and_restart(carry, action, starts)
@@ -68,20 +73,28 @@ class Simulation:
     def check_transition(self, carry: Tensors, action: Tensors) -> None:
         """Raise unless `transition` keeps the shapes, dtypes and device of states, and answers one number per row.
 
-        Restarts mix what it returns with other rows, and would repeat or round it.
+        Restarts mix what it returns with other rows, and would repeat or round it. Nor may it write to its arguments.
         """
         fields, episode = part(carry, "state/"), carry["episode"]
+        action = self._limits.clamp(action)
+        given = {f"state's {name}": value for name, value in fields.items()} | dict(action)
+        versions = {name: version_of(value) for name, value in given.items()}
         moved, reward, terminated = self._transition(carry, action)
+        if changed := [name for name, value in given.items() if version_of(value) != versions[name]]:
+            raise UsageError(
+                f"{type(self._simulator).__name__}.transition: wrote to {changed[0]!r}, which it was given. The agent "
+                "and the batch hold the same memory: make new tensors, x.clamp(-1, 1) instead of x.clamp_(-1, 1)."
+            )
         found = {f"state/{name}": value for name, value in moved.items()} | {"reward": reward, "terminated": terminated}
         expected = rows_like({f"state/{name}": value for name, value in fields.items()}, len(episode))
         expected |= {"reward": (episode.shape, torch.float32), "terminated": (episode.shape, torch.bool)}
-        mend = "Return the next state as `initial` makes states, with a reward and an end for each environment."
-        check(f"{type(self._simulator).__name__}.transition:", found, expected, episode.device, mend)
+        fix = "Return the next state as `initial` makes states, with a reward and an end for each environment."
+        check(f"{type(self._simulator).__name__}.transition:", found, expected, episode.device, fix)
 
     def frames(self, fields: Tensors, *, kept: bool = True) -> Tensors:
         """Show states as ``frame`` or ``frame/<key>``.
 
-        If they are ``kept`` in the carry, a frame that is one of them is copied: nobody can write into the simulation.
+        If they are ``kept`` in the carry, a frame that is one of them is copied, so no caller can write into it.
         """
         seen = self._simulator.observe(self.state(fields))
         frames = {"frame": seen} if isinstance(seen, Tensor) else {f"frame/{key}": v for key, v in seen.items()}

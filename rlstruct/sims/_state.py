@@ -48,16 +48,16 @@ def kinds_of(space: Mapping[str, Leaf], lead: tuple[int, ...]) -> Kinds:
     return {key: ((*lead, *leaf.shape), leaf.torch_dtype) for key, leaf in space.items()}
 
 
-def check(where: str, found: Mapping[str, Tensor], expected: Kinds, device: torch.device, mend: str = "") -> None:
+def check(where: str, found: Mapping[str, Tensor], expected: Kinds, device: torch.device, fix: str = "") -> None:
     """Raise unless tensors are what is expected."""
     if found.keys() != expected.keys():
-        raise BadKeyError(f"{where.rstrip(':')}: got {sorted(found)}, expected {sorted(expected)}. {mend}".rstrip())
+        raise BadKeyError(f"{where.rstrip(':')}: got {sorted(found)}, expected {sorted(expected)}. {fix}".rstrip())
     for name, (shape, dtype) in expected.items():
         value = found[name]
         if value.shape != shape or value.dtype != dtype:
             raise ShapeMismatchError(
                 f"{where} {name!r} has shape {list(value.shape)} of {value.dtype}, expected {list(shape)} of {dtype}. "
-                f"{mend}".rstrip()
+                f"{fix}".rstrip()
             )
         if value.device != device:
             raise DeviceMismatchError(

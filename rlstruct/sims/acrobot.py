@@ -28,7 +28,7 @@ _Angles = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class AcrobotState:
-    """Where the two links are.
+    """Angles and velocities of the two links.
 
     Attributes:
         theta1: angle of the first link from hanging down, rad, in [-pi, pi].  [B] float
@@ -57,7 +57,7 @@ class Acrobot(TensorEnv[AcrobotState]):
 
     def initial(self, key: Tensor) -> AcrobotState:
         """Draw all four numbers from [-0.1, 0.1)."""
-        return AcrobotState(*symmetric_uniform(key, 4, 0.1, self.dtype))
+        return AcrobotState(*symmetric_uniform(key, 4, 0.1, self.dtype, stream=0))
 
     def transition(self, state: AcrobotState, action: Tensor, key: Tensor) -> tuple[AcrobotState, Tensor, Tensor]:
         """Swing for one step of Runge and Kutta's method of fourth order; terminated where the tip is high enough."""

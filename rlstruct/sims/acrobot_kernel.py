@@ -26,7 +26,7 @@ def initial(key: wp.uint64) -> State:
 
 @wp.func
 def derivative(y: State, torque: wp.float32) -> State:
-    """How fast angles and velocities change."""
+    """Return the time derivative of angles and velocities."""
     theta1, theta2, theta1_dot, theta2_dot = y[0], y[1], y[2], y[3]
     cos2, sin2 = wp.cos(theta2), wp.sin(theta2)
     d1 = D1 + 2.0 * COUPLING * cos2

@@ -20,7 +20,7 @@ RAMP_INTERVAL, SPAWN_SPEED, MOVE_INTERVAL = 100, 10, 5
 
 @dataclass(frozen=True)
 class AsterixState:
-    """Where player and things are; thing i is in row i + 1."""
+    """Positions of the player and the things; thing i is in row i + 1."""
 
     player_x: Tensor = start(5)
     player_y: Tensor = start(5)
@@ -47,7 +47,7 @@ class Asterix(MinAtarGame[AsterixState]):
     def play(self, state: AsterixState, action: Tensor, key: Tensor) -> tuple[AsterixState, Tensor, Tensor]:
         """Let a thing appear, move the player, then the things, then count the timers down."""
         spawns = state.spawn_timer == 0
-        there, x, to_right, gold = self._spawn(state, spawns, uniform(key, (3,)))
+        there, x, to_right, gold = self._spawn(state, spawns, uniform(key, (3,), stream=0))
         spawn_timer = torch.where(spawns, state.spawn_speed, state.spawn_timer)
 
         player_x = walk(state.player_x, action)

@@ -19,7 +19,7 @@ ALL_BRICKS = (1 << 30) - 1
 
 @dataclass(frozen=True)
 class BreakoutState:
-    """Where ball, paddle and bricks are."""
+    """Positions of ball, paddle and bricks."""
 
     ball_x: Tensor = start(0)
     ball_y: Tensor = start(3)
@@ -41,7 +41,7 @@ class Breakout(MinAtarGame[BreakoutState]):
 
     def initial(self, key: Tensor) -> BreakoutState:
         """Start the ball in one of the upper corners."""
-        right = randint(key, 2)
+        right = randint(key, 2, stream=0)
         return replace(super().initial(key), ball_x=right * 9, last_x=right * 9, ball_dir=2 + right)
 
     def play(self, state: BreakoutState, action: Tensor, key: Tensor) -> tuple[BreakoutState, Tensor, Tensor]:
@@ -52,9 +52,9 @@ class Breakout(MinAtarGame[BreakoutState]):
         new_x = x + to_right.to(torch.int64) * 2 - 1
         new_y = y + (heading >= 2).to(torch.int64) * 2 - 1
         # Directions as bits: ^ 1 mirrors left and right, ^ 3 up and down, ^ 2 turns back.
-        beside = (new_x < 0) | (new_x >= SIZE)
+        at_wall = (new_x < 0) | (new_x >= SIZE)
         new_x = new_x.clamp(0, SIZE - 1)
-        heading = heading ^ beside.to(torch.int64)
+        heading = heading ^ at_wall.to(torch.int64)
         above = new_y < 0
         new_y = new_y.clamp_min(0)
         brick = ((new_y - 1) * SIZE + new_x).clamp(0, 29)

@@ -29,7 +29,7 @@ MAX_X, MAX_THETA = 2.4, 12 * 2 * math.pi / 360  # m, rad
 
 @dataclass(frozen=True)
 class CartPoleState:
-    """Where carts and poles are.
+    """Positions and velocities of carts and poles.
 
     Attributes:
         x: position, m.                [B] float
@@ -60,7 +60,7 @@ class CartPole(TensorEnv[CartPoleState]):
 
     def initial(self, key: Tensor) -> CartPoleState:
         """Draw all four numbers from [-0.05, 0.05)."""
-        return CartPoleState(*symmetric_uniform(key, 4, 0.05, self.dtype))
+        return CartPoleState(*symmetric_uniform(key, 4, 0.05, self.dtype, stream=0))
 
     def transition(self, state: CartPoleState, action: Tensor, key: Tensor) -> tuple[CartPoleState, Tensor, Tensor]:
         """Push for one step of Euler's method; terminated where cart or pole are out of bounds."""

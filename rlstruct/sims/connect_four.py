@@ -22,7 +22,7 @@ FULL = sum(((1 << ROWS) - 1) << (7 * c) for c in range(COLUMNS))
 
 @dataclass(frozen=True)
 class ConnectFourState:
-    """Where stones are.
+    """Stones on the boards.
 
     Attributes:
         mine: stones of the player to move.      [B] int64, one bit each

@@ -20,7 +20,7 @@ PLAYER_SPEED, TIME_LIMIT = 3, 2500
 
 @dataclass(frozen=True)
 class FreewayState:
-    """Where chicken and cars are; car i is in row i + 1."""
+    """Positions of chicken and cars; car i is in row i + 1."""
 
     pos: Tensor = start(9)  # row of the chicken
     move_timer: Tensor = start(PLAYER_SPEED)  # steps until it can move
@@ -81,4 +81,4 @@ class Freeway(MinAtarGame[FreewayState]):
 def draw_speeds(key: Tensor) -> Tensor:
     """Draw the speeds of the cars, 1 to 5, to the right or the left, from keys [B] int64.  [B, 8] int64."""
     to_right = uniform(key, (LANES,), LANES) >= 0.5
-    return (1 + randint(key, 5, (LANES,))) * torch.where(to_right, 1, -1)
+    return (1 + randint(key, 5, (LANES,), stream=0)) * torch.where(to_right, 1, -1)

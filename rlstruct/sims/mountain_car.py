@@ -24,7 +24,7 @@ POWER, CONTINUOUS_GOAL = 0.0015, 0.45
 
 @dataclass(frozen=True)
 class MountainCarState:
-    """Where cars are.
+    """Positions and velocities of cars.
 
     Attributes:
         x: position, in [-1.2, 0.6].    [B] float
@@ -43,7 +43,7 @@ class _MountainCar(TensorEnv[MountainCarState]):
 
     def initial(self, key: Tensor) -> MountainCarState:
         """Draw the position from [-0.6, -0.4); cars stand still."""
-        x = uniform(key).to(self.dtype).mul_(0.2).sub_(0.6)
+        x = uniform(key, stream=0).to(self.dtype).mul_(0.2).sub_(0.6)
         return MountainCarState(x, torch.zeros_like(x))
 
     def observe(self, state: MountainCarState) -> Tensor:

@@ -19,7 +19,7 @@ STEP, GRAVITY, MASS, LENGTH = 0.05, 10.0, 1.0, 1.0  # s, m/s^2, kg, m
 
 @dataclass(frozen=True)
 class PendulumState:
-    """Where pendulums are.
+    """Angles and velocities of pendulums.
 
     Attributes:
         theta: angle from upright, rad, not wrapped.  [B] float
@@ -43,7 +43,7 @@ class Pendulum(TensorEnv[PendulumState]):
 
     def initial(self, key: Tensor) -> PendulumState:
         """Draw the angle from [-pi, pi), the velocity from [-1, 1)."""
-        theta, theta_dot = symmetric_uniform(key, 2, 1.0, self.dtype)
+        theta, theta_dot = symmetric_uniform(key, 2, 1.0, self.dtype, stream=0)
         return PendulumState(theta * math.pi, theta_dot)
 
     def transition(self, state: PendulumState, action: Tensor, key: Tensor) -> tuple[PendulumState, Tensor, Tensor]:

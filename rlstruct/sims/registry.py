@@ -39,7 +39,7 @@ def names() -> list[str]:
 
 
 def knows(name: str) -> bool:
-    """Whether `make` knows a name, as far as can be said without ale-py.
+    """Return True if `make` knows a name, without importing ale-py.
 
     >>> knows("ALE/Pong-v5"), knows("Pong")
     (True, False)

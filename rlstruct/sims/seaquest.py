@@ -29,7 +29,7 @@ MOVE_INTERVAL, DIVER_MOVE_INTERVAL, SHOT_COOL_DOWN, ENEMY_SHOT_INTERVAL = 5, 5, 
 
 @dataclass(frozen=True)
 class SeaquestState:
-    """Where everything is. Things are columns of numbers, in slots that are empty where nothing was born."""
+    """Positions of all things in the game: columns of numbers, with a slot empty where nothing was born."""
 
     x: Tensor = start(5)  # the submarine
     y: Tensor = start(0)
@@ -63,7 +63,7 @@ class Seaquest(MinAtarGame[SeaquestState]):
 
     def play(self, state: SeaquestState, action: Tensor, key: Tensor) -> tuple[SeaquestState, Tensor, Tensor]:
         """Let things appear, move the submarine, then its bullets, divers, enemies and their bullets; then surface."""
-        state = self._spawn(state, uniform(key, (5,)))
+        state = self._spawn(state, uniform(key, (5,), stream=0))
         state = self._steer(state, action)
         state, hits = _shoot(state)
         state = _rescue(state)
@@ -194,13 +194,13 @@ def _remove(slots: Tensor, gone: Tensor) -> Tensor:
 
 
 def _together(one: Tensor, other: Tensor) -> Tensor:
-    """Whether thing i of one list shares its cell with thing j of the other.  [B, N, M]."""
+    """Return True where thing i of one list shares its cell with thing j of the other.  [B, N, M]."""
     a, b = one.unsqueeze(3), other.unsqueeze(2)
     return (a[:, 0] > 0) & (b[:, 0] > 0) & (a[:, 1] == b[:, 1]) & (a[:, 2] == b[:, 2])
 
 
 def _rank(slots: Tensor, counts: Tensor, oldest_first: bool) -> Tensor:
-    """How many of the things that count, in the same cell, come before this one.  [B, N]."""
+    """Count the active things in the same cell that come before this one.  [B, N]."""
     born = slots[:, 0]
     before = born.unsqueeze(1) < born.unsqueeze(2) if oldest_first else born.unsqueeze(1) > born.unsqueeze(2)
     return (_together(slots, slots) & before & counts.unsqueeze(1)).sum(2)

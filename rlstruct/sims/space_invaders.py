@@ -18,7 +18,7 @@ SHOT_COOL_DOWN, MOVE_INTERVAL, SHOT_INTERVAL = 5, 12, 10
 
 @dataclass(frozen=True)
 class SpaceInvadersState:
-    """Where cannon, aliens and bullets are."""
+    """Positions of cannon, aliens and bullets."""
 
     pos: Tensor = start(5)  # column of the cannon
     bullets: Tensor = start(False, SIZE, SIZE)  # the player's
@@ -121,6 +121,6 @@ def _cube(row: Tensor) -> Tensor:
 
 
 def _wave(like: Tensor) -> Tensor:
-    """Where a new wave stands, [10, 10] bool."""
+    """Return the positions of a new wave, [10, 10] bool."""
     cell = torch.arange(SIZE, device=like.device)
     return (cell < 4).unsqueeze(1) & ((cell >= 2) & (cell < 8))

@@ -31,7 +31,7 @@ from rlstruct.profiling import operation
 from rlstruct.sims._simulation import Simulation, TorchStepper
 from rlstruct.sims._state import Tensors, check, fields_of, kinds_of, part, rows_like
 from rlstruct.spaces import Space, leaves, zeros
-from rlstruct.vec_env import IdleWatch, Observed, Stepped, VecEnv
+from rlstruct.vec_env import IdleWatch, Observed, Stepped, VecEnv, check_action
 
 if TYPE_CHECKING:
     from rlstruct.engine.fused import FusedRollout, Perceptron
@@ -172,7 +172,7 @@ class TensorEnv(VecEnv, Generic[State]):
 
     @property
     def device(self) -> torch.device:
-        """Where everything lives."""
+        """Device of all tensors."""
         return self._device
 
     def n_envs(self) -> int:
@@ -202,11 +202,13 @@ class TensorEnv(VecEnv, Generic[State]):
         """Take one step in every environment that runs; see `VecEnv.step`.
 
         Raises:
+            TypeError: the action is no DictTensor.
             RuntimeError: `reset` was not called, or has not been called for 1,000 steps after the last episode ended.
             KeyError: a key of the action is missing.
             ShapeMismatchError: the action has another shape or dtype than the action space says, or what `transition`
                 returned in the first step has another one than it must have.
             DeviceMismatchError: the action, or what `transition` returned, is on another device.
+            RuntimeError: `transition` wrote to an argument, which is looked at in the first step.
         """
         sent = self._sent(action)
         if not self._moved:
@@ -311,8 +313,8 @@ class TensorEnv(VecEnv, Generic[State]):
         moved = {name: value.to(self._device, copy=True) for name, value in state.items()}
         saved = part(moved, "carry/")
         own = self._begun({}) if "elapsed" in saved else {name: self._carry[name] for name in ("env_key", "episode")}
-        mend = "Load what as many environments of the same class, with the same auto_reset, returned."
-        check(f"{self._name}.load_state_dict:", saved, rows_like(own, self._n_envs), self._device, mend)
+        fix = "Load what as many environments of the same class, with the same auto_reset, returned."
+        check(f"{self._name}.load_state_dict:", saved, rows_like(own, self._n_envs), self._device, fix)
         self._stepper = self._make_stepper()
         self.set_carry(saved, part(moved, "shown/"))
 
@@ -342,15 +344,16 @@ class TensorEnv(VecEnv, Generic[State]):
     def _sent(self, action: DictTensor) -> Tensors:
         """Check the action and return its tensors."""
         self._check_begun("step")
+        check_action(self._name, action)
         sent = {key: value.detach() if (value := action[key]).requires_grad else value for key in self._actions}
         check(f"{self._name}.step: action", sent, kinds_of(self._actions, (self._n_envs,)), self._device)
         return sent
 
     def _first(self) -> DictTensor:
-        """What all environments show at the start of an episode."""
+        """Return the observation of all environments at the start of an episode."""
         frames = self._simulation.frames(part(self._carry, "state/"))
-        expected, mend = leaves(self.observation_space, "frame"), "The observation space says so: mend one of them."
-        check(f"{self._name}.observe:", frames, kinds_of(expected, (self._n_envs,)), self._device, mend)
+        expected, fix = leaves(self.observation_space, "frame"), "The observation space says so: correct one of them."
+        check(f"{self._name}.observe:", frames, kinds_of(expected, (self._n_envs,)), self._device, fix)
         flags = dict.fromkeys(("terminated", "truncated", "done"), self._no)
         first = {**frames, "reward": self._no.to(torch.float32), **flags, "initial_state": self._yes}
         return DictTensor(first | {f"last_{key}": value for key, value in self._no_action.items()})

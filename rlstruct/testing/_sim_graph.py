@@ -7,7 +7,7 @@ on the host stays, a tensor that took another's place is not seen, a result that
 the device raises, as it does while CUDA records.
 """
 
-# ruff: noqa: ANN401  (torch hands over whatever an operator takes and returns)
+# ruff: noqa: ANN401  (torch passes whatever an operator takes and returns)
 
 from __future__ import annotations
 

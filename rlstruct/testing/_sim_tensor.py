@@ -5,7 +5,7 @@ checked against CUDA's rules, the operation runs on the CPU tensors inside, and 
 view of the same memory, so writes through views arrive where they do on any device.
 """
 
-# ruff: noqa: ANN401  (torch hands over whatever an operator takes and returns)
+# ruff: noqa: ANN401  (torch passes whatever an operator takes and returns)
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from rlstruct.engine.private import disabled_torch_function, is_composite, schema_of, wrapper_of
-from rlstruct.errors import DeviceMismatchError
-
-DEVICE_COUNT: Final = 4
+from rlstruct.testing._sim_devices import SimDeviceMismatchError, indexed
+from rlstruct.testing._sim_generator import check_generator
+from rlstruct.testing.host_sync import calling_line
 
 # Operations that CUDA lets cross devices.
 _CROSSING = frozenset({"copy_", "_to_copy", "_copy_from", "_foreach_copy_"})
-# Operations beside the element-wise ones that take a CPU tensor without dimensions as a number.
+# Operations besides the element-wise ones that take a CPU tensor without dimensions as a number.
 _TAKES_NUMBERS = frozenset({"masked_fill", "masked_fill_", "index_fill", "index_fill_"})
 _INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"})
 # Operations that CUDA has for floating-point and complex numbers only.
@@ -44,7 +44,7 @@ def _lstm_cell(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One step of an LSTM (Hochreiter and Schmidhuber, 1997), gates in torch's order; [B, H] out of [B, 4 H].
 
-    The last result is a workspace that nobody reads.
+    The last result is a workspace that is never read.
     """
     gates = input_gates + hidden_gates
     if input_bias is not None and hidden_bias is not None:
@@ -63,7 +63,7 @@ def _gru_cell(
 ) -> tuple[Tensor, Tensor]:
     """One step of a GRU (Cho et al., 2014), gates in torch's order; [B, H] out of [B, 3 H].
 
-    The last result is a workspace that nobody reads.
+    The last result is a workspace that is never read.
     """
     if input_bias is not None and hidden_bias is not None:
         input_gates, hidden_gates = input_gates + input_bias, hidden_gates + hidden_bias
@@ -79,12 +79,6 @@ DECOMPOSED: Final[dict[str, Callable[..., Any]]] = {
     "_thnn_fused_lstm_cell": _lstm_cell,
     "_thnn_fused_gru_cell": _gru_cell,
 }
-
-
-class SimDeviceMismatchError(DeviceMismatchError, RuntimeError):
-    """Tensors of two devices met in one operation. A RuntimeError too, because that is what CUDA raises."""
-
-    __module__ = "rlstruct.testing.sim_device"  # where users import it
 
 
 class SimTensor(torch.Tensor):
@@ -121,8 +115,8 @@ class SimTensor(torch.Tensor):
         device = _result_device(func, name, met, args, kwargs)
         if name in _PRODUCTS and not (met[0].is_floating_point() or met[0].is_complex()):
             raise NotImplementedError(
-                f"torch.{name}: CUDA multiplies no matrices of {met[0].dtype}, as the CPU does. Use floating-point "
-                "numbers, or (a.unsqueeze(-1) * b).sum(-2)."
+                f"{calling_line()}: torch.{name}: CUDA multiplies no matrices of {met[0].dtype}, as the CPU does. Use "
+                "floating-point numbers, or (a.unsqueeze(-1) * b).sum(-2)."
             )
         if inner_kwargs.get("device") is not None:
             inner_kwargs["device"] = "cpu"
@@ -250,8 +244,7 @@ def _result_device(func: Any, name: str, met: list[Tensor], args: Any, kwargs: A
     device = next(tensor.device for tensor in met if isinstance(tensor, SimTensor))
     if name not in _CROSSING and any(tensor.device != device for tensor in met):
         _check_arguments(func, name, device, args, kwargs)
-    if kwargs.get("generator") is not None:
-        refuse_generator(name, device)
+    check_generator(name, kwargs.get("generator"), device)
     wanted = kwargs.get("device")
     return device if wanted is None else indexed(torch.device(wanted))
 
@@ -277,27 +270,10 @@ def _refuse_mixture(func: Any, name: str, device: torch.device, args: Any, kwarg
         names.setdefault(str(tensor.device), []).append(label)
     where = "; ".join(f"on {place}: {', '.join(labels)}" for place, labels in names.items())
     raise SimDeviceMismatchError(
-        f"torch.{name}: its tensors are on {len(names)} devices ({where}), expected one. Create the misplaced tensor "
-        f"with device={str(device)!r} (or zeros_like, new_zeros, ...), or move it with .to({str(device)!r})."
+        f"{calling_line()}: torch.{name}: its tensors are on {len(names)} devices ({where}), expected one. "
+        f"Create the misplaced tensor with device={str(device)!r} (or zeros_like, new_zeros, ...), or move it with "
+        f".to({str(device)!r})."
     )
-
-
-def refuse_generator(name: str, device: torch.device) -> None:
-    raise SimDeviceMismatchError(
-        f"torch.{name}: the generator is on cpu, the tensor on {device}. Draw on the CPU and move the result with "
-        f".to({str(device)!r}), or use counter-based numbers from rlstruct.functional.random."
-    )
-
-
-def indexed(device: torch.device) -> torch.device:
-    if device.type != "sim":
-        return device
-    index = device.index or 0
-    if index >= DEVICE_COUNT:
-        raise RuntimeError(
-            f"invalid device ordinal: {device} does not exist; there are sim:0 to sim:{DEVICE_COUNT - 1}."
-        )
-    return torch.device("sim", index)
 
 
 def _follow_shape(met: list[Tensor]) -> None:

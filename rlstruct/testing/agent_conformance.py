@@ -13,6 +13,7 @@ from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.engine.acting import Actor
 from rlstruct.engine.graph import Graph, RecordingError, recorder_of
+from rlstruct.engine.precision import Precision
 from rlstruct.engine.promise import PurityError, Step, check_equal
 from rlstruct.functional.random import step_keys
 from rlstruct.replay import replay_agent
@@ -65,7 +66,7 @@ def check_agent(
     collected trajectories gives the stored outputs again, and `states_at`, if it answers, the states; that `update`
     copies the weights it is given; that no module drops or averages as it does in training.
 
-    Of an agent that promises to be pure it also changes whatever may be read beside weights and arguments, one thing at
+    Of a pure agent it also changes whatever may be read besides weights and arguments, one thing at
     a time (see `rlstruct.testing.purity`), and lets it act compiled and as a recorded graph, where these are there.
 
     Args:
@@ -84,7 +85,7 @@ def check_agent(
         executors: False spares an agent that promises to be pure from being compiled, which takes seconds.
 
     Raises:
-        ConformanceError: naming the call, the key, what was found, what was expected, and the mend.
+        ConformanceError: naming the call, the key, what was found, what was expected, and the fix.
         DeviceMismatchError: a tensor is on the wrong device.
         TypeError: the agent returned something else than a pair of DictTensors.
     """
@@ -141,11 +142,11 @@ class _Kit:
             agent_info = self.agent_info if B == self.B or self.agent_info.empty() else self.agent_info.slice(0)
             states[B] = state = self.agent.initial_state(agent_info, B)
             if not state.empty() and state.n_elems() != B:
-                mend = "Make one row for each of the B environments, whatever B is."
-                fail(where, next(iter(state.keys())), f"{state.n_elems()} rows", B, mend)
+                fix = "Make one row for each of the B environments, whatever B is."
+                fail(where, next(iter(state.keys())), f"{state.n_elems()} rows", B, fix)
         where = f"{self.name}.initial_state(agent_info, {self.B})"
-        mend = "The state has the same keys, dtypes and shapes for every B."
-        check_specs(where, states[self.B], states[1], mend, self.B)
+        fix = "The state has the same keys, dtypes and shapes for every B."
+        check_specs(where, states[self.B], states[1], fix, self.B)
 
     def act(self, n_steps: int) -> list[_Step]:
         """Let the agent act, checking each answer by itself."""
@@ -160,9 +161,9 @@ class _Kit:
             where = f"{self.name}.__call__ (step {t})"
             arguments = (state.map(on_cpu), seen.map(on_cpu))
             action, new_state = self.agent(state, seen, self.agent_info, history)
-            mend = "Do not write to the arguments: the batcher stores them."
-            check_same(f"{where}, argument state", state.map(on_cpu), arguments[0], mend)
-            check_same(f"{where}, argument observation", seen.map(on_cpu), arguments[1], mend)
+            fix = "Do not write to the arguments: the batcher stores them."
+            check_same(f"{where}, argument state", state.map(on_cpu), arguments[0], fix)
+            check_same(f"{where}, argument observation", seen.map(on_cpu), arguments[1], fix)
             self._check_action(where, action, steps[-1].action if steps else action)
             check_specs(f"{where}, new_state", new_state, state, _STATE, self.B)
             (reached, _), (observation, _) = self.env.step(action)
@@ -190,29 +191,29 @@ class _Kit:
         trajectories = self._trajectories(steps)
         self._check_states_at(trajectories, steps)
         replayed = replay_agent(self.agent, trajectories)
-        mend = (
+        fix = (
             "Replay must act as collection did: restart the state where observation['initial_state'] is True, use "
             "nothing but the arguments, and check call_replay if the agent has its own."
         )
         for t, step in enumerate(steps):
             got = replayed.temporal_index(t).map(on_cpu)
             expected = step.action.map(on_cpu)
-            check_same(f"replay_agent({self.name}), step {t}", got, expected, mend, tolerance=self.tolerance)
+            check_same(f"replay_agent({self.name}), step {t}", got, expected, fix, tolerance=self.tolerance)
 
     def _check_states_at(self, trajectories: Trajectories, steps: list[_Step]) -> None:
-        """States that are told without acting are those with which it acted."""
-        mend = "Return the state with which step t of row b acted as row b * T + t, or None."
+        """States returned without acting are those with which it acted."""
+        fix = "Return the state with which step t of row b acted as row b * T + t, or None."
         backwards = torch.arange(self.B * len(steps), device=self.env.device).flip(0)
         for numbers in (None, backwards):
             where = f"{self.name}.states_at(trajectories, {'None' if numbers is None else '[B * T - 1, ..., 0]'})"
             states = self.agent.states_at(trajectories, numbers)
             if states is None:
                 return
-            check_keys(where, set(states.keys()), set(steps[0].state.keys()), mend)
+            check_keys(where, set(states.keys()), set(steps[0].state.keys()), fix)
             for key in states.keys():
                 expected = torch.stack([step.state[key] for step in steps], 1).flatten(0, 1)  # [B * T]
                 wanted = DictTensor({key: expected if numbers is None else expected.flip(0)})
-                check_same(f"{where}, {key!r}", DictTensor({key: states[key]}).map(on_cpu), wanted.map(on_cpu), mend)
+                check_same(f"{where}, {key!r}", DictTensor({key: states[key]}).map(on_cpu), wanted.map(on_cpu), fix)
 
     def check_update(self, step: _Step, weights: Mapping[str, Tensor] | None) -> None:
         """`update` takes the weights over, all of them, as a copy.
@@ -236,11 +237,11 @@ class _Kit:
         changed = self._answer(step)
         for value in lent.values():
             value.fill_(1)  # what a batcher does when it publishes the next version
-        mend = "Copy the weights, as load_state_dict does: the batcher writes to these tensors again."
-        check_same(f"{where}, after its argument changed", self._answer(step), changed, mend)
+        fix = "Copy the weights, as load_state_dict does: the batcher writes to these tensors again."
+        check_same(f"{where}, after its argument changed", self._answer(step), changed, fix)
         self.agent.update({k: v.clone() for k, v in original.items()})
-        mend = "The same weights must give the same answers: update all that the answers depend on."
-        check_same(f"{where}, back to the first weights", self._answer(step), before, mend)
+        fix = "The same weights must give the same answers: update all that the answers depend on."
+        check_same(f"{where}, back to the first weights", self._answer(step), before, fix)
 
     def check_purity(self, step: _Step) -> None:
         """The answer depends on weights and arguments only."""
@@ -272,12 +273,13 @@ class _Kit:
                 info = self.agent_info.map(functools.partial(torch.roll, shifts=i, dims=0))
                 given = [dict(part.items()) for part in (step.state, step.observation, info)]
                 where = f"{self.name}, run by the executor {name!r} (step {i}, with new weights and agent_info)"
-                expected = actor.step(*given)
+                with Precision() as precision:
+                    expected = actor.step(*given)
                 try:
                     for got, wanted in zip(executor(*given), expected, strict=True):
-                        check_equal(wanted, got)
+                        check_equal(wanted, got, precision.eps(device))
                 except (PurityError, RecordingError) as error:
-                    fail(where, None, str(error), "what the agent gives as it is", "Or set pure = False.")
+                    fail(where, None, str(error), "the eager agent's answer", "Or set pure = False.")
                 for parameter in parameters:
                     parameter.mul_(0.9)
             for parameter, value in zip(parameters, before, strict=True):
@@ -286,8 +288,8 @@ class _Kit:
     def _check_taken(self, where: str, module: nn.Module, weights: Mapping[str, Tensor]) -> None:
         for key, value in module.state_dict().items():
             if not bool(same(on_cpu(value).unsqueeze(0), weights[key].unsqueeze(0)).all()):  # sync: once per weight
-                mend = "Define update(self, info), usually self.model.load_state_dict(info)."
-                fail(where, key, "the old weights", "those that were given", mend)
+                fix = "Define update(self, info), usually self.model.load_state_dict(info)."
+                fail(where, key, "the old weights", "those that were given", fix)
 
     def _answer(self, step: _Step) -> DictTensor:
         """The agent's answer to the arguments of a step, on the CPU."""
@@ -324,15 +326,15 @@ class _Kit:
         return Trajectories(named, DictTensor.stack(columns))
 
 
-def check_specs(where: str, got: DictTensor, expected: DictTensor, mend: str, n_rows: int) -> None:
+def check_specs(where: str, got: DictTensor, expected: DictTensor, fix: str, n_rows: int) -> None:
     """Compare keys, dtypes and trailing shapes.
 
     Raises:
         ConformanceError: naming the first key that differs.
     """
-    check_keys(where, set(got.keys()), set(expected.keys()), mend)
+    check_keys(where, set(got.keys()), set(expected.keys()), fix)
     for key, value in expected.items():
-        check_tensor(where, key, got[key], (n_rows, *value.shape[1:]), value.dtype, mend)
+        check_tensor(where, key, got[key], (n_rows, *value.shape[1:]), value.dtype, fix)
 
 
 def _joined(action: DictTensor, new_state: DictTensor) -> DictTensor:

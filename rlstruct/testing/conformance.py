@@ -1,4 +1,4 @@
-"""What the conformance kits share: the error, and comparisons that name the culprit.
+"""Shared parts of the conformance kits: the error, and comparisons that name the culprit.
 
 The kits are tools, not part of any step: they copy to the CPU and look at values freely.
 """
@@ -28,27 +28,29 @@ class ConformanceError(Explained, AssertionError):
         key: the tensor that is wrong, None when it is none.
         got: what was found.
         expected: what the contract says.
-        mend: what to do about it.
+        fix: what to do about it.
     """
 
     where: str = ""
     key: str | None = None
     got: str = ""
     expected: str = ""
-    mend: str = ""
+    fix: str = ""
+
+    mend = property(lambda self: self.fix, doc="Alias of ``fix``, its name in 0.2.")
 
 
-def build_error(where: str, key: str | None, got: object, expected: object, mend: str) -> ConformanceError:
+def build_error(where: str, key: str | None, got: object, expected: object, fix: str) -> ConformanceError:
     """Put a ConformanceError together from its parts."""
     named = "" if key is None else f" tensor {key!r}:"
-    error = ConformanceError(f"{where}:{named} got {got}, expected {expected}. {mend}")
-    error.where, error.key, error.got, error.expected, error.mend = where, key, str(got), str(expected), mend
+    error = ConformanceError(f"{where}:{named} got {got}, expected {expected}. {fix}")
+    error.where, error.key, error.got, error.expected, error.fix = where, key, str(got), str(expected), fix
     return error
 
 
-def fail(where: str, key: str | None, got: object, expected: object, mend: str) -> NoReturn:
+def fail(where: str, key: str | None, got: object, expected: object, fix: str) -> NoReturn:
     """Raise a ConformanceError of these parts."""
-    raise build_error(where, key, got, expected, mend)
+    raise build_error(where, key, got, expected, fix)
 
 
 def holds(mask: Tensor) -> bool:
@@ -57,7 +59,7 @@ def holds(mask: Tensor) -> bool:
 
 
 def on_cpu(tensor: Tensor) -> Tensor:
-    """Return a copy on the CPU that nobody else writes to."""
+    """Return a private copy on the CPU."""
     return tensor.detach().to("cpu", copy=True)
 
 
@@ -74,52 +76,52 @@ def same(got: Tensor, expected: Tensor, tolerance: float = 0.0) -> Tensor:
 
 
 def check_same(
-    where: str, got: DictTensor, expected: DictTensor, mends: str | Mapping[str, str], *, tolerance: float = 0.0
+    where: str, got: DictTensor, expected: DictTensor, fixes: str | Mapping[str, str], *, tolerance: float = 0.0
 ) -> None:
     """Compare two structures on the CPU, key by key and row by row; see `same`.
 
-    ``mends`` may be a mend for each key, or for the part of it before the first ``/``; ``""`` is that of the rest.
+    ``fixes`` may be a fix for each key, or for the part of it before the first ``/``; ``""`` is that of the rest.
     """
-    table = {"": mends} if isinstance(mends, str) else mends
+    table = {"": fixes} if isinstance(fixes, str) else fixes
     check_keys(where, set(got.keys()), set(expected.keys()), table[""])
     for key in expected.keys():
-        mend = table.get(key.partition("/")[0], table[""])
-        check_tensor(where, key, got[key], tuple(expected[key].shape), expected[key].dtype, mend)
+        fix = table.get(key.partition("/")[0], table[""])
+        check_tensor(where, key, got[key], tuple(expected[key].shape), expected[key].dtype, fix)
         rows = same(got[key], expected[key], tolerance)
         if not holds(rows):
             b = first_false(rows)
-            fail(f"{where}, row {b}", key, short(got[key][b]), short(expected[key][b]), mend)
+            fail(f"{where}, row {b}", key, short(got[key][b]), short(expected[key][b]), fix)
 
 
-def check_keys(where: str, got: set[str], expected: set[str], mend: str) -> None:
+def check_keys(where: str, got: set[str], expected: set[str], fix: str) -> None:
     """Compare two sets of keys."""
     for key in sorted(expected - got):
-        fail(where, key, f"no such key among {sorted(got)}", "it to be there", mend)
+        fail(where, key, f"no such key among {sorted(got)}", "it to be there", fix)
     for key in sorted(got - expected):
-        fail(where, key, "this key", f"only {sorted(expected)}", mend)
+        fail(where, key, "this key", f"only {sorted(expected)}", fix)
 
 
 def check_tensor(
-    where: str, key: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None, mend: str
+    where: str, key: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None, fix: str
 ) -> None:
     """Compare shape and dtype."""
     if tuple(tensor.shape) != shape:
-        fail(where, key, f"shape {list(tensor.shape)}", f"{list(shape)}", mend)
+        fail(where, key, f"shape {list(tensor.shape)}", f"{list(shape)}", fix)
     if dtype is not None and tensor.dtype != dtype:
-        fail(where, key, tensor.dtype, dtype, mend)
+        fail(where, key, tensor.dtype, dtype, fix)
 
 
 def check_in_space(where: str, key: str, tensor: Tensor, leaf: Leaf, n_rows: int, *, values: bool = True) -> None:
     """Compare shape, dtype and, if asked, values of a tensor [n_rows, ...] on the CPU with a plain space."""
-    mend = f"Return it in the shape and dtype of {leaf.space}, one row for each environment, or correct the space."
-    check_tensor(where, key, tensor, (n_rows, *leaf.shape), leaf.torch_dtype, mend)
+    fix = f"Return it in the shape and dtype of {leaf.space}, one row for each environment, or correct the space."
+    check_tensor(where, key, tensor, (n_rows, *leaf.shape), leaf.torch_dtype, fix)
     if not values:
         return
     beyond = _outside(leaf, tensor)
     if not holds(~beyond):
         rows = ~beyond.flatten(1).any(dim=1) if beyond.dim() > 1 else ~beyond
-        mend = "Keep the values inside the space, or widen the space."
-        fail(f"{where}, row {first_false(rows)}", key, short(tensor[beyond][:3]), f"values inside {leaf.space}", mend)
+        fix = "Keep the values inside the space, or widen the space."
+        fail(f"{where}, row {first_false(rows)}", key, short(tensor[beyond][:3]), f"values inside {leaf.space}", fix)
 
 
 def _outside(leaf: Leaf, rows: Tensor) -> Tensor:

@@ -17,10 +17,11 @@ rlstruct.testing.host_sync.HostSyncError: ...: indexing by a boolean mask makes 
 It watches torch's Python calls (``item tolist numpy cpu``), the operators below them (``nonzero``, mask indexing,
 copies between devices, ...), and on CUDA torch's own alarm, ``torch.cuda.set_sync_debug_mode``. ``x.to("cpu")`` is a
 copy only where ``x`` is elsewhere: on CUDA, or on the simulated accelerator (``rlstruct.testing.sim_device``). An
-intended wait goes into ``allow_host_sync()``; ``count_host_syncs()`` counts instead of raising.
+intended wait goes into ``allow_host_sync()``; ``count_host_syncs()`` counts instead of raising. Nobody looks into code
+under ``torch.compile``: it stays compiled.
 """
 
-# ruff: noqa: ANN401  (torch hands over whatever a call takes and returns)
+# ruff: noqa: ANN401  (torch passes whatever a call takes and returns)
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from rlstruct.engine.private import TorchDispatchMode, is_composite
+from rlstruct.engine.private import Watching, is_composite
 from rlstruct.engine.waits import CROSS, NUMBER, SHAPE, guards, intended, is_accelerator, judge_operator, set_guards
 from rlstruct.errors import Explained
 
@@ -50,7 +51,10 @@ _FUNCTIONS: Final = {
 }
 _CUDA_ALARM: Final = "called a synchronizing CUDA operation"
 _TORCH_FOLDER: Final = os.path.dirname(torch.__file__)
-_SIM_FILES: Final = os.path.join(os.path.dirname(__file__), "_sim_")  # the simulated accelerator stands in for torch
+# The simulated accelerator stands in for torch; the other guard calls what it watches.
+_TOOLS: Final = tuple(
+    os.path.join(os.path.dirname(__file__), name) for name in ("_sim_", "sim_device.py", "batch_writes.py")
+)
 
 
 class HostSyncError(Explained, RuntimeError):
@@ -59,7 +63,7 @@ class HostSyncError(Explained, RuntimeError):
 
 @dataclass
 class HostSyncCount:
-    """What ``count_host_syncs`` saw.
+    """Result of ``count_host_syncs``.
 
     Attributes:
         calls: one line of text per wait: file, line and call, in order.
@@ -69,7 +73,7 @@ class HostSyncCount:
 
     @property
     def count(self) -> int:
-        """How many waits there were."""
+        """Number of waits."""
         return len(self.calls)
 
 
@@ -86,7 +90,7 @@ def forbid_host_sync() -> Iterator[None]:
         except RuntimeError as error:
             if isinstance(error, HostSyncError) or _CUDA_ALARM not in str(error):
                 raise
-            raise HostSyncError(f"{_place(error.__traceback__)}: {_CUDA_ALARM}. {NUMBER}") from error
+            raise HostSyncError(f"{calling_line(error.__traceback__)}: {_CUDA_ALARM}. {NUMBER}") from error
 
 
 @contextlib.contextmanager
@@ -97,7 +101,7 @@ def count_host_syncs() -> Iterator[HostSyncCount]:
         The count, with the list of calls; still readable afterwards.
     """
     found = HostSyncCount()
-    with _watching(lambda place, call, mend: found.calls.append(f"{place}: {call}")):
+    with _watching(lambda place, call, fix: found.calls.append(f"{place}: {call}")):
         yield found
 
 
@@ -111,20 +115,20 @@ def allow_host_sync() -> Iterator[None]:
         yield
 
 
-def _raise(place: str, call: str, mend: str) -> None:
-    raise HostSyncError(f"{place}: {call} makes the host wait for the device. {mend}")
+def _raise(place: str, call: str, fix: str) -> None:
+    raise HostSyncError(f"{place}: {call} makes the host wait for the device. {fix}")
 
 
 class _Watch:
-    """What the two modes share: whom to tell, and whether to look away."""
+    """Shared state of the two modes: the report function, and whether to look away."""
 
     def __init__(self, report: Callable[[str, str, str], None]) -> None:
         self.report = report
         self.paused = 0
         self.writes_number = False
 
-    def found(self, call: str, mend: str) -> None:
-        self.report(_place(), call, mend)
+    def found(self, call: str, fix: str) -> None:
+        self.report(calling_line(), call, fix)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -173,9 +177,9 @@ class _Functions(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if self.watch.paused:
             return func(*args, **kwargs)
-        call, mend = self._judge(name, args, kwargs)
+        call, fix = self._judge(name, args, kwargs)
         if call:
-            self.watch.found(call, mend)
+            self.watch.found(call, fix)
             with self.watch.pause():  # the same wait is not counted again below
                 return func(*args, **kwargs)
         # CUDA writes a number through a mask without waiting: x[mask] = 0.0.
@@ -199,27 +203,27 @@ class _Functions(TorchFunctionMode):
         return "", ""
 
 
-class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Operators(Watching):  # type: ignore[no-untyped-call]
     """Sees the operators below the Python calls."""
 
     def __init__(self, watch: _Watch) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.watch = watch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not self.watch.paused:
-            call, mend = judge_operator(func, args, kwargs, self.watch.writes_number)
+            call, fix = judge_operator(func, args, kwargs, self.watch.writes_number)
             if call:
-                self.watch.found(call, mend)
+                self.watch.found(call, fix)
             elif is_composite(func):  # in inference mode nothing above this has taken it apart
                 with self:
                     return func.decompose(*args, **kwargs)
         return func(*args, **kwargs)
 
 
-def _place(traceback: Any = None) -> str:
-    """Name the innermost line of code that belongs neither to torch nor to this file."""
+def calling_line(traceback: Any = None) -> str:
+    """Name the innermost line of code that belongs neither to torch nor to these tools."""
     frame: FrameType | None = sys._getframe()
     line = 0
     if traceback is not None:
@@ -236,4 +240,4 @@ def _place(traceback: Any = None) -> str:
 
 def _is_ours(frame: FrameType) -> bool:
     name = frame.f_code.co_filename
-    return name in (__file__, contextlib.__file__) or name.startswith((_TORCH_FOLDER, _SIM_FILES))
+    return name in (__file__, contextlib.__file__) or name.startswith((_TORCH_FOLDER, *_TOOLS))

@@ -1,4 +1,4 @@
-"""Whether an agent keeps its promise to be pure: finds and names what it depends on beside weights and arguments."""
+"""Test of an agent's promise to be pure: finds and names what it depends on besides weights and arguments."""
 
 # ruff: noqa: ANN401  (attributes and globals hold anything)
 
@@ -35,17 +35,17 @@ def check_modes(name: str, agent: object) -> None:
     for path, module in modules_of(agent).items():
         if isinstance(module, RANDOM_IN_TRAINING) and module.training:
             got = f"{path}, a {type(module).__name__}, in train mode"
-            mend = "Call model.eval() on the agent's model: it then acts without dropping or averaging over the batch."
-            fail(name, None, got, "modules in eval mode", mend)
+            fix = "Call model.eval() on the agent's model: it then acts without dropping or averaging over the batch."
+            fail(name, None, got, "modules in eval mode", fix)
 
 
 def check_pure(name: str, agent: object, answer: Callable[[], DictTensor]) -> None:
-    """Change whatever an agent may read beside weights and arguments, one thing at a time, and put it back.
+    """Change whatever an agent may read besides weights and arguments, one thing at a time, and put it back.
 
     Looked at are numbers, bools, strings, arrays and tensors: in the attributes of the agent, of objects, containers
     and modules within it, of their classes, and in the globals and closures that their code reads. Not looked at: what
     is declared `typing.Final`, what a read-only property shows, and what belongs to a library. ``answer`` calls the
-    agent as it is, always with the same arguments, and returns everything that it does, on the CPU.
+    agent eagerly, always with the same arguments, and returns everything that it does, on the CPU.
 
     Raises:
         ConformanceError: it names what the answer depends on, or what the agent changes.
@@ -55,11 +55,11 @@ def check_pure(name: str, agent: object, answer: Callable[[], DictTensor]) -> No
     expected = answer()
     for place, before in places:
         if not _equal(place.get(), before):
-            mend = "Return what lasts from step to step as new_state; draw from observation['rng']."
-            fail(name, None, f"{place.path}, which it changes while it acts", "no change", mend)
+            fix = "Return what lasts from step to step as new_state; draw from observation['rng']."
+            fail(name, None, f"{place.path}, which it changes while it acts", "no change", fix)
     if not _same(answer(), expected):
-        mend = "Draw from observation['rng'], and read no clock, file or generator."
-        fail(name, None, "another answer to the same arguments", _EXPECTED, mend)
+        fix = "Draw from observation['rng'], and read no clock, file or generator."
+        fail(name, None, "another answer to the same arguments", _EXPECTED, fix)
     for place, before in places:
         place.put(_other(before))
         try:
@@ -115,7 +115,7 @@ def _at(place: _Place, seen: set[int]) -> Iterator[_Place]:
 
 
 def _items(holder: Any, keys: Iterable[Any], path: str, seen: set[int]) -> Iterator[_Place]:
-    """What a dict or list holds; ``path`` has a gap for the key."""
+    """List the entries of a dict or list; ``path`` has a gap for the key."""
     for key in list(keys):
         get, put = functools.partial(operator.getitem, holder, key), functools.partial(holder.__setitem__, key)
         yield from _at(_Place(path.format(key), get, put), seen)
@@ -164,7 +164,7 @@ def _object(value: Any, path: str, seen: set[int]) -> Iterator[_Place]:
 
 
 def _function(function: FunctionType, seen: set[int]) -> Iterator[_Place]:
-    """What the code of a function reads: its closure, globals of its module, attributes of other modules."""
+    """List what the code of a function reads: its closure, globals of its module, attributes of other modules."""
     code, name = function.__code__, function.__module__ or ""
     if id(code) in seen or _is_library(function.__module__) or name.startswith("rlstruct."):
         return
@@ -207,7 +207,7 @@ def _is_ours(module: str) -> bool:
 
 @functools.cache
 def _is_library(module: str | None) -> bool:
-    """Whether a module came with Python or was installed; rlstruct's own agents are looked at as a user's are."""
+    """Return True for a module of Python or of an installed package; rlstruct's agents are examined like a user's."""
     if module is None or module == "builtins":
         return True
     if _is_ours(module):
@@ -217,7 +217,7 @@ def _is_library(module: str | None) -> bool:
 
 
 def _is_constant(kind: type, name: str) -> bool:
-    """Whether an attribute is declared Final, or is what a read-only property shows."""
+    """Return True if an attribute is declared Final, or backs a read-only property."""
     shown = inspect.getattr_static(kind, name.lstrip("_"), None) if name.startswith("_") else None
     read_only = isinstance(shown, property) and shown.fset is None
     return read_only or any(_is_declared(base, name) for base in kind.__mro__)

@@ -10,9 +10,9 @@ tensor([2., 2.], device='sim:1')
 >>> x + torch.ones(2)
 Traceback (most recent call last):
     ...
-rlstruct.testing.sim_device.SimDeviceMismatchError: torch.add: its tensors are on 2 devices (on sim:1: 'self'; ...
+rlstruct.testing.sim_device.SimDeviceMismatchError: ...:1: torch.add: its tensors are on 2 devices (on sim:1: ...
 
-So put the batcher on ``sim:1``, the learner on ``sim:0``, the evaluation on ``cpu``, and run the program as it is: each
+So put the batcher on ``sim:1``, the learner on ``sim:0``, the evaluation on ``cpu``, and run your program: each
 tensor that was made without ``device=``, each forgotten ``.to(...)`` and each ``.numpy()`` of a device tensor raises at
 the line that does it. What passes here is placed right on CUDA. ``forbid_host_sync`` finds the hidden waits.
 
@@ -21,22 +21,28 @@ freeze in a graph is found here.
 
 What differs from a real accelerator:
 
+* Random numbers come from the CPU: ``torch.manual_seed`` seeds all devices, ``torch.random.fork_rng`` restores them,
+  and ``torch.Generator("sim:1")`` draws what a CPU generator draws. Tensors on other simulated devices refuse it, as on
+  CUDA; tensors on the CPU accept it, which on CUDA they do not.
+* ``torch.autocast("sim")`` casts as ``torch.autocast("cuda")`` does, to float16 unless ``dtype`` says bfloat16.
+* There is one device, ``sim:0``, behind the name ``"sim"``; no ``torch.sim.device(1)`` changes that.
 * ``backward()`` runs in the thread that calls it, not in autograd's thread of the device.
-* There is no ``torch.Generator(device="sim:0")``; a CPU generator is refused, as on CUDA. ``torch.manual_seed`` seeds.
 * ``module.to("sim:0")`` keeps the parameters' identity as on CUDA, but fails while a graph that uses them is alive;
   ``module.to("cpu")`` makes new parameters: make the optimiser after it.
 * ``torch.load`` gives the tensor its old device back, whatever ``map_location`` says: save ``.cpu()`` tensors.
-* No streams, no pinned memory, no ``torch.compile``, no sparse or quantised tensors.
+* It has no streams, events or memory figures, no pinned memory (so no ``DataLoader(pin_memory=True)``), no
+  ``torch.compile`` or ``torch.export``, no dlpack, and no sparse or quantised tensors.
 * torch has one accelerator per process. Importing this module into a process that works on CUDA already is refused;
   once it is imported, pinned memory and ``backward()`` fail on CUDA.
 * An operation costs about 50 microseconds more than on the CPU.
 """
 
-# ruff: noqa: ANN401  (torch hands over whatever an operator takes and returns)
+# ruff: noqa: ANN401  (torch passes whatever an operator takes and returns)
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -46,23 +52,17 @@ from torch import Tensor
 from rlstruct.device import register_backend
 from rlstruct.engine.private import operator_names, register_python_backend, schema_of, wrap_backward
 from rlstruct.errors import UsageError
+from rlstruct.testing import _sim_generator
+from rlstruct.testing._sim_autocast import autocast_kernels
+from rlstruct.testing._sim_devices import DEVICE_COUNT, SimDeviceMismatchError, indexed
 from rlstruct.testing._sim_graph import record
-from rlstruct.testing._sim_tensor import (
-    DECOMPOSED,
-    DEVICE_COUNT,
-    SimDeviceMismatchError,
-    SimTensor,
-    indexed,
-    rebuild,
-    refuse_generator,
-    unwrap,
-)
+from rlstruct.testing._sim_tensor import DECOMPOSED, SimTensor, rebuild, unwrap
 
 __all__ = ["DEVICE_COUNT", "SimDeviceMismatchError", "SimTensor", "record"]
 
 
 class _SimModule:
-    """What ``torch.sim`` answers."""
+    """The module ``torch.sim``."""
 
     def is_initialized(self) -> bool:
         return True
@@ -82,8 +82,26 @@ class _SimModule:
     def manual_seed_all(self, seed: int) -> None:
         """Do nothing: the CPU's generator draws, and torch.manual_seed has seeded it."""
 
+    def get_rng_state(self, device: object = None) -> Tensor:
+        """Return the state of the CPU's generator, which draws for every simulated device."""
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: Tensor, device: object = None) -> None:
+        """Set the state of the CPU's generator."""
+        torch.set_rng_state(state)
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.float16, torch.bfloat16]
+
     def synchronize(self, device: object = None) -> None:
         """Do nothing: every operation is finished when it returns."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"torch.sim.{name}: the simulated accelerator has no {name!r}, expected one of "
+            f"{', '.join(sorted(key for key in vars(_SimModule) if not key.startswith('_')))}. The documentation of "
+            f"{__name__} lists what it lacks."
+        )
 
 
 def _factories() -> Iterator[tuple[str, Any]]:
@@ -106,8 +124,7 @@ def _factories() -> Iterator[tuple[str, Any]]:
 def _factory_kernel(func: Any) -> Callable[..., Tensor]:
     def kernel(*args: Any, **kwargs: Any) -> Tensor:
         device = indexed(kwargs.pop("device"))
-        if kwargs.get("generator") is not None:
-            refuse_generator(func.overloadpacket.__name__, device)
+        _sim_generator.check_generator(func.overloadpacket.__name__, kwargs.get("generator"), device)
         return SimTensor(func(*args, **kwargs, device="cpu"), device)
 
     return kernel
@@ -125,13 +142,37 @@ def _local_scalar_dense(tensor: SimTensor) -> Any:
     return tensor._inner.item()  # sync: what the caller asked for
 
 
+class _InFlight(threading.local):
+    errors: list[BaseException] | None = None  # those that hooks raised in the backward pass that runs
+
+
+_in_flight = _InFlight()
+
+
+def _keep_exception(error: BaseException) -> None:
+    if _in_flight.errors is None:
+        raise error
+    _in_flight.errors.append(error)
+
+
 def _in_this_thread(run: Callable[..., Any]) -> Callable[..., Any]:
     # autograd's thread of a device can still hold objects of Python's when the interpreter ends, which aborts the
     # process; and it has one thread for a device type whose kernels are Python, so sim:1 would have none.
     @functools.wraps(run)
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        with torch.autograd.set_multithreading_enabled(False):
-            return run(*args, **kwargs)
+        errors: list[BaseException] = []
+        outer, _in_flight.errors = _in_flight.errors, errors
+        try:
+            with torch.autograd.set_multithreading_enabled(False):
+                result = run(*args, **kwargs)
+        except SystemError:  # C++ no longer has the exception
+            if not errors:
+                raise
+        finally:
+            _in_flight.errors = outer
+        if errors:
+            raise errors[0]
+        return result
 
     return run_backward
 
@@ -140,9 +181,9 @@ def _install() -> Any:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise UsageError(
             f"{__name__}: got a process that works on CUDA already, expected one that does not: torch has one "
-            "accelerator per process. Import this module before anything touches CUDA, or in a process of its own."
+            "accelerator per process. Import this module before anything touches CUDA, or in a separate process."
         )
-    register_python_backend("sim", _SimModule())
+    register_python_backend("sim", _SimModule(), _keep_exception)
     make_library: Any = torch.library.Library  # torch gives it no types
     library = make_library("aten", "IMPL")
     for name, func in _factories():
@@ -151,10 +192,15 @@ def _install() -> Any:
     library.impl("_local_scalar_dense", _local_scalar_dense, "PrivateUse1")
     for name, decomposition in DECOMPOSED.items():
         library.impl(name, decomposition, "AutogradPrivateUse1")
+    everything = make_library("_", "IMPL")
+    everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    for func, kernel in autocast_kernels():
+        library.impl(func, kernel, "AutocastPrivateUse1")
+    _sim_generator.install()
     wrap_backward(_in_this_thread)
     torch.serialization.add_safe_globals([rebuild])
     register_backend("sim", __name__)
-    return library
+    return library, everything
 
 
-_LIBRARY: Final = _install()  # kernels live as long as this object
+_LIBRARIES: Final = _install()  # kernels live as long as these objects

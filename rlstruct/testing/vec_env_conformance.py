@@ -13,6 +13,7 @@ from torch import Tensor
 from rlstruct.core import DictTensor
 from rlstruct.device import resolve_device
 from rlstruct.functional.masks import masked_dicttensor
+from rlstruct.in_place import ObservationBuffer, steps_into
 from rlstruct.spaces import leaves, sample
 from rlstruct.testing.conformance import (
     build_error,
@@ -26,7 +27,7 @@ from rlstruct.testing.conformance import (
     same,
     short,
 )
-from rlstruct.vec_env import VecEnv
+from rlstruct.vec_env import EnvWrapper, Observed, Stepped, VecEnv
 
 _COLUMNS = {
     "reward": torch.float32,
@@ -70,7 +71,8 @@ def check_vec_env(
 
     Looks at: B, devices, keys, dtypes, shapes, bounds of the observation space; the values after a reset; the masks;
     reached and current; restarts; idle rows; that no returned tensor changes later and no action is written to; that
-    ``env_info`` may be missing or empty; that equal seeds show equal things, also in lent memory (`VecEnv.lend`); that
+    ``env_info`` may be missing or empty; that equal seeds show equal things, also through ``step_into`` (see
+    `rlstruct.in_place.StepsInto`), where an environment has it; that
     `close` may be called twice.
 
     An auto-resetting environment may restart on its own clock, one step after an episode's end (see `VecEnv.step`),
@@ -78,7 +80,7 @@ def check_vec_env(
 
     Args:
         env: an environment, or better what makes one: then seeds are checked too. Closed afterwards.
-        env_args: with a factory, its arguments beside ``seed``.
+        env_args: with a factory, its arguments besides ``seed``.
         n_steps: how many steps to take; take enough for episodes to end.
         seed: passed to the factory; seeds the random actions.
         check_bounds: whether frames must lie within the observation space, to rounding.
@@ -86,7 +88,7 @@ def check_vec_env(
             taken for the mistake that it nearly always is: the final observation is lost.
 
     Raises:
-        ConformanceError: naming the call, the key, what was found, what was expected, and the mend.
+        ConformanceError: naming the call, the key, what was found, what was expected, and the fix.
     """
     factory = None if isinstance(env, VecEnv) else env
     made = env if isinstance(env, VecEnv) else env(**(env_args or {}), seed=seed)
@@ -103,38 +105,73 @@ def check_vec_env(
         made.close()
     except Exception as error:
         where = f"{type(made).__name__}.close (second call)"
-        mend = "Remember in close() that it ran before."
-        raise build_error(where, None, repr(error), "nothing to happen", mend) from error
+        fix = "Remember in close() that it ran before."
+        raise build_error(where, None, repr(error), "nothing to happen", fix) from error
 
 
 def _check_seeds(create: Callable[[], VecEnv], seed: int, n_steps: int) -> None:
     envs = [create(), create(), create()]
     try:
-        first, second, lent = (_Walk(env, seed, check_bounds=False, lend=env is envs[2]) for env in envs)
-        for walk in (first, second, lent):
+        placed = [_Placed(envs[2])] if steps_into(envs[2]) is not None else []
+        first, second, *third = (_Walk(env, seed, check_bounds=False) for env in (*envs[:2], *placed))
+        for walk in (first, second, *third):
             walk.reset(None)
         for t in range(n_steps + 1):
             after = "after reset" if t == 0 else f"step {t}"
-            mend = "Draw everything from generators seeded with the factory's seed."
-            check_same(f"{first.name} made twice with seed={seed}, {after}", second.current, first.current, mend)
-            mend = "Memory that lend() brought shows what memory of your own would: write all of it."
-            check_same(f"{first.name} with lent memory, {after}", lent.current, first.current, mend)
-            for walk in (first, second, lent):
+            fix = "Draw everything from generators seeded with the factory's seed."
+            check_same(f"{first.name} made twice with seed={seed}, {after}", second.current, first.current, fix)
+            fix = "step_into shows what step does: write every key of `out`, in every row."
+            for walk in third:
+                check_same(f"{first.name}.step_into, {after}", walk.current, first.current, fix)
+            for walk in (first, second, *third):
                 walk.step()
     finally:
         for env in envs:
             env.close()
 
 
+class _Placed(EnvWrapper):
+    """Steps an environment by its ``step_into``, in memory that held something else, and shows it as ``step`` does."""
+
+    def reset(self, env_info: DictTensor | None = None) -> Observed:
+        """Remember the observation: the next step reads it."""
+        observation, running = self.env.reset(env_info)
+        self._last, self._running = ObservationBuffer.of(observation.clone()), running
+        return observation, running
+
+    def step(self, action: DictTensor) -> Stepped:
+        """Step into poisoned memory."""
+        out, final = (ObservationBuffer.of(self._last.observation().map(_poisoned)) for _ in range(2))
+        for flag in out.flags:
+            flag.fill(False)
+        untouched = final.observation().clone()
+        into: Any = steps_into(self.env)
+        ended = into(action, self._last, out, final if self.env.auto_reset else None)
+        ran, running, rows = (None, None, []) if ended is None else ended
+        ran = self._running if ran is None else ran
+        running = self._running if running is None else running
+        self._last, self._running, current = out, running, out.observation()
+        others = torch.ones(self.n_envs(), dtype=torch.bool, device="cpu")
+        others[list(rows)] = False
+        where, fix = (
+            f"{type(self.env).__name__}.step_into",
+            "Write to `final` in the rows that restart, and nowhere else.",
+        )
+        check_same(where, final.observation().map(lambda v: v[others]), untouched.map(lambda v: v[others]), fix)
+        reached = masked_dicttensor(final.observation(), current, others)
+        return Stepped((reached, ran), (current, running), restarted=bool(len(rows)))
+
+
+def _poisoned(tensor: Tensor) -> Tensor:
+    return torch.full_like(tensor, 77 if tensor.dtype is not torch.bool else 1)
+
+
 class _Walk:
     """One environment under watch: every call is checked against the state that the last one left."""
 
-    def __init__(self, env: VecEnv, seed: int, check_bounds: bool, lend: bool = False) -> None:
+    def __init__(self, env: VecEnv, seed: int, check_bounds: bool) -> None:
         self.env = env
-        self._lend = lend
-        self._slots: deque[DictTensor] = deque()
-        self._used: tuple[DictTensor, DictTensor] | None = None  # the slot that the last step used, and what it held
-        self.name = type(env).__name__
+        self.name = f"{type(env.env).__name__} (step_into)" if isinstance(env, _Placed) else type(env).__name__
         self.current = DictTensor()  # on the CPU, as all that is kept here
         self.running = torch.zeros(0, dtype=torch.bool, device="cpu")
         self._calls = 0
@@ -170,10 +207,9 @@ class _Walk:
         try:
             answer = self.env.reset(env_info)
         except Exception as error:
-            mend = "reset works with its defaults where env_info is missing or empty."
-            raise build_error(where, None, repr(error), "an observation", mend) from error
+            fix = "reset works with its defaults where env_info is missing or empty."
+            raise build_error(where, None, repr(error), "an observation", fix) from error
         self.current, self.running = self._observed(where, answer)
-        self._slots = deque(answer[0].map(torch.zeros_like) for _ in range(3))
         check_same(where, self.current, self._fresh(self.current), _FRESH)
         self._check_mask(where, "running", self.running, torch.ones_like(self.running), "After a reset all run.")
         self._check_memory(where)
@@ -185,9 +221,6 @@ class _Walk:
         action = DictTensor(sample(self._actions, "action", self._B, self.env.device))
         action.set("unrelated", torch.arange(self._B, device=self.env.device))
         sent = action.map(on_cpu)
-        if self._lend:
-            self._slots.rotate()
-            self.env.lend(self._slots[0])
         answer = self._pair(where, "((reached, running), (current, still_running))", self.env.step(action))
         reached, ran = self._observed(f"{where}, reached", answer[0])
         current, running = self._observed(f"{where}, current", answer[1])
@@ -198,24 +231,11 @@ class _Walk:
         self._check_reached(f"{where}, reached", reached, ran, sent)
         self._check_current(f"{where}, current", current, running, reached, ran)
         if not getattr(answer, "restarted", True):
-            mend = "Say restarted=False only where no environment restarted: the final observation is not kept then."
-            check_same(f"{where}, current", current, reached, mend)
-        self._check_lent(where, answer)
+            fix = "Say restarted=False only where no environment restarted: the final observation is not kept then."
+            check_same(f"{where}, current", current, reached, fix)
         self._count_ends(reached, current, ran, running)
         self.current, self.running = current, running
-        if self._used is not None:
-            mend = "Lent memory stays as it is until it is lent again."
-            check_same(f"{where} changed what lend() had brought", self._used[0].map(on_cpu), self._used[1], mend)
-        self._used = (self._slots[0], current) if self._lend and answer[1][0] is self._slots[0] else None
         self._check_memory(where)
-
-    def _check_lent(self, where: str, answer: tuple[Any, Any]) -> None:
-        """A batcher does not copy what is said to be in lent memory."""
-        used = self._lend and answer[1][0] is self._slots[0]
-        if getattr(answer, "lent", False) and not used:
-            got = "lent=True and another `current`" if self._lend else "lent=True, and nothing was lent"
-            mend = "Say lent=True only where `current` is the very object that lend() brought for this step."
-            fail(where, None, got, "`current` in the memory that lend() brought", mend)
 
     def _count_ends(self, reached: DictTensor, current: DictTensor, ran: Tensor, running: Tensor) -> None:
         """Count the restarts whose final frame is the first one of the next episode."""
@@ -228,7 +248,7 @@ class _Walk:
             self._n_lost += int((restarted & self._same_frames(reached, current)).sum())  # sync: as above
 
     def _restarted(self, reached: DictTensor, ran: Tensor, running: Tensor) -> Tensor:
-        """Which environments must show a new episode: those that ended and go on, and those that were left out."""
+        """Return the environments that must show a new episode: those that ended and go on, and those left out."""
         waits = ~running & self.env.restarts_take_steps
         return ~ran | (reached["done"] & ~waits)
 
@@ -253,8 +273,8 @@ class _Walk:
         if not isinstance(n_envs, int) or n_envs < 1:
             fail(f"{where}.n_envs", None, repr(n_envs), "an int, at least 1", "Return B, the number of environments.")
         if not isinstance(env.device, torch.device) or env.device != resolve_device(env.device):
-            mend = "Keep what rlstruct.resolve_device(...) returns."
-            fail(f"{where}.device", None, repr(env.device), "a torch.device with its index", mend)
+            fix = "Keep what rlstruct.resolve_device(...) returns."
+            fail(f"{where}.device", None, repr(env.device), "a torch.device with its index", fix)
         for attribute in ("auto_reset", "action_space", "observation_space"):
             if not hasattr(env, attribute):
                 fail(f"{where}.{attribute}", None, "nothing", "an attribute", f"Set self.{attribute} in __init__.")
@@ -275,8 +295,8 @@ class _Walk:
         device = self.env.device
         for key, found in (("observation", observation.device), ("mask", mask.device)):
             if found is not None and found != device:
-                mend = f"Create it with device={str(device)!r}, or wrap the environment in DeviceEnv."
-                fail(where, key, found, device, mend)
+                fix = f"Create it with device={str(device)!r}, or wrap the environment in DeviceEnv."
+                fail(where, key, found, device, fix)
         if self.env.n_envs() != self._B:
             fail(where, None, f"n_envs() = {self.env.n_envs()}", self._B, "B never changes: let finished rows idle.")
         copy = observation.map(on_cpu)
@@ -335,20 +355,18 @@ class _Walk:
             self._check_mask(where, "still_running", running, ~waits, _ALWAYS)
         else:
             check_same(where, current, reached, "An episodic environment does not restart: return reached itself.")
-            mend = "An episodic environment runs until it is done, and then not before the next reset."
-            self._check_mask(where, "still_running", running, ran & ~reached["done"], mend)
+            fix = "An episodic environment runs until it is done, and then not before the next reset."
+            self._check_mask(where, "still_running", running, ran & ~reached["done"], fix)
 
-    def _check_mask(self, where: str, key: str, got: Tensor, expected: Tensor, mend: str) -> None:
-        check_same(where, DictTensor({key: got}), DictTensor({key: expected}), mend)
+    def _check_mask(self, where: str, key: str, got: Tensor, expected: Tensor, fix: str) -> None:
+        check_same(where, DictTensor({key: got}), DictTensor({key: expected}), fix)
 
     def _remember(self, where: str, observation: DictTensor, copy: DictTensor) -> None:
-        if self._lend:
-            return  # the results of such a step need not live longer than to the next one
         if len(self._first) < 2:
             self._first.append((where, observation, copy))
         self._latest.append((where, observation, copy))
 
     def _check_memory(self, where: str) -> None:
-        mend = "Return fresh tensors: clone whatever a later call writes to."
+        fix = "Return fresh tensors: clone whatever a later call writes to."
         for origin, observation, copy in [*self._first, *self._latest]:
-            check_same(f"{where} changed the result of {origin}", observation.map(on_cpu), copy, mend)
+            check_same(f"{where} changed the result of {origin}", observation.map(on_cpu), copy, fix)

@@ -13,6 +13,7 @@ from rlstruct import DictTensor, resolve_device
 from rlstruct.adapters import TorchVectorEnv
 from rlstruct.batchers import RL_Batcher
 from rlstruct.errors import ShapeMismatchError
+from rlstruct.rl_agent import RL_Agent
 from rlstruct.testing import check_vec_env, forbid_host_sync
 
 B = 4
@@ -77,6 +78,79 @@ def test_observations_are_the_simulations_own_tensors_and_nothing_waits() -> Non
         assert (current["frame"].cpu()[done, 0] == 0).all()
 
 
+def test_an_action_that_is_no_dict_tensor_is_refused() -> None:
+    env = TorchVectorEnv(Counters("cpu"), "cpu")
+    env.reset()
+    with pytest.raises(TypeError, match=r"TorchVectorEnv\.step: the action is a Tensor, expected a DictTensor"):
+        env.step(torch.zeros(B, dtype=torch.int64))  # type: ignore[arg-type]
+
+
+class Clamping(Counters):
+    """Clamps the actions where they stand, as many simulators on GPUs do, and pays their sum."""
+
+    def __init__(self, device: str, nested: bool = False) -> None:
+        super().__init__(device)
+        box = spaces.Box(-1.0, 1.0, (2,))
+        self.single_action_space = spaces.Dict({"motors": box}) if nested else box
+
+    def step(self, action: Any) -> Any:
+        motors = action["motors"] if isinstance(action, dict) else action
+        motors.clamp_(-1, 1)
+        observation, _, terminated, truncated, info = super().step(motors)
+        return observation, motors.sum(1), terminated, truncated, info
+
+
+class Remembering(RL_Agent):
+    """Acts far outside of the space, and keeps the very tensor of its action in its state."""
+
+    def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
+        return DictTensor({"chosen": torch.zeros(B, 2)}).to(self.device)
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def __call__(
+        self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: Any = None
+    ) -> tuple[DictTensor, DictTensor]:
+        action = observation["frame"][:, :2] + 3  # from 3 on
+        return DictTensor({"action": action, "before": state["chosen"]}), DictTensor({"chosen": action})
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "sim:1"])
+def test_a_simulation_may_change_its_action_in_place(device: str, nested: bool) -> None:
+    key = "action/motors" if nested else "action"
+    env = TorchVectorEnv(Clamping(device, nested), device)
+    env.reset()
+    action = DictTensor({key: torch.full((B, 2), 3.0, device=device)})
+    (reached, _), (current, _) = env.step(action)
+    assert (action[key] == 3).all()
+    assert (reached[f"last_{key}"] == 3).all()
+    assert (current[f"last_{key}"] == 3).all()
+    assert (reached["reward"] == 2).all()  # the simulation used what it had clamped
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:1"])
+def test_a_batch_and_the_agent_keep_the_action_that_was_chosen(device: str) -> None:
+    with RL_Batcher(
+        6,
+        Remembering,
+        lambda seed: TorchVectorEnv(Clamping(device), device),
+        agent_args={"device": device},
+        seed=0,
+        device=device,
+    ) as batcher:
+        batcher.reset()
+        batcher.execute()
+        steps = batcher.get()[0].trajectories
+    chosen = steps["observation/frame"] + 3
+    assert torch.equal(steps["action/action"], chosen)
+    assert torch.equal(steps["_observation/last_action"], chosen)
+    assert torch.equal(steps["action/before"][:, 1:], chosen[:, :-1])
+    again = ~steps["observation/initial_state"][:, 1:].unsqueeze(2)
+    assert torch.equal(steps["observation/last_action"][:, 1:], chosen[:, :-1] * again)
+
+
 def test_final_observations_of_the_ended_rows_alone_are_refused() -> None:
     class EndedRows(Counters):
         def step(self, action: torch.Tensor) -> Any:
@@ -103,6 +177,26 @@ def test_a_lost_final_observation_is_refused_or_replaced_by_the_one_before() -> 
         (reached, _), (current, _) = env.step(action)
     assert reached["frame"][0].tolist() == [2.0, 3.0]
     assert current["frame"][0].tolist() == [0.0, 3.0]
+
+
+def test_the_first_observation_is_kept_when_the_simulation_writes_over_it() -> None:
+    class Reusing(Counters):
+        """Shows the count and how often it has shown something, always in the same memory."""
+
+        n_shown = 0
+        buffer = torch.zeros(B, 2)
+
+        def _show(self) -> Any:
+            self.n_shown += 1
+            return self.buffer.copy_(torch.stack([self.count, torch.full((B,), self.n_shown)], 1))
+
+    vec = Reusing("cpu", None)
+    vec.lengths = torch.arange(1, 1 + B)
+    env = TorchVectorEnv(vec, "cpu", missing_final="previous")
+    env.reset()
+    (reached, _), _ = env.step(DictTensor({"action": torch.zeros(B, dtype=torch.int64)}))
+    # Row 0 ended: it shows the first observation, number 1. The step made two more, and the others show the last.
+    assert reached["frame"].tolist() == [[0, 1], [1, 3], [1, 3], [1, 3]]
 
 
 def test_a_batch_holds_true_final_observations() -> None:

@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rlstruct import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct import DictTensor, TemporalDictTensor, Trajectories, WorkerError
 from rlstruct.agents import (
     ActorCritic,
     ActorCriticAgent,
@@ -387,11 +387,48 @@ def test_without_lag_vtrace_is_gae() -> None:
 
 
 def test_environments_that_do_not_restart_are_refused() -> None:
-    def create_episodic(n_envs: int, seed: int) -> GymEnv:
-        return GymEnv([gymnasium.make("CartPole-v1") for _ in range(n_envs)], seed=seed)
+    class NeverStepped(gymnasium.Wrapper[Any, Any, Any, Any]):
+        def step(self, action: Any) -> Any:
+            raise OSError("the first evaluation has begun")
 
-    with pytest.raises(ValueError, match=r"environments ended their episode and stand still.*GymEnvInf"):
+    def create_episodic(n_envs: int, seed: int) -> GymEnv:
+        return GymEnv([NeverStepped(gymnasium.make("CartPole-v1")) for _ in range(n_envs)], seed=seed)
+
+    with pytest.raises(ValueError, match=r"environments that stand still when .* has ended; A2CConfig .*GymEnvInf"):
         train(SMALL, create_model, ActorCriticAgent, create_episodic)
+
+
+def create_without_n_envs(seed: int) -> Any:
+    return create_env(1, seed)
+
+
+def create_raw_gymnasium(n_envs: int, seed: int) -> Any:
+    return gymnasium.make("CartPole-v1")
+
+
+@pytest.mark.parametrize(
+    ("factory", "error", "told"),
+    [
+        (lambda: create_env(2, 0), TypeError, "create_env is a GymEnvInf, expected a function or a class"),
+        (lambda: gymnasium.make("CartPole-v1"), TypeError, "create_env is a TimeLimit, expected a function or a class"),
+        (lambda: None, TypeError, "create_env is a NoneType, expected a function or a class"),
+        (
+            lambda: create_without_n_envs,
+            TypeError,
+            r"run_training: create_env is called as create_env\(n_envs=…, seed=…\), but got .* parameters are \(seed",
+        ),
+        (lambda: create_raw_gymnasium, WorkerError, "create_env returned a TimeLimit, expected a VecEnv"),
+    ],
+)
+def test_what_is_no_factory_of_environments_is_refused(factory: Any, error: type[Exception], told: str) -> None:
+    with pytest.raises(error, match=f"(?i){told}"):
+        train(SMALL, create_model, ActorCriticAgent, factory())
+
+
+def test_an_agent_where_its_factory_belongs_is_refused() -> None:
+    agent = ActorCriticAgent(create_model())
+    with pytest.raises(TypeError, match="create_agent is a ActorCriticAgent, expected a function or a class"):
+        train(SMALL, create_model, agent, create_env)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from forked_learners import fork_learners
 from torch import Tensor, nn
 
 from rlstruct.agents import ConvolutionalActorCritic
 from rlstruct.algos import alphazero
 from rlstruct.algos.alphazero import AlphaZeroConfig, Learner, losses, mirrored
 from rlstruct.algos.arena import Arena, RandomPlayer, play_match
+from rlstruct.algos.learners import Group, learning_in
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import TrainingResult
 from rlstruct.batchers import RL_Batcher
@@ -84,6 +86,55 @@ def test_the_loss_by_hand() -> None:
     batch = DictTensor({**dict(batch.items()), "action/action_value": torch.ones(2)})
     terms = losses(Model(), batch, dataclasses.replace(SMALL, search_value_fraction=0.25))
     torch.testing.assert_close(terms["value_loss"], torch.tensor((0.5 - (0.75 * -1.0 + 0.25)) ** 2))
+
+
+def positions(known: list[bool]) -> DictTensor:
+    """Positions of which the network thinks something else each, and whose games have ended or not."""
+    generator = torch.Generator().manual_seed(0)
+    n, shapes = len(known), {"observation/frame/board": (2, 6, 7), "action/action_policy": (7,)}
+    drawn = {name: torch.rand(n, *shape, generator=generator) for name, shape in shapes.items()}
+    drawn["action/action_policy"] /= drawn["action/action_policy"].sum(-1, keepdim=True)
+    drawn["observation/frame/legal"] = torch.ones(n, 7, dtype=torch.bool)
+    numbers = {"reward": torch.linspace(-1.0, 1.0, n), "action/action_value": torch.zeros(n)}
+    return DictTensor({**drawn, **numbers, "terminated": torch.tensor(known)})
+
+
+def gradient_of(batch: DictTensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    torch.manual_seed(0)
+    model = create_model()
+    agent = SearchAgent(model, create_simulator=ConnectFour, device="cpu", config=SMALL.search(2))
+    config = dataclasses.replace(SMALL, max_gradient_norm=0.1)
+    terms, gradient = Learner(model, agent, config).gradient(dict(batch.items()))
+    return dict(terms), dict(gradient)
+
+
+def gradients_of_learners(group: Group) -> dict[str, Any]:
+    found = {}
+    with learning_in(group):
+        for name, known in KNOWN.items():
+            half = len(known) // group.size
+            found[name] = gradient_of(positions(known).slice(half * group.rank, half * (group.rank + 1)))
+    return found
+
+
+KNOWN = {
+    "as many": [True, False, False, True, True, False, False, True],
+    "more in one": [True, True, True, True, False, False, True, False],
+    "one in all": [False, False, False, True, False, False, False, False],
+    "none": [False] * 8,
+}
+
+
+def test_two_learners_follow_the_gradient_of_all_their_positions() -> None:
+    found = fork_learners(["a", "a"], gradients_of_learners)
+    for name, known in KNOWN.items():
+        expected, whole = gradient_of(positions(known))
+        for terms, gradient in (one[name] for one in found):
+            assert terms.keys() == expected.keys()
+            for key, term in expected.items():
+                torch.testing.assert_close(terms[key], term, rtol=1e-5, atol=1e-6, msg=f"{name}: {key}")
+            for key, one in whole.items():
+                torch.testing.assert_close(gradient[key], one, rtol=1e-4, atol=1e-6, msg=f"{name}: weight {key}")
 
 
 def test_results_reach_every_position_of_a_game_with_the_sign_of_who_moved() -> None:
@@ -171,11 +222,11 @@ def test_learns_what_the_search_finds(opponent: str) -> None:
 def test_the_network_comes_to_agree_with_the_search() -> None:
     config = dataclasses.replace(SMALL, n_updates=100, batch_size=64, learning_starts=1, mirror=False)
     create_agent = partial(SearchAgent, create_simulator=ConnectFour, config=config.search(4))
-    torch.manual_seed(0)
+    torch.manual_seed(2)
     model = ConvolutionalActorCritic((2, 6, 7), 7, n_features=64, layers=[(32, 4, 1)])
     learner = Learner.create(model, create_agent, config)
     arguments = {"model": learner.model}
-    with RL_Batcher(32, create_agent, ConnectFour, agent_args=arguments, env_args={"n_envs": 4}, seed=0) as batcher:
+    with RL_Batcher(32, create_agent, ConnectFour, agent_args=arguments, env_args={"n_envs": 4}, seed=2) as batcher:
         batcher.reset()
         batcher.execute()
         trajectories, _ = batcher.get()
@@ -202,7 +253,6 @@ def test_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
         assert torch.equal(weight, resumed.model.state_dict()[name]), name
 
 
-@pytest.mark.slow
 def test_learner_self_play_and_evaluation_on_three_devices() -> None:
     devices = {"learner_device": "sim:0", "batcher_device": "sim:1", "evaluation_device": "sim:2"}
     small: dict[str, Any] = {

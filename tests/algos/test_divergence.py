@@ -66,12 +66,13 @@ def new_folder(root: Path, name: str) -> RunFolder:
 
 
 def test_a_loss_that_is_no_number_stops_and_leaves_the_weights(tmp_path: Path) -> None:
-    # Step 34 of every environment is in the piece of steps 31 to 40, the fourth; the log is looked at after the sixth.
+    # Step 31 is the first of the fourth batch, steps 31 to 40; the log is looked at after the sixth. A later step could
+    # follow the end of an episode in its batch, and 0 * inf is nan.
     with (
         new_folder(tmp_path, "a2c") as run,
         pytest.raises(TrainingDiverged, match=r"value_loss is inf.* in update 4 at environment step 160.*smaller") as e,
     ):
-        train("a2c", run, BadReward(34), final_learning_rate_fraction=1.0)
+        train("a2c", run, BadReward(31), final_learning_rate_fraction=1.0)
     assert (e.value.policy_version, e.value.env_steps) == (4, 160)
     assert "loss" in e.value.terms
     assert f"{run.path / 'diverged.pt'} has the weights that led there" in str(e.value)
@@ -133,7 +134,7 @@ def test_the_optimiser_goes_on_as_before_while_all_is_finite() -> None:
     moved = {name: weight.clone() for name, weight in model.state_dict().items()}
     assert not any(torch.equal(weight, before[name]) for name, weight in moved.items())
     # A finite loss with a gradient of 0 * inf: the norm of the gradients tells.
-    terms = learner.step(lambda policy, value: (value * 0.0).clamp(min=0.0).sqrt().mean())
+    terms = learner.step(lambda policy, value: (value * 0.0).abs().sqrt().mean())
     assert terms["loss"].isfinite()
     assert terms["gradient_norm"].isnan()
     for _ in range(2):  # and later good losses change nothing any more

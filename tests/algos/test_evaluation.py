@@ -4,12 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_envs import counting_length, create_counting_env, create_slow_env
+from fake_envs import counting_length, create_counting_env, create_failing_env, create_slow_env
 
-from rlstruct import BatcherStateError
+from rlstruct import BatcherStateError, WorkerError
 from rlstruct.agents import ActorCritic, ActorCriticAgent
+from rlstruct.algos import a2c
 from rlstruct.algos.evaluation import Evaluation, Evaluator
-from rlstruct.batchers import RL_Batcher
+from rlstruct.batchers import RL_Batcher, collect_episodes
 
 MODEL = ActorCritic(3, 2)
 SEED, N_ENVS = 2, 4
@@ -86,3 +87,32 @@ def test_an_evaluation_in_a_process_of_its_own_does_not_hold_up_the_caller() -> 
 def test_waiting_for_nothing_is_an_error() -> None:
     with make_batcher() as batcher, pytest.raises(BatcherStateError, match=r"Call start\(\) first"):
         Evaluator(batcher).wait()
+
+
+def create_that_stops(n_envs: int, seed: int) -> Any:
+    failure = StopIteration("no data left")
+    return create_failing_env(n_envs, seed, auto_reset=True, failure=failure, step=3, failing_seed=seed)
+
+
+def evaluate(n_processes: int) -> object:
+    with make_batcher(create_env=create_that_stops, n_processes=n_processes) as batcher:
+        evaluator = Evaluator(batcher)
+        evaluator.start(MODEL.state_dict(), env_steps=0, policy_version=0)
+        return evaluator.wait()
+
+
+def collect(n_processes: int) -> object:
+    with make_batcher(create_env=create_that_stops, n_processes=n_processes) as batcher:
+        return collect_episodes(batcher, 3)
+
+
+def train(n_processes: int) -> object:
+    config = a2c.A2CConfig(n_envs=2, n_timesteps=5, n_processes=n_processes, evaluation_processes=n_processes)
+    return a2c.train(config, lambda: ActorCritic(3, 2), ActorCriticAgent, create_that_stops)
+
+
+@pytest.mark.parametrize("n_processes", [0, 1])
+@pytest.mark.parametrize("call", [evaluate, collect, train])
+def test_a_stop_iteration_in_an_environment_ends_no_loop(call: Callable[[int], object], n_processes: int) -> None:
+    with pytest.raises(WorkerError, match="StopIteration: no data left"):
+        list(map(call, [n_processes] * 2))  # which a StopIteration would end as if there were nothing more to do

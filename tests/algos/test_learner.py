@@ -8,11 +8,13 @@ import pytest
 import torch
 from fake_agents import HistoryAgent
 from fake_envs import create_counting_env
+from resume_tasks import create_network, create_sim
 
 from rlstruct import RL_Agent, Trajectories, replay_agent
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
 from rlstruct.algos import a2c
 from rlstruct.algos.learner import replay_with_next_values
+from rlstruct.algos.training import run_training
 from rlstruct.batchers import RL_Batcher
 
 
@@ -82,3 +84,54 @@ def test_a_loss_of_collected_numbers_alone_names_replay_agent() -> None:
     trajectories = collect(make_agent, {"kind": "feed-forward", "model": model}, True)
     with pytest.raises(ValueError, match=r"Unreplayed.terms: the loss carries no gradient.*replay_agent"):
         learner.update(trajectories, 0.0)
+
+
+def wrong(learner: a2c.Learner, kind: str) -> Any:
+    loss = sum(weight.square().sum() for weight in learner.model.parameters())
+    return {
+        "nothing": None,
+        "other names": {"losses": loss, "entropy": loss},
+        "a loss of each step": {"loss": loss.expand(3)},
+        "a number": {"loss": loss, "entropy": loss.item()},
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "match"),
+    [
+        ("nothing", KeyError, r"Wrong\.terms: it returns a NoneType, expected a dict with 'loss'"),
+        ("other names", KeyError, r"Wrong\.terms: it returns the terms \['entropy', 'losses'\], expected .* 'loss'"),
+        (
+            "a loss of each step",
+            ValueError,
+            r"Wrong\.terms: 'loss' has shape \[3\], expected a single number.*masked_mean",
+        ),
+        ("a number", TypeError, r"Wrong\.terms: 'entropy' is \d+.*, a float, expected a tensor.*Leave out item\(\)"),
+    ],
+)
+def test_terms_that_cannot_be_learnt_from_are_named(kind: str, error: type[Exception], match: str) -> None:
+    class Wrong(a2c.Learner):
+        def terms(self, *given: Any) -> Any:
+            return wrong(self, kind)
+
+    learner = Wrong.create(ActorCritic(3, 2), ActorCriticAgent, a2c.A2CConfig())
+    with pytest.raises(error, match=match):
+        learner.update(collect(make_agent, {"kind": "feed-forward", "model": learner.model}, True), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "match"),
+    [
+        (0.5, TypeError, r"Wrong\.update: 'more' is 0\.5, a float, expected a tensor on the learner's device"),
+        (torch.ones(4), ValueError, r"Wrong\.update: \{'more': \[4\]\} are the shapes, expected single numbers"),
+    ],
+)
+def test_results_of_an_update_that_cannot_be_logged_are_named(more: Any, error: type[Exception], match: str) -> None:
+    class Wrong(a2c.Learner):
+        def update(self, trajectories: Trajectories, fraction_done: float) -> Any:
+            return {**super().update(trajectories, fraction_done), "more": more}
+
+    settings: dict[str, Any] = {"n_timesteps": 5, "n_envs": 2, "n_env_steps": 100, "evaluation_timesteps": 5}
+    config = a2c.A2CConfig(**settings, evaluation_processes=0, n_processes=0)
+    with pytest.raises(error, match=match):
+        run_training(Wrong, config, create_network, ActorCriticAgent, create_sim)

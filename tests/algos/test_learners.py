@@ -136,6 +136,14 @@ def test_a_learner_that_is_stopped_is_named_and_nothing_is_left(monkeypatch: pyt
     assert not dist.is_initialized()
 
 
+def test_followers_find_a_learner_that_torchrun_has_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for key, value in {**said, "TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setattr(joining, "JOIN_SECONDS", 40.0)  # of this process
+    assert train("a2c", None, n_learners=2, n_env_steps=80, evaluation_interval=10**9).env_steps == 80
+
+
 def facts(**changes: Any) -> dict[str, Any]:
     place = Place(0, 2, 0, "127.0.0.1", 0, listens=True)
     return {**joining._facts(config_of("a2c"), place), **changes}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from picture_env import SIDES, PictureEnv
+from replaying_learners import REPLAYING, check_recorded_gradient_steps
 from resume_tasks import TASKS, create_network, train
 
 from rlstruct.agents import (
@@ -152,7 +153,9 @@ def test_no_update_of_an_agent_with_a_state_waits(algorithm: Any, config: Any, k
 def test_an_update_that_stops_early_is_recorded_too() -> None:
     settings = {**ON_GPU, "n_env_steps": 500, "target_kl": 1e-4, "learning_rate": 0.01}
     recorded, plain = (train("ppo", None, create_sim, graph=graph, **settings) for graph in (True, False))
-    assert 0.0 < recorded.losses["skipped"][-1] < 1.0
+    stopped = recorded.losses["skipped"]
+    assert 0.0 < stopped[0] < 1.0
+    assert 0.0 < stopped[2] < 1.0  # a replay; the last update has a learning rate of nearly 0, and stops nowhere
     assert recorded.losses == plain.losses
 
 
@@ -197,3 +200,11 @@ def test_a_learner_goes_on_bit_by_bit() -> None:
         first, second = one.update(batch, 0.5), other.update(batch, 0.5)
         assert all(torch.equal(first[key], second[key]) for key in first)
     assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("kind", REPLAYING)
+def test_a_gradient_step_is_recorded_on_a_gpu(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, record = [], recording.record_cuda
+    monkeypatch.setattr(recording, "record_cuda", lambda work: found.append(record(work)) or found[-1])
+    check_recorded_gradient_steps(kind, "cuda:0")
+    assert len(found) == 1

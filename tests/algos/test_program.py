@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+import gc
 import logging
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from picture_env import SIDES, PictureEnv
+from replaying_learners import REPLAYING, check_recorded_gradient_steps, replaying
 from resume_tasks import create_network, create_sim
 from torch import Tensor, nn
 
@@ -109,6 +113,55 @@ def test_a_recorded_update_is_the_update_bit_by_bit(kind: str, recorded: list[An
     for name, weight in weights(plain).items():
         assert torch.equal(weight, weights(graph)[name]), name
         assert not torch.equal(weight, before[name]), name
+
+
+@pytest.mark.parametrize("kind", REPLAYING)
+def test_a_recorded_gradient_step_is_the_step_bit_by_bit(kind: str, recorded: list[Any]) -> None:
+    check_recorded_gradient_steps(kind, SIM)
+    assert len(recorded) == 1
+
+
+@pytest.mark.parametrize("kind", ["ppo", "dqn"])
+def test_a_closed_learner_keeps_nothing_that_was_recorded(kind: str, recorded: list[Any]) -> None:
+    learner = create_learner(kind, SIM) if kind == "ppo" else replaying(kind, SIM, True)
+    learn(learner, collect("ppo", 2), 1)
+    left = weakref.ref(recorded.pop())
+    assert left() is not None
+    gc.disable()
+    try:
+        learner.close()
+        assert left() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_recorded_outlives_a_training(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    left, record, learn_one = [], _sim_graph.record, ppo.Learner.update
+
+    def remember(work: Callable[[], None]) -> Callable[[], None]:
+        replay = record(work)
+        left.append(weakref.ref(replay))
+        return replay
+
+    def update(self: ppo.Learner, *given: Any) -> dict[str, Tensor]:
+        if fails and self.policy_version == 12:
+            raise OSError("the last update")
+        return learn_one(self, *given)
+
+    monkeypatch.setattr(sim_device, "record", remember)
+    monkeypatch.setattr(ppo.Learner, "update", update)
+    settings = {"evaluation_processes": 0, "evaluation_timesteps": 5, "evaluation_episodes": 1, "n_processes": 0}
+    config = dataclasses.replace(PPO, n_env_steps=96, learner_device=SIM, **settings)
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(OSError, match="the last update") if fails else contextlib.nullcontext() as caught:
+            ppo.train(config, create_network, ActorCriticAgent, create_sim)
+        assert len(left) == 1
+        assert left[0]() is None, caught
+    finally:
+        gc.enable()
 
 
 def close(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:

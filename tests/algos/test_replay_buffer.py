@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlstruct import DeviceMismatchError, DictTensor, ShapeMismatchError, TemporalDictTensor, Trajectories
-from rlstruct.algos.prioritised import PrioritisedReplayBuffer
+from rlstruct.algos.prioritised import PrioritisedReplayBuffer, running_maximum
 from rlstruct.algos.replay_buffer import ReplayBuffer
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf
@@ -95,6 +95,32 @@ def test_exact_for_all_sizes(n_envs: int, T: int, n_step: int, slack: int, n_pie
         for _ in range(n_pieces):
             buffer.extend(trajectories := collect(batcher))
         check_counting_batch(buffer.sample(300), n_step, 0.5, heads(trajectories))
+
+
+@pytest.mark.parametrize("prioritised", [False, True])
+def test_all_that_the_agent_returned_is_kept(prioritised: bool) -> None:
+    buffer = (PrioritisedReplayBuffer if prioritised else ReplayBuffer)(500)
+    known = {}
+    with create_batcher(n_envs=5, n_timesteps=7) as batcher:
+        batcher.reset()
+        for _ in range(3):
+            buffer.extend(trajectories := collect(batcher))
+            steps = trajectories.trajectories
+            frames, drawn = steps["observation/frame"].flatten(0, 1), steps["action/drawn"].flatten()
+            known |= dict(zip(map(tuple, frames.tolist()), drawn.tolist(), strict=True))
+    batch = buffer.sample(300)
+    assert batch["action/drawn"].tolist() == [known[tuple(frame)] for frame in batch["observation/frame"].tolist()]
+
+
+def test_a_batch_without_a_key_of_the_first_one_is_refused() -> None:
+    buffer = ReplayBuffer(500)
+    with create_batcher(n_envs=5, n_timesteps=7) as batcher:
+        batcher.reset()
+        buffer.extend(collect(batcher))
+        batch = collect(batcher)
+    steps = {key: value for key, value in batch.trajectories.items() if key != "action/drawn"}
+    with pytest.raises(KeyError, match="action/drawn"):
+        buffer.extend(Trajectories(batch.info, TemporalDictTensor(steps, batch.lengths)))
 
 
 @pytest.mark.parametrize("prioritised", [False, True])
@@ -191,7 +217,7 @@ def test_observations_are_kept_once_in_their_own_dtype() -> None:
     ends = sum(1 for b in range(n_envs) for _, step in expected_steps(600, b, ring) if step == 0)
     assert observations <= 1.05 * (buffer.n_transitions() + ends) * frame
     assert observations == n_envs * (ring + 1) * frame
-    assert sum(sizes.values()) == n_envs * (ring + 1) * (8 + 4 + 1 + 1 + 8 + 8 + 8)
+    assert sum(sizes.values()) == n_envs * (ring + 1) * (8 + 4 + 4 + 1 + 1 + 8 + 8 + 8)
 
 
 class PixelEnv(gymnasium.Env[Any, Any]):
@@ -417,3 +443,26 @@ def test_new_steps_come_first_and_overwritten_ones_keep_their_place_empty() -> N
     assert torch.equal(buffer.priority > 0, ready)
     with allow_host_sync():
         assert not (buffer.sample(500)["index"] % 13 == 12).any()  # the spare slots
+
+
+@pytest.mark.parametrize("accelerator", ["sim:0", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("n", [1, 7, 1024, 1025, 5000])
+def test_a_running_maximum_in_rows_is_that_of_the_whole(n: int, accelerator: str) -> None:
+    generator = torch.Generator().manual_seed(n)
+    for values in (torch.randn(n, generator=generator), -torch.rand(n, generator=generator).cumsum(0)):
+        expected = values.cummax(0).values
+        assert torch.equal(running_maximum(values), expected)
+        assert torch.equal(running_maximum(values.to(accelerator)).to("cpu"), expected)
+
+
+@pytest.mark.parametrize("accelerator", ["sim:0", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_no_maximum_is_taken_of_one_long_row(monkeypatch: pytest.MonkeyPatch, accelerator: str) -> None:
+    longest, cummax = [], Tensor.cummax
+    buffer = PrioritisedReplayBuffer(20_000, device=accelerator)
+    with create_batcher(4, 10) as batcher:
+        batcher.reset()
+        buffer.extend(collect(batcher).to(accelerator))
+    monkeypatch.setattr(Tensor, "cummax", lambda x, dim: longest.append(x.shape[dim]) or cummax(x, dim))
+    buffer.sample(8)
+    assert longest
+    assert max(longest) <= 1024  # a GPU takes a row in one block

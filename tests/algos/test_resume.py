@@ -90,7 +90,6 @@ def test_a_resumed_training_equals_one_without_a_break(
     assert metrics(run.path) == metrics(whole.path)
 
 
-@pytest.mark.slow
 def test_a_resumed_training_with_worker_processes_equals_one_without_a_break(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import functools
 import importlib
 import io
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -15,8 +16,10 @@ from typing import Any, BinaryIO
 
 import pytest
 import torch
+from fake_envs import create_counting_env
 
-from rlstruct.algos import checkpoint
+from rlstruct.agents import ActorCritic, ActorCriticAgent
+from rlstruct.algos import a2c, checkpoint
 from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.run_folder import RunFolder
 
@@ -51,6 +54,26 @@ def test_the_bar_moves_forward_only(tmp_path: Path) -> None:
         assert folder._bar.n == 60
         folder.advance(200)
         assert folder._bar.n == 100
+
+
+def test_the_bar_shows_how_far_the_first_evaluation_is(tmp_path: Path) -> None:
+    shown = io.StringIO()
+    with make_folder(tmp_path) as folder:
+        tqdm = importlib.import_module("tqdm").tqdm
+        folder._create_bar = functools.partial(tqdm, total=100, file=shown, mininterval=0)
+        config = a2c.A2CConfig(
+            n_env_steps=10,
+            n_envs=2,
+            n_timesteps=5,
+            n_processes=0,
+            evaluation_episodes=2,
+            evaluation_processes=0,
+            evaluation_timesteps=5,
+        )
+        create = functools.partial(create_counting_env, auto_reset=True, lengths=[12])
+        a2c.train(config, lambda: ActorCritic(3, 2), ActorCriticAgent, create, run=folder)
+    first = shown.getvalue().partition("evaluation=")[0]
+    assert [f"evaluating={n} of 2 episodes, step {t}" in first for n, t in ((0, 0), (0, 5), (0, 10))] == [True] * 3
 
 
 def test_a_run_leaves_its_five_files(tmp_path: Path) -> None:
@@ -139,6 +162,27 @@ def test_a_checkpoint_of_any_device_is_read_on_the_cpu(tmp_path: Path) -> None:
     assert loaded["counters"] == [1, 2.5]
     for name, weight in expected.items():
         torch.testing.assert_close(loaded["model"][name], weight, rtol=0, atol=0)
+
+
+def test_a_disk_that_is_full_from_the_start_leaves_no_folder(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            make_folder(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_that_does_not_fit_raises_what_the_system_says(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            checkpoint.write_checkpoint(tmp_path / "checkpoint.pt", {"weights": torch.zeros(100_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_two_runs_in_one_second_get_two_folders(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 import torch
 from fake_envs import LENGTHS, CountingEnv, SlowEnv
 from gymnasium import spaces
@@ -28,6 +29,15 @@ def shared_memory_names() -> set[str]:
     """Names in /dev/shm, semaphores excepted: the batchers use none, other programs of this machine may."""
     names = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
     return {name for name in names if not name.startswith("sem.")}
+
+
+def worker_processes() -> list[psutil.Process]:
+    """Processes that this one has started, but for those that stay: the workers' server, and multiprocessing's own."""
+    stay = ("resource_tracker", "fork_server")
+    me = psutil.Process()
+    children = [child for child in me.children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+    staying = [child for child in children if child.parent() == me and any(map(" ".join(child.cmdline()).count, stay))]
+    return [child for child in children if child not in staying]
 
 
 Step = tuple[tuple[int, int, int], tuple[int, int, int], bool]

@@ -261,7 +261,7 @@ class Round:
 
     def _send(self, batcher: RL_Batcher, seconds: float) -> None:
         time.sleep(seconds)
-        pid = batcher._backend._workers[self.victim].pid  # type: ignore[attr-defined]
+        pid = batcher.stats().pids[self.victim]
         os.kill(pid, getattr(signal, self.fault))
 
     def _anyone(self) -> bool:

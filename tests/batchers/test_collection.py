@@ -26,10 +26,11 @@ def collect(batcher: RL_Batcher, n: int) -> list[Trajectories]:
 
 
 def poison(batcher: RL_Batcher) -> None:
-    """Fill the memory that the batcher writes into with rubbish."""
+    """Fill the memory that the batcher writes into with rubbish, but for the observation that comes next."""
     slab = batcher._backend._collector.slab
-    for tensor in slab.tensors.values():
-        tensor.fill_(True if tensor.dtype is torch.bool else 77)
+    for name, tensor in slab.tensors.items():
+        written = tensor[:-1] if name.startswith("stream/") else tensor
+        written.fill_(True if tensor.dtype is torch.bool else 77)
 
 
 lengths = st.lists(st.integers(1, 7), min_size=1, max_size=4)

@@ -63,7 +63,6 @@ def assert_equal(found: Trajectories, expected: Trajectories) -> None:
         torch.testing.assert_close(other, value, rtol=1e-4 if rounds else 0, atol=1e-5 if rounds else 0)
 
 
-@pytest.mark.slow  # a compiler runs, here and in the next one
 def test_a_compiled_agent_collects_the_same_and_takes_new_weights() -> None:
     agents = {"model": model(0)}
     compiled, eager = (batcher(ActorCriticAgent, yes, agent_args=agents) for yes in (True, False))
@@ -77,7 +76,6 @@ def test_a_compiled_agent_collects_the_same_and_takes_new_weights() -> None:
     torch.testing.assert_close(first.trajectories["action/value"].flatten(), spoken.detach(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_weights_may_be_other_tensors_and_of_another_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(VersionAgent, "pure", True)
     with batcher(create_version_agent, True) as compiled:
@@ -143,6 +141,24 @@ def test_a_promise_that_is_seen_to_be_broken_is_an_error(habit: str) -> None:
         with pytest.raises(WorkerError, match="`pure = True` promises") as told:
             stubborn.get()
     assert isinstance(told.value.__cause__, PurityError)
+
+
+def test_an_agent_that_changes_its_tensors_acts_as_often_as_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = {"habit": "averages in place"}
+    with batcher(Stubborn, False, agent_args=arguments) as promising:
+        found = [collect(promising) for _ in range(3)]
+    monkeypatch.setattr(Stubborn, "pure", False)
+    with batcher(Stubborn, False, agent_args=arguments) as honest:
+        for trajectories in found:
+            assert_equal(trajectories, collect(honest))
+
+
+def test_an_agent_that_counts_has_broken_its_promise_without_a_compiler_too() -> None:
+    with batcher(Stubborn, False, agent_args={"habit": "counts"}) as stubborn:
+        collect(stubborn)
+        stubborn.execute()
+        with pytest.raises(WorkerError, match="`pure = True` promises"):
+            stubborn.get()
 
 
 def collect_often(made: RL_Batcher) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from fake_envs import create_counting_env
 
 from rlstruct import DeviceEnv, DeviceMismatchError, DictTensor, ShapeMismatchError, WorkerError
 from rlstruct.batchers import RL_Batcher, collect_episodes
+from rlstruct.batchers.arguments import warn_of_copies
 
 
 class ElsewhereAgent(RngAgent):
@@ -42,6 +44,27 @@ class FickleAgent(RngAgent):
         if self.n_calls > 3:
             action.set("drawn", action["drawn"].double())
         return action, state
+
+
+def test_workers_on_an_accelerator_are_advised_once_to_be_one_process() -> None:
+    def make(n_processes: int, device: str) -> None:
+        env_args = {"n_envs": 2, "device": device}
+        RL_Batcher(
+            3, RngAgent, create_moved_env, env_args=env_args, seed=0, device=device, n_processes=n_processes
+        ).close()
+
+    warn_of_copies.cache_clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make(0, "sim:1")
+        make(1, "cpu")
+        assert not caught
+        make(1, "sim:1")
+        make(1, "sim:1")
+    (warning,) = caught
+    assert "worker processes on sim:1 copy every batch to the CPU" in str(warning.message)
+    assert "n_processes=0, are the fast path" in str(warning.message)
+    assert warning.filename == __file__
 
 
 def create_moved_env(n_envs: int, seed: int, device: str) -> DeviceEnv:

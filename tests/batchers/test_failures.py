@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from functools import partial
 from typing import Any
 
-import psutil
 import pytest
 import torch
-from batcher_fakes import create_version_agent, limit, shared_memory_names
+from batcher_fakes import create_version_agent, limit, shared_memory_names, worker_processes
 from fake_agents import RngAgent
 from fake_envs import CountingEnv, create_counting_env, create_failing_env, create_slow_env
 
 from rlstruct import BatcherStateError, DictTensor, WorkerError, WorkerTimeout
 from rlstruct.batchers import RL_Batcher
-from rlstruct.batchers.progress import Phase, Progress, describe, unpickled
+from rlstruct.batchers.progress import Progress, describe, unpickled
+from rlstruct.batchers.workers.channel import Channel
 
 
 class ArgumentsNeededError(RuntimeError):
@@ -31,14 +32,14 @@ class ArgumentsNeededError(RuntimeError):
 
 
 class FailingAgent(RngAgent):
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, kind: type[Exception] = ValueError) -> None:
         super().__init__()
-        self.where = where
+        self.where, self.kind = where, kind
         self.fail("create")
 
     def fail(self, where: str) -> None:
         if self.where == where:
-            raise ValueError(f"agent fails in {where}")
+            raise self.kind(f"agent fails in {where}")
 
     def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
         self.fail("initial_state")
@@ -88,8 +89,7 @@ def close_leaves_nothing(batcher: RL_Batcher) -> None:
     start = time.monotonic()
     batcher.close()
     assert time.monotonic() - start < limit(2.0)
-    children = [child.cmdline() for child in psutil.Process().children()]
-    assert not [words for words in children if "resource_tracker" not in " ".join(words)], children
+    assert not worker_processes()
     with pytest.raises(BatcherStateError, match="closed"):
         batcher.reset()
 
@@ -184,6 +184,36 @@ def test_exceptions_of_the_agent_in_this_process(where: str) -> None:
     assert caught.value.phase == {"create": "create_env / create_agent", "update": "agent.update"}.get(where, "agent")
 
 
+@pytest.mark.parametrize("n_processes", [0, 1])
+@pytest.mark.parametrize("control", [StopIteration("no data left"), GeneratorExit("no data left")])
+def test_an_exception_that_steers_loops_cannot_end_the_callers_loop(control: BaseException, n_processes: int) -> None:
+    env_args = {"n_envs": 2, "auto_reset": True, "failure": control, "step": 5, "failing_seed": 1}
+    batcher = RL_Batcher(4, RngAgent, create_failing_env, env_args=env_args, n_processes=n_processes, seed=0)
+
+    def collect(_: int) -> Any:
+        batcher.execute()
+        return batcher.get()
+
+    batcher.reset()
+    with pytest.raises(WorkerError, match=f"environment 1, seed 1, step 1: {type(control).__name__}: no data left"):
+        list(map(collect, range(3)))  # which a StopIteration would end as if there were no more to collect
+    close_leaves_nothing(batcher)
+
+
+@pytest.mark.parametrize("where", ["create", "initial_state", "call", "update"])
+def test_an_agents_stop_iteration_is_a_worker_error(where: str) -> None:
+    def live() -> None:
+        agent_args = {"where": where, "kind": StopIteration}
+        env_args = {"n_envs": 2}
+        batcher = RL_Batcher(2, FailingAgent, create_counting_env, agent_args=agent_args, env_args=env_args, seed=0)
+        batcher.update({"w": torch.zeros(1)})
+        run(batcher)
+
+    with pytest.raises(WorkerError, match=f"StopIteration: agent fails in {where}") as caught:
+        live()
+    assert isinstance(caught.value.__cause__, StopIteration)
+
+
 def test_exceptions_at_reset_and_in_update_come_with_the_batch() -> None:
     batcher = RL_Batcher(2, RngAgent, create_env_that_cannot_reset, n_processes=1, seed=0)
     with pytest.raises(WorkerError, match=r"environment.reset, .*OSError: no disk") as caught:
@@ -198,7 +228,7 @@ def test_exceptions_at_reset_and_in_update_come_with_the_batch() -> None:
 
 
 def kill_worker(batcher: RL_Batcher, index: int, number: int) -> int:
-    pid = batcher._backend._workers[index].pid
+    pid = batcher.stats().pids[index]
     os.kill(pid, number)
     return pid
 
@@ -224,12 +254,25 @@ def test_a_killed_worker_is_noticed_at_once() -> None:
     assert shared_memory_names() <= names
 
 
-def test_a_worker_killed_at_start_or_between_batches() -> None:
-    batcher = RL_Batcher(2, RngAgent, create_counting_env, env_args={"n_envs": 1}, n_processes=1, seed=0)
-    kill_worker(batcher, 0, signal.SIGKILL)
-    with pytest.raises(WorkerError, match="killed by SIGKILL in its start, while Python imports your main script"):
-        batcher.reset()
-    close_leaves_nothing(batcher)
+@pytest.mark.parametrize("at_work", [False, True])
+def test_a_worker_killed_while_sigchld_is_ignored_is_reported(at_work: bool) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        env_args = {"n_envs": 2, "auto_reset": True, "seconds": 0.05}
+        batcher = RL_Batcher(400, RngAgent, create_slow_env, env_args=env_args, n_processes=1, seed=0)
+        if at_work:
+            batcher.reset()
+            batcher.execute()
+            time.sleep(0.3)
+        kill_worker(batcher, 0, signal.SIGKILL)
+        with pytest.raises(WorkerError, match="was killed by SIGKILL"):  # their server knows
+            run(batcher) if not at_work else batcher.get()
+        close_leaves_nothing(batcher)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_worker_killed_between_batches() -> None:
     env_args = {"n_envs": 1, "auto_reset": True}
     batcher = RL_Batcher(2, RngAgent, create_counting_env, env_args=env_args, n_processes=2, seed=0)
     run(batcher)
@@ -239,14 +282,6 @@ def test_a_worker_killed_at_start_or_between_batches() -> None:
         run(batcher)
     assert time.monotonic() - start < limit(1.0)
     close_leaves_nothing(batcher)
-
-
-def test_closing_does_not_wait_for_a_worker_that_still_imports_the_script() -> None:
-    batcher = RL_Batcher(2, RngAgent, create_counting_env, env_args={"n_envs": 1}, n_processes=1, seed=0)
-    kill_worker(batcher, 0, signal.SIGSTOP)  # it comes no further
-    start = time.monotonic()
-    close_leaves_nothing(batcher)
-    assert time.monotonic() - start < 1.2  # what those get who have environments to close
 
 
 def test_a_stopped_worker_times_out_and_may_come_back() -> None:
@@ -272,52 +307,60 @@ def test_a_stopped_worker_times_out_and_may_come_back() -> None:
 def test_a_stopped_worker_does_not_block_orders() -> None:
     # 2 MB of settings do not fit into the pipe: without a limit the send would wait for ever.
     env_args = {"n_envs": 1, "auto_reset": True}
-    batcher = RL_Batcher(2, RngAgent, create_counting_env, env_args=env_args, n_processes=1, seed=0, timeout=60.0)
+    seconds = limit(2.0)
+    batcher = RL_Batcher(2, RngAgent, create_counting_env, env_args=env_args, n_processes=1, seed=0, timeout=seconds)
     run(batcher)
-    batcher._backend._workers[0]._timeout = 1.0
-    while batcher._backend._workers[0].progress.phase is not Phase.WAIT:  # its answer is out a little earlier
-        time.sleep(0.01)
+    time.sleep(0.5)  # its answer is out a little earlier than it waits for orders
     kill_worker(batcher, 0, signal.SIGSTOP)
-    with pytest.raises(WorkerError, match="read none of its orders for 1 s; it is in no call of yours"):
+    with pytest.raises(WorkerError, match=f"read none of its orders for {seconds:g} s; it is in no call of yours"):
         batcher.reset(agent_info=DictTensor({"e": torch.zeros(1, 500_000)}))
     close_leaves_nothing(batcher)
 
 
-class BulkyEnv(CountingEnv):
-    """Its state takes 20 MB."""
+class StoppingEnv(CountingEnv):
+    """Its state takes 20 MB; when it is first asked for, the process stops."""
+
+    stops = True
 
     def state_dict(self) -> dict[str, torch.Tensor]:
+        if self.stops:
+            self.stops = False
+            os.kill(os.getpid(), signal.SIGSTOP)
         return {**super().state_dict(), "bulk": torch.arange(20_000_000 // 8)}
 
-    def load_state_dict(self, state: Any) -> None:
-        super().load_state_dict({key: value for key, value in state.items() if key != "bulk"})
 
-
-def test_a_worker_that_stops_in_the_middle_of_a_long_answer_is_late() -> None:
+def test_a_worker_that_stops_while_it_saves_is_late_and_loses_nothing() -> None:
     env_args = {"n_envs": 1, "auto_reset": True}
-    batcher = RL_Batcher(2, RngAgent, BulkyEnv, env_args=env_args, n_processes=1, seed=0)
+    seconds = limit(2.0)
+    batcher = RL_Batcher(2, RngAgent, StoppingEnv, env_args=env_args, n_processes=1, seed=0, timeout=seconds)
     run(batcher)
-    worker = batcher._backend._workers[0]
-    worker.order("save")
-    time.sleep(1.0)  # it has filled the socket, from which nobody reads yet
-    kill_worker(batcher, 0, signal.SIGSTOP)
-    batcher._backend._timeout = 1.0
-    start = time.monotonic()
-    with pytest.raises(WorkerTimeout, match=r"worker 0 .* no answer within 1 s; it is in saving a checkpoint"):
+    with pytest.raises(
+        WorkerTimeout, match=rf"worker 0 .* no answer within {seconds:g} s; it is in saving a checkpoint"
+    ):
         batcher.state_dict()
     batcher.execute()
     with pytest.raises(WorkerTimeout, match=r"no answer within 0\.5 s"):
         batcher.get(timeout=0.5)
-    assert time.monotonic() - start < limit(3.0)
     kill_worker(batcher, 0, signal.SIGCONT)
-    assert batcher.get()[0].info["step"].tolist() == [2]  # nothing of what came before is lost
-    batcher._backend._timeout = 60.0
+    assert batcher.get()[0].info["step"].tolist() == [2]
     (state,) = batcher.state_dict()["collectors"]
     assert torch.equal(state["environment"]["bulk"], torch.arange(20_000_000 // 8))
-    worker.order("save")
-    time.sleep(0.2)
     kill_worker(batcher, 0, signal.SIGSTOP)
     close_leaves_nothing(batcher)
+
+
+def test_a_message_that_stops_in_the_middle_is_not_waited_for() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        Channel(theirs).send(["a", "message"])
+        sent = ours.recv(1000)
+        channel = Channel(ours)
+        for byte in sent[:-1]:
+            theirs.send(bytes([byte]))
+            assert channel.receive(wait=False) is None
+        theirs.send(sent[-1:])
+        assert channel.receive(wait=False) == ["a", "message"]
+    channel.close()
 
 
 def test_an_environment_has_one_number_the_one_that_it_has_in_the_batch() -> None:

@@ -220,7 +220,8 @@ def test_get_without_blocking() -> None:
 
 
 def test_more_than_one_cuda_process_warns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batcher_module, "resolve_device", lambda device: torch.device("cuda:0"))
+    for module in ("batcher", "arguments"):
+        monkeypatch.setattr(f"rlstruct.batchers.{module}.resolve_device", lambda device: torch.device("cuda:0"))
     monkeypatch.setattr(batcher_module, "WorkerPool", lambda *args, **kwargs: None)
     with pytest.warns(UserWarning, match="2 processes on cuda:0 open 2 CUDA contexts, 300 to 700 MB"):
         batcher = make(2, device="cuda:0")

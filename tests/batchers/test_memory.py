@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 import torch
 from batcher_fakes import GlobalRandomAgent, create_cartpole
 from fake_agents import StatefulAgent
-from fake_envs import create_counting_env
+from fake_envs import CountingEnv, create_counting_env
 from gymnasium import spaces
 
 from rlstruct import DeviceEnv, Trajectories, VecEnv
@@ -45,6 +47,18 @@ def create_moved(n_envs: int, seed: int, device: str) -> VecEnv:
     return DeviceEnv(create_counting_env(n_envs, seed, auto_reset=True), device)
 
 
+class Heavy(CountingEnv):
+    """Holds memory of its own."""
+
+    def __init__(self, n_envs: int, seed: int, length: int) -> None:
+        super().__init__(n_envs, seed)
+        self.own = bytearray(os.urandom(length))
+
+
+def create_heavy(n_envs: int, seed: int, length: int) -> VecEnv:
+    return Heavy(n_envs, seed, length)
+
+
 def stored(batch: Trajectories) -> int:
     """Bytes of a batch, memory that two keys share counted once."""
     tensors = [*batch.trajectories.values(), *batch.info.values()]
@@ -73,6 +87,7 @@ def test_the_report_before_the_start_is_the_measured_peak() -> None:
         before = status("VmRSS")
         batcher.execute()
         batch = batcher.get()[0]
+        batcher.execute()  # the next one, while this one is held
         peak = status("VmHWM") - before
         ended = int(batch.trajectories["_observation/done"].sum())
         assert ended == 8 * (256 // 20)
@@ -114,3 +129,19 @@ def test_asking_changes_nothing() -> None:
             return batcher.get()[0].trajectories["observation/frame"]
 
     assert torch.equal(collect(True), collect(False))
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux tells the memory of a process here")
+def test_the_report_counts_worker_processes_and_their_server() -> None:
+    env_args = {"n_envs": 1, "length": 20_000_000}
+    with RL_Batcher(2, StatefulAgent, create_heavy, env_args=env_args, n_processes=3, seed=0) as batcher:
+        *workers, server = batcher.memory_report().processes
+        pids = batcher.stats().pids
+        found = [psutil.Process(pid).memory_full_info() for pid in pids]
+    assert len(workers) == len(set(pids)) == 3
+    for worker, memory in zip(workers, found, strict=True):
+        assert 20_000_000 < worker < memory.pss + 2**20  # the environment's own is in it
+        assert memory.uss < worker + 8 * 2**20  # little more than what libraries write to
+    assert server > 2**20
+    with RL_Batcher(2, StatefulAgent, create_counting_env, env_args={"n_envs": 1}, seed=0) as batcher:
+        assert batcher.memory_report().processes == batcher.stats().pids == ()

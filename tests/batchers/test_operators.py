@@ -50,8 +50,11 @@ def operators_a_step(name: str, n_inputs: int, n_actions: int) -> float:
 
 
 def test_a_step_of_cart_pole_with_an_agent_queues_few_operators() -> None:
-    """Eager steps, all that a batch does once per batch included; on CUDA each operator but a few is one node."""
-    assert operators_a_step("CartPole-v1", 4, 2) <= 58
+    """Eager steps, all that a batch does once per batch included; on CUDA each operator but a few is one node.
+
+    Three of them keep wrong numbers out: the action is stored before the environment gets it, and clamped twice.
+    """
+    assert operators_a_step("CartPole-v1", 4, 2) <= 61
 
 
 def test_restarts_take_as_many_operators_however_many_fields_a_state_has() -> None:

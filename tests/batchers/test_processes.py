@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from batcher_fakes import limit, shared_memory_names
+from batcher_fakes import limit, shared_memory_names, worker_processes
 from fake_agents import RngAgent
 from fake_envs import CountingEnv, create_counting_env
 
@@ -47,7 +47,7 @@ def collect(batcher):
     return batcher.get()[0]
 
 def tell(batcher):
-    print(*[worker.pid for worker in batcher._backend._workers], flush=True)
+    print(*batcher.stats().pids, flush=True)
 """
 
 
@@ -73,9 +73,10 @@ class Program:
         )
 
     def workers(self) -> list[psutil.Process]:
-        """Read the line that `tell` prints."""
+        """Read the line that `tell` prints: the workers, and then all other processes of the program."""
         assert self.process.stdout is not None
-        return [psutil.Process(int(word)) for word in self.process.stdout.readline().split()]
+        workers = [psutil.Process(int(word)) for word in self.process.stdout.readline().split()]
+        return [*workers, *set(psutil.Process(self.process.pid).children(recursive=True)).difference(workers)]
 
     def end(self, said: str | None = None) -> tuple[int, str, str]:
         out, err = self.process.communicate(said, timeout=60)
@@ -94,7 +95,7 @@ def test_ctrl_c_while_workers_start_gives_one_traceback(tmp_path: Path) -> None:
     assert program.process.stdout is not None
     program.process.stdout.readline()
     time.sleep(0.5)  # they import torch now
-    workers = psutil.Process(program.process.pid).children()
+    workers = psutil.Process(program.process.pid).children(recursive=True)
     start = time.monotonic()
     os.killpg(program.process.pid, signal.SIGINT)
     code, _, err = program.end()
@@ -139,7 +140,7 @@ def test_programs_that_forget_to_close(tmp_path: Path) -> None:
             batcher = make()
             collect(batcher)
             batcher.execute()
-            workers = [worker.pid for worker in batcher._backend._workers]
+            workers = batcher.stats().pids
             tell(batcher)
             sys.stdin.readline()
             {ending}
@@ -178,6 +179,31 @@ def test_a_missing_main_guard_is_explained_by_a_worker_once(tmp_path: Path) -> N
     assert code == 1
     assert err.count("Traceback") == 1, err
     assert 'Put the code that creates the batcher under `if __name__ == "__main__":`' in "".join(err.splitlines()[-2:])
+
+
+def test_a_worker_that_still_imports_the_script_may_be_killed_and_is_not_waited_for(tmp_path: Path) -> None:
+    program = """
+        if __name__ != "__main__":
+            time.sleep(60)
+        else:
+            first, second = (
+                RL_Batcher(2, RngAgent, create_counting_env, env_args={"n_envs": 1}, n_processes=1) for _ in range(2)
+            )
+            os.kill(first.stats().pids[0], signal.SIGKILL)
+            try:
+                first.reset()
+            except Exception as error:
+                print(error)
+            os.kill(second.stats().pids[0], signal.SIGSTOP)  # it comes no further
+            start = time.monotonic()
+            second.close()
+            print(time.monotonic() - start)
+    """
+    code, out, err = Program(tmp_path, program, guard=False).end()
+    assert (code, err) == (0, "")
+    message, *_, seconds = out.splitlines()
+    assert "was killed by SIGKILL in its start, while Python imports your main script" in message
+    assert float(seconds) < limit(1.0)  # those that have environments to close get 1.2 s
 
 
 def test_a_main_script_that_is_no_file_is_not_imported_by_workers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,12 +336,11 @@ def test_workers_have_one_thread_and_the_parent_keeps_its_own() -> None:
 def held() -> tuple[int, int, int, set[str]]:
     gc.collect()
     me = psutil.Process()
-    children = [child for child in me.children() if "resource_tracker" not in " ".join(child.cmdline())]
-    return me.num_fds(), threading.active_count(), len(children), shared_memory_names()
+    return me.num_fds(), threading.active_count(), len(worker_processes()), shared_memory_names()
 
 
 def cycle(n: int) -> None:
-    make(1).close()  # the resource tracker of multiprocessing starts once and stays
+    make(1).close()  # the workers' server and the resource tracker of multiprocessing start once and stay
     before = held()
     for i in range(n):
         batcher = make(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import itertools
@@ -10,12 +11,19 @@ import math
 import os
 import pathlib
 import re
+import resource
 import shlex
 import signal
 import subprocess
 import sys
 import time
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
+import gymnasium
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -27,7 +35,7 @@ from rlstruct.algos.learning_curve import Curve, together
 from rlstruct.algos.presets import PRESETS
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.cli.agents import choose
-from rlstruct.cli.complaint import UserError
+from rlstruct.cli.complaint import UserError, nearest
 from rlstruct.cli.environments import Task, find, spaces_of
 from rlstruct.cli.main import COMMANDS, main
 from rlstruct.cli.plot import _panels, read_curve
@@ -397,6 +405,44 @@ def test_a_full_disk_is_told_in_one_sentence(capsys: Capture, monkeypatch: pytes
     assert "can no longer be written: No space left on device." in capsys.readouterr().err
 
 
+@contextlib.contextmanager
+def at_most(kind: int, n: int) -> Iterator[None]:
+    """Lower one of the limits that ``ulimit`` sets."""
+    soft, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (n, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("size", "says"),
+    [
+        (1000, r"--runs runs: no folder can be made there: File too large\."),
+        (
+            8192,
+            r"runs/\S* can no longer be written: File too large\. `ulimit -f` lets a file have 8192 bytes: raise it\.",
+        ),
+    ],
+)
+def test_a_limit_of_files_sizes_is_told_in_one_sentence(size: int, says: str, capsys: Capture) -> None:
+    with at_most(resource.RLIMIT_FSIZE, size):
+        assert main(["train", "a2c", "--env", "CartPole-v1", *SMALL]) == 2
+    assert re.fullmatch(f"rlstruct train: {says}\n", capsys.readouterr().err)
+    assert len(list(pathlib.Path("runs").iterdir())) == (size > 1000)  # an empty config.json would be of no use
+
+
+@pytest.mark.slow
+def test_a_limit_of_open_files_is_told_in_one_sentence() -> None:
+    words = ["train", "a2c", "--env", "CartPole-v1", *SMALL, "--n-processes", "2"]
+    command = [sys.executable, "-m", "rlstruct", *words]
+    limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (24, 24))
+    found = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, check=False)
+    assert found.returncode == 2
+    assert re.fullmatch(r"rlstruct train: worker \d cannot be started: Too many open files\. [^\n]*\.\n", found.stderr)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -510,6 +556,37 @@ def test_envs_lists_what_can_be_learnt_here(capsys: Capture) -> None:
     assert main(["envs", "--help"]) == 0
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"evaluation_episodes": 64},
+        {"evaluation_interval": 5_000},
+        {"compile_agent": True},
+        {"learning_rate": 0.5},
+        {"n_env_steps": 20},
+        {"seed": 1},
+    ],
+)
+@pytest.mark.parametrize("ours", [True, False])
+def test_only_runs_that_differ_by_their_seed_share_a_band(
+    other: dict[str, Any], ours: bool, tmp_path: pathlib.Path
+) -> None:
+    folders = []
+    for settings in ({}, other):
+        config: Any = A2CConfig(**settings)
+        if ours:
+            config = RunRecord(
+                algorithm="a2c", task=Task(env="CartPole-v1"), agent="policy", config=config, versions={}
+            )
+        with RunFolder("run", config, n_env_steps=10, root=tmp_path, progress=False) as folder:
+            folder.log_evaluation(Evaluation(10, 0, (10.0,), (5,), 0.1))
+        folders.append(folder.path)
+    (groups,) = _panels(folders, "evaluation/mean_return").values()
+    assert [len(curves) for curves in groups.values()] == ([2] if "seed" in other else [1, 1])
+    for name in set(other) - {"seed"}:
+        assert all(f"{name} {value}" in "; ".join(groups) for value in (getattr(A2CConfig(), name), other[name]))
+
+
 def test_runs_in_several_environments_have_a_panel_each(tmp_path: pathlib.Path, capsys: Capture) -> None:
     folders = []
     for i, env in enumerate(["CartPole-v1", "Acrobot-v1", "CartPole-v1"]):
@@ -553,6 +630,73 @@ def test_a_missing_extra_is_named(capsys: Capture, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "tyro", None)
     assert main(["train", "a2c", "--env", "CartPole-v1"]) == 2
     assert "pip install 'tyro>=0.9' 'tqdm>=4.66'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("package", "words"),
+    [
+        ("warp", ["a2c", "--env", "CartPole-v1", "--simulator", "warp"]),
+        ("warp", ["a2c", "--env", "ALE/Pong-v5", "--simulator", "warp"]),
+        ("ray", ["a2c", "--env", "CartPole-v1", "--cluster", "local", "--n-processes", "1"]),
+    ],
+)
+def test_a_missing_package_of_an_option_is_one_line(
+    package: str, words: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in list(sys.modules):
+        if name == "rlstruct.sims.kernels" or name.startswith(("rlstruct.sims.kernels.", "rlstruct.sims.atari")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(["train", *words]) == 2
+    said = capsys.readouterr().err
+    assert re.fullmatch(
+        rf"rlstruct train: --\S+.* needs {package}, not installed\. Install the extra '{package}'.*\n", said
+    )
+
+
+class Warns(gymnasium.Env[Any, Any]):
+    """Warns in its reset, as a user's environment may."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        warnings.warn("the battery\n  is low", stacklevel=1)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.filterwarnings("always::UserWarning")
+def test_a_warning_is_one_line_and_names_no_file_of_ours(capsys: Capture) -> None:
+    gymnasium.register("Warns-v0", Warns, max_episode_steps=50)
+    assert main(["train", "reinforce", "--env", "Warns-v0", *SMALL]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) >= 2
+    ours = [line for line in lines if "none of 2 episodes had ended" in line]
+    (cut,) = ours
+    assert cut.startswith("rlstruct train: warning: run_training: none of 2 episodes")
+    assert ".py" not in cut
+    users = [line for line in lines if "battery" in line]
+    assert set(users) == {users[0]}
+    assert re.fullmatch(r"rlstruct train: warning: the battery is low \(\S*test_commands\.py:\d+\)", users[0])
+    assert len(users) + 1 == len(lines)
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "meant"),
+    [
+        ("sac", ALGORITHMS, ""),
+        ("td3", ALGORITHMS, ""),
+        ("a3c", ALGORITHMS, "a2c"),
+        ("pop", ALGORITHMS, "ppo"),
+        ("alpha-zero", ALGORITHMS, "alphazero"),
+        ("CartPole-v3", ["CartPole-v1", "Pendulum-v1"], "CartPole-v1"),
+        ("cart", ["CartPole-v1", "Pendulum-v1"], "CartPole-v1"),
+    ],
+)
+def test_only_similar_names_are_proposed(word: str, known: list[str], meant: str) -> None:
+    assert nearest(word, known) == (f" Did you mean {meant!r}?" if meant else "")
 
 
 def test_help_shows_every_command_and_every_algorithm_on_a_narrow_screen(capsys: Capture) -> None:

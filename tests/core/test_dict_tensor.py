@@ -147,6 +147,7 @@ def test_set_works_on_the_empty_structure_and_replaces() -> None:
     [
         ({"a": torch.zeros(2), "b": torch.zeros(3, 1)}, ShapeMismatchError, r"'b' has shape \[3, 1\].*B = 2.*'a'"),
         ({"a": torch.tensor(1.0)}, ShapeMismatchError, r"'a' has shape \[\], expected at least 1 dimensions"),
+        ({"loss": torch.tensor(1.0)}, ShapeMismatchError, r"such as losses, go into a plain dict: {'loss': value}"),
         ({"a": torch.zeros(0), "b": torch.tensor(1.0)}, ShapeMismatchError, r"'b' has shape \[\]"),
         ({"a": [1.0]}, TypeError, "key 'a' holds a list"),
         ({"a": torch.zeros(1), "b": None}, TypeError, "key 'b' holds a NoneType"),

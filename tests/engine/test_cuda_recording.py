@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from rlstruct.engine import graph as recording
 
 POOL = (0, 7)
+BEGIN = ["clear", "synchronize", "empty_cache", f"begin in {POOL}, thread_local"]
 
 
 class Cuda(list[str]):
@@ -46,6 +49,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
         monkeypatch.setattr(torch._C, name, lambda *a, said=name: asked.append(f"{said} {a}"), raising=False)
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: asked.append("clear"), raising=False)
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda said=name: asked.append(said))
     monkeypatch.setattr(recording, "_SPOILT", [])
     return asked
 
@@ -54,7 +59,7 @@ def test_a_recording_is_ended_before_it_is_replayed(cuda: Cuda) -> None:
     replay = recording.record_cuda(lambda: cuda.append("work"))
     replay()
     # torch 2.13 frees workspaces of cuBLAS with any graph: the graph makes its own, and leaves them to nobody.
-    assert cuda == ["clear", f"begin in {POOL}, thread_local", "work", "end", "clear", "replay"]
+    assert cuda == [*BEGIN, "work", "end", "clear", "replay"]
 
 
 def test_work_that_raises_ends_the_recording_too(cuda: Cuda) -> None:
@@ -63,7 +68,41 @@ def test_work_that_raises_ends_the_recording_too(cuda: Cuda) -> None:
 
     with pytest.raises(KeyError, match="frame"):
         recording.record_cuda(work)
-    assert cuda == ["clear", f"begin in {POOL}, thread_local", "end", "clear"]  # torch has told its allocator
+    assert cuda == [*BEGIN, "end", "clear"]  # torch has told its allocator
+
+
+@pytest.mark.parametrize("n_failures", [1, 2])
+def test_a_recording_that_runs_out_of_memory_is_tried_once_more(cuda: Cuda, n_failures: int) -> None:
+    """The first try's memory is free by then: nothing holds what it made."""
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def work() -> None:
+        assert all(old() is None for old in made)
+        tensor = torch.ones(3)
+        made.append(weakref.ref(tensor))
+        if len(made) <= n_failures:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    if n_failures == 1:
+        recording.record_cuda(work)()
+    else:
+        with pytest.raises(torch.OutOfMemoryError):
+            recording.record_cuda(work)
+    assert len(made) == 2
+    assert cuda == [*BEGIN, "end", "clear", *BEGIN, "end", "clear", "replay"][: len(cuda)]
+    assert cuda[-1] == ("replay" if n_failures == 1 else "clear")
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_no_garbage_is_collected_within_a_recording(cuda: Cuda, collects: bool) -> None:
+    """What is collected might free memory of CUDA, or destroy a graph."""
+    before, seen = gc.isenabled(), []
+    (gc.enable if collects else gc.disable)()
+    try:
+        recording.record_cuda(lambda: seen.append(gc.isenabled()))
+        assert (seen, gc.isenabled()) == ([False], collects)
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 @pytest.mark.parametrize("says_so", [True, False])

@@ -34,7 +34,7 @@ def test_without_a_name_agents_act_as_they_are(monkeypatch: pytest.MonkeyPatch) 
         warnings.simplefilter("ignore")  # torch imports deprecated parts of its own
         import torch._inductor.compile_fx
     monkeypatch.delattr(torch._inductor.compile_fx, "compile_fx_inner")
-    with pytest.warns(UserWarning, match=r"compile_fx_inner.*'compiled' is left out.*tests ran with torch 2\.11 to"):
+    with pytest.warns(UserWarning, match=r"compile_fx_inner.*'compiled' is left out.*tests ran with torch 2\.7 to"):
         private.check()
     torch.manual_seed(0)
     agent = ActorCriticAgent(ActorCritic(4, 2))
@@ -47,10 +47,39 @@ def test_without_a_name_agents_act_as_they_are(monkeypatch: pytest.MonkeyPatch) 
 
 def test_without_a_name_nothing_is_recorded_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
-    for name in private.NEEDED["graph"]:
-        monkeypatch.setattr(torch._C, name.split(":")[1], lambda *_: None, raising=False)
+    names = [name for names in private.NEEDED["graph"] for name in names.split(":")[1].split("|")]
+    for name in names:
+        monkeypatch.setattr(torch._C, name, lambda *_: None, raising=False)
+    assert recorder_of(torch.device("cuda", 0)) is record_cuda
+    monkeypatch.delattr(torch._C, "_cuda_endAllocateToPool")  # torch 2.7 has it under an older name
     assert recorder_of(torch.device("cuda", 0)) is record_cuda
     monkeypatch.delattr(torch._C, "_cuda_clearCublasWorkspaces")
     assert recorder_of(torch.device("cuda", 0)) is None
     with pytest.warns(UserWarning, match="_cuda_clearCublasWorkspaces.*'graph' is left out"):
         private.check()
+
+
+@pytest.mark.parametrize(
+    ("executor", "name"),
+    [
+        ("compiled", "torch._inductor.graph#user_visible_output_idxs"),
+        ("compiled", "torch._inductor.graph#original_output_strides"),
+        ("compiled", "torch._inductor.output_code#current_callable"),
+        ("compiled", "torch.fx.experimental.proxy_tensor#_allow_non_fake_inputs"),
+        ("fused optimiser", "torch.optim.adam#found_inf"),
+        ("kernel", "torch.nn.modules.module:_global_forward_hooks"),
+    ],
+)
+def test_keys_arguments_and_attributes_are_listed_too(
+    executor: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inductor would choose strides without a word, for example, if it no longer knew the key that asks for them."""
+    assert name in private.NEEDED[executor]
+    real = private._source
+    last = name.replace("#", ":").split(":")[1]
+    monkeypatch.setattr(private, "_source", lambda module: real(module).replace(last, "renamed"))
+    if ":" in name:
+        monkeypatch.delattr(name.replace(":", "."))
+    with pytest.warns(UserWarning, match=f"{last}.*executor {executor!r} is left out"):
+        private.check()
+    assert name in private.missing(executor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -9,12 +10,16 @@ import numpy as np
 import pytest
 import torch
 from counting import EPISODE, Breaking, Counting
+from fake_agents import RngAgent
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
+from rlstruct.batchers import RL_Batcher
 from rlstruct.core import DictTensor
 from rlstruct.envs import GymEnv, GymEnvInf, GymVectorEnv
-from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
+from rlstruct.errors import DeviceMismatchError, ShapeMismatchError, UsageError
+from rlstruct.in_place import ObservationBuffer, steps_into
+from rlstruct.vec_env import EnvWrapper
 
 
 def vector(envs: list[Counting], seed: int) -> GymVectorEnv:
@@ -133,6 +138,55 @@ def test_an_exception_comes_out_as_it_is_and_knows_its_environment(at: str) -> N
         env.reset()
         env.step(ones(3))
     assert caught.value.environment_index == 2  # type: ignore[attr-defined]
+
+
+class Brittle(gymnasium.Env[Any, Any]):
+    """Breaks in its first step, at whatever action."""
+
+    observation_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, action_space: spaces.Space[Any]) -> None:
+        self.action_space = action_space
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        raise ZeroDivisionError("mine")
+
+
+ARM = spaces.Box(-1, 1, (2,), np.float32)
+BEYOND = torch.full((1, 2), 1.5)  # as a Gaussian agent draws
+
+
+@pytest.mark.parametrize(
+    ("space", "action"),
+    [
+        (ARM, {"action": BEYOND}),
+        (
+            spaces.Dict(arm=ARM, hand=spaces.Discrete(2)),
+            {"action/arm": BEYOND, "action/hand": torch.ones(1, dtype=torch.int64)},
+        ),
+    ],
+)
+def test_an_action_beyond_a_box_is_not_blamed_for_the_users_exception(
+    space: spaces.Space[Any], action: dict[str, Any]
+) -> None:
+    env = GymEnv([Brittle(space)])
+    env.reset()
+    with pytest.raises(ZeroDivisionError, match=r"^mine$"):
+        env.step(DictTensor(action))
+
+
+def test_an_action_that_does_not_exist_is_a_hint_after_the_users_exception() -> None:
+    env = GymEnv([Brittle(spaces.Discrete(2))])
+    env.reset()
+    told = (
+        r"environment 0 raised ZeroDivisionError: mine\. Its action np.int64\(2\) is not in Discrete\(2\), which may be"
+    )
+    with pytest.raises(ValueError, match=told) as caught:
+        env.step(DictTensor({"action": torch.tensor([2])}))
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
 def test_close_closes_all_once_and_then_raises() -> None:
@@ -284,35 +338,63 @@ def test_render_asks_every_environment() -> None:
 
 
 @pytest.mark.parametrize("make", [GymEnv, GymEnvInf, vector], ids=["GymEnv", "GymEnvInf", "GymVectorEnv"])
-def test_lent_memory_shows_what_memory_of_its_own_does(make: Any) -> None:
-    n, n_slots = 4, 3
-    plain, lent = (make([Counting(reuse=True) for _ in range(n)], 0) for _ in range(2))
+def test_step_into_writes_what_step_returns_and_final_observations_of_restarted_rows_alone(make: Any) -> None:
+    n = 4
+    plain, placed = (make([Counting(reuse=True) for _ in range(n)], 0) for _ in range(2))
     first, _ = plain.reset()
-    lent.reset()
-    slots = [first.map(torch.zeros_like) for _ in range(n_slots)]
-    restarts = 0
-    for t in range(30):
+    placed.reset()
+    before, out, final = (ObservationBuffer.of(first.clone()) for _ in range(3))
+    n_restarts = 0
+    for _ in range(30):
+        for buffer in (out, final):  # whatever memory holds, but for the flags that the batcher clears
+            for array in buffer.arrays:
+                array.fill(7)
+        for flag in out.flags:
+            flag.fill(False)
+        untouched = final.observation().clone()
         (reached, ran), (current, running) = plain.step(ones(n))
-        slot, previous = slots[t % n_slots], slots[(t - 1) % n_slots].clone()
-        lent.lend(slot)
-        (lent_reached, lent_ran), (lent_current, lent_running) = lent.step(ones(n))
-        assert lent_current is slot
-        assert (lent_reached is slot) == (reached is current)
-        restarts += reached is not current
-        for ours, theirs in ((lent_reached, reached), (slot, current)):
-            assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
-        assert torch.equal(lent_ran, ran)
-        assert torch.equal(lent_running, running)
-        assert all(torch.equal(previous[key], slots[(t - 1) % n_slots][key]) for key in previous)
-    assert (restarts > 5) == plain.auto_reset
+        ended = placed.step_into(ones(n), before, out, final if plain.auto_reset else None)
+        restarted = [] if ended is None else list(ended.restarted)
+        n_restarts += len(restarted)
+        assert (ended is not None) >= (bool(reached["done"].any()) or not bool(ran.all()))
+        if ended is not None:
+            assert torch.equal(torch.ones(n, dtype=torch.bool) if ended.ran is None else ended.ran, ran)
+            assert torch.equal(torch.ones(n, dtype=torch.bool) if ended.running is None else ended.running, running)
+        for key, value in current.items():
+            assert torch.equal(out.observation()[key], value), key
+            expected = untouched[key].clone()
+            expected[restarted] = reached[key][restarted]
+            assert torch.equal(final.observation()[key], expected), key
+            rest = [row for row in range(n) if row not in restarted]
+            assert torch.equal(reached[key][rest], value[rest]), key
+        before, out = out, before
+    assert (n_restarts > 5) == plain.auto_reset
+    with pytest.raises(UsageError, match=r"step: there is nothing to step\. Call reset\(\) first"):
+        placed.step(ones(n))  # it does not know where the last observation is
 
 
-def test_memory_that_holds_the_last_observation_is_not_written_over() -> None:
-    env = GymEnv([Counting(), Counting()], seed=0)
-    first, _ = env.reset()
-    slot = first.map(torch.zeros_like)
-    for t in range(8):  # longer than any episode: idle rows repeat what the slot holds
-        env.lend(slot)
-        _, (current, _) = env.step(ones(2))
-        assert (current is slot) == (t % 2 == 0)
-        assert (current["frame"][:, 1] >= 1).all()
+def test_a_step_of_ones_own_is_what_a_batcher_calls() -> None:
+    class Shifted(GymEnvInf):
+        def step(self, action: DictTensor) -> Any:
+            (reached, ran), (current, running) = super().step(action)
+            shown = [DictTensor({**dict(one.items()), "frame": one["frame"] + 100}) for one in (reached, current)]
+            return (shown[0], ran), (shown[1], running)
+
+    def collected(create: Any) -> Any:
+        with RL_Batcher(6, RngAgent, create, seed=0) as batcher:
+            batcher.reset()
+            batcher.execute()
+            return batcher.get()[0].trajectories
+
+    class Patched(GymEnvInf):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.step = partial(Shifted.step, Shifted(self.envs, 0))  # type: ignore[method-assign]
+
+    plain = collected(lambda seed: GymEnvInf([Counting() for _ in range(3)], seed))
+    shifted = collected(lambda seed: Shifted([Counting() for _ in range(3)], seed))
+    assert torch.equal(shifted["_observation/frame"], plain["_observation/frame"] + 100)
+    env = Patched([Counting()], 0)
+    assert steps_into(env) is None
+    assert steps_into(GymEnvInf([Counting()], 0)) is not None
+    assert steps_into(EnvWrapper(GymEnvInf([Counting()], 0))) is None

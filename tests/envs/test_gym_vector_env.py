@@ -123,6 +123,116 @@ def test_each_row_of_sync_gets_its_own_options_at_every_reset() -> None:
             assert "reset_mask" not in options
 
 
+class Narrow(Counting):
+    """Refuses the options of another environment, and shows how often it was reset and with which level."""
+
+    def __init__(self, level: int, reuse: bool = False) -> None:
+        super().__init__(reuse)
+        self.level = level
+        self.resets = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if options is not None and options["level"] != self.level:
+            raise ValueError(f"level {options['level']}, expected {self.level}")
+        self.resets += 1
+        return super().reset(seed=seed, options=options)
+
+    def observe(self) -> Any:
+        return np.array([1 + self.resets, self.level], np.float32)
+
+
+LEVELS = DictTensor({"level": torch.tensor([1, 2, 1])})
+
+
+def narrow(vector: str, mode: AutoresetMode, **settings: Any) -> Any:
+    makes = [functools.partial(Narrow, level) for level in (1, 2, 1)]
+    if vector == "sync":
+        return SyncVectorEnv(makes, autoreset_mode=mode)
+    return AsyncVectorEnv(makes, autoreset_mode=mode, context="spawn", **settings)
+
+
+@pytest.mark.parametrize(
+    ("vector", "mode", "settings"),
+    [
+        ("sync", AutoresetMode.SAME_STEP, {}),
+        ("sync", AutoresetMode.NEXT_STEP, {}),
+        ("async", AutoresetMode.DISABLED, {}),
+        ("async", AutoresetMode.NEXT_STEP, {}),
+    ],
+)
+def test_each_row_is_reset_once_and_with_its_own_options(vector: str, mode: AutoresetMode, settings: Any) -> None:
+    env = GymVectorEnv(narrow(vector, mode, **settings), seed=0)
+    for n_resets in (1, 2, 3):
+        frame = env.reset(LEVELS)[0]["frame"]
+        assert frame.tolist() == [[1 + n_resets, 1], [1 + n_resets, 2], [1 + n_resets, 1]]
+    (_, ran), _ = env.step(act([0, 0, 0]))
+    assert ran.all()
+    env.close()
+
+
+def test_processes_without_shared_memory_never_see_the_options_of_others() -> None:
+    env = GymVectorEnv(narrow("async", AutoresetMode.DISABLED, shared_memory=False), seed=0)
+    # Its first reset is one of all rows without options: before it, rows that are left out have nothing to show.
+    assert env.reset(LEVELS)[0]["frame"][:, 0].tolist() == [3, 3, 3]
+    assert env.reset(LEVELS)[0]["frame"][:, 0].tolist() == [4, 4, 4]
+    env.close()
+
+
+def test_rows_with_options_of_their_own_draw_what_they_draw_in_a_list() -> None:
+    ours = GymVectorEnv(SyncVectorEnv([Counting] * 3, autoreset_mode=AutoresetMode.DISABLED), seed=5)
+    theirs = GymEnvInf([Counting() for _ in range(3)], seed=5)
+    for _ in range(3):  # without a seed from the second reset on: each draws what it has not drawn before
+        one, other = ours.reset(LEVELS)[0], theirs.reset(LEVELS)[0]
+        for _ in range(9):
+            for key in one.keys():
+                assert torch.equal(one[key], other[key]), key
+            one, other = ours.step(act([0, 0, 0]))[1][0], theirs.step(act([0, 0, 0]))[1][0]
+
+
+def test_without_masks_a_list_of_environments_takes_one_dict_of_options() -> None:
+    vec: Any = SyncVectorEnv([Counting] * 3, autoreset_mode=AutoresetMode.NEXT_STEP)
+    env = GymVectorEnv(vec, seed=0, reset_mask=False)
+    with pytest.raises(ValueError, match=r"rows of env_info differ, and SyncVectorEnv\.reset passes one dict"):
+        env.reset(LEVELS)
+    assert [one.options for one in vec.envs] == [[], [], []]
+    env.reset(DictTensor({"level": torch.tensor([4, 4, 4])}))
+    assert [one.options for one in vec.envs] == [[{"level": 4}]] * 3
+
+
+def test_where_only_masks_restart_rows_they_keep_their_own_options() -> None:
+    vec: Any = SyncVectorEnv([Counting] * 3, autoreset_mode=AutoresetMode.DISABLED)
+    env = GymVectorEnv(vec, seed=0, reset_mask=False)
+    env.reset(LEVELS)
+    for _ in range(20):
+        env.step(act([0, 0, 0]))
+    for one, level in zip(vec.envs, [1, 2, 1], strict=True):
+        assert len(one.options) > 2
+        assert all(options["level"] == level for options in one.options)
+
+
+@pytest.mark.parametrize("vector", ["sync", "async"])
+def test_same_step_without_masks_is_refused_where_a_reused_buffer_loses_the_end(vector: str) -> None:
+    makes, mode = [functools.partial(Counting, True)] * 2, AutoresetMode.SAME_STEP
+    kind = {"sync": SyncVectorEnv, "async": functools.partial(AsyncVectorEnv, context="spawn")}[vector]
+    vec: Any = kind(makes, autoreset_mode=mode)
+    with pytest.raises(ValueError, match=r"in mode SAME_STEP .*may lose final observations"):
+        GymVectorEnv(vec, seed=0, reset_mask=False)
+    vec.close()
+
+
+def test_next_step_without_masks_shows_the_end_of_environments_that_reuse_their_buffer() -> None:
+    makes = [functools.partial(Counting, True)] * 2
+    env = GymVectorEnv(SyncVectorEnv(makes, autoreset_mode=AutoresetMode.NEXT_STEP), seed=0, reset_mask=False)
+    before = env.reset()[0]["frame"]
+    ends = 0
+    for _ in range(40):
+        (reached, ran), (current, _) = env.step(act([0, 0]))
+        assert torch.equal(reached["frame"][ran], before[ran] + 1)
+        ends += int((reached["done"] & ran).sum())
+        before = current["frame"]
+    assert ends > 5
+
+
 def test_options_of_other_vector_environments_are_merged() -> None:
     vec = CountingVector(2, AutoresetMode.SAME_STEP)
     GymVectorEnv(vec).reset(DictTensor({"same": torch.tensor([4, 4]), "mixed": torch.tensor([1, 2])}))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -70,12 +71,12 @@ def test_symmetric_numbers_are_uniform_ones_stretched_also_for_a_tracer(dtype: t
     keys = make_keys(1000)
 
     def draw(key: Tensor) -> tuple[Tensor, ...]:
-        return random.symmetric_uniform(key, 3, 0.25, dtype)
+        return random.symmetric_uniform(key, 3, 0.25, dtype, stream=7)
 
     drawn = draw(keys)
     traced = make_fx(draw, tracing_mode="fake")(keys)(keys)
     for i, number in enumerate(drawn):
-        expected = (random.uniform(keys, (3,))[:, i].to(dtype) - 0.5) * 0.5
+        expected = (random.uniform(keys, (3,), stream=7)[:, i].to(dtype) - 0.5) * 0.5
         assert torch.equal(number, expected)
         assert torch.equal(traced[i], expected)
         assert number.dtype is dtype
@@ -85,7 +86,7 @@ def test_symmetric_numbers_are_uniform_ones_stretched_also_for_a_tracer(dtype: t
 
 def test_streams_are_shifted_views_of_one_sequence() -> None:
     keys = make_keys(1000)
-    wide = random.uniform(keys, (5,))
+    wide = random.uniform(keys, (5,), stream=0)
     torch.testing.assert_close(random.uniform(keys, (2,), stream=3), wide[:, 3:], rtol=0, atol=0)
     torch.testing.assert_close(random.uniform(keys, stream=3), wide[:, 2], rtol=0, atol=0)
 
@@ -98,10 +99,10 @@ def test_a_single_draw_and_an_array_from_one_key_are_uncorrelated() -> None:
 
 def test_known_numbers_hold_the_generator_in_place() -> None:
     # SplitMix64 of seed 1234567, first output 6457827717110365317 (the reference implementation's published vector).
-    drawn = random.uniform(torch.tensor([1234567]), (1,))
+    drawn = random.uniform(torch.tensor([1234567]), (1,), stream=0)
     assert drawn.item() == (6457827717110365317 >> 40) * 2.0**-24
-    # A single draw is the key itself: the batcher has mixed it already.
-    assert random.uniform(torch.tensor([1 << 62])).item() == 0.25
+    # Number 0 is the key itself: the batcher has mixed it already.
+    assert random.uniform(torch.tensor([1 << 62]), stream=0).item() == 0.25
 
 
 def test_uniform_is_uniform_in_its_range() -> None:
@@ -194,6 +195,22 @@ def test_categorical_draws_only_possible_classes(A: int, seed: int, scale: float
     assert logits.gather(1, drawn.unsqueeze(1)).isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("A", [1, 2, 5, 8, 9, 18, 100])
+def test_categorical_draws_the_same_however_rows_are_split_over_processes(A: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(A)
+    logits = 5.0 * torch.randn(4096, A, generator=generator)
+    logits[torch.rand(4096, A, generator=generator) < 0.1] = -torch.inf
+    logits[::1000, 0] = torch.nan
+    logits, keys = logits.to(dtype), make_keys(4100, A)[:4096]
+    drawn = random.categorical(logits, keys)
+    for n_rows in (1, 3, 4, 32, 33, 1024, 2048):
+        for stop in range(n_rows, 4097, max(n_rows, 512)):
+            part = slice(stop - n_rows, stop)
+            assert torch.equal(random.categorical(logits[part], keys[part]), drawn[part])
+            assert torch.equal(random.categorical(logits[part].t().contiguous().t(), keys[part]), drawn[part])
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_categorical_takes_any_float(dtype: torch.dtype) -> None:
     drawn = random.categorical(torch.zeros(1000, 4, dtype=dtype), make_keys(1000))
@@ -211,6 +228,57 @@ def test_streams_make_independent_draws_from_one_key() -> None:
     logits, keys = torch.zeros(N, 4), make_keys()
     pair = random.categorical(logits, keys, stream=0) * 4 + random.categorical(logits, keys, stream=1)
     assert abs(chi_square(torch.bincount(pair, minlength=16).float(), torch.full((16,), N / 16))) < 4
+
+
+DEFAULT_DRAWS = {
+    "uniform": lambda key: random.uniform(key),
+    "uniform of a shape": lambda key: random.uniform(key, (2,))[:, 1],
+    "symmetric_uniform": lambda key: random.symmetric_uniform(key, 2, 1.0)[0],
+    "normal": lambda key: random.normal(key),
+    "randint": lambda key: random.randint(key, 16),
+    "randint of a shape": lambda key: random.randint(key, 16, (2,))[:, 0],
+    "categorical": lambda key: random.categorical(torch.zeros(len(key), 16), key),
+    "gumbel": lambda key: random.gumbel(key),
+    "dirichlet": lambda key: random.dirichlet(key, 1.0, torch.ones(len(key), 3, dtype=torch.bool))[:, 0],
+}
+EXPLICIT_DRAWS = {
+    f"stream {stream}": lambda key, stream=stream: random.uniform(key, stream=stream) for stream in (0, 1, 90, 1 << 20)
+}
+
+
+def in_sixteenths(x: Tensor) -> Tensor:
+    """Number of the sixteenth of all draws that each draw is in, ties broken by where they stand."""
+    rank = torch.empty(len(x), dtype=torch.int64)
+    rank[x.argsort(stable=True)] = torch.arange(len(x))
+    return rank * 16 // len(x)
+
+
+def test_default_draws_of_one_key_are_independent_of_each_other_and_of_explicit_streams() -> None:
+    keys = make_keys()
+    drawn = {name: draw(keys).double() for name, draw in {**DEFAULT_DRAWS, **EXPLICIT_DRAWS}.items()}
+    for (one, x), (other, y) in itertools.combinations(drawn.items(), 2):
+        correlation = torch.corrcoef(torch.stack([x, y]))[0, 1].item()
+        assert abs(correlation) < 5 / math.sqrt(N), (one, other)  # 78 pairs
+        cells = torch.bincount(in_sixteenths(x) * 16 + in_sixteenths(y), minlength=256).double()
+        # Fixed margins leave 225 degrees of freedom, so the statistic lies a little below that of 255.
+        assert chi_square(cells, torch.full((256,), N / 256)) < 4, (one, other)
+
+
+@pytest.mark.parametrize("other", ["randint", "categorical"])
+def test_an_epsilon_greedy_agent_written_the_obvious_way_is_unbiased(other: str) -> None:
+    keys, n_actions, epsilon, greedy = make_keys(), 5, 0.3, 3
+    explore = random.uniform(keys) < epsilon
+    if other == "randint":
+        anything = random.randint(keys, n_actions)
+    else:
+        anything = random.categorical(torch.zeros(N, n_actions), keys)
+    action = torch.where(explore, anything, greedy)
+    expected = torch.full((n_actions,), epsilon / n_actions)
+    expected[greedy] += 1 - epsilon
+    counts = torch.bincount(action, minlength=n_actions)
+    for chosen, probability in zip(counts.tolist(), expected.tolist(), strict=True):
+        # Five standard deviations of a binomial count: one case in 10^6.
+        assert abs(chosen - N * probability) < 5 * math.sqrt(N * probability * (1 - probability))
 
 
 def test_the_bits_are_the_same_on_every_device(device: torch.device) -> None:

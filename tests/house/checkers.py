@@ -29,6 +29,7 @@ LAYERS = {
     "rlstruct.spaces": 1,
     "rlstruct.functional": 1,
     "rlstruct.vec_env": 2,
+    "rlstruct.in_place": 2,
     "rlstruct.rl_agent": 2,
     "rlstruct.replay": 2,
     "rlstruct.engine": 3,
@@ -51,6 +52,7 @@ SAME_LAYER = {
     ("rlstruct.profiling", "rlstruct.errors"),  # the same
     ("rlstruct.functional", "rlstruct.core"),  # masked_dicttensor builds a DictTensor
     ("rlstruct.replay", "rlstruct.rl_agent"),  # replays one
+    ("rlstruct.in_place", "rlstruct.vec_env"),  # one that writes in place
     ("rlstruct.batchers", "rlstruct.sharing"),  # starts its workers as that says
 }
 # What the design takes away from algorithms: environments and agents arrive as factories.
@@ -67,7 +69,8 @@ SYNCS = {"item", "tolist", "cpu", "numpy", "nonzero"}
 PRIVATE_ATTRIBUTES = {"_version", "_cdata", "_schema", "_make_wrapper_subclass"}  # of tensors and operators
 
 # They imitate others: Python's own errors of a missing name, and torch's of a device.
-IMITATING = {ROOT / "rlstruct" / "__init__.py", ROOT / "rlstruct" / "testing" / "_sim_tensor.py"}
+SIMULATED = ROOT / "rlstruct" / "testing"
+IMITATING = {ROOT / "rlstruct" / "__init__.py", SIMULATED / "_sim_devices.py", SIMULATED / "_sim_tensor.py"}
 
 IMPORT_BY_STRING = {"importlib.import_module", "import_module", "__import__"}
 

@@ -62,6 +62,36 @@ def test_the_pages_of_the_algorithms_say_what_every_setting_does(monkeypatch: py
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+def test_two_commits_are_measured_side_by_side(tmp_path: pathlib.Path) -> None:
+    if subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, check=False).returncode:
+        pytest.skip("needs a checkout with git")
+    command = [sys.executable, str(ROOT / "benchmarks" / "ab.py"), "HEAD", "--rounds", "5", "--seconds", "0.01"]
+    loops = ["--only", "eager, 4 in this process", "Trajectories"]
+    run = subprocess.run([*command, *loops], cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    rows = [line.split(" | ") for line in run.stdout.splitlines() if " per " in line]
+    assert [row[0] for row in rows] == ["| eager, 4 in this process, per step", "| Trajectories, per 100 turns"]
+    number = r"\d[\d,.]*"
+    measured = rf"{number} \({number} to {number}\)"
+    assert all(re.fullmatch(measured, cell) for row in rows for cell in row[1:4])
+    assert [bool(re.match(measured, row[5])) for row in rows] == [True, False]  # the bare loop's share
+    wrong = subprocess.run([*command[:2], "no-such-commit"], capture_output=True, text=True, timeout=60, check=False)
+    assert wrong.returncode == 1
+    assert "git knows no commit 'no-such-commit'" in wrong.stderr
+
+
+def test_the_interval_of_a_median(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from ab import interval
+
+    # The median of n draws lies below the k-th smallest as rarely as k - 1 of n coins show heads, or fewer.
+    assert interval(range(1, 6)) == (1, 5)  # 2 / 2^5 = 6 % outside: of five draws there is nothing narrower
+    assert interval(range(1, 10)) == (2, 8)  # 2 (1 + 9) / 2^9 = 4 %
+    assert interval(range(1, 12)) == (2, 10)  # 2 (1 + 11) / 2^11 = 1 %; with the next 55 it were 7 %
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 def test_the_quick_ladder_of_the_gpu_benchmark(device: str, tmp_path: pathlib.Path) -> None:
     pytest.importorskip("warp", reason="needs the extra warp")
@@ -117,7 +147,30 @@ def test_the_gpu_benchmark_of_atari_measures_every_row(device: str, tmp_path: pa
     }
     assert [row["part"] for row in rows].count("layout") == 2 * 2 * 2 * 4 * 5
     assert {"start", "restarts", "resets"} <= {row["part"] for row in rows}
+    assert [row["left_out"] for row in rows if "left_out" in row] == []
     assert all(value > 0 for row in rows for name, value in row.items() if name.endswith("_per_second"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_gpu_benchmark_of_atari_stops_in_time_and_is_resumed(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("warp", reason="needs the extra warp")
+    pytest.importorskip("ale_py", reason="needs the extra atari")
+    script = str(ROOT / "benchmarks" / "gpu_atari.py")
+    command = [sys.executable, script, "--device", "cpu", "--quick", "--parts", "modes", "--out", str(tmp_path)]
+
+    def rows(*more: str) -> list[dict[str, object]]:
+        subprocess.run([*command, *more], capture_output=True, text=True, timeout=280, check=True)
+        return json.loads(next(tmp_path.glob("gpu_atari-*.json")).read_text())["rows"]  # type: ignore[no-any-return]
+
+    assert {row.get("left_out") for row in rows("--minutes", "0") if row["part"] == "modes"} == {
+        "the time budget is used up"
+    }
+    first = rows("--resume", "--sizes", "1")
+    assert [row["n"] for row in first if row["part"] == "modes"] == [1, 1, 1]
+    second = rows("--resume", "--sizes", "1", "2")
+    assert [row["n"] for row in second if row["part"] == "modes"] == [1, 1, 1, 2, 2, 2]
+    assert second[:3] == first[:3]  # not measured again
 
 
 @pytest.fixture
@@ -160,19 +213,20 @@ def test_a_rung_that_raises_costs_itself_and_no_other(gpu: ModuleType) -> None:
 def test_a_rung_that_hangs_ends_the_program_and_is_left_out_when_it_is_resumed(
     gpu: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import _gpu_run
     from _gpu_rungs import Rung
 
     ended = threading.Event()
 
     def leave(code: int) -> None:
-        assert code == gpu.BROKEN
+        assert code == _gpu_run.BROKEN
         ended.set()
 
     def hanging(name: str) -> object:
         assert ended.wait(20)
         return Rung(name, lambda: None, 1)
 
-    monkeypatch.setattr(gpu, "LONGEST", 0.1)
+    monkeypatch.setattr(gpu.Run, "longest", 0.1)
     monkeypatch.setattr(os, "_exit", leave)
     run = gpu.Run(torch.device("cpu"), quick=True, deadline=math.inf, silent=True)
     run.watch()

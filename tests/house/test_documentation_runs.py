@@ -115,11 +115,11 @@ def test_the_agent_of_the_readme_passes_a_type_checker(tmp_path: pathlib.Path) -
 def test_the_device_mistake_of_the_readme_is_found_with_the_message_that_it_shows(tmp_path: pathlib.Path) -> None:
     readme = (ROOT / "README.md").read_text()
     agent, check = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    message = re.search(r"```\n(SimDeviceMismatchError.*?)```", readme, re.DOTALL)
+    message = re.search(r"```\nSimDeviceMismatchError: (.*?)```", readme, re.DOTALL)
     assert message is not None
     classes = agent.partition("if __name__")[0]
-    (tmp_path / "wrong.py").write_text(classes + check)
-    run = run_python(["wrong.py"], tmp_path)
+    (tmp_path / "agent.py").write_text(classes + check)
+    run = run_python(["agent.py"], tmp_path)
     assert " ".join(message.group(1).split()) in run.stderr
     moved = classes.replace("torch.nn.Linear(4, 2)", 'torch.nn.Linear(4, 2).to("sim:1")')
     (tmp_path / "right.py").write_text("import rlstruct.testing.sim_device\n" + moved + check)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
+import importlib
 import json
 import pathlib
+import re
 import subprocess
 import sys
+import tarfile
+import time
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -34,42 +38,37 @@ markers = ["gpu: needs one", "exhaustive: takes minutes"]
 """
 
 
-@pytest.mark.slow
-def test_every_test_is_accounted_for(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.util.spec_from_file_location("on_gpu", ROOT / ".ci" / "on_gpu.py")
-    assert spec is not None
-    assert spec.loader is not None
-    on_gpu = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "on_gpu", on_gpu)  # its dataclass looks itself up
-    spec.loader.exec_module(on_gpu)
-    root = tmp_path / "repository"
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The command as a module."""
+    monkeypatch.syspath_prepend(str(ROOT / ".ci"))
+    return importlib.import_module("on_gpu")
+
+
+def repository(root: pathlib.Path, files: dict[str, str]) -> None:
+    """Make what the command needs of a checkout, with these test files."""
     for folder in ("rlstruct", "agents", "batchers", "algos", "tests"):
         (root / folder).mkdir(parents=True)
-    (root / "tests" / "test_it.py").write_text(TESTS)
-    (root / "tests" / "test_broken.py").write_text("import not_there, pytest\npytestmark = pytest.mark.gpu\n")
-    (root / "tests" / "test_other.py").write_text("def test_on_the_cpu(): raise AssertionError")
+    for name, text in files.items():
+        (root / "tests" / name).write_text(text)
     (root / "pyproject.toml").write_text(SETTINGS)
     for folder in (".ci", "benchmarks"):
         (root / folder).symlink_to(ROOT / folder)
+
+
+@pytest.mark.slow
+def test_every_test_is_accounted_for(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, on_gpu: Any) -> None:
+    root = tmp_path / "repository"
+    files = {"test_it.py": TESTS, "test_other.py": "def test_on_the_cpu(): raise AssertionError"}
+    repository(root, files | {"test_fused_broken.py": "import not_there, pytest\npytestmark = pytest.mark.gpu\n"})
     monkeypatch.setattr(on_gpu, "ROOT", root)
-    options = argparse.Namespace(
-        out=tmp_path,
-        cache=tmp_path / "cache",
-        minutes=1.0,
-        site=None,
-        commit="abc",
-        tests=[],
-        test_seconds=2,
-        file_seconds=20,
-        jobs=2,
-        quick=False,
-        steps=[],
-        resume=False,
-    )
+    words = ["--out", str(tmp_path), "--cache", str(tmp_path / "cache"), "--minutes", "2", "--commit", "abc"]
+    options = on_gpu.parse([*words, "--test-seconds", "2", "--file-seconds", "20", "--jobs", "2"])
     session = on_gpu.Session(options, tmp_path / "scratch")
-    assert session.tests(on_gpu.Step("first", 0.5, tests=("broken",)), 1.0) == {"tests": {"error": 1}}
-    rest = on_gpu.Step("other", 0.5, tests=("",))
+    first, rest = (next(step for step in on_gpu.STEPS if step.name == f"{name} tests") for name in ("first", "other"))
+    assert session.tests(first, 1.0) == {"tests": {"error": 1}}
     assert session.tests(rest, 1.0) == {"tests": {"passed": 3, "lost": 2, "failed": 2}}
+    assert session.unfinished == []
     rows = json.loads(session.path("gpu_tests").read_text())["rows"]
     found = {row["test"].partition("::")[2]: row for row in rows if row["file"] == "tests/test_it.py"}
     assert {name for name, row in found.items() if row["outcome"] == "passed"} == {
@@ -82,34 +81,131 @@ def test_every_test_is_accounted_for(tmp_path: pathlib.Path, monkeypatch: pytest
     assert "arithmetic" in found["test_fails"]["said"]
     assert "illegal memory access" in found["test_breaks_cuda"]["said"]
     # A file that fails before its first test is started once: it would fail six times.
-    assert [row["outcome"] for row in rows if row["file"] == "tests/test_broken.py"] == ["error"]
-    assert session.path("gpu_run", "log").read_text().count("== tests/test_broken.py") == 1
-    # The next command of the same half hour repeats no test that has ended.
-    options.resume, options.steps = True, [1, 4]
-    again = on_gpu.Session(options, tmp_path / "scratch again")
-    assert [step.name for step in again.chosen] == ["first tests", "other tests"]
-    assert again.tests(rest, 1.0) == {"tests": {"passed": 3, "lost": 2, "failed": 2, "error": 1}}
-    assert json.loads(session.path("gpu_tests").read_text())["rows"][-1]["outcome"] == "error"
+    assert [row["outcome"] for row in rows if row["file"] == "tests/test_fused_broken.py"] == ["error"]
+    assert session.path("gpu_run", "log").read_text().count("== tests/test_fused_broken.py") == 1
+    # The next command of the same half hour repeats no test that has ended; a file that broke is tried again.
+    again = on_gpu.Session(on_gpu.parse([*words, "--resume"]), tmp_path / "scratch again")
+    assert again.tests(rest, 1.0) == {"tests": {"passed": 3, "lost": 2, "failed": 2}}
+    assert again.tests(first, 1.0) == {"tests": {"error": 1}}
     assert len(again.rows) == len(rows)
 
 
+LONG = """
+import pathlib, pytest, time
+pytestmark = pytest.mark.gpu
+
+def test_short(): pass
+def test_takes_its_time():
+    time.sleep({seconds})
+def test_comes_last(): pass
+"""
+LACKING = """
+import importlib.util, pytest
+pytestmark = pytest.mark.gpu
+
+def test_needs_a_package():
+    pytest.importorskip("arrives_later")
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_quick_look_takes_every_step_in_order_and_writes_what_came_of_it(tmp_path: pathlib.Path) -> None:
+def test_what_is_not_finished_goes_on_in_the_next_step_of_tests_in_another_command_too(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, on_gpu: Any
+) -> None:
+    root, site = tmp_path / "repository", tmp_path / "site"
+    repository(root, {"test_fused.py": LONG.format(seconds=60), "test_random.py": LACKING})
+    monkeypatch.setattr(on_gpu, "ROOT", root)
+    words = ["--out", str(tmp_path), "--cache", str(tmp_path / "cache"), "--site", str(site), "--commit", "abc"]
+    first = on_gpu.Session(on_gpu.parse([*words, "--minutes", "0.4", "--jobs", "2"]), tmp_path / "scratch")
+    step, _, _, later, *_ = on_gpu.STEPS
+    assert first.tests(step, 1.0) == {"tests": {"passed": 1, "skipped": 1, "not run": 1}}
+    assert first.unfinished == ["tests/test_fused.py"]
+    # The second command is given other steps. In between the package has come, packed.
+    (root / "tests" / "test_fused.py").write_text(LONG.format(seconds=0))
+    (tmp_path / "arrives_later.py").write_text("")
+    with tarfile.open(tmp_path / "1-packages.tar.xz", "w:xz") as archive:
+        archive.add(tmp_path / "arrives_later.py", "arrives_later.py")
+    words += ["--archives", str(tmp_path), "--command", "2"]
+    second = on_gpu.Session(on_gpu.parse([*words, "--minutes", "2"]), tmp_path / "another scratch")
+    assert second.tests(later, 1.0) == {"tests": {"passed": 4}}
+    assert second.unfinished == []
+    rows = json.loads(second.path("gpu_tests").read_text())["rows"]
+    assert sorted(row["test"].partition("::")[2] for row in rows) == sorted(
+        ["test_short", "test_takes_its_time", "test_comes_last", "test_needs_a_package"]
+    )
+    assert {row["outcome"] for row in rows} == {"passed"}
+
+
+def test_the_plan_is_told_with_minutes_and_without_a_gpu(on_gpu: Any, tmp_path: pathlib.Path) -> None:
+    command = [sys.executable, "-S", str(ROOT / ".ci" / "on_gpu.py"), "--dry-run", "--out", str(tmp_path / "out")]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert not (tmp_path / "out").exists()
+    steps = re.findall(r"^ +(\d+) (.+?) +(\d+\.\d)  (\d), (\d+\.\d)$", said, re.MULTILINE)
+    assert [name for _, name, *_ in steps] == [step.name for step in on_gpu.STEPS]
+    assert sum(float(minutes) for *_, minutes, _, _ in steps) == pytest.approx(30.0, abs=0.3)
+    for number in "123":
+        assert sum(float(minutes) for *_, command, minutes in steps if command == number) <= 9.0
+    # Kernels, simulators, recording and collection come before everything that is timed.
+    for file in (
+        "test_fused",
+        "test_all_simulators",
+        "test_cuda_recording",
+        "test_replays",
+        "test_collection_on_devices",
+    ):
+        assert 0 < said.index(f"{file}.py") < said.index("benchmarks/")
+    for name in ("gpu.py profiling", "gpu_atari.py modes", "test_lanes.py  (alone)", "test_on_a_gpu.py  (alone)"):
+        assert name in said
+    # Every test file with tests for a GPU stands in it, once.
+    files = re.findall(r"tests/\S+", said)
+    marked = {str(file.relative_to(ROOT)) for file in (ROOT / "tests").rglob("test_*.py")
+              if "mark.gpu" in file.read_text()} - {"tests/house/test_benchmarks_run.py"}  # fmt: skip
+    assert len(files) == len(set(files))
+    assert set(files) >= marked
+
+
+def test_results_are_copied_out_while_they_are_written(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, on_gpu: Any
+) -> None:
+    folders = importlib.import_module("gpu_folders")
+    monkeypatch.setattr(folders, "_PERIOD", 0.01)
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    (source / "gpu-other-abc.json").write_text("of another device")
+    (source / "gpu-h200-abc.png").write_text("a picture")
+    with folders.Copies(source, target, "-h200-abc"):
+        for text in ("1", "22"):
+            (source / "gpu-h200-abc.json").write_text(text)
+            deadline = time.monotonic() + 30
+            while time.monotonic() < deadline:
+                if (target / "gpu-h200-abc.json").exists() and (target / "gpu-h200-abc.json").read_text() == text:
+                    break
+                time.sleep(0.01)
+            else:
+                pytest.fail(f"{text!r} was not copied in 30 s")
+        (source / "gpu_run-h200-abc.log").write_bytes(b"a" + b"b" * folders.LARGEST)
+    assert {file.name for file in target.iterdir()} == {"gpu-h200-abc.json", "gpu_run-h200-abc.log"}
+    assert (target / "gpu_run-h200-abc.log").read_bytes() == b"b" * folders.LARGEST
+    monkeypatch.setenv("OUT", str(target))
+    assert on_gpu.parse([]).copy == target
+    assert on_gpu.parse(["--command", "2"]).minutes == 9
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_quick_look_takes_every_step_in_order_and_writes_what_came_of_it(tmp_path: pathlib.Path, on_gpu: Any) -> None:
     pytest.importorskip("warp", reason="needs the extra warp")
+    pytest.importorskip("ale_py", reason="needs the extra atari")
     command = [sys.executable, str(ROOT / ".ci" / "on_gpu.py"), "--quick", "--minutes", "10"]
     command += ["--out", str(tmp_path), "--cache", str(tmp_path / "cache"), "--commit", "abc", "--tests", "random"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=290, check=False)
+    command += ["--copy", str(tmp_path / "copy")]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=590, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     steps = json.loads(next(tmp_path.glob("gpu_run-*.json")).read_text())["rows"]
-    assert [step["step"] for step in steps] == [
-        "first tests",
-        "targets",
-        "trained steps",
-        "other tests",
-        "ladder",
-        "sharing",
-    ]
+    assert [step["step"] for step in steps] == [step.name for step in on_gpu.STEPS]
+    copied = {file.name: file.read_text() for file in (tmp_path / "copy").iterdir()}
+    assert copied == {file.name: file.read_text() for file in tmp_path.glob("*.[jl]*")}
+    assert len(copied) <= 8  # as many as come back from a borrowed machine
     tests = json.loads(next(tmp_path.glob("gpu_tests-*.json")).read_text())["rows"]
     assert {row["file"] for row in tests} == {"tests/functional/test_random.py"}
     assert {row["outcome"] for row in tests} <= {"passed", "skipped"}
@@ -117,6 +213,9 @@ def test_a_quick_look_takes_every_step_in_order_and_writes_what_came_of_it(tmp_p
     parts = list(dict.fromkeys(row["part"] for row in rows))
     assert parts[0] == "first_launch"
     assert parts[-2:] == ["compiled", "summary"]
+    assert {row["part"] for row in json.loads(next(tmp_path.glob("gpu_atari-*.json")).read_text())["rows"]} == {
+        *("modes", "restarts", "resets", "start", "layout", "summary")
+    }
     rows = json.loads(next(tmp_path.glob("sharing-*.json")).read_text())["rows"]
     assert {row["part"] for row in rows} == {"table", "simulations", "summary"}
     measured = [row for row in rows if "samples_per_second" in row]

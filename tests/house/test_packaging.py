@@ -138,3 +138,37 @@ def test_versions_agree(pyproject: dict[str, Any]) -> None:
 
     assert rlstruct.__version__ == pyproject["project"]["version"]
     assert pyproject["project"]["version"] in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_releases_of_torch_agree(pyproject: dict[str, Any]) -> None:
+    """The range that is allowed, the releases that .ci/torch_versions runs by itself, CI's matrix, and the warning."""
+    from rlstruct.engine.private import TESTED
+
+    requirement = next(line for line in pyproject["project"]["dependencies"] if line.startswith("torch"))
+    oldest, limit = (int(minor) for minor in re.findall(r"2\.(\d+)", requirement))
+    assert f"2.{oldest} to 2.{limit - 1}" == TESTED
+    script = (ROOT / ".ci" / "torch_versions").read_text()
+    default = re.search(r"set -- (.*?) *#", script)
+    assert default is not None
+    assert [version.rpartition(".")[0] for version in default[1].split()] == [f"2.{oldest}", f"2.{limit - 1}"]
+    matrix = re.search(r"torch: \[(.*)\]", (ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    assert matrix is not None
+    assert [int(minor) for minor in re.findall(r'"2\.(\d+)\.', matrix[1])] == [*range(oldest, limit)]
+
+
+def test_the_versions_of_python_agree(pyproject: dict[str, Any]) -> None:
+    classifiers = re.findall(r"Python :: (3\.\d+)", " ".join(pyproject["project"]["classifiers"]))
+    matrix = re.search(r"python: \[(.*)\]", (ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    assert matrix is not None
+    assert re.findall(r"3\.\d+", matrix[1]) == classifiers
+    assert pyproject["project"]["requires-python"] == f">={classifiers[0]}"
+    assert f"Python {classifiers[0]} to {classifiers[-1]}" in (ROOT / "README.md").read_text()
+    # A marker that leaves a Python out silently takes tests away from it.
+    assert [line for line in pyproject["project"]["optional-dependencies"]["dev"] if "python_version <" in line] == [
+        "tomli>=2.0; python_version < '3.11'"
+    ]
+
+
+def test_the_readme_says_what_each_extra_brings(pyproject: dict[str, Any]) -> None:
+    table = re.findall(r"^\| (`.*?`) \| ", (ROOT / "README.md").read_text().partition("| extra |")[2], re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(table))) == sorted(pyproject["project"]["optional-dependencies"])

@@ -253,6 +253,7 @@ def told(title: str) -> str:
         (r"pid \d+", "pid …"),
         (r"0x[0-9a-f]+", "0x…"),
         (r"<function .*?>", "<function …>"),
+        (r"/\S*/(\w+\.py:)\d+", r"\1…"),
     ):
         text = re.sub(pattern, word, text)
     return f"{type(caught.value).__name__}: {text}"

@@ -2,11 +2,16 @@ from __future__ import annotations
 
 import pathlib
 import time
+from dataclasses import replace
+from functools import partial
 
 import gymnasium
 import pytest
+from torch import Tensor
 
 from rlstruct.agents import ActorCritic, ActorCriticAgent
+from rlstruct.algos import a2c
+from rlstruct.algos.training import run_training
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf
 from rlstruct.profiling import profile, read
@@ -55,3 +60,37 @@ def test_the_seconds_of_a_batcher_are_those_of_its_profile(n_processes: int, tmp
         assert main.inclusive("wait", corrected=False) == pytest.approx(stats.wait, rel=0.01)
         # They share a clock: no worker began before this process or ended after it.
         assert {one.n_windows for one in report.processes} == {1}
+
+
+def test_workers_are_profiled_whenever_their_server_was_started(tmp_path: pathlib.Path) -> None:
+    def collect(n: int) -> None:
+        model = {"model": ActorCritic(n_inputs=4, n_actions=2)}
+        with RL_Batcher(
+            2, ActorCriticAgent, create_env, agent_args=model, env_args={"n_envs": 4}, n_processes=n, seed=0
+        ) as batcher:
+            batcher.reset()
+            batcher.execute()
+            batcher.get()
+
+    collect(1)  # starts the server, if no other test has
+    with profile(tmp_path, window=600):
+        collect(2)
+    collect(3)
+    assert [one.name for one in read(tmp_path).processes][1:] == ["rlstruct-worker-0", "rlstruct-worker-1"]
+
+
+class SlowLearner(a2c.Learner):
+    """An algorithm whose loss takes its time."""
+
+    def terms(self, *given: dict[str, Tensor]) -> dict[str, Tensor]:
+        time.sleep(0.02)
+        return super().terms(*given)
+
+
+def test_the_terms_of_an_algorithm_are_its_loss(tmp_path: pathlib.Path) -> None:
+    config = a2c.A2CConfig(n_env_steps=4 * 2 * 8, n_timesteps=8, n_envs=2, n_processes=0, evaluation_processes=0)
+    config = replace(config, evaluation_episodes=1, evaluation_step_limit=10)
+    with profile(tmp_path, window=600):
+        run_training(SlowLearner, config, partial(ActorCritic, 4, 2), ActorCriticAgent, create_env)
+    (main,) = read(tmp_path).processes
+    assert main.inclusive("loss", corrected=False) >= 4 * 0.02

@@ -42,8 +42,11 @@ def a_run_on_a_gpu(folder: pathlib.Path) -> None:
 
 def test_a_synthetic_trace_goes_through_the_whole_analysis(tmp_path: pathlib.Path) -> None:
     a_run_on_a_gpu(tmp_path)
-    samples = [(10**9 + i * MS, 0, 95.0) for i in range(20)] + [(10**9 + MS, 1, 3.0), (10**10, 0, 0.0)]
-    (tmp_path / "1.nvml.json").write_text(json.dumps(samples))
+    (file,) = tmp_path.glob("*.operations.json")
+    file.write_text(json.dumps({**json.loads(file.read_text()), "gpus": {"0": "aaaa"}}))
+    samples = [(10**9 + i * MS, 95.0) for i in range(20)] + [(10**10, 0.0)]
+    gpus = {"aaaa": {"taken": samples, "error": ""}, "bbbb": {"taken": [(10**9 + MS, 3.0)], "error": ""}}
+    (tmp_path / "1.nvml.json").write_text(json.dumps(gpus))
     report = read(tmp_path)
     (use,) = report.gpus
     assert use.seconds == pytest.approx(20e-3)
@@ -116,30 +119,86 @@ def test_the_weighted_share_is_what_brute_force_finds(found: list[tuple[int, int
     assert _weighted(starts, ends, weights) == pytest.approx(sum(loads))
 
 
-def test_nvml_is_sampled_until_the_profile_ends(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class FakeError(Exception):
-        pass
+class FakeError(Exception):
+    """As NVML's."""
 
+
+@pytest.fixture
+def pynvml(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """NVML with two GPUs, of which the first is busy for 98 % and the second for 7 %."""
     fake = types.ModuleType("pynvml")
-    calls: list[str] = []
+    fake.calls = []
     fake.NVMLError = FakeError
-    fake.nvmlInit = lambda: calls.append("init")
-    fake.nvmlShutdown = lambda: calls.append("shutdown")
-    fake.nvmlDeviceGetCount = lambda: 1
-    fake.nvmlDeviceGetHandleByIndex = lambda index: f"gpu {index}"
-    fake.nvmlDeviceGetUtilizationRates = lambda handle: types.SimpleNamespace(gpu=98)
+    fake.nvmlInit = lambda: fake.calls.append("init")
+    fake.nvmlShutdown = lambda: fake.calls.append("shutdown")
+    fake.nvmlDeviceGetCount = lambda: 2
+    fake.nvmlDeviceGetHandleByIndex = lambda index: index
+    fake.nvmlDeviceGetUUID = lambda handle: "GPU-AAAA" if handle == 0 else b"GPU-bbbb"
+    fake.nvmlDeviceGetUtilizationRates = lambda handle: types.SimpleNamespace(gpu=98 if handle == 0 else 7)
     monkeypatch.setitem(sys.modules, "pynvml", fake)
+    return fake
+
+
+def a_busy_gpu(folder: pathlib.Path, uuid: str, begun: int, seconds: float = 4.0) -> None:
+    """A process whose cuda:0 is the GPU with that UUID."""
+    script = Script(start=begun).enter("agent").call(MS, "cudaLaunchKernel", 1).on_gpu(MS, MS, 1)
+    script.python(int(1e9 * seconds)).leave().write(folder)
+    (file,) = folder.glob("*.operations.json")
+    file.write_text(json.dumps({**json.loads(file.read_text()), "gpus": {"0": uuid}}))
+
+
+def test_nvml_is_sampled_until_the_profile_ends(tmp_path: pathlib.Path, pynvml: types.ModuleType) -> None:
+    begun = time.perf_counter_ns()
     end = nvml.sample(tmp_path)
     assert end is not None
     time.sleep(0.25)
     end()
-    (file,) = tmp_path.glob("*.nvml.json")
-    samples = json.loads(file.read_text())
-    assert {tuple(sample[1:]) for sample in samples} == {(0, 98.0)}
-    assert calls == ["init", "shutdown"]
+    assert pynvml.calls == ["init", "shutdown"]
+    # What this process calls cuda:0 is the second GPU of the driver's, as under CUDA_VISIBLE_DEVICES=1.
+    a_busy_gpu(tmp_path, "bbbb", begun - 10**9, 3.0)
+    (use,) = read(tmp_path).gpus
+    assert use.device == 0
+    assert use.nvml == pytest.approx(0.07)
 
+
+def test_without_a_driver_nothing_is_sampled(tmp_path: pathlib.Path, pynvml: types.ModuleType) -> None:
     def fails() -> None:
         raise FakeError
 
-    fake.nvmlInit = fails
-    assert nvml.sample(tmp_path) is None  # there is no driver
+    pynvml.nvmlInit = fails
+    assert nvml.sample(tmp_path) is None
+
+
+def test_a_gpu_that_mig_divides_has_no_utilisation_and_the_report_says_why(
+    tmp_path: pathlib.Path, pynvml: types.ModuleType
+) -> None:
+    def refuses(handle: int) -> types.SimpleNamespace:
+        if handle == 0:
+            raise FakeError("Not Supported")
+        return types.SimpleNamespace(gpu=7)
+
+    pynvml.nvmlDeviceGetUtilizationRates = refuses
+    begun = time.perf_counter_ns() - 10**9
+    end = nvml.sample(tmp_path)
+    assert end is not None
+    time.sleep(0.15)
+    end()
+    assert pynvml.calls == ["init", "shutdown"]
+    a_busy_gpu(tmp_path, "aaaa", begun)
+    assert "NVML's utilisation unknown (NVML: Not Supported)" in str(read(tmp_path))
+    a_busy_gpu(tmp_path, "bbbb", begun)  # the other one answers all the same
+    assert read(tmp_path).gpus[0].nvml == pytest.approx(0.07)
+    a_busy_gpu(tmp_path, "cccc", begun)
+    assert "unknown (NVML knows no GPU of this UUID: a MIG instance?)" in str(read(tmp_path))
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(4.0, 0.8), (0.4, 0.2)])
+def test_samples_that_reach_back_before_a_window_are_left_out(
+    seconds: float, expected: float, tmp_path: pathlib.Path
+) -> None:
+    # Idle before the window; 80 % from its first second on, 20 % in the second half of a shorter one.
+    taken = [(10**9 + i * 100 * MS, 80.0 if i >= 10 else 20.0 if i >= 2 else 0.0) for i in range(-10, 40)]
+    (tmp_path / "1.nvml.json").write_text(json.dumps({"aaaa": {"taken": taken, "error": ""}}))
+    a_busy_gpu(tmp_path, "aaaa", 10**9, seconds)
+    (use,) = read(tmp_path).gpus
+    assert use.nvml == pytest.approx(expected)

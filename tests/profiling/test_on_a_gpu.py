@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pathlib
+import subprocess
+import sys
 import time
 import types
 
@@ -51,6 +53,28 @@ def test_a_replayed_batch_is_attributed_to_what_was_captured(tmp_path: pathlib.P
     assert named["agent"] > 0.0
     # Five batches are one eager, one captured and replayed, three replayed: most of the work is that of replays.
     assert named["simulator"] + named["agent"] > named.get("graph", 0.0)
+
+
+SCRIPT = """
+import sys, torch
+from rlstruct.profiling import operation, profile
+
+with profile(sys.argv[1], window=600):
+    with operation("on the CPU"):
+        torch.ones(100) + 1
+    with operation("copy"):
+        numbers = torch.ones(1 << 20, device="cuda:0")
+    for _ in range(200):
+        with operation("on the GPU"):
+            numbers.mul_(1.0001)
+            torch.cuda.synchronize()
+"""
+
+
+def test_cuda_that_begins_within_a_window_is_recorded(tmp_path: pathlib.Path) -> None:
+    subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], check=True, timeout=100)
+    (use,) = read(tmp_path).gpus
+    assert use.operations["on the GPU"] > 0.0
 
 
 def test_the_idle_split_agrees_with_holistic_trace_analysis(tmp_path: pathlib.Path) -> None:

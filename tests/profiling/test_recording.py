@@ -170,6 +170,49 @@ def test_a_process_that_starts_between_windows_records_from_its_first_operation(
     assert found.begun >= started
 
 
+@pytest.mark.parametrize("evaluating", [0.15, 0.3])
+def test_a_whole_window_lies_in_the_training_however_long_its_first_evaluation_takes(
+    evaluating: float, tmp_path: pathlib.Path
+) -> None:
+    with profile(tmp_path, window=0.2), phase("training"):  # the first window, and the next one from 0.6 s on
+        with phase("evaluation"), operation("evaluation"), operation("agent"):
+            time.sleep(evaluating)
+        start = time.perf_counter()
+        while time.perf_counter() - start < 0.25:
+            with operation("iteration"):
+                time.sleep(0.005)
+    (main,) = read(tmp_path).processes
+    assert main.inclusive("iteration", corrected=False) > 0.19
+    assert read(tmp_path).sentence.startswith("100 % of an iteration")
+
+
+def test_a_worker_that_waits_records_a_window_from_where_it_begins_to_work(tmp_path: pathlib.Path) -> None:
+    chosen = {"folder": str(tmp_path), "origin": time.perf_counter_ns(), "window": 2 * 10**8, "operators": 0.0}
+    worker = Recorder({**chosen, "phase": "training"})
+    for name, seconds in (("start", 0.0), ("wait", 0.25), ("reset", 0.0), ("agent", 0.05), ("environment", 0.05)):
+        depth = worker.push(name, time.perf_counter_ns())
+        time.sleep(seconds)
+        worker.pop(depth, time.perf_counter_ns(), strict=True)
+    worker.close()
+    (process,) = read(tmp_path).processes
+    assert process.inclusive("agent") == pytest.approx(0.05, rel=0.5)
+    assert process.inclusive("environment") == pytest.approx(0.05, rel=0.5)
+
+
+def test_a_training_on_the_cpu_is_recorded_alike_where_there_is_a_gpu(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    one = torch.ones(1)
+    with profile(tmp_path, window=60):
+        start = time.perf_counter()
+        while time.perf_counter() - start < 0.3:
+            with operation("negate"):
+                one.neg_()
+    (found,) = load(tmp_path)
+    assert PLAIN in found.slices[1]  # a process that works on a GPU is watched without a break
+
+
 def test_noting_costs_its_mean_among_other_work(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = {"folder": str(tmp_path), "origin": time.perf_counter_ns(), "window": 60 * 10**9, "operators": 0.0}
     one = Recorder({**chosen, "phase": "training"})

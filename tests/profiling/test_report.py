@@ -42,6 +42,15 @@ def test_a_learner_that_waits_is_told_what_its_workers_do(tmp_path: pathlib.Path
     )
 
 
+def test_an_iteration_without_operations_is_told_as_such(tmp_path: pathlib.Path) -> None:
+    script = Script().enter("iteration").python(6 * MS).enter("loss").python(4 * MS).leave().leave()
+    script.write(tmp_path)
+    assert read(tmp_path).sentence == (
+        "60 % of an iteration is outside of all operations in it, mostly in Python: try operations within it, `with "
+        "rlstruct.profiling.operation(...)`, to see what takes so long."
+    )
+
+
 def test_a_window_of_the_evaluation_alone_is_told_as_such(tmp_path: pathlib.Path) -> None:
     script = Script(phase="evaluation").enter("evaluation").enter("wait").python(99 * MS).leave().leave()
     script.marks.append(["training"])

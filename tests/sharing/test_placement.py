@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from rlstruct.agents import RandomAgent
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.placement import create_batchers
 from rlstruct.batchers import RL_Batcher
+from rlstruct.batchers.workers.processes import quiet_start
 from rlstruct.cli.main import main
 from rlstruct.errors import SharingError
 from rlstruct.sharing import Placement, describe, mig_instances, mps, no_green_contexts, placement
@@ -78,7 +81,7 @@ def test_workers_under_mps_are_clients_of_one_private_daemon_and_pinned(
     restarting = {"on_worker_error": "restart"}
     with batcher(monkeypatch, h100.folder, sharing="mps", thread_percentage=25, **restarting) as collecting:
         collecting.reset()
-        os.kill(collecting._backend._workers[0].pid, 9)  # type: ignore[union-attr, arg-type]
+        os.kill(collecting.stats().pids[0], 9)
         collecting.execute()
         collecting.get()
         assert len(collecting.lost_episodes) == 1  # and a third worker was started
@@ -114,6 +117,40 @@ def test_workers_are_spread_over_the_mig_instances(h100: FakeMps, monkeypatch: p
         assert collecting.n_envs() == 2
     assert [worker["CUDA_VISIBLE_DEVICES"] for worker in shown(h100.folder)] == ["MIG-aa", "MIG-bb"]
     assert h100.told("daemon") == []
+
+
+def test_processes_that_two_threads_start_inherit_nothing_from_each_other(
+    h100: FakeMps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list_gpus(h100, "".join(LISTING.splitlines(keepends=True)[:3]))
+    names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    placed = Placement(GPU, 2, "mig")
+    began, ended, found = threading.Event(), threading.Event(), {}
+
+    def start(i: int) -> None:
+        if i:
+            began.wait(10.0)
+        with quiet_start(), placed.of(i):
+            began.set()
+            before = {name: os.environ.get(name) for name in names}
+            if i:
+                ended.wait(10.0)  # leave last
+            else:
+                time.sleep(0.3)  # the other one wants to start processes, too
+            found[i] = before, {name: os.environ.get(name) for name in names}
+        if not i:
+            ended.set()
+
+    threads = [threading.Thread(target=start, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10.0)
+    placed.close()
+    for i, uuid in enumerate(("MIG-aa", "MIG-bb")):
+        assert found[i] == ({"CUDA_VISIBLE_DEVICES": uuid, "OMP_NUM_THREADS": "1"},) * 2
+    assert {name: os.environ.get(name) for name in names} == {"CUDA_VISIBLE_DEVICES": None, "OMP_NUM_THREADS": "7"}
 
 
 def test_a_batcher_that_cannot_be_made_leaves_no_daemon(h100: FakeMps, monkeypatch: pytest.MonkeyPatch) -> None:

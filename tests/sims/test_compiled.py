@@ -9,7 +9,7 @@ import torch
 
 from rlstruct.core import DictTensor
 from rlstruct.engine.compiled import Compiled
-from rlstruct.functional.random import child_key, randint, split, uniform
+from rlstruct.functional.random import categorical, child_key, randint, split, symmetric_uniform, uniform
 from rlstruct.sims import make
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
@@ -56,7 +56,12 @@ def test_compiled_draws_are_those_of_eager_torch(n_envs: int) -> None:
     def draw(given: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor]]:
         key = given["key"]
         numbers = {"uniform": uniform(key, (3,), 5), "many": uniform(key, (40,), 1 << 20), "one": uniform(key, (1,))}
-        return ({**numbers, "integers": randint(key, 5, (8,)), "keys": split(key, 5)},)
+        alone = {"alone": uniform(key), "integer": randint(key, 5), "sign": symmetric_uniform(key, 1, 1.0)[0]}
+        chosen = {
+            "class": categorical(torch.zeros(len(key), 6), key),
+            "classes": categorical(torch.zeros(len(key), 9), key, 3),
+        }
+        return ({**numbers, **alone, **chosen, "integers": randint(key, 5, (8,)), "keys": split(key, 5)},)
 
     key = {"key": child_key(torch.arange(n_envs), 2)}
     (got,) = Compiled(draw)(key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pathlib
 import re
 import struct
@@ -15,11 +16,11 @@ from torch import nn
 from rlstruct.agents import MLP, ActorCritic, ActorCriticAgent
 from rlstruct.batchers import RL_Batcher
 from rlstruct.core import Trajectories
-from rlstruct.errors import ShapeMismatchError
+from rlstruct.errors import ShapeMismatchError, WorkerError
 from rlstruct.functional.categorical import log_probability
 from rlstruct.functional.random import categorical
 from rlstruct.rl_agent import RL_Agent_CheckDevice
-from rlstruct.sims import CartPole, make
+from rlstruct.sims import CartPole, TensorEnv, make
 from rlstruct.testing import forbid_host_sync
 
 pytest.importorskip("warp", reason="needs the extra warp")
@@ -58,7 +59,7 @@ def batcher_of(model: nn.Module, device: str = "cpu", *, graph: bool = True, **s
 
 
 def is_fused(batcher: RL_Batcher) -> bool:
-    return batcher._backend._collector._rollout is not None
+    return batcher.stats().executors == ("kernel",)
 
 
 def batch_of(batcher: RL_Batcher) -> Trajectories:
@@ -144,7 +145,17 @@ def test_a_batch_is_its_readers_own(device: str) -> None:
         assert expected.trajectories["observation/frame"].any()
 
 
-def test_weights_are_read_anew_and_nothing_waits(device: str) -> None:
+def test_a_rollout_waits_for_nothing(device: str) -> None:
+    env, agent = make("CartPole-v1", 8, device=device, backend="warp"), ActorCriticAgent(decided().to(device))
+    seen = dict(env.reset()[0].items())
+    rollout = env.fused_rollout(agent.perceptron(), 4)
+    keys = torch.zeros(5, 8, dtype=torch.int64, device=device)
+    rollout(seen, keys, agent.perceptron())  # is compiled
+    with forbid_host_sync():
+        rollout(seen, keys, agent.perceptron())
+
+
+def test_weights_are_read_anew(device: str) -> None:
     """Also those of a model that is shared and changed in place, or gets other layers."""
     model = decided().to(device)
 
@@ -158,9 +169,7 @@ def test_weights_are_read_anew_and_nothing_waits(device: str) -> None:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.zero_()
-        with forbid_host_sync():
-            record = batcher._backend._collector._launch()
-        assert not record["action/action_logits"].any()
+        assert not batch_of(batcher).trajectories["action/action_logits"].any()
         model.actor = MLP(4, 2, hidden=(8,)).to(device)
         model.critic = MLP(4, 1, hidden=(8,)).to(device)
         check_decisions(batch_of(batcher), model)
@@ -187,6 +196,23 @@ def test_other_games_and_networks(name: str, hidden: tuple[int, ...], activation
         for _ in range(2):
             check_decisions(batch_of(batcher), model.to(device))
         assert is_fused(batcher)
+
+
+def test_the_kernel_multiplies_in_float32_only(caplog: pytest.LogCaptureFixture) -> None:
+    """With TF32 products elsewhere, the kernel's actions would not be those of the network that learns."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        with caplog.at_level(logging.INFO, "rlstruct"), batcher_of(decided()) as batcher:
+            batcher.reset()
+            batch_of(batcher)
+            assert not is_fused(batcher)
+            torch.set_float32_matmul_precision(before)
+            batch_of(batcher)
+            assert is_fused(batcher)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert "could run as one kernel, but torch.set_float32_matmul_precision" in caplog.text
 
 
 class Loud(ActorCriticAgent):
@@ -216,6 +242,30 @@ def create_hooked(model: nn.Module, device: str) -> ActorCriticAgent:
     agent = ActorCriticAgent(model, device=device)
     agent.model.actor.register_forward_hook(lambda module, given, answer: answer * 3)
     return agent
+
+
+def tripled(module: nn.Module, given: Any, answer: Any = None) -> Any:
+    """A hook on all modules, of either kind, that changes what a linear layer gets or gives."""
+    if type(module) is not nn.Linear:
+        return None
+    return (given[0] * 3,) if answer is None else answer * 3
+
+
+@pytest.mark.parametrize("kind", ["register_module_forward_hook", "register_module_forward_pre_hook"])
+def test_hooks_on_all_modules_are_called(kind: str) -> None:
+    with batcher_of(decided()) as batcher, batcher_of(decided(), graph=False) as single:
+        for one in (batcher, single):
+            one.reset()
+        hook = getattr(torch.nn.modules.module, kind)(tripled)
+        try:
+            got, expected = batch_of(batcher), batch_of(single)
+        finally:
+            hook.remove()
+        for key in expected.trajectories.keys():
+            assert torch.equal(got.trajectories[key], expected.trajectories[key]), key
+        assert not is_fused(batcher)
+        batch_of(batcher)
+        assert is_fused(batcher)
 
 
 def create_checked_env(name: str, seed: int, **settings: Any) -> CartPole:
@@ -262,14 +312,21 @@ def test_what_kernels_cannot_do_is_said(name: str, settings: dict, error: type[E
 
 
 def test_a_carry_of_another_number_of_environments_is_refused() -> None:
-    with batcher_of(decided()) as batcher:
+    made: list[TensorEnv] = []
+
+    def create_env(**settings: Any) -> TensorEnv:
+        made.append(make(**settings))
+        return made[-1]
+
+    with batcher_of(decided(), create_env=create_env) as batcher:
         batcher.reset()
         batch_of(batcher)
-        collector, other = batcher._backend._collector, make("CartPole-v1", 2)
+        other = make("CartPole-v1", 2)
         other.reset()
-        collector.env.set_carry(other.carry())
-        with pytest.raises(ShapeMismatchError, match="expected 4 fields"):
-            collector._launch()
+        made[-1].set_carry(other.carry())
+        with pytest.raises(WorkerError, match="expected 4 fields") as caught:
+            batch_of(batcher)
+    assert isinstance(caught.value.__cause__, ShapeMismatchError)
 
 
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,10 +341,8 @@ def test_every_thread_loads_four_weights_at_once_and_spills_none(tmp_path: pathl
     """Compiled for a GPU, where there need not be one."""
     import warp
 
-    with batcher_of(decided()) as batcher:
-        batcher.reset()
-        batch_of(batcher)
-        module = batcher._backend._collector._rollout.launch.kernel.module
+    env, agent = make("CartPole-v1", 4, backend="warp"), ActorCriticAgent(decided())
+    module = env.fused_rollout(agent.perceptron(), 3).launch.kernel.module
     warp.compile_aot_module(module, arch=90, module_dir=tmp_path / "ptx", use_ptx=True)
     (ptx,) = (tmp_path / "ptx").glob("*.ptx")
     code = ptx.read_text()

@@ -153,7 +153,7 @@ def script(game: str, s: State, drawn: np.ndarray) -> Scripted:
 def draws(game: str, key: torch.Tensor) -> np.ndarray:
     if game == "freeway":
         return draw_speeds(key).numpy()
-    return uniform(key, (5 if game == "seaquest" else 3,)).numpy()
+    return uniform(key, (5 if game == "seaquest" else 3,), stream=0).numpy()
 
 
 def rows_of(state: Any) -> list[State]:
@@ -205,7 +205,9 @@ def stirred(game: str, state: Any, key: torch.Tensor) -> Any:
     timers = {"spawn_timer": drawn(3, 0, 2, state.spawn_timer), "diver_timer": diver_timer}
     speeds = {"spawn_speed": drawn(5, 1, 4, state.spawn_speed), "move_speed": drawn(6, 2, 6, state.move_speed)}
     air = {"oxygen": drawn(7, 0, 201, state.oxygen), "diver_count": drawn(8, -1, 7, state.diver_count)}
-    return replace(state, **where, **timers, **speeds, **air, shot_timer=state.shot_timer * ~some)
+    few = (state.bullets[:, 0] > 0).sum(1) < 3  # the same holds for bullets
+    shot_timer = torch.where(few, state.shot_timer * ~some, state.shot_timer.clamp_min(5))
+    return replace(state, **where, **timers, **speeds, **air, shot_timer=shot_timer)
 
 
 def compare(game: str, n_transitions: int) -> None:

@@ -210,6 +210,33 @@ class Blink(Counter):
         return state, action.to(torch.float32), torch.ones_like(action, dtype=torch.bool)
 
 
+class Clamping(Counter):
+    """Clamps its action where it stands, as many simulators on GPUs do."""
+
+    def transition(self, state, action, key):
+        action.clamp_(0, 1)
+        return super().transition(state, action, key)
+
+
+class Advancing(Counter):
+    """Moves its state where it stands."""
+
+    def transition(self, state, action, key):
+        state.value.add_(action)
+        return state, action.to(torch.float32), state.value % 10 >= 4
+
+
+@pytest.mark.parametrize("auto_reset", [True, False])
+@pytest.mark.parametrize("device", ["cpu", "sim:1"])
+@pytest.mark.parametrize(("cls", "key"), [(Clamping, "action"), (Advancing, "state's value")])
+def test_a_transition_that_writes_to_its_arguments_is_refused(
+    cls: type, key: str, device: str, auto_reset: bool
+) -> None:
+    env = started(cls(2, device=device, auto_reset=auto_reset))
+    with pytest.raises(RuntimeError, match=rf"{cls.__name__}\.transition: wrote to ['\"]{key}['\"]"):
+        env.step(act(3, 0).to(device))
+
+
 @pytest.mark.parametrize("backend", ["torch", pytest.param("compile", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("cls", "at_least"), [(Wide, 500), (Blink, 1000)])
 def test_every_restart_is_the_beginning_of_its_own_episode(cls: type, at_least: int, backend: str) -> None:

@@ -20,6 +20,7 @@ from rlstruct.core import DictTensor
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional.masks import masked_dicttensor
+from rlstruct.in_place import ObservationBuffer
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.testing import ConformanceError, HostSyncError, check_agent, check_vec_env
 from rlstruct.testing.conformance import build_error
@@ -34,7 +35,7 @@ def test_the_error_carries_its_parts_and_survives_pickling() -> None:
     assert isinstance(error, AssertionError)
     assert str(error) == "MyEnv.step: tensor 'reward': got float64, expected float32. Convert it."
     twin = pickle.loads(pickle.dumps(error))
-    assert (str(twin), twin.where, twin.key, twin.mend) == (str(error), "MyEnv.step", "reward", "Convert it.")
+    assert (str(twin), twin.where, twin.key, twin.fix) == (str(error), "MyEnv.step", "reward", "Convert it.")
 
 
 # --- Environments: a CountingEnv whose answers somebody changes -------------------------------------------------------
@@ -355,16 +356,43 @@ def test_bad_data_of_gymnasium_environments_is_found(
         check_vec_env(kind([Broken(**wrong) for _ in range(B)]))
 
 
+def test_a_step_that_says_what_is_not_is_found() -> None:
+    with pytest.raises(ConformanceError, match="Say restarted=False only where no environment restarted"):
+        check_vec_env(Wrong(on_step=lambda right, action: Stepped(*right, restarted=False), auto_reset=True))
+
+
+class WrongInPlace(GymEnvInf):
+    """Steps right, but not into memory that it is given."""
+
+    def __init__(self, change: Callable[[ObservationBuffer, ObservationBuffer], object], seed: int) -> None:
+        super().__init__([gymnasium.make("CartPole-v1") for _ in range(B)], seed)
+        self.change: Callable[..., object] | None = change
+
+    def step(self, action: DictTensor) -> Any:
+        change, self.change = self.change, None
+        answer = super().step(action)
+        self.change = change
+        return answer
+
+    def step_into(self, action: DictTensor, before: Any, out: Any, final: Any) -> Any:
+        ended = super().step_into(action, before, out, final)
+        if self.change is not None:
+            self.change(out, final)
+        return ended
+
+
 @pytest.mark.parametrize(
-    ("answer", "message"),
+    ("change", "message"),
     [
-        (lambda answer: Stepped(*answer, restarted=False), "Say restarted=False only where no environment restarted"),
-        (lambda answer: Stepped(*answer, lent=True), "lent=True, and nothing was lent"),
+        (lambda out, final: out.frames[0].fill(0), "write every key of `out`, in every row"),
+        (lambda out, final: out.last_action[0].fill(7), r"WrongInPlace \(step_into\).*Return a copy of the action"),
+        (lambda out, final: final.reward.fill(7), "Write to `final` in the rows that restart, and nowhere else"),
     ],
 )
-def test_a_step_that_says_what_is_not_is_found(answer: Callable[[Any], Any], message: str) -> None:
+def test_an_environment_that_shows_something_else_in_given_memory_is_found(change: Any, message: str) -> None:
     with pytest.raises(ConformanceError, match=message):
-        check_vec_env(Wrong(on_step=lambda right, action: answer(right), auto_reset=True))
+        check_vec_env(WrongInPlace, env_args={"change": change})
+    check_vec_env(WrongInPlace, env_args={"change": lambda out, final: None})
 
 
 class LosingTheFinalFrame(CountingEnv):

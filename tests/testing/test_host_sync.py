@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -247,3 +248,8 @@ def test_cuda_waits_raise_and_the_alarm_is_restored() -> None:
         with pytest.raises(HostSyncError), forbid_host_sync():
             wait(x)
     assert torch.cuda.get_sync_debug_mode() == before
+
+
+def test_pages_recommend_what_works_outside_of_this_repository() -> None:
+    pages = (Path(__file__).parents[2] / "docs").rglob("*.md")
+    assert [page.name for page in pages if "# sync:" in page.read_text()] == []  # a comment that only our tests read

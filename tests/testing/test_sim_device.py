@@ -26,6 +26,7 @@ from rlstruct.errors import DeviceMismatchError
 if torch.cuda.is_available():
     pytest.skip("one process has one accelerator, and here it is CUDA", allow_module_level=True)
 
+from rlstruct.testing import HostSyncError, forbid_host_sync
 from rlstruct.testing.sim_device import DEVICE_COUNT, SimDeviceMismatchError
 
 SIM0, SIM1 = torch.device("sim:0"), torch.device("sim:1")
@@ -342,14 +343,145 @@ def test_products_of_integer_matrices_are_refused_as_on_cuda(dtype: torch.dtype)
     assert (a.double() @ b.double()).tolist() == [[3, 3], [3, 3]]
 
 
-def test_a_cpu_generator_is_refused() -> None:
-    for draw in (
-        lambda g: torch.randn(2, device=SIM0, generator=g),
-        lambda g: torch.zeros(2, device=SIM0).normal_(generator=g),
-        lambda g: torch.multinomial(torch.ones(2, device=SIM0), 1, generator=g),
-    ):
-        with pytest.raises(SimDeviceMismatchError, match="generator is on cpu"):
-            draw(torch.Generator())
+def test_a_mixture_names_file_and_line_of_the_callers_code() -> None:
+    x = torch.ones(2, 2, device=SIM0, requires_grad=True)
+    backward = _AddsHostTensor.backward.__code__
+    mixtures: list[tuple[Callable[[], object], int]] = [
+        (lambda: x + torch.ones(2), 0),
+        (lambda: nn.Linear(2, 2)(x), 0),  # the line that calls the module, not a line of torch
+        (lambda: torch.randn(2, device=SIM0, generator=torch.Generator()), 0),
+        (lambda: x.long() @ x.long(), 0),
+        (lambda: _AddsHostTensor.apply(x).sum().backward(), backward.co_firstlineno + 2),
+    ]
+    for mixture, line in mixtures:
+        with pytest.raises((SimDeviceMismatchError, NotImplementedError)) as caught:
+            mixture()
+        assert str(caught.value).startswith(f"{__file__}:{line or mixture.__code__.co_firstlineno}: torch.")
+
+
+class _AddsHostTensor(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient + torch.ones(2)
+
+
+def test_a_wait_in_backward_names_the_line_that_calls_it() -> None:
+    x = torch.ones(2, device=SIM0, requires_grad=True)
+    loss = x[torch.tensor([True, False], device=SIM0)].sum()
+    with pytest.raises(HostSyncError, match=r"test_sim_device\.py:\d+: indexing by a boolean mask"), forbid_host_sync():
+        loss.backward()
+
+
+def test_what_a_hook_raises_leaves_backward() -> None:  # and does not end the process
+    def stop(gradient: Tensor) -> None:
+        raise KeyError("no gradient wanted")
+
+    for hooked in (lambda x: x, lambda x: x * 2):
+        x = torch.ones(2, device=SIM0, requires_grad=True)
+        y = hooked(x)
+        y.register_hook(stop)
+        for run in (y.sum().backward, lambda: torch.autograd.grad((y * 3).sum(), x)):  # noqa: B023
+            with pytest.raises(KeyError, match="no gradient wanted"):
+                run()
+
+
+DRAWS: dict[str, Callable[[torch.device, torch.Generator], Tensor]] = {
+    "randn": lambda d, g: torch.randn(2, device=d, generator=g),
+    "randperm": lambda d, g: torch.randperm(4, device=d, generator=g),
+    "normal_": lambda d, g: torch.zeros(2, device=d).normal_(generator=g),
+    "bernoulli": lambda d, g: torch.bernoulli(torch.full((4,), 0.5, device=d), generator=g),
+    "multinomial": lambda d, g: torch.multinomial(torch.ones(4, device=d), 1, generator=g),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_generator_draws_for_its_device_only(name: str) -> None:
+    generator = torch.Generator("sim:1").manual_seed(3)
+    expected = DRAWS[name](torch.device("cpu"), torch.Generator().manual_seed(3))
+    drawn = DRAWS[name](SIM1, generator)
+    assert (drawn.device, generator.device) == (SIM1, SIM1)
+    torch.testing.assert_close(drawn.cpu(), expected, rtol=0, atol=0)
+    for other, home in ((torch.Generator(), "cpu"), (torch.Generator("sim"), "sim:0")):
+        with pytest.raises(SimDeviceMismatchError, match=f"generator is on {home}, the tensor on sim:1"):
+            DRAWS[name](SIM1, other)
+
+
+def test_generators_stay_generators() -> None:
+    generator = torch.Generator(device="sim:1")
+    generator.manual_seed(5)
+    expected = torch.rand(3, device=SIM1, generator=generator.clone_state())
+    twins = copy.deepcopy(generator), pickle.loads(pickle.dumps(generator)), generator
+    for twin in twins:
+        assert isinstance(twin, torch.Generator)
+        assert twin.device == SIM1
+        assert torch.equal(torch.rand(3, device=SIM1, generator=twin), expected)
+    assert isinstance(torch.default_generator, torch.Generator)
+    assert issubclass(type(torch.Generator()), torch.Generator)
+    assert torch.Generator().device == torch.device("cpu")
+    with pytest.raises(RuntimeError, match="sim:9 does not exist"):
+        torch.Generator("sim:9")
+
+
+def test_fork_rng_restores_the_draws() -> None:
+    torch.manual_seed(1)
+    with torch.random.fork_rng(devices=[1], device_type="sim"):
+        inside = torch.rand(4, device=SIM1)
+    assert torch.equal(torch.rand(4, device=SIM1), inside)
+
+
+def test_checkpointed_activations_draw_the_same_again() -> None:
+    x = torch.ones(1000, device=SIM1, requires_grad=True)
+    y = torch.utils.checkpoint.checkpoint(lambda x: F.dropout(x * 2), x, use_reentrant=False)
+    y.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, y.detach())  # y = x * (0 or 4), x = 1
+
+
+AUTOCAST: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], torch.dtype | None]] = {  # None: the low precision
+    "linear": (lambda x, w: F.linear(x, w), None),
+    "matmul": (lambda x, w: x @ w, None),
+    "conv": (lambda x, w: F.conv1d(x[None].mT, w[:, :, None]), None),
+    "lstm": (lambda x, w: nn.LSTM(3, 5).to(SIM1)(x[None])[0], None),
+    "exp": (lambda x, w: x.to(torch.bfloat16).exp(), torch.float32),
+    "log_softmax": (lambda x, w: F.log_softmax(x @ w, -1), torch.float32),
+    "sum": (lambda x, w: (x @ w).sum(), torch.float32),
+    "mse_loss": (lambda x, w: F.mse_loss(x @ w, x), torch.float32),
+    "stack": (lambda x, w: torch.stack([x @ w, x]), torch.float32),
+    "relu": (lambda x, w: F.relu(x @ w), None),
+    "double": (lambda x, w: x.double().exp(), torch.float64),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", AUTOCAST)
+def test_autocast_casts_as_on_cuda(name: str, dtype: torch.dtype) -> None:
+    work, wanted = AUTOCAST[name]
+    x, w = torch.ones(4, 3, device=SIM1), torch.eye(3, device=SIM1).requires_grad_()
+    for mode in (torch.enable_grad, torch.inference_mode):
+        with mode(), torch.autocast("sim", dtype=dtype):
+            assert work(x, w).dtype == (wanted or dtype)
+    assert work(x, w).dtype in (torch.float32, torch.bfloat16, torch.float64)  # outside nothing is cast
+
+
+def test_gradients_pass_through_autocast_and_mixtures_are_still_refused() -> None:
+    x, w = torch.full((4, 3), 2.0, device=SIM1), torch.ones(5, 3, device=SIM1, requires_grad=True)
+    with torch.autocast("sim"):
+        loss = F.linear(x, w).sum()
+        with pytest.raises(SimDeviceMismatchError, match=r"test_sim_device\.py:\d+: torch\.mm: "):
+            F.linear(x, torch.ones(5, 3))
+    torch.amp.GradScaler("sim", init_scale=8.0).scale(loss).backward()
+    assert w.grad is not None
+    assert (w.grad.dtype, w.grad.tolist()) == (torch.float32, [[64.0] * 3] * 5)  # 8 * 4 rows * 2
+
+
+def test_what_the_device_lacks_is_said_in_one_sentence() -> None:
+    with pytest.raises(AttributeError, match=r"torch\.sim\.memory_allocated: the simulated accelerator has no"):
+        torch.sim.memory_allocated()
+    assert not hasattr(torch.sim, "Stream")
 
 
 # --- random programs against the CPU ---------------------------------------------------------------------------------

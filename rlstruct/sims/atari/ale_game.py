@@ -1,4 +1,4 @@
-"""What the user's ale-py knows of a game: its cartridge, its actions, its colours and how it begins."""
+"""A game as the user's ale-py describes it: its cartridge, actions, colours and start states."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rlstruct.sims.atari.compare import open_ale, rom_path
 
 NOTHING, PRESS_FIRE = 0, 1
 
-# For ever: STX COLUBK, STX WSYNC, INX, INX. Each line has a colour of its own.
+# For ever: STX COLUBK, STX WSYNC, INX, INX. Each line has its own colour.
 _SHOW_COLORS = bytes([0x86, 0x09, 0x86, 0x02, 0xE8, 0xE8, 0x4C, 0x80, 0x00])
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where a game can begin."""
+    """A state in which a game can begin."""
 
     state: AleState  # of ALE
     screens: npt.NDArray[np.uint8]  # the last two pictures, the older first.  [2, lines, 160] uint8

@@ -36,7 +36,7 @@ _TIA = (
 
 @dataclass(frozen=True)
 class AleState:
-    """What a state of ALE says."""
+    """The contents of an ALE state."""
 
     registers: dict[str, int]  # our name of a register to its value
     ram: npt.NDArray[np.uint8]  # of the RIOT.  [128] uint8

@@ -1,4 +1,4 @@
-"""What the 6507 computes with bytes: shifts, sums in binary and in decimal, and logic."""
+"""Byte arithmetic of the 6507: shifts, sums in binary and in decimal, and logic."""
 
 import warp as wp
 
@@ -70,7 +70,7 @@ def add(m: Registers, value: int, subtract: int):
 
 @wp.func
 def combine(m: Registers, binary: int, target: int):
-    """What is done with the value and A, or another register for comparisons."""
+    """Combine the value with A, or with another register for comparisons."""
     value = m.value
     if binary == op.ORA:
         m.value = m.a | value

@@ -78,7 +78,7 @@ def meet(a: wp.uint32, b: wp.uint32, c: wp.uint32, d: wp.uint32, e: wp.uint32, f
 
 @wp.func
 def present(m: Registers) -> int:
-    """How many objects may have pixels, wherever they are."""
+    """Return the number of objects that may have pixels, wherever they are."""
     shape0 = wp.where(m.delay0 != 0, m.old_shape0, m.shape0)
     shape1 = wp.where(m.delay1 != 0, m.old_shape1, m.shape1)
     ball = wp.where(m.delay_ball != 0, m.old_ball, m.ball)
@@ -172,7 +172,7 @@ def repeat_line(board: Shared, i: int, m: Registers, outer: Outer, n_lines: int)
 
 @wp.func
 def sweep(board: Shared, i: int, m: Registers, outer: Outer, until: int):
-    """Follow the beam to a clock, as far as it is inside the picture."""
+    """Follow the beam to a clock, within the picture."""
     if on_a_cpu():
         sweep_apart(board, i, m, outer, until)
     else:
@@ -220,7 +220,7 @@ def sweep_lines(board: Shared, i: int, m: Registers, outer: Outer, until: int):
 
 @wp.func
 def look_stays(m: Registers, register: int, value: int, draw: int) -> bool:
-    """Whether a write to 0x04 to 0x0F changes nothing that is seen. Colours are not, where nobody draws."""
+    """Return True if a write to 0x04 to 0x0F changes nothing visible; colours are invisible while nothing is drawn."""
     if register == 0x04:
         return value == m.size0 and m.skip0 == 0
     if register == 0x05:
@@ -245,7 +245,7 @@ def look_stays(m: Registers, register: int, value: int, draw: int) -> bool:
 
 @wp.func
 def objects_stay(m: Registers, register: int, value: int) -> bool:
-    """Whether a write to 0x10 to 0x1F changes nothing that is seen: sounds, and shapes that are there or not shown."""
+    """Return True if a write to 0x10 to 0x1F changes nothing visible: sounds, unchanged shapes, hidden shapes."""
     if register < 0x15:
         return False
     if register == 0x1B:
@@ -264,7 +264,7 @@ def objects_stay(m: Registers, register: int, value: int) -> bool:
 
 @wp.func
 def rest_stays(m: Registers, outer: Outer, register: int, value: int) -> bool:
-    """Whether a write to 0x20 to 0x3F changes nothing that is seen, such as the motions before HMOVE."""
+    """Return True if a write to 0x20 to 0x3F changes nothing visible, such as the motions before HMOVE."""
     if register == 0x22:
         return m.cycles * 3 != outer.hmove_clock + 63  # or stars begin
     if register == 0x25:
@@ -282,7 +282,7 @@ def rest_stays(m: Registers, outer: Outer, register: int, value: int) -> bool:
 
 @wp.func
 def looks_the_same(m: Registers, outer: Outer, register: int, value: int, draw: int) -> bool:
-    """Whether a write changes nothing that the beam shows or lets meet, so that it need not be followed to there."""
+    """Return True if a write changes no pixel and no collision, so that the beam need not be simulated up to it."""
     if is_late(m, outer) or register == 0x00:
         return False
     if register == 0x01:

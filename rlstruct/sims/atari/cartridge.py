@@ -30,7 +30,7 @@ def switch_bank(board: Shared, m: Registers, address: int):
 
 @wp.func
 def rom_place(board: Shared, m: Registers, address: int) -> int:
-    """Which byte of the ROM an address of the cartridge means. All instructions wait for it."""
+    """Map an address of the cartridge to its byte in the ROM. Every instruction waits for this."""
     if board.mapper < E0:  # the four windows show one bank
         return int(m.pages & wp.uint32(0xFF)) * 1024 + (address & 0xFFF)
     if board.mapper == FE:

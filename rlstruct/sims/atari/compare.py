@@ -20,7 +20,7 @@ BOTH_PICTURES = 2  # frames until ALE and we show nothing that is older than the
 
 @dataclass(frozen=True)
 class Comparison:
-    """What differed between a game in ALE and here.
+    """Differences between a game in ALE and the same game here.
 
     Attributes:
         game: ALE's name.

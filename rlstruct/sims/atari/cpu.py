@@ -148,7 +148,7 @@ def write_memory(board: Shared, i: int, m: Registers, outer: Outer):
 
 @wp.func
 def pick_source(m: Registers, source: int):
-    """Where the value comes from."""
+    """Select the source of the value."""
     value = wp.where(source == op.FROM_A, m.a, m.bus)
     value = wp.where(source == op.FROM_X, m.x, value)
     value = wp.where(source == op.FROM_Y, m.y, value)
@@ -266,16 +266,16 @@ def jump(board: Shared, i: int, m: Registers, flow: int):
 def indirect(board: Shared, i: int, m: Registers):
     """The target of JMP (address); its high byte comes from the same page."""
     address = m.address
-    beside = (address & 0xFF00) | ((address + 1) & 0xFF)
+    wrapped = (address & 0xFF00) | ((address + 1) & 0xFF)
     if (address & 0x1000) != 0:
-        m.address = rom_byte(board, i, m, address) | (rom_byte(board, i, m, beside) << 8)
+        m.address = rom_byte(board, i, m, address) | (rom_byte(board, i, m, wrapped) << 8)
     else:
         m.address = ram_word(board, i, address)
 
 
 @wp.func
 def follow_flow(board: Shared, i: int, m: Registers, flow: int, mode: int, opcode: int):
-    """What an instruction does that computes nothing with data."""
+    """Carry out an instruction that computes nothing with data."""
     if flow == op.BRANCH:
         branch(m, opcode)
     elif flow == op.SET_FLAG:

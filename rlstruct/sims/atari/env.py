@@ -31,12 +31,12 @@ from rlstruct.sims.tensor_env import TensorEnv
 
 MOST_FRAMES = 108_000
 """Frames of an episode: half an hour, as ALE counts it."""
-_CUT_LAST, _CUT_EARLIER, _FIRST = 1, 2, 3  # what `look` is told of games that ended, and of first pictures
+_CUT_LAST, _CUT_EARLIER, _FIRST = 1, 2, 3  # codes for `look`: games that ended, and first pictures
 
 
 @dataclass(frozen=True)
 class AtariState:
-    """Where B consoles are.
+    """State of B consoles.
 
     Attributes:
         registers: of the chips, see `rlstruct.sims.atari.FIELDS`.  [B, F] int32
@@ -141,7 +141,6 @@ class Atari(TensorEnv[AtariState]):
 
     def _prepare(self, gray: bool, brighter: bool, lines: int, height: int, width: int) -> None:
         """Put what no step changes into the memory of the device."""
-        device = str(self._device)
         self._chosen = torch.tensor(self.actions, dtype=torch.int32, device=self._device)
         self._board, self._view = Board(), View()
         self._board.rom = wp.from_torch(self._reader.rom.to(self._device))
@@ -150,14 +149,15 @@ class Atari(TensorEnv[AtariState]):
         self._board.mapper = self._reader.mapper_number
         self._counter = Counter(RULES[self.game.name], self._device)
         palette = np.ascontiguousarray((self.game.gray if gray else self.game.colors).T, np.float32)
-        self._view.palette = wp.array(palette, dtype=float, device=device)
-        self._view.rows = wp.array(area_weights(lines, height), dtype=float, device=device)
-        self._view.columns = wp.array(area_weights(WIDTH, width), dtype=float, device=device)
+        # By torch, as all else here: Warp would copy on a stream of its own, which nothing waits for.
+        tables = {"palette": palette, "rows": area_weights(lines, height), "columns": area_weights(WIDTH, width)}
+        for name, table in tables.items():
+            setattr(self._view, name, wp.from_torch(torch.tensor(table, dtype=torch.float32, device=self._device)))
         self._view.channels, self._view.brighter = (1 if gray else 3), int(brighter)
 
     def initial(self, key: Tensor) -> AtariState:
         """Begin with one of the cached states."""
-        rows = randint(key, self._places.ram.shape[0])
+        rows = randint(key, self._places.ram.shape[0], stream=0)
         return AtariState(**{name: value.index_select(0, rows) for name, value in vars(self._places).items()})
 
     def transition(self, state: AtariState, action: Tensor, key: Tensor) -> tuple[AtariState, Tensor, Tensor]:
@@ -169,7 +169,7 @@ class Atari(TensorEnv[AtariState]):
         running, rewards, cut = torch.ones_like(chosen), torch.zeros_like(chosen), torch.zeros_like(chosen)
         consoles = place_consoles(self._board, (registers, ram, screens))
         memory, tallies, who, paid = map(wp.from_torch, (ram, tally, running, rewards))
-        draws = uniform(key, (self.frame_skip,)) if self.sticky else None
+        draws = uniform(key, (self.frame_skip,), stream=0) if self.sticky else None
         for frame in range(self.frame_skip):
             taken = chosen if draws is None else torch.where(draws[:, frame] < self.sticky, taken, chosen)
             last = frame == self.frame_skip - 1

@@ -95,7 +95,7 @@ def run_frame(
         consoles: [B]
         given: what they share, and their memory.
         actions: ALE's number of the action of each.  [B]
-        running: 0 leaves a console as it is.  [B]
+        running: 0 leaves a console unchanged.  [B]
         apart: every so many threads one runs a console, the others do nothing.
     """
     thread = wp.tid()

@@ -1,4 +1,4 @@
-"""What is special about some games, by ALE's names: what is plugged in, and how they count.
+"""Special rules of some games, by ALE's names: controllers, and how they count.
 
 The rules were found by asking ale-py: ``python benchmarks/atari_rules.py`` changes single bytes of the RAM in states of
 ALE, and looks at what it then says of reward, lives and end.

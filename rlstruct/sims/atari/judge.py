@@ -51,7 +51,7 @@ def judge(
     Args:
         book: the rules.
         ram: [B, 256]
-        running: 0 leaves a row as it is.  [B]
+        running: 0 leaves a row unchanged.  [B]
         tally: what was counted, in place.  [B, 5]
         rewards: this frame's are added.  [B]
     """
@@ -111,7 +111,9 @@ class Counter:
         self._rules, self._device = rules, device
         made, book = tables(rules), Rulebook()
         for name in ("addresses", "score", "sets", "lives", "over"):
-            setattr(book, name, wp.array(getattr(made, name), dtype=int, device=str(device)))
+            # By torch: Warp would copy on a stream of its own, which nothing waits for.
+            table = torch.tensor(getattr(made, name), dtype=torch.int32, device=device)
+            setattr(book, name, wp.from_torch(table))
         book.ways, book.wraps = made.ways, rules.wraps
         book.least, book.most = (-_NO_LIMIT if rules.least is None else rules.least), (rules.most or _NO_LIMIT)
         book.still_at_end, book.before, book.counts_down = (
@@ -140,7 +142,7 @@ class Counter:
         Args:
             ram: of B consoles.  [B, 256] uint8
             tally: what was counted, in place.  [B, 5] int32
-            running: 0 leaves a row as it is; None for all.  [B] int32
+            running: 0 leaves a row unchanged; None for all.  [B] int32
             rewards: to which this frame's are added; None for new ones.  [B] int32
         """
         running = torch.ones_like(tally[:, 0]) if running is None else running

@@ -31,7 +31,7 @@ MOST_PICTURE_LINES = PAL_LINES = 250
 BLOCK = 32
 """Threads in a block of consoles: one warp, so that 4,096 consoles reach nearly all multiprocessors of a large GPU."""
 APART = 1
-"""Threads for a console, of which one works: 32 gives each console a warp of its own."""
+"""Threads for a console, of which one works: 32 gives each console its own warp."""
 
 _NOT_IN_ALE = frozenset(
     {"switches", "controller", "blanks", "input2", "mirror_playfield"}
@@ -192,7 +192,7 @@ class Consoles:
         }
 
     def _pages(self, numbers: tuple[int, ...]) -> int:
-        """Which kilobytes are in the four windows."""
+        """Return the kilobytes that are mapped into the four windows."""
         if self.mapper == "E0":
             return sum(page << (8 * window) for window, page in enumerate(numbers[1:5]))
         bank = numbers[0] if self.mapper[0] == "F" and self.mapper != "FE" else 0
@@ -224,7 +224,7 @@ def run_consoles(board: Any, consoles: Any, actions: Tensor, running: Any, *, dr
         board: what `place_consoles` was given.
         consoles: what it returned.
         actions: ALE's number of the action of each console, 0 to 17.  [B] int32
-        running: 0 leaves a console as it is.  [B] int32, of torch or Warp
+        running: 0 leaves a console unchanged.  [B] int32, of torch or Warp
         draw: whether the screens show the frame afterwards.
     """
     board.draw = int(draw)

@@ -1,4 +1,4 @@
-"""What an agent sees: the brighter of two frames, in grey or colour, averaged over areas to a square, on the device.
+"""Observations of an agent: the brighter of two frames, grey or colour, averaged over areas to a square, on the device.
 
 The average is that of OpenCV's ``INTER_AREA``, to which ale-py and gymnasium leave it: weights and sums in single
 precision, rows after columns, in its order, because its rounding shows where an average ends in one half.
@@ -25,7 +25,7 @@ MOST_SOURCES = 4
 
 @wp.struct
 class View:
-    """How pictures become observations, in memory."""
+    """Memory layout that turns pictures into observations."""
 
     palette: wp.array2d(dtype=float)  # [channels, 256]
     columns: wp.array2d(dtype=float)  # [W, 1 + MOST_SOURCES]: the first column, and the weights
@@ -74,14 +74,14 @@ def weight(table: wp.array2d(dtype=float), line: int, k: int) -> float:
     """
 )
 def is_plain(screens: wp.array3d(dtype=wp.uint8), one: int, other: int, size: int, first: int, width: int) -> bool:
-    """Whether both screens show one colour in 4 lines of `width` pixels, a multiple of 4, from `first` on."""
+    """Return True if both screens show one colour in 4 lines of `width` pixels, a multiple of 4, from `first` on."""
 
 
 @wp.func
 def plain_pixels(
     view: View, screens: wp.array3d(dtype=wp.uint8), one: int, other: int, size: int, first: int, x: int, n: int
 ) -> int:
-    """How many pixels of the smaller picture from `x` on come from pixels of one colour: up to 16, or none."""
+    """Count the pixels of the smaller picture from `x` on that come from one colour: up to 16, or none."""
     if x % 16 == 0 and x + 16 <= n:
         width = int(weight(view.columns, x + 15, 0)) + MOST_SOURCES - int(weight(view.columns, x, 0))
         if is_plain(screens, one, other, size, first, (width + 3) & ~3):
@@ -166,7 +166,7 @@ def area_weights(n_sources: int, n_pixels: int) -> npt.NDArray[np.float32]:
 
     Args:
         n_sources: pixels of the larger picture.
-        n_pixels: pixels of the smaller one, at least a third as many; or as many, to take each as it is.
+        n_pixels: pixels of the smaller one, at least a third as many; or as many, to take each unchanged.
 
     Returns:
         The first source of each pixel, and the weights of the sources from there on.  [n_pixels, 1 + MOST_SOURCES]

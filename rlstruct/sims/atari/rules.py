@@ -35,7 +35,7 @@ _SHAPES = {
 
 @dataclass(frozen=True)
 class Rules:
-    """How a game counts.
+    """Scoring rules of a game.
 
     Attributes:
         score: what is added up: words such as ``10000*d57``, weight, shape and address. The shapes are ``d`` two
@@ -136,7 +136,7 @@ def count(rules: Rules, ram: npt.NDArray[np.uint8]) -> tuple[int, int]:
 
 
 def _sum(words: str) -> dict[int, npt.NDArray[np.int64]]:
-    """What each byte adds; a number without a byte is at -1."""
+    """Return the amount that each byte adds; a number without a byte is at -1."""
     parts: dict[int, npt.NDArray[np.int64]] = {}
     for word in words.replace("-", " -").split():
         found = re.fullmatch(r"(-)?(?:(\d+)\*)?([dblhyze])(\d+)(?:>>(\d+))?(?:&(\d+))?|(-?\d+)", word)
@@ -155,7 +155,7 @@ def _sum(words: str) -> dict[int, npt.NDArray[np.int64]]:
 
 
 def _conditions(words: str) -> dict[int, npt.NDArray[np.bool_]]:
-    """Which values of each byte agree with all conditions."""
+    """Return the values of each byte that meet all conditions."""
     agree: dict[int, npt.NDArray[np.bool_]] = {}
     for word in words.split():
         found = _CONDITION.fullmatch(word)

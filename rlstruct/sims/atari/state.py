@@ -1,4 +1,4 @@
-"""What one console is made of, and what all consoles of a launch share."""
+"""State of one console, and the data that all consoles of a launch share."""
 
 import warp as wp
 
@@ -79,7 +79,7 @@ class Console:
 
 @wp.struct
 class Periphery:
-    """What is seldom needed: it stays in memory, because a GPU's registers do not hold all."""
+    """Rarely used state, kept in memory because it does not all fit into a GPU's registers."""
 
     # RIOT: its RAM is in `Board.ram`
     timer: int
@@ -123,7 +123,7 @@ class Periphery:
 
 @wp.struct
 class Board:
-    """What lies in memory, and what is equal for all consoles of a launch."""
+    """Arrays in memory, and constants shared by all consoles of a launch."""
 
     rom: wp.array(dtype=wp.uint8)
     program: wp.array(dtype=wp.uint64)  # the instruction at each byte of the ROM; see `opcodes.make_program`
@@ -148,7 +148,7 @@ Shared = wp.ref[Board]
 
 @wp.func_native(snippet="\n#ifdef __CUDA_ARCH__\nreturn false;\n#else\nreturn true;\n#endif\n")
 def on_a_cpu() -> bool:
-    """Whether a kernel is compiled for a CPU: a constant, so that nothing is left of the other branch."""
+    """Return True if a kernel is compiled for a CPU: a constant, so that the other branch is removed."""
 
 
 @wp.func_native(snippet="return program.data[at];")

@@ -23,13 +23,13 @@ def gray(outer: Outer) -> int:
 
 @wp.func
 def line_clock(m: Registers) -> int:
-    """Where the beam is in its line: 0 to 227."""
+    """Return the position of the beam in its line: 0 to 227."""
     return (m.cycles * 3 - m.frame_start) % LINE
 
 
 @wp.func
 def in_copy(x: int, new_x: int, offset: int, width: int) -> int:
-    """Whether a new position lies in a copy of a player (1), in the four pixels before it (-1), or outside (0)."""
+    """Classify a new position: in a copy of a player (1), in the four pixels before it (-1), or outside (0)."""
     distance = around(around(new_x - x) - offset)
     if distance < 4:
         return -1
@@ -40,7 +40,7 @@ def in_copy(x: int, new_x: int, offset: int, width: int) -> int:
 
 @wp.func
 def reset_meets(x: int, size: int, new_x: int) -> int:
-    """Whether RESP comes while a copy of the player is drawn (1), is about to be drawn (-1), or neither."""
+    """Classify RESP: a copy of the player is being drawn (1), is about to be drawn (-1), or neither (0)."""
     mode = size & 7
     width = int(8)
     if mode == 5:
@@ -59,7 +59,7 @@ def reset_meets(x: int, size: int, new_x: int) -> int:
 
 @wp.func
 def reset_x(clock: int, late: int) -> int:
-    """Where RESxx puts an object: 5 pixels after the beam for players, 4 for the others; a fixed place in the blank."""
+    """Return the x that RESxx gives: the beam's plus 5 pixels for players, 4 for others; a fixed one in the blank."""
     if clock < BLANK:
         return late - 2
     return (clock - BLANK + late) % 160
@@ -67,7 +67,7 @@ def reset_x(clock: int, late: int) -> int:
 
 @wp.func
 def reset_x_after(register: int, clock: int, after: int) -> int:
-    """Where RESM0, RESM1 or RESBL puts its object so many clocks after HMOVE, seen in ALE for all cycles of a line."""
+    """Return the position after RESM0, RESM1 or RESBL, by clocks since HMOVE; matches ALE in all cycles of a line."""
     if clock == 18 and after == 9 and register != 0x12:
         return 3
     if clock == 69 and after == 60 and register == 0x12:
@@ -102,14 +102,14 @@ def write_delay(m: Registers, register: int) -> int:
 
 @wp.func
 def is_late(m: Registers, outer: Outer) -> bool:
-    """Whether VSYNC did not end the frame in time, so that any write ends it."""
+    """Return True if VSYNC did not end the frame in time, so that any write ends it."""
     lines = wp.where(outer.pal != 0, MOST_LINES_PAL, MOST_LINES)
     return m.cycles * 3 - m.frame_start >= LINE * lines
 
 
 @wp.func
 def hmove_shift(clock: int, move: int) -> int:
-    """How far HMOVE at a clock of the line shifts an object to the right.
+    """Return the shift to the right that HMOVE gives an object at a clock of the line.
 
     It makes one extra pulse every four clocks, until as many were made as the motion register (with its top bit
     flipped) says. Only pulses in the horizontal blank count; if HMOVE comes in time, the blank is 8 clocks longer.
@@ -141,7 +141,7 @@ def hmove(m: Registers, outer: Outer):
 
 @wp.func
 def middle(size: int) -> int:
-    """How far a missile that is let go lies from the begin of its player."""
+    """Return the distance of a released missile from the start of its player."""
     mode = size & 7
     if mode == 5:
         return 8

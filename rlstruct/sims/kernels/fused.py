@@ -114,7 +114,7 @@ class FusedLaunch:
         if list(found.values()) != [((B,), torch.float32)] * self._n_fields:
             raise ShapeMismatchError(
                 f"backend='warp': the state is {found}, expected {self._n_fields} fields of torch.float32 for {B} "
-                "environments, as the kernel says. Mend one of them, or use backend='torch'."
+                "environments, as the kernel says. Correct one of them, or use backend='torch'."
             )
         return {
             "env_key": carry["env_key"].contiguous(),

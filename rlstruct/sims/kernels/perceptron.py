@@ -9,7 +9,7 @@ from typing import Any
 import warp as wp
 
 from rlstruct.sims.kernels import GameKernel
-from rlstruct.sims.kernels.random import uniform
+from rlstruct.sims.kernels.random import categorical_uniform
 
 Four = wp.vec4f
 
@@ -145,7 +145,7 @@ def _make_sample(n_actions: int) -> Any:
             total += wp.exp(logits[a] - highest)
         action = best
         if stochastic:
-            threshold = uniform(key, wp.uint64(0)) * total
+            threshold = categorical_uniform(key) * total
             cumulative = wp.float32(0.0)
             action = wp.int64(wp.static(n_actions))
             for a in range(wp.static(n_actions)):  # counted from behind: nothing is greater or less than NaN

@@ -5,6 +5,11 @@ SplitMix64 on uint64, where a shift drags no sign in.
 
 import warp as wp
 
+from rlstruct.functional.random import DEFAULT_STREAMS
+
+UNIFORM = wp.uint64(DEFAULT_STREAMS["uniform"])
+SYMMETRIC_UNIFORM = wp.uint64(DEFAULT_STREAMS["symmetric_uniform"])
+RANDINT = wp.uint64(DEFAULT_STREAMS["randint"])
 GAMMA = wp.uint64(0x9E3779B97F4A7C15)
 MIX_1 = wp.uint64(0xBF58476D1CE4E5B9)
 MIX_2 = wp.uint64(0x94D049BB133111EB)
@@ -36,6 +41,12 @@ def draw(key: wp.uint64, number: wp.uint64) -> wp.uint64:
 def uniform(key: wp.uint64, number: wp.uint64) -> wp.float32:
     """Uniform in [0, 1), a multiple of 2^-24."""
     return wp.float32(draw(key, number) >> wp.uint64(40)) * wp.float32(1.0 / 16777216.0)
+
+
+@wp.func
+def categorical_uniform(key: wp.uint64) -> wp.float32:
+    """The number in [0, 1) by which `rlstruct.functional.random.categorical` draws from its default stream."""
+    return wp.float32(key & wp.uint64(0xFFFFFF)) * wp.float32(1.0 / 16777216.0)
 
 
 @wp.func

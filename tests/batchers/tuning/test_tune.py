@@ -118,7 +118,9 @@ def test_workers_are_measured_beside_this_process_and_leave_nothing_behind() -> 
     workers, alone = answer.probes[1].measured, answer.probes[0].measured
     assert workers is not None
     assert alone is not None
-    assert workers.memory > alone.memory + 20 * 2**20 * LINUX  # a worker imports torch
+    more = workers.memory - alone.memory
+    assert 2**20 * LINUX < more < 150 * 2**20  # a worker is forked; what it shares with the server was there before
+    assert answer.probes[1].projected == pytest.approx(workers.memory, rel=0.1)
     assert set(multiprocessing.active_children()) <= before
 
 

@@ -24,7 +24,7 @@ def create_env(seed: int, n_envs: int = 3, auto_reset: bool = True, wrapped: boo
 
 
 class Doubled(EnvWrapper):
-    """Writes nothing into lent memory, and says nothing of restarts: a plain pair, as users write it."""
+    """Has no step_into, and says nothing of restarts: a plain pair, as users write it."""
 
     def step(self, action: DictTensor) -> Any:
         reached, current = self.env.step(action)
@@ -50,7 +50,7 @@ class Remembering(RL_Agent):
 
 @pytest.mark.parametrize("auto_reset", [True, False])
 @pytest.mark.parametrize("T", [1, 2, 7])
-def test_states_that_hold_observations_and_every_key_are_as_without_lent_memory(T: int, auto_reset: bool) -> None:
+def test_states_that_hold_observations_and_every_key_are_as_with_copies(T: int, auto_reset: bool) -> None:
     batches: list[list[dict[str, torch.Tensor]]] = [[], []]
     for wrapped, found in zip((False, True), batches, strict=True):
         env_args = {"auto_reset": auto_reset, "wrapped": wrapped}

@@ -1,0 +1,81 @@
+"""Folders of `.ci/on_gpu.py`: packages that were carried there are unpacked, results are copied out as they come."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+
+LARGEST = 15 << 20  # bytes of a file that is copied: of a longer log its end
+_PERIOD = 2.0  # seconds between looks
+
+
+def unpack(archives: Path, site: Path) -> None:
+    """Unpack the archives of `.ci/pack_site.py` that lie in a folder and have not been unpacked yet."""
+
+    def one(archive: Path) -> None:
+        done = site / f".{archive.name}"
+        if not done.exists():
+            with tarfile.open(archive) as whole:
+                whole.extractall(site, filter="data")
+            done.touch()
+
+    found = sorted(archives.glob("*.tar.xz"))
+    if found:
+        site.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(one, found))
+
+
+class Copies:
+    """Copies results to another folder while they are written, so that a killed command loses nothing.
+
+    Args:
+        source: folder of the results.
+        target: where to; None copies nothing.
+        ending: of the names of the files, without JSON's or the log's own.
+    """
+
+    def __init__(self, source: Path, target: Path | None, ending: str) -> None:
+        """Copy nothing yet."""
+        self._source, self._ending = source, ending
+        self._target = None if target is None or target.resolve() == source.resolve() else target
+        self._seen: dict[Path, tuple[int, int]] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Copies:
+        """Begin."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Copy what is new, and end."""
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(_PERIOD):
+            self.copy()
+        self.copy()
+
+    def copy(self) -> None:
+        """Copy what has changed."""
+        if self._target is None:
+            return
+        self._target.mkdir(parents=True, exist_ok=True)
+        for file in sorted(self._source.glob(f"*{self._ending}.*")):
+            if file.suffix not in (".json", ".log"):
+                continue
+            state = file.stat()
+            now = state.st_mtime_ns, state.st_size
+            if self._seen.get(file) != now:
+                part = self._target / f"{file.name}.part"  # whoever reads the folder sees whole files
+                with file.open("rb") as read, part.open("wb") as write:
+                    read.seek(max(0, state.st_size - LARGEST))
+                    shutil.copyfileobj(read, write)
+                part.replace(self._target / file.name)
+                self._seen[file] = now

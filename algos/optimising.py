@@ -1,0 +1,82 @@
+"""Optimiser steps that can be held back: weights and the optimiser's state stay as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Adagrad, Adam, AdamW, Optimizer
+
+from rlstruct.engine import private
+from rlstruct.engine.waits import intended
+from rlstruct.errors import BadTypeError
+
+_FUSED = (Adam, AdamW, Adagrad, torch.optim.SGD)
+_OF_THE_DEVICE = ("capturable", "fused", "foreach")  # settings that a checkpoint of another device may not change
+
+
+@torch.no_grad()
+def step_unless(optimizer: Optimizer, held: Tensor) -> None:
+    """Take a step, unless ``held`` is true.
+
+    Nothing waits for the device where the optimiser is a fused one of torch on CUDA, or ``capturable``. Elsewhere the
+    host reads ``held``. A capturable optimiser that is held back in its very first step has made its state from
+    gradients of 0.
+
+    Args:
+        optimizer: any that needs no closure; the weights have their gradients.
+        held: on the weights' device.  [] bool
+
+    Raises:
+        TypeError: the optimiser is LBFGS, which computes the loss several times in a step.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise BadTypeError(
+            "GradientLearner: the optimizer is LBFGS, which computes the loss several times in a step, expected one "
+            "that takes a step along a given gradient, such as torch.optim.Adam or RMSprop."
+        )
+    fused = held.is_cuda and isinstance(optimizer, _FUSED) and _all(optimizer, "fused")
+    if fused and not private.missing("fused optimiser"):
+        # torch.amp.GradScaler sets the same attribute: the kernel of a fused optimiser then writes nothing.
+        optimizer.found_inf = held.to(torch.float32)  # type: ignore[attr-defined]
+        optimizer.step()
+    elif held.device.type != "cpu" and _all(optimizer, "capturable"):
+        _step_and_restore(optimizer, held)
+    else:
+        with intended():
+            skipped = bool(held)  # sync: none on a CPU; elsewhere once per gradient step, the optimiser counts there
+        if not skipped:
+            optimizer.step()
+
+
+def takes_tensors(group: Mapping[str, Any]) -> bool:
+    """Tell whether the learning rate of a group of weights may be a tensor on their device."""
+    return bool(group.get("capturable") or group.get("fused"))
+
+
+def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Load a state that may have been saved on another device."""
+    groups = [
+        {**saved, **{name: own[name] for name in _OF_THE_DEVICE if name in own}}
+        for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=False)
+    ]
+    missing = state["param_groups"][len(groups) :]  # torch names the difference
+    optimizer.load_state_dict({**state, "param_groups": [*groups, *missing]})
+
+
+def _step_and_restore(optimizer: Optimizer, held: Tensor) -> None:
+    """Take a step, and undo it on the device where ``held`` is true."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
+    kept = [*weights, *(x for weight in weights for x in optimizer.state[weight].values() if isinstance(x, Tensor))]
+    before = [tensor.clone() for tensor in kept]
+    for weight in weights:
+        if not optimizer.state[weight]:
+            weight.grad = torch.where(held, 0.0, weight.grad)
+    optimizer.step()
+    torch._foreach_copy_(kept, [torch.where(held, old, new) for old, new in zip(before, kept, strict=True)])
+
+
+def _all(optimizer: Optimizer, setting: str) -> bool:
+    return all(group.get(setting) for group in optimizer.param_groups)

@@ -1,0 +1,139 @@
+"""The other learners of a training: whether they live, and what to say of one that does not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+
+from rlstruct.errors import LearnerError
+
+ANSWER_SECONDS = 1800.0
+"""How long a learner waits for one that still lives, or whose machine does not say; the first may be evaluating."""
+SILENT_SECONDS = 30.0
+"""How long a learner on another machine may give no sign of life, where a `Watcher` looks after it."""
+
+_STATES = {"T": "was stopped by a signal", "t": "is held by a debugger", "Z": "has died", "X": "has died"}  # of Linux
+
+
+class Others:
+    """The other learners, as one of them sees them through a store and this machine's list of processes.
+
+    Args:
+        rank: of this learner.
+        store: in which they leave messages.
+        facts: about each of them: its ``host`` and ``pid``.
+    """
+
+    def __init__(self, rank: int, store: Store, facts: Sequence[Mapping[str, Any]]) -> None:
+        """Open a connection to the store: a wait for a key in another thread would block a shared one."""
+        self._rank, self._facts = rank, facts
+        self._store = store.clone()  # type: ignore[attr-defined]
+        self._beats: dict[int, tuple[bytes, float]] = {}  # the last sign of life of each, and when it came
+
+    def tell(self, error: Exception) -> None:
+        """Let them know why this learner leaves, and mark the error as told."""
+        with contextlib.suppress(dist.DistError):  # whoever holds the store is gone
+            text = "".join(traceback.format_exception(error))
+            self._store.compare_set("failed", "", json.dumps([self._rank, text]))
+            error.told = True  # type: ignore[attr-defined]
+
+    def finish(self) -> None:
+        """Let them know that this learner may end before they do."""
+        with contextlib.suppress(dist.DistError):  # whoever holds the store has finished, too
+            self._store.set(f"finished {self._rank}", "")
+
+    def look_after(self, waited: float) -> None:
+        """Look whether another learner has failed, died or been stopped, after a wait of this many seconds.
+
+        Raises:
+            LearnerError: it has, or this one has waited too long.
+        """
+        self.refuse_dead(waited)
+        self._refuse_failed()
+
+    def watch(self, waited: float) -> None:
+        """Look after those of other machines, too, by the signs of life that all give in this call.
+
+        Raises:
+            LearnerError: see `look_after`; or one of another machine is silent, or the store is gone.
+        """
+        self.look_after(waited)
+        try:
+            self._store.set(f"beat {self._rank}", repr(time.monotonic()))
+            for rank, one in enumerate(self._facts):
+                if one["host"] != platform.node():
+                    self._refuse_silent(rank)
+        except dist.DistError as error:
+            raise LearnerError(
+                f"run_training: learner {self._rank} cannot reach the store of this training any more: {error}. The "
+                "process that holds it, learner 0 or torchrun, has ended. Look at what it printed."
+            ) from error
+
+    def refuse_dead(self, waited: float) -> None:
+        """Look whether a learner of this machine has died or been stopped.
+
+        Raises:
+            LearnerError: it has, or this one has waited too long.
+        """
+        for rank, one in enumerate(self._facts):
+            if rank != self._rank and one["host"] == platform.node() and (how := _gone(one["pid"])):
+                with contextlib.suppress(dist.DistError):
+                    if self._finished(rank):
+                        continue
+                self._refuse_failed()
+                raise LearnerError(f"run_training: {name(rank, one)} {how}.", ranks=(rank,))
+        if waited > ANSWER_SECONDS:
+            raise LearnerError(
+                f"run_training: learner {self._rank} has waited {waited:.0f} s for the others, which live but do not "
+                "answer. Look at what they do, with py-spy for example."
+            )
+
+    def _refuse_failed(self) -> None:
+        with contextlib.suppress(dist.DistError):
+            if self._store.check(["failed"]):
+                rank, text = json.loads(self._store.get("failed"))
+                if rank != self._rank:
+                    raise LearnerError(f"run_training: {name(rank, self._facts[rank])} failed:\n{text}", ranks=(rank,))
+
+    def _refuse_silent(self, rank: int) -> None:
+        if self._finished(rank) or not self._store.check([f"beat {rank}"]):  # or it has not begun to look
+            return
+        beat, now = self._store.get(f"beat {rank}"), time.monotonic()
+        before, since = self._beats.get(rank, (b"", now))
+        self._beats[rank] = beat, (since if beat == before else now)
+        if now - self._beats[rank][1] > SILENT_SECONDS:
+            raise LearnerError(
+                f"run_training: {name(rank, self._facts[rank])} has given no sign of life for {SILENT_SECONDS:g} s. It "
+                "was killed or stopped, or its machine cannot be reached.",
+                ranks=(rank,),
+            )
+
+    def _finished(self, rank: int) -> bool:
+        found: bool = self._store.check([f"finished {rank}"])
+        return found
+
+
+def name(rank: int, facts: Mapping[str, Any]) -> str:
+    """Name a learner in a message."""
+    return f"learner {rank} (pid {facts['pid']} on {facts['host']})"
+
+
+def _gone(pid: int) -> str:
+    """Say why a process of this machine does nothing any more; "" if it may, or where there is no /proc."""
+    proc = Path("/proc")
+    if not (proc / "self" / "stat").exists():
+        return ""
+    try:
+        state = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "has died"
+    return _STATES.get(state, "")

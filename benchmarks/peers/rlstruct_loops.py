@@ -1,0 +1,154 @@
+"""Ours without worker processes, one loop per call: ``rlstruct_loops.py TASK NAME``, with a name of `LOOPS`.
+
+``ab.py`` runs it with the packages of two commits, so it uses public names that both of them have.
+"""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from _serve import Contender, Task, serve
+
+from rlstruct import DictTensor, Trajectories, replay_agent
+from rlstruct.agents import ActorCritic, ActorCriticAgent, QAgent, QNetwork
+from rlstruct.batchers import RL_Batcher
+from rlstruct.sims import make
+
+Work = Callable[[], object]
+
+
+def batcher_of(task: Task) -> RL_Batcher:
+    """Collect in this process with the torch simulation of the task's environment."""
+    return RL_Batcher(
+        task.n_timesteps,
+        lambda: ActorCriticAgent(ActorCritic(4, 2)),
+        lambda seed: make(task.environment, task.n_envs, seed=seed),
+        seed=0,
+    )
+
+
+def batch_of(task: Task) -> Trajectories:
+    """Collect a batch."""
+    with batcher_of(task) as batcher:
+        batcher.reset()
+        batcher.execute()
+        return batcher.get()[0]
+
+
+def simulator(task: Task) -> Work:
+    """A batch of a simulator with a policy."""
+    batcher = batcher_of(task)
+    batcher.reset()
+
+    def collect() -> object:
+        batcher.execute()
+        return batcher.get()
+
+    return collect
+
+
+def steps(task: Task) -> Work:
+    """T single steps of a simulator with action 0."""
+    env = make(task.environment, task.n_envs)
+    action = DictTensor({"action": torch.zeros_like(env.reset()[0]["last_action"])})
+    return lambda: [env.step(action) for _ in range(task.n_timesteps)]
+
+
+def update(algorithm: str, task: Task) -> Work:
+    """An update of an algorithm with its own settings, on one batch again and again."""
+    module = importlib.import_module(f"rlstruct.algos.{algorithm}")
+    if algorithm == "dqn":
+        learner = module.Learner.create(QNetwork(4, 2), QAgent, module.DQNConfig(learning_starts=0))
+    else:
+        settings = module.A2CConfig() if algorithm == "a2c" else module.PPOConfig()
+        learner = module.Learner.create(ActorCritic(4, 2), ActorCriticAgent, settings)
+    batch = batch_of(task)
+    return lambda: learner.update(batch, 0.0)
+
+
+def replay(task: Task) -> Work:
+    """A replay with gradients."""
+    batch, agent = batch_of(task), ActorCriticAgent(ActorCritic(4, 2))
+    return lambda: replay_agent(agent, batch)["log_probability"].sum().backward()
+
+
+def dict_tensors(task: Task) -> Work:
+    """What programs do with a DictTensor, a thousand times."""
+    tensors = batch_of(task).trajectories.temporal_index(0)
+    plain, index = dict(tensors.items()), torch.arange(0, task.n_envs, 2)
+
+    def work() -> None:
+        for _ in range(100):
+            made = DictTensor(plain)
+            part = made.truncate_key("observation/") + made.truncate_key("action/")
+            made.index(index)
+            made.slice(1, 3)
+            made.map(torch.Tensor.detach)
+            DictTensor.cat([part, part])
+
+    return work
+
+
+def trajectories(task: Task) -> Work:
+    """What learners do with Trajectories, a hundred times."""
+    batch, index = batch_of(task), torch.arange(0, task.n_envs, 2)
+
+    def work() -> None:
+        for _ in range(100):
+            batch.index(index)
+            batch.trajectories.temporal_slice(0, 2)
+            batch.trajectories.temporal_index(1)
+            batch.trajectories.mask()
+            Trajectories.cat([batch, batch])
+
+    return work
+
+
+def imports(task: Task) -> Work:
+    """A new process that imports all names of rlstruct; torch is imported in any case."""
+    code = "import rlstruct; [getattr(rlstruct, name) for name in dir(rlstruct)]"
+    return lambda: subprocess.run([sys.executable, "-c", code], check=True)
+
+
+LOOPS: dict[str, Callable[[Task], Work]] = {
+    "simulator": simulator,
+    "steps": steps,
+    "replay": replay,
+    "dict_tensors": dict_tensors,
+    "trajectories": trajectories,
+    "imports": imports,
+    "a2c": lambda task: update("a2c", task),
+    "ppo": lambda task: update("ppo", task),
+    "dqn": lambda task: update("dqn", task),
+}
+
+
+class Ours:
+    """A loop; each turn of it counts as one step."""
+
+    def __init__(self, task: Task) -> None:
+        torch.manual_seed(0)
+        with torch.enable_grad():
+            self.work = LOOPS[sys.argv[2]](task)
+
+    def collect(self) -> int:
+        with torch.enable_grad():
+            self.work()
+        return 1
+
+    def close(self) -> None:
+        return
+
+
+def create(task: Task) -> Contender:
+    made: Any = Ours(task)
+    return made
+
+
+if __name__ == "__main__":
+    serve(create, ["gymnasium", "torch"])

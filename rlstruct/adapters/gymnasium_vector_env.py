@@ -1,0 +1,203 @@
+"""GymnasiumVectorEnv: a VecEnv as a `gymnasium.vector.VectorEnv`, for training loops that expect one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from torch import Tensor
+
+from rlstruct.core import DictTensor
+from rlstruct.errors import BadTypeError, BadValueError, ShapeMismatchError, UsageError
+from rlstruct.spaces import Element, Leaf, leaves, nest
+from rlstruct.vec_env import VecEnv
+
+
+class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
+    """A VecEnv with gymnasium's own signature, ``observation, reward, terminated, truncated, info = step(actions)``.
+
+    The autoreset mode in ``metadata`` is SAME_STEP: the observation is the first one of the next episode, and the true
+    final one is in ``info["final_obs"]``, with the mask ``info["_final_obs"]``. It is NEXT_STEP for environments that
+    spend a step on their restart (`VecEnv.restarts_take_steps`), such as gymnasium's numpy CartPole.
+
+    Without ``tensors`` everything is numpy, and ``final_obs`` is an array of B objects, each an observation or None, as
+    gymnasium has it. With ``tensors`` everything is a tensor [B, ...] on the VecEnv's device, the host never waits, and
+    ``final_obs`` has all B rows, of which the mask tells the real ones.
+
+    Args:
+        create_env: the factory that `RL_Batcher` takes, of a VecEnv that restarts by itself; called as
+            ``create_env(**env_args, seed=…)``, again at each ``reset(seed=…)``.
+        env_args: the other arguments of ``create_env``.
+        seed: environment j draws from ``seed + j``; 0 by default, replaced by ``reset(seed=…)``.
+        tensors: take and return tensors instead of numpy arrays.
+        listed_info: add ``info["final_info"]``, a list of B entries: ``{"episode": {"r": …, "l": …}}`` for an episode
+            that ended in this step, else None. This is gymnasium 0.29's form, which CleanRL reads. numpy only.
+
+    Raises:
+        TypeError: ``create_env`` returns something else than a VecEnv.
+        ValueError: the VecEnv does not restart by itself, or ``listed_info`` was combined with ``tensors``.
+    """
+
+    def __init__(
+        self,
+        create_env: Callable[..., VecEnv],
+        env_args: Mapping[str, Any] | None = None,
+        *,
+        seed: int = 0,
+        tensors: bool = False,
+        listed_info: bool = False,
+    ) -> None:
+        """Create the environments."""
+        if listed_info and tensors:
+            raise BadValueError(
+                "GymnasiumVectorEnv: listed_info=True needs numpy, because making lists waits for the device at each "
+                "step. Leave out tensors=True."
+            )
+        self._create, self._env_args, self._seed = create_env, dict(env_args or {}), seed
+        self._tensors, self._listed_info = tensors, listed_info
+        self.env = self._made()
+        self._fresh = True  # no reset since the environments were created
+        self._begun = False
+        self.num_envs = self.env.n_envs()
+        self.single_observation_space, self.single_action_space = self.env.observation_space, self.env.action_space
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self._mode = AutoresetMode.NEXT_STEP if self.env.restarts_take_steps else AutoresetMode.SAME_STEP
+        self.metadata = {"autoreset_mode": self._mode}
+        self._frames = leaves(self.single_observation_space, "frame")
+        self._actions = leaves(self.single_action_space, "action")
+        self._returns, self._lengths = np.zeros(self.num_envs), np.zeros(self.num_envs, np.int64)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Element, dict[str, Any]]:
+        """Start a new episode in every environment.
+
+        Args:
+            seed: create the environments again, with this seed; None continues their random numbers.
+            options: settings for all environments, numbers or arrays; see ``env_info`` of `VecEnv.reset`.
+
+        Returns:
+            ``(observation, info)``: observation [B, ...] as the space nests it, info empty.
+
+        Raises:
+            ValueError: ``options`` asks for a reset of some environments only, which a VecEnv does by itself.
+        """
+        if options is not None and "reset_mask" in options:
+            raise BadValueError(
+                "GymnasiumVectorEnv.reset: options['reset_mask'] asks for a reset of some environments, but each "
+                f"restarts by itself (autoreset mode {self._mode.name}). Leave it out."
+            )
+        super().reset(seed=seed)
+        if seed is not None and not (self._fresh and seed == self._seed):
+            self.env.close()
+            self._seed = seed
+            self.env = self._made()
+        self._fresh, self._begun = False, True
+        self._returns[:], self._lengths[:] = 0, 0
+        info = {
+            key: torch.as_tensor(value, device="cpu").expand(self.num_envs) for key, value in (options or {}).items()
+        }
+        observation, _ = self.env.reset(DictTensor(info))
+        return self._observation(observation), {}
+
+    def step(self, actions: Element) -> tuple[Element, Any, Any, Any, dict[str, Any]]:
+        """Take one step in every environment.
+
+        Args:
+            actions: one action for each environment, as ``action_space`` nests them; numpy arrays or tensors.
+
+        Returns:
+            ``(observation, reward, terminated, truncated, info)``: reward [B] float32, flags [B] bool. In mode
+            NEXT_STEP a row that restarts has reward 0 and both flags False.
+
+        Raises:
+            RuntimeError: `reset` has not been called, or the VecEnv restarts otherwise than it declares.
+            ShapeMismatchError: an action has another shape than the space says.
+        """
+        if not self._begun:
+            raise UsageError("GymnasiumVectorEnv.step: there is nothing to step. Call reset() first.")
+        (reached, ran), (current, running) = self.env.step(self._action(actions))
+        reward = torch.where(ran, reached["reward"], 0.0)
+        terminated, truncated, ended = (reached[key] & ran for key in ("terminated", "truncated", "done"))
+        if self._mode is AutoresetMode.SAME_STEP:
+            info = self._info(reached, ended)
+        elif bool((ended & running).any()):  # sync: in this mode only, which environments of numpy have
+            raise UsageError(
+                f"GymnasiumVectorEnv.step: {type(self.env).__name__} restarted in the step that ended an episode, but "
+                "has restarts_take_steps=True, so mode NEXT_STEP was declared. Set restarts_take_steps = False in it."
+            )
+        else:
+            info = {}
+        if self._listed_info:
+            self._count(reward, ran, ended, info)
+        return (self._observation(current), *(self._out(value) for value in (reward, terminated, truncated)), info)
+
+    def close_extras(self, **kwargs: Any) -> None:  # noqa: ANN401 - gymnasium's signature
+        """Close the VecEnv."""
+        self.env.close()
+
+    def _made(self) -> VecEnv:
+        env = self._create(**self._env_args, seed=self._seed)
+        if not isinstance(env, VecEnv):
+            raise BadTypeError(
+                f"GymnasiumVectorEnv: create_env returned a {type(env).__name__}, expected a VecEnv. "
+                "Pass the factory that RL_Batcher takes, such as one that returns rlstruct.sims.make(...)."
+            )
+        if not env.auto_reset:
+            env.close()
+            raise BadValueError(
+                f"GymnasiumVectorEnv: {type(env).__name__} idles after an episode's end, expected environments that "
+                "restart by themselves. Take GymEnvInf in place of GymEnv, GymVectorEnv without episodic=True, or a "
+                "simulator with auto_reset=True."
+            )
+        return env
+
+    def _action(self, actions: Element) -> DictTensor:
+        """Turn a batch of actions into the tensors of the VecEnv, in the space's dtypes."""
+        return DictTensor({key: self._column(leaf, leaf.get(actions)) for key, leaf in self._actions.items()})
+
+    def _column(self, leaf: Leaf, values: Element) -> Tensor:
+        column = values if isinstance(values, Tensor) else torch.from_numpy(np.asarray(values))
+        if column.shape != (expected := (self.num_envs, *leaf.shape)):
+            raise ShapeMismatchError(
+                f"GymnasiumVectorEnv.step: {leaf.key!r} has shape {list(column.shape)}, expected {list(expected)}: "
+                "one action for each environment."
+            )
+        return column.to(self.env.device, leaf.torch_dtype)
+
+    def _out(self, tensor: Tensor) -> Any:  # noqa: ANN401 - a tensor, or an array
+        return tensor if self._tensors else tensor.cpu().numpy()  # sync: numpy was asked for, every step
+
+    def _observation(self, observation: DictTensor) -> Element:
+        values = {key: self._out(observation[key]) for key in self._frames}
+        return nest(self.single_observation_space, values, "frame")
+
+    def _info(self, reached: DictTensor, ended: Tensor) -> dict[str, Any]:
+        """Show the true final observations of the environments that restarted."""
+        mask = self._out(ended)
+        if self._tensors:
+            return {"final_obs": self._observation(reached), "_final_obs": mask}
+        if not mask.any():
+            return {}
+        final = np.full(self.num_envs, None, dtype=object)
+        frames = {key: self._out(reached[key]) for key in self._frames}
+        for row in mask.nonzero()[0]:  # sync: of an array, in steps that end an episode
+            final[row] = nest(
+                self.single_observation_space, {key: value[row] for key, value in frames.items()}, "frame"
+            )
+        return {"final_obs": final, "_final_obs": mask}
+
+    def _count(self, reward: Tensor, ran: Tensor, ended: Tensor, info: dict[str, Any]) -> None:
+        """Add a step to the running returns, and list those of episodes that ended."""
+        self._returns += self._out(reward)
+        self._lengths += self._out(ran)
+        done = self._out(ended)
+        if done.any():
+            counts = zip(done, self._returns, self._lengths, strict=True)
+            info["final_info"] = [{"episode": {"r": float(r), "l": int(n)}} if end else None for end, r, n in counts]
+            self._returns[done], self._lengths[done] = 0, 0

@@ -1,0 +1,127 @@
+"""Rounding: how far apart two ways to compute the same numbers may be, and how many draws that may flip."""
+
+# ruff: noqa: ANN401  (torch hands over whatever an operator takes and returns)
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from rlstruct.engine import private
+
+EXACT: Final = 2.0**-23
+"""Relative distance of two neighbouring float32 numbers, the finest precision that is told apart."""
+_PRODUCTS: Final = {"tf32": 2.0**-10, "bf16": 2.0**-7}  # "ieee" and "none" are exact
+
+_BEFORE: Final = {
+    "highest": "ieee",
+    "high": "tf32",
+    "medium": "",
+}  # of torch before 2.9; "medium" depends on the device
+
+# Compiled code fuses and so rounds differently; a wrong answer is further off.
+_RELATIVE, _ABSOLUTE, _ULPS = 1e-3, 1e-4, 16
+_FLIPPED, _FLIPPED_COARSE = 1e-3, 2e-2
+
+
+class Precision(private.Watching):  # type: ignore[no-untyped-call]  # torch gives its base no types
+    """Finds the coarsest numbers that the calls inside compute with: ``with Precision() as found: answer = step()``."""
+
+    def __init__(self) -> None:
+        """Assume exact numbers."""
+        super().__init__()
+        self._coarsest = EXACT
+        self._convolves = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Look at the results of an operator."""
+        name = func.overloadpacket.__name__
+        self._convolves |= "conv" in name or "rnn" in name
+        answer = func(*args, **(kwargs or {}))
+        for tensor in answer if isinstance(answer, tuple | list) else (answer,):
+            if isinstance(tensor, Tensor) and tensor.is_floating_point():
+                self._coarsest = max(self._coarsest, torch.finfo(tensor.dtype).eps)
+        return answer
+
+    def eps(self, device: torch.device) -> float:
+        """Return the relative distance of neighbouring numbers, with torch's settings for matrix products of now."""
+        found = max(self._coarsest, products(device))
+        if self._convolves and device.type == "cuda":
+            found = max(found, _PRODUCTS.get(_setting(torch.backends.cudnn, "conv", _tf32_in_cudnn), EXACT))
+        return found
+
+
+def products(device: torch.device) -> float:
+    """Return how coarsely torch may multiply float32 matrices on a device: see `torch.set_float32_matmul_precision`."""
+    backend = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
+    coarse = "tf32" if device.type == "cuda" else "bf16"
+    setting = _setting(backend, "matmul", lambda: _BEFORE[torch.get_float32_matmul_precision()] or coarse)
+    return _PRODUCTS.get(setting, EXACT)
+
+
+def _tf32_in_cudnn() -> str:
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+
+
+def _setting(backend: Any, operation: str, before: Callable[[], str]) -> str:
+    """Return how a backend of torch rounds float32 numbers in an operation; ``before`` says so for torch before 2.9."""
+    setting = getattr(getattr(backend, operation, None), "fp32_precision", None)
+    return before() if setting is None else str(setting)
+
+
+def share_of(eps: float) -> float:
+    """Return the greatest share of rows in which rounding may flip a draw."""
+    return _FLIPPED if eps <= EXACT else _FLIPPED_COARSE
+
+
+def count_different(value: Tensor, other: Tensor, eps: float) -> Tensor:
+    """Count the rows that differ by more than rounding, without a wait.
+
+    Sums of large terms that cancel are wrong by a share of the terms, not of the sum: the typical size counts too.
+    """
+    same = value == other
+    if value.is_floating_point():
+        wide, found = value.to(torch.float64), other.to(torch.float64)
+        sizes = wide.abs()
+        typical = torch.where(sizes.isfinite() & (sizes > 0), sizes, torch.nan).nanmedian().nan_to_num(1.0).clamp(min=1)
+        relative, absolute = (max(bound, _ULPS * eps) for bound in (_RELATIVE, _ABSOLUTE))
+        near = (wide - found).abs() <= relative * sizes + absolute * typical
+        same = same | near | (wide.isnan() & found.isnan())
+    return (~(same.flatten(1).all(dim=1) if same.dim() > 1 else same.view(-1))).sum()
+
+
+def difference(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], eps: float = EXACT) -> str:
+    """Say in what an executor's answer [B, ...] differs from that of the step itself; "" if only by rounding."""
+    for key, value in expected.items():
+        other = found.get(key)
+        if other is None or other.shape != value.shape or other.dtype != value.dtype:
+            got = "is missing" if other is None else f"is {list(other.shape)} {other.dtype}"
+            return f"{key!r} {got} in the compiled answer, expected {list(value.shape)} {value.dtype}"
+        rows = value.shape[0] if value.dim() else 1
+        n_different = int(count_different(value, other, eps))  # sync: once when the code is made
+        if n_different > allowed(rows, eps):
+            return f"{key!r} differs in {n_different} of {rows} rows when compiled"
+    return ""
+
+
+def allowed(rows: int, eps: float) -> int:
+    """Return in how many of the rows of one answer rounding may have flipped a draw."""
+    least = int(eps > EXACT and rows > 1)
+    return max(least, int(rows * share_of(eps)))
+
+
+def evidence(n_different: int, rows: int, eps: float) -> float:
+    """Return how surely so many differing rows are not due to rounding, as -log of a bound on the probability (nats).
+
+    Chernoff's bound: of n rows that each differ with probability at most q, k or more differ with probability at most
+    exp(-n KL(k/n || q)). One row alone says nothing, unless it is the only one.
+    """
+    share, found = share_of(eps), n_different / rows
+    if found <= share or n_different == 1 < rows:
+        return 0.0
+    rest = (rows - n_different) * math.log((1.0 - found) / (1.0 - share)) if n_different < rows else 0.0
+    return n_different * math.log(found / share) + rest

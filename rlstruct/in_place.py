@@ -1,0 +1,100 @@
+"""Environments on the CPU that write their observations where they stay, and the memory that they get for that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from rlstruct.core import DictTensor
+from rlstruct.vec_env import VecEnv
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+FLAGS = ("terminated", "truncated", "done", "initial_state")
+
+
+class ObservationBuffer:
+    """Memory of one observation of B environments on the CPU, as numpy arrays.
+
+    Args:
+        arrays: by key, in the order of the observation's keys, without ``rng``.  [B, ...]
+
+    Attributes:
+        keys: as in ``arrays``.
+        frames: the arrays of ``frame``, or of each ``frame/<key>``.        [B, ...]
+        reward: reward of the step that led here.                           [B] float32
+        flags: terminated, truncated, done and initial_state.               [B] bool each
+        last_action: as ``frames``, of ``last_action``.                     [B, ...]
+        arrays: all of them.
+    """
+
+    __slots__ = ("arrays", "flags", "frames", "keys", "last_action", "reward")
+
+    def __init__(self, arrays: Mapping[str, Array]) -> None:
+        """Sort the arrays."""
+        self.keys = tuple(arrays)
+        self.arrays = [*arrays.values()]
+        self.frames = [array for key, array in arrays.items() if key.split("/")[0] == "frame"]
+        self.reward = arrays["reward"]
+        self.flags = tuple(arrays[key] for key in FLAGS)
+        self.last_action = [array for key, array in arrays.items() if key.split("/")[0] == "last_action"]
+
+    @classmethod
+    def of(cls, observation: DictTensor) -> ObservationBuffer:
+        """Return the memory of an observation on the CPU."""
+        return cls({key: tensor.numpy() for key, tensor in observation.items()})  # sync: views of CPU memory
+
+    def observation(self) -> DictTensor:
+        """Return the same memory as tensors, [B]."""
+        return DictTensor(dict(zip(self.keys, map(torch.from_numpy, self.arrays), strict=True)))
+
+
+class Ended(NamedTuple):
+    """What `StepsInto.step_into` returns where an episode ended, or an environment did not run.
+
+    Attributes:
+        ran: who took the step; None for all.          [B] bool
+        running: who takes the next one; None for all. [B] bool
+        restarted: the rows that restarted in this step.
+    """
+
+    ran: Tensor | None
+    running: Tensor | None
+    restarted: Sequence[int]
+
+
+class StepsInto(Protocol):
+    """A `VecEnv` on the CPU that can write observations where they stay: batchers call this in the place of ``step``.
+
+    It is optional: without it, or where a subclass overrides ``step`` alone, a batcher calls ``step`` and copies.
+    """
+
+    def step_into(
+        self, action: DictTensor, before: ObservationBuffer, out: ObservationBuffer, final: ObservationBuffer | None
+    ) -> Ended | None:
+        """Take the step of `VecEnv.step`.
+
+        Args:
+            action: as there.
+            before: the observation that the action answers, to be read only.
+            out: gets ``current``. Its flags are False already; everything else must be written in every row.
+            final: gets ``reached`` in the rows that restart; other rows are left alone, so that their memory need not
+                become real. None for environments that do not restart by themselves.
+
+        Returns:
+            None if every environment took the step and no episode ended.
+        """
+
+
+def steps_into(env: VecEnv) -> Any | None:  # noqa: ANN401 - a bound `StepsInto.step_into`
+    """Return the ``step_into`` of an environment; None where it has none, or where ``step`` does something else."""
+    if "step" in vars(env):
+        return None
+    kind = next((kind for kind in type(env).__mro__ if "step_into" in vars(kind) or "step" in vars(kind)), VecEnv)
+    return getattr(env, "step_into", None) if "step_into" in vars(kind) else None

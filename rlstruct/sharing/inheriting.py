@@ -1,0 +1,30 @@
+"""Environment variables that child processes inherit, set by one thread at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator, Mapping
+
+_starting = threading.RLock()
+
+
+@contextlib.contextmanager
+def inheriting(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the processes that start inside, and restore them afterwards.
+
+    Blocks may be nested in one thread. Other threads wait at theirs, so that no process inherits their variables, and
+    none of them restores what this one has set.
+    """
+    with _starting:
+        before = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value

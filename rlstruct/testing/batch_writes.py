@@ -1,0 +1,129 @@
+"""Find code that writes to a batch. Batches are read-only, because several of their keys may be views of one tensor.
+
+``observation/x`` and ``_observation/x`` share memory in most batches, and do not where an environment restarted. So
+arithmetic in place on both happens twice in some batches and once in others. Inside ``forbid_batch_writes`` it raises:
+
+>>> import torch
+>>> from rlstruct import DictTensor
+>>> from rlstruct.testing import forbid_batch_writes
+>>> batch = DictTensor({"frame": torch.zeros(2, 3)})
+>>> with forbid_batch_writes(batch):
+...     scaled = batch["frame"] / 255
+>>> with forbid_batch_writes(batch):
+...     batch["frame"].div_(255)
+Traceback (most recent call last):
+    ...
+rlstruct.testing.batch_writes.BatchWriteError: ...: div_ writes to 'frame' of the batch, which is read-only. ...
+
+Operators of torch raise at the line that calls them. Writes of others (numpy, Warp, code under ``torch.compile``, a
+replayed CUDA graph) are found at the end of the block, by values: this needs a copy of the batch.
+"""
+
+# ruff: noqa: ANN401  (torch hands over whatever an operator takes and returns)
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.engine.private import Watching, is_composite, schema_of
+from rlstruct.errors import Explained
+from rlstruct.testing.host_sync import allow_host_sync, calling_line
+
+_FIX = "Make a new tensor instead (x = x / 255), or write to a copy: batch.clone()."
+
+
+class BatchWriteError(Explained, RuntimeError):
+    """Something wrote to a batch, which is read-only; the message names the keys, and the line if torch wrote."""
+
+
+@contextlib.contextmanager
+def forbid_batch_writes(*batches: Trajectories | DictTensor | TemporalDictTensor) -> Iterator[None]:
+    """Raise where code inside writes to the memory of a batch.
+
+    Args:
+        batches: what `RL_Batcher.get` returned, or any other structure; they stay usable.
+
+    Raises:
+        BatchWriteError: with the keys that the write reaches, and what to do instead.
+    """
+    tensors: list[tuple[str, Tensor]] = [item for batch in batches for item in _named(batch)]
+    before = [(name, tensor, tensor.detach().clone()) for name, tensor in tensors]
+    with _Operators(tensors):
+        yield
+    with allow_host_sync():
+        if changed := [name for name, tensor, copy in before if not _equal(tensor, copy)]:
+            raise BatchWriteError(
+                f"forbid_batch_writes: {_listed(changed)} of the batch changed, which is read-only, and no operator of "
+                f"torch did it: look for numpy views, kernels and compiled code. {_FIX}"
+            )
+
+
+class _Operators(Watching):  # type: ignore[no-untyped-call]  # torch gives its base no types
+    """Raises before an operator writes to the memory of these tensors."""
+
+    def __init__(self, tensors: list[tuple[str, Tensor]]) -> None:
+        super().__init__()
+        self._ranges = [(name, tensor.device, *_bytes_of(tensor)) for name, tensor in tensors]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if is_composite(func):  # in inference mode nothing above this has taken it apart
+            with self:
+                return func.decompose(*args, **kwargs)
+        for place, name in _written(func):
+            given = kwargs.get(name) if place is None else args[place] if place < len(args) else kwargs.get(name)
+            for tensor in given if isinstance(given, list | tuple) else [given]:
+                if isinstance(tensor, Tensor) and (keys := self._keys_at(tensor)):
+                    raise BatchWriteError(
+                        f"{calling_line()}: {func.overloadpacket.__name__} writes to {_listed(keys)} of the batch, "
+                        f"which is read-only. {_FIX}"
+                    )
+        return func(*args, **kwargs)
+
+    def _keys_at(self, tensor: Tensor) -> list[str]:
+        first, last = _bytes_of(tensor)
+        return [
+            name for name, device, low, high in self._ranges if device == tensor.device and first < high and low < last
+        ]
+
+
+@functools.cache
+def _written(func: Any) -> tuple[tuple[int | None, str], ...]:
+    """Return place and name of each argument that an operator writes to; no place where only the name will do."""
+    return tuple(
+        (None if argument.kwarg_only else i, argument.name)
+        for i, argument in enumerate(schema_of(func).arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+def _bytes_of(tensor: Tensor) -> tuple[int, int]:
+    """Return where the memory of a tensor begins and ends, gaps of its strides included."""
+    if tensor.numel() == 0:
+        return 0, 0
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    first = tensor.data_ptr()
+    return first, first + (reach + 1) * tensor.element_size()
+
+
+def _named(batch: Trajectories | DictTensor | TemporalDictTensor) -> list[tuple[str, Tensor]]:
+    if isinstance(batch, Trajectories):
+        return [*batch.info.items(), *_named(batch.trajectories)]
+    lengths: Mapping[str, Tensor] = {"lengths": batch.lengths} if isinstance(batch, TemporalDictTensor) else {}
+    return [*batch.items(), *lengths.items()]
+
+
+def _equal(tensor: Tensor, copy: Tensor) -> bool:
+    both_nan = (tensor != tensor) & (copy != copy)
+    return bool(((tensor == copy) | both_nan).all())  # sync: intended, once per key and block
+
+
+def _listed(keys: list[str]) -> str:
+    *most, last = map(repr, dict.fromkeys(keys))
+    return f"{', '.join(most)} and {last}, one memory," if most else last

@@ -1,0 +1,181 @@
+"""The others name a learner that is lost under NCCL within seconds; and GPUs are known by what they are."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from forked_learners import fork_learners
+
+from rlstruct.algos import others
+from rlstruct.algos.joining import gpu_facts
+from rlstruct.algos.learners import Group, have_a_gpu_each, learning_in, share_a_gpu
+from rlstruct.algos.others import Others
+from rlstruct.algos.watcher import Watcher
+from rlstruct.errors import LearnerError
+
+
+def test_a_watcher_frees_a_learner_that_waits_for_a_killed_one_and_names_it(caplog: pytest.LogCaptureFixture) -> None:
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    facts = [{"host": os.uname().nodename, "pid": pid} for pid in (os.getpid(), other.pid)]
+    freed = threading.Event()  # stands in for a sum on the device
+    watcher = Watcher(Others(0, dist.HashStore(), facts).watch, freed.set)
+    watcher.refuse_lost()
+    assert not freed.wait(1.2)
+    other.kill()
+    begin = time.monotonic()
+    assert freed.wait(20.0)
+    assert time.monotonic() - begin < 5.0
+    match = rf"run_training: learner 1 \(pid {other.pid} on .*\) has died"
+    with pytest.raises(LearnerError, match=match) as error:
+        watcher.refuse_lost()
+    assert error.value.ranks == (1,)
+    assert [record.getMessage() for record in caplog.records] == [str(watcher.lost)]
+    watcher.stop()
+    other.wait()
+
+
+def test_a_learner_that_has_finished_may_end_and_one_that_waits_too_long_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = subprocess.Popen([sys.executable, "-c", ""])
+    other.wait()
+    store = dist.HashStore()
+    facts = [{"host": os.uname().nodename, "pid": pid} for pid in (os.getpid(), other.pid)]
+    one, two = (Others(rank, store, facts) for rank in range(2))
+    with pytest.raises(LearnerError, match=r"learner 1 .* has died"):
+        one.watch(0.0)
+    two.finish()
+    one.watch(0.0)
+    monkeypatch.setattr(others, "ANSWER_SECONDS", 5.0)
+    with pytest.raises(LearnerError, match="learner 0 has waited 6 s for the others"):
+        one.watch(6.0)
+
+
+def test_a_silent_learner_of_another_machine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(others, "SILENT_SECONDS", 0.3)
+    store = dist.HashStore()
+    facts = [{"host": os.uname().nodename, "pid": os.getpid()}, {"host": "far away", "pid": 7}]
+    one, two = (Others(rank, store, facts) for rank in range(2))
+    for _ in range(5):  # not before it begins to look, and not while it does
+        one.watch(0.0)
+        time.sleep(0.1)
+    for _ in range(5):
+        two.watch(0.0)
+        one.watch(0.0)
+        time.sleep(0.1)
+    time.sleep(0.4)
+    with pytest.raises(LearnerError, match=r"learner 1 \(pid 7 on far away\) has given no sign of life for 0\.3 s"):
+        one.watch(0.0)
+
+
+def lose_the_second(group: Group) -> tuple[str, float, bool, str]:
+    """Wait for a learner that is killed, as a sum of NCCL does on the device."""
+    group.add_up(torch.ones(2))
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    freed, begin = threading.Event(), time.monotonic()
+    type(dist.group.WORLD).abort = lambda self: freed.set()  # type: ignore[method-assign, union-attr, assignment]
+    try:
+        with learning_in(group):
+            freed.wait(60.0)
+            raise FloatingPointError("the loss is NaN")  # of numbers that came out of a broken sum
+    except LearnerError as error:
+        return str(error), time.monotonic() - begin, group.records, repr(error.__cause__)
+
+
+def test_a_group_under_nccl_names_the_learner_that_dies() -> None:
+    ((text, seconds, records, cause),) = fork_learners(["a", "a"], lose_the_second, gpus=["one", "two"], dying=[1])
+    assert "learner 1 (pid " in text
+    assert text.split("\n")[0].endswith(" on a) has died.")
+    assert seconds < 10.0
+    assert records
+    assert "the loss is NaN" in cause
+
+
+def sum_until_killed(group: Group) -> tuple[str, float]:
+    x = torch.ones(1000, device=f"cuda:{group.rank}")
+    group.add_up(x)
+    torch.cuda.synchronize(x.device)
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    try:
+        with learning_in(group):
+            for _ in range(100):
+                x = group.add_up(x)
+                x.sum().item()
+    except LearnerError as error:
+        return str(error), time.monotonic() - begin
+    return "nothing", 0.0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each of two learners")
+def test_nccl_names_the_learner_that_dies() -> None:
+    ((text, seconds),) = fork_learners(["a", "a"], sum_until_killed, "cuda", dying=[1])
+    assert "learner 1 (pid " in text
+    assert "has died" in text
+    assert seconds < 15.0
+
+
+def learner(host: str, gpu: str, bus: str, device: str = "cuda:0") -> dict[str, Any]:
+    return {"host": host, "gpu": gpu, "bus": bus, "device": device}
+
+
+CPU = {"host": "a", "device": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "each", "shared"),
+    [
+        ([learner("a", "u1", "1"), learner("a", "u2", "2", "cuda:1")], True, False),
+        ([learner("a", "u1", "1"), learner("a", "u2", "2")], True, False),  # each sees one GPU, as cuda:0
+        ([learner("a", "u1", "1"), learner("b", "u2", "1")], True, False),  # the same slot of two machines
+        ([learner("a", "u1", "1"), learner("a", "u1", "1")], False, True),
+        ([learner("a", "u1", "1"), learner("a", "u1", "1", "cuda:1")], False, False),  # another number of the same GPU
+        ([learner("a", "MIG-1", "1"), learner("a", "MIG-2", "1")], False, False),  # parts of one GPU
+        ([learner("a", "u1", "1"), learner("a", "u1", "1"), learner("a", "u2", "2")], False, False),
+        ([CPU, CPU], False, False),
+    ],
+)
+def test_gpus_are_known_by_what_they_are(facts: list[dict[str, Any]], each: bool, shared: bool) -> None:
+    assert have_a_gpu_each(facts) == each
+    assert share_a_gpu(facts) == shared
+
+
+def records(group: Group) -> bool:
+    return group.records
+
+
+@pytest.mark.parametrize(("gpus", "recorded"), [(["one", "two"], True), (["one", "one"], False)])
+def test_learners_that_see_one_gpu_each_record_their_updates(gpus: list[str], recorded: bool) -> None:
+    assert fork_learners(["a", "a"], records, gpus=gpus) == [recorded, recorded]
+
+
+def test_a_gpu_is_known_by_its_uuid_and_its_bus(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"uuid": "5a1e", "pci_domain_id": 0, "pci_bus_id": 0x3B, "pci_device_id": 0}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(**found))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert gpu_facts("cuda:0") == {"gpu": "5a1e", "bus": "0000:3b:00"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-77/1/0,MIG-78")
+    assert gpu_facts("cuda:0") == {"gpu": "MIG-77/1/0", "bus": "0000:3b:00"}
+    assert gpu_facts("cuda:1") == gpu_facts("cpu") == {}
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_is_known_by_its_uuid_and_its_bus() -> None:
+    found = gpu_facts("cuda:0")
+    assert set(found) == {"gpu", "bus"}
+    assert all(found.values())

@@ -1,0 +1,191 @@
+"""Worker processes are forked from a server, and are in all else what a process started from nothing would be."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from batcher_fakes import worker_processes
+from fake_agents import RngAgent
+from fake_envs import CountingEnv
+
+from rlstruct import WorkerError
+from rlstruct.batchers import RL_Batcher
+
+MIB = 2**20
+
+
+class Room(CountingEnv):
+    """Writes a line into a file for each process that creates it: what it finds there."""
+
+    def __init__(self, seed: int, file: str, question: str) -> None:
+        super().__init__(1, seed, auto_reset=True)
+        names = {"os": os, "sys": sys, "np": np, "random": random, "threading": threading, "torch": torch}
+        with open(file, "a") as found:
+            found.write(f"{eval(question, names)}\n")
+
+
+def batcher(file: Path, question: str, n_processes: int = 1) -> RL_Batcher:
+    env_args = {"file": str(file), "question": question}
+    made = RL_Batcher(2, RngAgent, Room, env_args=env_args, n_processes=n_processes, seed=0)
+    made.reset()
+    made.execute()
+    made.get()
+    return made
+
+
+def answers(folder: Path, question: str, n_processes: int = 1) -> list[str]:
+    """Ask new workers."""
+    file = folder / "answers"
+    file.unlink(missing_ok=True)
+    batcher(file, question, n_processes).close()
+    return file.read_text().splitlines()
+
+
+def test_a_worker_is_there_at_once_and_keeps_little_for_itself(tmp_path: Path) -> None:
+    program = """
+        from rlstruct.batchers import RL_Batcher
+        from fake_agents import RngAgent
+        from fake_envs import create_counting_env
+        from batcher_fakes import worker_processes
+
+        if __name__ == "__main__":
+            batchers = []
+            for _ in range(2):
+                env_args = {"n_envs": 2, "auto_reset": True}
+                batcher = RL_Batcher(2, RngAgent, create_counting_env, env_args=env_args, n_processes=3, seed=0)
+                batcher.reset()
+                batcher.execute()
+                batcher.get()
+                batchers.append(batcher)
+            for worker in worker_processes():
+                print(sum(worker.cpu_times()[:2]), worker.memory_full_info().uss)
+    """
+    seconds, private = np.loadtxt(run(tmp_path, program).stdout.splitlines()).T
+    assert len(seconds) == 6
+    assert seconds.max() < 0.5  # importing torch alone takes longer
+    assert private.max() < 20 * MIB
+
+
+def test_what_has_changed_in_this_process_reaches_new_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    question = "os.environ.get('COLOUR'), sys.path[0], os.getcwd(), sys.argv, os.sched_getaffinity(0)"
+    cores = os.sched_getaffinity(0)
+    before = (None, sys.path[0], os.getcwd(), sys.argv, cores)
+    assert answers(tmp_path, question) == [str(before)]
+    with monkeypatch.context() as changed:
+        changed.setenv("COLOUR", "grün")
+        changed.syspath_prepend(str(tmp_path / "library"))
+        changed.chdir(tmp_path)
+        changed.setattr(sys, "argv", ["program", "--flag"])
+        os.sched_setaffinity(0, {min(cores)})
+        try:
+            found = answers(tmp_path, question)
+        finally:
+            os.sched_setaffinity(0, cores)
+    assert found == [str(("grün", str(tmp_path / "library"), str(tmp_path), ["program", "--flag"], {min(cores)}))]
+    assert answers(tmp_path, question) == [str(before)]
+
+
+def test_what_python_reads_when_it_starts_reaches_new_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "held"
+    with batcher(file, "hash('word')") as held:
+        monkeypatch.setenv("PYTHONHASHSEED", "7")
+        (found,) = answers(tmp_path, "hash('word')")
+        words = [sys.executable, "-c", "print(hash('word'))"]
+        assert found == subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+        assert found not in file.read_text()
+        held.execute()  # its server stays as long as it does
+        held.get()
+
+
+def test_what_workers_print_goes_where_this_process_prints_now(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    answers(tmp_path, "os.write(1, b'from a worker') + os.write(2, b'its complaint')")
+    assert capfd.readouterr() == ("from a worker", "its complaint")
+
+
+def test_no_two_workers_draw_the_same(tmp_path: Path) -> None:
+    drawn = [line.split() for line in answers(tmp_path, "np.random.rand(), random.random()", n_processes=3)]
+    assert [len(set(column)) for column in zip(*drawn, strict=True)] == [3, 3]
+
+
+def test_a_worker_has_no_descriptor_of_another(tmp_path: Path) -> None:
+    question = "sum('socket' in os.readlink(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd')"
+    question += " if os.path.islink(f'/proc/self/fd/{fd}'))"
+    assert len(set(answers(tmp_path, question, n_processes=3))) == 1
+
+
+def test_a_killed_server_is_replaced(tmp_path: Path) -> None:
+    one = batcher(tmp_path / "one", "0")
+    (worker,) = worker_processes()
+    server = worker.parent()
+    assert server is not None
+    server.kill()
+    psutil.wait_procs([worker], timeout=5.0)
+    with pytest.raises(WorkerError, match="was killed by SIGKILL"):
+        one.execute()
+    one.close()
+    assert not worker_processes()
+    assert answers(tmp_path, "1 + 1") == ["2"]
+
+
+def test_a_forked_child_has_workers_of_its_own(tmp_path: Path) -> None:
+    program = """
+        import os, sys, warnings
+        from pathlib import Path
+        from test_fork_server import answers
+
+        if __name__ == "__main__":
+            folder = Path(sys.argv[1])
+            servers = answers(folder, "os.getppid()")
+            warnings.simplefilter("ignore")  # newer Pythons warn of fork
+            pid = os.fork()
+            if pid == 0:
+                os._exit(answers(folder, "os.getppid()") == servers)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            print(code, answers(folder, "os.getppid()") == servers)
+    """
+    assert run(tmp_path, program).stdout == "0 True\n"
+
+
+def test_where_python_starts_with_a_thread_workers_start_from_nothing(tmp_path: Path) -> None:
+    # As some debuggers and profilers do it; a forked process would lack the thread, and wait for ever for its locks.
+    start = "threading.Thread(target=time.sleep, args=(1e6,), name='site', daemon=True).start()"
+    (tmp_path / "sitecustomize.py").write_text(f"import threading, time\n{start}\n")
+    program = """
+        import os, sys
+        from pathlib import Path
+        from test_fork_server import answers
+
+        if __name__ == "__main__":
+            os.environ["COLOUR"] = "red"
+            print(answers(Path(sys.argv[1]), "os.environ['COLOUR'], 'site' in str(threading.enumerate())", 2))
+    """
+    assert run(tmp_path, program).stdout == f"{[str(('red', True))] * 2}\n"
+
+
+def run(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        words(folder, program), env=environment(folder), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done
+
+
+def words(folder: Path, program: str) -> list[str]:
+    (folder / "program.py").write_text(textwrap.dedent(program))
+    return [sys.executable, str(folder / "program.py"), str(folder)]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(Path(__file__).parent), *sys.path])}

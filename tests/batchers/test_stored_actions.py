@@ -1,0 +1,133 @@
+"""A batch holds the action that the agent took, whatever an environment does with the tensor that it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rlstruct import DictTensor, RL_Agent, VecEnv, resolve_device
+from rlstruct.adapters import TorchVectorEnv
+from rlstruct.batchers import RL_Batcher
+from rlstruct.functional.random import normal
+from rlstruct.vec_env import Observed, Stepped
+
+B, T = 3, 4
+BOX = spaces.Box(-1.0, 1.0, (2,))
+ACCELERATORS = ["sim:0", pytest.param("cuda:0", marks=pytest.mark.gpu)]
+
+
+class Wide(RL_Agent):
+    """Draws actions of which most are outside [-1, 1], and stores them under a second name."""
+
+    pure = True
+
+    def __call__(self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: Any = None) -> Any:
+        action = 5.0 * normal(observation["rng"], (2,))
+        return DictTensor({"action": action, "copy": action.clone()}), state
+
+
+class Clamping(VecEnv):
+    """Clamps its action in place, as simulators on a GPU do, and shows the sum of the clamped actions so far."""
+
+    auto_reset, restarts_take_steps = True, False
+    observation_space, action_space = spaces.Box(-1e3, 1e3, (2,)), BOX
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._sum = torch.zeros(B, 2, device=device)
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def n_envs(self) -> int:
+        return B
+
+    def reset(self, env_info: DictTensor | None = None) -> Observed:
+        self._sum = torch.zeros_like(self._sum)
+        return self._show(torch.zeros_like(self._sum)), torch.ones(B, dtype=torch.bool, device=self._device)
+
+    def step(self, action: DictTensor) -> Stepped:
+        action["action"].clamp_(-1.0, 1.0)
+        self._sum = self._sum + action["action"]
+        answer = self._show(action["action"].clone()), torch.ones(B, dtype=torch.bool, device=self._device)
+        return Stepped(answer, answer, restarted=False)
+
+    def carry(self) -> dict[str, Tensor]:
+        return {"sum": self._sum}
+
+    def set_carry(self, tensors: Mapping[str, Tensor]) -> None:
+        self._sum = tensors["sum"]
+
+    def _show(self, last_action: Tensor) -> DictTensor:
+        no = torch.zeros(B, dtype=torch.bool, device=self._device)
+        flags = dict.fromkeys(("terminated", "truncated", "done", "initial_state"), no)
+        return DictTensor({"frame": self._sum, "reward": self._sum[:, 0], **flags, "last_action": last_action})
+
+
+class ClampingSimulation:
+    """The same with the methods that `TorchVectorEnv` wants."""
+
+    num_envs = B
+    single_observation_space, single_action_space = Clamping.observation_space, BOX
+
+    def __init__(self, device: torch.device) -> None:
+        self._no = torch.zeros(B, dtype=torch.bool, device=device)
+        self._sum = torch.zeros(B, 2, device=device)
+
+    def reset(self, seed: int | None = None) -> Any:
+        return self._sum, {}
+
+    def step(self, action: Tensor) -> Any:
+        self._sum = self._sum + action.clamp_(-1.0, 1.0)
+        return self._sum, self._sum[:, 0], self._no, self._no, {}
+
+    def close(self) -> None:
+        return
+
+
+def create_env(adapted: bool, device: str, seed: int) -> VecEnv:
+    place = resolve_device(device)
+    if adapted:
+        return TorchVectorEnv(ClampingSimulation(place), place, missing_final="previous")
+    return Clamping(place)
+
+
+def collect(n_batches: int, device: str, adapted: bool, **settings: Any) -> None:
+    """Collect with an environment that clamps, and check that the agent's own actions are stored."""
+    env_args = {"adapted": adapted, "device": device}
+    with RL_Batcher(T, Wide, create_env, env_args=env_args, seed=0, device=device, **settings) as batcher:
+        batcher.reset()
+        for _ in range(n_batches):
+            batcher.execute()
+            steps = batcher.get()[0].trajectories
+            assert torch.equal(steps["action/action"], steps["action/copy"])
+            clamped = steps["action/action"].clamp(-1.0, 1.0)
+            assert not torch.equal(clamped, steps["action/action"])
+            before = steps["observation/frame"][:, :1]
+            torch.testing.assert_close(steps["_observation/frame"], before + clamped.cumsum(1))
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+@pytest.mark.parametrize("device", ["cpu", *ACCELERATORS])
+def test_an_environment_that_clamps_its_action_in_place_leaves_the_batch_alone(device: str, adapted: bool) -> None:
+    collect(3, str(resolve_device(device)), adapted, graph=False)
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_so_it_is_with_worker_processes(adapted: bool) -> None:
+    collect(2, "cpu", adapted, n_processes=1)
+
+
+@pytest.mark.parametrize("device", ACCELERATORS)
+def test_so_it_is_in_a_recorded_graph(device: str) -> None:
+    collect(4, str(resolve_device(device)), adapted=False)
+
+
+def test_so_it_is_with_a_compiled_agent() -> None:
+    collect(3, "cpu", adapted=False, compile_agent=True)
