@@ -135,7 +135,7 @@ class StackingAgent(RL_Agent):
         """Gather the frames before stored steps; None if `states_at` of the agent is. See `RL_Agent.states_at`."""
         info, seen = trajectories.info, trajectories.trajectories
         stored = f"agent_state/{_EARLIER}"
-        states = self.agent.states_at(Trajectories._trusted(_without(info, stored), seen), steps)
+        states = self.agent.states_at(Trajectories.unchecked(_without(info, stored), seen), steps)
         if states is None:
             return None
         frames, initial = seen["observation/frame"], seen["observation/initial_state"]

@@ -244,7 +244,7 @@ class Collector:
         """Return all tensors on the device that one batch hands to the next, by name; the environment is `Carrying`."""
         env = self.env.carry() if isinstance(self.env, Carrying) else {}
         info = self.actor.agent_info if self.actor.agent_info.device == self._device else DictTensor()
-        parts = (DictTensor._trusted(env), self._observation, self._state, info)
+        parts = (DictTensor.unchecked(env), self._observation, self._state, info)
         tensors = {
             f"{group}/{key}": value for group, part in zip(_GROUPS, parts, strict=True) for key, value in part.items()
         }
@@ -253,7 +253,7 @@ class Collector:
     def set_carry(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on from what `carry` returned, or from copies of it."""
         env, self._observation, self._state, info = (
-            DictTensor._trusted({k[len(group) + 1 :]: v for k, v in tensors.items() if k.startswith(group + "/")})
+            DictTensor.unchecked({k[len(group) + 1 :]: v for k, v in tensors.items() if k.startswith(group + "/")})
             for group in _GROUPS
         )
         if isinstance(self.env, Carrying):
@@ -323,7 +323,7 @@ class Collector:
         """Let the agent act once, from which the layout of the slab is known, and allocate it."""
         self._progress.at(_AGENT, 0)
         history = history_until(None, self._observation, 0, 0, self._gaps) if self._history else None
-        seen = DictTensor._trusted({**self._observation._tensors, "rng": keys[0]})
+        seen = DictTensor.unchecked({**self._observation._tensors, "rng": keys[0]})
         answer = self.actor(self._state, seen, history)
         action, _ = check_answer(f"{type(self.actor.agent).__name__}.__call__", answer)
         self._progress.enter(Phase.COPY)

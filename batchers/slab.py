@@ -79,7 +79,7 @@ class Slab(Steps):
         keys = self.stream["rng"].unbind(0)
         self.slots = _slots({k: v for k, v in self.stream.items() if k != "rng"})
         self.shown = [
-            DictTensor._trusted({**slot._tensors, "rng": key}) for slot, key in zip(self.slots, keys, strict=True)
+            DictTensor.unchecked({**slot._tensors, "rng": key}) for slot, key in zip(self.slots, keys, strict=True)
         ]
         self._made_for = {
             "observation": layout_of(self.slots[0]._tensors),
@@ -268,7 +268,7 @@ def without_gaps(steps: dict[str, Tensor], running: Tensor) -> TemporalDictTenso
     order = torch.sort(running.to(torch.int8), dim=1, descending=True, stable=True).indices  # [B, T]
     rows = torch.arange(order.shape[0], device=order.device, dtype=torch.int64).unsqueeze(1)
     moved = {key: zero_after(value[rows, order], lengths) for key, value in steps.items()}
-    return TemporalDictTensor._trusted(moved, lengths)  # a look at the lengths would wait for the device
+    return TemporalDictTensor.unchecked(moved, lengths)  # a look at the lengths would wait for the device
 
 
 def zero_after(tensor: Tensor, lengths: Tensor) -> Tensor:
@@ -325,7 +325,7 @@ def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 def _slots(tensors: dict[str, Tensor]) -> list[DictTensor]:
-    return [DictTensor._trusted(dict(zip(tensors, rows, strict=True))) for rows in _rows(list(tensors.values()))]
+    return [DictTensor.unchecked(dict(zip(tensors, rows, strict=True))) for rows in _rows(list(tensors.values()))]
 
 
 def _buffers(planes: dict[str, Tensor]) -> list[ObservationBuffer]:

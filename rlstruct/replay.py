@@ -84,7 +84,7 @@ def replay_with_states(agent: RL_Agent, trajectories: Trajectories) -> tuple[Tem
         found = [_replay(agent, chunk) for chunk in chunks]
         joined = {key: torch.cat([outputs[key] for outputs, _ in found]) for key in found[0][0].keys()}
         after = DictTensor() if found[0][1].empty() else DictTensor.cat([states for _, states in found])
-        return TemporalDictTensor._trusted(joined, steps.lengths), after
+        return TemporalDictTensor.unchecked(joined, steps.lengths), after
     return _replay(agent, trajectories)
 
 
@@ -103,7 +103,7 @@ def _replay(agent: RL_Agent, trajectories: Trajectories) -> tuple[TemporalDictTe
         output, after = agent(states, observation, agent_info, None)
         outputs = {key: value.view(B, T, *value.shape[1:]) for key, value in output.items()}
         # Trusted: these lengths were checked when the trajectories were made, and looking again is a host read.
-        return TemporalDictTensor._trusted(outputs, steps.lengths), after.detach()
+        return TemporalDictTensor.unchecked(outputs, steps.lengths), after.detach()
     taken: list[DictTensor] = []
     reached: list[DictTensor] = []
     state: DictTensor | None = None
@@ -114,4 +114,4 @@ def _replay(agent: RL_Agent, trajectories: Trajectories) -> tuple[TemporalDictTe
     with torch.no_grad():
         new_states = {key: value.flatten(0, 1) for key, value in DictTensor.stack(reached).items()}
     outputs = dict(DictTensor.stack(taken).items())
-    return TemporalDictTensor._trusted(outputs, steps.lengths), DictTensor._trusted(new_states)
+    return TemporalDictTensor.unchecked(outputs, steps.lengths), DictTensor.unchecked(new_states)

@@ -322,7 +322,7 @@ def replayed_observation(steps: TemporalDictTensor) -> TemporalDictTensor:
     """
     seen = steps.truncate_key("observation/")
     chosen = {"chosen_action": steps["action/action"]} if "action/action" in steps else {}
-    return TemporalDictTensor._trusted({**dict(seen.items()), **chosen}, steps.lengths)
+    return TemporalDictTensor.unchecked({**dict(seen.items()), **chosen}, steps.lengths)
 
 
 def check_answer(where: str, answer: object) -> tuple[DictTensor, DictTensor]:

@@ -339,6 +339,6 @@ class DeviceEnv(EnvWrapper):
     def _out(self, observation: DictTensor, *masks: Tensor) -> tuple[DictTensor, list[Tensor]]:
         """Move an observation and masks [B], with a single copy to CUDA for all of them."""
         named = {f"{_MASK}{i}": mask for i, mask in enumerate(masks)}
-        moved = DictTensor._trusted({**observation._tensors, **named}).to(self._device)._tensors
-        seen = DictTensor._trusted({key: moved[key] for key in observation._tensors})
+        moved = DictTensor.unchecked({**observation._tensors, **named}).to(self._device)._tensors
+        seen = DictTensor.unchecked({key: moved[key] for key in observation._tensors})
         return seen, [moved[name] for name in named]

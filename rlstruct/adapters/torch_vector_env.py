@@ -147,12 +147,12 @@ class TorchVectorEnv(VecEnv):
             self._previous = _copies(current)
         reward = reward.to(torch.float32)
         flags = {"terminated": terminated, "truncated": truncated, "done": done, "initial_state": self._no}
-        seen = DictTensor._trusted({**(reached or current), "reward": reward, **flags, **last})
+        seen = DictTensor.unchecked({**(reached or current), "reward": reward, **flags, **last})
         if reached is None:  # nobody restarted
             return Stepped((seen, self._yes), (seen, self._yes), restarted=False)
         last = {key: value.masked_fill(rows_of(done, value), 0) for key, value in last.items()}
         flags = {"terminated": self._no, "truncated": self._no, "done": self._no, "initial_state": done}
-        after = DictTensor._trusted({**current, "reward": reward.masked_fill(done, 0), **flags, **last})
+        after = DictTensor.unchecked({**current, "reward": reward.masked_fill(done, 0), **flags, **last})
         return Stepped((seen, self._yes), (after, self._yes))
 
     def close(self) -> None:

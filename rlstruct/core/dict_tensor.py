@@ -50,21 +50,30 @@ class DictTensor(NamedTensors):
         validate(cls, self._tensors)
 
     @classmethod
-    def _trusted(cls, tensors: dict[str, Tensor]) -> Self:
-        """Wrap ``tensors`` without copying or checking: for code that has just made the dict from a valid one."""
+    def unchecked(cls, tensors: dict[str, Tensor]) -> Self:
+        """Wrap a dict without copying or checking it, for code that makes many structures from checked tensors.
+
+        Args:
+            tensors: names to tensors with the same B on one device; the structure keeps this very dict.  each [B, ...]
+
+        Returns:
+            A structure around the dict.
+        """
         made = cls.__new__(cls)
         made._tensors = tensors
         return made
 
+    _trusted = unchecked  # until the engine and the algorithms use the public name
+
     def _like(self, tensors: dict[str, Tensor]) -> Self:
-        return type(self)._trusted(tensors)
+        return type(self).unchecked(tensors)
 
     def _checked_like(self, tensors: dict[str, Tensor]) -> Self:
         validate(type(self), tensors)
-        return type(self)._trusted(tensors)
+        return type(self).unchecked(tensors)
 
     def _each(self, fn: Callable[[Tensor], Tensor]) -> Self:
-        return type(self)._trusted({key: fn(v) for key, v in self._tensors.items()})
+        return type(self).unchecked({key: fn(v) for key, v in self._tensors.items()})
 
     def minibatches(self, n: int, generator: torch.Generator | None = None) -> Iterator[Self]:
         """Shuffle the rows and split them, for one epoch of updates.
@@ -88,7 +97,7 @@ class DictTensor(NamedTensors):
 
     @classmethod
     def _joined(cls, parts: Sequence[Self]) -> Self:
-        return cls._trusted(join("DictTensor.cat", parts, torch.cat, 0, first_axis=1) if parts else {})
+        return cls.unchecked(join("DictTensor.cat", parts, torch.cat, 0, first_axis=1) if parts else {})
 
     @staticmethod
     def stack(parts: Sequence[DictTensor], lengths: Tensor | None = None) -> TemporalDictTensor:

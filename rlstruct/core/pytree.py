@@ -14,7 +14,7 @@ from rlstruct.core.trajectories import Trajectories
 
 def _unflatten_temporal(values: Iterable[Any], keys: list[str]) -> TemporalDictTensor:
     *tensors, lengths = values
-    return TemporalDictTensor._trusted(dict(zip(keys, tensors, strict=True)), lengths)
+    return TemporalDictTensor.unchecked(dict(zip(keys, tensors, strict=True)), lengths)
 
 
 def _register(
@@ -43,6 +43,6 @@ def _register(
 
 def register() -> None:
     """Tell torch how to take the structures apart. Called once, when `rlstruct.core` is imported."""
-    _register(DictTensor, (), lambda values, keys: DictTensor._trusted(dict(zip(keys, values, strict=True))))
+    _register(DictTensor, (), lambda values, keys: DictTensor.unchecked(dict(zip(keys, values, strict=True))))
     _register(TemporalDictTensor, ("lengths",), _unflatten_temporal)
-    _register(Trajectories, ("info", "trajectories"), lambda values, keys: Trajectories._trusted(*values))
+    _register(Trajectories, ("info", "trajectories"), lambda values, keys: Trajectories.unchecked(*values))

@@ -50,12 +50,22 @@ class TemporalDictTensor(NamedTensors):
         self.lengths = self._full_lengths() if lengths is None else self._fitting(lengths)
 
     @classmethod
-    def _trusted(cls, tensors: dict[str, Tensor], lengths: Tensor) -> Self:
-        """Wrap without copying or checking: for code that has just made both from a valid structure."""
+    def unchecked(cls, tensors: dict[str, Tensor], lengths: Tensor) -> Self:
+        """Wrap a dict and lengths without copying or checking them; see `DictTensor.unchecked`.
+
+        Args:
+            tensors: names to tensors with the same B and T on one device.  each [B, T, ...]
+            lengths: number of real steps of each row.  [B] int64, same device
+
+        Returns:
+            A structure around the dict.
+        """
         made = cls.__new__(cls)
         made._tensors = tensors
         made.lengths = lengths
         return made
+
+    _trusted = unchecked  # until the engine and the algorithms use the public name
 
     @classmethod
     def _with_lengths(cls, tensors: dict[str, Tensor], lengths: Tensor | None) -> Self:
@@ -66,13 +76,13 @@ class TemporalDictTensor(NamedTensors):
         return made
 
     def _like(self, tensors: dict[str, Tensor]) -> Self:
-        return type(self)._trusted(tensors, self.lengths)
+        return type(self).unchecked(tensors, self.lengths)
 
     def _checked_like(self, tensors: dict[str, Tensor]) -> Self:
         return type(self)(tensors, self.lengths if self._tensors or self.lengths.shape[0] else None)
 
     def _each(self, fn: Callable[[Tensor], Tensor]) -> Self:
-        return type(self)._trusted({key: fn(v) for key, v in self._tensors.items()}, fn(self.lengths))
+        return type(self).unchecked({key: fn(v) for key, v in self._tensors.items()}, fn(self.lengths))
 
     def _all(self) -> list[Tensor]:
         return [*self._tensors.values(), self.lengths]
@@ -160,7 +170,7 @@ class TemporalDictTensor(NamedTensors):
         start, stop = [max(0, t + n) if t < 0 else min(t, n) for t in (start, stop)]
         stop = max(start, stop)
         lengths = (self.lengths - start).clamp(0, stop - start)
-        return type(self)._trusted({key: v[:, start:stop] for key, v in self._tensors.items()}, lengths)
+        return type(self).unchecked({key: v[:, start:stop] for key, v in self._tensors.items()}, lengths)
 
     def temporal_index(self, t: int) -> DictTensor:
         """Take one step of every row, padding or not. The memory is shared.
@@ -179,7 +189,7 @@ class TemporalDictTensor(NamedTensors):
             raise BadIndexError(
                 f"{type(self).__name__}.temporal_index: got step {t}, expected {-n} to {n - 1}, T = {n}."
             )
-        return DictTensor._trusted({key: v.select(1, t) for key, v in self._tensors.items()})
+        return DictTensor.unchecked({key: v.select(1, t) for key, v in self._tensors.items()})
 
     def temporal_multi_index(self, t: Tensor) -> DictTensor:
         """Take one step of each row, into new memory.
@@ -206,7 +216,7 @@ class TemporalDictTensor(NamedTensors):
                 f"Move it with .to({str(self.lengths.device)!r})."
             )
         rows = torch.arange(t.shape[0], device=t.device)
-        return DictTensor._trusted({key: v[rows, t] for key, v in self._tensors.items()})
+        return DictTensor.unchecked({key: v[rows, t] for key, v in self._tensors.items()})
 
     def masked_temporal_index(self, t: int) -> tuple[DictTensor, Tensor]:
         """Take step t of the rows where it is real.
@@ -234,7 +244,7 @@ class TemporalDictTensor(NamedTensors):
             return torch.cat([_pad(v, n_steps) for v in column], axis)
 
         tensors = join("TemporalDictTensor.cat", parts, cat_padded, 0, first_axis=2)
-        return cls._trusted(tensors, torch.cat([part.lengths for part in parts]))
+        return cls.unchecked(tensors, torch.cat([part.lengths for part in parts]))
 
     def _until(self, n_steps: int) -> Self:
         return self._like({key: v[:, :n_steps] for key, v in self._tensors.items()})

@@ -67,11 +67,22 @@ class Trajectories(Rows):
         self.trajectories = trajectories
 
     @classmethod
-    def _trusted(cls, info: DictTensor, trajectories: TemporalDictTensor) -> Trajectories:
+    def unchecked(cls, info: DictTensor, trajectories: TemporalDictTensor) -> Trajectories:
+        """Join two parts without checking that they fit; see `DictTensor.unchecked`.
+
+        Args:
+            info: what holds for a whole trajectory.  [B], or empty
+            trajectories: the steps.  [B, T]
+
+        Returns:
+            Trajectories around both.
+        """
         made = cls.__new__(cls)
         made.info = info
         made.trajectories = trajectories
         return made
+
+    _trusted = unchecked  # until the engine and the algorithms use the public name
 
     @property
     def device(self) -> torch.device | None:
@@ -92,7 +103,7 @@ class Trajectories(Rows):
         return self.trajectories.mask()
 
     def _each(self, fn: Callable[[Tensor], Tensor]) -> Trajectories:
-        return self._trusted(self.info._each(fn), self.trajectories._each(fn))
+        return self.unchecked(self.info._each(fn), self.trajectories._each(fn))
 
     def _all(self) -> list[Tensor]:
         return [*self.info._all(), *self.trajectories._all()]
@@ -103,7 +114,7 @@ class Trajectories(Rows):
     @classmethod
     def _joined(cls, parts: Sequence[Trajectories]) -> Trajectories:
         info = DictTensor.cat([part.info for part in parts])
-        return cls._trusted(info, TemporalDictTensor.cat([part.trajectories for part in parts]))
+        return cls.unchecked(info, TemporalDictTensor.cat([part.trajectories for part in parts]))
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Trajectories:
         """Draw rows without replacement.
@@ -136,7 +147,7 @@ class Trajectories(Rows):
             KeyError: a key is in both parts.
         """
         rows, steps = self.mask().nonzero(as_tuple=True)  # sync: N is a shape, once per call
-        flat = DictTensor._trusted({key: v[rows, steps] for key, v in self.trajectories.items()})
+        flat = DictTensor.unchecked({key: v[rows, steps] for key, v in self.trajectories.items()})
         return flat + self.info.index(rows)
 
     def minibatches(self, n: int, generator: torch.Generator | None = None) -> Iterator[DictTensor]:
@@ -159,8 +170,8 @@ class Trajectories(Rows):
             KeyError: a key is in both parts, or one is called ``mask``.
         """
         T = self.trajectories.n_steps()
-        flat = DictTensor._trusted({key: v.flatten(0, 1) for key, v in self.trajectories.items()})
-        info = DictTensor._trusted({key: v.repeat_interleave(T, 0) for key, v in self.info.items()})
+        flat = DictTensor.unchecked({key: v.flatten(0, 1) for key, v in self.trajectories.items()})
+        info = DictTensor.unchecked({key: v.repeat_interleave(T, 0) for key, v in self.info.items()})
         return (flat + info + DictTensor({"mask": self.mask().flatten()})).minibatches(n, generator)
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -62,7 +62,7 @@ def masked_dicttensor(dicttensor0: DictTensor, dicttensor1: DictTensor, mask: Te
         tensor1 = dicttensor1[key]
         _check(f"masked_dicttensor: key {key!r}", tensor0, tensor1, mask)
         chosen[key] = _where(tensor0, tensor1, take1)
-    return DictTensor._trusted(chosen)
+    return DictTensor.unchecked(chosen)
 
 
 def rows_of(mask: Tensor, like: Tensor) -> Tensor:

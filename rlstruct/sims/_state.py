@@ -35,7 +35,7 @@ def fields_of(where: str, state: object) -> Tensors:
 
 def make_state(kind: type[Any], fields: Tensors) -> Any:  # noqa: ANN401 - the user's own class
     """Build a state of the user's class from its tensors."""
-    return DictTensor._trusted(fields) if issubclass(kind, DictTensor) else kind(**fields)
+    return DictTensor.unchecked(fields) if issubclass(kind, DictTensor) else kind(**fields)
 
 
 def rows_like(tensors: Mapping[str, Tensor], n: int) -> Kinds:

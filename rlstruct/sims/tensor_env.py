@@ -217,9 +217,9 @@ class TensorEnv(VecEnv, Generic[State]):
         changed, reached, current, masks = self._stepper.step(self._carry, sent)
         self._carry = {**self._carry, **changed}
         no, yes = self._no, self._yes
-        seen = DictTensor._trusted({**reached, "initial_state": no})
+        seen = DictTensor.unchecked({**reached, "initial_state": no})
         over = {"terminated": no, "truncated": no, "done": no}
-        self._current = after = DictTensor._trusted({**current, **over}) if self.auto_reset else seen
+        self._current = after = DictTensor.unchecked({**current, **over}) if self.auto_reset else seen
         masks = masks or {"ran": yes, "running": yes}
         if not self.auto_reset:
             self._idle.look(masks["ran"])
@@ -281,7 +281,7 @@ class TensorEnv(VecEnv, Generic[State]):
         self._idle.begin()
         first = self._first()
         fresh = {k: old.index_copy(0, rows, first[k].index_select(0, rows)) for k, old in self._current.items()}
-        self._current = current = DictTensor._trusted(fresh)
+        self._current = current = DictTensor.unchecked(fresh)
         return current, carry.get("running", self._yes)
 
     def carry(self) -> Tensors:
@@ -301,7 +301,7 @@ class TensorEnv(VecEnv, Generic[State]):
         """
         self._carry = dict(tensors)
         self._idle.begin()
-        self._current = self._current if shown is None else DictTensor._trusted(shown)
+        self._current = self._current if shown is None else DictTensor.unchecked(shown)
 
     def state_dict(self) -> Tensors:
         """Return the whole simulation; see `VecEnv.state_dict`."""
