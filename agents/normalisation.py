@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from rlstruct.functional.learners import sum_over_learners
+from rlstruct.functional.all_reduce import sum_over_learners
 from rlstruct.functional.returns import discounted_sum
 
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from rlstruct.algos.build import CreateEnv
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learner import (
     CreateAgent,
@@ -26,7 +27,6 @@ from rlstruct.algos.learner import (
     replay_with_next_values,
     tensors_of,
 )
-from rlstruct.algos.placement import CreateEnv
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import CreateModel, TrainingResult, run_training
 from rlstruct.batchers.slab import without_gaps
@@ -164,7 +164,7 @@ def _targets(
     )
 
 
-class Learner(GradientLearner):
+class A2CLearner(GradientLearner):
     """The network that learns.
 
     Raises:
@@ -226,6 +226,9 @@ class Learner(GradientLearner):
         return losses(replayed, trajectories, next_value, self.config)
 
 
+Learner = A2CLearner  # its old name
+
+
 def _minibatches(trajectories: Trajectories, n: int) -> list[Trajectories]:
     """Split rows [B, T] into n runs of neighbours, of almost equal size, which share the memory."""
     bounds = [trajectories.n_elems() * k // n for k in range(n + 1)]
@@ -258,4 +261,4 @@ def train(
     ``action_log_std``, as `rlstruct.agents.ActorCriticAgent`, `RecurrentAgent`, `GaussianAgent` and
     `RecurrentGaussianAgent` do.
     """
-    return run_training(Learner, config, create_model, create_agent, create_env, env_args=env_args, run=run)
+    return run_training(A2CLearner, config, create_model, create_agent, create_env, env_args=env_args, run=run)

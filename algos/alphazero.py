@@ -17,15 +17,15 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rlstruct.algos.arena import Arena, Player, RandomPlayer
+from rlstruct.algos.build import CreateEnv, check_create_env
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learner import CreateAgent, GradientLearner, mean_terms
-from rlstruct.algos.placement import CreateEnv, check_create_env
 from rlstruct.algos.replay_buffer import ReplayBuffer, least_capacity
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import CreateModel, TrainingResult, run_training
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.engine.compiled import Tensors
-from rlstruct.functional.learners import sum_over_learners
+from rlstruct.functional.all_reduce import sum_over_learners
 from rlstruct.profiling import operation
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.search import Method, SearchAgent, SearchConfig, split_frames
@@ -160,7 +160,7 @@ def losses(model: nn.Module, batch: DictTensor, config: AlphaZeroConfig) -> dict
     }
 
 
-class Learner(GradientLearner):
+class AlphaZeroLearner(GradientLearner):
     """The network that learns, and its replay buffer.
 
     Args:
@@ -230,6 +230,9 @@ class Learner(GradientLearner):
         self.buffer.load_state_dict(state["replay_buffer"])
 
 
+Learner = AlphaZeroLearner  # its old name
+
+
 def mirrored(batch: DictTensor) -> DictTensor:
     """Return mirror images of positions [K]: the last axis of all frames and the order of the actions turned around."""
     turned = ("observation/frame", "_observation/frame", "action/action_policy")
@@ -257,7 +260,7 @@ def train(
     create_learning = partial(create_agent, create_simulator=make, discount=-config.discount, config=search)
     evaluating = partial(arena, config, create_agent, make)
     return run_training(
-        Learner,
+        AlphaZeroLearner,
         replace(config, compile_agent=False),  # the search compiles itself
         create_model,
         create_learning,

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from rlstruct.algos.build import CreateEnv
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learner import CreateAgent, GradientLearner, agent_around, mean_terms
-from rlstruct.algos.placement import CreateEnv
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer
 from rlstruct.algos.replay_buffer import ReplayBuffer, least_capacity
 from rlstruct.algos.run_folder import RunFolder
@@ -157,7 +157,7 @@ def action_values(agent: RL_Agent, observation: DictTensor) -> Tensor:
     return output["action_values"]
 
 
-class Learner(GradientLearner):
+class DQNLearner(GradientLearner):
     """The network that learns, its two slow copies and its replay buffer.
 
     Attributes:
@@ -186,7 +186,7 @@ class Learner(GradientLearner):
         self.buffer = _create_buffer(config, config.seed + self.learners.rank)
 
     @classmethod
-    def create(cls, model: nn.Module, create_agent: CreateAgent, config: DQNConfig) -> Learner:
+    def create(cls, model: nn.Module, create_agent: CreateAgent, config: DQNConfig) -> DQNLearner:
         """Make a learner, which makes two agents."""
         return cls(model, create_agent, config)
 
@@ -257,6 +257,9 @@ class Learner(GradientLearner):
         self.buffer.load_state_dict(state["replay_buffer"])
 
 
+Learner = DQNLearner  # its old name
+
+
 class Follower:
     """Moves the weights of a copy towards those of a model, in place. Buffers are copied as they are."""
 
@@ -302,4 +305,4 @@ def train(
     The agent keeps no state, or is a `rlstruct.agents.StackingAgent` around one that keeps none, with ``n_stack``. It
     heeds ``agent_info["epsilon"]`` and returns ``action`` and ``action_values``, as `rlstruct.agents.QAgent` does.
     """
-    return run_training(Learner, config, create_model, create_agent, create_env, env_args=env_args, run=run)
+    return run_training(DQNLearner, config, create_model, create_agent, create_env, env_args=env_args, run=run)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rlstruct.algos.learners import Learners
+from rlstruct.algos.process_group import Learners
 from rlstruct.batchers import EpisodeStatistics, RL_Batcher
 from rlstruct.core import Trajectories
 from rlstruct.errors import BatcherStateError

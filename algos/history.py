@@ -13,12 +13,12 @@ from torch import Tensor
 
 from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.learner import GradientLearner
-from rlstruct.algos.learners import learners
+from rlstruct.algos.process_group import learners
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.terms import check_results
 from rlstruct.batchers import EpisodeStatistics
 from rlstruct.errors import TrainingDiverged
-from rlstruct.functional.learners import sum_over_learners
+from rlstruct.functional.all_reduce import sum_over_learners
 
 EVIDENCE = "diverged.pt"
 """Name of the file in the run folder with the weights that led to a loss that is not finite."""

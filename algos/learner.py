@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.learners import learners
 from rlstruct.algos.optimising import load_optimizer, step_unless, takes_tensors
+from rlstruct.algos.process_group import learners
 from rlstruct.algos.program import Program
 from rlstruct.algos.terms import check_terms
 from rlstruct.batchers.arguments import check_call, check_factory

@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from rlstruct.algos.build import CreateEnv
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learner import (
     CreateAgent,
@@ -23,7 +24,6 @@ from rlstruct.algos.learner import (
     replay_with_next_values,
     tensors_of,
 )
-from rlstruct.algos.placement import CreateEnv
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import CreateModel, TrainingResult, run_training
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
@@ -114,7 +114,7 @@ def losses(replayed: TemporalDictTensor, minibatch: Trajectories, config: PPOCon
     Args:
         replayed: what the learner's agent returned, with gradients: ``value`` [B, T] and its policy, see
             `rlstruct.algos.learner.judge_actions`.
-        minibatch: what was collected, with what `Learner.prepare` added, same device.  [B, T]
+        minibatch: what was collected, with what `PPOLearner.prepare` added, same device.  [B, T]
         config: its clips and coefficients.
 
     Returns:
@@ -143,7 +143,7 @@ def losses(replayed: TemporalDictTensor, minibatch: Trajectories, config: PPOCon
     )
 
 
-class Learner(GradientLearner):
+class PPOLearner(GradientLearner):
     """The network that learns.
 
     Args:
@@ -284,6 +284,9 @@ class Learner(GradientLearner):
         return order.tensor_split([n_rows * k // n for k in range(1, n)])
 
 
+Learner = PPOLearner  # its old name
+
+
 def _split(prepared: Tensors, rows: Sequence[Tensor]) -> list[Tensors]:
     """Gather the minibatches of an epoch, all in one operation for each tensor."""
     order, sizes = torch.cat(list(rows)), [len(one) for one in rows]
@@ -320,4 +323,4 @@ def train(
     ``action_log_std``, as `rlstruct.agents.ActorCriticAgent`, `RecurrentAgent`, `GaussianAgent` and
     `RecurrentGaussianAgent` do.
     """
-    return run_training(Learner, config, create_model, create_agent, create_env, env_args=env_args, run=run)
+    return run_training(PPOLearner, config, create_model, create_agent, create_env, env_args=env_args, run=run)

@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from rlstruct.algos.build import CreateEnv
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learner import (
     CreateAgent,
@@ -21,7 +22,6 @@ from rlstruct.algos.learner import (
     judge_actions,
     replay_with_next_values,
 )
-from rlstruct.algos.placement import CreateEnv
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import CreateModel, TrainingResult, run_training
 from rlstruct.core import TemporalDictTensor, Trajectories
@@ -94,7 +94,7 @@ def losses(
     )
 
 
-class Learner(GradientLearner):
+class ReinforceLearner(GradientLearner):
     """The network that learns."""
 
     whole_episodes: ClassVar[bool] = True
@@ -129,6 +129,9 @@ class Learner(GradientLearner):
         return losses(replayed, trajectories, next_value, self.config)
 
 
+Learner = ReinforceLearner  # its old name
+
+
 def train(
     config: ReinforceConfig,
     create_model: CreateModel,
@@ -143,4 +146,4 @@ def train(
     The agent returns ``action``, ``value``, and ``action_logits`` or ``action_mean`` and ``action_log_std``, as
     `rlstruct.agents.ActorCriticAgent` and `GaussianAgent` do. The environments start an episode at ``reset``.
     """
-    return run_training(Learner, config, create_model, create_agent, create_env, env_args=env_args, run=run)
+    return run_training(ReinforceLearner, config, create_model, create_agent, create_env, env_args=env_args, run=run)

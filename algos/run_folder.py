@@ -22,7 +22,7 @@ from typing import Any
 
 from rlstruct.algos.checkpoint import Lease, read_checkpoint, replace_file, write_checkpoint
 from rlstruct.algos.evaluation import Evaluation
-from rlstruct.algos.joining import launched_rank
+from rlstruct.algos.launch import launched_rank
 from rlstruct.algos.learning_curve import draw_learning_curve, in_order
 from rlstruct.algos.loggers import CreateLogger, find_loggers, flat_settings, package
 from rlstruct.errors import BadTypeError, BadValueError, FolderTakenError, MissingFileError

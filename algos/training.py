@@ -13,20 +13,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from rlstruct.algos.build import CreateEnv, check_create_env, create_batchers, create_network
 from rlstruct.algos.checkpoint import FORMAT
 from rlstruct.algos.config import TrainingConfig, check_resumed
 from rlstruct.algos.evaluation import Evaluates, Evaluation, Evaluator, SharedEvaluator
 from rlstruct.algos.history import TrainingHistory
-from rlstruct.algos.joining import learning_together
+from rlstruct.algos.launch import learning_together
 from rlstruct.algos.learner import CreateAgent, GradientLearner, batch_of, tensors_of
-from rlstruct.algos.learners import Learners
-from rlstruct.algos.placement import CreateEnv, check_create_env, create_batchers, create_network
+from rlstruct.algos.process_group import Learners
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.batchers import EpisodeStatistics, RL_Batcher
 from rlstruct.core import Trajectories
 from rlstruct.device import resolve_device
 from rlstruct.errors import BadTypeError, BadValueError, UsageError
-from rlstruct.functional.learners import sum_over_learners
+from rlstruct.functional.all_reduce import sum_over_learners
 from rlstruct.profiling import operation, phase
 
 CreateModel = Callable[[], nn.Module]

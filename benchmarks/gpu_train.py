@@ -31,7 +31,7 @@ import _report
 import torch
 
 from rlstruct.agents import ActorCritic, ActorCriticAgent
-from rlstruct.algos.ppo import Learner, PPOConfig
+from rlstruct.algos.ppo import PPOConfig, PPOLearner
 from rlstruct.batchers import RL_Batcher
 from rlstruct.sims import make
 
@@ -55,7 +55,7 @@ class Loop:
     def __init__(self, config: PPOConfig, backend: str) -> None:
         self.device = torch.device(config.learner_device)
         torch.manual_seed(0)
-        self.learner = Learner.create(ActorCritic(4, 2).to(self.device), ActorCriticAgent, config)
+        self.learner = PPOLearner.create(ActorCritic(4, 2).to(self.device), ActorCriticAgent, config)
         self.batcher = RL_Batcher(
             config.n_timesteps,
             ActorCriticAgent,

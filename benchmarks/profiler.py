@@ -254,7 +254,7 @@ def measure_transitions(results: Results) -> None:
     for name, (settings, changes) in kinds.items():
         config = a2c.A2CConfig(n_env_steps=10**6, n_envs=N_ENVS, **changes)
         model = actor_critic().to(changes.get("learner_device", "cpu"))
-        learner_of_kind = a2c.Learner.create(model, ActorCriticAgent, config)
+        learner_of_kind = a2c.A2CLearner.create(model, ActorCriticAgent, config)
         folder = Path(tempfile.mkdtemp())
         with batcher(N_ENVS, n_timesteps=config.n_timesteps, **settings) as made:
             for _ in range(3):  # compiles, records

@@ -30,8 +30,8 @@ from torch.distributed import FileStore
 
 from rlstruct import DictTensor, VecEnv
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RandomAgent
-from rlstruct.algos.learners import Group
 from rlstruct.algos.ppo import PPOConfig, train
+from rlstruct.algos.process_group import Group
 from rlstruct.algos.training import TrainingLoop
 from rlstruct.batchers import RL_Batcher
 from rlstruct.errors import ClusterError, LearnerError, WorkerError

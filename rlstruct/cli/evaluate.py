@@ -14,8 +14,8 @@ import torch
 import tyro
 
 from rlstruct.algos.alphazero import AlphaZeroConfig, arena
+from rlstruct.algos.build import PlacedEnv
 from rlstruct.algos.evaluation import Evaluator
-from rlstruct.algos.placement import PlacedEnv
 from rlstruct.batchers import RL_Batcher
 from rlstruct.cli.complaint import UserError, check_device, number, say
 from rlstruct.cli.film import check_path, film

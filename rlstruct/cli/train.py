@@ -17,7 +17,7 @@ import tyro
 
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.config import TrainingConfig, check_resumed
-from rlstruct.algos.joining import launched_rank
+from rlstruct.algos.launch import launched_rank
 from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.presets import PRESETS
 from rlstruct.algos.run_folder import RunFolder

@@ -17,8 +17,8 @@ import torch
 import tyro
 from torch import nn
 
+from rlstruct.algos.build import PlacedEnv
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.placement import PlacedEnv
 from rlstruct.algos.presets import PRESETS
 from rlstruct.batchers import Tuning, tune
 from rlstruct.cli.agents import choose, with_stacks

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rlstruct.functional.learners import sum_over_learners
+from rlstruct.functional.all_reduce import sum_over_learners
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:

@@ -158,7 +158,7 @@ def test_learners_keep_the_statistics(kind: str, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("create_env", [create_sim, create_cartpoles])
 def test_sums_of_rewards_begin_anew_with_each_episode_also_where_one_was_lost(create_env: Any) -> None:
-    learner = a2c.Learner.create(feed_forward(), ActorCriticAgent, A2CConfig(**PIECES))
+    learner = a2c.A2CLearner.create(feed_forward(), ActorCriticAgent, A2CConfig(**PIECES))
     sums, seen = [0.0] * 4, []
     arguments: dict[str, Any] = {"agent_args": {"action_space": spaces.Discrete(2)}, "env_args": {"n_envs": 4}}
     with RL_Batcher(10, RandomAgent, create_env, **arguments, seed=0) as batcher:

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore
 
-from rlstruct.algos.joining import gpu_facts
-from rlstruct.algos.learners import Group
+from rlstruct.algos.launch import gpu_facts
+from rlstruct.algos.process_group import Group
 
 
 def fork_learners(

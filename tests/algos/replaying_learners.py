@@ -27,11 +27,11 @@ def replaying(kind: str, device: str, graph: bool) -> GradientLearner:
     if kind == "alphazero":
         config = alphazero.AlphaZeroConfig(**settings, max_gradient_norm=0.5)
         model = create_game_network().to(device)
-        return alphazero.Learner.create(model, partial(SearchAgent, create_simulator=ConnectFour), config)
+        return alphazero.AlphaZeroLearner.create(model, partial(SearchAgent, create_simulator=ConnectFour), config)
     prioritised, double = "prioritised" in kind, "double" in kind
     settings |= {"prioritised": prioritised, "double": double, "target_update_interval": 2 if prioritised else 1}
     model = agents.QNetwork(4, 2, hidden=(8,)).to(device)
-    return dqn.Learner.create(model, agents.QAgent, dqn.DQNConfig(**settings))
+    return dqn.DQNLearner.create(model, agents.QAgent, dqn.DQNConfig(**settings))
 
 
 def create_game_network() -> nn.Module:

@@ -26,7 +26,7 @@ from rlstruct.agents import (
     RecurrentGaussianAgent,
 )
 from rlstruct.algos import a2c
-from rlstruct.algos.a2c import A2CConfig, Learner, train
+from rlstruct.algos.a2c import A2CConfig, A2CLearner, train
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import TrainingResult
 from rlstruct.envs import GymEnv, GymEnvInf
@@ -168,7 +168,7 @@ def test_an_agent_without_a_policy_is_named() -> None:
 def test_one_update_moves_the_learners_model_and_never_syncs(corrected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, piece = create_model(), two_steps()
     config = dataclasses.replace(SMALL, vtrace=corrected)
-    learner = Learner(model, ActorCriticAgent(model, copy_model=False), config)
+    learner = A2CLearner(model, ActorCriticAgent(model, copy_model=False), config)
     # Adam counts its steps in a tensor on the CPU, wherever the weights are: reading that waits for no device.
     monkeypatch.setattr(learner.optimizer, "step", allow_host_sync()(learner.optimizer.step))
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
@@ -185,9 +185,9 @@ def test_several_updates_on_a_piece_are_as_many_gradient_steps_on_it() -> None:
     twice, by_one, piece = create_model(), create_model(), two_steps()
     by_one.load_state_dict(twice.state_dict())
     config = dataclasses.replace(SMALL, vtrace=True)
-    one = Learner(by_one, ActorCriticAgent(by_one, copy_model=False), config)
+    one = A2CLearner(by_one, ActorCriticAgent(by_one, copy_model=False), config)
     first, second = one.update(piece, fraction_done=0.5), one.update(piece, fraction_done=0.5)
-    both = Learner(twice, ActorCriticAgent(twice, copy_model=False), dataclasses.replace(config, n_updates=2))
+    both = A2CLearner(twice, ActorCriticAgent(twice, copy_model=False), dataclasses.replace(config, n_updates=2))
     terms = both.update(piece, fraction_done=0.5)
     assert both.policy_version == one.policy_version == 2
     assert terms["loss"].item() == pytest.approx((first["loss"].item() + second["loss"].item()) / 2)
@@ -199,11 +199,11 @@ def test_minibatches_are_gradient_steps_on_neighbouring_environments() -> None:
     by_one.load_state_dict(at_once.state_dict())
     rows = [two_steps(**{"_observation/reward": torch.tensor([[reward, 1.0, 0.0]])}) for reward in (0.0, 5.0, -5.0)]
     config = dataclasses.replace(SMALL, vtrace=True)
-    one = Learner(by_one, ActorCriticAgent(by_one, copy_model=False), config)
+    one = A2CLearner(by_one, ActorCriticAgent(by_one, copy_model=False), config)
     parts = [rows[0], Trajectories.cat(rows[1:])] * 2  # 3 environments in 2 parts, twice
     losses = [one.update(part, fraction_done=0.5)["loss"].item() for part in parts]
     config = dataclasses.replace(config, n_minibatches=2, n_updates=2)
-    all_rows = Learner(at_once, ActorCriticAgent(at_once, copy_model=False), config)
+    all_rows = A2CLearner(at_once, ActorCriticAgent(at_once, copy_model=False), config)
     terms = all_rows.update(Trajectories.cat(rows), fraction_done=0.5)
     assert all_rows.policy_version == one.policy_version == 4
     assert len(set(losses)) == 4
@@ -303,7 +303,7 @@ def test_windows_of_one_minibatch_after_the_other_are_those_of_plain_torch() -> 
     ours, plain = create_model(), create_model()
     plain.load_state_dict(ours.state_dict())
     batches = one_step_batches(11, config.n_envs)
-    learner = Learner(ours, ActorCriticAgent(ours, copy_model=False), config)
+    learner = A2CLearner(ours, ActorCriticAgent(ours, copy_model=False), config)
     terms = [learner.update(batch, fraction_done=0.0) for batch in batches]
     assert terms[:3] == [{}, {}, {}]  # until there are four steps
     expected = plain_windows(plain, batches, config)
@@ -314,7 +314,7 @@ def test_windows_of_one_minibatch_after_the_other_are_those_of_plain_torch() -> 
 def test_a_window_of_as_many_batches_as_minibatches_shows_each_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
     config = dataclasses.replace(SMALL, n_timesteps=1, n_envs=6, n_minibatches=3, window=3, vtrace=True)
     model, seen = create_model(), []
-    learner = Learner(model, ActorCriticAgent(model, copy_model=False), config)
+    learner = A2CLearner(model, ActorCriticAgent(model, copy_model=False), config)
     steps = learner.gradient_steps
     monkeypatch.setattr(
         learner, "gradient_steps", lambda batch: seen.append(batch.trajectories["_observation/reward"]) or steps(batch)
@@ -342,13 +342,13 @@ def test_wrong_windows_are_named() -> None:
         A2CConfig(window=4, vtrace=True, n_envs=8, n_minibatches=3)
     model = Normalised(create_model(), (4,), discount=0.99)
     with pytest.raises(ValueError, match="got window=2 and Normalised, whose statistics want each batch as a whole"):
-        Learner(model, ActorCriticAgent(model, copy_model=False), dataclasses.replace(SMALL, vtrace=True, window=2))
+        A2CLearner(model, ActorCriticAgent(model, copy_model=False), dataclasses.replace(SMALL, vtrace=True, window=2))
 
 
 def test_gradients_are_scaled_down_to_their_bound() -> None:
     model = create_model()
     config = dataclasses.replace(SMALL, max_gradient_norm=0.01)
-    terms = Learner(model, ActorCriticAgent(model, copy_model=False), config).update(two_steps(), fraction_done=0.0)
+    terms = A2CLearner(model, ActorCriticAgent(model, copy_model=False), config).update(two_steps(), fraction_done=0.0)
     squares = sum(weight.grad.square().sum().item() for weight in model.parameters() if weight.grad is not None)
     assert terms["gradient_norm"].item() > 0.01
     assert math.sqrt(squares) == pytest.approx(0.01, rel=1e-3)
@@ -364,13 +364,13 @@ def test_worker_processes_give_the_losses_of_this_process() -> None:
 
 def test_overlap_lags_by_one_version_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[int]] = []
-    update = Learner.update
+    update = A2CLearner.update
 
-    def watched(self: Learner, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
+    def watched(self: A2CLearner, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
         seen.append(trajectories.info["policy_version"].unique().tolist())
         return update(self, trajectories, fraction_done)
 
-    monkeypatch.setattr(Learner, "update", watched)
+    monkeypatch.setattr(A2CLearner, "update", watched)
     in_turn = train_small(n_env_steps=300)
     assert in_turn.losses["policy_lag"] == [0.0] * 5
     assert seen == [[1], [2], [3], [4], [5]]  # the batcher counts its weights from 1, the untrained ones

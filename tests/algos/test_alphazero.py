@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from rlstruct.agents import ConvolutionalActorCritic
 from rlstruct.algos import alphazero
-from rlstruct.algos.alphazero import AlphaZeroConfig, Learner, losses, mirrored
+from rlstruct.algos.alphazero import AlphaZeroConfig, AlphaZeroLearner, losses, mirrored
 from rlstruct.algos.arena import Arena, RandomPlayer, play_match
-from rlstruct.algos.learners import Group, learning_in
+from rlstruct.algos.process_group import Group, learning_in
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import TrainingResult
 from rlstruct.batchers import RL_Batcher
@@ -104,7 +104,7 @@ def gradient_of(batch: DictTensor) -> tuple[dict[str, Tensor], dict[str, Tensor]
     model = create_model()
     agent = SearchAgent(model, create_simulator=ConnectFour, device="cpu", config=SMALL.search(2))
     config = dataclasses.replace(SMALL, max_gradient_norm=0.1)
-    terms, gradient = Learner(model, agent, config).gradient(dict(batch.items()))
+    terms, gradient = AlphaZeroLearner(model, agent, config).gradient(dict(batch.items()))
     return dict(terms), dict(gradient)
 
 
@@ -139,7 +139,7 @@ def test_two_learners_follow_the_gradient_of_all_their_positions() -> None:
 
 def test_results_reach_every_position_of_a_game_with_the_sign_of_who_moved() -> None:
     # Column 0 four times against column 1: who begins wins with the seventh move.
-    learner = Learner.create(create_model(), partial(SearchAgent, create_simulator=ConnectFour), SMALL)
+    learner = AlphaZeroLearner.create(create_model(), partial(SearchAgent, create_simulator=ConnectFour), SMALL)
 
     class Agent(Script, RL_Agent):  # type: ignore[misc]
         def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -224,7 +224,7 @@ def test_the_network_comes_to_agree_with_the_search() -> None:
     create_agent = partial(SearchAgent, create_simulator=ConnectFour, config=config.search(4))
     torch.manual_seed(2)
     model = ConvolutionalActorCritic((2, 6, 7), 7, n_features=64, layers=[(32, 4, 1)])
-    learner = Learner.create(model, create_agent, config)
+    learner = AlphaZeroLearner.create(model, create_agent, config)
     arguments = {"model": learner.model}
     with RL_Batcher(32, create_agent, ConnectFour, agent_args=arguments, env_args={"n_envs": 4}, seed=2) as batcher:
         batcher.reset()

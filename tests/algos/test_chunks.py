@@ -130,7 +130,7 @@ def test_ppo_judges_pixels_in_chunks() -> None:
     steps["action/log_probability"] = torch.zeros(n_envs, n_steps)
     batch = Trajectories(DictTensor(), TemporalDictTensor(steps))
     agent = plain_agent(model)
-    prepared, _ = ppo.Learner(model, agent, ppo.PPOConfig()).prepare(batch)
+    prepared, _ = ppo.PPOLearner(model, agent, ppo.PPOConfig()).prepare(batch)
     assert max(model.rows[False]) == n_envs * n_steps // 2
     assert prepared.trajectories["learner/value"].isfinite().all()
 

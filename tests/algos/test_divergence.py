@@ -113,7 +113,7 @@ def test_episodes_longer_than_a_batch_of_reinforce_are_named_once() -> None:
     assert len(seen) == 1
 
 
-class Stepping(a2c.Learner):
+class Stepping(a2c.A2CLearner):
     """Takes gradient steps on whatever loss of the network's outputs it is given."""
 
     def step(self, loss: Callable[[Tensor, Tensor], Tensor]) -> dict[str, Tensor]:

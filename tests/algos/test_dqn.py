@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rlstruct import DictTensor
 from rlstruct.agents import QAgent, QNetwork
 from rlstruct.algos import dqn
-from rlstruct.algos.dqn import DQNConfig, Learner, train
+from rlstruct.algos.dqn import DQNConfig, DQNLearner, train
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import TrainingResult
@@ -90,9 +90,9 @@ def test_the_loss_by_hand() -> None:
 def filled() -> Any:
     """A function that makes a learner whose buffer holds some steps."""
 
-    def make(**changes: Any) -> Learner:
+    def make(**changes: Any) -> DQNLearner:
         config = dataclasses.replace(SMALL, **changes)
-        learner = Learner(create_model().to(config.learner_device), QAgent, config)
+        learner = DQNLearner(create_model().to(config.learner_device), QAgent, config)
         agent_args = {"model": create_model()}
         with RL_Batcher(20, QAgent, create_env, agent_args=agent_args, env_args={"n_envs": 4}, seed=0) as batcher:
             batcher.reset(DictTensor({"epsilon": torch.ones(4)}))
@@ -105,11 +105,11 @@ def filled() -> Any:
     return make
 
 
-def weights(learner: Learner) -> list[nn.Parameter]:
+def weights(learner: DQNLearner) -> list[nn.Parameter]:
     return list(learner.online_model.parameters())
 
 
-def target_weights(learner: Learner) -> list[nn.Parameter]:
+def target_weights(learner: DQNLearner) -> list[nn.Parameter]:
     return list(learner.target_model.parameters())
 
 

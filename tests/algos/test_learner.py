@@ -71,7 +71,7 @@ def test_agents_that_want_a_history_are_refused_by_name() -> None:
         replay_with_next_values(HistoryAgent(), trajectories)
 
 
-class Unreplayed(a2c.Learner):
+class Unreplayed(a2c.A2CLearner):
     """Computes its loss from what was collected, as nobody should."""
 
     def terms(self, *given: Any) -> Any:
@@ -86,7 +86,7 @@ def test_a_loss_of_collected_numbers_alone_names_replay_agent() -> None:
         learner.update(trajectories, 0.0)
 
 
-def wrong(learner: a2c.Learner, kind: str) -> Any:
+def wrong(learner: a2c.A2CLearner, kind: str) -> Any:
     loss = sum(weight.square().sum() for weight in learner.model.parameters())
     return {
         "nothing": None,
@@ -110,7 +110,7 @@ def wrong(learner: a2c.Learner, kind: str) -> Any:
     ],
 )
 def test_terms_that_cannot_be_learnt_from_are_named(kind: str, error: type[Exception], match: str) -> None:
-    class Wrong(a2c.Learner):
+    class Wrong(a2c.A2CLearner):
         def terms(self, *given: Any) -> Any:
             return wrong(self, kind)
 
@@ -127,7 +127,7 @@ def test_terms_that_cannot_be_learnt_from_are_named(kind: str, error: type[Excep
     ],
 )
 def test_results_of_an_update_that_cannot_be_logged_are_named(more: Any, error: type[Exception], match: str) -> None:
-    class Wrong(a2c.Learner):
+    class Wrong(a2c.A2CLearner):
         def update(self, trajectories: Trajectories, fraction_done: float) -> Any:
             return {**super().update(trajectories, fraction_done), "more": more}
 

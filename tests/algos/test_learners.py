@@ -22,12 +22,12 @@ import torch.distributed as dist
 from resume_tasks import config_of, create_sim, train
 from two_learners import BROKEN, EQUAL, RESUMED, train_as_one
 
-from rlstruct.algos import joining
-from rlstruct.algos.joining import Followers, Place
+from rlstruct.algos import launch
+from rlstruct.algos.launch import Followers, Place
 from rlstruct.algos.learner import GradientLearner
-from rlstruct.algos.learners import Group, Learners, learners
+from rlstruct.algos.process_group import Group, Learners, learners
 from rlstruct.errors import LearnerError
-from rlstruct.functional.learners import sum_over_learners, summing_by
+from rlstruct.functional.all_reduce import sum_over_learners, summing_by
 from rlstruct.functional.statistics import whiten
 
 for package in ("tqdm", "tensorboard", "matplotlib"):
@@ -140,21 +140,21 @@ def test_followers_find_a_learner_that_torchrun_has_restarted(monkeypatch: pytes
     said = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for key, value in {**said, "TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
         monkeypatch.setenv(key, value)
-    monkeypatch.setattr(joining, "JOIN_SECONDS", 40.0)  # of this process
+    monkeypatch.setattr(launch, "JOIN_SECONDS", 40.0)  # of this process
     assert train("a2c", None, n_learners=2, n_env_steps=80, evaluation_interval=10**9).env_steps == 80
 
 
 def facts(**changes: Any) -> dict[str, Any]:
     place = Place(0, 2, 0, "127.0.0.1", 0, listens=True)
-    return {**joining._facts(config_of("a2c"), place), **changes}
+    return {**launch._facts(config_of("a2c"), place), **changes}
 
 
 def roll_call(store: dist.Store) -> list[dict[str, Any]]:
-    return joining._roll_call(Place(0, 2, 0, "127.0.0.1", 0, listens=True), store, facts(), Followers())
+    return launch._roll_call(Place(0, 2, 0, "127.0.0.1", 0, listens=True), store, facts(), Followers())
 
 
 def test_learners_that_do_not_come_or_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "JOIN_SECONDS", 0.1)
+    monkeypatch.setattr(launch, "JOIN_SECONDS", 0.1)
     store = dist.HashStore()
     with pytest.raises(LearnerError, match=r"learner 1 of 2 has not come within 0\.1 s\. Start all of them: torchrun"):
         roll_call(store)
@@ -197,7 +197,7 @@ def test_torchrun_and_the_settings_must_agree(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(LearnerError, match=r"A2CConfig: n_learners is 3, but 2 processes were started together"):
         train("a2c", None, n_learners=3)
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr(joining, "JOIN_SECONDS", 0.2)
+    monkeypatch.setattr(launch, "JOIN_SECONDS", 0.2)
     with pytest.raises(LearnerError, match=r"learner 1 cannot reach the first one at 127\.0\.0\.1:1 within 0\.2 s"):
         train("a2c", None)
 

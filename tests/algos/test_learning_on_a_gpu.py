@@ -102,7 +102,7 @@ def test_an_update_of_an_agent_with_a_state_is_recorded_and_gives_the_plain_ones
     def learnt(graph: bool) -> list[torch.Tensor]:
         torch.manual_seed(3)
         model = create_model().to(DEVICE)
-        learner = ppo.Learner.create(model, create_agent, dataclasses.replace(config, graph=graph))
+        learner = ppo.PPOLearner.create(model, create_agent, dataclasses.replace(config, graph=graph))
         for i, batch in enumerate(batches):  # the first as it is, the second is recorded, the others are replays
             learner.update(batch, i / 10)
         return [weight.detach().to("cpu") for weight in model.parameters()]
@@ -171,10 +171,10 @@ def test_replay_memory_stays_where_it_is_put(replay_device: str) -> None:
 def test_a_learner_goes_on_bit_by_bit() -> None:
     config = a2c.A2CConfig(n_envs=64, **ON_GPU)
 
-    def create_learner() -> a2c.Learner:
+    def create_learner() -> a2c.A2CLearner:
         torch.manual_seed(0)
         model = create_network().to(DEVICE)
-        return a2c.Learner(model, ActorCriticAgent(model, copy_model=False), config)
+        return a2c.A2CLearner(model, ActorCriticAgent(model, copy_model=False), config)
 
     with RL_Batcher(
         16,

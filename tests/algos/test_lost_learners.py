@@ -17,9 +17,9 @@ import torch.distributed as dist
 from forked_learners import fork_learners
 
 from rlstruct.algos import others
-from rlstruct.algos.joining import gpu_facts
-from rlstruct.algos.learners import Group, have_a_gpu_each, learning_in, share_a_gpu
+from rlstruct.algos.launch import gpu_facts
 from rlstruct.algos.others import Others
+from rlstruct.algos.process_group import Group, have_a_gpu_each, learning_in, share_a_gpu
 from rlstruct.algos.watcher import Watcher
 from rlstruct.errors import LearnerError
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn, optim
 
 from rlstruct.agents import ActorCriticAgent
 from rlstruct.algos import a2c
-from rlstruct.algos.learners import Group, learning_in
+from rlstruct.algos.process_group import Group, learning_in
 from rlstruct.testing import forbid_host_sync
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -26,7 +26,7 @@ KINDS += [(name, {"fused": True}) for name in ("Adagrad", "Adam", "AdamW", "SGD"
 CAPTURABLE = ("ASGD", "Adadelta", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop")
 
 
-class Stepping(a2c.Learner):
+class Stepping(a2c.A2CLearner):
     """Takes gradient steps on whatever loss of the network's outputs it is given."""
 
     def step(self, loss: Loss) -> dict[str, Tensor]:

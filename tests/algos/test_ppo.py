@@ -31,7 +31,7 @@ from rlstruct.agents import (
     RecurrentGaussianAgent,
 )
 from rlstruct.algos import ppo
-from rlstruct.algos.ppo import Learner, PPOConfig, train
+from rlstruct.algos.ppo import PPOConfig, PPOLearner, train
 from rlstruct.algos.training import TrainingResult
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf
@@ -94,13 +94,13 @@ def create_toys(n_envs: int, seed: int, frame: spaces.Box, action: spaces.Space[
     return GymEnvInf([Toy(frame, action) for _ in range(n_envs)], seed=seed)
 
 
-def create_learner(kind: str, config: PPOConfig = SMALL, dtype: torch.dtype = torch.float32) -> Learner:
+def create_learner(kind: str, config: PPOConfig = SMALL, dtype: torch.dtype = torch.float32) -> PPOLearner:
     create_model, create_agent, _, _ = KINDS[kind]
     torch.manual_seed(1)
-    return Learner.create(create_model().to(dtype), create_agent, config)
+    return PPOLearner.create(create_model().to(dtype), create_agent, config)
 
 
-def collect(kind: str, learner: Learner, n_batches: int = 2) -> Trajectories:
+def collect(kind: str, learner: PPOLearner, n_batches: int = 2) -> Trajectories:
     """The last of some batches with the learner's weights, so that rows begin in the middle of episodes."""
     _, create_agent, frame, action = KINDS[kind]
     args: dict[str, Any] = {"model": learner.model, "copy_model": True}
@@ -359,7 +359,7 @@ def test_what_cannot_be_is_refused() -> None:
     config = dataclasses.replace(SMALL, target_kl=0.01, learner_device="sim:0")
     model = ActorCritic(4, 3).to("sim:0")
     with pytest.raises(ValueError, match=r"target_kl is 0\.01 and learner_device sim:0, expected .* cpu or cuda"):
-        Learner.create(model, ActorCriticAgent, config)
+        PPOLearner.create(model, ActorCriticAgent, config)
 
 
 @pytest.mark.parametrize(
@@ -390,13 +390,13 @@ def train_small(kind: str, **changes: Any) -> TrainingResult:
 
 def test_every_batch_is_learnt_from_also_where_the_learning_rate_falls_to_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     rates: list[float] = []
-    descend = Learner.descend
+    descend = PPOLearner.descend
 
-    def watched(self: Learner, *given: Any, **options: Any) -> Any:
+    def watched(self: PPOLearner, *given: Any, **options: Any) -> Any:
         rates.append(self.optimizer.param_groups[0]["lr"])
         return descend(self, *given, **options)
 
-    monkeypatch.setattr(Learner, "descend", watched)
+    monkeypatch.setattr(PPOLearner, "descend", watched)
     train_small("discrete", n_epochs=1, n_minibatches=1)
     assert rates == pytest.approx([1e-3 * left / 8 for left in range(8, 0, -1)])
 

@@ -37,24 +37,24 @@ PPO = ppo.PPOConfig(**SMALL, n_epochs=2, n_minibatches=2)
 A2C = a2c.A2CConfig(**SMALL, n_updates=2, n_minibatches=2, vtrace=True, max_gradient_norm=None)
 Kind = tuple[type[GradientLearner], Any, Callable[[], nn.Module], Any]
 KINDS: dict[str, Kind] = {
-    "ppo": (ppo.Learner, PPO, create_network, ActorCriticAgent),
+    "ppo": (ppo.PPOLearner, PPO, create_network, ActorCriticAgent),
     "ppo, uneven minibatches": (
-        ppo.Learner,
+        ppo.PPOLearner,
         dataclasses.replace(PPO, n_minibatches=5, value_clip=None, max_gradient_norm=None),
         create_network,
         ActorCriticAgent,
     ),
     "ppo, recurrent": (
-        ppo.Learner, PPO, lambda: agents.RecurrentActorCritic(4, 2, n_hidden=8), agents.RecurrentAgent
+        ppo.PPOLearner, PPO, lambda: agents.RecurrentActorCritic(4, 2, n_hidden=8), agents.RecurrentAgent
     ),
     "ppo, normalised": (
-        ppo.Learner, PPO, lambda: agents.Normalised(create_network(), (4,), discount=0.99), ActorCriticAgent
+        ppo.PPOLearner, PPO, lambda: agents.Normalised(create_network(), (4,), discount=0.99), ActorCriticAgent
     ),
     "ppo, stacking": (
-        ppo.Learner, PPO, partial(agents.ConvolutionalActorCritic, SHAPE, 2, n_features=4, layers=((3, 3, 1),)),
+        ppo.PPOLearner, PPO, partial(agents.ConvolutionalActorCritic, SHAPE, 2, n_features=4, layers=((3, 3, 1),)),
         partial(agents.StackingAgent.create, create_agent=ActorCriticAgent, shape=SHAPE),
     ),
-    "a2c": (a2c.Learner, A2C, create_network, ActorCriticAgent),
+    "a2c": (a2c.A2CLearner, A2C, create_network, ActorCriticAgent),
 }  # fmt: skip
 
 
@@ -137,20 +137,20 @@ def test_a_closed_learner_keeps_nothing_that_was_recorded(kind: str, recorded: l
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_nothing_recorded_outlives_a_training(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    left, record, learn_one = [], _sim_graph.record, ppo.Learner.update
+    left, record, learn_one = [], _sim_graph.record, ppo.PPOLearner.update
 
     def remember(work: Callable[[], None]) -> Callable[[], None]:
         replay = record(work)
         left.append(weakref.ref(replay))
         return replay
 
-    def update(self: ppo.Learner, *given: Any) -> dict[str, Tensor]:
+    def update(self: ppo.PPOLearner, *given: Any) -> dict[str, Tensor]:
         if fails and self.policy_version == 12:
             raise OSError("the last update")
         return learn_one(self, *given)
 
     monkeypatch.setattr(sim_device, "record", remember)
-    monkeypatch.setattr(ppo.Learner, "update", update)
+    monkeypatch.setattr(ppo.PPOLearner, "update", update)
     settings = {"evaluation_processes": 0, "evaluation_timesteps": 5, "evaluation_episodes": 1, "n_processes": 0}
     config = dataclasses.replace(PPO, n_env_steps=96, learner_device=SIM, **settings)
     gc.collect()
@@ -219,7 +219,7 @@ def test_compiled_values_of_actions_are_those_to_rounding() -> None:
     for compiled in (False, True):
         torch.manual_seed(3)
         changed = dataclasses.replace(config, compile_update=compiled)
-        learners.append(dqn.Learner.create(agents.QNetwork(4, 2, hidden=(8,)), agents.QAgent, changed))
+        learners.append(dqn.DQNLearner.create(agents.QNetwork(4, 2, hidden=(8,)), agents.QAgent, changed))
     for batch in collect("ppo", 3):
         close(*(learner.update(batch, 0.5) for learner in learners))
     close(*map(weights, learners))
@@ -231,7 +231,7 @@ class Impure(ActorCriticAgent):
 
 def test_an_agent_that_promises_nothing_learns_as_it_is(caplog: pytest.LogCaptureFixture, recorded: list[Any]) -> None:
     with caplog.at_level(logging.INFO, "rlstruct.algos.program"):
-        learner = ppo.Learner.create(create_network().to(SIM), Impure, dataclasses.replace(PPO, learner_device=SIM))
+        learner = ppo.PPOLearner.create(create_network().to(SIM), Impure, dataclasses.replace(PPO, learner_device=SIM))
     assert "updates on sim:0 could run faster, but the agent does not: set `pure = True`" in caplog.text
     learn(learner, collect("ppo", 3))
     assert not recorded
@@ -271,7 +271,7 @@ def test_what_cannot_be_frozen_warns_once_and_learns_the_same(
     close(weights(learner), weights(expected))
 
 
-class Counting(a2c.Learner):
+class Counting(a2c.A2CLearner):
     """Its loss depends on how often it was computed."""
 
     calls = 0

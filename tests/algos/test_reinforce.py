@@ -13,8 +13,8 @@ from fake_envs import CountingEnv
 from rlstruct import DictTensor, TemporalDictTensor, Trajectories, algos
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic
 from rlstruct.algos import reinforce
-from rlstruct.algos.placement import PlacedEnv, cpu_copy, create_batchers
-from rlstruct.algos.reinforce import Learner, ReinforceConfig, train
+from rlstruct.algos.build import PlacedEnv, cpu_copy, create_batchers
+from rlstruct.algos.reinforce import ReinforceConfig, ReinforceLearner, train
 from rlstruct.algos.training import TrainingResult
 from rlstruct.envs import GymEnv
 from rlstruct.testing import allow_host_sync, forbid_host_sync
@@ -106,7 +106,7 @@ def test_the_loss_judges_the_stored_action_not_the_replayed_one() -> None:
 
 def test_one_update_moves_the_learners_model_and_never_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
     model = create_model()
-    learner = Learner(model, ActorCriticAgent(model, copy_model=False), SMALL)
+    learner = ReinforceLearner(model, ActorCriticAgent(model, copy_model=False), SMALL)
     # Adam counts its steps in a tensor on the CPU, wherever the weights are: reading that waits for no device.
     monkeypatch.setattr(learner.optimizer, "step", allow_host_sync()(learner.optimizer.step))
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
@@ -127,7 +127,7 @@ def two_steps_frames() -> dict[str, torch.Tensor]:
 def test_the_learning_rate_falls_linearly() -> None:
     model = create_model()
     config = dataclasses.replace(SMALL, learning_rate=0.1, final_learning_rate_fraction=0.2)
-    learner = Learner(model, ActorCriticAgent(model, copy_model=False), config)
+    learner = ReinforceLearner(model, ActorCriticAgent(model, copy_model=False), config)
     trajectories = two_steps(**{f"_observation/{key}": value for key, value in two_steps_frames().items()})
     rates = []
     for fraction_done in (0.0, 0.5, 1.0, 1.3):
@@ -221,7 +221,7 @@ def test_environments_appear_where_the_batcher_wants_them() -> None:
 def test_collecting_compiles_the_agent_if_asked_to_and_evaluating_never(
     compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlstruct.algos.placement.RL_Batcher", lambda *args, **settings: settings)
+    monkeypatch.setattr("rlstruct.algos.build.RL_Batcher", lambda *args, **settings: settings)
     config = dataclasses.replace(SMALL, compile_agent=compiled)
     collecting, evaluating = create_batchers(config, ActorCriticAgent, create_env, {}, create_model(), 0)
     made: list[Any] = [collecting(), evaluating()]  # what they would make a batcher with
@@ -246,7 +246,7 @@ def test_a_cpu_copy_shares_nothing_and_is_equal() -> None:
 def test_gradients_are_scaled_down_to_the_given_norm() -> None:
     model = create_model()
     config = dataclasses.replace(SMALL, max_gradient_norm=1e-3)
-    learner = Learner(model, ActorCriticAgent(model, copy_model=False), config)
+    learner = ReinforceLearner(model, ActorCriticAgent(model, copy_model=False), config)
     trajectories = two_steps(**{f"_observation/{key}": value for key, value in two_steps_frames().items()})
     learner.update(trajectories, fraction_done=0.0)
     norm = torch.stack([weight.grad.norm() for weight in model.parameters() if weight.grad is not None]).norm()

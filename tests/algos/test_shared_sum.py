@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlstruct.algos import shared_sum
-from rlstruct.algos.learners import Group
+from rlstruct.algos.process_group import Group
 from rlstruct.algos.shared_sum import ORDERED, SharedSum
 from rlstruct.batchers.shared_memory import SharedBlock
 from rlstruct.errors import LearnerError

@@ -17,7 +17,7 @@ from resume_tasks import config_of, create_sim, train
 
 from rlstruct.algos import dqn, ppo
 from rlstruct.algos.learner import GradientLearner
-from rlstruct.algos.learners import learners
+from rlstruct.algos.process_group import learners
 from rlstruct.algos.replay_buffer import ReplayBuffer
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import TrainingLoop, TrainingResult
@@ -73,7 +73,7 @@ class TwoBuffers:
         return DictTensor.cat([buffer.sample(n // 2) for buffer in self.both])
 
 
-def shuffled_by_two(self: ppo.Learner, n_rows: int, epoch: int) -> tuple[torch.Tensor, ...]:
+def shuffled_by_two(self: ppo.PPOLearner, n_rows: int, epoch: int) -> tuple[torch.Tensor, ...]:
     """Minibatches of which each half is one of a learner with half of the rows."""
     n, half = self.config.n_minibatches, n_rows // 2
     minibatches = []
@@ -86,15 +86,15 @@ def shuffled_by_two(self: ppo.Learner, n_rows: int, epoch: int) -> tuple[torch.T
 
 def train_as_one(name: str) -> tuple[TrainingResult, list[torch.Tensor]]:
     """Train in one process on the shuffles and draws of two."""
-    create = dqn.Learner.__init__
+    create = dqn.DQNLearner.__init__
 
-    def with_two_buffers(self: dqn.Learner, model: Any, create_agent: Any, config: dqn.DQNConfig) -> None:
+    def with_two_buffers(self: dqn.DQNLearner, model: Any, create_agent: Any, config: dqn.DQNConfig) -> None:
         create(self, model, create_agent, config)
         self.buffer = TwoBuffers(config)  # type: ignore[assignment]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dqn.Learner, "__init__", with_two_buffers)
-        patch.setattr(ppo.Learner, "shuffled", shuffled_by_two)
+        patch.setattr(dqn.DQNLearner, "__init__", with_two_buffers)
+        patch.setattr(ppo.PPOLearner, "shuffled", shuffled_by_two)
         return train_seeing(name)
 
 

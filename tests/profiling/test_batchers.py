@@ -79,7 +79,7 @@ def test_workers_are_profiled_whenever_their_server_was_started(tmp_path: pathli
     assert [one.name for one in read(tmp_path).processes][1:] == ["rlstruct-worker-0", "rlstruct-worker-1"]
 
 
-class SlowLearner(a2c.Learner):
+class SlowLearner(a2c.A2CLearner):
     """An algorithm whose loss takes its time."""
 
     def terms(self, *given: dict[str, Tensor]) -> dict[str, Tensor]:

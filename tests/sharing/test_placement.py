@@ -17,7 +17,7 @@ from fake_mps import FakeMps
 
 from rlstruct.agents import RandomAgent
 from rlstruct.algos.a2c import A2CConfig
-from rlstruct.algos.placement import create_batchers
+from rlstruct.algos.build import create_batchers
 from rlstruct.batchers import RL_Batcher
 from rlstruct.batchers.workers.processes import quiet_start
 from rlstruct.cli.main import main
@@ -303,7 +303,7 @@ def test_trainings_share_as_their_settings_say(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made: list[dict[str, Any]] = []
-    monkeypatch.setattr("rlstruct.algos.placement.RL_Batcher", lambda *arguments, **named: made.append(named))
+    monkeypatch.setattr("rlstruct.algos.build.RL_Batcher", lambda *arguments, **named: made.append(named))
     config = A2CConfig(n_processes=2, batcher_device="cuda:0", sharing="mps", thread_percentage=25)
     for create in create_batchers(config, RandomAgent, CountingEnv, {}, torch.nn.Linear(1, 1), 0):
         create()

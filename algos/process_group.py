@@ -34,7 +34,7 @@ from rlstruct.batchers.shared_memory import SharedBlock
 from rlstruct.batchers.workers.processes import inheriting
 from rlstruct.engine.compiled import Tensors
 from rlstruct.errors import LearnerError
-from rlstruct.functional.learners import summing_by
+from rlstruct.functional.all_reduce import summing_by
 
 AnyConfig = TypeVar("AnyConfig", bound=TrainingConfig)
 

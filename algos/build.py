@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.learners import learners
+from rlstruct.algos.process_group import learners
 from rlstruct.batchers import RL_Batcher
 from rlstruct.batchers.arguments import check_call, check_factory
 from rlstruct.device import resolve_device

@@ -24,8 +24,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.learners import Group, Learners, learning_in
 from rlstruct.algos.others import name
+from rlstruct.algos.process_group import Group, Learners, learning_in
 from rlstruct.batchers.recipe import versions
 from rlstruct.batchers.workers.processes import (
     GUARD,
