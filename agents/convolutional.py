@@ -53,7 +53,6 @@ class ConvolutionalTrunk(nn.Module):
         layers: Sequence[Layer] | None = None,
         channels_last: bool = False,
     ) -> None:
-        """Build the layers on torch's default device; move them with ``.to``."""
         super().__init__()
         self.frame_shape = tuple(frame_shape)
         self.channels_last = channels_last
@@ -116,7 +115,6 @@ class ConvolutionalActorCritic(nn.Module):
         layers: Sequence[Layer] | None = None,
         channels_last: bool = False,
     ) -> None:
-        """Build the trunk and the two heads."""
         super().__init__()
         self.trunk = ConvolutionalTrunk(frame_shape, n_features=n_features, layers=layers, channels_last=channels_last)
         self.policy = ActionLogits(n_actions)

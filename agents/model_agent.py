@@ -41,7 +41,6 @@ class ModelAgent(RL_Agent, Generic[Model]):
     def __init__(
         self, model: Model, *, device: DeviceLike | None = None, stochastic: bool = True, copy_model: bool = True
     ) -> None:
-        """Copy the model to ``device``, or share it."""
         found = module_device(model)
         self.device = found if device is None else resolve_device(device)
         if not copy_model and found != self.device:

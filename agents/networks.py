@@ -41,7 +41,6 @@ class MLP(nn.Module):
         orthogonal: bool = True,
         output_gain: float = 1.0,
     ) -> None:
-        """Build the layers on torch's default device; move them with ``.to``."""
         super().__init__()
         given: Any = hidden  # the command line may pass other things
         if isinstance(given, str) or not all(isinstance(width, Integral) and int(width) >= 1 for width in given):
@@ -74,7 +73,6 @@ class ActionLogits(nn.Module):
     n_outputs: Final[int]
 
     def __init__(self, n_actions: int | Sequence[int]) -> None:
-        """Find the shape, and which logits stand for no action."""
         super().__init__()
         self.shape = (n_actions,) if isinstance(n_actions, int) else (len(n_actions), max(n_actions))
         self.n_outputs = math.prod(self.shape)
@@ -101,7 +99,6 @@ class MeanAndDeviation(nn.Module):
     """
 
     def __init__(self, n_dimensions: int, initial_log_std: float) -> None:
-        """Make the deviations, on torch's default device."""
         super().__init__()
         device = torch.get_default_device()
         self.log_std = nn.Parameter(torch.full((n_dimensions,), initial_log_std, device=device))
@@ -129,7 +126,6 @@ class ActorCritic(nn.Module):
         hidden: Sequence[int] = (64, 64),
         orthogonal: bool = True,
     ) -> None:
-        """Build both networks."""
         super().__init__()
         self.policy: nn.Module = (logits := ActionLogits(n_actions))
         self.actor = MLP(n_inputs, logits.n_outputs, hidden=hidden, orthogonal=orthogonal, output_gain=0.01)
@@ -163,7 +159,6 @@ class RecurrentActorCritic(nn.Module):
     def __init__(
         self, n_inputs: int, n_actions: int | Sequence[int], *, n_hidden: int = 64, orthogonal: bool = True
     ) -> None:
-        """Build the encoder, the recurrent unit and the two heads."""
         super().__init__()
         self.n_hidden = n_hidden
         self.policy: nn.Module = (logits := ActionLogits(n_actions))
@@ -207,7 +202,6 @@ class GaussianActorCritic(ActorCritic):
         orthogonal: bool = True,
         initial_log_std: float = 0.0,
     ) -> None:
-        """Build both networks and the deviation."""
         super().__init__(n_inputs, n_dimensions, hidden=hidden, orthogonal=orthogonal)
         self.policy = MeanAndDeviation(n_dimensions, initial_log_std)
 
@@ -232,7 +226,6 @@ class RecurrentGaussianActorCritic(RecurrentActorCritic):
         orthogonal: bool = True,
         initial_log_std: float = 0.0,
     ) -> None:
-        """Build the networks and the deviation."""
         super().__init__(n_inputs, n_dimensions, n_hidden=n_hidden, orthogonal=orthogonal)
         self.policy = MeanAndDeviation(n_dimensions, initial_log_std)
 

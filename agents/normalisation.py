@@ -26,7 +26,6 @@ class RunningMoments(nn.Module):
     count: Tensor
 
     def __init__(self, shape: Sequence[int] = ()) -> None:
-        """Begin with nothing seen."""
         super().__init__()
         device = torch.get_default_device()
         for name, first, size in (("mean", 0.0, shape), ("variance", 1.0, shape), ("count", 1e-4, ())):
@@ -72,7 +71,6 @@ class Normalised(nn.Module):
     def __init__(
         self, model: nn.Module, frame_shape: Sequence[int] | None, *, discount: float | None = None, clip: float = 10.0
     ) -> None:
-        """Begin with statistics that change nothing but what the clip cuts."""
         super().__init__()
         self.model = model
         self.frames = None if frame_shape is None else RunningMoments(frame_shape)

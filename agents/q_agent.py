@@ -59,7 +59,6 @@ class DuellingHead(nn.Module):
     def __init__(
         self, n_features: int, n_actions: int, *, hidden: Sequence[int] = (), orthogonal: bool = False
     ) -> None:
-        """Build both streams."""
         super().__init__()
         self.value = MLP(n_features, 1, hidden=hidden, activation=nn.ReLU, orthogonal=orthogonal)
         self.advantage = MLP(n_features, n_actions, hidden=hidden, activation=nn.ReLU, orthogonal=orthogonal)
@@ -89,7 +88,6 @@ class QNetwork(nn.Module):
         duelling: bool = False,
         orthogonal: bool = False,
     ) -> None:
-        """Build trunk and head."""
         super().__init__()
         *lower, width = hidden
         trunk = MLP(n_inputs, width, hidden=lower, activation=nn.ReLU, orthogonal=orthogonal, output_gain=2.0**0.5)

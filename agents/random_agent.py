@@ -36,7 +36,6 @@ class RandomAgent(RL_Agent):
     _draws: Final[dict[str, Callable[[Tensor], Tensor]]]
 
     def __init__(self, action_space: spaces.Space[Any], *, device: DeviceLike = "cpu") -> None:
-        """Find the parts of the space, and put their bounds on ``device`` once."""
         self.action_space = action_space
         self.device = resolve_device(device)
         found = leaves(action_space, "action", where="RandomAgent")

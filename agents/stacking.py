@@ -50,7 +50,6 @@ class StackingAgent(RL_Agent):
     def __init__(
         self, agent: RL_Agent, shape: Sequence[int], *, device: DeviceLike, dtype: torch.dtype = torch.uint8
     ) -> None:
-        """Wrap ``agent``."""
         if agent.require_history() or type(agent).call_replay is not RL_Agent.call_replay:
             raise BadTypeError(
                 f"StackingAgent: {type(agent).__name__} wants a history or defines call_replay, where it would see "

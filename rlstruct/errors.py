@@ -31,7 +31,6 @@ class Explained(Exception):
             cls.page = f"faults#{cls.__name__.lower()}"
 
     def __init__(self, *arguments: object) -> None:
-        """Note the page: tracebacks show it, the message is unchanged."""
         super().__init__(*arguments)
         if hasattr(self, "add_note"):  # from Python 3.11 on
             self.add_note(f"{PAGE}{self.page}")
@@ -111,7 +110,6 @@ class WorkerError(Explained, RuntimeError):
     remote_traceback: str = ""
 
     def __init__(self, message: str, **place: Any) -> None:  # noqa: ANN401 - the attributes above
-        """Store the place of the failure with its message."""
         super().__init__(message)
         vars(self).update(place)
 
@@ -136,7 +134,6 @@ class LearnerError(Explained, RuntimeError):
     """
 
     def __init__(self, message: str, *, ranks: tuple[int, ...] = ()) -> None:
-        """Store the key with the message."""
         super().__init__(message)
         self.ranks = ranks
 
@@ -151,7 +148,6 @@ class TrainingDiverged(Explained, RuntimeError):
     """
 
     def __init__(self, message: str, *, terms: dict[str, float], policy_version: int, env_steps: int) -> None:
-        """Store the place with the message."""
         super().__init__(message)
         self.terms = terms
         self.policy_version = policy_version

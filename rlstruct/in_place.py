@@ -37,7 +37,6 @@ class ObservationBuffer:
     __slots__ = ("arrays", "flags", "frames", "keys", "last_action", "reward")
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
-        """Sort the arrays."""
         self.keys = tuple(arrays)
         self.arrays = [*arrays.values()]
         self.frames = [array for key, array in arrays.items() if key.split("/")[0] == "frame"]

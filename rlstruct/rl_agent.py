@@ -181,7 +181,6 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         *,
         host_syncs: Any | None = None,  # noqa: ANN401 - any callable that gives a context manager
     ) -> None:
-        """Wrap ``agent``."""
         self.agent = agent
         self.device = resolve_device(device)
         self._guard = host_syncs

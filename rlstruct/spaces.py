@@ -124,7 +124,6 @@ class Limits:
     """
 
     def __init__(self, space: Space, key: str, device: torch.device) -> None:
-        """Find the limits."""
         self._limits: dict[str, tuple[int, int] | tuple[Tensor, Tensor]] = {}
         for name, leaf in leaves(space, key).items():
             if isinstance(leaf.space, spaces.Box) or leaf.torch_dtype in _NO_CLAMP:

@@ -178,7 +178,6 @@ class IdleWatch:
     """
 
     def __init__(self, where: str, time_limit: int | None = None) -> None:
-        """Begin with no step."""
         self._where, self._time_limit = where, time_limit
         self.begin()
 
@@ -238,7 +237,6 @@ class EnvWrapper(VecEnv):
     """
 
     def __init__(self, env: VecEnv) -> None:
-        """Wrap ``env``."""
         self.env = env
         self.action_space, self.observation_space = env.action_space, env.observation_space
         self.auto_reset, self.restarts_take_steps = env.auto_reset, env.restarts_take_steps
@@ -287,7 +285,6 @@ class DeviceEnv(EnvWrapper):
     """
 
     def __init__(self, env: VecEnv, to_device: DeviceLike, from_device: DeviceLike | None = None) -> None:
-        """Wrap ``env``."""
         super().__init__(env)
         self._device = resolve_device(to_device)
         if from_device is not None and resolve_device(from_device) != env.device:

@@ -45,7 +45,6 @@ class Session:
     """
 
     def __init__(self, batcher: RL_Batcher, learn: Learn | None) -> None:
-        """Collect the first batch; the batcher is closed if that fails."""
         self._batcher, self._learn = batcher, learn
         self._fresh = True
         self.batch: Trajectories | None = None
@@ -117,7 +116,6 @@ class Prober:
         seconds: float = float("inf"),
         show: Callable[[Candidate], None] = lambda candidate: None,
     ) -> None:
-        """Open nothing yet."""
         self._create, self._create_learner, self._device, self._limit = create, create_learner, device, limit
         self._show = show
         self._seconds_in_all, self._deadline = seconds, time.perf_counter() + seconds

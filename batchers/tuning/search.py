@@ -137,7 +137,6 @@ class Search:
         alpha: float | None = None,
         refuse: Callable[[Candidate], str] = lambda candidate: "",
     ) -> None:
-        """Measure nothing yet."""
         self.space, self.limit, self.alpha = space, limit, alpha
         self.best: Probe | None = None
         self._measure, self._size, self._refuse = measure, size, refuse

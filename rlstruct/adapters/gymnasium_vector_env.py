@@ -51,7 +51,6 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
         tensors: bool = False,
         listed_info: bool = False,
     ) -> None:
-        """Create the environments."""
         if listed_info and tensors:
             raise BadValueError(
                 "GymnasiumVectorEnv: listed_info=True needs numpy, because making lists waits for the device at each "

@@ -61,7 +61,6 @@ class TorchVectorEnv(VecEnv):
         *,
         missing_final: Literal["raise", "previous"] = "raise",
     ) -> None:
-        """Take over ``vec``."""
         self._n_envs, self._device = int(vec.num_envs), resolve_device(device)
         self.observation_space, self.action_space = vec.single_observation_space, vec.single_action_space
         self._frame_leaves = leaves(self.observation_space, "frame", where="TorchVectorEnv")

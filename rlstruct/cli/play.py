@@ -164,11 +164,7 @@ def describe_search(found: DictTensor) -> str:
 
 
 def _ask(legal: Sequence[bool]) -> int:
-    """Read a column that is not full.
-
-    Raises:
-        KeyboardInterrupt: the input has ended.
-    """
+    """Read a column that is not full."""
     while True:
         sys.stdout.write("Your column: ")
         sys.stdout.flush()

@@ -137,11 +137,7 @@ def _parsed(kind: type[Any], words: Sequence[str], program: str) -> Any:  # noqa
 
 
 def _load(name: str) -> Callable[..., Any]:
-    """Import a factory by ``module:name``; the present folder is searched, too.
-
-    Raises:
-        UserError: there is no such module, or nothing of that name in it.
-    """
+    """Import a factory by ``module:name``; the present folder is searched, too."""
     module, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

@@ -42,7 +42,6 @@ class Restarter:
     late = False  # whether rows that ended do not act in the next step, but restart in it
 
     def __init__(self, vector: Vector, frames: SpaceCodec, *, by_row: bool = False) -> None:
-        """Keep the environment."""
         self.vector = vector
         self.frames = frames
         self.by_row = by_row

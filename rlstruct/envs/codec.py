@@ -32,7 +32,6 @@ class SpaceCodec:
     """
 
     def __init__(self, space: Space, prefix: str, *, where: str) -> None:
-        """Find the leaves of ``space``."""
         self.space = space
         self.where = where
         self._prefix = prefix

@@ -57,7 +57,6 @@ class GymEnv(RowsEnv):
     restarts_take_steps = False
 
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], seed: int | None = None) -> None:
-        """Take over ``envs``."""
         self.envs = _checked(envs, type(self).__name__)
         super().__init__(len(self.envs), self.envs[0].observation_space, self.envs[0].action_space)
         self._seeds: list[int | None] = [None if seed is None else seed + j for j in range(len(self.envs))]

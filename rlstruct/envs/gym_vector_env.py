@@ -60,7 +60,6 @@ class GymVectorEnv(RowsEnv):
         episodic: bool = False,
         reset_mask: bool | None = None,
     ) -> None:
-        """Take over ``vec``."""
         _check_vector(vec)
         self.vec = vec
         self.auto_reset = not episodic

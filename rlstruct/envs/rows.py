@@ -70,7 +70,6 @@ class RowsEnv(VecEnv):
     """What `GymEnv` and `GymVectorEnv` share: B environments on the CPU whose observations are written row by row."""
 
     def __init__(self, n: int, observation_space: Space, action_space: Space) -> None:
-        """Look at the spaces."""
         self.observation_space, self.action_space = observation_space, action_space
         self._n = n
         self._where = type(self).__name__

@@ -12,9 +12,6 @@ def same_shape(where: str, *, temporal: bool = False, **tensors: Tensor) -> None
     """Refuse what would broadcast in silence, such as a value of [B, 1] with a target of [B].
 
     The first tensor sets the shape, which is [B, T] if ``temporal``.
-
-    Raises:
-        ShapeMismatchError: it names the tensor.
     """
     first, expected = next(iter(tensors.items()))
     for name, tensor in tensors.items():

@@ -44,7 +44,6 @@ class operation:  # noqa: N801 - used as a function
     __slots__ = ("_depth", "_recorder", "name")
 
     def __init__(self, name: str) -> None:
-        """Enter nothing yet."""
         self.name = name
         self._recorder: Recorder | None = None
 
@@ -94,7 +93,6 @@ class Clock:
     """
 
     def __init__(self, operations: Mapping[str, str | None]) -> None:
-        """Start in the first operation."""
         self._keys, self._names = tuple(operations), tuple(operations.values())
         self._nanoseconds = [0] * len(self._keys)
         self._current = 0

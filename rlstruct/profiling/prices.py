@@ -151,7 +151,6 @@ class _Lateness:
     """
 
     def __init__(self, recording: Recording, payments: tuple[Times, Floats]) -> None:
-        """Begin in time."""
         waits = np.asarray([path[-1] == WAIT for path in recording.paths], dtype=bool)
         self.recording = recording
         self.spans = np.flatnonzero(np.append(waits, False)[recording.spans.path])

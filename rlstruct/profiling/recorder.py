@@ -60,7 +60,6 @@ class Recorder:
     """
 
     def __init__(self, chosen: Mapping[str, Any]) -> None:
-        """Begin the first window, if it is not over."""
         self.thread = threading.get_ident()
         self.phase = str(chosen["phase"])
         self._folder, self._share = Path(chosen["folder"]), float(chosen["operators"])

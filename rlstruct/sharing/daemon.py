@@ -53,7 +53,6 @@ class Daemon:
     """
 
     def __init__(self, gpu: str, thread_percentage: float | None, memory_limit: int | None, seconds: float) -> None:
-        """Start it and wait until it answers."""
         self.gpu, self.limits, self.users = gpu, (thread_percentage, memory_limit), 0
         program = shutil.which(PROGRAM)
         if program is None:

@@ -127,7 +127,6 @@ class Placement:
     def __init__(
         self, device: torch.device, n_processes: int, sharing: Mode = "none", thread_percentage: float | None = None
     ) -> None:
-        """Check and choose; a daemon is started with the first process."""
         _check(device, n_processes, sharing, thread_percentage)
         together = _is_shared(device, n_processes) and n_processes > 1
         instances = mig_instances() if sharing != "none" and _is_shared(device, n_processes) else []

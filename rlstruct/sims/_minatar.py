@@ -66,7 +66,6 @@ class MinAtarGame(TensorEnv[State]):
         minimal_actions: bool = True,
         **settings: Any,  # noqa: ANN401 - passed on
     ) -> None:
-        """Make the environments."""
         actions = self.useful_actions if minimal_actions else tuple(range(6))
         self.action_space = spaces.Discrete(len(actions))
         self.observation_space = spaces.Box(0, 1, (SIZE, SIZE, len(self.channels)), np.bool_)

@@ -41,7 +41,6 @@ class Simulation:
     """Pure functions that begin, move and show the B environments of one simulator."""
 
     def __init__(self, simulator: Any, device: torch.device) -> None:  # noqa: ANN401 - a TensorEnv, which uses this
-        """Remember the simulator."""
         self._simulator = simulator
         self._plain_action = not isinstance(simulator.action_space, spaces.Dict | spaces.Tuple)
         # What `transition` gets if it says that it draws nothing: empty, so that drawing from it fails.
@@ -172,7 +171,6 @@ class StartStates:
     """
 
     def __init__(self, simulation: Simulation) -> None:
-        """Draw nothing yet."""
         self._simulation = simulation
         self._left = 0
         self._row: Tensor  # where the start of each environment's next episode is.  [B]
@@ -225,7 +223,6 @@ class TorchStepper:
     """Calls the simulator's own functions of tensors."""
 
     def __init__(self, simulation: Simulation, *, compiled: bool, starts: StartStates | None = None) -> None:
-        """Compile nothing yet."""
         self._simulation = simulation
         self._compiled = Compiled(simulation.step) if compiled else None
         self._starts = starts or StartStates(simulation)

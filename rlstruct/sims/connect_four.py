@@ -53,7 +53,6 @@ class ConnectFour(TensorEnv[ConnectFourState]):
     stochastic: ClassVar[bool] = False
 
     def __init__(self, n_envs: int, seed: int = 0, **settings: Any) -> None:  # noqa: ANN401 - passed on
-        """Make the environments."""
         super().__init__(n_envs, seed, **settings)
         columns = torch.arange(COLUMNS, dtype=torch.int64, device=self.device)
         height = torch.arange(ROWS - 1, -1, -1, dtype=torch.int64, device=self.device)

@@ -88,7 +88,6 @@ class TensorEnv(VecEnv, Generic[State]):
         time_limit: int | Literal["default"] | None = "default",
         backend: Backend = "torch",
     ) -> None:
-        """Make the environments; they have no state before `reset`."""
         self._name = type(self).__name__
         self.time_limit = self.default_time_limit if time_limit == "default" else time_limit
         if n_envs < 1 or (self.time_limit is not None and self.time_limit < 1):

@@ -23,11 +23,7 @@ from rlstruct.testing.host_sync import forbid_host_sync
 
 
 def record(work: Callable[[], None]) -> Callable[[], None]:
-    """Record work without lasting effect, as CUDA does, and return what replays it.
-
-    Raises:
-        HostSyncError: the work waits for the device.
-    """
+    """Record work without lasting effect, as CUDA does, and return what replays it."""
     recording = _Recording()
     try:
         with forbid_host_sync(), recording:

@@ -108,7 +108,6 @@ class Atari(TensorEnv[AtariState]):
         full_actions: bool = False,
         draw_all: bool = False,
     ) -> None:
-        """Put the cartridge in, and let ale-py begin the game."""
         if backend != "warp":
             raise BadValueError(f"Atari: got backend={backend!r}, expected 'warp': the console is a Warp kernel.")
         if min(frame_skip, stack) < 1 or noop_max < 0 or not 0 <= sticky < 1:

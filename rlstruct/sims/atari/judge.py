@@ -107,7 +107,6 @@ class Counter:
     """
 
     def __init__(self, rules: Rules, device: torch.device) -> None:
-        """Put the rules into the memory of the device."""
         self._rules, self._device = rules, device
         made, book = tables(rules), Rulebook()
         for name in ("addresses", "score", "sets", "lives", "over"):

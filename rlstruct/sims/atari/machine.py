@@ -61,7 +61,6 @@ class Consoles:
     """
 
     def __init__(self, rom: bytes, mapper: str, n: int, *, game: str = "", device: DeviceLike = "cpu") -> None:
-        """Put the cartridge in."""
         if mapper not in MAPPERS:
             raise BadValueError(f"Consoles: got mapper={mapper!r}, expected one of {', '.join(MAPPERS)}.")
         expected = {"2": 2048, "4": 4096, "F6": 16384}.get(mapper[:1] if mapper[1:] == "K" else mapper[:2], 8192)

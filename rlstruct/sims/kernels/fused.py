@@ -50,7 +50,6 @@ class FusedLaunch:
     """
 
     def __init__(self, env: Any, perceptron: Perceptron, n_timesteps: int) -> None:
-        """Compile the kernel, or find it in the cache, and record its launch."""
         self._env, self._T, self._n_actions = env, n_timesteps, perceptron.actor[-1][0].shape[0]
         width = perceptron.actor[0][0].shape[0]
         kind = (self._n_actions, -(-width // 4) * 4, len(perceptron.actor) - 1, perceptron.activation)
