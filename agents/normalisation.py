@@ -59,7 +59,7 @@ class Normalised(nn.Module):
 
     Args:
         model: takes a frame first, as all networks of `rlstruct.agents` do.
-        frame_shape: of one frame; None leaves frames as they are.
+        frame_shape: of one frame; None leaves frames unchanged.
         discount: of the returns by whose standard deviation rewards are divided (Engstrom et al., "Implementation
             matters in deep policy gradients", ICLR 2020), as gymnasium's NormalizeReward does; None leaves rewards.
         clip: normalised frames and scaled rewards are cut at plus and minus this number.

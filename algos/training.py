@@ -336,7 +336,7 @@ class TrainingLoop:
             )
 
     def _warn_of_cuts(self, trajectories: Trajectories, n_running: int) -> None:
-        """Say once that no episode of a batch came to an end."""
+        """Say once that no episode of a batch ended."""
         if self._warned or n_running < trajectories.n_elems():
             return
         steps = trajectories.trajectories

@@ -55,7 +55,7 @@ class ObservationBuffer:
 
 
 class Ended(NamedTuple):
-    """What `StepsInto.step_into` returns where an episode ended, or an environment did not run.
+    """Result of `StepsInto.step_into` where an episode ended, or an environment did not run.
 
     Attributes:
         ran: who took the step; None for all.          [B] bool

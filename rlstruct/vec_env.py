@@ -30,7 +30,7 @@ class _Pair(NamedTuple):
 
 
 class Stepped(_Pair):
-    """What `VecEnv.step` returns: the pair ``((reached, running), (current, still_running))``, and what is known of it.
+    """Result of `VecEnv.step`: the pair ``((reached, running), (current, still_running))``, with a hint about restarts.
 
     It unpacks like the plain pair, which an environment of your own may return instead: then everything is assumed.
 
@@ -72,7 +72,7 @@ class VecEnv(ABC):
         observation_space: gymnasium space of one environment's frame.
         auto_reset: whether an ended environment restarts within the same step; otherwise it idles until `reset`.
         restarts_take_steps: whether `step` may leave out rows of an auto-resetting environment (see there). False lets
-            a batcher hand over a batch without asking the device whether there were any.
+            a batcher return a batch without asking the device whether there were any.
     """
 
     action_space: gymnasium.Space[Any]

@@ -79,7 +79,7 @@ class CountingEnv(VecEnv):
 
     @property
     def device(self) -> torch.device:
-        """Where the counters live."""
+        """Device that the counters are on."""
         return self._device
 
     def n_envs(self) -> int:

@@ -1,4 +1,4 @@
-"""What `import rlstruct` gives: every name of the page, each imported when it is first asked for."""
+"""Names that `import rlstruct` offers, each imported when it is first used."""
 
 from __future__ import annotations
 

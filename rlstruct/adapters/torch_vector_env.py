@@ -61,6 +61,7 @@ class TorchVectorEnv(VecEnv):
         *,
         missing_final: Literal["raise", "previous"] = "raise",
     ) -> None:
+        """Take over ``vec``."""
         self._n_envs, self._device = int(vec.num_envs), resolve_device(device)
         self.observation_space, self.action_space = vec.single_observation_space, vec.single_action_space
         self._frame_leaves = leaves(self.observation_space, "frame", where="TorchVectorEnv")
@@ -77,7 +78,7 @@ class TorchVectorEnv(VecEnv):
 
     @property
     def device(self) -> torch.device:
-        """Where the simulation lives."""
+        """Device of the simulation."""
         return self._device
 
     def n_envs(self) -> int:
@@ -147,7 +148,7 @@ class TorchVectorEnv(VecEnv):
         reward = reward.to(torch.float32)
         flags = {"terminated": terminated, "truncated": truncated, "done": done, "initial_state": self._no}
         seen = DictTensor.unchecked({**(reached or current), "reward": reward, **flags, **last})
-        if reached is None:  # nobody restarted
+        if reached is None:  # no environment restarted
             return Stepped((seen, self._yes), (seen, self._yes), restarted=False)
         last = {key: value.masked_fill(rows_of(done, value), 0) for key, value in last.items()}
         flags = {"terminated": self._no, "truncated": self._no, "done": self._no, "initial_state": done}

@@ -146,7 +146,7 @@ def train(
     _say(f"run folder: {folder.path}{how}")
     if saved and saved["training"]["finished"] and saved["env_steps"] >= config.n_env_steps:
         _say("it has ended: nothing is left to learn. To go on, name more steps in all, such as")
-        _say(f"  --n-env-steps {2 * saved['env_steps']}. What it came to:")
+        _say(f"  --n-env-steps {2 * saved['env_steps']}. The result:")
     saved = None  # a replay buffer may be large
     path = shlex.quote(str(folder.path))
     try:

@@ -186,8 +186,8 @@ class GymEnv(RowsEnv):
         except Exception as error:
             tag_environment(error, j)
             if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
-                mend = "Gymnasium passes both: write def reset(self, *, seed=None, options=None)."
-                raise BadTypeError(f"{self._where}.reset: environment {j}: {error}. {mend}") from error
+                fix = "Gymnasium passes both: write def reset(self, *, seed=None, options=None)."
+                raise BadTypeError(f"{self._where}.reset: environment {j}: {error}. {fix}") from error
             raise
 
     def _who(self, method: str, j: int) -> str:

@@ -67,7 +67,7 @@ def _reward_error(rewards: Array | list[Any]) -> ShapeMismatchError:
 
 
 class RowsEnv(VecEnv):
-    """What `GymEnv` and `GymVectorEnv` share: B environments on the CPU whose observations are written row by row."""
+    """Base of `GymEnv` and `GymVectorEnv`: B environments on the CPU whose observations are written row by row."""
 
     def __init__(self, n: int, observation_space: Space, action_space: Space) -> None:
         self.observation_space, self.action_space = observation_space, action_space

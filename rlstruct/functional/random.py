@@ -43,7 +43,7 @@ _LOW = {bits: (1 << (64 - bits)) - 1 for bits in (27, 30, 31, 40)}  # clears the
 
 
 def _mix(x: Tensor) -> Tensor:
-    """SplitMix64's finalizer without its last xor-shift, which leaves the upper 33 bits as they are. In place."""
+    """SplitMix64's finalizer without its last xor-shift, which leaves the upper 33 bits unchanged. In place."""
     x = x.bitwise_xor_((x >> 30).bitwise_and_(_LOW[30])).mul_(_MIX_1)
     return x.bitwise_xor_((x >> 27).bitwise_and_(_LOW[27])).mul_(_MIX_2)
 
@@ -58,7 +58,7 @@ def _bits(key: Tensor, shape: tuple[int, ...], stream: int) -> Tensor:
     if not shape:
         # Number 0 costs nothing: the batcher has mixed a whole batch of keys at once.
         return key if stream == 0 else _mix(key + _wrap(stream * _GAMMA))
-    first = stream + 1  # an array never holds number 0, which may have been drawn beside it
+    first = stream + 1  # an array never holds number 0, which may have been drawn separately
     lanes = _multiples(_GAMMA, first, math.prod(shape), key)
     if key.dim() != 1:
         return _mix(key.unsqueeze(-1) + lanes).view(*key.shape, *shape)
@@ -238,7 +238,7 @@ def categorical(logits: Tensor, key: Tensor, stream: int | None = None) -> Tenso
         u = key.bitwise_and(_LOWER_24).to(torch.float32).mul_(_UNIT_24)
     else:
         u = (key & 0xFFFFFF).to(torch.float32) * 2.0**-24
-    # u < 1 scaled by the last sum, which rounding puts beside 1: the result is below A and no empty class is hit.
+    # u < 1 scaled by the last sum, which rounding puts next to 1: the result is below A and no empty class is hit.
     if not logits.is_cpu:  # few launches
         cumulative = torch.softmax(logits, -1, dtype=torch.float32).cumsum(-1)
         scaled = u.unsqueeze(-1) * cumulative.narrow(-1, -1, 1)

@@ -1,4 +1,4 @@
-"""What there is on this machine for processes that share a GPU, and what each of k workers starts with to do so."""
+"""Means of sharing a GPU on this machine, and the settings with which each of k workers starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `make demo` runs, made small: it trains, says what came of it, and leaves the folder that it promises."""
+"""A small `make demo`: it trains, reports the result, and leaves the folder that it promises."""
 
 from __future__ import annotations
 

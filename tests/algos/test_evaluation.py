@@ -40,7 +40,7 @@ def expected_lengths(episode: int) -> tuple[int, ...]:
 
 
 def triangle(n: int) -> float:
-    """What CountingEnv pays for n steps: 1 + 2 + … + n."""
+    """Return CountingEnv's reward for n steps: 1 + 2 + … + n."""
     return n * (n + 1) / 2
 
 

@@ -56,6 +56,6 @@ def test_a_training_that_is_killed_again_and_again_ends_as_if_it_never_was(tmp_p
 
 
 def _written(path: Path) -> float:
-    """When the checkpoint was last replaced; 0 if there is none."""
+    """Return the time at which the checkpoint was last replaced; 0 if there is none."""
     file = path / "checkpoint.pt"
     return os.stat(file).st_mtime_ns if file.exists() else 0

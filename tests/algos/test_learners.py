@@ -44,7 +44,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[dict[str, Any]]]]:
-    """What two processes found that were started as torchrun starts them."""
+    """Return the results of two processes started as torchrun starts them."""
     folder = tmp_path_factory.mktemp("learners")
     said = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     processes = [

@@ -1,4 +1,4 @@
-"""What two processes train together, and what one process trains that stands for both, for test_learners.py."""
+"""A training by two processes, and by one process that stands for both, for test_learners.py."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ class SoakAgent(RngAgent):
 
 @dataclass
 class Counter:
-    """What one environment must show, in plain Python."""
+    """Return the rows that one environment must show, in plain Python."""
 
     seed: int
     lengths: list[int]
@@ -360,7 +360,7 @@ class Round:
 
 
 def held() -> dict[str, Any]:
-    """What this process holds on to."""
+    """Return the resources that this process holds."""
     gc.collect()
     me = psutil.Process()
     trackers = ("resource_tracker", "forkserver")

@@ -1,4 +1,4 @@
-"""What agents and environments may hand to a batcher: every dtype; and the first mistakes that one makes, named."""
+"""Answers of agents and environments: every dtype is accepted, and a beginner's mistakes are named."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class WithHistory(GlobalRandomAgent):
 
 
 def fallen(frames: torch.Tensor, top: int) -> list[list[int]]:
-    """How far the frames are below ``top``, exactly."""
+    """Return how far the frames are below ``top``, exactly."""
     return [[top - int(value) for value in row] for row in frames.squeeze(-1).numpy()]
 
 

@@ -1,4 +1,4 @@
-"""What the user reads when a worker raises, dies or hangs, and what is left to do then."""
+"""Errors that the user reads when a worker raises, dies or hangs, and calls that still work afterwards."""
 
 from __future__ import annotations
 

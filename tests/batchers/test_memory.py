@@ -1,4 +1,4 @@
-"""What memory_report says before anything is collected is what collecting then takes."""
+"""memory_report predicts, before anything is collected, the memory that collection then takes."""
 
 from __future__ import annotations
 

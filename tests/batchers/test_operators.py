@@ -1,4 +1,4 @@
-"""How many operators a step of collection queues on a device: each is a launch, or a node of a graph."""
+"""Number of operators that a step of collection queues on a device: each is a launch, or a node of a graph."""
 
 from __future__ import annotations
 

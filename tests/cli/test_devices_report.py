@@ -1,4 +1,4 @@
-"""What `rlstruct devices` says, for machines that are not here too."""
+"""Output of `rlstruct devices`, also for machines that are only described."""
 
 from __future__ import annotations
 

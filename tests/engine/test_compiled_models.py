@@ -76,7 +76,7 @@ def test_a_compiled_model_stays_compiled(run: Callable[[Work], None], warm: bool
 
 
 def test_a_recording_does_not_import_a_compiler() -> None:
-    """That takes seconds, and would be done within the capture."""
+    """Compile outside of a capture: it takes seconds."""
     program = """
 import sys, torch
 from rlstruct.engine.graph import record

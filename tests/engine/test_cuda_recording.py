@@ -1,4 +1,4 @@
-"""How a CUDA graph begins and ends, also where CUDA refuses: against stand-ins, and on a GPU where there is one."""
+"""Begin and end of a CUDA graph, also where CUDA refuses: with stand-ins, and on a GPU where there is one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BEGIN = ["clear", "synchronize", "empty_cache", f"begin in {POOL}, thread_local"
 
 
 class Cuda(list[str]):
-    """What was asked of CUDA, in order."""
+    """Calls that CUDA received, in order."""
 
     spoilt = False  # whether CUDA refuses to end the recording
 
@@ -95,7 +95,7 @@ def test_a_recording_that_runs_out_of_memory_is_tried_once_more(cuda: Cuda, n_fa
 
 @pytest.mark.parametrize("collects", [True, False])
 def test_no_garbage_is_collected_within_a_recording(cuda: Cuda, collects: bool) -> None:
-    """What is collected might free memory of CUDA, or destroy a graph."""
+    """Garbage collection might free memory of CUDA, or destroy a graph."""
     before, seen = gc.isenabled(), []
     (gc.enable if collects else gc.disable)()
     try:

@@ -1,4 +1,4 @@
-"""Who waits for whom: the collector's stream, the caller's, and the memory that passes between them."""
+"""Order between the collector's stream and the caller's, and the memory that passes between them."""
 
 from __future__ import annotations
 

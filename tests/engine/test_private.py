@@ -1,4 +1,4 @@
-"""Where torch has lost a private name, its executor is left out, with one warning."""
+"""An executor whose private name torch has lost is left out, with one warning."""
 
 from __future__ import annotations
 

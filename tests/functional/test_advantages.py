@@ -21,7 +21,7 @@ YES, NO = True, False
 
 @dataclass
 class Batch:
-    """What all functions take. ``log_ratio`` is for V-trace alone."""
+    """Arguments that all functions take. Only V-trace takes ``log_ratio``."""
 
     reward: Tensor
     terminated: Tensor

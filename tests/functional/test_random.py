@@ -22,7 +22,7 @@ def make_keys(n: int = N, seed: int = 0) -> Tensor:
 
 
 def chi_square(counts: Tensor, expected: Tensor) -> float:
-    """How many standard deviations the statistic lies above its mean; it has (classes - 1) degrees of freedom."""
+    """Return the statistic's distance from its mean in standard deviations; it has (classes - 1) degrees of freedom."""
     statistic = ((counts - expected) ** 2 / expected).sum().item()
     freedom = counts.numel() - 1
     return (statistic - freedom) / math.sqrt(2 * freedom)

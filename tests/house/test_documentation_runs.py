@@ -1,4 +1,4 @@
-"""What the documentation shows is run: docstrings of every module, tutorials, and what `import rlstruct` brings in."""
+"""The documentation's code runs: docstrings of every module, tutorials, and the names of `import rlstruct`."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def installed_path(file: pathlib.Path) -> str:
-    """Where a file of the tree lies in the wheel: agents/mlp.py is rlstruct/agents/mlp.py."""
+    """Return the place of a file of the tree in the wheel: agents/mlp.py is rlstruct/agents/mlp.py."""
     folder, *rest = file.relative_to(ROOT).parts
     return "/".join([*FOLDERS[folder].split("."), *rest])
 

@@ -156,7 +156,7 @@ def test_a_tutorial_runs_as_a_notebook(script: Path, tmp_path: Path) -> None:
 
 
 def test_every_error_of_the_library_is_explained_on_its_page() -> None:
-    """What is raised anywhere, as a class of ours or a builtin one, has a heading on the page of faults."""
+    """Every exception class that is raised anywhere, ours or builtin, has a heading on the page of faults."""
     headings = re.findall("^## (.*)$", (ROOT / "docs" / "faults.md").read_text(), re.MULTILINE)
     explained = {name for heading in headings for name in heading.split(", ")}
     raised = set()

@@ -1,6 +1,6 @@
-"""Mistakes that people make with a library like this one, and what they are told: mistakes.txt, to be read.
+"""Mistakes that people make with a library like this one, and the answers they get: mistakes.txt, to be read.
 
-Every message says where it happened, which key, what was found, what was expected, and the mend. After changing one on
+Every message says where it happened, which key, what was found, what was expected, and the fix. After changing one on
 purpose, write the page anew with ``RLSTRUCT_WRITE=1 pytest tests/mistakes`` and read what git shows.
 """
 
@@ -245,7 +245,7 @@ MISTAKES: dict[str, Callable[[], object]] = {
 
 
 def told(title: str) -> str:
-    """What a mistake is answered with, as the page shows it: without numbers and paths that differ between machines."""
+    """Return the answer to a mistake as the page shows it: without numbers and paths that differ between machines."""
     with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever it is, the page shows it
         MISTAKES[title]()
     text = str(caught.value).strip()

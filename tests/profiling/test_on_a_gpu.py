@@ -1,4 +1,4 @@
-"""What the profiler says of a real GPU."""
+"""The profiler on a real GPU."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Bitboard:
         return Bitboard(self.theirs, self.mine | 1 << (7 * column + row))
 
     def won(self) -> bool:
-        """Whether who has just moved has four in a line."""
+        """Return True if the player who has just moved has four in a line."""
         return any(self.theirs & four == four for four in FOURS)
 
     def full(self) -> bool:
@@ -49,7 +49,7 @@ class Bitboard:
         return Bitboard(self.theirs, self.mine)
 
     def two_threats_to_come(self) -> bool:
-        """Whether who moves next can win at once, or make two threats that the other one cannot answer."""
+        """Return True if the player to move can win at once, or make two threats of which one stays unanswered."""
         replies = [self.play(c) for c in self.legal()]
         return bool(self.wins()) or any(not reply.wins() and len(reply.passed().wins()) > 1 for reply in replies)
 

@@ -1,4 +1,4 @@
-"""What an earlier search found is kept, node by node, behind the state that the game has come to."""
+"""An earlier search's results are kept, node by node, below the state that the game has reached."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def searched(boards: list[Bitboard], config: SearchConfig = CONFIG, **given: obj
 
 
 def nodes_behind(tree: Tree, slot: int) -> dict[tuple[int, ...], list[float]]:
-    """What stands in each node behind a slot, by the actions that lead there: by hand, without the code under test."""
+    """Return the contents of each node below a slot, by the actions that lead there, without the code under test."""
     found, spare = {}, slot - slot % (tree.n_nodes + 1) + tree.n_nodes
     waiting: list[tuple[tuple[int, ...], int]] = [((), slot)]
     while waiting:

@@ -96,7 +96,7 @@ class FakeMps:
         self._monkeypatch.setenv("FAKE_MPS_FAULT", name)
 
     def told(self, key: str) -> list[Any]:
-        """What was written under a key, in order."""
+        """Return the values written under a key, in order."""
         path = self.folder / "told.jsonl"
         lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         return [line[key] for line in lines if key in line]
@@ -123,5 +123,5 @@ class FakeMps:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process exists, zombies included."""
+    """Return True if a process exists, zombies included."""
     return Path(f"/proc/{pid}").exists()

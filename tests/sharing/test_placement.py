@@ -1,4 +1,4 @@
-"""What each worker starts with, which mode is chosen, and what is refused, on machines that are only described."""
+"""Each worker's settings, the mode that is chosen, and refusals, on machines that are only described."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every simulator of the registry must do: the contract, no host sync, one trajectory whatever the set-up."""
+"""Requirements on every simulator of the registry: the contract, no host sync, one trajectory whatever the set-up."""
 
 from __future__ import annotations
 

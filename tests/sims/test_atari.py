@@ -185,7 +185,7 @@ def test_wrong_settings_are_named() -> None:
 
 
 def says(game: str, n_frames: int, seed: int) -> list[tuple[tuple[int, int, bool], tuple[int, int, bool]]]:
-    """What the rules read from ALE's RAM, and what ALE says, in each frame."""
+    """Return rewards and ends as the rules read them from ALE's RAM, and as ALE reports them, in each frame."""
     ale = open_ale(game, seed)
     actions = [action.value for action in ale.getLegalActionSet()]
     counter = Counter(RULES[game], torch.device("cpu"))

@@ -84,7 +84,7 @@ def assert_same(got: Trajectories, expected: Trajectories) -> None:
 
 
 def check_decisions(batch: Trajectories, model: nn.Module) -> None:
-    """What the network says about the frames that were seen, step by step: no divergence adds up."""
+    """Return the network's outputs for the frames that were seen, step by step, so that no divergence adds up."""
     steps = {key: value.flatten(0, 1) for key, value in batch.trajectories.items()}
     with torch.no_grad():
         logits, value = model(steps["observation/frame"])

@@ -40,7 +40,7 @@ class Short(TensorEnv[Drawn]):
 
 
 def drawn_alone(env: Short) -> Tensor:
-    """What the running episodes would have drawn one by one, [B]."""
+    """Return the draws that the running episodes would have made one by one, [B]."""
     carry = env.carry()
     return random.uniform(random.child_key(carry["env_key"], carry["episode"]))
 
