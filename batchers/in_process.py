@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
+from rlstruct.batchers.assemble import Part
+from rlstruct.batchers.backend import BackendStats, Settings
 from rlstruct.batchers.collector import Collected, Collector
-from rlstruct.batchers.hand_over import Share
 from rlstruct.batchers.progress import Phase, Progress, describe, worker_error
-from rlstruct.batchers.recipe import Recipe, by_value
-from rlstruct.batchers.reports import LostEpisodes
+from rlstruct.batchers.recipe import by_value
 from rlstruct.batchers.saved_state import CollectorState
-from rlstruct.batchers.shared_memory import Layout, n_bytes
+from rlstruct.batchers.shared_memory import n_bytes
 from rlstruct.batchers.slab import Steps
 from rlstruct.core import DictTensor
 from rlstruct.engine.acting import PROMISE
@@ -31,6 +30,8 @@ from rlstruct.engine.streams import lane_of
 from rlstruct.errors import UsageError, WorkerError, warn_user
 from rlstruct.profiling import operation
 from rlstruct.vec_env import Carrying
+
+R = TypeVar("R")
 
 _WORTH_GIVING = 1 << 20  # bytes
 _logger = logging.getLogger(__name__)
@@ -155,52 +156,51 @@ class FastCollector(Collector):
 
 
 class InProcess:
-    """Collects in the process of the caller, in `execute`; `collect` only hands over, or raises what happened."""
+    """The backend of the caller's process: `execute` collects; `collect` only returns the batch, or raises."""
 
-    def __init__(self, recipe: Recipe, seed: int, agent_seed: int, graph: bool) -> None:
+    has_gaps = queues = False
+    interrupted: Literal["new", "failed"] | None = "new"
+
+    def __init__(self, settings: Settings) -> None:
         """Create agent and environment."""
+        recipe = replace(settings.recipe, agent_args=by_value(settings.recipe.agent_args))
+        self._seed = settings.seeds[0]
         self._lane = lane_of(recipe.device, default=True)
         self._progress = Progress(torch.zeros(4, dtype=torch.int64, device="cpu"), waits=False)
-        self.lost: list[LostEpisodes] = []
-        self.queues = self.waiting = False
-        self._seed = seed
         self._batch: Collected | None = None
         self._failure: BaseException | None = None
-        self._n_envs = 0
+        self._n_envs: list[int] = []
         self._progress.enter(Phase.START)
-        with self._working():
-            kind = functools.partial(FastCollector, whole=graph)
-            recipe = replace(recipe, agent_args=by_value(recipe.agent_args))
-            self._collector: FastCollector = recipe.make(seed, agent_seed, self._progress, kind=kind)
+        agent_seed = (settings.agent_seeds or settings.seeds)[0]
+        kind = functools.partial(FastCollector, whole=settings.graph)
+        self._collector: FastCollector = self._run(recipe.make, self._seed, agent_seed, self._progress, kind=kind)
         env = self._collector.env
-        self._n_envs, self.auto_reset, self.gaps = env.n_envs(), env.auto_reset, env.restarts_take_steps
+        self._n_envs, self.auto_reset, self.has_gaps = [env.n_envs()], env.auto_reset, env.restarts_take_steps
         if isinstance(
             env, Carrying
-        ):  # all that it does is torch's; others may launch where torch's streams do not wait
+        ):  # it computes with torch only; others may launch where torch's streams do not wait
             self._lane.give(())
             self._lane = lane_of(recipe.device)
             self._lane.keep(env.carry().values())
 
     def n_envs(self) -> list[int]:
-        """See WorkerPool."""
-        return [self._n_envs]
+        """Return the number of environments, which exist already."""
+        return self._n_envs
 
-    def reset(self, agent_infos: list[DictTensor], env_infos: list[DictTensor]) -> None:
-        """See WorkerPool."""
-        with self._working():
-            self._collector.reset(agent_infos[0], env_infos[0])
+    def reset(self, agent_infos: Sequence[DictTensor], env_infos: Sequence[DictTensor]) -> None:
+        """Start new episodes."""
+        self._run(self._collector.reset, agent_infos[0], env_infos[0])
 
     def execute(self, agent_infos: Sequence[DictTensor | None]) -> None:
-        """See WorkerPool."""
+        """Take the steps of a batch; errors wait for `collect`."""
         self._batch = None
         try:
-            with self._working():
-                self._batch = self._collector.collect(agent_infos[0])
+            self._batch = self._run(self._collector.collect, agent_infos[0])
         except WorkerError as error:
             self._failure = error
 
-    def collect(self, blocking: bool, timeout: float) -> list[Share] | None:
-        """See WorkerPool. On CUDA nothing waits: what the caller queues from now on comes after the batch."""
+    def collect(self, blocking: bool, timeout: float) -> list[Part] | None:
+        """Return the batch. On CUDA nothing waits: what the caller queues from now on comes after the batch."""
         if self._failure is not None:
             raise self._failure
         if self._batch is None:  # unreachable: RL_Batcher calls execute first
@@ -211,68 +211,46 @@ class InProcess:
         running, steps = collector.running(), collector.steps
         del collector.steps  # else it would keep memory that is another's now
         self._lane.give([*steps.tensors.values(), *([] if running is None else [running])])
-        going_on = self._n_envs if running is None else running
-        return [Share(steps, collected, self._seed, 0, going_on, collector.owned)]
+        going_on = self._n_envs[0] if running is None else running
+        return [Part(steps, collected, self._seed, 0, going_on, collector.owned)]
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """See WorkerPool."""
-        taken = self._lane.take(weights)
-        with self._working():
-            self._collector.update(taken, version)
+        """Give the agent the caller's tensors, as they are now."""
+        self._run(self._collector.update, self._lane.take(weights), version)
 
     def state_dicts(self) -> list[CollectorState]:
-        """See WorkerPool. Torch's generator belongs to the caller's process, and is the caller's to save."""
-        with self._working():
-            return [self._collector.state_dict()]
+        """Return the collector's state. Torch's generator belongs to the caller's process, and the caller saves it."""
+        return [self._run(self._collector.state_dict)]
 
     def load_state_dicts(
-        self, states: Sequence[CollectorState], agent_infos: list[DictTensor], env_infos: list[DictTensor]
+        self, states: Sequence[CollectorState], agent_infos: Sequence[DictTensor], env_infos: Sequence[DictTensor]
     ) -> bool:
-        """See WorkerPool."""
-        with self._working():
-            exact = self._collector.load_state_dict(states[0], agent_infos[0], env_infos[0])
+        """Go on from a saved state."""
+        exact = self._run(self._collector.load_state_dict, states[0], agent_infos[0], env_infos[0])
         self._seed = self._collector.seed
         return exact
 
-    def seconds(self) -> list[dict[str, float]]:
-        """See WorkerPool."""
-        return [self._progress.clock.seconds()]
-
-    def pids(self) -> list[int]:
-        """Return no process ids: there are no workers."""
-        return []
-
-    def layouts(self) -> list[Layout]:
-        """See WorkerPool."""
-        return [self._collector.layout()]
-
-    def weight_bytes(self) -> int:
-        """See WorkerPool. The agent gets the caller's tensors."""
-        return 0
+    def stats(self) -> BackendStats:
+        """Return the collector's seconds and layout."""
+        return BackendStats((self._progress.clock.seconds(),), (self._collector.layout(),))
 
     def close(self) -> None:
-        """See WorkerPool."""
+        """Close agent and environment."""
         try:
             self._lane.give(())  # tables of the environment are free for what the caller queues from now on
             self._collector.close()
         except Exception:  # as with worker processes: closing always succeeds
             _logger.warning("RL_Batcher.close", exc_info=True)
 
-    def _working(self) -> contextlib.ExitStack:
-        """Queue in the lane; turn whatever the user's code raises into the WorkerError that a worker would give."""
-        # Not a generator: contextlib takes a RuntimeError that a StopIteration has caused, as our WorkerError may be,
-        # for the StopIteration itself, which would end the caller's loop.
-        with contextlib.ExitStack() as stack:
-            stack.push(self._worked)
-            stack.enter_context(self._lane.work())
-            return stack.pop_all()
-
-    def _worked(self, _: object, error: BaseException | None, __: object) -> None:
-        """End what `_working` has begun."""
-        if error is None:
-            self._progress.enter(Phase.WAIT)
-        elif isinstance(error, Exception | GeneratorExit):
-            given = self._collector.given() if hasattr(self, "_collector") else ""
-            failure = describe(error, self._progress, given)
+    def _run(self, call: Callable[..., R], *arguments: Any, **keywords: Any) -> R:  # noqa: ANN401 - of that call
+        """Call in the lane; turn an exception of the user's code into the WorkerError that a worker would give."""
+        try:
+            with self._lane.work():
+                result = call(*arguments, **keywords)
+        except (Exception, GeneratorExit) as error:
+            seen = self._collector.given() if hasattr(self, "_collector") else ""
+            failure = describe(error, self._progress, seen)
             self._progress.clock.enter(Phase.WAIT)
-            raise worker_error(failure, error, 0, os.getpid(), self._seed, range(self._n_envs)) from error
+            raise worker_error(failure, error, 0, os.getpid(), self._seed, range(sum(self._n_envs))) from error
+        self._progress.enter(Phase.WAIT)
+        return result

@@ -1,7 +1,7 @@
 """Workers on a cluster: Ray starts them, as actors, and carries orders, weights and batches.
 
 An actor does what a worker process of this machine does, with the same code, and answers the same orders. A batch goes
-into Ray's object store once, and `hand_over` reads it there; weights go in once, and from there to each node once.
+into Ray's object store once, and `assemble` reads it there; weights go in once, and from there to each node once.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlstruct.batchers.backend import BackendStats, Settings
 from rlstruct.batchers.progress import Progress
 from rlstruct.batchers.recipe import versions
 from rlstruct.batchers.shared_memory import SharedBlock, n_bytes
@@ -216,28 +217,29 @@ class ActorHandle(WorkerHandle):
 class ActorPool(WorkerPool):
     """k actors; see `WorkerPool`, and ``cluster`` of `RL_Batcher`."""
 
-    def __init__(self, *settings: Any, cluster: str | Mapping[str, Any]) -> None:  # noqa: ANN401 - see WorkerPool
+    def __init__(self, settings: Settings) -> None:
         """Connect to the cluster, and ask it for the actors.
 
         Raises:
             ClusterError: there is none.
         """
-        named = {"address": cluster} if isinstance(cluster, str) else dict(cluster)
+        cluster = settings.cluster
+        named = dict(cluster) if isinstance(cluster, Mapping) else {"address": cluster}
         connect(named.pop("address", "auto"))
         options = {"num_cpus": 1, "scheduling_strategy": "SPREAD", "runtime_env": {"env_vars": _ONE_THREAD}, **named}
         self.create_handle, self.create_weights = partial(ActorHandle, options=options), WeightStore
-        super().__init__(*settings)
+        super().__init__(settings)
 
-    def pids(self) -> list[int]:
-        """Return none: actors may be on other machines."""
-        return []
+    def stats(self) -> BackendStats:
+        """Leave out process ids: actors may be on other machines."""
+        return replace(super().stats(), pids=())
 
     def _receive(self, seconds: float) -> bool:
         """See `WorkerPool`."""
         due = {worker.channel.answers[0]: worker for worker in self._workers if worker.channel.answers}
-        self.waiting = True
+        self.interrupted = self._if_waiting
         ready, _ = ray.wait(list(due), timeout=min(max(0.0, seconds), 1e6))
-        self.waiting = False
+        self.interrupted = "failed"
         for reference in ready:
             due[reference].take_answer()
         return bool(ready)

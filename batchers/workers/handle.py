@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rlstruct.batchers.hand_over import Share
+from rlstruct.batchers.assemble import Part
 from rlstruct.batchers.progress import Failure, Phase, Progress, spell, unpickled, worker_error
 from rlstruct.batchers.shared_memory import Layout
 from rlstruct.batchers.slab import Steps
@@ -60,7 +60,7 @@ class WorkerHandle:
         self.index = start.index
         self.progress = progress
         self.orders: deque[Order] = deque()
-        self.batches: deque[Share] = deque()
+        self.batches: deque[Part] = deque()
         self.answer: Any = None
         self.created: Created | None = None
         self.seed = -1
@@ -193,7 +193,7 @@ class WorkerHandle:
         self.seconds = batch.seconds
         # The seed as it is now: the process may be replaced by one with another seed before the batch is returned.
         steps, first = self.steps_of(batch, slab), self.environments.start
-        self.batches.append(Share(steps, batch.collected, self.seed, first, batch.n_running))
+        self.batches.append(Part(steps, batch.collected, self.seed, first, batch.n_running))
 
     def steps_of(self, batch: Batch, slab: int) -> Steps:
         """Find the steps of a batch in its slab."""
@@ -206,7 +206,7 @@ class WorkerHandle:
         """Note that it has loaded a state."""
         self.seed, self.n_running, self._infos = seed, self.n_envs, (agent_info, env_info)
 
-    def take_batch(self) -> Share:
+    def take_batch(self) -> Part:
         """Return the oldest finished batch, which is no longer owed then."""
         share = self.batches.popleft()
         self.n_running = int(share.running)  # sync: none, a worker has counted

@@ -8,22 +8,22 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from functools import partial
 from itertools import pairwise
 from multiprocessing.util import Finalize
 from selectors import EVENT_READ, PollSelector
-from typing import Any
+from typing import Any, Literal
 
 import cloudpickle
 from torch import Tensor
 
 from rlstruct import profiling
-from rlstruct.batchers.hand_over import Share
+from rlstruct.batchers.assemble import Part
+from rlstruct.batchers.backend import BackendStats, Settings
 from rlstruct.batchers.progress import Progress
 from rlstruct.batchers.recipe import Recipe
 from rlstruct.batchers.reports import LostEpisodes
 from rlstruct.batchers.saved_state import CollectorState
-from rlstruct.batchers.shared_memory import Layout, SharedBlock
+from rlstruct.batchers.shared_memory import SharedBlock
 from rlstruct.batchers.workers.handle import WorkerHandle, end
 from rlstruct.batchers.workers.processes import quiet_start
 from rlstruct.batchers.workers.weights import N_SLOTS, SharedWeights, Weights
@@ -31,7 +31,6 @@ from rlstruct.batchers.workers.worker import Start, progress_layout
 from rlstruct.core import DictTensor
 from rlstruct.device import registered_backends
 from rlstruct.errors import BadTypeError, BadValueError, WorkerError, WorkerTimeout, warn_user
-from rlstruct.sharing import Placement
 
 _logger = logging.getLogger(__name__)
 
@@ -42,25 +41,10 @@ _LONGEST = 1e6  # seconds; poll() counts milliseconds in 32 bits
 
 
 class WorkerPool:
-    """k worker processes; they start side by side, and the first call that needs them waits.
-
-    `RL_Batcher` asks the same of this and of `InProcess`. Lists have one entry per worker.
-
-    Attributes:
-        auto_reset: see `VecEnv.auto_reset`.
-        gaps: see `VecEnv.restarts_take_steps`.
-        queues: whether a second batch may be ordered before the first is returned.
-        waiting: whether it only waits for answers at this moment, so that Ctrl-C loses nothing.
-        lost: episodes that workers lost when they failed.
+    """The backend of k worker processes; they start together, and the first call that needs them waits.
 
     Args:
-        recipe: how to make agents and environments.
-        n_workers: k.
-        seeds: one per worker, or that of worker 0 alone if the others follow from the number of environments.
-        agent_seeds: one per worker, or None for its environments' seed.
-        timeout: seconds that a worker may take to answer.
-        placement: how they share a GPU; closed together with the pool.
-        max_restarts: how many failed workers are replaced before one raises.
+        settings: arguments of the batcher; ``placement`` is closed together with the pool.
 
     Raises:
         TypeError: a factory or an argument cannot be sent to another process.
@@ -69,27 +53,20 @@ class WorkerPool:
     create_handle: Callable[..., WorkerHandle] = WorkerHandle
     create_weights: Callable[[], Any] = SharedWeights
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        n_workers: int,
-        seeds: Sequence[int],
-        agent_seeds: Sequence[int] | None,
-        timeout: float,
-        placement: Placement,
-        max_restarts: int,
-    ) -> None:
+    def __init__(self, settings: Settings) -> None:
         """Start the processes."""
+        recipe, n_workers = settings.recipe, settings.n_processes
         self.auto_reset = False
-        self.gaps = self.queues = True
-        self.waiting = False
-        self.lost: list[LostEpisodes] = []
+        self.has_gaps = self.queues = True
+        self.interrupted: Literal["new", "failed"] | None = "failed"
+        self._if_waiting: Literal["failed"] | None = None  # the same while it waits: no answer is lost
+        self._lost: list[LostEpisodes] = []
         self._pid = os.getpid()
-        self._timeout = timeout
-        self._max_restarts = max_restarts
-        self._placement = placement
+        self._timeout = settings.timeout
+        self._max_restarts = settings.max_restarts
+        self._placement = settings.placement
         self._n_batches = 0
-        self._seeds, self._agent_seeds = seeds, agent_seeds
+        self._seeds, self._agent_seeds = settings.seeds, settings.agent_seeds
         self._created = False
         self._progress, self._weights = SharedBlock(), self.create_weights()
         payload = _pickled(recipe)
@@ -105,7 +82,7 @@ class WorkerPool:
                 slabs=(SharedBlock(), SharedBlock()),
                 weights=self._weights.slots,
             )
-            self._workers.append(self.create_handle(start, Progress(progress[index]), timeout))
+            self._workers.append(self.create_handle(start, Progress(progress[index]), self._timeout))
         self._selector = PollSelector()
         # Not weakref.finalize: this one does nothing in a forked child, and at exit it runs before multiprocessing
         # waits for its children, of which one may be stopped.
@@ -113,11 +90,11 @@ class WorkerPool:
         self._spawn(self._workers)
         n_envs = recipe.env_args.get("n_envs")
         for worker in self._workers:  # those whose seed is known now, or can be guessed
-            if worker.index == 0 or len(seeds) == n_workers or isinstance(n_envs, int):
+            if worker.index == 0 or len(self._seeds) == n_workers or isinstance(n_envs, int):
                 worker.order_creation(*self._seeds_of(worker, n_envs or 0))
 
     def n_envs(self) -> list[int]:
-        """Return how many environments each worker has; waits for their creation."""
+        """Return the number of environments of each worker; wait for their creation."""
         if not self._created:
             with profiling.operation("start"):
                 first = self._workers[0]
@@ -131,24 +108,21 @@ class WorkerPool:
             self._created = True
         return [worker.n_envs for worker in self._workers]
 
-    def reset(self, agent_infos: list[DictTensor], env_infos: list[DictTensor]) -> None:
-        """Start new episodes. The agent's first state may come from the weights, so they are sent with the order."""
+    def reset(self, agent_infos: Sequence[DictTensor], env_infos: Sequence[DictTensor]) -> None:
+        """Order new episodes. The agent's first state may come from the weights, so they are sent with the order."""
         for worker, agent_info, env_info in zip(self._workers, agent_infos, env_infos, strict=True):
             with self._replacing():
                 worker.order_reset(agent_info, env_info, self._weights.newest)
 
     def execute(self, agent_infos: Sequence[DictTensor | None]) -> None:
-        """Order a batch; a second one before the first is returned only if this `queues`."""
+        """Order a batch of every worker that has an episode to go on with."""
         for worker in self._workers:
             if worker.n_running:
                 with self._replacing():
                     worker.order_batch(agent_infos[worker.index], self._weights.newest)
 
-    def collect(self, blocking: bool, timeout: float) -> list[Share] | None:
-        """Return the oldest batch.
-
-        If it is not ready: None unless blocking, else WorkerTimeout after ``timeout`` seconds.
-        """
+    def collect(self, blocking: bool, timeout: float) -> list[Part] | None:
+        """Return the oldest batch, which may come from workers that replaced others meanwhile."""
         collecting = [worker for worker in self._workers if worker.owes]
         try:
             self._wait(collecting, timeout if blocking else 0.0, lambda worker: bool(worker.batches), restart=True)
@@ -160,7 +134,8 @@ class WorkerPool:
         return [worker.take_batch() for worker in collecting]
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Give weights to the agents; batches that have been ordered keep the old ones. Hardly ever waits."""
+        """Write the weights into shared memory. This waits if two batches with other weights are outstanding."""
+        self.interrupted = "failed"
         used = set[int]().union(*(worker.reads() for worker in self._workers))
         if len(used) == N_SLOTS:
             self._wait(self._workers, self._timeout)
@@ -168,38 +143,29 @@ class WorkerPool:
         self._weights.write(weights, version, min(set(range(N_SLOTS)) - used))
 
     def state_dicts(self) -> list[CollectorState]:
-        """Return what decides the next batch, between two batches."""
+        """Ask all workers for their states."""
         return self._ask([("save",)] * len(self._workers))
 
     def load_state_dicts(
-        self, states: Sequence[CollectorState], agent_infos: list[DictTensor], env_infos: list[DictTensor]
+        self, states: Sequence[CollectorState], agent_infos: Sequence[DictTensor], env_infos: Sequence[DictTensor]
     ) -> bool:
-        """Go on from there, and say whether all environments could; the others have begun new episodes."""
+        """Let all workers go on from these states."""
         arguments = zip(states, agent_infos, env_infos, strict=True)
+        self._if_waiting = "failed"  # the workers go on to load, and the batcher would not know
         answers = self._ask([("load", *of_worker) for of_worker in arguments], self._weights.newest)
+        self._if_waiting = None
         for worker, (_, seed), *infos in zip(self._workers, answers, agent_infos, env_infos, strict=True):
             worker.go_on(seed, *infos)
         return all(exact for exact, _ in answers)
 
-    def seconds(self) -> list[dict[str, float]]:
-        """Return the seconds of each phase, as of the last batch."""
-        return [worker.seconds for worker in self._workers]
-
-    def pids(self) -> list[int]:
-        """Return the process id of each worker on this machine."""
-        return [worker.pid for worker in self._workers if worker.pid is not None]
-
-    def layouts(self) -> list[Layout]:
-        """Return the layout of each slab; an empty one before the first batch."""
-        return [worker.layout for worker in self._workers]
-
-    def weight_bytes(self) -> int:
-        """Return the bytes of the weights' buffers."""
-        n_bytes: int = self._weights.n_bytes()
-        return n_bytes
+    def stats(self) -> BackendStats:
+        """Return seconds as of each worker's last batch, and what the pool has noted."""
+        seconds, layouts = zip(*((worker.seconds, worker.layout) for worker in self._workers), strict=True)
+        pids = tuple(worker.pid for worker in self._workers if worker.pid is not None)
+        return BackendStats(seconds, layouts, self._weights.n_bytes(), pids, tuple(self._lost))
 
     def close(self) -> None:
-        """Release everything. Never takes more than two seconds: a worker that does not stop is killed."""
+        """Stop the workers, kill those that do not stop, and release everything."""
         if os.getpid() != self._pid:
             return  # a forked child holds a copy of this object: the workers are not its own
         if self._kill.still_active():
@@ -219,6 +185,7 @@ class WorkerPool:
     def _ask(self, orders: Sequence[tuple[Any, ...]], weights: Weights | None = None) -> list[Any]:
         """Send each worker an order, and return their answers."""
         self.n_envs()  # waits for their creation
+        self.interrupted = "failed"
         for worker, order in zip(self._workers, orders, strict=True):
             worker.order(*order, weights=weights)
         self._wait(self._workers, self._timeout)
@@ -246,9 +213,9 @@ class WorkerPool:
 
     def _receive(self, seconds: float) -> bool:
         """Take in the answers that are there, or wait for one; False if nothing came in time."""
-        self.waiting = True
+        self.interrupted = self._if_waiting
         ready = self._selector.select(min(max(0.0, seconds), _LONGEST))
-        self.waiting = False
+        self.interrupted = "failed"
         for worker in dict.fromkeys(key.data for key, _ in ready):
             if not worker.take_answer() and worker.died():
                 raise worker.death()
@@ -294,6 +261,7 @@ class WorkerPool:
     @contextlib.contextmanager
     def _replacing(self) -> Iterator[None]:
         """Start a worker that fails again, unless that has been done often enough."""
+        self.interrupted = "failed"
         try:
             yield
         except WorkerTimeout:
@@ -301,14 +269,14 @@ class WorkerPool:
         except WorkerError as error:
             failure: WorkerError | None = error
             while failure is not None:
-                if len(self.lost) >= self._max_restarts:
+                if len(self._lost) >= self._max_restarts:
                     raise failure from failure.__cause__
                 failure = self._replace(self._workers[error.worker], failure)
 
     def _replace(self, worker: WorkerHandle, error: WorkerError) -> WorkerError | None:
         """Start a worker again and repeat the orders of the old one; return the WorkerError of the new one, if any."""
         ids, seed = worker.environments, worker.seed + _SEED_STRIDE
-        self.lost.append(
+        self._lost.append(
             LostEpisodes(
                 worker=worker.index,
                 environments=(ids.start, ids.stop),
@@ -330,13 +298,6 @@ class WorkerPool:
         except WorkerError as failure:
             return failure
         return None
-
-
-def actor_pool(cluster: str | Mapping[str, Any]) -> Callable[..., WorkerPool]:
-    """Return what makes a `WorkerPool` of actors; this is where Ray is imported."""
-    from rlstruct.batchers.workers.cluster import ActorPool
-
-    return partial(ActorPool, cluster=cluster)
 
 
 def _pickled(recipe: Recipe) -> bytes:

@@ -16,7 +16,6 @@ from batcher_fakes import create_cartpole, create_policy
 from fake_agents import HistoryAgent, RngAgent, StatefulAgent
 from fake_envs import create_counting_env, create_slow_env
 
-import rlstruct.batchers.batcher as batcher_module
 from rlstruct import (
     BatcherStateError,
     DeviceMismatchError,
@@ -27,6 +26,7 @@ from rlstruct import (
     replay_agent,
 )
 from rlstruct.batchers import RL_Batcher
+from rlstruct.batchers.backend import BACKENDS, Settings
 from rlstruct.batchers.workers.handle import WorkerHandle
 
 
@@ -219,13 +219,20 @@ def test_get_without_blocking() -> None:
         assert batch.trajectories["observation/frame"][0, :, 2].tolist() == [0, 1, 2]
 
 
+class MissingBackend:
+    """A backend that this machine lacks."""
+
+    def __init__(self, settings: Settings) -> None:
+        raise NotImplementedError
+
+
 def test_more_than_one_cuda_process_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("batcher", "arguments"):
         monkeypatch.setattr(f"rlstruct.batchers.{module}.resolve_device", lambda device: torch.device("cuda:0"))
-    monkeypatch.setattr(batcher_module, "WorkerPool", lambda *args, **kwargs: None)
-    with pytest.warns(UserWarning, match="2 processes on cuda:0 open 2 CUDA contexts, 300 to 700 MB"):
-        batcher = make(2, device="cuda:0")
-    batcher._life.state = "closed"
+    monkeypatch.setitem(BACKENDS, "workers", f"{__name__}:MissingBackend")
+    warns = pytest.warns(UserWarning, match="2 processes on cuda:0 open 2 CUDA contexts, 300 to 700 MB")
+    with warns, pytest.raises(NotImplementedError):
+        make(2, device="cuda:0")
 
 
 @pytest.mark.parametrize("n_processes", [0, 1])
