@@ -299,7 +299,9 @@ class GradientLearner(ABC):
 
 
 def _norm(gradient: list[Tensor]) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradient)))
+    # Sparse gradients, as of nn.Embedding(sparse=True), have no norm; their values have.
+    values = [one.coalesce().values() if one.is_sparse else one for one in gradient]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(values)))
     return norm
 
 

@@ -6,6 +6,7 @@ import difflib
 import errno
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -73,6 +74,8 @@ def refused(error: OSError) -> str:
 
     >>> refused(OSError(errno.ENOSPC, "No space left on device", "a.gif"))
     'a.gif: No space left on device.'
+    >>> refused(OSError(errno.ENOSPC, "No space left on device", b"a.gif"))
+    'a.gif: No space left on device.'
     """
     hints = dict.fromkeys((errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EMFILE), "")
     if resource is not None:
@@ -82,7 +85,7 @@ def refused(error: OSError) -> str:
     no_folder = error.errno == errno.ENOENT and "temporary directory" in str(error)
     if error.errno not in hints and not no_folder:
         return ""
-    place = f"{error.filename}: " if error.filename else ""
+    place = f"{os.fsdecode(error.filename)}: " if error.filename else ""
     hint = hints.get(error.errno or 0, "")
     return f"{place}{error.strerror or error}." + (f" {hint}." if hint else "")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -134,6 +135,42 @@ def test_an_optimiser_that_counts_on_the_host_stops_on_an_accelerator_too(name: 
     before = everything(again)
     again.step(good)
     assert not same(everything(again), before)
+
+
+class Sparse(nn.Module):
+    """A network with an embedding, whose gradient is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 3, sparse=True)
+        self.policy = nn.Linear(3, 1)
+
+    def forward(self, frame: Tensor) -> tuple[Tensor, Tensor]:
+        found = self.embedding(torch.ones(len(frame), dtype=torch.int64))
+        return self.policy(found), found.sum(-1)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's own Adagrad makes a sparse tensor unasked
+@pytest.mark.parametrize("bound", [None, 0.5])
+@pytest.mark.parametrize("name", ["SparseAdam", "SGD", "Adagrad"])
+def test_sparse_gradients_are_taken_bounded_and_guarded(name: str, bound: float | None) -> None:
+    torch.manual_seed(0)
+    model, plain = Sparse(), Sparse()
+    plain.load_state_dict(model.state_dict())
+    learner = Stepping(model, ActorCriticAgent(model, copy_model=False), a2c.A2CConfig(max_gradient_norm=bound))
+    learner.optimizer = getattr(optim, name)([model.embedding.weight], lr=0.01)
+    learner.config = dataclasses.replace(learner.config, learning_rate=0.01)
+    learner.step(good)
+    good(*plain(torch.ones(8, 4))).backward()
+    expected = {key: weight.grad.to_dense() for key, weight in plain.named_parameters() if weight.grad is not None}
+    norm = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
+    scale = 1.0 if bound is None else min(1.0, bound / float(norm))
+    assert model.embedding.weight.grad is not None
+    torch.testing.assert_close(model.embedding.weight.grad.to_dense(), expected["embedding.weight"] * scale)
+    assert not torch.equal(model.embedding.weight[1], plain.embedding.weight[1])
+    before = everything(learner)
+    learner.step(bad)
+    assert same(everything(learner), before)
 
 
 def stop_together(group: Group) -> dict[str, list[Any]]:
