@@ -16,6 +16,7 @@ from rlstruct.algos.reinforce import ReinforceConfig
 from rlstruct.algos.replay_buffer import ReplayBuffer
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import TrainingResult, run_training
+from rlstruct.options import option
 
 __all__ = [
     "A2CConfig",
@@ -35,6 +36,7 @@ __all__ = [
     "alphazero",
     "dqn",
     "load_config",
+    "option",
     "ppo",
     "reinforce",
     "run_training",

@@ -36,6 +36,7 @@ from rlstruct.errors import BadValueError
 from rlstruct.functional.advantages import VTrace, generalized_advantage, vtrace
 from rlstruct.functional.policy_gradient import actor_critic_terms, entropy_loss, policy_gradient_loss, value_loss
 from rlstruct.functional.statistics import whiten
+from rlstruct.options import option
 from rlstruct.profiling import operation
 from rlstruct.rl_agent import RL_Agent
 
@@ -45,7 +46,7 @@ class A2CConfig(TrainingConfig):
     """Settings of A2C and those of `TrainingConfig`; the defaults are for CartPole-v1.
 
     Attributes:
-        trace_decay: lambda of GAE and of V-trace, in [0, 1]: 0 trusts the critic, 1 the rewards.
+        trace_decay: lambda of GAE and of V-trace: 0 trusts the critic, 1 the rewards.
         value_coefficient: weight of the critic's loss.
         entropy_coefficient: weight of the entropy, in 1 / nat.
         whiten_advantages: scale the advantages of an update to mean 0 and variance 1. Once a good policy leaves only
@@ -75,35 +76,30 @@ class A2CConfig(TrainingConfig):
     learning_rate: float = 0.007
     evaluation_timesteps: int | None = 100
     log_interval: int = 20
-    trace_decay: float = 0.98
+    max_gradient_norm: float | None = 0.5
+    trace_decay: float = option(0.98, at_least=0, at_most=1)
     value_coefficient: float = 0.5
     entropy_coefficient: float = 0.01
-    max_gradient_norm: float | None = 0.5
     whiten_advantages: bool = False
     overlap: bool = False
     vtrace: bool = False
-    n_updates: int = 1
-    n_minibatches: int = 1
-    window: int | None = None
-    rho_clip: float = 1.0
-    c_clip: float = 1.0
+    n_updates: int = option(1, at_least=1)
+    n_minibatches: int = option(1, at_least=1)
+    window: int | None = option(None, at_least=1)
+    rho_clip: float = option(1.0, at_least=0)
+    c_clip: float = option(1.0, at_least=0)
 
     def __post_init__(self) -> None:
         """Check the settings."""
         super().__post_init__()
-        self._refuse("trace_decay", 0.0 <= self.trace_decay <= 1.0, "0 to 1")
         for name in ("n_updates", "n_minibatches"):
-            number = getattr(self, name)
-            self._refuse(name, number >= 1, "at least 1")
-            self._refuse(name, number == 1 or self.vtrace, "1, or vtrace = True, which corrects the later ones")
-        if self.window is not None:
-            self._refuse("window", self.window >= 1 and self.vtrace, "at least 1 with vtrace = True, or None")
+            fits = getattr(self, name) == 1 or self.vtrace
+            self.require(name, fits, "1, or vtrace = True, which corrects the later ones")
+        self.require("window", self.window is None or self.vtrace, "at least 1 with vtrace = True, or None")
         n_envs = self.n_envs * max(1, self.n_processes)
-        self._refuse("n_minibatches", self.n_minibatches <= n_envs, f"at most one for each of {n_envs} environments")
+        self.require("n_minibatches", self.n_minibatches <= n_envs, f"at most one for each of {n_envs} environments")
         fits = self.window is None or n_envs % self.n_minibatches == 0
-        self._refuse("n_minibatches", fits, f"a divisor of {n_envs} environments, for the window")
-        self._refuse("rho_clip", self.rho_clip >= 0.0, "at least 0")
-        self._refuse("c_clip", self.c_clip >= 0.0, "at least 0")
+        self.require("n_minibatches", fits, f"a divisor of {n_envs} environments, for the window")
 
 
 @operation("loss")

@@ -26,19 +26,11 @@ from rlstruct.algos.training import CreateModel, TrainingResult, run_training
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.engine.compiled import Tensors
 from rlstruct.functional.all_reduce import sum_over_learners
+from rlstruct.options import option
 from rlstruct.profiling import operation
 from rlstruct.rl_agent import RL_Agent
-from rlstruct.search import Method, SearchAgent, SearchConfig, split_frames
+from rlstruct.search import SearchAgent, SearchConfig, split_frames
 
-_COUNTS = (
-    "n_simulations",
-    "max_depth",
-    "batch_size",
-    "n_updates",
-    "learning_starts",
-    "longest_game",
-    "opponent_simulations",
-)
 _SEEDS_OF_ARENA = 500_000
 
 
@@ -81,37 +73,31 @@ class AlphaZeroConfig(TrainingConfig):
     evaluation_episodes: int = 20
     evaluation_processes: int = 0
     evaluation_interval: int = 50_000
-    method: Method = "gumbel"
-    n_simulations: int = 32
-    max_depth: int = 16
-    evaluation_simulations: int | None = None
-    replay_capacity: int = 200_000
-    learning_starts: int = 4_000
-    batch_size: int = 256
-    n_updates: int = 16
-    longest_game: int = 42
+    method: Literal["gumbel", "puct"] = option("gumbel")
+    n_simulations: int = option(32, at_least=1)
+    max_depth: int = option(16, at_least=1)
+    evaluation_simulations: int | None = option(None, at_least=1)
+    replay_capacity: int = option(200_000, at_least=1)
+    learning_starts: int = option(4_000, at_least=1)
+    batch_size: int = option(256, at_least=1)
+    n_updates: int = option(16, at_least=1)
+    longest_game: int = option(42, at_least=1)
     value_coefficient: float = 1.0
-    search_value_fraction: float = 0.0
-    gumbel_scale: float = 1.0
-    exploring_moves: int | None = None
+    search_value_fraction: float = option(0.0, at_least=0, at_most=1)
+    gumbel_scale: float = option(1.0, at_least=0)
+    exploring_moves: int | None = option(None, at_least=1)
     mirror: bool = True
-    opponent: Literal["random", "uct"] = "uct"
-    opponent_simulations: int = 50
+    opponent: Literal["random", "uct"] = option("uct")
+    opponent_simulations: int = option(50, at_least=1)
     overlap: bool = False
 
     def __post_init__(self) -> None:
         """Check the settings."""
         super().__post_init__()
-        self._refuse_below_one(_COUNTS)
-        n = self.evaluation_simulations
-        self._refuse("evaluation_simulations", n is None or n >= 1, "at least 1, or None")
-        self._refuse("search_value_fraction", 0.0 <= self.search_value_fraction <= 1.0, "0 to 1")
-        self._refuse("method", self.method in ("gumbel", "puct"), "'gumbel' or 'puct'")
-        self._refuse("opponent", self.opponent in ("random", "uct"), "'random' or 'uct'")
-        self._refuse("evaluation_episodes", self.evaluation_episodes % 2 == 0, "an even number: each side begins half")
-        n_envs = self.n_envs * max(1, self.n_processes)
-        least = least_capacity(n_envs, self.n_timesteps)
-        self._refuse("replay_capacity", self.replay_capacity >= least, f"at least {least}: one batch of self-play")
+        fits = self.evaluation_episodes % 2 == 0
+        self.require("evaluation_episodes", fits, "an even number: each side begins half")
+        least = least_capacity(self.n_envs * max(1, self.n_processes), self.n_timesteps)
+        self.require("replay_capacity", self.replay_capacity >= least, f"at least {least}: one batch of self-play")
 
     def search(self, n_simulations: int) -> SearchConfig:
         """Return the settings of a search with this many simulations of each move."""

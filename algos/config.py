@@ -4,35 +4,19 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from rlstruct.errors import BadValueError, MissingFileError
+from rlstruct.options import Options, declared, option
 
 AnyConfig = TypeVar("AnyConfig", bound="TrainingConfig")
 
-# What may change when a training is resumed: how long, how it is watched, and where it computes.
-MAY_CHANGE = {
-    *("n_env_steps", "target_return", "log_interval", "checkpoint_interval"),
-    *("compile_agent", "compile_update", "graph"),
-    *("evaluation_interval", "evaluation_step_limit", "learner_device", "batcher_device", "evaluation_device"),
-    *("sharing", "thread_percentage", "cluster"),
-}
-_COUNTS = (
-    *("n_env_steps", "n_timesteps", "n_envs", "n_learners", "log_interval"),
-    *("evaluation_episodes", "evaluation_interval", "evaluation_step_limit"),
-)
-_COUNTS_OR_NONE = ("evaluation_timesteps", "checkpoint_interval")
-_NOT_NEGATIVE = (
-    *("n_processes", "evaluation_processes", "seed"),
-    *("learning_rate", "final_learning_rate_fraction", "adam_epsilon"),
-)
-
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
+class TrainingConfig(Options):
     """Settings of a training; nothing here knows the environment or the network.
 
     Attributes:
@@ -49,7 +33,7 @@ class TrainingConfig:
             pure (RL_Agent.pure); equal to rounding. The first update then takes some ten seconds longer.
         graph: on CUDA, record whole updates of A2C and PPO, and gradient steps of DQN and AlphaZero, as one graph, if
             the agent promises to be pure; AlphaZero records its network in any case.
-        discount: per-step factor of the return, in [0, 1].
+        discount: per-step factor of the return.
         reward_scale: factor of every reward that the learner sees. Values around 1 to 10 are learnt fastest. The
             network's values are in this unit, logged returns and evaluations are not.
         learning_rate: of the optimiser at the beginning; it falls linearly with the collected steps.
@@ -79,67 +63,48 @@ class TrainingConfig:
         seed: of the weights and of the environments, those of the evaluation too.
     """
 
-    n_env_steps: int = 200_000
-    n_timesteps: int = 500
-    n_envs: int = 8
-    n_processes: int = 2
-    n_learners: int = 1
-    compile_agent: bool = False
-    compile_update: bool = False
-    graph: bool = True
-    discount: float = 0.99
+    n_env_steps: int = option(200_000, at_least=1, may_change=True)
+    n_timesteps: int = option(500, at_least=1)
+    n_envs: int = option(8, at_least=1)
+    n_processes: int = option(2, at_least=0)
+    n_learners: int = option(1, at_least=1)
+    compile_agent: bool = option(False, may_change=True)
+    compile_update: bool = option(False, may_change=True)
+    graph: bool = option(True, may_change=True)
+    discount: float = option(0.99, at_least=0, at_most=1)
     reward_scale: float = 1.0
-    learning_rate: float = 0.01
-    final_learning_rate_fraction: float = 0.05
-    adam_epsilon: float = 1e-8
-    max_gradient_norm: float | None = None
-    evaluation_episodes: int = 32
-    evaluation_processes: int = 1
-    evaluation_interval: int = 10_000
-    evaluation_timesteps: int | None = None
+    learning_rate: float = option(0.01, at_least=0)
+    final_learning_rate_fraction: float = option(0.05, at_least=0)
+    adam_epsilon: float = option(1e-8, at_least=0)
+    max_gradient_norm: float | None = option(None, above=0)
+    evaluation_episodes: int = option(32, at_least=1)
+    evaluation_processes: int = option(1, at_least=0)
+    evaluation_interval: int = option(10_000, at_least=1, may_change=True)
+    evaluation_timesteps: int | None = option(None, at_least=1)
     evaluation_stochastic: bool = True
-    evaluation_step_limit: int = 100_000
-    checkpoint_interval: int | None = None
-    target_return: float | None = None
-    log_interval: int = 5
-    learner_device: str = "cpu"
-    batcher_device: str = "cpu"
-    evaluation_device: str = "cpu"
-    sharing: Literal["none", "mps", "mig", "auto"] = "none"
-    thread_percentage: float | None = None
-    cluster: str | None = None
-    seed: int = 0
+    evaluation_step_limit: int = option(100_000, at_least=1, may_change=True)
+    checkpoint_interval: int | None = option(None, at_least=1, may_change=True)
+    target_return: float | None = option(None, may_change=True)
+    log_interval: int = option(5, at_least=1, may_change=True)
+    learner_device: str = option("cpu", may_change=True)
+    batcher_device: str = option("cpu", may_change=True)
+    evaluation_device: str = option("cpu", may_change=True)
+    sharing: Literal["none", "mps", "mig", "auto"] = option("none", may_change=True)
+    thread_percentage: float | None = option(None, above=0, at_most=100, may_change=True)
+    cluster: str | None = option(None, may_change=True)
+    seed: int = option(0, at_least=0)
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        self._refuse_below_one(_COUNTS)
-        for name in _COUNTS_OR_NONE:
-            count = getattr(self, name)
-            self._refuse(name, count is None or count >= 1, "at least 1, or None")
-        for name in _NOT_NEGATIVE:
-            self._refuse(name, getattr(self, name) >= 0, "at least 0")
-        self._refuse("discount", 0.0 <= self.discount <= 1.0, "0 to 1")
+        super().__post_init__()
         fits = self.cluster is None or self.n_processes > 0
-        self._refuse("cluster", fits, "None, or n_processes of 1 or more, which the cluster starts")
-        norm = self.max_gradient_norm
+        self.require("cluster", fits, "None, or n_processes of 1 or more, which the cluster starts")
         fits = self.sharing in ("none", "auto") or (self.n_processes > 0 and self.batcher_device.startswith("cuda"))
-        self._refuse("sharing", fits, "'none' or 'auto', or worker processes on a GPU: n_processes, batcher_device")
-        self._refuse("max_gradient_norm", norm is None or norm > 0.0, "more than 0, or None")
-        if self.evaluation_episodes % max(1, self.evaluation_processes):
-            raise BadValueError(
-                f"{type(self).__name__}: evaluation_episodes is {self.evaluation_episodes}, expected a multiple of "
-                f"evaluation_processes, {self.evaluation_processes}: every process plays as many."
-            )
-
-    def _refuse_below_one(self, names: Iterable[str]) -> None:
-        """Raise unless all these settings are 1 or more; see `_refuse`."""
-        for name in names:
-            self._refuse(name, getattr(self, name) >= 1, "at least 1")
-
-    def _refuse(self, name: str, good: bool, expected: str) -> None:
-        """Raise unless a setting is good."""
-        if not good:
-            raise BadValueError(f"{type(self).__name__}: {name} is {getattr(self, name)}, expected {expected}.")
+        self.require("sharing", fits, "'none' or 'auto', or worker processes on a GPU: n_processes, batcher_device")
+        n = self.evaluation_processes
+        fits = self.evaluation_episodes % max(1, n) == 0
+        words = f"a multiple of evaluation_processes, {n}: every process plays as many"
+        self.require("evaluation_episodes", fits, words)
 
 
 def load_config(path: str | Path, kind: type[AnyConfig]) -> AnyConfig:
@@ -173,12 +138,13 @@ def load_config(path: str | Path, kind: type[AnyConfig]) -> AnyConfig:
 def check_resumed(checkpoint: Mapping[str, Any], config: TrainingConfig) -> None:
     """Raise unless a training with these settings can continue from a checkpoint."""
     saved, now = {"n_learners": 1, **checkpoint["config"]}, asdict(config)  # before there were several
+    may_change = declared(type(config), "may_change")
     for name in sorted(saved.keys() | now.keys()):
-        if name in MAY_CHANGE or (name in saved and name in now and saved[name] == now[name]):
+        if name in may_change or (name in saved and name in now and saved[name] == now[name]):
             continue
         raise BadValueError(
             f"{type(config).__name__}: {name} is {now.get(name, 'missing')}, but {saved.get(name, 'missing')} in the "
-            f"checkpoint. Resume with the settings of the run, see load_config; only {', '.join(sorted(MAY_CHANGE))} "
+            f"checkpoint. Resume with the settings of the run, see load_config; only {', '.join(sorted(may_change))} "
             "may change."
         )
     collected = checkpoint["env_steps"]

@@ -29,11 +29,9 @@ from rlstruct.engine.compiled import Tensors
 from rlstruct.errors import BadKeyError
 from rlstruct.functional.q_learning import double_q_value, q_loss, td_target
 from rlstruct.functional.schedules import epsilon_ladder, linear_schedule
+from rlstruct.options import option
 from rlstruct.profiling import operation
 from rlstruct.rl_agent import RL_Agent
-
-_COUNTS = ("n_step", "batch_size", "n_updates", "target_update_interval", "replay_capacity", "n_stack")
-_SHARES = ("target_update_rate", "average_rate", "initial_epsilon", "final_epsilon", "initial_correction")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,44 +74,34 @@ class DQNConfig(TrainingConfig):
     evaluation_timesteps: int | None = 500
     evaluation_stochastic: bool = False
     log_interval: int = 25
-    n_step: int = 3
+    n_step: int = option(3, at_least=1)
     double: bool = True
-    batch_size: int = 128
-    n_updates: int = 32
-    huber_delta: float = 1.0
-    target_update_interval: int = 1
-    target_update_rate: float = 0.02
-    average_rate: float = 0.01
-    replay_capacity: int = 100_000
+    batch_size: int = option(128, at_least=1)
+    n_updates: int = option(32, at_least=1)
+    huber_delta: float = option(1.0, above=0)
+    target_update_interval: int = option(1, at_least=1)
+    target_update_rate: float = option(0.02, at_least=0, at_most=1)
+    average_rate: float = option(0.01, at_least=0, at_most=1)
+    replay_capacity: int = option(100_000, at_least=1)
     replay_device: str | None = None
-    learning_starts: int = 1000
-    n_stack: int = 1
+    learning_starts: int = option(1000, at_least=0)
+    n_stack: int = option(1, at_least=1)
     prioritised: bool = False
-    priority_exponent: float = 0.6
-    initial_correction: float = 0.4
-    initial_epsilon: float = 1.0
-    final_epsilon: float = 0.05
-    epsilon_fraction: float = 0.2
-    epsilon_exponent: float = 0.0
+    priority_exponent: float = option(0.6, at_least=0)
+    initial_correction: float = option(0.4, at_least=0, at_most=1)
+    initial_epsilon: float = option(1.0, at_least=0, at_most=1)
+    final_epsilon: float = option(0.05, at_least=0, at_most=1)
+    epsilon_fraction: float = option(0.2, above=0)
+    epsilon_exponent: float = option(0.0, at_least=0)
     overlap: bool = False
 
     def __post_init__(self) -> None:
         """Check the settings."""
         super().__post_init__()
-        self._refuse_below_one(_COUNTS)
-        for name in _SHARES:
-            self._refuse(name, 0.0 <= getattr(self, name) <= 1.0, "0 to 1")
-        self._refuse("epsilon_fraction", self.epsilon_fraction > 0.0, "more than 0")
-        self._refuse("huber_delta", self.huber_delta > 0.0, "more than 0")
-        for name in ("learning_starts", "priority_exponent", "epsilon_exponent"):
-            self._refuse(name, getattr(self, name) >= 0, "at least 0")
         n_envs = self.n_envs * max(1, self.n_processes)
         least = least_capacity(n_envs, self.n_timesteps, self.n_stack)
-        self._refuse(
-            "replay_capacity",
-            self.replay_capacity >= least,
-            f"at least {least}: {self.n_timesteps} steps of {n_envs} environments, each of which may end an episode",
-        )
+        words = f"at least {least}: {self.n_timesteps} steps of {n_envs} environments, each of which may end an episode"
+        self.require("replay_capacity", self.replay_capacity >= least, words)
 
 
 @operation("loss")

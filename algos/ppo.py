@@ -39,12 +39,11 @@ from rlstruct.functional.policy_gradient import (
     value_loss,
 )
 from rlstruct.functional.statistics import masked_mean, whiten_each
+from rlstruct.options import option
 from rlstruct.profiling import operation
 from rlstruct.replay import replay_agent
 from rlstruct.rl_agent import RL_Agent
 
-_COUNTS = ("n_epochs", "n_minibatches")
-_POSITIVE_OR_NONE = ("value_clip", "target_kl")
 _ADVANTAGE = "steps/learner/advantage"
 
 
@@ -53,7 +52,7 @@ class PPOConfig(TrainingConfig):
     """Settings of PPO and those of `TrainingConfig`; the defaults are for CartPole-v1.
 
     Attributes:
-        trace_decay: lambda of GAE, in [0, 1]: 0 trusts the critic, 1 the rewards.
+        trace_decay: lambda of GAE: 0 trusts the critic, 1 the rewards.
         value_coefficient: weight of the critic's loss.
         entropy_coefficient: weight of the entropy, in 1 / nat.
         n_epochs: how often each batch is learnt from.
@@ -80,31 +79,21 @@ class PPOConfig(TrainingConfig):
     max_gradient_norm: float | None = 0.5
     evaluation_timesteps: int | None = 100
     evaluation_interval: int = 20_000
-    trace_decay: float = 0.95
+    trace_decay: float = option(0.95, at_least=0, at_most=1)
     value_coefficient: float = 0.5
     entropy_coefficient: float = 0.01
-    n_epochs: int = 4
-    n_minibatches: int = 4
-    clip: float = 0.2
-    value_clip: float | None = 0.2
+    n_epochs: int = option(4, at_least=1)
+    n_minibatches: int = option(4, at_least=1)
+    clip: float = option(0.2, above=0)
+    value_clip: float | None = option(0.2, above=0)
     whiten_advantages: bool = True
-    target_kl: float | None = None
+    target_kl: float | None = option(None, above=0)
 
     def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            ValueError: a setting is out of range.
-        """
+        """Check the settings."""
         super().__post_init__()
-        self._refuse("trace_decay", 0.0 <= self.trace_decay <= 1.0, "0 to 1")
-        self._refuse("clip", self.clip > 0.0, "more than 0")
-        self._refuse_below_one(_COUNTS)
-        for name in _POSITIVE_OR_NONE:
-            number = getattr(self, name)
-            self._refuse(name, number is None or number > 0.0, "more than 0, or None")
         n_steps = self.n_timesteps * self.n_envs * max(1, self.n_processes)
-        self._refuse("n_minibatches", self.n_minibatches <= n_steps, f"at most one for each of {n_steps} steps")
+        self.require("n_minibatches", self.n_minibatches <= n_steps, f"at most one for each of {n_steps} steps")
 
 
 @operation("loss")

@@ -7,7 +7,6 @@ measured, and the page says at which commit.
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import re
 import statistics
@@ -28,6 +27,7 @@ from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.dqn import DQNConfig
 from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.reinforce import ReinforceConfig
+from rlstruct.options import described
 
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parent / "docs"
@@ -327,10 +327,8 @@ def common_settings(_: Rows) -> list[str]:
 
 
 def _described(kind: type[TrainingConfig]) -> dict[str, str]:
-    """Read the names and what is said of them under "Attributes" in the docstring of a class."""
-    _, _, words = inspect.cleandoc(str(kind.__doc__)).partition("Attributes:\n")
-    parts = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", words, re.MULTILINE)
-    return {name: " ".join(text.split()).replace("``", "`").replace("|", r"\|") for name, text in parts}
+    """Return what the settings of a class do, with their ranges, as cells of a table."""
+    return {name: text.replace("``", "`").replace("|", r"\|") for name, text in described(kind).items()}
 
 
 def _default(field: Any) -> str:  # noqa: ANN401 - Field of any type

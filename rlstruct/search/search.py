@@ -20,8 +20,8 @@ from rlstruct.engine.compiled import Compiled, Tensors, told, warn_uncompiled
 from rlstruct.engine.graph import layout_of
 from rlstruct.engine.precision import Precision
 from rlstruct.engine.promise import why_unlike
-from rlstruct.errors import BadValueError
 from rlstruct.functional import random
+from rlstruct.options import Options, option
 from rlstruct.profiling import operation
 from rlstruct.search import selection
 from rlstruct.search.tree import Model, Scores, Tree, judge
@@ -108,7 +108,7 @@ Method = Literal["puct", "gumbel", "uct"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchConfig:
+class SearchConfig(Options):
     """Settings of a search.
 
     Attributes:
@@ -133,40 +133,27 @@ class SearchConfig:
         compiled: let TorchInductor compile the simulations, on the CPU. The first search then takes a minute longer.
     """
 
-    method: Method = "gumbel"
-    n_simulations: int = 64
-    max_depth: int | None = None
-    c_init: float = 1.25
+    method: Method = option("gumbel")
+    n_simulations: int = option(64, at_least=1)
+    max_depth: int | None = option(None, at_least=1)
+    c_init: float = option(1.25, at_least=0)
     c_base: float = 19652.0
-    dirichlet_fraction: float = 0.25
-    dirichlet_alpha: float = 0.3
-    n_considered: int = 16
-    gumbel_scale: float = 1.0
-    value_scale: float = 0.1
-    visit_offset: float = 50.0
-    temperature: float = 1.0
-    exploring_moves: int | None = None
+    dirichlet_fraction: float = option(0.25, at_least=0, at_most=1)
+    dirichlet_alpha: float = option(0.3, above=0)
+    n_considered: int = option(16, at_least=1)
+    gumbel_scale: float = option(1.0, at_least=0)
+    value_scale: float = option(0.1, at_least=0)
+    visit_offset: float = option(50.0, at_least=0)
+    temperature: float = option(1.0, at_least=0)
+    exploring_moves: int | None = option(None, at_least=1)
     compiled: bool = False
     reuse_tree: bool = False
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        self._refuse("method", self.method in ("puct", "gumbel", "uct"), "'puct', 'gumbel' or 'uct'")
+        super().__post_init__()
         fits = self.method != "gumbel" or not self.reuse_tree
-        self._refuse("reuse_tree", fits, "False with Gumbel, whose sequential halving plans the visits of fresh roots")
-        for name in ("n_simulations", "n_considered"):
-            self._refuse(name, getattr(self, name) >= 1, "at least 1")
-        for name in ("max_depth", "exploring_moves"):
-            count = getattr(self, name)
-            self._refuse(name, count is None or count >= 1, "at least 1, or None")
-        self._refuse("dirichlet_fraction", 0.0 <= self.dirichlet_fraction <= 1.0, "0 to 1")
-        self._refuse("dirichlet_alpha", self.dirichlet_alpha > 0.0, "more than 0")
-        for name in ("c_init", "gumbel_scale", "value_scale", "visit_offset", "temperature"):
-            self._refuse(name, getattr(self, name) >= 0.0, "at least 0")
-
-    def _refuse(self, name: str, good: bool, expected: str) -> None:
-        if not good:
-            raise BadValueError(f"SearchConfig: {name} is {getattr(self, name)!r}, expected {expected}.")
+        self.require("reuse_tree", fits, "False with Gumbel, whose sequential halving plans the visits of fresh roots")
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ LAYERS = {
     "rlstruct.device": 0,
     "rlstruct.profiling": 0,
     "rlstruct.core": 1,
+    "rlstruct.options": 1,
     "rlstruct.spaces": 1,
     "rlstruct.functional": 1,
     "rlstruct.vec_env": 2,

@@ -1,0 +1,192 @@
+"""Settings as data: fields of a dataclass that know the values they accept. Layer 1.
+
+The constructor checks them, and its errors, the help of the command line and the tables of the documentation say the
+same: all of them read the field.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import types
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from rlstruct.errors import BadTypeError, BadValueError
+
+T = TypeVar("T")
+# An entry of the section "Attributes" of a docstring, without its indentation: name and text.
+_ENTRY = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """Numbers that are accepted; None sets no bound.
+
+    >>> str(Range(at_least=1)), str(Range(at_least=0, at_most=1)), 2 in Range(above=2)
+    ('at least 1', '0 to 1', False)
+    """
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+
+    def __contains__(self, number: float) -> bool:
+        """Return True for a number within the bounds; NaN is not."""
+        return (
+            (self.at_least is None or number >= self.at_least)
+            and (self.above is None or number > self.above)
+            and (self.at_most is None or number <= self.at_most)
+        )
+
+    def __str__(self) -> str:
+        """Spell the bounds."""
+        if self.at_least is not None and self.at_most is not None:
+            return f"{self.at_least} to {self.at_most}"
+        bounds = {"at least": self.at_least, "more than": self.above, "at most": self.at_most}
+        return " and ".join(f"{words} {bound}" for words, bound in bounds.items() if bound is not None)
+
+
+def option(
+    default: T,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    may_change: bool = False,
+) -> T:
+    """Declare a field of `Options` and the numbers that it accepts.
+
+    A subclass that only gives another default keeps the range. None is accepted where the annotation has it, and of a
+    ``Literal`` its values alone.
+
+    Args:
+        default: of the field.
+        at_least: smallest value.
+        above: bound that is itself refused.
+        at_most: largest value.
+        may_change: the setting may be another one when a training is resumed.
+
+    Returns:
+        A field of a dataclass; its type is that of the default, so that type checkers see an ordinary field.
+    """
+    known: dict[str, Any] = {"range": Range(at_least=at_least, above=above, at_most=at_most)}
+    made: T = field(default=default, metadata={**known, "may_change": True} if may_change else known)
+    return made
+
+
+def declared(kind: type, key: str) -> dict[str, Any]:
+    """Return what `option` declared for the fields of a class and of its bases: name to ``"range"``, for example."""
+    found: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        own = vars(base).get("__dataclass_fields__", {})
+        found |= {name: one.metadata[key] for name, one in own.items() if key in one.metadata}
+    return found
+
+
+class Options:
+    """Base class of frozen dataclasses whose fields are declared by `option`.
+
+    The docstring of a subclass describes its fields under "Attributes"; their ranges are added there.
+
+    >>> @dataclass(frozen=True)
+    ... class Settings(Options):
+    ...     n_steps: int = option(8, at_least=1)
+    >>> try:
+    ...     Settings(0)
+    ... except ValueError as error:
+    ...     print(error)
+    Settings: n_steps is 0, expected at least 1.
+    """
+
+    def __init_subclass__(cls, **words: Any) -> None:  # noqa: ANN401 - as object's
+        """Add the ranges to the docstring."""
+        super().__init_subclass__(**words)
+        metadata = {name: getattr(value, "metadata", {}) for name, value in vars(cls).items()}
+        ranges = {name: str(one["range"]) for name, one in metadata.items() if "range" in one}
+
+        def with_range(entry: re.Match[str]) -> str:
+            bounds = ranges.get(entry[1])
+            return f"{entry[0]} {bounds[0].upper()}{bounds[1:]}." if bounds else entry[0]
+
+        if cls.__doc__ is not None:
+            cls.__doc__ = _ENTRY.sub(with_range, inspect.cleandoc(cls.__doc__))
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for name, rule in _rules(type(self)).items():
+            rule.check(type(self).__name__, name, getattr(self, name))
+
+    def require(self, name: str, fits: bool, expected: str) -> None:
+        """Raise ValueError unless a setting fits the others.
+
+        Args:
+            name: of the field.
+            fits: False to raise.
+            expected: values that would fit, in words.
+        """
+        if not fits:
+            raise BadValueError(f"{type(self).__name__}: {name} is {getattr(self, name)!r}, expected {expected}.")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Values that an argument accepts: those of a ``Literal``, or numbers of a range; and perhaps None."""
+
+    range: Range = Range()
+    choices: tuple[object, ...] = ()
+    whole: bool = False
+    or_none: bool = False
+
+    def check(self, where: str, name: str, value: object) -> None:
+        """Raise unless a value is accepted.
+
+        Args:
+            where: class or function that is called.
+            name: of its argument.
+            value: as passed.
+
+        Raises:
+            TypeError: it is no number, or no whole one.
+            ValueError: it is none of the choices, or out of range.
+        """
+        if (value is None and self.or_none) or value in self.choices:
+            return
+        kind = "a whole number" if self.whole else "a number"
+        if not self.choices and (not isinstance(value, Real) or (self.whole and value % 1)):
+            text = f"{where}: {name} is {value!r}, a {type(value).__name__}; expected {kind}"
+            raise BadTypeError(", ".join(filter(None, [text, str(self)])) + ".")
+        if self.choices or value not in self.range:  # type: ignore[operator]  # a number
+            raise BadValueError(f"{where}: {name} is {value!r}, expected {str(self) or kind}.")
+
+    def __str__(self) -> str:
+        """Spell the values: "" for any number."""
+        *others, last = map(repr, self.choices or [""])
+        bounds = f"{', '.join(others)} or {last}" if others else str(self.range)
+        return ", or ".join(filter(None, [bounds, "None" * self.or_none]))
+
+
+@functools.cache
+def _rules(kind: type) -> dict[str, Rule]:
+    """Return what each declared field of a class accepts: numbers and choices have rules, names and switches none."""
+    hints = get_type_hints(kind)
+    rules: dict[str, Rule] = {}
+    for name, allowed in declared(kind, "range").items():
+        hint = hints[name]
+        parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+        choices = tuple(value for part in parts if get_origin(part) is Literal for value in get_args(part))
+        if choices or {int, float} & {*parts}:
+            rules[name] = Rule(allowed, choices, whole=float not in parts, or_none=type(None) in parts)
+    return rules
+
+
+def described(kind: type) -> dict[str, str]:
+    """Return the text of every field that the docstring of a class describes under "Attributes".
+
+    >>> described(Range)
+    {}
+    """
+    _, _, words = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
+    return {entry[1]: " ".join(entry[2].split()) for entry in _ENTRY.finditer(words)}

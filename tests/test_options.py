@@ -1,0 +1,103 @@
+"""Settings know the values they accept; constructors, help and tables say the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+
+from rlstruct.algos import A2CConfig, AlphaZeroConfig, DQNConfig, PPOConfig, ReinforceConfig, TrainingConfig
+from rlstruct.options import Options, declared, described, option
+from rlstruct.search import SearchConfig
+
+KINDS = [TrainingConfig, A2CConfig, AlphaZeroConfig, DQNConfig, PPOConfig, ReinforceConfig, SearchConfig]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Oven(Options):
+    """Settings of an oven.
+
+    Attributes:
+        degrees: temperature,
+            in Celsius.
+        minutes: time to bake; None bakes until stopped.
+        shelf: counted from below.
+        mode: way to heat.
+        label: printed on the box.
+    """
+
+    degrees: float = option(180.0, above=0, at_most=250)
+    minutes: int | None = option(None, at_least=1)
+    shelf: int = option(2, at_least=1, at_most=4, may_change=True)
+    mode: Literal["fan", "grill", "both"] = option("fan")
+    label: str = option("cake", may_change=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallOven(Oven):
+    """A smaller one, with another default."""
+
+    shelf: int = 1
+
+
+@pytest.mark.parametrize("kind", [Oven, SmallOven])
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"degrees": 0}, ValueError, "degrees is 0, expected more than 0 and at most 250."),
+        ({"degrees": 250.5}, ValueError, "degrees is 250.5, expected more than 0 and at most 250."),
+        ({"degrees": math.nan}, ValueError, "degrees is nan, expected more than 0 and at most 250."),
+        ({"degrees": None}, TypeError, "degrees is None, a NoneType; expected a number, more than 0 and at most 250."),
+        ({"minutes": 0}, ValueError, "minutes is 0, expected at least 1, or None."),
+        ({"minutes": 1.5}, TypeError, "minutes is 1.5, a float; expected a whole number, at least 1, or None."),
+        ({"shelf": 5}, ValueError, "shelf is 5, expected 1 to 4."),
+        ({"shelf": "2"}, TypeError, "shelf is '2', a str; expected a whole number, 1 to 4."),
+        ({"mode": "steam"}, ValueError, "mode is 'steam', expected 'fan', 'grill' or 'both'."),
+    ],
+)
+def test_a_wrong_value_is_refused(
+    kind: type[Oven], changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error) as caught:
+        kind(**changes)
+    assert str(caught.value) == f"{kind.__name__}: {message}"
+
+
+def test_values_at_the_bounds_are_accepted_and_kept() -> None:
+    given = {"degrees": 250, "minutes": 1, "shelf": 4, "mode": "grill", "label": ""}
+    assert dataclasses.asdict(SmallOven(**given)) == given
+    assert SmallOven() == SmallOven(degrees=180.0, minutes=None, shelf=1, mode="fan", label="cake")
+    assert SmallOven(shelf=3.0).shelf == 3  # type: ignore[arg-type]  # 1e6 steps are a whole number, too
+
+
+def test_the_docstring_says_the_range() -> None:
+    assert described(Oven) == {
+        "degrees": "temperature, in Celsius. More than 0 and at most 250.",
+        "minutes": "time to bake; None bakes until stopped. At least 1.",
+        "shelf": "counted from below. 1 to 4.",
+        "mode": "way to heat.",
+        "label": "printed on the box.",
+    }
+
+
+def test_a_subclass_inherits_what_was_declared() -> None:
+    assert set(declared(SmallOven, "may_change")) == {"shelf", "label"}
+    assert str(declared(SmallOven, "range")["shelf"]) == "1 to 4"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_bound_of_the_library_is_checked_and_documented(kind: type[Options]) -> None:
+    """One step beyond each bound is refused with the words that the documentation has."""
+    documented = {name: text for one in reversed(kind.__mro__) for name, text in described(one).items()}
+    for name, allowed in declared(kind, "range").items():
+        beyond = {"at_least": -1, "above": 0, "at_most": 1}
+        for bound, step in beyond.items():
+            if (limit := getattr(allowed, bound)) is not None:
+                with pytest.raises(
+                    ValueError, match=rf"^{kind.__name__}: {name} is {limit + step}, expected {allowed}"
+                ):
+                    kind(**{name: limit + step})
+                assert documented[name].lower().endswith(f"{allowed}.")
