@@ -89,7 +89,7 @@ def _count(lengths: Tensor, parts: Sequence[Part]) -> tuple[Tensor, int]:
 
 
 def _identity(parts: Sequence[Part], device: torch.device) -> DictTensor:
-    """Who collected what, with which weights and from which agent state, [B]."""
+    """Return the environment, seed, weights version and first agent state of each row, [B]."""
     rows: dict[str, list[Tensor]] = {key: [] for key in ("environment", "env_seed", "step", "policy_version")}
     for part in parts:
         B = part.steps.running.shape[1]

@@ -1,4 +1,4 @@
-"""Whether a batch holds actions that exist and numbers that are numbers: checked once per batch, where the batch is.
+"""Checks of a batch for impossible actions and NaN, once per batch, on the batch's device.
 
 Environments that compute with tensors raise nothing: to them an action beyond the last one is a number like any other,
 and NaN goes through every network. Nobody would notice.
@@ -162,12 +162,12 @@ def check_place(where: str, role: str, tensors: DictTensor, device: torch.device
 
 
 def _has_bounds(leaf: Leaf) -> bool:
-    """Whether there are values of the dtype that do not belong to the space; of a Box only NaN is refused."""
+    """Return True if the dtype has values outside of the space; of a Box only NaN is refused."""
     return not isinstance(leaf.space, spaces.Box) or leaf.torch_dtype.is_floating_point
 
 
 def _any(wrong: Tensor, running: Tensor) -> Tensor:
-    """Whether any feature of a running entry is wrong, [n, B]."""
+    """Return True for running entries with a wrong feature, [n, B]."""
     return wrong.reshape(*running.shape, -1).any(dim=2) & running
 
 

@@ -37,7 +37,7 @@ _GROUPS = ("env", "observation", "state", "agent_info")  # first parts of the na
 
 @dataclass(frozen=True)
 class Collected:
-    """What a collector reports about a finished batch; the batch itself is in its slab."""
+    """Report of a collector about a finished batch; the batch itself is in its slab."""
 
     n_steps: int  # how many of the T steps were taken; fewer when every episode ended before
     n_final: int  # how many rows of ``final`` are used
@@ -217,7 +217,7 @@ class Collector:
 
     @property
     def slab(self) -> Slab:
-        """What the last batch was written to, and the next one will be."""
+        """Memory of the last batch, and of the next one."""
         if self._slab is None:
             raise UsageError("rlstruct.batchers.collector: there is no slab before the first batch.")
         return self._slab

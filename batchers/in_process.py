@@ -143,7 +143,7 @@ class FastCollector(Collector):
         return self.carry(), record
 
     def _may_replay(self) -> bool:
-        """Whether a graph does what single steps would do, and they have warmed up what it needs."""
+        """Return True if the graph may be replayed: a warm-up batch has run with these weights."""
         if self.actor.agent_info.empty() or self.actor.agent_info.device == self._device:
             return self._generation == self.actor.generation
         self._tell("agent_info is on the CPU, where its values would be frozen: set `agent_info_on_device = True`")

@@ -1,4 +1,4 @@
-"""Where a collector is, for whoever waits for it; and how a failure travels from there to the user."""
+"""Shared progress counters of a collector, and serialisation of its exceptions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WORDS = (
 
 
 class Phase(IntEnum):
-    """What a collector is doing; the index of an operation of `Progress.clock`."""
+    """Activity of a collector; the index of an operation of `Progress.clock`."""
 
     WAIT = 0
     START = 1
@@ -47,7 +47,7 @@ class Phase(IntEnum):
 
     @property
     def has_steps(self) -> bool:
-        """Whether this happens in a step of a batch, so that an error message names it."""
+        """Return True for a phase within a step of a batch, which an error message names."""
         return self in (Phase.AGENT, Phase.ENVIRONMENT, Phase.COPY)
 
 
@@ -87,12 +87,12 @@ class Progress:
 
     @property
     def phase(self) -> Phase:
-        """What the collector is doing."""
+        """The collector's current activity."""
         return Phase(int(self._words[0])) if self.born else Phase.START
 
     @property
     def born(self) -> bool:
-        """Whether the worker has got as far as the code of this library."""
+        """Return True once the worker runs the code of this library."""
         return bool(self._words[0] != _UNBORN)
 
     @property

@@ -1,4 +1,4 @@
-"""Where a batch is written: one slab of steps per collector, time first.
+"""Memory of a batch: one slab of steps per collector, time first.
 
 An observation is stored once. Slot t of the stream holds what the agent saw at step t, so slots 0 to T give both
 ``observation/`` (0 to T-1) and ``_observation/`` (1 to T). They differ only where an auto-resetting environment

@@ -53,7 +53,7 @@ class Entry:
 
 @dataclass
 class Result:
-    """What an entry did.
+    """Measurements of an entry.
 
     Attributes:
         name: of the entry.

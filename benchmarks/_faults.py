@@ -51,7 +51,7 @@ PROMISED = {
 
 @dataclass
 class Outcome:
-    """What happened to one library.
+    """Outcome of a fault for one library.
 
     Attributes:
         cell: as the table says it.
@@ -241,7 +241,7 @@ def abandon(program: Program, group: bool, workers: list[psutil.Process]) -> Out
 
 
 def promises_kept(fault: str, facts: dict[str, Any]) -> bool:
-    """Whether what rlstruct did is what it promises."""
+    """Return True if rlstruct kept its promise."""
     if facts["shared"]:
         return False
     if fault in ENDING:
@@ -259,7 +259,7 @@ def promises_kept(fault: str, facts: dict[str, Any]) -> bool:
 
 
 def closing_seconds(facts: dict[str, Any]) -> float:
-    """How long close() took, 0 where nobody calls it."""
+    """Return the duration of close(), 0 if it was not called."""
     return facts["closed"]["at"] - facts["raised"]["at"] if facts.get("closed") else 0.0
 
 
@@ -282,7 +282,7 @@ def unlinked(names: set[str]) -> list[str]:
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether it still runs; a zombie does not."""
+    """Return True if the process still runs; a zombie does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""What a device can do at most, and what a rung asks of it, for benchmarks/gpu.py."""
+"""Limits of a device, and the demands of a rung, for benchmarks/gpu.py."""
 
 from __future__ import annotations
 

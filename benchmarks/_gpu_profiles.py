@@ -1,4 +1,4 @@
-"""What the profiler says of a GPU, beside NVML and CUDA's events: the part ``profiling`` of benchmarks/gpu.py."""
+"""The profiler's view of a GPU next to NVML and CUDA's events: the part ``profiling`` of benchmarks/gpu.py."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Run(_report.Run):
             self._now = None
 
     def measured(self, part: str, **where: object) -> bool:
-        """Whether a part has rows with these values, but for rungs that broke CUDA: the others were not measured."""
+        """Return True if a part has rows with these values; rungs that broke CUDA do not count."""
         return any(
             row["part"] == part
             and not ("rung" in row and row.get("broke"))
@@ -58,7 +58,7 @@ class Run(_report.Run):
         )
 
     def left(self, seconds: float, what: str) -> bool:
-        """Whether there is time for something; says so where there is not."""
+        """Return True if there is time left for a part; otherwise report that there is not."""
         if time.perf_counter() + seconds < self.deadline:
             return True
         self.add(part=what, left_out=NO_TIME)

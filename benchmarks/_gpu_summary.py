@@ -1,4 +1,4 @@
-"""What the rows of benchmarks/gpu.py come to: ratios beside their targets, shares of the limits, and a picture."""
+"""Summary of the rows of benchmarks/gpu.py: ratios and their targets, shares of the limits, and a figure."""
 
 from __future__ import annotations
 

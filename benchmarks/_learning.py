@@ -1,4 +1,4 @@
-"""What benchmarks of learning share: train seed after seed, show every one in a table, write them down. Layer 5."""
+"""Shared code of the learning benchmarks: train seed after seed, show each in a table, write them down. Layer 5."""
 
 from __future__ import annotations
 

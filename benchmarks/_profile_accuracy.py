@@ -1,4 +1,4 @@
-"""What a profile says a training takes, beside stretches of the very same training that nobody profiles.
+"""Times of a training in a profile, next to unprofiled stretches of the very same training.
 
 Equal trainings differ by a tenth to a half on a virtual machine: other programs, and where in memory things lie. So
 profiled and plain stretches take turns within one training, in all of its processes, in the order plain, profiled,

@@ -1,4 +1,4 @@
-"""What all benchmarks share: the machine in words, interleaved timing, results as JSON.
+"""Shared code of the benchmarks: the machine in words, interleaved timing, results as JSON.
 
 Run a benchmark as ``python benchmarks/<name>.py``: then Python finds this module beside it.
 """
@@ -168,7 +168,7 @@ def result_path(name: str) -> Path:
 
 
 def _calls_in(call: Callable[[], object], seconds: float, clock: Clock) -> int:
-    """How many calls fill the time; also warms up. The first call is not counted: in it, code may be compiled."""
+    """Return the number of calls that fill the time, and warm up. The first call, which may compile, is not counted."""
     call()
     count = 1
     while (taken := _time(call, count, clock)) < seconds / 4:
@@ -184,7 +184,7 @@ def _time(call: Callable[[], object], count: int, clock: Clock) -> float:
 
 
 def _git(*arguments: str) -> str:
-    """What git answers, "" outside a checkout."""
+    """Return git's answer, "" outside a checkout."""
     command = ["git", "-C", str(Path(__file__).parent.parent), *arguments]
     try:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

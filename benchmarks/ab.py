@@ -59,7 +59,7 @@ class Loop:
 
     @property
     def collects(self) -> bool:
-        """Whether a bare loop does the same."""
+        """Return True if a bare loop does the same."""
         return self.script == "rlstruct_batcher.py"
 
     def entry(self, name: str, package: Path) -> Entry:

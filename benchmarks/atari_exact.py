@@ -1,4 +1,4 @@
-"""How exact the consoles of rlstruct.sims.atari are: every game of ale-py against ALE, frame by frame.
+"""Exactness of the consoles of rlstruct.sims.atari: every game of ale-py against ALE, frame by frame.
 
 ``python benchmarks/atari_exact.py`` plays all games that ale-py ships for 1,000 frames of random actions (a quarter of
 an hour on one core), and writes ``results/atari_exact.json`` as it goes; ``python benchmarks/tables.py`` makes the

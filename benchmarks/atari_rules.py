@@ -1,4 +1,4 @@
-"""How games count: find the rules of `rlstruct.sims.atari.games` by asking ale-py, and check them against it.
+"""Scoring rules of games: find those of `rlstruct.sims.atari.games` by asking ale-py, and check them against it.
 
 ``python benchmarks/atari_rules.py`` plays each game of the table in ALE with random actions, and compares what the
 rules read from ALE's RAM with ALE's reward, lives and end in each frame; it writes ``results/atari_rules.json``.

@@ -1,4 +1,4 @@
-"""What RL_Agent_CheckDevice costs: its share of one step of 8 CartPole environments. Layer 5.
+"""Cost of RL_Agent_CheckDevice: its share of one step of 8 CartPole environments. Layer 5.
 
 One step is the call of a 4-64-64-2 policy and the step of eight CartPole environments. The wrapper's cost is taken
 alone: an agent that does nothing, with and without the wrapper, so that no noise of the step hides it. Run

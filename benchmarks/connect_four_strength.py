@@ -1,4 +1,4 @@
-"""How strong a run of AlphaZero is at Connect Four: games against random play and UCT, mistakes in solved positions.
+"""Strength of a run of AlphaZero at Connect Four: games against random play and UCT, mistakes in solved positions.
 
     python benchmarks/connect_four_strength.py RUN [--simulations 1000] [--games 40] [--uct 1000] [--positions 100]
 
@@ -51,7 +51,7 @@ def legal(stones: int) -> list[int]:
 
 
 def wins(stones: int) -> bool:
-    """Whether a player has four in a line."""
+    """Return True if a player has four in a line."""
     for direction in (1, 7, 6, 8):
         pairs = stones & (stones >> direction)
         if pairs & (pairs >> 2 * direction):
@@ -60,7 +60,7 @@ def wins(stones: int) -> bool:
 
 
 def over(mine: int, theirs: int) -> bool:
-    """Whether the game has ended."""
+    """Return True if the game has ended."""
     return wins(mine) or wins(theirs) or mine | theirs == FULL
 
 

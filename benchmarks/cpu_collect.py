@@ -1,4 +1,4 @@
-"""How fast trajectories are collected on the CPU, side by side with other libraries and with a bare loop.
+"""Speed of collection on the CPU, compared with other libraries and with a bare loop.
 
 Run: ``make peers`` once, then ``python benchmarks/cpu_collect.py --rlstructures PATH``, where PATH is a checkout of
 facebookresearch/rlstructures at v0.2. ``--part`` takes some of the parts:

@@ -126,7 +126,7 @@ def _guarded(rung: Rung) -> None:
 
 
 def first_launch(run: Run) -> None:
-    """How long it takes until a kernel of Warp has run: its import, its compilation or its cache, the launch."""
+    """Measure the time until a kernel of Warp has run: its import, its compilation or its cache, the launch."""
     if run.measured("first_launch"):
         return
     start = time.perf_counter()
@@ -137,7 +137,7 @@ def first_launch(run: Run) -> None:
 
 
 def targets(run: Run) -> None:
-    """What there are targets for, most valuable first."""
+    """Measure the parts with targets, most valuable first."""
     sizes = [64] if run.quick else [4096]
     on_gpu = run.device.type == "cuda" and not run.quick
     policy(run, [1 << 18, *sizes] if on_gpu else sizes)
@@ -158,7 +158,7 @@ def simulation(run: Run, sizes: Sequence[int] = ()) -> None:
 
 
 def launches(run: Run) -> None:
-    """How many kernels a step is."""
+    """Count the kernels of a step."""
     if run.measured("launches"):
         return
     for rung in run.made("launches", 4096, _gpu_rungs.our_rungs(4096, run.device)):
@@ -190,14 +190,14 @@ def policy(run: Run, sizes: Sequence[int] = ()) -> None:
 
 
 def tricks(run: Run) -> None:
-    """What two tricks bring that only a GPU can judge."""
+    """Measure two tricks that only a GPU can judge."""
     for n_envs in [64] if run.quick or run.device.type == "cpu" else [4096, 1 << 18]:
         if not run.measured("tricks", N=n_envs) and run.left(20, "tricks"):
             run.rate("tricks", n_envs, _gpu_rungs.trick_rungs(n_envs, run.device))
 
 
 def limits(run: Run) -> None:
-    """What the device can do at most."""
+    """Measure the limits of the device."""
     if not run.measured("limits"):
         run.add(part="limits", **_gpu_limits.limits(run.device, run.quick))
 

@@ -53,7 +53,7 @@ class Run(_gpu_run.Run):
     repeats = 9
 
     def due(self, part: str, **where: object) -> bool:
-        """Whether something was not measured yet and there is time for it."""
+        """Return True if a part is not measured yet and there is time for it."""
         return not self.measured(part, game=self.game, **where) and self.left(SECONDS, part)
 
 

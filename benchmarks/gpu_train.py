@@ -99,7 +99,7 @@ class Loop:
 
 
 class Run:
-    """What was found so far, written after each row."""
+    """Results so far, written after each row."""
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
         self.rows = rows

@@ -1,4 +1,4 @@
-"""What all names of `rlstruct` cost beyond `import torch`, in fresh processes.
+"""Import time of all names of `rlstruct` beyond `import torch`, in fresh processes.
 
     python benchmarks/import_time.py [--rounds 9]
 

@@ -1,4 +1,4 @@
-"""What is learnt: one task, seed after seed, every one shown.
+"""Learning benchmark: one task, seed after seed, all shown.
 
 Run: ``python benchmarks/learn.py`` lists the tasks; ``python benchmarks/learn.py dqn_cartpole`` trains one;
 ``--seeds 0 1`` for some seeds, ``--jobs 2`` for two at a time (their seconds are then those of a busy machine),

@@ -1,4 +1,4 @@
-"""What a step costs beyond the environment's own: random actions, 64 CartPoles in each worker; and what stats() costs.
+"""Overhead of a step over the environment's: random actions, 64 CartPoles per worker; and the cost of stats().
 
 Run: ``make peers`` once, then ``python benchmarks/overhead.py``, about two minutes on an idle machine. Contenders run
 in turns, each a warm process of its own (``cpu_collect.py`` does the same with a policy). Two bare loops side by side
@@ -80,7 +80,7 @@ def create_env(n_envs: int, seed: int) -> VecEnv:
 
 
 def statistics(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Whether the seconds of stats() add up to the clock's, and what keeping them costs."""
+    """Check that the seconds of stats() add up to the clock's, and measure the cost of keeping them."""
     settings: dict[str, Any] = {"agent_args": {"action_space": Discrete(2)}, "env_args": {"n_envs": N_ENVS}}
     with RL_Batcher(T, RandomAgent, create_env, n_processes=2, seed=0, **settings) as batcher:
         batcher.reset()
@@ -103,7 +103,7 @@ def statistics(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def seconds_of_a_phase(n: int = 100_000) -> float:
-    """What it costs to enter a phase, in CPU time."""
+    """Return the CPU time of entering a phase."""
     import torch
 
     progress = Progress(torch.zeros(8, dtype=torch.int64))

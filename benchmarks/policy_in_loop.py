@@ -116,7 +116,7 @@ def by_hand(n_envs: int, activation: str, n_steps: int) -> Callable[[], object]:
 
 
 def network_alone(n_envs: int, activation: str, n_steps: int) -> Callable[[], object]:
-    """What no simulator can take away: the network and the draws."""
+    """Measure the part that no simulator can remove: the network and the draws."""
     agent = Policy(activation)
     frame, rng = torch.randn(n_envs, 4, device="cpu"), torch.randint(1 << 62, (n_envs,), device="cpu")
     seen, none = DictTensor({"frame": frame, "rng": rng}), DictTensor()

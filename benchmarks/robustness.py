@@ -73,7 +73,7 @@ def keep(name: str, row: dict[str, Any]) -> None:
 
 
 def kept_rows(name: str) -> list[dict[str, Any]]:
-    """What has been written at this commit."""
+    """Return the results written at this commit."""
     path = _report.result_path(name)
     rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
     return rows

@@ -1,4 +1,4 @@
-"""What two learners, and workers on a cluster, do for the speed: ``make peers``, then ``python benchmarks/scale.py``.
+"""Speed of two learners, and of workers on a cluster: ``make peers``, then ``python benchmarks/scale.py``.
 
 ``learners``: one PPO in one process and in two, in turns; ``same`` shares the environments of one learner between two,
 ``double`` gives each learner as many as the one has, and ``apart`` are two trainings at the same time that exchange

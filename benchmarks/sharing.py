@@ -1,4 +1,4 @@
-"""How processes share a GPU, and one process that has no need to: Connect Four by tree search, samples per second.
+"""Processes that share a GPU, and one process that owns it: Connect Four by tree search, samples per second.
 
     python benchmarks/sharing.py                        2, 7, 16 processes on a GPU; 1 and 2 without one
     python benchmarks/sharing.py --quick --out DIR      a look whether it runs, under a minute

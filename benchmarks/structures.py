@@ -1,4 +1,4 @@
-"""What DictTensor costs beside a plain dict of tensors, and beside tensordict.
+"""Cost of DictTensor compared with a plain dict of tensors, and with tensordict.
 
     python benchmarks/structures.py [--device cuda] [--repeats 21]
 

@@ -146,7 +146,7 @@ def scale(part: str, rows: Rows) -> list[str]:
 
 
 def scale_plan(rows: Rows) -> list[str]:
-    """What a batch on a cluster costs the learner's process."""
+    """Tabulate the cost of a cluster's batch in the learner's process."""
     head = "batches, from workers that do nothing | ms per batch | MiB per second | ms more, with 16 MiB of new weights"
     cells = [
         [row["work"], f"not run: {row['not_run']}", "", ""]
@@ -160,7 +160,7 @@ def scale_plan(rows: Rows) -> list[str]:
 
 
 def scale_sums(rows: Rows) -> list[str]:
-    """What a sum over two learners takes."""
+    """Tabulate the time of a sum over two learners."""
     cells = [
         [row["work"], f"{1e6 * row['seconds']:,.0f}", f"{1e6 * row['cpu_seconds']:,.0f}"]
         for row in rows
@@ -170,7 +170,7 @@ def scale_sums(rows: Rows) -> list[str]:
 
 
 def frames(rows: Rows) -> list[str]:
-    """How often a frame of Atari is kept and moved."""
+    """Tabulate the copies of a frame of Atari."""
     row = rows[0]
     moved = [row[key] / row["frame_bytes"] for key in ("collected_per_step", "handed_over_per_step")]
     cells = [f"{row['frames_kept_over_ideal']:.2f}", *(f"{value:.2f}" for value in moved)]
@@ -309,7 +309,7 @@ def sharing(_: Rows) -> list[str]:
 
 
 def settings(kind: type[TrainingConfig], _: Rows) -> list[str]:
-    """What is an algorithm's own: every field of its class, as its docstring says."""
+    """Return an algorithm's settings: every field of its class, with its docstring."""
     known = _described(kind)
     own = [field for field in fields(kind) if field.name in known]
     return table(
@@ -351,7 +351,7 @@ def search(rows: Rows) -> list[str]:
 
 
 def strength(rows: Rows) -> list[str]:
-    """How strong AlphaZero is at Connect Four: games, and mistakes in solved positions."""
+    """Tabulate AlphaZero's strength at Connect Four: games, and mistakes in solved positions."""
     whole, *others = rows
     games = [[row["opponent"], row["won"], row["drawn"], row["lost"]] for row in others if "opponent" in row]
     sets = [row for row in others if "stones" in row]
@@ -366,7 +366,7 @@ def strength(rows: Rows) -> list[str]:
 
 
 def profile_shares(rows: Rows) -> list[str]:
-    """What an iteration of each algorithm consists of."""
+    """Tabulate the parts of an iteration of each algorithm."""
     kinds = ("environment", "simulator", "agent", "copy", "learning")
     cells = [
         [
@@ -388,7 +388,7 @@ def profile_shares(rows: Rows) -> list[str]:
 
 
 def profile_transitions(rows: Rows) -> list[str]:
-    """How often an iteration of A2C goes from Python to torch, and to CUDA."""
+    """Tabulate the transitions from Python to torch, and to CUDA, in an iteration of A2C."""
     cells = [
         [row["kind"], f"{row['to_torch']:.0f}", f"{row['to_cuda']:.0f}"] for row in rows if row["part"] == "transitions"
     ]

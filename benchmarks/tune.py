@@ -1,4 +1,4 @@
-"""How good `rlstruct.batchers.tune` is: its answer against the best of an exhaustive grid, on five tasks.
+"""Quality of `rlstruct.batchers.tune`: its answer against the best of an exhaustive grid, on five tasks.
 
 Run on an idle machine: ``python benchmarks/tune.py``, about six minutes on two cores; ``--task`` takes some of them.
 Each task has a process of its own, as a user's search has. First tune searches; then every candidate of the same grid

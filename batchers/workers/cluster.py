@@ -76,7 +76,7 @@ class WeightStore:
 
 
 class ActorWorker(Worker):
-    """What an actor does: a worker that is called and reads no channel."""
+    """Body of a Ray actor: a worker that is called and reads no channel."""
 
     def __init__(self, recipe: bytes, backends: dict[str, str], versions: dict[str, str]) -> None:
         """Write batches into memory of this process alone."""

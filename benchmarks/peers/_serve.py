@@ -1,4 +1,4 @@
-"""What every contender of benchmarks/cpu_collect.py shares: the policy, and the conversation with the driver.
+"""Shared code of the contenders of benchmarks/cpu_collect.py: the policy, and the conversation with the driver.
 
 A contender is a long-lived process. It builds itself, answers ``{"ready": versions}``, and then answers each line
 ``{"batches": k}`` with the seconds that k batches took and the environment steps that they held. Nothing else reaches
@@ -21,7 +21,7 @@ ENVIRONMENT = "CartPole-v1"
 
 @dataclass(frozen=True)
 class Task:
-    """What to collect: B environments over P processes, T steps of each per batch."""
+    """Task of collection: B environments over P processes, T steps of each per batch."""
 
     n_envs: int
     n_processes: int

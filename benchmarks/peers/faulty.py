@@ -164,7 +164,7 @@ class RlStruct:
 
 
 class NoWorkers:
-    """What a program costs its user that imports all this and has no worker: most of the time that an end takes."""
+    """Measure a program that imports all this and has no worker: most of the time that an end takes."""
 
     packages = ()
 
@@ -189,7 +189,7 @@ LIBRARIES = {
 
 
 def asked(folder: str) -> str:
-    """How the program shall end now, "" if it shall go on."""
+    """Return the way in which the program ends now, "" if it goes on."""
     return next((word for word in ("exit", "error", "forget") if os.path.exists(f"{folder}/{word}")), "")
 
 

@@ -78,7 +78,7 @@ def replay(task: Task) -> Work:
 
 
 def dict_tensors(task: Task) -> Work:
-    """What programs do with a DictTensor, a thousand times."""
+    """Use a DictTensor as programs do, a thousand times."""
     tensors = batch_of(task).trajectories.temporal_index(0)
     plain, index = dict(tensors.items()), torch.arange(0, task.n_envs, 2)
 
@@ -95,7 +95,7 @@ def dict_tensors(task: Task) -> Work:
 
 
 def trajectories(task: Task) -> Work:
-    """What learners do with Trajectories, a hundred times."""
+    """Use Trajectories as learners do, a hundred times."""
     batch, index = batch_of(task), torch.arange(0, task.n_envs, 2)
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""What a search plays in: a simulator judged by a network, or by random play to the end."""
+"""Games for a search: a simulator judged by a network, or by random play to the end."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ class SearchConfig(Options):
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What searches found.
+    """Results of searches.
 
     Attributes:
         action: what to do.  [B] int64

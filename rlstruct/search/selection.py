@@ -1,4 +1,4 @@
-"""Which action a search tries next, and what it recommends in the end. Layer 4: pure functions, no host sync.
+"""Choice of the action to try next, and the final recommendation. Layer 4: pure functions, no host sync.
 
 Nodes come as rows [..., A]: the logits of their actions, how often each was visited, and the mean return that followed.
 """

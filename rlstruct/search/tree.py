@@ -25,7 +25,7 @@ Scores = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class Model(Protocol):
-    """What a search asks of a game, or of a learned model of one."""
+    """Contract of a game, or of a learned model of one, with a search."""
 
     def advance(self, state: Tensors, action: Tensor) -> tuple[Tensors, Tensor, Tensor]:
         """Take an action in B states.
