@@ -15,9 +15,8 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.batchers.slab import Steps
-from rlstruct.core import DictTensor
 from rlstruct.engine.streams import Later
-from rlstruct.errors import BadValueError, DeviceMismatchError, ShapeMismatchError, tag_environment
+from rlstruct.errors import BadValueError, tag_environment
 from rlstruct.spaces import Leaf, leaves
 
 _FINE = -1
@@ -141,24 +140,6 @@ class BatchChecks:
         error = BadValueError(text)
         tag_environment(error, j, t if name in self._actions else max(0, t - 1))
         return error
-
-
-def check_place(where: str, role: str, tensors: DictTensor, device: torch.device, B: int) -> None:
-    """Raise unless tensors are on the device, with a row for each of B environments; empty ones are anywhere."""
-    if tensors.empty():
-        return
-    key = next(iter(tensors.keys()))
-    if tensors.device != device:
-        raise DeviceMismatchError(
-            f"{where}: {role} {key!r} is on {tensors.device}, expected {device}, the batcher's device. "
-            f"Create it with device={str(device)!r}; "
-            f"RL_Agent_CheckDevice(agent, {str(device)!r}) finds every such place."
-        )
-    if tensors.n_elems() != B:
-        raise ShapeMismatchError(
-            f"{where}: {role} {key!r} has {tensors.n_elems()} rows, expected {B}, one per environment. "
-            "Return all of them always."
-        )
 
 
 def _has_bounds(leaf: Leaf) -> bool:

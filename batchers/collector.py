@@ -12,14 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstruct.batchers.checks import BatchChecks, check_place
+from rlstruct.batchers.checks import BatchChecks
 from rlstruct.batchers.progress import Phase, Progress, spell_input
 from rlstruct.batchers.saved_state import CollectorState, check_rows, load_environment, on_cpu
-from rlstruct.batchers.shared_memory import Layout
 from rlstruct.batchers.slab import Allocate, Slab, Steps, history_until, slab_layout
-from rlstruct.core import DictTensor, TemporalDictTensor
+from rlstruct.core import DictTensor, Layout, TemporalDictTensor, expect
 from rlstruct.engine.acting import Actor
-from rlstruct.engine.graph import layout_of
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError, UsageError
 from rlstruct.functional.random import step_keys
 from rlstruct.in_place import steps_into
@@ -110,12 +108,12 @@ class Collector:
         self._progress.step = 0
         self._progress.enter(Phase.RESET)
         self._observation, self._running = self.env.reset(env_info)
-        check_place("environment.reset", "observation", self._observation, self._device, self.env.n_envs())
+        self._expect_rows("environment.reset: observation", self._observation)
         self.actor.set_agent_info(agent_info)
         self._progress.enter(Phase.AGENT)
         with torch.no_grad():
             self._state = self.actor.agent.initial_state(self.actor.agent_info, self.env.n_envs())
-        check_place("agent.initial_state", "state", self._state, self._device, self.env.n_envs())
+        self._expect_rows("agent.initial_state: state", self._state)
         self._count_from(self._episode + 1, 0)
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
@@ -224,12 +222,12 @@ class Collector:
 
     def layout(self) -> Layout:
         """Return the layout of a slab; empty before the first batch."""
-        return {} if self._slab is None else layout_of(self._slab.tensors)
+        return Layout() if self._slab is None else Layout.of(self._slab.tensors)
 
     def renew(self, slab: Slab | None = None) -> Slab | None:
         """Write the next batch into another slab of the same layout, or into new memory; return the one before."""
         if (left := self._slab) is not None:
-            self._slab = slab or self._new_slab(layout_of(left.tensors))
+            self._slab = slab or self._new_slab(Layout.of(left.tensors))
             self._leave(left)
         return left
 
@@ -327,7 +325,7 @@ class Collector:
         answer = self.actor(self._state, seen, history)
         action, _ = check_answer(f"{type(self.actor.agent).__name__}.__call__", answer)
         self._progress.enter(Phase.COPY)
-        check_place("agent", "action", action, self._device, self.env.n_envs())
+        self._expect_rows("agent: action", action)
         if action.empty():
             raise ShapeMismatchError("agent: the action is empty, expected 'action' [B, ...] at least.")
         sparse = self.env.auto_reset and self._device.type == "cpu"
@@ -361,10 +359,16 @@ class Collector:
         if seen is not None:
             slab.refuse_changes(t, seen)
         if t == 0:
-            check_place("agent", "action", action, self._device, self.env.n_envs())
-            slab.check("agent: state", state)
+            self._expect_rows("agent: action", action)
+            slab.check_state(state)
         slab.write_action(t, action)
         return action, state
+
+    def _expect_rows(self, where: str, tensors: DictTensor) -> None:
+        device = str(self._device)
+        fix = f"Create it with device={device!r}; RL_Agent_CheckDevice(agent, {device!r}) finds every such place."
+        expect(where, tensors, device=self._device, fix=fix)
+        expect(where, tensors, rows=self.env.n_envs(), fix="Return one row for each environment, always.")
 
     def _begin(self, slab: Slab, keys: Tensor) -> None:
         """Write what is known before the first step."""

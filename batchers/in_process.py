@@ -18,7 +18,6 @@ from rlstruct.batchers.collector import Collected, Collector
 from rlstruct.batchers.progress import Phase, Progress, describe, worker_error
 from rlstruct.batchers.recipe import by_value
 from rlstruct.batchers.saved_state import CollectorState
-from rlstruct.batchers.shared_memory import n_bytes
 from rlstruct.batchers.slab import Steps
 from rlstruct.core import DictTensor
 from rlstruct.engine.acting import PROMISE
@@ -81,7 +80,7 @@ class FastCollector(Collector):
             return replace(self.finish(self._T, 0, self.steps, found), executor=executor)
         collected, self.steps = super().collect(None), self.slab
         # A small one is copied in less time than the views of another slab take.
-        self.owned = n_bytes(self.layout()) >= _WORTH_GIVING
+        self.owned = self.layout().nbytes() >= _WORTH_GIVING
         if self.owned:
             self.renew()
         if self._graph is not None and self._generation != self.actor.generation:

@@ -18,9 +18,8 @@ from torch.utils import _pytree as pytree
 from rlstruct import __version__
 from rlstruct.batchers.collector import Collector
 from rlstruct.batchers.progress import Progress
-from rlstruct.batchers.shared_memory import Layout
 from rlstruct.batchers.slab import Allocate, stretched
-from rlstruct.core import DictTensor
+from rlstruct.core import DictTensor, Layout
 from rlstruct.errors import BadTypeError
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import VecEnv
@@ -43,7 +42,7 @@ class Recipe:
 
     def allocate(self, layout: Layout) -> dict[str, Tensor]:
         """Bring memory on the device."""
-        return {name: torch.empty(shape, dtype=dtype, device=self.device) for name, (shape, dtype) in layout.items()}
+        return layout.allocate(self.device)
 
     def make(
         self,

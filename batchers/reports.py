@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 
-from rlstruct.batchers.shared_memory import Layout, n_bytes
-from rlstruct.core import DictTensor
+from rlstruct.core import DictTensor, Layout
 
 
 @dataclass(frozen=True)
@@ -115,16 +114,16 @@ def report_memory(
 
     Environments that restart (``auto_reset``) may need memory for ``_observation/`` besides that for ``observation/``.
     """
-    finals = tuple(n_slabs * n_bytes(_named(layout, "final")) for layout in layouts)
-    slabs = tuple(n_slabs * n_bytes(layout) - final for layout, final in zip(layouts, finals, strict=True))
+    finals = tuple(n_slabs * _named(layout, "final").nbytes() for layout in layouts)
+    slabs = tuple(n_slabs * layout.nbytes() - final for layout, final in zip(layouts, finals, strict=True))
     batch = sum(value.nbytes for info in infos for value in info.values())
     for layout in layouts:
-        T, B = layout["running"][0]
-        batch += n_bytes(_named(layout, "stream/", "action/", "state/"))
+        T, B = layout["running"].shape
+        batch += _named(layout, "stream/", "action/", "state/").nbytes()
         batch += 4 * B * torch.int64.itemsize  # environment, env_seed, step and policy_version in its info
         if auto_reset:  # all but the random keys, which a restart leaves alone
             frames = {name: spec for name, spec in _named(layout, "stream/").items() if name != "stream/rng"}
-            batch += n_bytes(frames) * T // (T + 1)
+            batch += Layout(frames).nbytes() * T // (T + 1)
     return MemoryReport(slabs, finals, batch, weights, _anonymous_bytes(pids))
 
 
@@ -143,4 +142,4 @@ def _number(pid: int, file: str, name: str) -> int:
 
 
 def _named(layout: Layout, *prefixes: str) -> Layout:
-    return {name: spec for name, spec in layout.items() if name.startswith(prefixes)}
+    return Layout({name: spec for name, spec in layout.items() if name.startswith(prefixes)})

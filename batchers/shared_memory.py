@@ -18,10 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlstruct.core import Layout
 from rlstruct.errors import MissingFileError
-
-Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
-"""Shape and dtype of each tensor in a block, by name."""
 
 _ALIGNMENT = 64  # bytes: each tensor starts at a new cache line
 
@@ -77,11 +75,6 @@ class SharedBlock:
     def close(self) -> None:
         """Close the descriptor; mapped tensors stay valid. Calling it again does nothing."""
         self._close()
-
-
-def n_bytes(layout: Layout) -> int:
-    """Return how many bytes the tensors of a layout take, without padding."""
-    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout.values())
 
 
 def _padded(shape: tuple[int, ...], dtype: torch.dtype) -> int:

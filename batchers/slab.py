@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlstruct.batchers.shared_memory import Layout
-from rlstruct.core import DictTensor, TemporalDictTensor
-from rlstruct.engine.graph import copy_grouped, layout_of
-from rlstruct.errors import ShapeMismatchError, UsageError
+from rlstruct.core import DictTensor, Layout, TemporalDictTensor, expect
+from rlstruct.engine.graph import copy_grouped
+from rlstruct.errors import UsageError
 from rlstruct.in_place import FLAGS, Ended, ObservationBuffer
 from rlstruct.vec_env import Observed
 
@@ -81,20 +80,15 @@ class Slab(Steps):
         self.shown = [
             DictTensor.unchecked({**slot._tensors, "rng": key}) for slot, key in zip(self.slots, keys, strict=True)
         ]
-        self._made_for = {
-            "observation": layout_of(self.slots[0]._tensors),
-            "agent: action": layout_of({k: v[0] for k, v in self.action.items()}),
-            "agent: state": layout_of(self.state),
-            "environment: mask": layout_of({"running": self.running[0]}),
-        }
+        self._observation_layout = Layout.of(self.slots[0])
+        self._action_layout, self._state_layout = Layout.of(self.action, drop=1), Layout.of(self.state)
         self._places = {tensor.untyped_storage().data_ptr() for tensor in tensors.values()}
         self._on_cpu = self.running.is_cpu
         self._action_rows = _rows([*self.action.values()])
-        self._action_forms = [*map(_form, self._action_rows[0])]
-        self._action_names = [*self.action]
+        # As lists, which are compared with those of each step.
+        self._action_names, self._action_specs = [*self.action], [*self._action_layout.values()]
+        self._observation_specs = [*self._observation_layout.values()]
         self._running_rows = self.running.unbind(0)
-        self._running_form = _form(self._running_rows[0])
-        self._slot_forms = [*map(_form, self.slots[0].values())]
         self._reached_rows = _rows(list(self.reached.values()))
         self._final_arrays = [_array(plane) for plane in self.final.values()]
         self._restarted = None if self.restarted is None else _array(self.restarted)
@@ -104,8 +98,8 @@ class Slab(Steps):
 
     def begin(self, observation: DictTensor, state: DictTensor, keys: Tensor) -> None:
         """Write what is known before the first step; ``keys`` are those of all slots, [T + 1, B] int64."""
-        self.check("observation", observation)
-        self.check("agent: state", state)
+        self._check("environment: observation", observation, self._observation_layout)
+        self.check_state(state)
         self.stream["rng"].copy_(keys)
         places = [*self.slots[0].values(), *self.state.values()]
         self._copy(places, [*(observation[k] for k in self.slots[0]), *(state[k] for k in self.state)])
@@ -124,8 +118,8 @@ class Slab(Steps):
         """
         tensors = action._tensors
         values = [*tensors.values()]
-        if [(v.shape, v.dtype) for v in values] != self._action_forms or [*tensors] != self._action_names:
-            self.check("agent: action", action)  # the order of the keys may differ
+        if [(v.shape, v.dtype) for v in values] != self._action_specs or [*tensors] != self._action_names:
+            self._check("agent: action", action, self._action_layout)  # the order of the keys may differ
             values = [tensors[name] for name in self._action_names]
         self._copy(self._action_rows[t], values)
 
@@ -148,8 +142,9 @@ class Slab(Steps):
             ShapeMismatchError: keys, shapes or dtypes are other ones than before; a copy would repeat rows or round.
         """
         (reached, ran), (current, _) = step
-        if _form(ran) != self._running_form:
-            self.check("environment: mask", DictTensor({"running": ran}))
+        if ran.shape != self._running_rows[t].shape or ran.dtype is not torch.bool:
+            running = {"running": self.running}
+            self._check("environment: mask", DictTensor({"running": ran}), Layout.of(running, drop=1))
         places = [self._running_rows[t], *self.slots[t + 1].values()]
         values = [ran, *self._checked(current)]
         if self.reached:
@@ -169,9 +164,9 @@ class Slab(Steps):
         tensors = [*map(observation._tensors.get, self.slots[0]._tensors)]
         if (
             len(observation._tensors) != len(tensors)
-            or [None if v is None else _form(v) for v in tensors] != self._slot_forms
+            or [None if v is None else (v.shape, v.dtype) for v in tensors] != self._observation_specs
         ):
-            self.check("observation", observation)
+            self._check("environment: observation", observation, self._observation_layout)
         return [v for v in tensors if v is not None]
 
     def _copy(self, places: list[Tensor], values: list[Tensor]) -> None:
@@ -198,16 +193,14 @@ class Slab(Steps):
                     f"same memory. Change a copy: observation[{key!r}].clone()."
                 )
 
-    def check(self, role: str, tensors: DictTensor) -> None:
-        """Raise unless tensors [B, ...] have the keys, shapes and dtypes that the slab was made for, in their role."""
-        expected, found = self._made_for[role], layout_of(tensors._tensors)
-        if expected != found:
-            odd = next(k for k in sorted(expected.keys() | found.keys()) if expected.get(k) != found.get(k))
-            wanted = _spell(expected[odd]) if odd in expected else "no such key"
-            raise ShapeMismatchError(
-                f"RL_Batcher: {role} {odd!r} is {_spell(found.get(odd))}, expected {wanted} "
-                "as at the beginning. Return the same keys, shapes and dtypes always."
-            )
+    def check_state(self, state: DictTensor) -> None:
+        """Raise unless a state of the agent [B, ...] is like the first one."""
+        self._check("agent: state", state, self._state_layout)
+
+    @staticmethod
+    def _check(role: str, tensors: DictTensor, layout: Layout) -> None:
+        fix = "Return the same keys, shapes and dtypes in every step, those of the first one."
+        expect(f"RL_Batcher: {role}", tensors, layout, fix=fix)
 
 
 def slab_layout(
@@ -218,23 +211,19 @@ def slab_layout(
     Observation (with its ``rng``), action and state are [B]. Final observations are kept row by row (``sparse``) where
     environments restart on the CPU; elsewhere every one that was reached is kept (``full``).
     """
-    B = observation.n_elems()
-    layout: Layout = {}
-    for key, value in observation.items():
-        layout[f"stream/{key}"] = ((T + 1, *value.shape), value.dtype)
-    for key, value in action.items():
-        layout[f"action/{key}"] = ((T, *value.shape), value.dtype)
-    for key, value in state.items():
-        layout[f"state/{key}"] = (tuple(value.shape), value.dtype)
-    layout["running"] = ((T, B), torch.bool)
-    keys = [key for key in observation.keys() if key != "rng"]
-    for key in keys if full else []:
-        layout[f"reached/{key}"] = ((T, *observation[key].shape), observation[key].dtype)
-    for key in keys if sparse else []:
-        layout[f"final/{key}"] = ((T, *observation[key].shape), observation[key].dtype)
+    seen, flags = Layout.of(observation), {"running": ((T, observation.n_elems()), torch.bool)}
+    frames = Layout({key: spec for key, spec in seen.items() if key != "rng"}).behind(T)
+    parts: list[Mapping[str, tuple[tuple[int, ...], torch.dtype]]] = [
+        seen.behind(T + 1).prepend_key("stream/"),
+        Layout.of(action).behind(T).prepend_key("action/"),
+        Layout.of(state).prepend_key("state/"),
+        flags,
+    ]
+    if full:
+        parts.append(frames.prepend_key("reached/"))
     if sparse:
-        layout["restarted"] = ((T, B), torch.bool)
-    return layout
+        parts += [frames.prepend_key("final/"), {"restarted": flags["running"]}]
+    return Layout({name: spec for part in parts for name, spec in part.items()})
 
 
 def stretched(layout: Layout, T: int) -> Layout:
@@ -245,7 +234,7 @@ def stretched(layout: Layout, T: int) -> Layout:
             return of_one
         return T + 1 if name.startswith("stream/") else T * of_one
 
-    return {name: ((rows(name, shape[0]), *shape[1:]), dtype) for name, (shape, dtype) in layout.items()}
+    return Layout({name: ((rows(name, shape[0]), *shape[1:]), dtype) for name, (shape, dtype) in layout.items()})
 
 
 def history_until(slab: Slab | None, observation: DictTensor, t: int, n_final: int, gaps: bool) -> TemporalDictTensor:
@@ -336,11 +325,3 @@ def _buffers(planes: dict[str, Tensor]) -> list[ObservationBuffer]:
 
 def _rows(tensors: list[Tensor]) -> list[list[Tensor]]:
     return [list(rows) for rows in zip(*(tensor.unbind(0) for tensor in tensors), strict=False)]
-
-
-def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
-    return tensor.shape, tensor.dtype
-
-
-def _spell(spec: tuple[tuple[int, ...], torch.dtype] | None) -> str:
-    return "missing" if spec is None else f"{list(spec[0])} {spec[1]}"

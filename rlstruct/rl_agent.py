@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories, expect
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.errors import BadTypeError, DeviceMismatchError, MissingMethodError
+from rlstruct.errors import BadTypeError, MissingMethodError
 
 CPU = torch.device("cpu")
 # The attributes of RL_Agent_CheckDevice itself; all others are those of the agent inside.
@@ -299,13 +299,8 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         self, method: str, role: str, tensors: DictTensor | TemporalDictTensor, expected: torch.device | None = None
     ) -> None:
         expected = expected or self.device
-        found = tensors.device
-        if found is None or found == expected:
-            return
-        raise DeviceMismatchError(
-            f"{self._name}.{method}: {role}: tensor {next(iter(tensors.keys()))!r} is on {found}, expected {expected}. "
-            f"{_mend(role, expected, self.agent_info_on_device)}"
-        )
+        fix = _fix(role, expected, self.agent_info_on_device)
+        expect(f"{self._name}.{method}: {role}: tensor", tensors, device=expected, fix=fix)
 
 
 def _acts(name: str) -> bool:
@@ -347,7 +342,7 @@ def check_answer(where: str, answer: object) -> tuple[DictTensor, DictTensor]:
     )
 
 
-def _mend(role: str, expected: torch.device, agent_info_on_device: bool) -> str:
+def _fix(role: str, expected: torch.device, agent_info_on_device: bool) -> str:
     to = f".to({str(expected)!r})"
     if role.startswith("result"):
         return f"Create it with device={str(expected)!r}, or move the agent's model with {to}."

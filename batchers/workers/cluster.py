@@ -21,14 +21,13 @@ from torch import Tensor
 from rlstruct.batchers.backend import BackendStats, Settings
 from rlstruct.batchers.progress import Progress
 from rlstruct.batchers.recipe import versions
-from rlstruct.batchers.shared_memory import SharedBlock, n_bytes
+from rlstruct.batchers.shared_memory import SharedBlock
 from rlstruct.batchers.slab import Steps
 from rlstruct.batchers.workers.handle import WorkerHandle
 from rlstruct.batchers.workers.pool import WorkerPool
 from rlstruct.batchers.workers.weights import Weights
 from rlstruct.batchers.workers.worker import Batch, Start, Worker
-from rlstruct.core import DictTensor
-from rlstruct.engine.graph import layout_of
+from rlstruct.core import DictTensor, Layout
 from rlstruct.errors import ClusterError, MissingPackageError, WorkerError, how_to_install
 
 try:
@@ -68,11 +67,11 @@ class WeightStore:
 
     def write(self, weights: Mapping[str, Tensor], version: int, slot: int) -> None:
         """Store new weights, from any device; Ray drops the old ones once nobody reads them."""
-        self.newest = StoredWeights(slot, version, layout_of(weights), ray.put(pack(weights)))
+        self.newest = StoredWeights(slot, version, Layout.of(weights), ray.put(pack(weights)))
 
     def n_bytes(self) -> int:
         """Return the size of the newest weights, which is what each node holds."""
-        return 0 if self.newest is None else n_bytes(self.newest.layout)
+        return 0 if self.newest is None else self.newest.layout.nbytes()
 
 
 class ActorWorker(Worker):

@@ -12,14 +12,13 @@ from typing import Any, TypeVar
 
 from rlstruct.batchers.assemble import Part
 from rlstruct.batchers.progress import Failure, Phase, Progress, spell, unpickled, worker_error
-from rlstruct.batchers.shared_memory import Layout
 from rlstruct.batchers.slab import Steps
 from rlstruct.batchers.workers.channel import Channel
 from rlstruct.batchers.workers.fork_server import start_process
 from rlstruct.batchers.workers.processes import GUARD, NO_MAIN_GUARD, WORKER_NAME
 from rlstruct.batchers.workers.weights import Weights
 from rlstruct.batchers.workers.worker import Batch, Created, Start, main
-from rlstruct.core import DictTensor
+from rlstruct.core import DictTensor, Layout
 from rlstruct.errors import WorkerError, WorkerTimeout
 
 # A killed worker is gone at once. One whose main script cannot be imported closes its end of the channel first, and
@@ -66,7 +65,7 @@ class WorkerHandle:
         self.seed = -1
         self.n_envs = self.n_running = 0
         self.seconds = {phase.name.lower(): 0.0 for phase in Phase}
-        self.layout: Layout = {}
+        self.layout = Layout()
         self.blocks = start.slabs
         self.channel: Any = None  # a Channel, or what stands in for it, as for the process
         self.process: Any = None

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rlstruct.batchers.shared_memory import Layout, SharedBlock, n_bytes
-from rlstruct.engine.graph import layout_of
+from rlstruct.batchers.shared_memory import SharedBlock
+from rlstruct.core import Layout
 
 # Two batches can be outstanding, each with its own weights, while the next weights arrive.
 N_SLOTS = 3
@@ -34,8 +34,8 @@ class SharedWeights:
 
     def write(self, weights: Mapping[str, Tensor], version: int, slot: int) -> None:
         """Write new weights, from any device, to a slot that no worker reads."""
-        layout = layout_of(weights)
-        if layout != layout_of(self._tensors[slot]):
+        layout = Layout.of(weights)
+        if layout != Layout.of(self._tensors[slot]):
             self._tensors[slot] = self.slots[slot].map(layout)
         for key, tensor in weights.items():
             self._tensors[slot][key].copy_(tensor.detach())
@@ -43,4 +43,4 @@ class SharedWeights:
 
     def n_bytes(self) -> int:
         """Return the size of all slots that were written."""
-        return sum(n_bytes(layout_of(tensors)) for tensors in self._tensors)
+        return sum(Layout.of(tensors).nbytes() for tensors in self._tensors)

@@ -26,12 +26,12 @@ from rlstruct.batchers.collector import Collected, Collector
 from rlstruct.batchers.progress import Interrupted, Phase, Progress, describe
 from rlstruct.batchers.recipe import Recipe
 from rlstruct.batchers.saved_state import CollectorState
-from rlstruct.batchers.shared_memory import Layout, SharedBlock
+from rlstruct.batchers.shared_memory import SharedBlock
 from rlstruct.batchers.slab import Slab
 from rlstruct.batchers.workers.channel import Channel
 from rlstruct.batchers.workers.processes import leave
 from rlstruct.batchers.workers.weights import Weights
-from rlstruct.core import DictTensor
+from rlstruct.core import DictTensor, Layout
 from rlstruct.profiling.operations import join as join_profile
 
 _logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Batch:
 
 def progress_layout(n_workers: int) -> Layout:
     """One row of 8 words per worker, a cache line each; `Progress` uses the first three."""
-    return {"progress": ((n_workers, 8), torch.int64)}
+    return Layout({"progress": ((n_workers, 8), torch.int64)})
 
 
 def main(start: Start, end: socket.socket) -> None:
@@ -108,7 +108,7 @@ class Worker:
         self._slabs: list[Slab | None] = [None, None]  # without that one, which the collector has
         self._shared: list[dict[str, Tensor]] = [{}, {}]
         self._new_layout: Layout | None = None
-        self._weights: list[tuple[Layout, dict[str, Tensor]]] = [({}, {}) for _ in start.weights]
+        self._weights: list[tuple[Layout, dict[str, Tensor]]] = [(Layout(), {}) for _ in start.weights]
 
     def begin(self) -> None:
         """Read what the parent has sent along."""

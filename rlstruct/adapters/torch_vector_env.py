@@ -8,9 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from rlstruct.core import DictTensor
+from rlstruct.core import DictTensor, Layout, expect
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.errors import BadValueError, DeviceMismatchError, ShapeMismatchError, UsageError
+from rlstruct.errors import BadValueError, UsageError
 from rlstruct.functional.masks import rows_of
 from rlstruct.profiling import operation
 from rlstruct.spaces import leaves, nest, zeros
@@ -98,16 +98,8 @@ class TorchVectorEnv(VecEnv):
         frames = self._flat(self.vec.reset(seed=seed)[0])
         if self._missing == "previous":
             self._previous = _copies(frames)
-        for key, value in frames.items():
-            if value.device != self._device:
-                raise DeviceMismatchError(
-                    f"TorchVectorEnv.reset: {key!r} is on {value.device}, expected {self._device}. "
-                    "Make the simulation on the device that you name."
-                )
-            if value.dim() == 0 or value.shape[0] != self._n_envs:
-                raise ShapeMismatchError(
-                    f"TorchVectorEnv.reset: {key!r} has shape {list(value.shape)}, expected [{self._n_envs}, ...]."
-                )
+        fix = "Make the simulation on the device that you name, with a row for each environment."
+        expect("TorchVectorEnv.reset:", frames, device=self._device, rows=self._n_envs, fix=fix)
         flags = dict.fromkeys(("terminated", "truncated", "done"), self._no)
         last = zeros(self.action_space, "last_action", self._n_envs, self._device)
         reward = torch.zeros(self._n_envs, dtype=torch.float32, device=self._device)
@@ -173,10 +165,6 @@ def _copies(tensors: Tensors) -> Tensors:
 
 def _choose(mask: Tensor, final: Tensors, current: Tensors) -> Tensors:
     """Take the rows of ``final`` where the mask is set, else those of ``current``."""
-    for key, value in current.items():
-        if final[key].shape != value.shape:  # torch.where would show one row in all
-            raise ShapeMismatchError(
-                f"TorchVectorEnv.step: the final observation {key!r} has shape {list(final[key].shape)}, expected "
-                f"{list(value.shape)} as the observation itself. Let the simulator give a row for each environment."
-            )
+    fix = "The observation itself has them: let the simulator give a row for each environment."
+    expect("TorchVectorEnv.step: the final observation", final, Layout.of(current), fix=fix)  # where() would broadcast
     return {key: torch.where(rows_of(mask, value), final[key], value) for key, value in current.items()}

@@ -1,11 +1,11 @@
 """Named tensors with a batch axis, with a batch and a time axis, and whole trajectories."""
 
-from rlstruct.core._checks import Specs, TensorSpec
 from rlstruct.core.dict_tensor import DictTensor
+from rlstruct.core.layout import Layout, Specs, TensorSpec, expect
 from rlstruct.core.pytree import register as _register
 from rlstruct.core.temporal import TemporalDictTensor
 from rlstruct.core.trajectories import Trajectories
 
 _register()
 
-__all__ = ["DictTensor", "Specs", "TemporalDictTensor", "TensorSpec", "Trajectories"]
+__all__ = ["DictTensor", "Layout", "Specs", "TemporalDictTensor", "TensorSpec", "Trajectories", "expect"]

@@ -1,9 +1,8 @@
-"""Specs of keys and checks of the tensors of a structure, with errors in words and a guess which key was meant."""
+"""Checks of the tensors of a structure, with errors in words."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,23 +12,6 @@ from rlstruct.errors import BadTypeError, DeviceMismatchError, ShapeMismatchErro
 
 if TYPE_CHECKING:
     from rlstruct.core._named import NamedTensors
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """Shape and dtype of one key, without the batch axis (and without the time axis, in a TemporalDictTensor).
-
-    Attributes:
-        shape: the trailing shape; ``()`` for one number per row.
-        dtype: the dtype of the tensor.
-    """
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-Specs = dict[str, TensorSpec]
-"""Key to spec, in the order of the structure's keys."""
 
 
 def validate(cls: type[NamedTensors], tensors: Mapping[str, Tensor]) -> None:
@@ -118,22 +100,3 @@ def as_dict(cls: type[NamedTensors], tensors: Any) -> dict[str, Any]:  # noqa: A
             f"{cls.__name__}: got a {type(tensors).__name__}, expected a mapping of names to tensors. {fix}"
         )
     return dict(tensors)
-
-
-def nearest_key(key: str, known: list[str]) -> str | None:
-    """Find the key that was meant: the same last part elsewhere, or a misspelt last part in the same place."""
-    from difflib import get_close_matches
-
-    place, slash, last = key.rpartition("/")
-    same = [name for name in known if name.rpartition("/")[2] == last]
-    if same and not slash:  # a result of the step rather than of the step before: ``_observation/reward``
-        results = [name for name in same if name.startswith("_observation/") and last not in ("frame", "initial_state")]
-        return (results or same)[0]
-    if same:
-        return get_close_matches(key, same, 1, cutoff=0)[0]
-    lasts = {name.rpartition("/")[2] for name in known if not slash or name.rpartition("/")[0] == place}
-    for near in get_close_matches(last, sorted(lasts), 1):
-        return nearest_key(place + slash + near, known)
-    if any(name.startswith(place + slash) for name in known if slash):
-        return None  # the place is right: keys that merely begin alike were not meant
-    return next(iter(get_close_matches(key, known, 1, cutoff=0.8)), None)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from rlstruct.core._checks import Specs, TensorSpec, check_pair, nearest_key
+from rlstruct.core._checks import check_pair
 from rlstruct.core._staging import mover
+from rlstruct.core.layout import Layout, missing_key
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadIndexError, BadKeyError, BadTypeError, DeviceMismatchError, ShapeMismatchError
 
@@ -225,7 +226,7 @@ class NamedTensors(Rows):
         try:
             return self._tensors[key]
         except KeyError:
-            raise self._missing(key) from None
+            raise missing_key(type(self).__name__, key, self._tensors) from None
 
     def get(self, keys: Iterable[str]) -> Self:
         """Select some keys, in the order given. The tensors are shared, not copied.
@@ -264,10 +265,9 @@ class NamedTensors(Rows):
             return tensor.device
         return None
 
-    def specs(self) -> Specs:
+    def specs(self) -> Layout:
         """Return the trailing shape and the dtype of every key."""
-        n = self._leading
-        return {k: TensorSpec(tuple(v.shape[n:]), v.dtype) for k, v in self._tensors.items()}
+        return Layout.of(self._tensors, drop=self._leading)
 
     def __repr__(self) -> str:
         """Show dtype and shape of every tensor, one per line, and the device; never a value, so no sync."""
@@ -340,13 +340,6 @@ class NamedTensors(Rows):
     def __copy__(self) -> Self:
         """A new structure around the same tensors, so that `set` on one leaves the other alone."""
         return self._like(dict(self._tensors))
-
-    def _missing(self, key: object) -> KeyError:
-        known = list(self._tensors)
-        near = nearest_key(key, known) if isinstance(key, str) else None
-        hint = f" Did you mean {near!r}?" if near else ""
-        among = f" among {known}" if known else ", it is empty"
-        return BadKeyError(f"{type(self).__name__}: no key {key!r}{among}.{hint}")
 
     def __add__(self, other: Self) -> Self:
         """Put two structures with the same rows together. The tensors are shared.

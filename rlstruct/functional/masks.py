@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlstruct.core import DictTensor
-from rlstruct.errors import BadKeyError, DeviceMismatchError, ShapeMismatchError
+from rlstruct.core import DictTensor, Layout, expect
+from rlstruct.errors import ShapeMismatchError
+
+_FIX = "Nothing is expanded, converted or moved for you."
 
 
 def masked_tensor(tensor0: Tensor, tensor1: Tensor, mask: Tensor) -> Tensor:
@@ -31,7 +33,11 @@ def masked_tensor(tensor0: Tensor, tensor1: Tensor, mask: Tensor) -> Tensor:
     tensor([[1., 1.],
             [0., 0.]])
     """
-    _check("masked_tensor", tensor0, tensor1, mask)
+    if tensor0.dim() == 0:
+        raise ShapeMismatchError("masked_tensor: 'tensor0' is [], expected [B, ...]. Give it a row for each mask.")
+    layout = Layout.of({"tensor1": tensor0})
+    expect("masked_tensor:", {"tensor1": tensor1}, layout, device=tensor0.device, fix=_FIX)
+    _check_mask("masked_tensor", mask, tensor0.shape[0], tensor0.device)
     return _where(tensor0, tensor1, _as_bool(mask))
 
 
@@ -51,18 +57,12 @@ def masked_dicttensor(dicttensor0: DictTensor, dicttensor1: DictTensor, mask: Te
         ShapeMismatchError: shapes or dtypes differ for some key, or the mask is not [B].
         DeviceMismatchError: structures and mask are not on one device.
     """
-    if dicttensor0.keys() != dicttensor1.keys():
-        raise BadKeyError(
-            f"masked_dicttensor: dicttensor1 has the keys {list(dicttensor1.keys())}, "
-            f"expected {list(dicttensor0.keys())} as dicttensor0. Select common ones with get."
-        )
-    chosen: dict[str, Tensor] = {}
+    device = dicttensor0.device
+    expect("masked_dicttensor: dicttensor1", dicttensor1, Layout.of(dicttensor0), device=device, fix=_FIX)
+    if not dicttensor0.empty():
+        _check_mask("masked_dicttensor", mask, dicttensor0.n_elems(), device)
     take1 = _as_bool(mask)
-    for key, tensor0 in dicttensor0.items():
-        tensor1 = dicttensor1[key]
-        _check(f"masked_dicttensor: key {key!r}", tensor0, tensor1, mask)
-        chosen[key] = _where(tensor0, tensor1, take1)
-    return DictTensor.unchecked(chosen)
+    return DictTensor.unchecked({key: _where(v, dicttensor1[key], take1) for key, v in dicttensor0.items()})
 
 
 def rows_of(mask: Tensor, like: Tensor) -> Tensor:
@@ -78,24 +78,5 @@ def _where(tensor0: Tensor, tensor1: Tensor, take1: Tensor) -> Tensor:
     return torch.where(rows_of(take1, tensor0), tensor1, tensor0)
 
 
-def _check(where: str, tensor0: Tensor, tensor1: Tensor, mask: Tensor) -> None:
-    if tensor0.dim() == 0 or tensor1.shape != tensor0.shape:
-        raise ShapeMismatchError(
-            f"{where}: tensor1 has shape {list(tensor1.shape)} and tensor0 {list(tensor0.shape)}, "
-            "expected the same shape [B, ...]. Expand the smaller one first."
-        )
-    if tensor1.dtype is not tensor0.dtype:
-        raise ShapeMismatchError(
-            f"{where}: tensor1 is {tensor1.dtype}, expected {tensor0.dtype} as tensor0. Convert one with .to(dtype)."
-        )
-    if mask.shape != tensor0.shape[:1]:
-        raise ShapeMismatchError(
-            f"{where}: the mask has shape {list(mask.shape)}, expected [{tensor0.shape[0]}] (B of the tensors). "
-            "Give one value for each row."
-        )
-    for name, other in (("tensor1", tensor1), ("the mask", mask)):
-        if other.device != tensor0.device:
-            raise DeviceMismatchError(
-                f"{where}: {name} is on {other.device}, expected {tensor0.device} (the device of tensor0). "
-                f"Move it with .to({str(tensor0.device)!r})."
-            )
+def _check_mask(where: str, mask: Tensor, B: int, device: torch.device | None) -> None:
+    expect(f"{where}: the", {"mask": mask}, Layout({"mask": ((B,), mask.dtype)}), device=device, fix=_FIX)

@@ -22,12 +22,13 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rlstruct.core import Layout, TensorSpec, expect
 from rlstruct.engine.compiled import Compiled
 from rlstruct.engine.private import version_of
 from rlstruct.errors import UsageError
 from rlstruct.functional.masks import rows_of
 from rlstruct.functional.random import child_key
-from rlstruct.sims._state import Tensors, check, fields_of, make_state, part, rows_like
+from rlstruct.sims._state import Tensors, fields_of, make_state, part
 from rlstruct.spaces import Limits
 
 _MOST_ROWS = 1 << 16  # start states drawn at once: more do not stay in a cache
@@ -88,10 +89,11 @@ class Simulation:
                 "and the batch hold the same memory: make new tensors, x.clamp(-1, 1) instead of x.clamp_(-1, 1)."
             )
         found = {f"state/{name}": value for name, value in moved.items()} | {"reward": reward, "terminated": terminated}
-        expected = rows_like({f"state/{name}": value for name, value in fields.items()}, len(episode))
-        expected |= {"reward": (episode.shape, torch.float32), "terminated": (episode.shape, torch.bool)}
+        expected = dict(Layout.of(fields, drop=1).prepend_key("state/").items())
+        expected |= {"reward": TensorSpec((), torch.float32), "terminated": TensorSpec((), torch.bool)}
         fix = "Return the next state as `initial` makes states, with a reward and an end for each environment."
-        check(f"{type(self._simulator).__name__}.transition:", found, expected, episode.device, fix)
+        where = f"{type(self._simulator).__name__}.transition:"
+        expect(where, found, Layout(expected), device=episode.device, rows=len(episode), fix=fix)
 
     def frames(self, fields: Tensors, *, kept: bool = True) -> Tensors:
         """Show states as ``frame`` or ``frame/<key>``.

@@ -9,13 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstruct.core import DictTensor
-from rlstruct.errors import BadKeyError, BadTypeError, DeviceMismatchError, ShapeMismatchError
+from rlstruct.core import DictTensor, Layout
+from rlstruct.errors import BadTypeError
 from rlstruct.spaces import Leaf
 
 Tensors = dict[str, Tensor]
-Kinds = dict[str, tuple[tuple[int, ...], torch.dtype]]
-"""Shape and dtype by name."""
 
 
 def fields_of(where: str, state: object) -> Tensors:
@@ -38,32 +36,9 @@ def make_state(kind: type[Any], fields: Tensors) -> Any:  # noqa: ANN401 - the u
     return DictTensor.unchecked(fields) if issubclass(kind, DictTensor) else kind(**fields)
 
 
-def rows_like(tensors: Mapping[str, Tensor], n: int) -> Kinds:
-    """Return the shapes [n, ...] and dtypes of rows like these."""
-    return {name: ((n, *value.shape[1:]), value.dtype) for name, value in tensors.items()}
-
-
-def kinds_of(space: Mapping[str, Leaf], lead: tuple[int, ...]) -> Kinds:
-    """Return the shapes [*lead, ...] and dtypes of elements of a space, from its `rlstruct.spaces.leaves`."""
-    return {key: ((*lead, *leaf.shape), leaf.torch_dtype) for key, leaf in space.items()}
-
-
-def check(where: str, found: Mapping[str, Tensor], expected: Kinds, device: torch.device, fix: str = "") -> None:
-    """Raise unless tensors are what is expected."""
-    if found.keys() != expected.keys():
-        raise BadKeyError(f"{where.rstrip(':')}: got {sorted(found)}, expected {sorted(expected)}. {fix}".rstrip())
-    for name, (shape, dtype) in expected.items():
-        value = found[name]
-        if value.shape != shape or value.dtype != dtype:
-            raise ShapeMismatchError(
-                f"{where} {name!r} has shape {list(value.shape)} of {value.dtype}, expected {list(shape)} of {dtype}. "
-                f"{fix}".rstrip()
-            )
-        if value.device != device:
-            raise DeviceMismatchError(
-                f"{where} {name!r} is on {value.device}, expected {device}. Create it with device={str(device)!r}, or "
-                "from another tensor that is there."
-            )
+def layout_of_rows(space: Mapping[str, Leaf]) -> Layout:
+    """Return the layout of one row of a space, from its `rlstruct.spaces.leaves`."""
+    return Layout({key: (leaf.shape, leaf.torch_dtype) for key, leaf in space.items()})
 
 
 def part(tensors: Mapping[str, Tensor], prefix: str) -> Tensors:

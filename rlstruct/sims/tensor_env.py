@@ -23,13 +23,13 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rlstruct.core import DictTensor
+from rlstruct.core import DictTensor, Layout, expect
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadValueError, UsageError
 from rlstruct.functional.random import child_key
 from rlstruct.profiling import operation
 from rlstruct.sims._simulation import Simulation, TorchStepper
-from rlstruct.sims._state import Tensors, check, fields_of, kinds_of, part, rows_like
+from rlstruct.sims._state import Tensors, fields_of, layout_of_rows, part
 from rlstruct.spaces import Space, leaves, zeros
 from rlstruct.vec_env import IdleWatch, Observed, Stepped, VecEnv, check_action
 
@@ -106,7 +106,7 @@ class TensorEnv(VecEnv, Generic[State]):
         self._no = torch.zeros(n_envs, dtype=torch.bool, device=self._device)
         self._yes = ~self._no
         self._no_action = zeros(self.action_space, "action", n_envs, self._device)
-        self._actions = leaves(self.action_space, "action")
+        self._action_layout = layout_of_rows(leaves(self.action_space, "action"))
         self._simulation = Simulation(self, self._device)
         seeds = torch.arange(seed, seed + n_envs, dtype=torch.int64, device=self._device)
         self._carry: Tensors = {"env_key": child_key(seeds, _SALT), "episode": torch.full_like(seeds, -1)}
@@ -267,7 +267,7 @@ class TensorEnv(VecEnv, Generic[State]):
         carry, fields = self._carry, part(self._carry, "state/")
         rows = self._rows(ids)
         given = {name: value.to(self._device) for name, value in fields_of("set_state", state).items()}
-        check(f"{self._name}.set_state: field", given, rows_like(fields, rows.shape[0]), self._device)
+        self._expect("set_state: field", given, Layout.of(fields, drop=1), n=rows.shape[0])
         carry = {**carry, "episode": carry["episode"].index_add(0, rows, torch.ones_like(rows))}
         carry |= {f"state/{name}": fields[name].index_copy(0, rows, value) for name, value in given.items()}
         carry["elapsed"] = carry["elapsed"].index_fill(0, rows, 0)
@@ -313,7 +313,7 @@ class TensorEnv(VecEnv, Generic[State]):
         saved = part(moved, "carry/")
         own = self._begun({}) if "elapsed" in saved else {name: self._carry[name] for name in ("env_key", "episode")}
         fix = "Load what as many environments of the same class, with the same auto_reset, returned."
-        check(f"{self._name}.load_state_dict:", saved, rows_like(own, self._n_envs), self._device, fix)
+        self._expect("load_state_dict:", saved, Layout.of(own, drop=1), fix)
         self._stepper = self._make_stepper()
         self.set_carry(saved, part(moved, "shown/"))
 
@@ -321,14 +321,18 @@ class TensorEnv(VecEnv, Generic[State]):
         """Return the carry with which all environments begin their next episode, from given states or those drawn."""
         carry = {**self._carry, "episode": self._carry["episode"] + 1}
         carry |= self._simulation.begin(carry, carry["episode"])
-        expected = rows_like(own := part(carry, "state/"), self._n_envs)
-        check(f"{self._name}.initial: field", own, expected, self._device, "One row for each key.")
-        check(f"{self._name}.reset: env_info 'state/'", own | given, expected, self._device)
+        expected = Layout.of(own := part(carry, "state/"), drop=1)
+        self._expect("initial: field", own, expected, "One row for each key.")
+        self._expect("reset: env_info 'state/'", own | given, expected)
         carry |= {f"state/{n}": v for n, v in given.items()} | {"elapsed": torch.zeros_like(carry["episode"])}
         if not self.auto_reset:
             carry |= {"running": self._yes, "terminated": self._no}
             carry |= {f"last_{key}": value for key, value in self._no_action.items()}
         return carry
+
+    def _expect(self, where: str, found: Tensors, layout: Layout, fix: str = "", n: int | None = None) -> None:
+        rows = self._n_envs if n is None else n
+        expect(f"{self._name}.{where}", found, layout, device=self._device, rows=rows, fix=fix)
 
     def _make_stepper(self) -> TorchStepper:
         return TorchStepper(self._simulation, compiled=self.backend == "compile")
@@ -344,15 +348,15 @@ class TensorEnv(VecEnv, Generic[State]):
         """Check the action and return its tensors."""
         self._check_begun("step")
         check_action(self._name, action)
-        sent = {key: value.detach() if (value := action[key]).requires_grad else value for key in self._actions}
-        check(f"{self._name}.step: action", sent, kinds_of(self._actions, (self._n_envs,)), self._device)
+        sent = {key: value.detach() if (value := action[key]).requires_grad else value for key in self._action_layout}
+        self._expect("step: action", sent, self._action_layout)
         return sent
 
     def _first(self) -> DictTensor:
         """Return the observation of all environments at the start of an episode."""
         frames = self._simulation.frames(part(self._carry, "state/"))
-        expected, fix = leaves(self.observation_space, "frame"), "The observation space says so: correct one of them."
-        check(f"{self._name}.observe:", frames, kinds_of(expected, (self._n_envs,)), self._device, fix)
+        expected = layout_of_rows(leaves(self.observation_space, "frame"))
+        self._expect("observe:", frames, expected, "The observation space says so: correct one of them.")
         flags = dict.fromkeys(("terminated", "truncated", "done"), self._no)
         first = {**frames, "reward": self._no.to(torch.float32), **flags, "initial_state": self._yes}
         return DictTensor(first | {f"last_{key}": value for key, value in self._no_action.items()})

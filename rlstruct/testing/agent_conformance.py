@@ -19,7 +19,7 @@ from rlstruct.functional.random import step_keys
 from rlstruct.replay import replay_agent
 from rlstruct.rl_agent import RL_Agent, RL_Agent_CheckDevice
 from rlstruct.spaces import leaves
-from rlstruct.testing.conformance import check_in_space, check_keys, check_same, check_tensor, fail, on_cpu, same
+from rlstruct.testing.conformance import check_in_space, check_keys, check_layout, check_same, fail, on_cpu, same
 from rlstruct.testing.host_sync import forbid_host_sync
 from rlstruct.testing.purity import check_modes, check_pure, weights_of_modules
 from rlstruct.vec_env import DeviceEnv, VecEnv
@@ -141,12 +141,10 @@ class _Kit:
             where = f"{self.name}.initial_state(agent_info, {B})"
             agent_info = self.agent_info if B == self.B or self.agent_info.empty() else self.agent_info.slice(0)
             states[B] = state = self.agent.initial_state(agent_info, B)
-            if not state.empty() and state.n_elems() != B:
-                fix = "Make one row for each of the B environments, whatever B is."
-                fail(where, next(iter(state.keys())), f"{state.n_elems()} rows", B, fix)
+            check_layout(where, state, None, "Make one row for each of the B environments, whatever B is.", B)
         where = f"{self.name}.initial_state(agent_info, {self.B})"
         fix = "The state has the same keys, dtypes and shapes for every B."
-        check_specs(where, states[self.B], states[1], fix, self.B)
+        check_layout(where, states[self.B], states[1].specs(), fix, self.B)
 
     def act(self, n_steps: int) -> list[_Step]:
         """Let the agent act, checking each answer by itself."""
@@ -165,7 +163,7 @@ class _Kit:
             check_same(f"{where}, argument state", state.map(on_cpu), arguments[0], fix)
             check_same(f"{where}, argument observation", seen.map(on_cpu), arguments[1], fix)
             self._check_action(where, action, steps[-1].action if steps else action)
-            check_specs(f"{where}, new_state", new_state, state, _STATE, self.B)
+            check_layout(f"{where}, new_state", new_state, state.specs(), _STATE, self.B)
             (reached, _), (observation, _) = self.env.step(action)
             steps.append(_Step(state, seen, history, action, reached))
             state = new_state
@@ -304,9 +302,9 @@ class _Kit:
         check_keys(where, got & set(expected), set(expected), "Return what the action space asks for.")
         for key, leaf in expected.items():
             check_in_space(where, key, on_cpu(action[key]), leaf, self.B)
-        for key, value in action.items():
-            check_tensor(where, key, value, (self.B, *value.shape[1:]), None, "Return one row for each environment.")
-        check_specs(f"{where}, action", action, before, "Return the same keys, dtypes and shapes in each call.", self.B)
+        check_layout(where, action, None, "Return one row for each environment.", self.B)
+        fix = "Return the same keys, dtypes and shapes in each call."
+        check_layout(f"{where}, action", action, before.specs(), fix, self.B)
 
     def _history(self, steps: list[_Step], observation: DictTensor) -> TemporalDictTensor:
         if steps:
@@ -324,17 +322,6 @@ class _Kit:
         info = self.agent_info if self.agent_info.empty() else self.agent_info.to(self.env.device)
         named = info.prepend_key("agent_info/") + steps[0].state.prepend_key("agent_state/")
         return Trajectories(named, DictTensor.stack(columns))
-
-
-def check_specs(where: str, got: DictTensor, expected: DictTensor, fix: str, n_rows: int) -> None:
-    """Compare keys, dtypes and trailing shapes.
-
-    Raises:
-        ConformanceError: naming the first key that differs.
-    """
-    check_keys(where, set(got.keys()), set(expected.keys()), fix)
-    for key, value in expected.items():
-        check_tensor(where, key, got[key], (n_rows, *value.shape[1:]), value.dtype, fix)
 
 
 def _joined(action: DictTensor, new_state: DictTensor) -> DictTensor:

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlstruct.core import DictTensor
+from rlstruct.core import DictTensor, Layout
+from rlstruct.core.layout import Named, mismatch
 from rlstruct.errors import Explained
 from rlstruct.spaces import Leaf
 
@@ -83,10 +84,9 @@ def check_same(
     ``fixes`` may be a fix for each key, or for the part of it before the first ``/``; ``""`` is that of the rest.
     """
     table = {"": fixes} if isinstance(fixes, str) else fixes
-    check_keys(where, set(got.keys()), set(expected.keys()), table[""])
+    check_layout(where, got, Layout.of(expected), table)
     for key in expected.keys():
-        fix = table.get(key.partition("/")[0], table[""])
-        check_tensor(where, key, got[key], tuple(expected[key].shape), expected[key].dtype, fix)
+        fix = _fix_of(key, table)
         rows = same(got[key], expected[key], tolerance)
         if not holds(rows):
             b = first_false(rows)
@@ -101,20 +101,24 @@ def check_keys(where: str, got: set[str], expected: set[str], fix: str) -> None:
         fail(where, key, "this key", f"only {sorted(expected)}", fix)
 
 
-def check_tensor(
-    where: str, key: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None, fix: str
+def check_layout(
+    where: str, tensors: Named, layout: Layout | None, fixes: str | Mapping[str, str], rows: int | None = None
 ) -> None:
-    """Compare shape and dtype."""
-    if tuple(tensor.shape) != shape:
-        fail(where, key, f"shape {list(tensor.shape)}", f"{list(shape)}", fix)
-    if dtype is not None and tensor.dtype != dtype:
-        fail(where, key, tensor.dtype, dtype, fix)
+    """Compare keys, shapes and dtypes as `rlstruct.core.expect` does; ``fixes`` as of `check_same`."""
+    found = mismatch(tensors, layout, rows=rows)
+    if found is not None:
+        table = {"": fixes} if isinstance(fixes, str) else fixes
+        fail(where, found.key, found.got, found.expected, f"{found.hint} {_fix_of(found.key, table)}".lstrip())
+
+
+def _fix_of(key: str, table: Mapping[str, str]) -> str:
+    return table.get(key.partition("/")[0], table[""])
 
 
 def check_in_space(where: str, key: str, tensor: Tensor, leaf: Leaf, n_rows: int, *, values: bool = True) -> None:
     """Compare shape, dtype and, if asked, values of a tensor [n_rows, ...] on the CPU with a plain space."""
     fix = f"Return it in the shape and dtype of {leaf.space}, one row for each environment, or correct the space."
-    check_tensor(where, key, tensor, (n_rows, *leaf.shape), leaf.torch_dtype, fix)
+    check_layout(where, {key: tensor}, Layout({key: (leaf.shape, leaf.torch_dtype)}), fix, n_rows)
     if not values:
         return
     beyond = _outside(leaf, tensor)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstruct.core import DictTensor
+from rlstruct.core import DictTensor, Layout
 from rlstruct.device import resolve_device
 from rlstruct.functional.masks import masked_dicttensor
 from rlstruct.in_place import ObservationBuffer, steps_into
@@ -19,8 +19,8 @@ from rlstruct.testing.conformance import (
     build_error,
     check_in_space,
     check_keys,
+    check_layout,
     check_same,
-    check_tensor,
     fail,
     holds,
     on_cpu,
@@ -301,8 +301,8 @@ class _Walk:
             fail(where, None, f"n_envs() = {self.env.n_envs()}", self._B, "B never changes: let finished rows idle.")
         copy = observation.map(on_cpu)
         self._remember(where, observation, copy)
-        check_tensor(where, "mask", mask, (self._B,), torch.bool, "The mask is [B] bool.")
         masks = DictTensor({"mask": mask})
+        check_layout(where, masks, Layout({"mask": ((self._B,), torch.bool)}), "The mask is [B] bool.")
         self._remember(where, masks, masks.map(on_cpu))
         self._check_columns(where, copy)
         return copy, on_cpu(mask)
@@ -316,8 +316,8 @@ class _Walk:
         for key, writer in (("rng", "The batcher"), ("chosen_action", "A replay")):
             if key in got:
                 fail(where, key, "this key", "it to be free", f"{writer} writes {key}: give yours another name.")
-        for key, dtype in _COLUMNS.items():
-            check_tensor(where, key, observation[key], (self._B,), dtype, "Return one value for each environment.")
+        columns = Layout({key: ((), dtype) for key, dtype in _COLUMNS.items()})
+        check_layout(where, observation.get(columns), columns, "Return one value for each environment.", self._B)
         for key, leaf in self._frames.items():
             check_in_space(where, key, observation[key], leaf, self._B, values=self._bounds)
         for key, leaf in self._last_actions.items():  # 0 after a reset, which a space need not hold

@@ -54,17 +54,17 @@ def test_gradients_go_to_the_chosen_rows() -> None:
 @pytest.mark.parametrize(
     ("tensor0", "tensor1", "mask", "message"),
     [
-        (torch.zeros(2, 3), torch.zeros(2, 4), torch.ones(2), r"tensor1 has shape \[2, 4\] and tensor0 \[2, 3\]"),
-        (torch.zeros(2, 3), torch.zeros(2), torch.ones(2), "expected the same shape"),
+        (torch.zeros(2, 3), torch.zeros(2, 4), torch.ones(2), r"'tensor1' is \[2, 4\] .*expected \[2, 3\]"),
+        (torch.zeros(2, 3), torch.zeros(2), torch.ones(2), r"'tensor1' is \[2\] .*expected \[2, 3\]"),
         (torch.tensor(0.0), torch.tensor(1.0), torch.tensor(1.0), r"\[B, ...\]"),
         (
             torch.zeros(2),
             torch.zeros(2, dtype=torch.int64),
             torch.ones(2),
-            "tensor1 is torch.int64, expected torch.float32",
+            r"'tensor1' is \[2\] torch.int64, expected \[2\] torch.float32",
         ),
-        (torch.zeros(2, 3), torch.zeros(2, 3), torch.ones(3), r"mask has shape \[3\], expected \[2\]"),
-        (torch.zeros(2, 3), torch.zeros(2, 3), torch.ones(2, 3), r"mask has shape \[2, 3\], expected \[2\]"),
+        (torch.zeros(2, 3), torch.zeros(2, 3), torch.ones(3), r"the 'mask' is \[3\] .*expected \[2\]"),
+        (torch.zeros(2, 3), torch.zeros(2, 3), torch.ones(2, 3), r"the 'mask' is \[2, 3\] .*expected \[2\]"),
     ],
 )
 def test_what_does_not_fit_is_named(
@@ -76,9 +76,9 @@ def test_what_does_not_fit_is_named(
 
 def test_devices_must_agree() -> None:
     here, there = torch.zeros(2), torch.zeros(2, device="meta")
-    with pytest.raises(DeviceMismatchError, match=r"tensor1 is on meta, expected cpu \(the device of tensor0\)"):
+    with pytest.raises(DeviceMismatchError, match="'tensor1' is on meta, expected cpu"):
         masked_tensor(here, there, here)
-    with pytest.raises(DeviceMismatchError, match="the mask is on meta"):
+    with pytest.raises(DeviceMismatchError, match="the 'mask' is on meta"):
         masked_tensor(here, here, there)
 
 
@@ -96,9 +96,9 @@ def test_whole_structures() -> None:
 def test_structures_must_have_the_same_keys_and_kinds() -> None:
     mask = torch.tensor([0, 1])
     one = DictTensor({"a": torch.zeros(2)})
-    with pytest.raises(KeyError, match=r"dicttensor1 has the keys \['b'\], expected \['a'\]"):
+    with pytest.raises(KeyError, match=r"dicttensor1 'a' is missing, expected \[2\] .*The keys are \['b'\]"):
         masked_dicttensor(one, DictTensor({"b": torch.zeros(2)}), mask)
-    with pytest.raises(ShapeMismatchError, match=r"masked_dicttensor: key 'a': tensor1 is torch.int64"):
+    with pytest.raises(ShapeMismatchError, match=r"masked_dicttensor: dicttensor1 'a' is \[2\] torch.int64"):
         masked_dicttensor(one, DictTensor({"a": torch.zeros(2, dtype=torch.int64)}), mask)
-    with pytest.raises(ShapeMismatchError, match="masked_dicttensor: key 'a': the mask has shape"):
+    with pytest.raises(ShapeMismatchError, match=r"masked_dicttensor: the 'mask' is \[1\]"):
         masked_dicttensor(one, one, torch.tensor([1]))

@@ -1,0 +1,215 @@
+"""Layouts: the shape and dtype of named tensors, and the one check that tensors have them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import ItemsView, Iterable, Iterator, Mapping
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from rlstruct.errors import BadKeyError, DeviceMismatchError, ShapeMismatchError
+
+
+class Named(Protocol):
+    """Tensors by name: a dict, a DictTensor or a TemporalDictTensor."""
+
+    def items(self) -> ItemsView[str, Tensor]:
+        """Return the pairs of name and tensor."""
+
+
+class TensorSpec(NamedTuple):
+    """Shape and dtype of one tensor; in the specs of a structure without the axes that all its tensors share.
+
+    Attributes:
+        shape: the shape; in the specs of a DictTensor ``()`` for one number per row.
+        dtype: the dtype.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        """Spell it as errors do."""
+        return f"{list(self.shape)} {self.dtype}"
+
+
+def spec_of(tensor: Tensor) -> TensorSpec:
+    """Return shape and dtype of a tensor."""
+    return TensorSpec(tuple(tensor.shape), tensor.dtype)
+
+
+class Layout(Mapping[str, TensorSpec]):
+    """Shape and dtype of each tensor by key, in order. Equal layouts fit into the same memory, and have one hash.
+
+    Args:
+        specs: shape and dtype of each key.
+
+    >>> Layout.of({"a": torch.zeros(2, 3)}, drop=1).behind(5)
+    Layout({'a': [5, 3] torch.float32})
+    """
+
+    __slots__ = ("_specs",)
+
+    def __init__(self, specs: Mapping[str, tuple[tuple[int, ...], torch.dtype]] | None = None) -> None:
+        self._specs = {key: TensorSpec(tuple(shape), dtype) for key, (shape, dtype) in (specs or {}).items()}
+
+    @classmethod
+    def of(cls, tensors: Named, drop: int = 0) -> Layout:
+        """Describe tensors.
+
+        Args:
+            tensors: names to tensors.
+            drop: number of leading axes to leave out.
+        """
+        made = cls.__new__(cls)
+        made._specs = {key: TensorSpec(tuple(v.shape[drop:]), v.dtype) for key, v in tensors.items()}
+        return made
+
+    def behind(self, *sizes: int) -> Layout:
+        """Put leading axes of these sizes before every shape."""
+        return Layout({key: ((*sizes, *shape), dtype) for key, (shape, dtype) in self._specs.items()})
+
+    def prepend_key(self, prefix: str) -> Layout:
+        """Put ``prefix`` before every name."""
+        return Layout({prefix + key: spec for key, spec in self._specs.items()})
+
+    def allocate(self, device: torch.device) -> dict[str, Tensor]:
+        """Make tensors of this layout, with whatever values the memory holds."""
+        return {key: torch.empty(shape, dtype=dtype, device=device) for key, (shape, dtype) in self._specs.items()}
+
+    def nbytes(self) -> int:
+        """Return the size of all tensors together."""
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._specs.values())
+
+    def items(self) -> ItemsView[str, TensorSpec]:
+        """Return the pairs of key and spec, in order."""
+        return self._specs.items()
+
+    def __getitem__(self, key: str) -> TensorSpec:
+        """Return shape and dtype of one key."""
+        return self._specs[key]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the keys."""
+        return iter(self._specs)
+
+    def __len__(self) -> int:
+        """Return the number of keys."""
+        return len(self._specs)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare with a layout in order, with any other mapping in any order."""
+        if isinstance(other, Layout):
+            return self._specs == other._specs and [*self._specs] == [*other._specs]
+        return self._specs == other
+
+    def __hash__(self) -> int:
+        """Return one hash for equal layouts."""
+        return hash(tuple(self._specs.items()))
+
+    def __repr__(self) -> str:
+        """Show shape and dtype of every key."""
+        return f"Layout({{{', '.join(f'{key!r}: {spec}' for key, spec in self._specs.items())}}})"
+
+
+Specs = Layout
+"""Alias of `Layout`, its name in 0.2."""
+
+
+class Mismatch(NamedTuple):
+    """The first difference between tensors and what was expected of them."""
+
+    key: str
+    got: object
+    expected: object
+    hint: str
+    error: type[Exception]
+
+
+def mismatch(
+    tensors: Named, layout: Layout | None = None, *, device: torch.device | None = None, rows: int | None = None
+) -> Mismatch | None:
+    """Find the first difference between tensors and what `expect` expects of them; None if there is none."""
+    lead, found = () if rows is None else (rows,), dict(tensors.items())
+    for key, (shape, dtype) in () if layout is None else layout.items():
+        tensor = found.get(key)
+        if tensor is None:
+            hint = f"The keys are {[*found]}.{_did_you_mean(key, [*found])}"
+            return Mismatch(key, "missing", TensorSpec(lead + shape, dtype), hint, BadKeyError)
+        if tensor.shape != lead + shape or tensor.dtype is not dtype:
+            return Mismatch(key, spec_of(tensor), TensorSpec(lead + shape, dtype), "", ShapeMismatchError)
+    for key, tensor in found.items():
+        if layout is not None and key not in layout:
+            hint = f"The keys expected are {[*layout]}.{_did_you_mean(key, [*layout])}"
+            return Mismatch(key, spec_of(tensor), "no such key", hint, BadKeyError)
+        if rows is not None and tensor.shape[:1] != lead:
+            return Mismatch(key, spec_of(tensor), f"[{rows}, ...]", "", ShapeMismatchError)
+        if device is not None and tensor.device != device:
+            fix = f"Create it with device={str(device)!r}, or move it with .to({str(device)!r})."
+            return Mismatch(key, f"on {tensor.device}", device, fix, DeviceMismatchError)
+    return None
+
+
+def expect(
+    where: str,
+    tensors: Named,
+    layout: Layout | None = None,
+    *,
+    device: torch.device | None = None,
+    rows: int | None = None,
+    fix: str = "",
+) -> None:
+    """Raise unless tensors have the keys, shapes, dtypes, rows and device that are expected.
+
+    Args:
+        where: how the message begins, such as ``"agent: action"``; the key follows.
+        tensors: names to tensors.
+        layout: their keys, shapes and dtypes, in any order; None for any.
+        device: the device of all of them; None for any.
+        rows: the first size of all shapes, which the layout then leaves out; None if there is no such axis.
+        fix: what to do; for a wrong device there is an answer without it.
+
+    Raises:
+        BadKeyError: a key is missing, or not expected; the message names the nearest one.
+        ShapeMismatchError: a tensor has another shape, dtype or number of rows.
+        DeviceMismatchError: a tensor is on another device.
+    """
+    found = mismatch(tensors, layout, device=device, rows=rows)
+    if found is not None:
+        hints = (fix,) if found.error is DeviceMismatchError and fix else (found.hint, fix)
+        text = f"{where} {found.key!r} is {found.got}, expected {found.expected}."
+        raise found.error(" ".join([text, *filter(None, hints)]))
+
+
+def missing_key(where: str, key: object, known: Iterable[str]) -> BadKeyError:
+    """Name a key that is not there, those that are, and the nearest of them."""
+    keys = list(known)
+    return BadKeyError(
+        f"{where}: no key {key!r}{f' among {keys}' if keys else ', it is empty'}.{_did_you_mean(key, keys)}"
+    )
+
+
+def _did_you_mean(key: object, known: list[str]) -> str:
+    near = nearest_key(key, known) if isinstance(key, str) else None
+    return f" Did you mean {near!r}?" if near else ""
+
+
+def nearest_key(key: str, known: list[str]) -> str | None:
+    """Find the key that was meant: the same last part elsewhere, or a misspelt last part in the same place."""
+    from difflib import get_close_matches
+
+    place, slash, last = key.rpartition("/")
+    same = [name for name in known if name.rpartition("/")[2] == last]
+    if same and not slash:  # a result of the step rather than of the step before: ``_observation/reward``
+        results = [name for name in same if name.startswith("_observation/") and last not in ("frame", "initial_state")]
+        return (results or same)[0]
+    if same:
+        return get_close_matches(key, same, 1, cutoff=0)[0]
+    lasts = {name.rpartition("/")[2] for name in known if not slash or name.rpartition("/")[0] == place}
+    for near in get_close_matches(last, sorted(lasts), 1):
+        return nearest_key(place + slash + near, known)
+    if any(name.startswith(place + slash) for name in known if slash):
+        return None  # the place is right: keys that merely begin alike were not meant
+    return next(iter(get_close_matches(key, known, 1, cutoff=0.8)), None)
