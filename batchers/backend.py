@@ -13,8 +13,7 @@ from rlstruct.batchers.assemble import Part
 from rlstruct.batchers.recipe import Recipe
 from rlstruct.batchers.reports import LostEpisodes
 from rlstruct.batchers.saved_state import CollectorState
-from rlstruct.batchers.shared_memory import Layout
-from rlstruct.core import DictTensor
+from rlstruct.core import DictTensor, Layout
 from rlstruct.errors import BadValueError
 from rlstruct.sharing import Placement
 
