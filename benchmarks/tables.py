@@ -177,65 +177,9 @@ def frames(rows: Rows) -> list[str]:
     return table("frames kept per step | written by a worker | handed over", [cells], 0)
 
 
-def sims(rows: Rows) -> list[str]:
-    """Million steps per second of CartPole alone."""
-    return table(
-        "CartPole, N = 1,024 | million steps per second | ratio | to",
-        [
-            [row["row"], f"{row['steps_per_second'] / 1e6:.2f}", f"{row['ratio']:.2f}", row["to"]]
-            for row in rows
-            if "steps_per_second" in row
-        ],
-    )
-
-
-def policy_in_loop(rows: Rows) -> list[str]:
-    """Every row that was measured: million steps per second, and the ratio to the same loop over gymnasium."""
-    cells: dict[str, list[str]] = {}
-    for row in rows:
-        if "activation" in row:
-            words = [f"{row['steps_per_second'] / 1e6:.2f}", f"{row['ratio']:.2f}"]
-            cells.setdefault(row["row"], []).extend(words)
-    head = "environments, agent | tanh, million steps per second | ratio | ReLU, million steps per second | ratio"
-    return table(head, [[name, *words] for name, words in cells.items()])
-
-
-def growth(rows: Rows) -> list[str]:
-    """Nanoseconds per environment and step over the number of environments."""
-    found = [row for row in rows if "seconds_per_environment_step" in row]
-    sizes = list(dict.fromkeys(row["N"] for row in found))
-    cells: dict[str, list[str]] = {}
-    for row in found:
-        cells.setdefault(row["row"], []).append(f"{row['seconds_per_environment_step'] * 1e9:,.0f}")
-    head = " | ".join(["ns per environment and step", *(f"N = {n:,}" for n in sizes)])
-    return table(head, [[name, *words] for name, words in cells.items()])
-
-
-def structures(rows: Rows) -> list[str]:
-    """Microseconds beyond the plain operations."""
-    keys = ("overhead rlstruct us", "overhead tensordict us")
-    cells = [[row["operation"], *(f"{row[key]:.1f}" for key in keys)] for row in rows]
-    return table("operation | DictTensor, us beyond torch's own | tensordict", cells)
-
-
-def draws(rows: Rows) -> list[str]:
-    """Microseconds for drawing actions."""
-    keys = ("with_keys", "Categorical.sample", "Categorical.sample, unvalidated")
-    cells = [[row["environments"], *(f"{row[key]:.0f}" for key in keys)] for row in rows]
-    head = "environments | `categorical` and its keys, us | torch's `Categorical`, us | the same, unvalidated"
-    return table(head, cells, 0)
-
-
 def imports(rows: Rows) -> list[str]:
     """Seconds of imports."""
     return table("import | s", [[f"{row['import']}", f"{row['median_s']:.2f}"] for row in rows])
-
-
-def check_device(rows: Rows) -> list[str]:
-    """The share of a step."""
-    row = rows[0]
-    cells = [[f"{row['step_us']:.0f}", f"{row['watched_step_us']:.0f}", f"{row['share']:.1%}"]]
-    return table("step, us | the same with `RL_Agent_CheckDevice` | share", cells, 0)
 
 
 def seconds_to_475(rows: Rows) -> list[str]:
@@ -337,17 +281,6 @@ def _default(field: Any) -> str:  # noqa: ANN401 - Field of any type
 
 def _measured(row: dict[str, Any]) -> list[tuple[str, float]]:
     return [(key, value) for key, value in row.items() if key != "target" and isinstance(value, float)]
-
-
-def search(rows: Rows) -> list[str]:
-    """Simulations per second of tree searches."""
-    speeds = [row for row in rows if "contender" in row]
-    ratios = [f"- {row['ratio']}: {row['value']:.2f}" for row in rows if "ratio" in row]
-    lines = ["| search | games at once | simulations of a move | simulations per second |", "|---|---|---|---|"]
-    for row in speeds:
-        rate = row["simulations_per_second"]
-        lines.append(f"| {row['contender']} | {row['games']} | {row['simulations']} | {rate:,.0f} |")
-    return [*lines, "", *ratios]
 
 
 def strength(rows: Rows) -> list[str]:
@@ -501,15 +434,8 @@ TABLES: dict[str, tuple[str, Callable[[Rows], list[str]]]] = {
     "scale_collection": ("scale", partial(scale, "collection")),
     "scale_plan": ("scale", scale_plan),
     "scale_sums": ("scale", scale_sums),
-    "sims": ("sims", sims),
-    "policy_in_loop": ("policy_in_loop", policy_in_loop),
-    "growth": ("policy_in_loop", growth),
-    "structures": ("structures", structures),
-    "draws": ("random_draws", draws),
     "imports": ("import_time", imports),
-    "check_device": ("check_device", check_device),
     "seconds_to_475": ("time_to_475", seconds_to_475),
-    "search": ("search", search),
     "profile_shares": ("profiler", profile_shares),
     "profile_transitions": ("profiler", profile_transitions),
     "profile_accuracy": ("profiler", profile_accuracy),
