@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rlstruct.agents.networks import MLP, ActionLogits
 from rlstruct.errors import BadValueError
+from rlstruct.policies.blueprint import KeepsArguments
 
 Layer = tuple[int, int, int]
 """Filters, kernel size and stride of a convolution."""
@@ -23,7 +24,7 @@ MINATAR: tuple[Layer, ...] = ((16, 3, 1),)
 _SMALLEST_MNIH_FRAME = 36  # its three convolutions need 36 pixels each way
 
 
-class ConvolutionalTrunk(nn.Module):
+class ConvolutionalTrunk(KeepsArguments, nn.Module):
     """Convolutions with rectifiers between them and one dense layer: features of an image.
 
     Bytes are scaled from 0..255 to 0..1 where they are, so that a frame crosses devices as one byte per pixel; other
@@ -93,7 +94,7 @@ class ConvolutionalTrunk(nn.Module):
         return torch.relu(self.dense(self.convolutions(pixels).flatten(1)))  # [B, D]
 
 
-class ConvolutionalActorCritic(nn.Module):
+class ConvolutionalActorCritic(KeepsArguments, nn.Module):
     """A policy and a learned baseline on one trunk (Mnih et al., ICML 2016, section 5.1).
 
     `rlstruct.agents.ActorCriticAgent` acts with it.

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.errors import BadValueError
+from rlstruct.policies.blueprint import KeepsArguments
 
 
-class MLP(nn.Module):
+class MLP(KeepsArguments, nn.Module):
     """Linear layers with an activation between them.
 
     Args:
@@ -108,7 +109,7 @@ class MeanAndDeviation(nn.Module):
         return torch.cat([mean, self.log_std.expand_as(mean)], dim=-1)
 
 
-class ActorCritic(nn.Module):
+class ActorCritic(KeepsArguments, nn.Module):
     """A policy and a learned baseline, in two networks that share nothing.
 
     Args:
@@ -144,7 +145,7 @@ class ActorCritic(nn.Module):
         return self.policy(self.actor(features)), self.critic(features).squeeze(-1)
 
 
-class RecurrentActorCritic(nn.Module):
+class RecurrentActorCritic(KeepsArguments, nn.Module):
     """A policy and a learned baseline on top of one gated recurrent unit (Cho et al., EMNLP 2014).
 
     Args:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rlstruct.functional.all_reduce import sum_over_learners
 from rlstruct.functional.returns import discounted_sum
+from rlstruct.policies.blueprint import KeepsArguments
 
 
 class RunningMoments(nn.Module):
@@ -50,7 +51,7 @@ class RunningMoments(nn.Module):
         self.count.copy_(total)
 
 
-class Normalised(nn.Module):
+class Normalised(KeepsArguments, nn.Module):
     """A network that sees frames of mean 0 and variance 1, and whose learner sees scaled rewards.
 
     The learners of `rlstruct.algos` update the statistics: of rewards before they learn from a batch, of frames after

@@ -12,6 +12,7 @@ from rlstruct.agents.networks import MLP, as_features
 from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.functional import random
 from rlstruct.functional.q_learning import duelling_values
+from rlstruct.policies.blueprint import KeepsArguments
 
 
 class QAgent(ModelAgent[nn.Module]):
@@ -46,7 +47,7 @@ class QAgent(ModelAgent[nn.Module]):
         return DictTensor({"action": action, "action_values": values}), state
 
 
-class DuellingHead(nn.Module):
+class DuellingHead(KeepsArguments, nn.Module):
     """Action values from features, by way of one state value and A advantages; see `duelling_values`.
 
     Args:
@@ -68,7 +69,7 @@ class DuellingHead(nn.Module):
         return duelling_values(self.value(features), self.advantage(features))
 
 
-class QNetwork(nn.Module):
+class QNetwork(KeepsArguments, nn.Module):
     """Values of A actions, from a multi-layer perceptron.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -125,7 +126,7 @@ class StackingAgent(RL_Agent):
         # One more copy is cheaper than torch.where, which is slow for bytes on the CPU.
         place = torch.arange(n, device=frame.device)
         place = torch.where(observation["initial_state"].unsqueeze(1), n - 1, place)  # [B, n]
-        stack = _gather(frames, torch.arange(len(frame), device=frame.device), place)
+        stack = _gather(frames, torch.arange(frame.shape[0], device=frame.device), place)
         seen = DictTensor({**dict(observation.items()), "frame": stack})
         action, after = self.agent(_without(state, _EARLIER), seen, agent_info)
         return action, after + DictTensor({_EARLIER: stack[:, 1:]})
@@ -153,6 +154,11 @@ class StackingAgent(RL_Agent):
         wanted = torch.maximum(wanted, begun.flatten().index_select(0, steps).unsqueeze(1))
         found = _gather(torch.cat([earlier, frames.squeeze(2)], 1), steps // T, wanted)
         return states + DictTensor({_EARLIER: found})
+
+    def creator(self) -> Callable[..., RL_Agent]:
+        """Return what makes wrapper and agent; see `RL_Agent.creator`."""
+        inner = self.agent.creator()
+        return partial(StackingAgent.create, create_agent=inner, shape=self.shape, dtype=self.dtype)
 
     def update(self, info: Mapping[str, Tensor]) -> None:
         """Forward to the agent."""

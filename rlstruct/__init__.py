@@ -1,6 +1,7 @@
 """rlstruct: reinforcement-learning trajectories, collected fast on whatever device is there.
 
-Here are the structures (DictTensor, TemporalDictTensor, Trajectories), the contracts (VecEnv, RL_Agent) and the errors.
+Here are the structures (DictTensor, TemporalDictTensor, Trajectories), the contracts (VecEnv, RL_Agent), the errors, and
+`load`, which returns a trained policy.
 Environments are in `rlstruct.envs` and `rlstruct.sims`, agents in `rlstruct.agents`, RL_Batcher in `rlstruct.batchers`,
 algorithms in `rlstruct.algos`, checks for your own classes in `rlstruct.testing`.
 """
@@ -19,6 +20,8 @@ if _TYPE_CHECKING:
     from rlstruct.errors import WorkerTimeout as WorkerTimeout
     from rlstruct.functional.masks import masked_dicttensor as masked_dicttensor
     from rlstruct.functional.masks import masked_tensor as masked_tensor
+    from rlstruct.policies import Policy as Policy
+    from rlstruct.policies import load as load
     from rlstruct.replay import replay_agent as replay_agent
     from rlstruct.replay import replay_agent_stateless as replay_agent_stateless
     from rlstruct.rl_agent import RL_Agent as RL_Agent
@@ -35,13 +38,14 @@ _NAMES = {
     "device": ("resolve_device",),
     "errors": ("BatcherStateError", "DeviceMismatchError", "ShapeMismatchError", "WorkerError", "WorkerTimeout"),
     "functional.masks": ("masked_dicttensor", "masked_tensor"),
+    "policies": ("Policy", "load"),
     "replay": ("replay_agent", "replay_agent_stateless"),
     "rl_agent": ("RL_Agent", "RL_Agent_CheckDevice"),
     "vec_env": ("DeviceEnv", "Stepped", "VecEnv"),
 }
 _PLACES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = list(_PLACES)  # what `from rlstruct import *` brings in
-_MODULES = ("core", "device", "errors", "functional", "profiling", "replay", "rl_agent", "vec_env")
+_MODULES = ("core", "device", "errors", "functional", "policies", "profiling", "replay", "rl_agent", "vec_env")
 _FOLDERS = ("batchers", "envs", "agents", "algos", "sims", "testing", "adapters", "sharing")  # imported by name only
 
 

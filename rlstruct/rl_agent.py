@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -150,6 +150,10 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
         by_steps = keeps_state or self.require_history() or type(self).call_replay is not RL_Agent.call_replay
         return None if by_steps else DictTensor()
 
+    def creator(self) -> Callable[..., RL_Agent]:
+        """Return what makes such agents, called as trainings call their ``create_agent``; `rlstruct.load` needs it."""
+        return type(self)
+
     def close(self) -> None:
         """Release what the agent holds."""
         return
@@ -263,6 +267,10 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         """Forward to the agent."""
         return self.agent.require_history()
 
+    def creator(self) -> Callable[..., RL_Agent]:
+        """Forward to the agent."""
+        return self.agent.creator()
+
     def close(self) -> None:
         """Forward to the agent."""
         self.agent.close()
@@ -305,7 +313,7 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
 
 def _acts(name: str) -> bool:
     """Return True if an attribute of this name can change what an agent does."""
-    return name == "__call__" or (not name.startswith("__") and name not in ("update", "seed", "close"))
+    return name == "__call__" or (not name.startswith("__") and name not in ("update", "seed", "close", "creator"))
 
 
 def replayed_observation(steps: TemporalDictTensor) -> TemporalDictTensor:

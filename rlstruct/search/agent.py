@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -141,6 +142,11 @@ class SearchAgent(RL_Agent):
         self._lane.give(found.values())
         after = DictTensor({name: found.pop(name) for name in kept.keys()})
         return DictTensor(found), after
+
+    def creator(self) -> Callable[..., RL_Agent]:
+        """Return what makes such an agent with the simulator's own settings; see `RL_Agent.creator`."""
+        config = replace(self.search.config, compiled=False)
+        return partial(SearchAgent, create_simulator=type(self._simulator), discount=self.game.discount, config=config)
 
     def update(self, info: Mapping[str, Tensor]) -> None:
         """Take over new weights; see `RL_Agent.update`.

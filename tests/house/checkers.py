@@ -33,6 +33,7 @@ LAYERS = {
     "rlstruct.in_place": 2,
     "rlstruct.rl_agent": 2,
     "rlstruct.replay": 2,
+    "rlstruct.policies": 2,
     "rlstruct.engine": 3,
     "rlstruct.envs": 4,
     "rlstruct.sims": 4,
@@ -53,6 +54,7 @@ SAME_LAYER = {
     ("rlstruct.profiling", "rlstruct.errors"),  # the same
     ("rlstruct.functional", "rlstruct.core"),  # masked_dicttensor builds a DictTensor
     ("rlstruct.replay", "rlstruct.rl_agent"),  # replays one
+    ("rlstruct.policies", "rlstruct.rl_agent"),  # acts with one
     ("rlstruct.in_place", "rlstruct.vec_env"),  # one that writes in place
     ("rlstruct.batchers", "rlstruct.sharing"),  # starts its workers as that says
 }

@@ -1,0 +1,7 @@
+"""Trained policies outside of trainings: load them, act with them, export them."""
+
+from rlstruct.policies.blueprint import KeepsArguments
+from rlstruct.policies.loading import load
+from rlstruct.policies.policy import Policy
+
+__all__ = ["KeepsArguments", "Policy", "load"]

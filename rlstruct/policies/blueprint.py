@@ -1,0 +1,195 @@
+"""Networks and factories of agents as plain values, from which they are made again without running unknown code."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from numbers import Integral
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from rlstruct.errors import BadTypeError, BadValueError
+from rlstruct.rl_agent import RL_Agent
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_TRUSTED = ("rlstruct.", "torch.nn.")
+
+
+class Foreign(BadTypeError):
+    """A class, a function or a value that a blueprint cannot name, since reading it could run anything."""
+
+
+class KeepsArguments:
+    """Base of networks that remember what they were made with, so that a checkpoint says how to make them again.
+
+    >>> class Scale(KeepsArguments):
+    ...     def __init__(self, factor: float) -> None:
+    ...         self.factor = factor
+    >>> Scale(factor=2.0).arguments
+    ((), {'factor': 2.0})
+    """
+
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+
+    def __new__(cls, *args: Any, **named: Any) -> Self:  # noqa: ANN401 - those of __init__
+        """Keep the arguments."""
+        made = super().__new__(cls)
+        object.__setattr__(made, "arguments", (args, named))  # a module refuses attributes before its __init__
+        return made
+
+
+def describe(value: Any) -> Any:  # noqa: ANN401 - a value of any kind
+    """Return plain values that `build` makes an equal object of, without its weights.
+
+    Args:
+        value: a plain value; a class or a factory of rlstruct or torch.nn, a `functools.partial` of one; or an instance
+            of a dataclass, of a network that `KeepsArguments`, or of a layer of torch.nn.
+
+    Raises:
+        Foreign: the value is of another kind.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value)}
+    if isinstance(value, list | tuple):
+        return [describe(one) for one in value]
+    if isinstance(value, Mapping):
+        return {"dict": {str(key): describe(one) for key, one in value.items()}}
+    if isinstance(value, partial):
+        return {"partial": _place(value.func), "args": describe(value.args), "named": describe(value.keywords)}
+    if isinstance(value, type | MethodType):
+        return {"name": _place(value)}
+    args, named = _arguments(value)
+    return {"call": _place(type(value)), "args": describe(args), "named": describe(named)}
+
+
+def describe_network(model: nn.Module) -> Any:  # noqa: ANN401 - plain values
+    """Do what `describe` does, and make sure that the weights would fit into what `build` makes.
+
+    Raises:
+        Foreign: see `describe`; or something was changed after the network was made.
+    """
+    plain = describe(model)
+    with torch.device("meta"):  # without memory or random numbers
+        again = build(plain)
+    found, expected = ({k: (v.shape, v.dtype) for k, v in one.state_dict().items()} for one in (again, model))
+    if found != expected:
+        wrong = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+        raise Foreign(f"{_name(type(model))}, which was changed after it was made: {', '.join(wrong)}")
+    return plain
+
+
+def build(plain: Any) -> Any:  # noqa: ANN401 - what was described
+    """Make what `describe` described: only classes of rlstruct and torch.nn are called.
+
+    Raises:
+        ValueError: the description names something else, or something that is not there.
+    """
+    if isinstance(plain, list | tuple):
+        return tuple(build(one) for one in plain)
+    if not isinstance(plain, Mapping):
+        return plain
+    kind, value = next(iter(plain.items()))
+    if kind == "dtype":
+        return _dtype(value)
+    if kind == "dict":
+        return {key: build(one) for key, one in value.items()}
+    if kind not in ("name", "call", "partial"):
+        raise BadValueError(f"rlstruct.load: the description has {kind!r}, which this version does not know.")
+    target = _found(value, called=kind == "call")
+    if kind == "name":
+        return target
+    args, named = build(plain["args"]), build(plain["named"])
+    return partial(target, *args, **named) if kind == "partial" else target(*args, **named)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Name a dtype without its module: ``"float32"``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, str(name).removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise BadValueError(f"rlstruct.load: {name!r} is no dtype of torch.")
+    return found
+
+
+def _arguments(value: object) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """Return what an instance was made with."""
+    kind = type(value)
+    if isinstance(value, KeepsArguments):
+        return value.arguments
+    if isinstance(value, nn.Sequential | nn.ModuleList) and kind in (nn.Sequential, nn.ModuleList):
+        children = tuple(value)
+        return (children, {}) if kind is nn.Sequential else ((children,), {})
+    if dataclasses.is_dataclass(value):
+        return (), {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+    if isinstance(value, nn.Module) and kind.__module__.startswith("torch.nn."):
+        return (), _settings(value)
+    raise Foreign(f"{_name(kind)}")
+
+
+def _settings(layer: nn.Module) -> dict[str, Any]:
+    """Read the arguments of a layer of torch.nn from its attributes of the same names."""
+    found: dict[str, Any] = {}
+    for name, parameter in inspect.signature(type(layer)).parameters.items():
+        if name in ("device", "dtype"):
+            continue
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) or not hasattr(layer, name):
+            raise Foreign(f"{_name(type(layer))}, whose argument {name!r} it does not keep")
+        kept = getattr(layer, name)
+        found[name] = kept is not None if name == "bias" and not isinstance(kept, bool) else kept
+    return found
+
+
+def _place(value: Callable[..., Any]) -> str:
+    """Name a class, or a factory of an agent's class, by module and name."""
+    owner = getattr(value, "__self__", None)
+    module, name = value.__module__, value.__qualname__
+    known = isinstance(value, type) or isinstance(owner, type)
+    if not (known and module.startswith(_TRUSTED)) or "<" in name:
+        raise Foreign(_name(value))
+    return f"{module}:{name}"
+
+
+def _name(value: Callable[..., Any]) -> str:
+    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+
+
+def _found(place: str, *, called: bool) -> Any:  # noqa: ANN401 - a class, or a factory of one
+    """Import a network, the settings of an agent, or what makes an agent: nothing else, since it will be called."""
+    module, _, name = str(place).partition(":")
+    found: Any = None
+    if module.startswith(_TRUSTED):
+        try:
+            found = importlib.import_module(module)
+            for part in name.split("."):
+                found = getattr(found, part)
+        except (ImportError, AttributeError):
+            raise BadValueError(
+                f"rlstruct.load: {place} is not in this version of rlstruct or torch. Pass create_model and "
+                "create_agent, or load it with the version that trained it."
+            ) from None
+    owner = getattr(found, "__self__", None)
+    made = owner if isinstance(owner, type) else found
+    ours = isinstance(made, type) and made.__module__ == module
+    if ours and (issubclass(made, nn.Module | RL_Agent) or (called and dataclasses.is_dataclass(made))):
+        return found
+    if ours and not called and module.startswith("rlstruct.sims."):
+        return found
+    raise BadValueError(
+        f"rlstruct.load: the checkpoint names {place}, expected a network or an agent of rlstruct or torch.nn: it may "
+        "be made to do harm. If you trust it, pass create_model and create_agent."
+    )

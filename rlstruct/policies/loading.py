@@ -1,0 +1,145 @@
+"""Policies from run folders and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from rlstruct.core import Specs, TensorSpec
+from rlstruct.device import DeviceLike
+from rlstruct.errors import BadValueError, MissingFileError
+from rlstruct.policies.blueprint import Foreign, build, describe, describe_network, dtype_name
+from rlstruct.policies.policy import Policy
+from rlstruct.rl_agent import RL_Agent
+
+if TYPE_CHECKING:
+    import gymnasium
+
+
+def description(agent: RL_Agent, model: nn.Module, shown: Specs | None, *, stochastic: bool) -> dict[str, Any]:
+    """Return what a checkpoint keeps besides the weights, as plain values, so that `load` can read it.
+
+    Args:
+        agent: acts with ``model``.
+        model: the network that is trained.
+        shown: shape and dtype of ``frame``, or of ``frame/…``, of one environment; None before the first batch.
+        stochastic: whether the evaluations of the training draw their actions.
+    """
+    known = {"model": _or_name(describe_network, model), "agent": _or_name(describe, agent.creator())}
+    seen = {key: [list(spec.shape), dtype_name(spec.dtype)] for key, spec in (shown or {}).items()}
+    return {**known, "observation": seen, "stochastic": stochastic}
+
+
+def _or_name(make: Callable[[Any], Any], value: object) -> dict[str, Any]:
+    """Describe a value, or say which part of it cannot be described."""
+    try:
+        return {"made": make(value)}
+    except Foreign as error:
+        return {"foreign": str(error)}
+
+
+def load(
+    run: str | Path,
+    *,
+    device: DeviceLike = "cpu",
+    stochastic: bool | None = None,
+    seed: int = 0,
+    create_model: Callable[[], nn.Module] | None = None,
+    create_agent: Callable[..., RL_Agent] | None = None,
+    observation_space: gymnasium.Space[Any] | None = None,
+) -> Policy:
+    """Load a trained policy, to act with it anywhere: it needs no batcher, no environment and no other package.
+
+    Args:
+        run: a run folder, whose last checkpoint is taken, or a checkpoint.
+        device: where the policy computes.
+        stochastic: draw actions, or take the best one; None for what the evaluations of the training did.
+        seed: of the draws.
+        create_model: makes the network, as in the training. Needed if it is not made of classes of `rlstruct.agents`
+            and ``torch.nn`` only: a checkpoint is data, from which no code of others is run.
+        create_agent: makes the agent, as in the training. Needed if it is not one of rlstruct.
+        observation_space: what one environment shows, for checkpoints that do not say it.
+
+    Returns:
+        The policy, at the beginning of an episode.
+
+    Raises:
+        FileNotFoundError: this is neither a run folder nor a checkpoint.
+        ValueError: the file is damaged, or does not say how to make the network or the agent, or the weights do not fit
+            into what ``create_model`` makes.
+    """
+    file = _file(Path(run))
+    state = _read(file)
+    known = state.get("policy") or {}
+    model = create_model() if create_model is not None else _made(known, "model", file)
+    create = create_agent if create_agent is not None else _made(known, "agent", file)
+    try:
+        model.load_state_dict(state["model"])
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise BadValueError(f"rlstruct.load: {file} does not fit what create_model makes: {reason}") from None
+    stochastic = bool(known.get("stochastic", True)) if stochastic is None else stochastic
+    specs = _specs(known, observation_space, file)
+    return Policy(model, create, specs, device=device, stochastic=stochastic, seed=seed)
+
+
+def _file(run: Path) -> Path:
+    """Find the checkpoint of a run."""
+    file = run / "checkpoint.pt" if run.is_dir() else run
+    if file.exists():
+        return file
+    if run.is_dir() and (run / "config.json").exists():
+        why = "it has no checkpoint.pt yet: the first one is written after the first evaluation"
+    else:
+        why = "it has no checkpoint.pt" if run.is_dir() else "there is nothing of that name"
+    raise MissingFileError(f"rlstruct.load: {run} is no run folder with a checkpoint: {why}.")
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    """Read a checkpoint, with its tensors on the CPU and without running anything that it says."""
+    try:
+        # Mapped into memory: of a large replay buffer nothing is read.
+        state = torch.load(file, weights_only=True, map_location="cpu", mmap=True)
+    except Exception as error:  # torch.load fails in many ways on a damaged file
+        reason = str(error).strip().partition("\n")[0]
+        raise BadValueError(
+            f"rlstruct.load: {file} cannot be read: {reason} It is damaged, or no checkpoint of a training."
+        ) from error
+    if not isinstance(state, Mapping) or "model" not in state:
+        found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        raise BadValueError(f"rlstruct.load: {file} is no checkpoint of a training: it has {found}.")
+    return state
+
+
+def _made(known: Mapping[str, Any], what: str, file: Path) -> Any:  # noqa: ANN401 - a network or a factory
+    """Make the network, or the factory of agents, that a checkpoint describes."""
+    found = known.get(what, {"foreign": ""})
+    if "made" in found:
+        return build(found["made"])
+    which = "network" if what == "model" else "agent"
+    why = f"the {which} is {found['foreign']}" if found["foreign"] else f"it does not say which {which} it has"
+    raise BadValueError(
+        f"rlstruct.load: {file} cannot be loaded by itself: {why}, and only classes of rlstruct and torch.nn are made "
+        f"from a file. Pass create_{what}=…, as in the training."
+    )
+
+
+def _specs(known: Mapping[str, Any], space: gymnasium.Space[Any] | None, file: Path) -> Specs:
+    """Return what one environment shows."""
+    if space is not None:
+        from rlstruct.spaces import leaves  # imported here: it brings gymnasium
+
+        found = leaves(space, "frame", where="rlstruct.load: observation_space")
+        return {key: TensorSpec(leaf.shape, leaf.torch_dtype) for key, leaf in found.items()}
+    if not known.get("observation"):
+        raise BadValueError(
+            f"rlstruct.load: {file} does not say what the environment shows: it was written before the first batch, or "
+            "by an older version. Load a later checkpoint, or pass observation_space=…."
+        )
+    return {key: TensorSpec(tuple(shape), build({"dtype": dtype})) for key, (shape, dtype) in known["observation"].items()}
+
+

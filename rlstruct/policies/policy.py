@@ -1,0 +1,221 @@
+"""A trained agent that acts on observations, one or many, in numpy or torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlstruct.core import DictTensor, Specs, TensorSpec
+from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.errors import BadKeyError, BadTypeError, BadValueError, ShapeMismatchError
+from rlstruct.functional import random
+from rlstruct.rl_agent import RL_Agent
+
+_RANK = {"b": 0, "i": 1, "u": 1, "f": 2}
+
+
+class Policy:
+    """A trained agent that needs neither batcher nor environment; `rlstruct.load` makes it.
+
+    It remembers what its agent remembers from one call of `act` to the next: call `reset` where an episode begins.
+
+    Args:
+        model: the network, which the policy takes to ``device``.
+        create_agent: called as ``create_agent(model, device=…, stochastic=…, copy_model=False)``.
+        specs: shape and dtype of what one environment shows: ``frame``, or ``frame/…`` for each part of it.
+        device: where the network computes.
+        stochastic: draw actions; False takes the best one.
+        seed: of the draws. Row j draws as environment j of a batcher with this seed.
+
+    Raises:
+        TypeError: the agent wants the history of a batch.
+
+    Attributes:
+        model: the network.
+        specs: as given.
+        device: where it computes.
+        stochastic: as given; `act` can be asked otherwise.
+        last: everything that the agent returned for the last observations, such as ``value``.  [B, ...]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        create_agent: Callable[..., RL_Agent],
+        specs: Specs,
+        *,
+        device: DeviceLike = "cpu",
+        stochastic: bool = False,
+        seed: int = 0,
+    ) -> None:
+        """Begin an episode."""
+        self.device = resolve_device(device)
+        self.model = model.to(self.device).eval()
+        self.specs, self.stochastic = specs, stochastic
+        self.last = DictTensor()
+        self._create_agent, self._seed = create_agent, seed
+        self._agents: dict[bool, RL_Agent] = {}
+        if self.agent(stochastic).require_history():
+            raise BadTypeError(
+                f"Policy: {type(self.agent(stochastic)).__name__} wants the history of a batch, which only a batcher "
+                "keeps. Let it keep what it needs in its state."
+            )
+        self._episode = -1
+        self.reset()
+
+    def agent(self, stochastic: bool) -> RL_Agent:
+        """Return the agent that draws its actions, or the one that takes the best."""
+        if stochastic not in self._agents:
+            made = self._create_agent(self.model, device=self.device, stochastic=stochastic, copy_model=False)
+            self._agents[stochastic] = made
+        return self._agents[stochastic]
+
+    def reset(self, where: np.ndarray[Any, Any] | Tensor | None = None) -> None:
+        """Begin new episodes: forget what was seen.
+
+        Args:
+            where: the rows that begin anew, the others go on; None for all, of which there may then be another number.
+                [B] bool
+
+        Raises:
+            ShapeMismatchError: there are other rows.
+        """
+        if where is None:
+            self._episode, self._step = self._episode + 1, 0
+            self._state: DictTensor | None = None
+            self._initial: Tensor | None = None
+            return
+        begun = torch.as_tensor(where, device=self.device)
+        if self._initial is None or begun.shape != self._initial.shape or begun.dtype != torch.bool:
+            known = "none yet" if self._initial is None else f"[{len(self._initial)}]"
+            raise ShapeMismatchError(
+                f"Policy.reset: where is {list(begun.shape)} {begun.dtype}, expected one bool for each row of the last "
+                f"observations, of which there are {known}. Leave it out to reset all."
+            )
+        self._initial = self._initial | begun
+
+    @torch.no_grad()
+    def act(self, observation: Any, *, stochastic: bool | None = None) -> Any:  # noqa: ANN401 - arrays or tensors
+        """Choose an action for one observation, or one for each of a batch.
+
+        Args:
+            observation: what the environment shows to the agent: an array or a tensor, or a dict or tuple of them as
+                its space nests them. One observation, or [B, ...] of B environments.
+            stochastic: draw the actions, or take the best; None for the policy's own `stochastic`.
+
+        Returns:
+            The action, without a batch axis if the observation had none: numpy for numpy, and a tensor on the device of
+            the observation for a tensor.
+
+        Raises:
+            KeyError: a part of the observation is missing, or there is one that the agent has never seen.
+            ShapeMismatchError: a part has another shape or dtype, or there are other rows than before and the agent
+                remembers those.
+        """
+        seen, single, back = self._read(observation)
+        agent = self.agent(self.stochastic if stochastic is None else stochastic)
+        B = next(iter(seen.values())).shape[0]
+        if self._initial is None or (len(self._initial) != B and (self._state is None or self._state.empty())):
+            self._initial = torch.ones(B, dtype=torch.bool, device=self.device)
+            self._state = agent.initial_state(DictTensor(), B)
+        if len(self._initial) != B or self._state is None:
+            raise ShapeMismatchError(
+                f"Policy.act: the observation has {B} rows, and the agent remembers {len(self._initial)}, expected as "
+                "many. Call reset() first, where all begin anew."
+            )
+        seeds = self._seed + torch.arange(B, dtype=torch.int64, device=self.device)
+        step = torch.full((1,), self._step, dtype=torch.int64, device=self.device)
+        seen["rng"], seen["initial_state"] = random.step_keys(seeds, self._episode, step)[0], self._initial
+        self.last, self._state = agent(self._state, DictTensor(seen), DictTensor(), None)
+        self._initial = torch.zeros_like(self._initial)
+        self._step += 1
+        return self._answer(self.last, single, back)
+
+    def _read(self, observation: Any) -> tuple[dict[str, Tensor], bool, torch.device | None]:  # noqa: ANN401
+        """Return tensors [B, ...], whether it was one observation, and where tensors came from; None for numpy."""
+        given = {_joined("frame", key): value for key, value in _flat(observation)}
+        if given.keys() != self.specs.keys():
+            shown, names = sorted(self.specs), sorted(given)
+            raise BadKeyError(
+                f"Policy.act: the observation has {_words(names)}, expected {_words(shown)}. Pass what the environment "
+                "showed in the training, with the same wrappers."
+            )
+        tensors, batched, back = {}, {}, None
+        for key, spec in self.specs.items():
+            value = given[key]
+            if isinstance(value, Tensor):
+                back = back or value.device
+            tensors[key], batched[key] = _fitting(key, value, spec)
+        if len(set(batched.values())) > 1 or len({len(t) for key, t in tensors.items() if batched[key]}) > 1:
+            raise ShapeMismatchError(
+                f"Policy.act: the observation has { {key: list(t.shape) for key, t in tensors.items()} }, expected one "
+                "of each, or as many of each."
+            )
+        single = not next(iter(batched.values()))
+        moved = {key: tensor.to(self.device) for key, tensor in tensors.items()}
+        return {key: t.unsqueeze(0) if single else t for key, t in moved.items()}, single, back
+
+    def _answer(self, output: DictTensor, single: bool, back: torch.device | None) -> Any:  # noqa: ANN401
+        """Return the actions as the observations came."""
+        parts = {"": output["action"]} if "action" in output else dict(output.truncate_key("action/").items())
+        if back is None:  # sync: the caller acts with them
+            found = {key: tensor.cpu().numpy() for key, tensor in parts.items()}
+            answer = {key: array[0] if single else array for key, array in found.items()}
+        else:
+            moved = {key: tensor.to(back) for key, tensor in parts.items()}
+            answer = {key: tensor[0] if single else tensor for key, tensor in moved.items()}
+        return answer.get("", answer)
+
+
+def _flat(observation: Any, prefix: str = "") -> list[tuple[str, Any]]:  # noqa: ANN401
+    """List the arrays in an observation by the names that `rlstruct.spaces.leaves` gives them."""
+    if isinstance(observation, Mapping):
+        parts = [(str(name), part) for name, part in observation.items()]
+    elif isinstance(observation, tuple):
+        parts = [(str(index), part) for index, part in enumerate(observation)]
+    else:
+        return [(prefix, observation)]
+    return [leaf for name, part in parts for leaf in _flat(part, _joined(prefix, name))]
+
+
+def _joined(prefix: str, name: str) -> str:
+    return f"{prefix}/{name}" if prefix and name else prefix or name
+
+
+def _words(keys: list[str]) -> str:
+    """Name the parts of an observation as the caller does."""
+    return "no parts, but one array" if keys == ["frame"] else f"the parts {[k.removeprefix('frame/') for k in keys]}"
+
+
+def _fitting(key: str, value: Any, spec: TensorSpec) -> tuple[Tensor, bool]:  # noqa: ANN401
+    """Return a part of an observation in the dtype that the agent knows, and whether it has a batch axis."""
+    where = "the observation" if key == "frame" else f"part {key.removeprefix('frame/')!r} of the observation"
+    try:
+        tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+    except (TypeError, ValueError) as error:
+        raise BadTypeError(f"Policy.act: {where} is {value!r}, expected numbers in an array: {error}.") from None
+    n = len(spec.shape)
+    batched = tensor.dim() == n + 1
+    if tensor.dim() not in (n, n + 1) or tensor.shape[tensor.dim() - n :] != spec.shape or not tensor.numel():
+        raise ShapeMismatchError(
+            f"Policy.act: {where} has shape {list(tensor.shape)}, expected {list(spec.shape)}, or "
+            f"{['B', *spec.shape]} for B of them. Pass what the environment showed in the training, with the same "
+            "wrappers."
+        )
+    if tensor.dtype != spec.dtype and not _holds(spec.dtype, tensor):
+        raise ShapeMismatchError(
+            f"Policy.act: {where} is {tensor.dtype}, expected {spec.dtype}, which cannot hold it. Pass what the "
+            "environment showed in the training, with the same wrappers."
+        )
+    return tensor.to(spec.dtype), batched
+
+
+def _holds(dtype: torch.dtype, tensor: Tensor) -> bool:
+    """Return True if numbers of a tensor lose at most precision in another dtype."""
+    if dtype.is_floating_point:
+        return not tensor.is_complex()
+    return not tensor.is_floating_point() and bool((tensor.to(dtype) == tensor).all())  # sync: the caller waits anyway
