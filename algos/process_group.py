@@ -40,7 +40,10 @@ AnyConfig = TypeVar("AnyConfig", bound=TrainingConfig)
 
 _CLOSING_SECONDS = 2.0
 
-_SHARED = ("model", "optimizer", "online_model", "target_model", "config", "policy_version", "format", "env_steps")
+_SHARED = (
+    *("model", "optimizer", "online_model", "target_model", "config", "policy_version", "format", "env_steps"),
+    "policy",
+)
 
 
 class Learners:

@@ -23,10 +23,11 @@ from rlstruct.algos.learner import CreateAgent, GradientLearner, batch_of, tenso
 from rlstruct.algos.process_group import Learners
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.batchers import EpisodeStatistics, RL_Batcher
-from rlstruct.core import Trajectories
+from rlstruct.core import Specs, Trajectories
 from rlstruct.device import resolve_device
 from rlstruct.errors import BadTypeError, BadValueError, UsageError
 from rlstruct.functional.all_reduce import sum_over_learners
+from rlstruct.policies.loading import description, shown_by
 from rlstruct.profiling import operation, phase
 
 CreateModel = Callable[[], nn.Module]
@@ -154,6 +155,7 @@ def _train(
         if learners.size > 1 or evaluator is None:
             evaluator = SharedEvaluator(evaluator, learners)
         loop = TrainingLoop(config, learner, batcher, evaluator, run, learners)
+        loop.draws = config.evaluation_stochastic and create_evaluator is None
         if checkpoint is not None:
             loop.load_state_dict(checkpoint, resumptions=resumptions)
         if run is not None:
@@ -168,6 +170,7 @@ class TrainingLoop:
 
     Attributes:
         history: losses, returns and evaluations.
+        draws: whether evaluations draw their actions, as a policy that is loaded then does.
     """
 
     def __init__(
@@ -194,7 +197,8 @@ class TrainingLoop:
         self._fetched: Fetched | None = None  # fetched early, for a checkpoint
         self._saved_at = 0  # environment steps
         self._start = 0.0
-        self._warned = False
+        self._warned, self.draws = False, True
+        self._shown: Specs | None = None  # by one environment; known from the first batch on
 
     def run(self) -> TrainingResult:
         """Train until the steps are used up or the target is reached."""
@@ -262,7 +266,8 @@ class TrainingLoop:
             "generators": _generators(),
         }
         numbers = {"format": FORMAT, "config": asdict(self.config), "env_steps": self.env_steps}
-        return {**self.learner.state_dict(), **numbers, "training": training}
+        policy = description(self.learner.agent, self.learner.model, self._shown, stochastic=self.draws)
+        return {**self.learner.state_dict(), **numbers, "policy": policy, "training": training}
 
     def load_state_dict(self, state: Mapping[str, Any], *, resumptions: int) -> None:
         """Go on where `state_dict` was called."""
@@ -294,6 +299,7 @@ class TrainingLoop:
         """Return the next batch, and the version of the weights that collected it."""
         (trajectories, n_running, version), self._fetched = self._fetched or self._fetch(), None
         steps = trajectories.trajectories
+        self._shown = self._shown or shown_by(steps.specs())
         if self.learner.whole_episodes:
             n_steps = sum_over_learners(steps.lengths.sum())
             self.env_steps += int(n_steps)  # sync: once per batch of whole episodes

@@ -1,7 +1,7 @@
 """rlstruct: reinforcement-learning trajectories, collected fast on whatever device is there.
 
-Here are the structures (DictTensor, TemporalDictTensor, Trajectories), the contracts (VecEnv, RL_Agent), the errors, and
-`load`, which returns a trained policy.
+Here are the structures (DictTensor, TemporalDictTensor, Trajectories), the contracts (VecEnv, RL_Agent), the errors,
+and `load`, which returns a trained policy.
 Environments are in `rlstruct.envs` and `rlstruct.sims`, agents in `rlstruct.agents`, RL_Batcher in `rlstruct.batchers`,
 algorithms in `rlstruct.algos`, checks for your own classes in `rlstruct.testing`.
 """
@@ -21,6 +21,7 @@ if _TYPE_CHECKING:
     from rlstruct.functional.masks import masked_dicttensor as masked_dicttensor
     from rlstruct.functional.masks import masked_tensor as masked_tensor
     from rlstruct.policies import Policy as Policy
+    from rlstruct.policies import export as export
     from rlstruct.policies import load as load
     from rlstruct.replay import replay_agent as replay_agent
     from rlstruct.replay import replay_agent_stateless as replay_agent_stateless
@@ -38,7 +39,7 @@ _NAMES = {
     "device": ("resolve_device",),
     "errors": ("BatcherStateError", "DeviceMismatchError", "ShapeMismatchError", "WorkerError", "WorkerTimeout"),
     "functional.masks": ("masked_dicttensor", "masked_tensor"),
-    "policies": ("Policy", "load"),
+    "policies": ("Policy", "export", "load"),
     "replay": ("replay_agent", "replay_agent_stateless"),
     "rl_agent": ("RL_Agent", "RL_Agent_CheckDevice"),
     "vec_env": ("DeviceEnv", "Stepped", "VecEnv"),

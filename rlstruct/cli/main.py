@@ -27,6 +27,7 @@ from rlstruct.errors import (
 COMMANDS = {
     "train": "train an agent: rlstruct train a2c --env CartPole-v1",
     "evaluate": "play whole episodes with a trained agent: rlstruct evaluate RUN --video out.gif",
+    "export": "write a trained policy for other programs: rlstruct export RUN --onnx",
     "plot": "draw the learning curves of runs, seeds together: rlstruct plot RUN [RUN ...]",
     "play": "see what an agent sees: rlstruct play Breakout-MinAtar --out breakout.gif",
     "tune": "find the fastest number of workers and environments: rlstruct tune ppo --env CartPole-v1",

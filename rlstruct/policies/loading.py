@@ -34,6 +34,13 @@ def description(agent: RL_Agent, model: nn.Module, shown: Specs | None, *, stoch
     return {**known, "observation": seen, "stochastic": stochastic}
 
 
+def shown_by(stored: Specs) -> Specs:
+    """Return what one environment shows, out of the specs of a batch."""
+    return {
+        key.removeprefix("observation/"): spec for key, spec in stored.items() if key.startswith("observation/frame")
+    }
+
+
 def _or_name(make: Callable[[Any], Any], value: object) -> dict[str, Any]:
     """Describe a value, or say which part of it cannot be described."""
     try:
@@ -140,6 +147,6 @@ def _specs(known: Mapping[str, Any], space: gymnasium.Space[Any] | None, file: P
             f"rlstruct.load: {file} does not say what the environment shows: it was written before the first batch, or "
             "by an older version. Load a later checkpoint, or pass observation_space=…."
         )
-    return {key: TensorSpec(tuple(shape), build({"dtype": dtype})) for key, (shape, dtype) in known["observation"].items()}
-
-
+    return {
+        key: TensorSpec(tuple(shape), build({"dtype": dtype})) for key, (shape, dtype) in known["observation"].items()
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from rlstruct.core import DictTensor, Specs, TensorSpec
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.errors import BadKeyError, BadTypeError, BadValueError, ShapeMismatchError
+from rlstruct.errors import BadKeyError, BadTypeError, ShapeMismatchError
 from rlstruct.functional import random
 from rlstruct.rl_agent import RL_Agent
 
@@ -73,6 +74,11 @@ class Policy:
             made = self._create_agent(self.model, device=self.device, stochastic=stochastic, copy_model=False)
             self._agents[stochastic] = made
         return self._agents[stochastic]
+
+    def copy(self, device: DeviceLike) -> Policy:
+        """Return a policy of its own on a device, at the beginning of an episode."""
+        model, stochastic = copy.deepcopy(self.model), self.stochastic
+        return Policy(model, self._create_agent, self.specs, device=device, stochastic=stochastic, seed=self._seed)
 
     def reset(self, where: np.ndarray[Any, Any] | Tensor | None = None) -> None:
         """Begin new episodes: forget what was seen.

@@ -21,7 +21,7 @@ from rlstruct.engine.streams import lane_of
 from rlstruct.errors import BadTypeError, BadValueError
 from rlstruct.functional import random
 from rlstruct.rl_agent import RL_Agent
-from rlstruct.search.game import GameModel, RolloutModel
+from rlstruct.search.game import GameModel, RolloutModel, split_frames
 from rlstruct.search.search import Search, SearchConfig
 from rlstruct.search.tree import Tree
 
@@ -148,6 +148,16 @@ class SearchAgent(RL_Agent):
         config = replace(self.search.config, compiled=False)
         return partial(SearchAgent, create_simulator=type(self._simulator), discount=self.game.discount, config=config)
 
+    def without_search(self) -> NetworkAgent:
+        """Return the agent that acts by the network alone, which shares it.
+
+        Raises:
+            TypeError: there is no network.
+        """
+        if self.model is None:
+            raise BadTypeError("SearchAgent.without_search: this agent has no model, it plays random games.")
+        return NetworkAgent(self.model)
+
     def update(self, info: Mapping[str, Tensor]) -> None:
         """Take over new weights; see `RL_Agent.update`.
 
@@ -196,6 +206,36 @@ class SearchAgent(RL_Agent):
             warnings.warn(f"SearchAgent: the search is not one graph, and slower: {error}", stacklevel=4)
             self._graph = None
             return self._step({}, given)[1]
+
+
+class NetworkAgent(RL_Agent):
+    """Takes the legal action that the network of a `SearchAgent` prefers; keeps no state.
+
+    It returns ``action`` [B] int64, ``action_logits`` [B, A], -inf where an action is not legal, and ``value`` [B].
+
+    Args:
+        model: see `SearchAgent`.
+    """
+
+    pure = True
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __call__(
+        self,
+        state: DictTensor,
+        observation: DictTensor,
+        agent_info: DictTensor,
+        history: TemporalDictTensor | None = None,
+    ) -> tuple[DictTensor, DictTensor]:
+        """Judge the frames; see `RL_Agent.__call__`."""
+        nested = dict(observation.truncate_key("frame/").items())
+        frame, legal = split_frames(nested or observation["frame"])
+        logits, value = self.model(frame)
+        if legal is not None:
+            logits = logits.masked_fill(~legal, -torch.inf)
+        return DictTensor({"action": logits.argmax(-1), "action_logits": logits, "value": value}), state
 
 
 def _as_state(tree: Tree) -> Tensors:

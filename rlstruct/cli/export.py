@@ -1,0 +1,45 @@
+"""`rlstruct export`: a trained policy as a file that needs no rlstruct."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from rlstruct.cli.complaint import UserError, require, say
+from rlstruct.errors import BadValueError, MissingFileError, UsageError
+from rlstruct.policies import export, load
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """Write the policy of a run into files that other programs read, and compare each with the policy itself.
+
+    Attributes:
+        run: the folder of the run, or one of its checkpoints.
+        onnx: write policy.onnx, too.
+        out: folder of the files; None for that of the run.
+    """
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    onnx: bool = False
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Export as the words after ``export`` say."""
+    options: Export = tyro.cli(Export, args=arguments, prog="rlstruct export")
+    if options.onnx:
+        require("onnx", "onnx", "onnxscript", "onnxruntime", what="--onnx")
+    folder = options.out or (options.run if options.run.is_dir() else options.run.parent)
+    try:
+        policy = load(options.run)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("policy.pt2", *(["policy.onnx"] if options.onnx else [])):
+            difference = export(policy, folder / name)
+            say(f"{folder / name}: checked against the policy, largest difference {difference:.2g}")
+    except (BadValueError, MissingFileError, UsageError) as error:
+        raise UserError(str(error).partition(": ")[2]) from None

@@ -1,0 +1,244 @@
+"""Policies as files that need no rlstruct: torch.export and ONNX, each compared with the original."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlstruct.core import DictTensor, Specs
+from rlstruct.errors import BadValueError, MissingPackageError, UsageError, how_to_install
+from rlstruct.policies.policy import Policy
+from rlstruct.rl_agent import RL_Agent
+
+Tensors = dict[str, Tensor]
+_SIZES = (1, 2, 7, 32, 1)  # of the batches that are compared, in this order
+_STEPS = 4  # of each, so that memories are filled
+_SCORES = ("action_logits", "action_values")  # which the best action follows from
+_ABSOLUTE, _RELATIVE = 1e-5, 1e-4  # differences that rounding explains, in float32
+
+
+class ExportedPolicy(nn.Module):
+    """A policy as one function of tensors, which takes the best actions.
+
+    Args:
+        agent: acts with ``model``.
+        model: the network.
+        specs: what one environment shows.
+    """
+
+    def __init__(self, agent: RL_Agent, model: nn.Module, specs: Specs) -> None:
+        super().__init__()
+        self.agent, self.model, self.specs = agent, model, specs
+
+    def forward(self, inputs: Tensors) -> Tensors:
+        """Act.
+
+        Args:
+            inputs: ``frame``, or each ``frame/…``; and if the agent remembers anything, ``initial_state`` [B] bool,
+                true where an episode begins, and each ``state/…``, zeros or the ``new_state/…`` of last time.  [B, ...]
+
+        Returns:
+            ``action``, everything else that the agent returns, and each ``new_state/…``.  [B, ...]
+        """
+        state = {key.removeprefix("state/"): value for key, value in inputs.items() if key.startswith("state/")}
+        seen = {key: value for key, value in inputs.items() if not key.startswith("state/")}
+        action, after = self.agent(DictTensor(state), DictTensor(seen), DictTensor(), None)
+        return dict(action.items()) | {f"new_state/{key}": after[key] for key in state}
+
+    def begin(self, B: int) -> Tensors:
+        """Return the inputs ``initial_state`` and ``state/…`` of B episodes that begin; none for most agents."""
+        state = dict(self.agent.initial_state(DictTensor(), B).items())
+        first = {"initial_state": torch.ones(B, dtype=torch.bool, device="cpu")} if state else {}
+        return first | {f"state/{key}": value for key, value in state.items()}
+
+
+def exported(policy: Policy) -> ExportedPolicy:
+    """Return a copy of a policy as one function of tensors, on the CPU.
+
+    Of a `rlstruct.search.SearchAgent` it is the network, without the search.
+    """
+    own = policy.copy("cpu")
+    agent = own.agent(False)
+    plain = agent.without_search() if hasattr(agent, "without_search") else agent
+    return ExportedPolicy(plain, own.model, own.specs)
+
+
+def export(policy: Policy, file: str | Path) -> float:
+    """Write a policy into a file that needs no rlstruct, and compare it with the original.
+
+    Args:
+        policy: see `rlstruct.load`.
+        file: ends in ``.pt2``, which `torch.export.load` reads, or in ``.onnx``.
+
+    Returns:
+        The largest difference of a number that the file and the policy return for sampled observations.
+
+    Raises:
+        ValueError: the file has another ending.
+        ImportError: ``.onnx`` needs the extra ``onnx``.
+        RuntimeError: the agent does something that cannot be written, or the file does not do what the policy does; it
+            is not kept then.
+    """
+    file = Path(file)
+    if file.suffix not in _KINDS:
+        raise BadValueError(f"export: {file} ends in {file.suffix!r}, expected .pt2 or .onnx.")
+    write, read = _KINDS[file.suffix]
+    original = exported(policy)
+    unfinished = file.with_name(f"{file.stem}.unfinished{file.suffix}")
+    try:
+        with _quiet():
+            _written(write, original, unfinished)
+            difference = compare(original, read(unfinished))
+        os.replace(unfinished, file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return difference
+
+
+def compare(original: ExportedPolicy, again: Callable[[Tensors], Mapping[str, Tensor]]) -> float:
+    """Return the largest difference of the results for sampled observations, over several steps and batch sizes.
+
+    Raises:
+        RuntimeError: it is more than rounding explains.
+    """
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    largest = 0.0
+    for B in _SIZES:
+        state = original.begin(B)
+        for _ in range(_STEPS):
+            inputs = _sample(original.specs, B, generator) | state
+            with torch.no_grad():
+                expected, found = original(inputs), again(inputs)
+            largest = max(largest, *(_difference(key, expected, found) for key in expected))
+            state = {key: expected[f"new_{key}"] if key.startswith("state/") else value for key, value in state.items()}
+            if state:
+                state["initial_state"] = torch.rand(B, generator=generator, device="cpu") < 0.2
+    return largest
+
+
+def _difference(key: str, expected: Tensors, found: Mapping[str, Tensor]) -> float:
+    """Return the largest difference under one key."""
+    a, b = expected[key], found[key]
+    if a.shape != b.shape or a.dtype != b.dtype:
+        got = f"{list(b.shape)} {b.dtype}"
+        raise UsageError(f"export: {key!r} is {got} in the file, expected {list(a.shape)} {a.dtype}. It is not kept.")
+    apart = torch.where(a == b, 0.0, (a.double() - b.double()).abs())
+    if a.is_floating_point():
+        bound = _ABSOLUTE + _RELATIVE * torch.where(a.isfinite(), a.abs(), 0.0)
+        wrong, result = ~(apart <= bound), float(apart.max())
+    else:
+        wrong, result = (apart > 0) & ~_tied(key, expected, b), 0.0
+    if bool(wrong.any()):
+        raise UsageError(
+            f"export: {key!r} differs in {int(wrong.sum())} of {wrong.numel()} numbers, by up to "
+            f"{float(apart.max()):.3g}, expected what the policy returns. The file is not kept."
+        )
+    return result
+
+
+def _tied(key: str, expected: Tensors, found: Tensor) -> Tensor:
+    """Return True where another action has the same score, to rounding."""
+    for name in _SCORES if key == "action" else ():
+        if name in expected:
+            scores = expected[name]
+            mine, best = scores.gather(-1, found.unsqueeze(-1)).squeeze(-1), scores.amax(-1)
+            return best - mine <= _ABSOLUTE + _RELATIVE * best.abs()
+    return torch.zeros_like(found, dtype=torch.bool)
+
+
+def _sample(specs: Specs, B: int, generator: torch.Generator) -> Tensors:
+    """Draw observations: numbers of several magnitudes, all bytes, both bools, small integers."""
+    drawn: Tensors = {}
+    for key, spec in specs.items():
+        shape = (B, *spec.shape)
+        if spec.dtype.is_floating_point:
+            scale = 10.0 ** (2.0 * torch.rand(B, *[1] * len(spec.shape), generator=generator, device="cpu") - 1.0)
+            drawn[key] = (torch.randn(shape, generator=generator, device="cpu") * scale).to(spec.dtype)
+        else:
+            n = {torch.uint8: 256, torch.bool: 2}.get(spec.dtype, 10)
+            drawn[key] = torch.randint(n, shape, generator=generator, device="cpu").to(spec.dtype)
+    return drawn
+
+
+def _written(write: Callable[[ExportedPolicy, Tensors, Path], None], original: ExportedPolicy, file: Path) -> None:
+    """Trace a policy for any number of rows, and write it."""
+    inputs = _sample(original.specs, 3, torch.Generator(device="cpu").manual_seed(0)) | original.begin(3)
+    try:
+        write(original, inputs, file)
+    except (MissingPackageError, OSError):
+        raise
+    except Exception as error:  # torch.export fails in many ways
+        reason = " ".join(str(error).split())[:300]
+        raise UsageError(
+            f"export: {type(original.agent).__name__} cannot be traced: {reason} Its __call__ may use nothing but "
+            "operations of torch on its arguments and weights, without branches on values and, as the best action is "
+            "taken, without observation['rng']."
+        ) from error
+
+
+def _program(original: ExportedPolicy, inputs: Tensors) -> torch.export.ExportedProgram:
+    rows = {key: {0: torch.export.Dim("B", min=1)} for key in inputs}
+    return torch.export.export(original, (inputs,), dynamic_shapes=(rows,))
+
+
+def _write_pt2(original: ExportedPolicy, inputs: Tensors, file: Path) -> None:
+    torch.export.save(_program(original, inputs), file)
+
+
+def _read_pt2(file: Path) -> Callable[[Tensors], Mapping[str, Tensor]]:
+    found: Callable[[Tensors], Mapping[str, Tensor]] = torch.export.load(file).module()
+    return found
+
+
+def _write_onnx(original: ExportedPolicy, inputs: Tensors, file: Path) -> None:
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        _package(name)
+    with torch.no_grad():
+        names = list(original(inputs))
+    settings: dict[str, Any] = {"input_names": list(inputs), "output_names": names}
+    program: Any = torch.onnx.export(_program(original, inputs), dynamo=True, verbose=False, **settings)
+    program.save(file)
+
+
+def _read_onnx(file: Path) -> Callable[[Tensors], Mapping[str, Tensor]]:
+    session = _package("onnxruntime").InferenceSession(file, providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_outputs()]
+
+    def run(inputs: Tensors) -> Tensors:
+        arrays = session.run(names, {key: value.numpy() for key, value in inputs.items()})  # sync: on the CPU
+        return {name: torch.as_tensor(array, device="cpu") for name, array in zip(names, arrays, strict=True)}
+
+    return run
+
+
+def _package(name: str) -> Any:  # noqa: ANN401 - a module
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise MissingPackageError(f"export: an .onnx file needs {name}. {how_to_install('onnx')}") from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out what torch's exporter says of itself: deprecated parts that it uses, and packages that it misses."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+_KINDS = {".pt2": (_write_pt2, _read_pt2), ".onnx": (_write_onnx, _read_onnx)}
