@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from numbers import Integral
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _TRUSTED = ("rlstruct.", "torch.nn.")
-
-
-class Foreign(BadTypeError):
-    """A class, a function or a value that a blueprint cannot name, since reading it could run anything."""
 
 
 class KeepsArguments:
@@ -54,7 +50,7 @@ def describe(value: Any) -> Any:  # noqa: ANN401 - a value of any kind
             of a dataclass, of a network that `KeepsArguments`, or of a layer of torch.nn.
 
     Raises:
-        Foreign: the value is of another kind.
+        TypeError: the value is, or holds, something else, which the message names: reading it could run anything.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -68,7 +64,7 @@ def describe(value: Any) -> Any:  # noqa: ANN401 - a value of any kind
         return {"dict": {str(key): describe(one) for key, one in value.items()}}
     if isinstance(value, partial):
         return {"partial": _place(value.func), "args": describe(value.args), "named": describe(value.keywords)}
-    if isinstance(value, type | MethodType):
+    if isinstance(value, type | MethodType | FunctionType):
         return {"name": _place(value)}
     args, named = _arguments(value)
     return {"call": _place(type(value)), "args": describe(args), "named": describe(named)}
@@ -78,7 +74,7 @@ def describe_network(model: nn.Module) -> Any:  # noqa: ANN401 - plain values
     """Do what `describe` does, and make sure that the weights would fit into what `build` makes.
 
     Raises:
-        Foreign: see `describe`; or something was changed after the network was made.
+        TypeError: see `describe`; or something was changed after the network was made.
     """
     plain = describe(model)
     with torch.device("meta"):  # without memory or random numbers
@@ -86,7 +82,7 @@ def describe_network(model: nn.Module) -> Any:  # noqa: ANN401 - plain values
     found, expected = ({k: (v.shape, v.dtype) for k, v in one.state_dict().items()} for one in (again, model))
     if found != expected:
         wrong = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
-        raise Foreign(f"{_name(type(model))}, which was changed after it was made: {', '.join(wrong)}")
+        raise BadTypeError(f"{_name(type(model))}, which was changed after it was made: {', '.join(wrong)}")
     return plain
 
 
@@ -138,7 +134,7 @@ def _arguments(value: object) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         return (), {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
     if isinstance(value, nn.Module) and kind.__module__.startswith("torch.nn."):
         return (), _settings(value)
-    raise Foreign(f"{_name(kind)}")
+    raise BadTypeError(_name(kind))
 
 
 def _settings(layer: nn.Module) -> dict[str, Any]:
@@ -148,7 +144,7 @@ def _settings(layer: nn.Module) -> dict[str, Any]:
         if name in ("device", "dtype"):
             continue
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) or not hasattr(layer, name):
-            raise Foreign(f"{_name(type(layer))}, whose argument {name!r} it does not keep")
+            raise BadTypeError(f"{_name(type(layer))}, whose argument {name!r} it does not keep")
         kept = getattr(layer, name)
         found[name] = kept is not None if name == "bias" and not isinstance(kept, bool) else kept
     return found
@@ -160,12 +156,12 @@ def _place(value: Callable[..., Any]) -> str:
     module, name = value.__module__, value.__qualname__
     known = isinstance(value, type) or isinstance(owner, type)
     if not (known and module.startswith(_TRUSTED)) or "<" in name:
-        raise Foreign(_name(value))
+        raise BadTypeError(_name(value))
     return f"{module}:{name}"
 
 
 def _name(value: Callable[..., Any]) -> str:
-    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    return f"{value.__module__}.{value.__qualname__}"
 
 
 def _found(place: str, *, called: bool) -> Any:  # noqa: ANN401 - a class, or a factory of one

@@ -12,7 +12,7 @@ from torch import nn
 from rlstruct.core import Specs, TensorSpec
 from rlstruct.device import DeviceLike
 from rlstruct.errors import BadValueError, MissingFileError
-from rlstruct.policies.blueprint import Foreign, build, describe, describe_network, dtype_name
+from rlstruct.policies.blueprint import BadTypeError, build, describe, describe_network, dtype_name
 from rlstruct.policies.policy import Policy
 from rlstruct.rl_agent import RL_Agent
 
@@ -45,7 +45,7 @@ def _or_name(make: Callable[[Any], Any], value: object) -> dict[str, Any]:
     """Describe a value, or say which part of it cannot be described."""
     try:
         return {"made": make(value)}
-    except Foreign as error:
+    except BadTypeError as error:
         return {"foreign": str(error)}
 
 

@@ -1,0 +1,161 @@
+"""An exported file does what the policy does, in a rollout, and one that does not is not kept."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from trainings import PARTS, TASKS, PartsAgent
+
+import rlstruct
+from rlstruct import DictTensor, Policy
+from rlstruct.agents import ActorCritic, ActorCriticAgent
+from rlstruct.core import TensorSpec
+from rlstruct.policies.exporting import compare, exported
+from rlstruct.search.agent import NetworkAgent
+
+FRAME = {"frame": TensorSpec((4,), torch.float32)}
+OTHERS = [*(name for name in TASKS if name != "recurrent"), "parts"]  # each takes ten seconds
+ONNX = ["onnx", "onnxscript", "onnxruntime"]
+
+
+def runs_like_the_policy(run: Any, policy: Policy) -> None:
+    """Compare with the policy in a rollout of two environments, of which each begins anew now and then."""
+    original = exported(policy)
+    generator = torch.Generator().manual_seed(3)
+    state = {key: value.clone() for key, value in original.begin(2).items()}
+    for t in range(6):
+        frame = {
+            key: torch.randint(0, 2, (2, *spec.shape), generator=generator).to(spec.dtype)
+            for key, spec in policy.specs.items()
+        }
+        where = torch.tensor([t % 3 == 0, t % 4 == 0])
+        policy.reset(where=where) if t else policy.reset()
+        if state:
+            state["initial_state"] = where
+        found = run({**frame, **state})
+        parts = {key.removeprefix("frame/"): value for key, value in frame.items()}
+        if not isinstance(original.agent, NetworkAgent):  # else the policy searches
+            expected = policy.act(parts.get("frame", parts), stochastic=False)
+            np.testing.assert_allclose(found["action"], expected, rtol=1e-4, atol=1e-5)
+        for key in state:
+            if key != "initial_state":
+                state[key] = torch.as_tensor(found[f"new_{key}"])
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_torch_export(name: str, tmp_path: Path) -> None:
+    policy = rlstruct.load(TASKS[name].train(tmp_path), stochastic=False)
+    file = tmp_path / "policy.pt2"
+    assert rlstruct.export(policy, file) < 1e-5
+    assert [one.name for one in tmp_path.glob("policy*")] == ["policy.pt2"]
+    runs_like_the_policy(torch.export.load(file).module(), policy)
+
+
+@pytest.mark.parametrize("name", ["recurrent", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+def test_onnx(name: str, tmp_path: Path) -> None:
+    for package in ONNX:
+        pytest.importorskip(package, reason="needs the extra: pip install 'rlstruct[onnx]'")
+    import onnxruntime
+
+    task = PARTS if name == "parts" else TASKS[name]
+    factories: dict[str, Any] = {"create_model": task.create_model, "create_agent": task.create_agent}
+    run = task.train(tmp_path)
+    policy = rlstruct.load(run, **(factories if name == "parts" else {}), stochastic=False)
+    file = tmp_path / "policy.onnx"
+    assert rlstruct.export(policy, file) < 1e-4
+    session = onnxruntime.InferenceSession(file)
+    names = [one.name for one in session.get_outputs()]
+
+    def run_file(inputs: dict[str, Tensor]) -> dict[str, Any]:
+        assert {one.name for one in session.get_inputs()} == inputs.keys()
+        return dict(zip(names, session.run(names, {k: v.numpy() for k, v in inputs.items()}), strict=True))
+
+    runs_like_the_policy(run_file, policy)
+
+
+def test_an_onnx_file_needs_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    policy = Policy(ActorCritic(4, 2), ActorCriticAgent, FRAME)
+    with pytest.raises(ImportError, match=r"an .onnx file needs onnx.*pip install"):
+        rlstruct.export(policy, tmp_path / "policy.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_read_without_the_library(tmp_path: Path) -> None:
+    policy = Policy(ActorCritic(4, 2), ActorCriticAgent, FRAME)
+    rlstruct.export(policy, tmp_path / "policy.pt2")
+    frame = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
+    code = (
+        "import sys, torch, numpy\nprogram = torch.export.load('policy.pt2').module()\n"
+        f"frame = torch.tensor({frame.tolist()})\nprint(program({{'frame': frame}})['action'].tolist())\n"
+        "assert 'rlstruct' not in sys.modules"
+    )
+    said = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert said.strip() == str(policy.act(frame).tolist())
+
+
+class Dishonest(ActorCriticAgent):
+    """Adds a number that depends on how often it was asked: what was traced is not what comes next."""
+
+    calls = 0
+
+    def __call__(self, *given: Any) -> tuple[DictTensor, DictTensor]:
+        action, state = super().__call__(*given)
+        self.calls += 1
+        return action + DictTensor({"calls": action["value"] + self.calls}), state
+
+
+def test_a_file_that_differs_is_not_kept(tmp_path: Path) -> None:
+    (tmp_path / "policy.pt2").write_text("of before")
+    policy = Policy(ActorCritic(4, 2), Dishonest, FRAME)
+    with pytest.raises(RuntimeError, match=r"'calls' differs in 1 of 1 numbers, by up to \d.*The file is not kept"):
+        rlstruct.export(policy, tmp_path / "policy.pt2")
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("policy.pt2", "of before")]
+
+
+class Branching(ActorCriticAgent):
+    """Looks at a value."""
+
+    def __call__(self, state: DictTensor, observation: DictTensor, *others: Any) -> tuple[DictTensor, DictTensor]:
+        if observation["frame"].sum() > 0:
+            return super().__call__(state, observation.map(torch.neg), *others)
+        return super().__call__(state, observation, *others)
+
+
+def test_an_agent_that_cannot_be_traced_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"export: Branching cannot be traced: .*without branches on values"):
+        rlstruct.export(Policy(ActorCritic(4, 2), Branching, FRAME), tmp_path / "policy.pt2")
+    with pytest.raises(ValueError, match=r"ends in '.pt', expected .pt2 or .onnx"):
+        rlstruct.export(Policy(ActorCritic(4, 2), ActorCriticAgent, FRAME), tmp_path / "policy.pt")
+
+
+def test_other_actions_count_unless_their_scores_are_equal() -> None:
+    original = exported(Policy(ActorCritic(4, 2), ActorCriticAgent, FRAME))
+
+    def other(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        found = original(inputs)
+        return {**found, "action": 1 - found["action"]}
+
+    with torch.no_grad(), pytest.raises(RuntimeError, match="'action' differs in 1 of 1 numbers"):
+        compare(original, other)
+    for weight in original.model.parameters():
+        nn.init.zeros_(weight)
+    with torch.no_grad():
+        assert compare(original, other) == 0.0
+
+
+def test_shapes_count() -> None:
+    original = exported(Policy(ActorCritic(4, 2), ActorCriticAgent, FRAME))
+    with torch.no_grad(), pytest.raises(RuntimeError, match=r"'value' is \[1, 1\] torch.float32 in the file, expected"):
+        compare(original, lambda inputs: {**original(inputs), "value": original(inputs)["value"].unsqueeze(1)})
+
+
+def test_the_agent_of_parts_is_not_one_of_ours() -> None:
+    assert PartsAgent(PARTS.create_model()).creator() is PartsAgent

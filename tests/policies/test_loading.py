@@ -1,0 +1,299 @@
+"""A loaded policy does what the agent of the training does, observation by observation."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from trainings import PARTS, SMALL, TASKS, Task
+
+import rlstruct
+from rlstruct import Trajectories
+from rlstruct import agents as bundled
+from rlstruct.agents import ActorCritic, ActorCriticAgent
+from rlstruct.algos import ppo
+from rlstruct.algos.checkpoint import read_checkpoint
+from rlstruct.batchers import RL_Batcher
+from rlstruct.policies.blueprint import build, describe, describe_network
+from rlstruct.search import SearchAgent, SearchConfig
+from rlstruct.sims import ConnectFour
+
+SEED = 7
+
+
+@pytest.fixture(scope="module", params=TASKS)
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Task, Path]:
+    task = TASKS[request.param]
+    return task, task.train(tmp_path_factory.mktemp("runs"))
+
+
+def played(task: Task, run: Path, stochastic: bool) -> Trajectories:
+    """Let the agent of a training act in its environments, with a batcher."""
+    model = task.create_model()
+    model.load_state_dict(read_checkpoint(run / "checkpoint.pt")["model"])
+    settings: dict[str, Any] = {"model": model, "stochastic": stochastic}
+    if task.create_agent is SearchAgent:
+        settings |= {"create_simulator": ConnectFour, "config": task.config.search(4), "discount": -1.0}
+    with RL_Batcher(
+        30, task.create_agent, task.create_env, agent_args=settings, env_args={"n_envs": 3}, n_processes=0, seed=SEED
+    ) as batcher:
+        batcher.reset()
+        batcher.execute()
+        batch, _ = batcher.get()
+    assert batch is not None
+    return batch
+
+
+def shown(batch: Trajectories, t: int) -> Any:
+    """Return what three environments showed at step t, as gymnasium nests it."""
+    seen = batch.trajectories.truncate_key("observation/").temporal_index(t)
+    parts = dict(seen.truncate_key("frame/").items())
+    return {key: part.numpy() for key, part in parts.items()} or seen["frame"].numpy()
+
+
+@pytest.mark.parametrize("stochastic", [False, True], ids=["best", "drawn"])
+def test_the_actions_of_a_rollout(trained: tuple[Task, Path], stochastic: bool) -> None:
+    task, run = trained
+    batch = played(task, run, stochastic)
+    steps = batch.trajectories
+    initial = steps["observation/initial_state"]
+    assert task.create_agent is SearchAgent or bool(initial[:, 1:].any())
+    policy = rlstruct.load(run, stochastic=stochastic, seed=SEED)
+    for t in range(steps.n_steps()):
+        if t:
+            policy.reset(where=initial[:, t])
+        expected = steps["action/action"][:, t].numpy()
+        found = policy.act(shown(batch, t))
+        assert isinstance(found, np.ndarray)
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
+        for key in ("value", "action_logits", "action_mean"):
+            if key in policy.last:
+                torch.testing.assert_close(policy.last[key], steps[f"action/{key}"][:, t])
+
+
+def test_one_observation_is_a_batch_without_its_axis(trained: tuple[Task, Path]) -> None:
+    task, run = trained
+    batch = played(task, run, stochastic=False)
+    policy, one = rlstruct.load(run, stochastic=False), rlstruct.load(run, stochastic=False)
+    for t in range(3):
+        observation = shown(batch, t)
+        first = {k: v[0] for k, v in observation.items()} if isinstance(observation, dict) else observation[0]
+        of_all, of_one = policy.act(observation), one.act(first)
+        assert np.shape(of_one) == of_all.shape[1:]
+        np.testing.assert_allclose(of_one, of_all[0], rtol=1e-5)
+
+
+def test_a_whole_episode_in_gymnasium_without_the_library_in_between(tmp_path: Path) -> None:
+    run = TASKS["actor-critic"].train(tmp_path)
+    policy, env = rlstruct.load(run, stochastic=True), gymnasium.make("CartPole-v1")
+    observation, _ = env.reset(seed=1)
+    policy.reset()
+    steps, over = 0, False
+    while not over:
+        action = policy.act(observation)
+        assert env.action_space.contains(action)
+        observation, _, terminated, truncated, _ = env.step(action)
+        steps, over = steps + 1, terminated or truncated
+    assert steps >= 8
+
+
+def test_tensors_come_back_as_tensors(tmp_path: Path) -> None:
+    policy = rlstruct.load(TASKS["gaussian"].train(tmp_path), stochastic=False)
+    frames = torch.randn(5, 3)
+    found = policy.act(frames)
+    assert isinstance(found, torch.Tensor)
+    np.testing.assert_array_equal(found.numpy(), policy.act(frames.numpy()))
+    assert policy.act(frames[0]).shape == (1,)
+    assert not found.requires_grad
+    assert policy.act(frames.double(), stochastic=True).dtype == torch.float32
+
+
+def test_the_policy_follows_the_evaluations_of_its_training(tmp_path: Path) -> None:
+    assert rlstruct.load(TASKS["actor-critic"].train(tmp_path)).stochastic
+    assert not rlstruct.load(TASKS["values"].train(tmp_path)).stochastic
+    assert not rlstruct.load(TASKS["search"].train(tmp_path)).stochastic
+
+
+def test_drawn_actions_follow_the_seed(tmp_path: Path) -> None:
+    run, frames = TASKS["gaussian"].train(tmp_path), np.zeros((4, 3), np.float32)
+    drawn = [rlstruct.load(run, stochastic=True, seed=seed).act(frames) for seed in (0, 0, 1)]
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert (drawn[0] != drawn[2]).all()
+    policy = rlstruct.load(run, stochastic=True)
+    first = policy.act(frames)
+    assert (policy.act(frames) != first).all()
+    policy.reset()
+    assert (policy.act(frames) != first).all()
+
+
+def test_parts_of_an_observation(tmp_path: Path) -> None:
+    run = PARTS.train(tmp_path)
+    with pytest.raises(ValueError, match=r"the network is trainings\.PartsNetwork, .* Pass create_model="):
+        rlstruct.load(run)
+    with pytest.raises(ValueError, match=r"the agent is trainings\.PartsAgent, .* Pass create_agent="):
+        rlstruct.load(run, create_model=PARTS.create_model)
+    policy = rlstruct.load(run, create_model=PARTS.create_model, create_agent=PARTS.create_agent, seed=SEED)
+    batch = played(PARTS, run, stochastic=True)
+    for t in range(30):
+        found = policy.act(shown(batch, t))
+        np.testing.assert_array_equal(found, batch.trajectories["action/action"][:, t].numpy())
+    policy.reset()
+    nested: dict[str, Any] = {"place": 3, "sight": {"near": [0.5, 1.0], "far": np.array([0, 1, 1], np.int8)}}
+    assert policy.act(nested) in (0, 1)
+    with pytest.raises(
+        KeyError, match=r"the parts \['place'\], expected the parts \['place', 'sight/far', 'sight/near"
+    ):
+        policy.act({"place": 3})
+    nested["sight"]["near"] = [0.5]
+    with pytest.raises(ValueError, match=r"part 'sight/near' of the observation has shape \[1\], expected \[2\]"):
+        policy.act(nested)
+    nested["sight"]["near"] = np.zeros((4, 2))
+    with pytest.raises(ValueError, match="expected one of each, or as many of each"):
+        policy.act(nested)
+    nested["place"], nested["sight"]["near"] = 3.5, [0.5, 1.0]
+    with pytest.raises(ValueError, match=r"part 'place' of the observation is torch.float64, expected torch.int64"):
+        policy.act(nested)
+
+
+def test_mistakes_are_named(tmp_path: Path) -> None:
+    policy = rlstruct.load(TASKS["recurrent"].train(tmp_path))
+    for wrong, message in {
+        "shape": (np.zeros(3), r"has shape \[3\], expected \[4\], or \['B', 4\]"),
+        "axes": (np.zeros((2, 3, 4)), r"has shape \[2, 3, 4\]"),
+        "rows": (np.zeros((0, 4)), r"has shape \[0, 4\]"),
+        "dtype": (np.zeros(4, complex), r"is torch.complex128, expected torch.float32"),
+        "text": ("cart", "is 'cart', expected numbers"),
+        "dict": ({"x": np.zeros(4)}, r"the parts \['x'\], expected no parts, but one array"),
+    }.values():
+        with pytest.raises((KeyError, TypeError, ValueError), match=message):
+            policy.act(wrong)
+    with pytest.raises(ValueError, match="one bool for each row of the last observations, of which there are none yet"):
+        policy.reset(where=np.array([True]))
+    policy.act(np.zeros((3, 4), np.float32))
+    with pytest.raises(ValueError, match=r"has 2 rows, and the agent remembers 3, expected as many. Call reset\(\)"):
+        policy.act(np.zeros((2, 4), np.float32))
+    with pytest.raises(ValueError, match=r"where is \[2\] torch.bool, expected .* there are \[3\]"):
+        policy.reset(where=np.array([True, False]))
+    policy.reset()
+    assert policy.act(np.zeros((2, 4), np.float32)).shape == (2,)
+
+
+def test_bytes_refuse_what_they_cannot_hold(tmp_path: Path) -> None:
+    policy = rlstruct.load(TASKS["stacks"].train(tmp_path), stochastic=False)
+    picture = np.full((1, 12, 12), 255)
+    policy.act(picture)  # whole numbers that bytes can hold
+    with pytest.raises(ValueError, match=r"is torch.int64, expected torch.uint8, which cannot hold it"):
+        policy.act(picture + 1)
+    with pytest.raises(ValueError, match=r"is torch.float64, expected torch.uint8"):
+        policy.act(picture / 255.0)
+
+
+def test_files_that_are_no_policies(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nowhere is no run folder with a checkpoint: there is nothing"):
+        rlstruct.load(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"it has no checkpoint.pt\."):
+        rlstruct.load(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match=r"it has no checkpoint.pt yet"):
+        rlstruct.load(tmp_path)
+    file = tmp_path / "checkpoint.pt"
+    file.write_text("nothing")
+    with pytest.raises(ValueError, match=r"checkpoint.pt cannot be read: .* It is damaged"):
+        rlstruct.load(tmp_path)
+    torch.save({"weights": 1}, file)
+    with pytest.raises(ValueError, match=r"is no checkpoint of a training: it has \['weights'\]"):
+        rlstruct.load(tmp_path)
+
+
+def test_checkpoints_of_older_versions_need_the_factories(tmp_path: Path) -> None:
+    run = TASKS["actor-critic"].train(tmp_path)
+    state = read_checkpoint(run / "checkpoint.pt")
+    del state["policy"]
+    torch.save(state, run / "old.pt")
+    with pytest.raises(ValueError, match="it does not say which network it has"):
+        rlstruct.load(run / "old.pt")
+    factories: dict[str, Any] = {"create_model": TASKS["actor-critic"].create_model, "create_agent": ActorCriticAgent}
+    with pytest.raises(ValueError, match="does not say what the environment shows"):
+        rlstruct.load(run / "old.pt", **factories)
+    space = gymnasium.make("CartPole-v1").observation_space
+    old, new = rlstruct.load(run / "old.pt", **factories, observation_space=space), rlstruct.load(run)
+    frames = np.random.default_rng(0).normal(size=(5, 4))
+    np.testing.assert_array_equal(old.act(frames, stochastic=False), new.act(frames, stochastic=False))
+    factories["create_model"] = partial(ActorCritic, 4, 2, hidden=(9,))
+    with pytest.raises(ValueError, match=r"does not fit what create_model makes: .*actor.layers"):
+        rlstruct.load(run, **factories)
+
+
+NETWORKS = [
+    nn.Sequential(nn.Flatten(), nn.Linear(8, 4, bias=False), nn.LayerNorm(4), nn.ELU(0.5), nn.Linear(4, 2)),
+    nn.Sequential(nn.Conv2d(1, 4, 3, stride=2), nn.ReLU(inplace=True), nn.Flatten(), nn.Dropout(0.1)),
+    nn.GRUCell(3, 4),
+    bundled.ActorCritic(4, (2, 3), orthogonal=False),
+    bundled.MLP(4, 2, activation=nn.GELU),
+    bundled.Normalised(bundled.GaussianActorCritic(3, 1, initial_log_std=-1.0), None, discount=0.9, clip=3.0),
+]
+
+
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda one: type(one).__name__)
+def test_a_network_is_made_again(network: nn.Module) -> None:
+    before = torch.get_rng_state()
+    plain = describe_network(network)
+    assert torch.equal(torch.get_rng_state(), before)
+    again = build(plain)
+    again.load_state_dict(network.state_dict())
+    assert str(again) == str(network)
+    assert describe_network(again) == plain
+
+
+def test_what_cannot_be_described() -> None:
+    network = ActorCritic(4, 2)
+    network.extra = nn.Linear(1, 1)
+    with pytest.raises(TypeError, match=r"ActorCritic, which was changed after it was made: extra.bias, extra.weight"):
+        describe_network(network)
+    with pytest.raises(TypeError, match="lambda"):
+        describe_network(bundled.MLP(4, 2, activation=lambda: nn.Tanh()))
+    with pytest.raises(TypeError, match=r"builtins\.object"):
+        describe(object())
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "os:system",
+        "subprocess:Popen",
+        "rlstruct.cli.main:main",
+        "rlstruct.policies.loading:Path",
+        "rlstruct.algos.run_folder:RunFolder",
+        "rlstruct.policies.loading:torch.hub.load",
+        "torch.nn.modules.linear:math.exp",
+    ],
+)
+@pytest.mark.parametrize("kind", ["call", "partial", "name"])
+def test_a_checkpoint_cannot_run_anything_else(place: str, kind: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"names {place}, expected a network or an agent")):
+        build({kind: place, "args": [], "named": {}})
+
+
+def test_a_search_is_made_again() -> None:
+    model = bundled.ConvolutionalActorCritic((2, 6, 7), 7, n_features=8, layers=((4, 4, 1),))
+    config = SearchConfig(method="puct", n_simulations=5, reuse_tree=True)
+    agent = SearchAgent(model, create_simulator=ConnectFour, config=config, discount=-0.9)
+    again = build(describe(agent.creator()))(model)
+    assert again.search.config == config
+    assert again.game.discount == -0.9
+
+
+def test_the_first_checkpoint_does_not_know_what_is_shown(tmp_path: Path) -> None:
+    task = TASKS["actor-critic"]
+    config = ppo.PPOConfig(**{**SMALL, "n_env_steps": 16, "target_return": 0.0}, n_minibatches=2)
+    run = Task(task.create_model, task.create_agent, config=config).train(tmp_path)
+    with pytest.raises(ValueError, match="was written before the first batch"):
+        rlstruct.load(run)
