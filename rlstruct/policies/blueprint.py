@@ -29,16 +29,14 @@ class KeepsArguments:
     >>> class Scale(KeepsArguments):
     ...     def __init__(self, factor: float) -> None:
     ...         self.factor = factor
-    >>> Scale(factor=2.0).arguments
+    >>> vars(Scale(factor=2.0))["_arguments"]
     ((), {'factor': 2.0})
     """
-
-    arguments: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls, *args: Any, **named: Any) -> Self:  # noqa: ANN401 - those of __init__
         """Keep the arguments."""
         made = super().__new__(cls)
-        object.__setattr__(made, "arguments", (args, named))  # a module refuses attributes before its __init__
+        vars(made)["_arguments"] = args, named  # a module refuses attributes before its __init__
         return made
 
 
@@ -126,7 +124,8 @@ def _arguments(value: object) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """Return what an instance was made with."""
     kind = type(value)
     if isinstance(value, KeepsArguments):
-        return value.arguments
+        found: tuple[tuple[Any, ...], Mapping[str, Any]] = vars(value)["_arguments"]
+        return found
     if isinstance(value, nn.Sequential | nn.ModuleList) and kind in (nn.Sequential, nn.ModuleList):
         children = tuple(value)
         return (children, {}) if kind is nn.Sequential else ((children,), {})

@@ -168,8 +168,8 @@ class Policy:
     def _answer(self, output: DictTensor, single: bool, back: torch.device | None) -> Any:  # noqa: ANN401
         """Return the actions as the observations came."""
         parts = {"": output["action"]} if "action" in output else dict(output.truncate_key("action/").items())
-        if back is None:  # sync: the caller acts with them
-            found = {key: tensor.cpu().numpy() for key, tensor in parts.items()}
+        if back is None:
+            found = {key: tensor.cpu().numpy() for key, tensor in parts.items()}  # sync: the caller acts with them
             answer = {key: array[0] if single else array for key, array in found.items()}
         else:
             moved = {key: tensor.to(back) for key, tensor in parts.items()}

@@ -15,7 +15,16 @@ from trainings import PARTS, TASKS, PartsAgent
 
 import rlstruct
 from rlstruct import DictTensor, Policy
-from rlstruct.agents import ActorCritic, ActorCriticAgent
+from rlstruct.agents import (
+    MLP,
+    ActorCritic,
+    ActorCriticAgent,
+    ConvolutionalActorCritic,
+    GaussianActorCritic,
+    Normalised,
+    QNetwork,
+    RecurrentActorCritic,
+)
 from rlstruct.core import TensorSpec
 from rlstruct.policies.exporting import compare, exported
 from rlstruct.search.agent import NetworkAgent
@@ -36,14 +45,17 @@ def runs_like_the_policy(run: Any, policy: Policy) -> None:
             for key, spec in policy.specs.items()
         }
         where = torch.tensor([t % 3 == 0, t % 4 == 0])
-        policy.reset(where=where) if t else policy.reset()
+        policy.reset(where=where) if t and state else policy.reset()
         if state:
             state["initial_state"] = where
         found = run({**frame, **state})
         parts = {key.removeprefix("frame/"): value for key, value in frame.items()}
-        if not isinstance(original.agent, NetworkAgent):  # else the policy searches
+        if isinstance(original.agent, NetworkAgent):  # the policy searches, the file does not
+            logits, _ = policy.model(frame["frame/board"])
+            expected = logits.masked_fill(~frame["frame/legal"], -torch.inf).argmax(-1).numpy()
+        else:
             expected = policy.act(parts.get("frame", parts), stochastic=False)
-            np.testing.assert_allclose(found["action"], expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found["action"], expected, rtol=1e-4, atol=1e-5)
         for key in state:
             if key != "initial_state":
                 state[key] = torch.as_tensor(found[f"new_{key}"])
@@ -159,3 +171,34 @@ def test_shapes_count() -> None:
 
 def test_the_agent_of_parts_is_not_one_of_ours() -> None:
     assert PartsAgent(PARTS.create_model()).creator() is PartsAgent
+
+
+SCRIPTED = [
+    (ActorCritic(4, 2), (torch.zeros(3, 4),)),
+    (RecurrentActorCritic(4, 2), (torch.zeros(3, 4), torch.zeros(3, 64))),
+    (GaussianActorCritic(4, 2), (torch.zeros(3, 4),)),
+    (QNetwork(4, 2, duelling=True), (torch.zeros(3, 4),)),
+    (Normalised(ActorCritic(4, 2), (4,)), (torch.zeros(3, 4),)),
+    (ConvolutionalActorCritic((4, 12, 12), 3, layers=((4, 3, 1),)), (torch.zeros(3, 4, 12, 12, dtype=torch.uint8),)),
+]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(("network", "example"), SCRIPTED, ids=lambda one: type(one).__name__)
+def test_torch_jit_traces_what_it_does_not_compile(network: nn.Module, example: tuple[Tensor, ...]) -> None:
+    with pytest.raises((RuntimeError, ValueError), match="Unknown type"):
+        torch.jit.script(network)
+    traced = torch.jit.trace(network, example)
+    seven = [torch.cat([one, one, one[:1]]) + 1 for one in example]
+    for found, expected in zip(_tuple(traced(*seven)), _tuple(network(*seven)), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def _tuple(results: Any) -> tuple[Tensor, ...]:
+    return results if isinstance(results, tuple) else (results,)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_torch_jit_compiles_an_mlp() -> None:
+    network = MLP(4, 2)
+    torch.testing.assert_close(torch.jit.script(network)(torch.ones(3, 4)), network(torch.ones(3, 4)))
