@@ -44,6 +44,8 @@ _FIRST = (
     "recording",
     "replays",
     "collection",
+    "streams",  # their order is to be seen on a GPU alone, as is what a wrong action does
+    "wrong_actions",
     "stored",
     "random",
     "host_sync",

@@ -152,6 +152,8 @@ def test_the_plan_is_told_with_minutes_and_without_a_gpu(on_gpu: Any, tmp_path: 
         "test_cuda_recording",
         "test_replays",
         "test_collection_on_devices",
+        "test_streams",
+        "test_wrong_actions",
     ):
         assert 0 < said.index(f"{file}.py") < said.index("benchmarks/")
     for name in ("gpu.py profiling", "gpu_atari.py modes", "test_lanes.py  (alone)", "test_on_a_gpu.py  (alone)"):
