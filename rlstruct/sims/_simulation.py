@@ -25,6 +25,7 @@ from torch import Tensor
 from rlstruct.core import Layout, TensorSpec, expect
 from rlstruct.engine.compiled import Compiled
 from rlstruct.engine.private import version_of
+from rlstruct.engine.waits import guards
 from rlstruct.errors import UsageError
 from rlstruct.functional.masks import rows_of
 from rlstruct.functional.random import child_key
@@ -225,7 +226,9 @@ class TorchStepper:
     def step(self, carry: Tensors, action: Tensors) -> Answer:
         """See `Simulation.step`."""
         if self._compiled is None:
-            return self._simulation.step(carry, action, self._starts if carry["episode"].is_cpu else None)
+            # Under a guard against waits of the host, the step is that of a device, so that the guard can judge it.
+            on_host = carry["episode"].is_cpu and not guards()
+            return self._simulation.step(carry, action, self._starts if on_host else None)
         changed, reached, current, masks = self._compiled(carry, action)
         return changed, reached, current, masks
 
