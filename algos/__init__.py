@@ -1,10 +1,13 @@
 """REINFORCE, A2C, PPO, DQN and AlphaZero on one training loop; `rlstruct.algos.reinforce` is the first to read.
 
-Each algorithm is a module with a `train` function and a class of settings: ``a2c.train(A2CConfig(...), ...)``.
+Each algorithm is a module with a class of settings and `train`, an `Algorithm`: ``a2c.train(A2CConfig(...), ...)``.
 """
+
+from typing import Any
 
 from rlstruct.algos import a2c, alphazero, dqn, ppo, reinforce
 from rlstruct.algos.a2c import A2CConfig
+from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.alphazero import AlphaZeroConfig
 from rlstruct.algos.config import TrainingConfig, load_config
 from rlstruct.algos.dqn import DQNConfig
@@ -18,8 +21,19 @@ from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import TrainingResult, run_training
 from rlstruct.options import option
 
+ALGORITHMS: dict[str, Algorithm[Any]] = {
+    "reinforce": reinforce.train,
+    "a2c": a2c.train,
+    "ppo": ppo.train,
+    "dqn": dqn.train,
+    "alphazero": alphazero.train,
+}
+"""Algorithms by their names on the command line; add your own before you call `rlstruct.cli.main.main`."""
+
 __all__ = [
+    "ALGORITHMS",
     "A2CConfig",
+    "Algorithm",
     "AlphaZeroConfig",
     "DQNConfig",
     "Evaluation",

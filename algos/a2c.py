@@ -16,10 +16,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlstruct.algos.build import CreateEnv
+from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learner import (
-    CreateAgent,
     GradientLearner,
     batch_of,
     judge_actions,
@@ -27,8 +26,6 @@ from rlstruct.algos.learner import (
     replay_with_next_values,
     tensors_of,
 )
-from rlstruct.algos.run_folder import RunFolder
-from rlstruct.algos.training import CreateModel, TrainingResult, run_training
 from rlstruct.batchers.slab import without_gaps
 from rlstruct.core import TemporalDictTensor, Trajectories
 from rlstruct.engine.compiled import Tensors
@@ -242,19 +239,10 @@ def _one_after_the_other(batches: Sequence[Trajectories]) -> Trajectories:
     return Trajectories._trusted(batches[0].info, steps)
 
 
-def train(
-    config: A2CConfig,
-    create_model: CreateModel,
-    create_agent: CreateAgent,
-    create_env: CreateEnv,
-    *,
-    env_args: Mapping[str, object] | None = None,
-    run: RunFolder | None = None,
-) -> TrainingResult:
-    """Train an actor and a critic; arguments, result and errors are those of `run_training`.
+train: Algorithm[A2CConfig] = Algorithm(A2CLearner, "some steps, one update; discrete and continuous actions")
+"""Train an actor and a critic; arguments are those of `Algorithm.__call__`.
 
-    The agent returns ``action``, ``log_probability``, ``value``, and ``action_logits`` or ``action_mean`` and
-    ``action_log_std``, as `rlstruct.agents.ActorCriticAgent`, `RecurrentAgent`, `GaussianAgent` and
-    `RecurrentGaussianAgent` do.
-    """
-    return run_training(A2CLearner, config, create_model, create_agent, create_env, env_args=env_args, run=run)
+The agent returns ``action``, ``log_probability``, ``value``, and ``action_logits`` or ``action_mean`` and
+``action_log_std``, as `rlstruct.agents.ActorCriticAgent`, `RecurrentAgent`, `GaussianAgent` and
+`RecurrentGaussianAgent` do.
+"""

@@ -7,7 +7,7 @@ which learns from few simulations.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, cast
@@ -16,13 +16,13 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.arena import Arena, Player, RandomPlayer
-from rlstruct.algos.build import CreateEnv, check_create_env
+from rlstruct.algos.build import CreateEnv
 from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.evaluation import Evaluates
 from rlstruct.algos.learner import CreateAgent, GradientLearner, mean_terms
 from rlstruct.algos.replay_buffer import ReplayBuffer, least_capacity
-from rlstruct.algos.run_folder import RunFolder
-from rlstruct.algos.training import CreateModel, TrainingResult, run_training
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.engine.compiled import Tensors
 from rlstruct.functional.all_reduce import sum_over_learners
@@ -225,36 +225,14 @@ def mirrored(batch: DictTensor) -> DictTensor:
     return DictTensor({key: v.flip(-1) if key.startswith(turned) else v for key, v in batch.items()})
 
 
-def train(
-    config: AlphaZeroConfig,
-    create_model: CreateModel,
-    create_agent: CreateAgent,
-    create_env: CreateEnv,
-    *,
-    env_args: Mapping[str, object] | None = None,
-    run: RunFolder | None = None,
-) -> TrainingResult:
-    """Train a network by self-play; arguments, result and errors are those of `run_training`.
-
-    The agent is `rlstruct.search.SearchAgent`, or one that is called alike. The environments are simulators of a game
-    for two players in turn, such as `rlstruct.sims.ConnectFour`, that restart by themselves, and not if they are called
-    with ``auto_reset=False``.
-    """
-    check_create_env(create_env, env_args or {})
-    make = partial(create_env, **(env_args or {}))
+def self_play(
+    config: AlphaZeroConfig, create_agent: CreateAgent, create_env: CreateEnv
+) -> tuple[AlphaZeroConfig, CreateAgent, Callable[[nn.Module], Evaluates]]:
+    """Let agents search with a simulator of the game, and games against the opponent evaluate; see `Algorithm`."""
     search = replace(config.search(config.n_simulations), compiled=config.compile_agent)
-    create_learning = partial(create_agent, create_simulator=make, discount=-config.discount, config=search)
-    evaluating = partial(arena, config, create_agent, make)
-    return run_training(
-        AlphaZeroLearner,
-        replace(config, compile_agent=False),  # the search compiles itself
-        create_model,
-        create_learning,
-        create_env,
-        env_args=env_args,
-        run=run,
-        create_evaluator=evaluating,
-    )
+    searching = partial(create_agent, create_simulator=create_env, discount=-config.discount, config=search)
+    # The search compiles itself.
+    return replace(config, compile_agent=False), searching, partial(arena, config, create_agent, create_env)
 
 
 def arena(config: AlphaZeroConfig, create_agent: CreateAgent, create_env: CreateEnv, model: nn.Module) -> Arena:
@@ -277,6 +255,17 @@ def arena(config: AlphaZeroConfig, create_agent: CreateAgent, create_env: Create
         uct = replace(config.search(config.opponent_simulations), method="uct", temperature=0.0, exploring_moves=None)
         opponent = SearchAgent(create_simulator=create_env, discount=-config.discount, device=device, config=uct)
     return Arena(agent, opponent, games, n_games=config.evaluation_episodes, seed=config.seed + _SEEDS_OF_ARENA)
+
+
+train: Algorithm[AlphaZeroConfig] = Algorithm(
+    AlphaZeroLearner, "self-play with tree search; games for two players", agents="search", arrange=self_play
+)
+"""Train a network by self-play; arguments are those of `Algorithm.__call__`.
+
+The agent is `rlstruct.search.SearchAgent`, or one that is called alike. The environments are simulators of a game for
+two players in turn, such as `rlstruct.sims.ConnectFour`, that restart by themselves, and not if they are called with
+``auto_reset=False``.
+"""
 
 
 def _frames(batch: DictTensor, prefix: str) -> tuple[Tensor, Tensor | None]:

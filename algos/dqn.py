@@ -17,13 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from rlstruct.algos.build import CreateEnv
+from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learner import CreateAgent, GradientLearner, agent_around, mean_terms
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer
 from rlstruct.algos.replay_buffer import ReplayBuffer, least_capacity
-from rlstruct.algos.run_folder import RunFolder
-from rlstruct.algos.training import CreateModel, TrainingResult, run_training
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.engine.compiled import Tensors
 from rlstruct.errors import BadKeyError
@@ -279,18 +277,11 @@ def _create_buffer(config: DQNConfig, seed: int) -> ReplayBuffer:
     )
 
 
-def train(
-    config: DQNConfig,
-    create_model: CreateModel,
-    create_agent: CreateAgent,
-    create_env: CreateEnv,
-    *,
-    env_args: Mapping[str, object] | None = None,
-    run: RunFolder | None = None,
-) -> TrainingResult:
-    """Train a network of action values; arguments, result and errors are those of `run_training`.
+train: Algorithm[DQNConfig] = Algorithm(
+    DQNLearner, "replay buffer, action values; discrete actions, no memory", agents="values"
+)
+"""Train a network of action values; arguments are those of `Algorithm.__call__`.
 
-    The agent keeps no state, or is a `rlstruct.agents.StackingAgent` around one that keeps none, with ``n_stack``. It
-    heeds ``agent_info["epsilon"]`` and returns ``action`` and ``action_values``, as `rlstruct.agents.QAgent` does.
-    """
-    return run_training(DQNLearner, config, create_model, create_agent, create_env, env_args=env_args, run=run)
+The agent keeps no state, or is a `rlstruct.agents.StackingAgent` around one that keeps none, with ``n_stack``. It heeds
+``agent_info["epsilon"]`` and returns ``action`` and ``action_values``, as `rlstruct.agents.QAgent` does.
+"""

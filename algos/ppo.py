@@ -6,17 +6,16 @@ proximal policy optimization" (ICLR blog track, 2022), which docs/algorithms/ppo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from rlstruct.algos.build import CreateEnv
+from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learner import (
-    CreateAgent,
     GradientLearner,
     batch_of,
     judge_actions,
@@ -24,8 +23,6 @@ from rlstruct.algos.learner import (
     replay_with_next_values,
     tensors_of,
 )
-from rlstruct.algos.run_folder import RunFolder
-from rlstruct.algos.training import CreateModel, TrainingResult, run_training
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.engine.compiled import Tensors
 from rlstruct.errors import BadValueError
@@ -297,19 +294,10 @@ def _single_steps(batch: Trajectories) -> Trajectories:
     return Trajectories._trusted(DictTensor(info), TemporalDictTensor._trusted(flat, lengths))
 
 
-def train(
-    config: PPOConfig,
-    create_model: CreateModel,
-    create_agent: CreateAgent,
-    create_env: CreateEnv,
-    *,
-    env_args: Mapping[str, object] | None = None,
-    run: RunFolder | None = None,
-) -> TrainingResult:
-    """Train an actor and a critic; arguments, result and errors are those of `run_training`.
+train: Algorithm[PPOConfig] = Algorithm(PPOLearner, "more steps, many updates; discrete and continuous actions")
+"""Train an actor and a critic; arguments are those of `Algorithm.__call__`.
 
-    The agent returns ``action``, ``log_probability``, ``value``, and ``action_logits`` or ``action_mean`` and
-    ``action_log_std``, as `rlstruct.agents.ActorCriticAgent`, `RecurrentAgent`, `GaussianAgent` and
-    `RecurrentGaussianAgent` do.
-    """
-    return run_training(PPOLearner, config, create_model, create_agent, create_env, env_args=env_args, run=run)
+The agent returns ``action``, ``log_probability``, ``value``, and ``action_logits`` or ``action_mean`` and
+``action_log_std``, as `rlstruct.agents.ActorCriticAgent`, `RecurrentAgent`, `GaussianAgent` and
+`RecurrentGaussianAgent` do.
+"""

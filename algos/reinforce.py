@@ -6,24 +6,20 @@ Barto, "Reinforcement Learning" (2018), section 13.4.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from rlstruct.algos.build import CreateEnv
+from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learner import (
-    CreateAgent,
     GradientLearner,
     batch_of,
     judge_actions,
     replay_with_next_values,
 )
-from rlstruct.algos.run_folder import RunFolder
-from rlstruct.algos.training import CreateModel, TrainingResult, run_training
 from rlstruct.core import TemporalDictTensor, Trajectories
 from rlstruct.engine.compiled import Tensors
 from rlstruct.functional.policy_gradient import actor_critic_terms, entropy_loss, policy_gradient_loss, value_loss
@@ -132,18 +128,11 @@ class ReinforceLearner(GradientLearner):
 Learner = ReinforceLearner  # its old name
 
 
-def train(
-    config: ReinforceConfig,
-    create_model: CreateModel,
-    create_agent: CreateAgent,
-    create_env: CreateEnv,
-    *,
-    env_args: Mapping[str, object] | None = None,
-    run: RunFolder | None = None,
-) -> TrainingResult:
-    """Train a policy on whole episodes; arguments, result and errors are those of `run_training`.
+train: Algorithm[ReinforceConfig] = Algorithm(
+    ReinforceLearner, "whole episodes, a baseline; discrete and continuous actions"
+)
+"""Train a policy on whole episodes; arguments are those of `Algorithm.__call__`.
 
-    The agent returns ``action``, ``value``, and ``action_logits`` or ``action_mean`` and ``action_log_std``, as
-    `rlstruct.agents.ActorCriticAgent` and `GaussianAgent` do. The environments start an episode at ``reset``.
-    """
-    return run_training(ReinforceLearner, config, create_model, create_agent, create_env, env_args=env_args, run=run)
+The agent returns ``action``, ``value``, and ``action_logits`` or ``action_mean`` and ``action_log_std``, as
+`rlstruct.agents.ActorCriticAgent` and `GaussianAgent` do. The environments start an episode at ``reset``.
+"""

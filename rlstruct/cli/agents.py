@@ -14,8 +14,8 @@ from gymnasium import spaces
 from torch import nn
 
 from rlstruct import agents
+from rlstruct.algos import ALGORITHMS
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.dqn import DQNConfig
 from rlstruct.cli.complaint import UserError, nearest
 from rlstruct.cli.environments import Task, is_image
 from rlstruct.rl_agent import RL_Agent
@@ -38,7 +38,7 @@ def choose(
     algorithm: str, task: Task, observation: spaces.Space[Any], action: spaces.Space[Any], stack: int = 1
 ) -> AgentChoice:
     """Choose agent and network by the spaces, and let the agent see the last ``stack`` of the pictures shown."""
-    if algorithm == "alphazero":
+    if (fitting := ALGORITHMS[algorithm].agents) == "search":
         return _searching(task, observation, action)
     if not isinstance(observation, spaces.Box):
         raise UserError(
@@ -53,12 +53,17 @@ def choose(
             f"environment wants {action}. Write an agent: tutorials/02_your_own_agent.py"
         )
     image, settings = is_image(observation), task.network_settings()
-    if algorithm == "dqn":
+    if fitting == "values":
         if not isinstance(discrete, int):
             kind = "continuous" if continuous else "several at once"
-            raise UserError(f"DQN chooses among single actions, and here they are {kind}: take ppo, a2c or reinforce.")
+            raise UserError(
+                f"{algorithm.upper()} chooses among single actions, and here they are {kind}: take ppo, a2c or "
+                "reinforce."
+            )
         if task.recurrent:
-            raise UserError("DQN has no agent with a memory: take ppo or a2c, or leave out --recurrent.")
+            raise UserError(
+                f"{algorithm.upper()} has no agent with a memory: take ppo or a2c, or leave out --recurrent."
+            )
     elif image and (task.recurrent or continuous):
         raise UserError(
             f"no bundled agent {'remembers images' if task.recurrent else 'turns images into continuous actions'}: "
@@ -66,7 +71,7 @@ def choose(
         )
     # Images are seen by convolutions, unless the user says how wide a perceptron is to be.
     body = "recurrent" if task.recurrent else "convolutional" if image and "hidden" not in settings else "perceptron"
-    family = "values" if algorithm == "dqn" else "gaussian" if continuous else "policy"
+    family = "values" if fitting == "values" else "gaussian" if continuous else "policy"
     network, create_agent, kind = _BUNDLED[family, body]
     shape = (stack, *observation.shape[1:]) if stack > 1 else observation.shape
     if stack > 1:
@@ -91,8 +96,8 @@ def choose(
 
 
 def with_stacks(config: TrainingConfig, stack: int) -> TrainingConfig:
-    """Let DQN's replay buffer put stacks together."""
-    return replace(config, n_stack=stack) if isinstance(config, DQNConfig) and stack > 1 else config
+    """Let a replay buffer put stacks together."""
+    return replace(config, n_stack=stack) if hasattr(config, "n_stack") and stack > 1 else config
 
 
 def _try(create_model: Callable[[], nn.Module], task: Task) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import platform
 from collections.abc import Mapping
@@ -13,20 +12,12 @@ from typing import Any
 
 from torch import nn
 
+from rlstruct.algos import ALGORITHMS, Algorithm
 from rlstruct.algos.checkpoint import read_checkpoint
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.cli.agents import AgentChoice, choose
 from rlstruct.cli.complaint import UserError, nearest
 from rlstruct.cli.environments import Factory, Task, find, spaces_of
-
-ALGORITHMS = {
-    "reinforce": "ReinforceConfig",
-    "a2c": "A2CConfig",
-    "ppo": "PPOConfig",
-    "dqn": "DQNConfig",
-    "alphazero": "AlphaZeroConfig",
-}
-"""The algorithms, each a module of rlstruct.algos, and the class of its settings."""
 
 _PACKAGES = ("rlstruct", "torch", "gymnasium", "numpy", "ale-py")
 
@@ -39,7 +30,7 @@ class ForeignRun(UserError):
 class RunRecord:
     """Everything that decides what a training does; ``config.json`` of its folder."""
 
-    algorithm: str  # see `ALGORITHMS`
+    algorithm: str  # see `rlstruct.algos.ALGORITHMS`
     task: Task  # the environment
     agent: str  # the agent that was chosen, in words
     config: TrainingConfig  # the settings of the algorithm
@@ -57,19 +48,11 @@ def versions() -> dict[str, str]:
     return found
 
 
-def config_class(algorithm: str) -> type[TrainingConfig]:
-    """Return the class of an algorithm's settings."""
-    if algorithm not in ALGORITHMS:
-        raise UserError(
-            f"there is no algorithm {algorithm!r}, only {', '.join(ALGORITHMS)}.{nearest(algorithm, ALGORITHMS)}"
-        )
-    found: type[TrainingConfig] = getattr(module_of(algorithm), ALGORITHMS[algorithm])
-    return found
-
-
-def module_of(algorithm: str) -> Any:  # noqa: ANN401 - a module
-    """Import the module of an algorithm."""
-    return importlib.import_module(f"rlstruct.algos.{algorithm}")
+def algorithm_of(name: str) -> Algorithm[Any]:
+    """Return the algorithm of this name."""
+    if name not in ALGORITHMS:
+        raise UserError(f"there is no algorithm {name!r}, only {', '.join(ALGORITHMS)}.{nearest(name, ALGORITHMS)}")
+    return ALGORITHMS[name]
 
 
 def load(run: Path) -> RunRecord:
@@ -93,7 +76,7 @@ def load(run: Path) -> RunRecord:
         algorithm=algorithm,
         task=_build(Task, stored["task"], file),
         agent=str(stored.get("agent", "")),
-        config=_build(config_class(algorithm), stored["config"], file),
+        config=_build(algorithm_of(algorithm).learner.settings, stored["config"], file),
         versions=stored.get("versions", {}),
     )
 

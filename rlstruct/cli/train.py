@@ -15,6 +15,7 @@ from typing import Any, Generic, Literal, TypeVar
 import torch
 import tyro
 
+from rlstruct.algos import ALGORITHMS
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.config import TrainingConfig, check_resumed
 from rlstruct.algos.launch import launched_rank
@@ -25,7 +26,7 @@ from rlstruct.algos.training import TrainingResult
 from rlstruct.cli.agents import AgentChoice, choose, with_stacks
 from rlstruct.cli.complaint import UserError, check_device, nearest, number, refused, require, say
 from rlstruct.cli.environments import Factory, Task, find, spaces_of
-from rlstruct.cli.record import ALGORITHMS, RunRecord, config_class, load, module_of, versions
+from rlstruct.cli.record import RunRecord, algorithm_of, load, versions
 from rlstruct.errors import BadValueError, LearnerError, WorkerError
 
 _LEARNERS = re.compile("^--learners(?==|$)")
@@ -41,11 +42,7 @@ Gaussian policy for continuous actions. --recurrent gives it a memory. Settings
 that were tuned for the environment hold unless you say --preset none, or other
 ones; --help after ALGORITHM and --env lists them all.
 
-  reinforce   whole episodes, a baseline; discrete and continuous actions
-  a2c         some steps, one update; discrete and continuous actions
-  ppo         more steps, many updates; discrete and continuous actions
-  dqn         replay buffer, action values; discrete actions, no memory
-  alphazero   self-play with tree search; games for two players
+{algorithms}
 
   rlstruct train a2c --env CartPole-v1
   rlstruct train a2c --env CartPole-v1 --simulator torch \\
@@ -100,7 +97,7 @@ class Training(Generic[Config]):
 def run(arguments: Sequence[str]) -> None:
     """Train as the words after ``train`` say."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        say(_HELP)
+        say(_HELP.format(algorithms="\n".join(f"  {name:<11} {one.about}" for name, one in ALGORITHMS.items())))
         return
     algorithm, options, resumed, notes = _read(arguments)
     train(algorithm, options.environment, options.training, options.output, resumed=resumed, notes=notes)
@@ -152,7 +149,7 @@ def train(
     try:
         with folder:
             create = choice.create_model, choice.create_agent
-            result: TrainingResult = module_of(algorithm).train(config, *create, factory, run=folder)
+            result: TrainingResult = algorithm_of(algorithm)(config, *create, factory, run=folder)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"stopped. To go on: rlstruct train --resume {path} (its curve: rlstruct plot {path})"
@@ -177,7 +174,7 @@ def _prepare(
             check_device(f"--{name.replace('_', '-')}", device)
     if config.cluster is not None:
         require("ray", "ray", what="--cluster")
-    factory = find(task, auto_reset=algorithm != "reinforce")
+    factory = find(task, auto_reset=not algorithm_of(algorithm).learner.whole_episodes)
     choice = choose(algorithm, task, *spaces_of(factory), factory.stack)
     config = with_stacks(config, factory.stack)
     if output.threads or choice.small:
@@ -248,7 +245,7 @@ def _algorithm(words: list[str], template: RunRecord | None) -> str:
     """Take the algorithm from the command line, or from the run that is to be repeated."""
     if words and not words[0].startswith("-"):
         algorithm = words.pop(0)
-        config_class(algorithm)  # refuses a wrong one
+        algorithm_of(algorithm)  # refuses a wrong one
         if template is not None and template.algorithm != algorithm:
             raise UserError(f"the run is one of {template.algorithm}, not of {algorithm}: leave {algorithm} out.")
         return algorithm
@@ -258,7 +255,7 @@ def _algorithm(words: list[str], template: RunRecord | None) -> str:
 
 
 def _parse(algorithm: str, words: list[str], default: Training[Any] | None) -> Training[Any]:
-    cls = config_class(algorithm)
+    cls = algorithm_of(algorithm).learner.settings
     known: dict[str, Any] = {} if default is None else {"default": default}
     words = [_plain(word, before) for word, before in zip(words, ["", *words], strict=False)]
     parsed: Training[Any] = tyro.cli(
@@ -297,7 +294,8 @@ def _default(algorithm: str, words: list[str], template: RunRecord | None) -> tu
         raise UserError(f"--preset {chosen}: {algorithm} has only {known}.{nearest(chosen, names)}")
     name = chosen or env
     if not env or name not in names:
-        return None, [f"settings: the defaults, made for CartPole-v1 (--preset takes those for {', '.join(names)})"]
+        others = f" (--preset takes those for {', '.join(names)})" if names else ""
+        return None, [f"settings: the defaults, made for CartPole-v1{others}"]
     preset = PRESETS[algorithm, name]
     network = tuple(f"{key}={json.dumps(value)}" for key, value in preset.network.items())
     config, notes = _with_fitting_parts(preset.config, words)

@@ -24,7 +24,7 @@ from rlstruct.batchers import Tuning, tune
 from rlstruct.cli.agents import choose, with_stacks
 from rlstruct.cli.complaint import UserError, check_device, nearest, say
 from rlstruct.cli.environments import Task, find, read_settings, spaces_of
-from rlstruct.cli.record import RunRecord, config_class, module_of, versions
+from rlstruct.cli.record import RunRecord, algorithm_of, versions
 from rlstruct.core import Trajectories
 from rlstruct.sharing import Mode
 
@@ -128,8 +128,8 @@ def run(arguments: Sequence[str]) -> None:
         of_own = _parsed(TuneFactories, words[2:], f"rlstruct tune {words[0]} {words[1]}")
         _tune_factories(_load(words[0]), _load(words[1]), of_own)
         return
-    config = config_class(words[0])  # refuses a wrong one
-    _tune_training(words[0], config, _parsed(TuneTraining, words[1:], f"rlstruct tune {words[0]}"))
+    algorithm_of(words[0])  # refuses a wrong one
+    _tune_training(words[0], _parsed(TuneTraining, words[1:], f"rlstruct tune {words[0]}"))
 
 
 def _parsed(kind: type[Any], words: Sequence[str], program: str) -> Any:  # noqa: ANN401 - of that kind
@@ -164,14 +164,17 @@ def _tune_factories(create_agent: Callable[..., Any], create_env: Callable[..., 
         say(f"preset: RL_Batcher(create_agent=…, create_env=…, **json.loads(Path({str(file)!r}).read_text()))")
 
 
-def _tune_training(algorithm: str, kind: type[TrainingConfig], given: TuneTraining) -> None:
+def _tune_training(algorithm: str, given: TuneTraining) -> None:
     task, options = given.environment, given.search
     check_device("--device", options.device)
     preset = PRESETS.get((algorithm, task.env))
-    config = replace(preset.config if preset else kind(), learner_device=options.device, batcher_device=options.device)
+    learner = algorithm_of(algorithm).learner
+    config = replace(
+        preset.config if preset else learner.settings(), learner_device=options.device, batcher_device=options.device
+    )
     if preset and not task.network:
         task = replace(task, network=tuple(f"{key}={json.dumps(value)}" for key, value in preset.network.items()))
-    factory = find(task, auto_reset=algorithm != "reinforce")
+    factory = find(task, auto_reset=not learner.whole_episodes)
     choice = choose(algorithm, task, *spaces_of(factory), factory.stack)
     config = with_stacks(config, factory.stack)
     model = choice.create_model()
@@ -203,7 +206,7 @@ def _tune_training(algorithm: str, kind: type[TrainingConfig], given: TuneTraini
 def _learner(algorithm: str, config: TrainingConfig, create_agent: Callable[..., Any], model: nn.Module) -> Any:  # noqa: ANN401 - of that algorithm
     """Make a learner with a copy of the network."""
     own = copy.deepcopy(model).to(config.learner_device)
-    return module_of(algorithm).Learner.create(own, create_agent, config)
+    return algorithm_of(algorithm).learner.create(own, create_agent, config)
 
 
 def _learning(*of_learner: Any) -> Callable[[Trajectories], Any]:  # noqa: ANN401 - see `_learner`

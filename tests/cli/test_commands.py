@@ -29,6 +29,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from rlstruct.algos import ALGORITHMS
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.learning_curve import Curve, together
@@ -39,7 +40,7 @@ from rlstruct.cli.complaint import UserError, nearest
 from rlstruct.cli.environments import Task, find, spaces_of
 from rlstruct.cli.main import COMMANDS, main
 from rlstruct.cli.plot import _panels, read_curve
-from rlstruct.cli.record import ALGORITHMS, RunRecord, config_class, load
+from rlstruct.cli.record import RunRecord, algorithm_of, load
 from rlstruct.cli.train import _plain, _read
 
 for package in ("tyro", "tqdm", "tensorboard", "matplotlib"):
@@ -126,7 +127,7 @@ def test_train_begins_with_the_settings_tuned_for_the_environment(capsys: Captur
 def test_the_network_of_a_preset_can_be_made(algorithm: str, env: str) -> None:
     preset = PRESETS[algorithm, env]
     env = env.removesuffix("-1024").removesuffix("-recurrent")
-    assert type(preset.config) is config_class(algorithm)
+    assert type(preset.config) is algorithm_of(algorithm).learner.settings
     task = Task(env=env, network=tuple(f"{key}={json.dumps(value)}" for key, value in preset.network.items()))
     if env == "LunarLander-v3":  # needs an extra; these are its spaces
         found: tuple[spaces.Space, spaces.Space] = spaces.Box(-2.5, 2.5, (8,)), spaces.Discrete(4)

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
+from rlstruct.algos import ALGORITHMS
 from rlstruct.cli.devices import Gpu, find_gpus, layout, report
 from rlstruct.cli.main import main
-from rlstruct.cli.record import ALGORITHMS
 from rlstruct.cli.train import _parse
 from rlstruct.device import usable_cores
 

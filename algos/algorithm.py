@@ -1,0 +1,80 @@
+"""Algorithm: what ``train`` of each algorithm is, and everything that the command line knows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, Literal, TypeVar
+
+from torch import nn
+
+from rlstruct.algos.build import CreateEnv, check_create_env
+from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.evaluation import Evaluates
+from rlstruct.algos.learner import CreateAgent, GradientLearner
+from rlstruct.algos.run_folder import RunFolder
+from rlstruct.algos.training import CreateModel, TrainingResult, run_training
+
+Config = TypeVar("Config", bound=TrainingConfig)
+Arrange = Callable[
+    [Config, CreateAgent, CreateEnv], tuple[Config, CreateAgent, Callable[[nn.Module], Evaluates] | None]
+]
+"""Called with settings and the factories of agents and environments; returns settings, a factory of agents, and what
+evaluates (None lets the agent play episodes): see `run_training`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Algorithm(Generic[Config]):
+    """An algorithm: call it to train. In `rlstruct.algos.ALGORITHMS` it has a name on the command line.
+
+    Attributes:
+        learner: class of its learner, whose ``settings`` are the class of its configuration.
+        about: one line of ``rlstruct train --help``.
+        agents: bundled agents that the command line chooses from: "policy", as `rlstruct.agents.ActorCriticAgent`;
+            "values", as `rlstruct.agents.QAgent`; or "search", `rlstruct.search.SearchAgent`.
+        arrange: completes settings and factories before a training, see `Arrange`; None leaves them.
+    """
+
+    learner: type[GradientLearner]
+    about: str
+    agents: Literal["policy", "values", "search"] = "policy"
+    arrange: Arrange[Config] | None = None
+
+    def __call__(
+        self,
+        config: Config,
+        create_model: CreateModel,
+        create_agent: CreateAgent,
+        create_env: CreateEnv,
+        *,
+        env_args: Mapping[str, object] | None = None,
+        run: RunFolder | None = None,
+    ) -> TrainingResult:
+        """Train a network; result and errors are those of `run_training`.
+
+        Args:
+            config: the settings of this algorithm.
+            create_model: makes the network, on the CPU.
+            create_agent: called as ``create_agent(model, device=…, stochastic=…, copy_model=…)``, as the agents of
+                `rlstruct.agents` are. The algorithm says what its agents return.
+            create_env: called as ``create_env(n_envs=…, seed=…, **env_args)``.
+            env_args: further arguments of ``create_env``.
+            run: where to log; None logs nothing. A folder from `RunFolder.resume` continues from its checkpoint.
+        """
+        create_evaluator = None
+        if self.arrange is not None:
+            check_create_env(create_env, env_args or {})
+            config, create_agent, create_evaluator = self.arrange(
+                config, create_agent, partial(create_env, **(env_args or {}))
+            )
+        return run_training(
+            self.learner,
+            config,
+            create_model,
+            create_agent,
+            create_env,
+            env_args=env_args,
+            run=run,
+            create_evaluator=create_evaluator,
+        )

@@ -1,0 +1,89 @@
+"""An algorithm that is registered under a name is one for the command line, too."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+from torch import Tensor
+
+from rlstruct.algos import ALGORITHMS, A2CConfig, Algorithm, TrainingConfig, option
+from rlstruct.algos.a2c import A2CLearner
+from rlstruct.cli.main import main
+
+pytest.importorskip("tyro", reason="needs the extra: pip install 'rlstruct[train]'")
+
+SMALL = ["--n-env-steps", "200", "--n-timesteps", "20", "--n-envs", "2", "--n-processes", "0"]
+SMALL += ["--evaluation-processes", "0", "--evaluation-episodes", "2", "--no-progress"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyConfig(A2CConfig):
+    """Settings of a toy.
+
+    Attributes:
+        zeal: factor of the policy's loss.
+    """
+
+    n_envs: int = 3
+    zeal: float = option(2.0, above=0, at_most=8)
+
+
+class ToyLearner(A2CLearner):
+    """Learns a policy, and no values."""
+
+    settings: ClassVar[type[TrainingConfig]] = ToyConfig
+    config: ToyConfig
+
+    def terms(self, *given: Any) -> dict[str, Tensor]:
+        terms = super().terms(*given)
+        return {**terms, "loss": self.config.zeal * terms["policy_loss"]}
+
+
+@pytest.fixture(autouse=True)
+def _registered(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setitem(ALGORITHMS, "toy", Algorithm(ToyLearner, "a policy without values"))
+
+
+def test_it_trains_by_its_name_and_its_run_is_evaluated_repeated_and_resumed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["train", "toy", "--env", "CartPole-v1", *SMALL, "--zeal", "3"]) == 0
+    (run,) = pathlib.Path("runs").iterdir()
+    stored = json.loads((run / "config.json").read_text())
+    assert (stored["algorithm"], stored["config"]["zeal"], stored["agent"]) == ("toy", 3.0, "policy, perceptron")
+    assert "settings: the defaults, made for CartPole-v1\n" in capsys.readouterr().out  # nothing is tuned for it
+    assert main(["evaluate", str(run), "--episodes", "2"]) == 0
+    assert "toy on CartPole-v1, after 200 environment steps" in capsys.readouterr().out
+    assert main(["train", "--resume", str(run), "--n-env-steps", "240", "--no-progress"]) == 0
+    assert main(["train", "--config", str(run), "--seed", "1", "--no-progress"]) == 0
+    assert {json.loads(file.read_text())["config"]["seed"] for file in pathlib.Path("runs").glob("*/config.json")} == {
+        0, 1,
+    }  # fmt: skip
+
+
+def test_its_help_has_its_settings_with_their_ranges(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--help"]) == 0
+    assert "\n  toy         a policy without values\n" in capsys.readouterr().out
+    assert main(["train", "toy", "--help"]) == 0
+    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "factor of the policy's loss. More than 0 and at most 8. (default: 2.0)" in words
+    assert "environments in each process. At least 1. (default: 3)" in words
+
+
+def test_a_value_out_of_range_is_refused_in_the_same_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "toy", "--env", "CartPole-v1", "--zeal", "9"]) == 2
+    assert "zeal is 9.0, expected more than 0 and at most 8" in " ".join(capsys.readouterr().err.split())
+    assert not pathlib.Path("runs").exists()
+
+
+def test_a_name_that_is_not_registered_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "toys", "--env", "CartPole-v1"]) == 2
+    assert "there is no algorithm 'toys', only reinforce, a2c, ppo, dqn, alphazero, toy. Did you mean 'toy'?" in (
+        capsys.readouterr().err
+    )
