@@ -25,7 +25,7 @@ class ToyConfig(A2CConfig):
     """Settings of a toy.
 
     Attributes:
-        zeal: factor of the policy's loss.
+        zeal: factor of the loss.
     """
 
     n_envs: int = 3
@@ -33,21 +33,21 @@ class ToyConfig(A2CConfig):
 
 
 class ToyLearner(A2CLearner):
-    """Learns a policy, and no values."""
+    """Takes larger steps than A2C."""
 
     settings: ClassVar[type[TrainingConfig]] = ToyConfig
     config: ToyConfig
 
     def terms(self, *given: Any) -> dict[str, Tensor]:
         terms = super().terms(*given)
-        return {**terms, "loss": self.config.zeal * terms["policy_loss"]}
+        return {**terms, "loss": self.config.zeal * terms["loss"]}
 
 
 @pytest.fixture(autouse=True)
 def _registered(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setitem(ALGORITHMS, "toy", Algorithm(ToyLearner, "a policy without values"))
+    monkeypatch.setitem(ALGORITHMS, "toy", Algorithm(ToyLearner, "large steps"))
 
 
 def test_it_trains_by_its_name_and_its_run_is_evaluated_repeated_and_resumed(
@@ -69,10 +69,10 @@ def test_it_trains_by_its_name_and_its_run_is_evaluated_repeated_and_resumed(
 
 def test_its_help_has_its_settings_with_their_ranges(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--help"]) == 0
-    assert "\n  toy         a policy without values\n" in capsys.readouterr().out
+    assert "\n  toy         large steps\n" in capsys.readouterr().out
     assert main(["train", "toy", "--help"]) == 0
     words = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "factor of the policy's loss. More than 0 and at most 8. (default: 2.0)" in words
+    assert "factor of the loss. More than 0 and at most 8. (default: 2.0)" in words
     assert "environments in each process. At least 1. (default: 3)" in words
 
 
