@@ -40,38 +40,12 @@ def choose(
     """Choose agent and network by the spaces, and let the agent see the last ``stack`` of the pictures shown."""
     if (fitting := ALGORITHMS[algorithm].agents) == "search":
         return _searching(task, observation, action)
-    if not isinstance(observation, spaces.Box):
-        raise UserError(
-            f"the bundled agents see one frame, and this environment shows a {type(observation).__name__} space. Wrap "
-            "it (gymnasium.wrappers.FlattenObservation), or write an agent: tutorials/02_your_own_agent.py"
-        )
-    discrete = _n_actions(action)
-    continuous = isinstance(action, spaces.Box) and len(action.shape) == 1
-    if discrete is None and not continuous:
-        raise UserError(
-            "the bundled agents take one of A actions, several such choices at once, or a vector of numbers; this "
-            f"environment wants {action}. Write an agent: tutorials/02_your_own_agent.py"
-        )
+    _refuse_unfitting(algorithm, task, observation, action)
+    discrete, continuous = _n_actions(action), isinstance(action, spaces.Box)
     image, settings = is_image(observation), task.network_settings()
-    if fitting == "values":
-        if not isinstance(discrete, int):
-            kind = "continuous" if continuous else "several at once"
-            raise UserError(
-                f"{algorithm.upper()} chooses among single actions, and here they are {kind}: take ppo, a2c or "
-                "reinforce."
-            )
-        if task.recurrent:
-            raise UserError(
-                f"{algorithm.upper()} has no agent with a memory: take ppo or a2c, or leave out --recurrent."
-            )
-    elif image and (task.recurrent or continuous):
-        raise UserError(
-            f"no bundled agent {'remembers images' if task.recurrent else 'turns images into continuous actions'}: "
-            "write one (tutorials/02_your_own_agent.py, rlstruct.agents.ConvolutionalTrunk)."
-        )
     # Images are seen by convolutions, unless the user says how wide a perceptron is to be.
     body = "recurrent" if task.recurrent else "convolutional" if image and "hidden" not in settings else "perceptron"
-    family = "values" if fitting == "values" else "gaussian" if continuous else "policy"
+    family = "gaussian" if continuous else fitting
     network, create_agent, kind = _BUNDLED[family, body]
     shape = (stack, *observation.shape[1:]) if stack > 1 else observation.shape
     if stack > 1:
@@ -93,6 +67,36 @@ def choose(
     if normalise:
         create_model, kind = partial(_normalised, create_model, observation.shape), f"{kind}, normalised"
     return AgentChoice(create_model, create_agent, kind, small=body != "convolutional")
+
+
+def _refuse_unfitting(algorithm: str, task: Task, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
+    """Refuse what no bundled agent of this algorithm sees, remembers or does."""
+    if not isinstance(observation, spaces.Box):
+        raise UserError(
+            f"the bundled agents see one frame, and this environment shows a {type(observation).__name__} space. Wrap "
+            "it (gymnasium.wrappers.FlattenObservation), or write an agent: tutorials/02_your_own_agent.py"
+        )
+    discrete = _n_actions(action)
+    continuous = isinstance(action, spaces.Box) and len(action.shape) == 1
+    if discrete is None and not continuous:
+        raise UserError(
+            "the bundled agents take one of A actions, several such choices at once, or a vector of numbers; this "
+            f"environment wants {action}. Write an agent: tutorials/02_your_own_agent.py"
+        )
+    if ALGORITHMS[algorithm].agents == "values":
+        name = algorithm.upper()
+        if not isinstance(discrete, int):
+            kind = "continuous" if continuous else "several at once"
+            raise UserError(
+                f"{name} chooses among single actions, and here they are {kind}: take ppo, a2c or reinforce."
+            )
+        if task.recurrent:
+            raise UserError(f"{name} has no agent with a memory: take ppo or a2c, or leave out --recurrent.")
+    elif is_image(observation) and (task.recurrent or continuous):
+        raise UserError(
+            f"no bundled agent {'remembers images' if task.recurrent else 'turns images into continuous actions'}: "
+            "write one (tutorials/02_your_own_agent.py, rlstruct.agents.ConvolutionalTrunk)."
+        )
 
 
 def with_stacks(config: TrainingConfig, stack: int) -> TrainingConfig:
