@@ -1,5 +1,7 @@
 """Acrobot for one environment, as NVIDIA Warp functions; `rlstruct.sims.acrobot` has the same for B."""
 
+# mypy: ignore-errors
+
 import math
 
 from rlstruct.sims.acrobot import CENTRE, GRAVITY, INERTIA, LENGTH, MASS, MAX_SPEED_1, MAX_SPEED_2, STEP

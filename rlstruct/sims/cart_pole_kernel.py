@@ -1,5 +1,7 @@
 """CartPole for one environment, as NVIDIA Warp functions; `rlstruct.sims.cart_pole` has the same for B."""
 
+# mypy: ignore-errors
+
 from rlstruct.sims.cart_pole import FORCE, GRAVITY, HALF_LENGTH, MAX_THETA, MAX_X, POLE_MASS, STEP, TOTAL_MASS
 from rlstruct.sims.kernels import GameKernel, wp
 from rlstruct.sims.kernels.random import uniform

@@ -1,5 +1,7 @@
 """MountainCar for one environment, as NVIDIA Warp functions; `rlstruct.sims.mountain_car` has the same for B."""
 
+# mypy: ignore-errors
+
 from rlstruct.sims.kernels import GameKernel, wp
 from rlstruct.sims.kernels.random import uniform
 from rlstruct.sims.mountain_car import FORCE, GOAL, GRAVITY, MAX_SPEED, MAX_X, MIN_X

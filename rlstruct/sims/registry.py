@@ -4,27 +4,14 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 from rlstruct.errors import BadValueError
 from rlstruct.sims.tensor_env import TensorEnv
 
-# Imported when asked for: gymnasium's names for the classics, and the module and class of each.
-_SIMULATORS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "CartPole-v0": ("cart_pole", "CartPole", {"time_limit": 200}),
-    "CartPole-v1": ("cart_pole", "CartPole", {}),
-    "Pendulum-v1": ("pendulum", "Pendulum", {}),
-    "Acrobot-v1": ("acrobot", "Acrobot", {}),
-    "MountainCar-v0": ("mountain_car", "MountainCar", {}),
-    "MountainCarContinuous-v0": ("mountain_car", "MountainCarContinuous", {}),
-    "Breakout-MinAtar": ("breakout", "Breakout", {}),
-    "Asterix-MinAtar": ("asterix", "Asterix", {}),
-    "Freeway-MinAtar": ("freeway", "Freeway", {}),
-    "Seaquest-MinAtar": ("seaquest", "Seaquest", {}),
-    "SpaceInvaders-MinAtar": ("space_invaders", "SpaceInvaders", {}),
-    "ConnectFour-v0": ("connect_four", "ConnectFour", {}),
-}
-
+SIMULATORS: dict[str, Callable[..., TensorEnv[Any]]] = {}
+"""Simulators by name, called as ``create(n_envs, seed, **settings)``; `rlstruct.sims` lists its own. Add yours here."""
 
 _ATARI = "ALE/"
 
@@ -35,7 +22,7 @@ def names() -> list[str]:
     >>> "CartPole-v1" in names()
     True
     """
-    return list(_SIMULATORS)
+    return list(SIMULATORS)
 
 
 def knows(name: str) -> bool:
@@ -44,7 +31,7 @@ def knows(name: str) -> bool:
     >>> knows("ALE/Pong-v5"), knows("Pong")
     (True, False)
     """
-    return name in _SIMULATORS or name.startswith(_ATARI)
+    return name in SIMULATORS or name.startswith(_ATARI)
 
 
 def make(name: str, n_envs: int, seed: int = 0, **settings: Any) -> TensorEnv[Any]:  # noqa: ANN401 - passed on
@@ -69,11 +56,8 @@ def make(name: str, n_envs: int, seed: int = 0, **settings: Any) -> TensorEnv[An
     if name.startswith(_ATARI):
         atari: TensorEnv[Any] = importlib.import_module("rlstruct.sims.atari.env").Atari(name, n_envs, seed, **settings)
         return atari
-    if name not in _SIMULATORS:
-        near = difflib.get_close_matches(name, _SIMULATORS, 1, 0.4)
+    if name not in SIMULATORS:
+        near = difflib.get_close_matches(name, SIMULATORS, 1, 0.4)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise BadValueError(f"rlstruct.sims.make: no simulator {name!r}. There are {', '.join(_SIMULATORS)}.{hint}")
-    module, cls, preset = _SIMULATORS[name]
-    simulator = getattr(importlib.import_module(f"rlstruct.sims.{module}"), cls)
-    made: TensorEnv[Any] = simulator(n_envs, seed, **{**preset, **settings})
-    return made
+        raise BadValueError(f"rlstruct.sims.make: no simulator {name!r}. There are {', '.join(SIMULATORS)}.{hint}")
+    return SIMULATORS[name](n_envs, seed, **settings)
