@@ -19,8 +19,8 @@ from rlstruct.sharing import Placement
 
 BACKENDS = {
     "process": "rlstruct.batchers.in_process:InProcess",
-    "workers": "rlstruct.batchers.workers.pool:WorkerPool",
-    "ray": "rlstruct.batchers.workers.cluster:ActorPool",
+    "workers": "rlstruct.batchers.workers.local:create_pool",
+    "ray": "rlstruct.batchers.workers.cluster:create_pool",
 }
 """The function or class that makes a backend from `Settings`, as ``module:name``; imported when it is chosen."""
 

@@ -42,7 +42,7 @@ _LEAVING_SECONDS = 1.0
 # What scripts that collect import, too, once torch is there: together a fifth of a second.
 _IMPORTED = (
     "gymnasium.envs.classic_control",
-    *("rlstruct.batchers.workers.worker", "rlstruct.envs", "rlstruct.agents", "rlstruct.sims", "rlstruct.algos"),
+    *("rlstruct.batchers.workers.local", "rlstruct.envs", "rlstruct.agents", "rlstruct.sims", "rlstruct.algos"),
 )
 # Read once, when Python starts or a library is loaded: the server must have been started with the same.
 _READ_ONCE = (

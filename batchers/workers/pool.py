@@ -1,4 +1,4 @@
-"""Collection in k worker processes, seen from their parent."""
+"""Collection by k workers: restarts, timeouts, seeds and queueing, for every transport alike."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import pairwise
 from multiprocessing.util import Finalize
-from selectors import EVENT_READ, PollSelector
 from typing import Any, Literal
 
 import cloudpickle
@@ -19,17 +18,12 @@ from torch import Tensor
 from rlstruct import profiling
 from rlstruct.batchers.assemble import Part
 from rlstruct.batchers.backend import BackendStats, Settings
-from rlstruct.batchers.progress import Progress
 from rlstruct.batchers.recipe import Recipe
 from rlstruct.batchers.reports import LostEpisodes
 from rlstruct.batchers.saved_state import CollectorState
-from rlstruct.batchers.shared_memory import SharedBlock
 from rlstruct.batchers.workers.handle import WorkerHandle, end
-from rlstruct.batchers.workers.processes import quiet_start
-from rlstruct.batchers.workers.weights import N_SLOTS, SharedWeights, Weights
-from rlstruct.batchers.workers.worker import Start, progress_layout
+from rlstruct.batchers.workers.transport import Transport, Weights
 from rlstruct.core import DictTensor
-from rlstruct.device import registered_backends
 from rlstruct.errors import BadTypeError, BadValueError, WorkerError, WorkerTimeout, warn_user
 
 _logger = logging.getLogger(__name__)
@@ -37,65 +31,48 @@ _logger = logging.getLogger(__name__)
 _CLOSING_SECONDS = 1.2  # how long workers may take to close their environments before they are killed
 _WRITING_SECONDS = 60.0  # likewise, while they write what a profile has recorded
 _SEED_STRIDE = 1_000_003  # added to the seed of a worker that is started again; more than anyone has environments
-_LONGEST = 1e6  # seconds; poll() counts milliseconds in 32 bits
 
 
 class WorkerPool:
-    """The backend of k worker processes; they start together, and the first call that needs them waits.
+    """The backend of k workers, wherever a transport starts them. They start together; the first call waits for them.
 
     Args:
-        settings: arguments of the batcher; ``placement`` is closed together with the pool.
+        settings: arguments of the batcher.
+        transport: how workers are reached; closed together with the pool.
 
     Raises:
         TypeError: a factory or an argument cannot be sent to another process.
     """
 
-    create_handle: Callable[..., WorkerHandle] = WorkerHandle
-    create_weights: Callable[[], Any] = SharedWeights
+    has_gaps = queues = True
 
-    def __init__(self, settings: Settings) -> None:
-        """Start the processes."""
-        recipe, n_workers = settings.recipe, settings.n_processes
+    def __init__(self, settings: Settings, transport: Transport) -> None:
         self.auto_reset = False
-        self.has_gaps = self.queues = True
         self.interrupted: Literal["new", "failed"] | None = "failed"
         self._if_waiting: Literal["failed"] | None = None  # the same while it waits: no answer is lost
         self._lost: list[LostEpisodes] = []
         self._pid = os.getpid()
-        self._timeout = settings.timeout
-        self._max_restarts = settings.max_restarts
-        self._placement = settings.placement
-        self._n_batches = 0
+        self._timeout, self._max_restarts = settings.timeout, settings.max_restarts
         self._seeds, self._agent_seeds = settings.seeds, settings.agent_seeds
-        self._created = False
-        self._progress, self._weights = SharedBlock(), self.create_weights()
-        payload = _pickled(recipe)
-        progress = self._progress.map(progress_layout(n_workers))["progress"]
-        self._workers: list[WorkerHandle] = []
-        for index in range(n_workers):
-            start = Start(
-                recipe=payload,
-                backends=registered_backends(),
-                index=index,
-                n_workers=n_workers,
-                progress=self._progress,
-                slabs=(SharedBlock(), SharedBlock()),
-                weights=self._weights.slots,
-            )
-            self._workers.append(self.create_handle(start, Progress(progress[index]), self._timeout))
-        self._selector = PollSelector()
+        self._n_batches = 0
+        self._n_envs: list[int] = []
+        self._transport = transport
+        self._weights: Weights | None = None  # the newest
+        recipe, indices = _pickled(settings.recipe), range(settings.n_processes)
+        self._workers = [WorkerHandle(index, transport, recipe, self._timeout) for index in indices]
         # Not weakref.finalize: this one does nothing in a forked child, and at exit it runs before multiprocessing
         # waits for its children, of which one may be stopped.
         self._kill = Finalize(self, end, args=(self._workers,), exitpriority=100)
-        self._spawn(self._workers)
-        n_envs = recipe.env_args.get("n_envs")
+        for worker in self._workers:
+            worker.open()
+        n_envs = settings.recipe.env_args.get("n_envs")
         for worker in self._workers:  # those whose seed is known now, or can be guessed
-            if worker.index == 0 or len(self._seeds) == n_workers or isinstance(n_envs, int):
+            if worker.index == 0 or len(self._seeds) == len(self._workers) or isinstance(n_envs, int):
                 worker.order_creation(*self._seeds_of(worker, n_envs or 0))
 
     def n_envs(self) -> list[int]:
         """Return the number of environments of each worker; wait for their creation."""
-        if not self._created:
+        if not self._n_envs:
             with profiling.operation("start"):
                 first = self._workers[0]
                 self._wait([first], self._timeout)
@@ -105,21 +82,21 @@ class WorkerPool:
                         worker.order_creation(seed, agent_seed)
                 self._wait(self._workers, self._timeout)
             self._check_created()
-            self._created = True
-        return [worker.n_envs for worker in self._workers]
+            self._n_envs = [worker.n_envs for worker in self._workers]
+        return self._n_envs
 
     def reset(self, agent_infos: Sequence[DictTensor], env_infos: Sequence[DictTensor]) -> None:
         """Order new episodes. The agent's first state may come from the weights, so they are sent with the order."""
         for worker, agent_info, env_info in zip(self._workers, agent_infos, env_infos, strict=True):
             with self._replacing():
-                worker.order_reset(agent_info, env_info, self._weights.newest)
+                worker.order_reset(agent_info, env_info, self._weights)
 
     def execute(self, agent_infos: Sequence[DictTensor | None]) -> None:
         """Order a batch of every worker that has an episode to go on with."""
         for worker in self._workers:
             if worker.n_running:
                 with self._replacing():
-                    worker.order_batch(agent_infos[worker.index], self._weights.newest)
+                    worker.order_batch(agent_infos[worker.index], self._weights)
 
     def collect(self, blocking: bool, timeout: float) -> list[Part] | None:
         """Return the oldest batch, which may come from workers that replaced others meanwhile."""
@@ -134,13 +111,14 @@ class WorkerPool:
         return [worker.take_batch() for worker in collecting]
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Write the weights into shared memory. This waits if two batches with other weights are outstanding."""
+        """Publish the weights. This waits if there is no room besides those of batches that were ordered."""
         self.interrupted = "failed"
-        used = set[int]().union(*(worker.reads() for worker in self._workers))
-        if len(used) == N_SLOTS:
+        in_use = [order.weights for worker in self._workers for order in worker.orders if order.weights is not None]
+        published = self._transport.publish(weights, version, in_use)
+        if published is None:
             self._wait(self._workers, self._timeout)
-            used = set()
-        self._weights.write(weights, version, min(set(range(N_SLOTS)) - used))
+            published = self._transport.publish(weights, version, ())
+        self._weights = published
 
     def state_dicts(self) -> list[CollectorState]:
         """Ask all workers for their states."""
@@ -152,7 +130,7 @@ class WorkerPool:
         """Let all workers go on from these states."""
         arguments = zip(states, agent_infos, env_infos, strict=True)
         self._if_waiting = "failed"  # the workers go on to load, and the batcher would not know
-        answers = self._ask([("load", *of_worker) for of_worker in arguments], self._weights.newest)
+        answers = self._ask([("load", *of_worker) for of_worker in arguments], self._weights)
         self._if_waiting = None
         for worker, (_, seed), *infos in zip(self._workers, answers, agent_infos, env_infos, strict=True):
             worker.go_on(seed, *infos)
@@ -160,9 +138,14 @@ class WorkerPool:
 
     def stats(self) -> BackendStats:
         """Return seconds as of each worker's last batch, and what the pool has noted."""
-        seconds, layouts = zip(*((worker.seconds, worker.layout) for worker in self._workers), strict=True)
-        pids = tuple(worker.pid for worker in self._workers if worker.pid is not None)
-        return BackendStats(seconds, layouts, self._weights.n_bytes(), pids, tuple(self._lost))
+        workers = self._workers
+        return BackendStats(
+            seconds=tuple(worker.seconds for worker in workers),
+            layouts=tuple(worker.layout for worker in workers),
+            weight_bytes=self._transport.n_bytes(),
+            pids=tuple(worker.link.pid for worker in workers if self._transport.is_local and worker.link.pid),
+            lost=tuple(self._lost),
+        )
 
     def close(self) -> None:
         """Stop the workers, kill those that do not stop, and release everything."""
@@ -170,17 +153,15 @@ class WorkerPool:
             return  # a forked child holds a copy of this object: the workers are not its own
         if self._kill.still_active():
             for worker in self._workers:
-                worker.stop()
+                worker.link.stop()
             deadline = time.monotonic() + (_WRITING_SECONDS if profiling.is_on() else _CLOSING_SECONDS)
             for worker in self._workers:
-                if worker.created or worker.progress.born:  # one that still imports your script has nothing to close
-                    worker.join(deadline - time.monotonic())
+                if worker.created or worker.link.progress.born:  # one that imports your script has nothing to close
+                    worker.link.join(deadline - time.monotonic())
             self._kill()
-        for worker in self._workers:
-            worker.release()
-        for block in (self._progress, *self._weights.slots):
-            block.close()
-        self._placement.close()
+            for worker in self._workers:
+                worker.batches.clear()
+            self._transport.close()
 
     def _ask(self, orders: Sequence[tuple[Any, ...]], weights: Weights | None = None) -> list[Any]:
         """Send each worker an order, and return their answers."""
@@ -214,20 +195,13 @@ class WorkerPool:
     def _receive(self, seconds: float) -> bool:
         """Take in the answers that are there, or wait for one; False if nothing came in time."""
         self.interrupted = self._if_waiting
-        ready = self._selector.select(min(max(0.0, seconds), _LONGEST))
+        ready = self._transport.wait(seconds)
         self.interrupted = "failed"
-        for worker in dict.fromkeys(key.data for key, _ in ready):
-            if not worker.take_answer() and worker.died():
+        for index in ready:
+            worker = self._workers[index]
+            if not worker.take_answer() and worker.link.ended():
                 raise worker.death()
         return bool(ready)
-
-    def _spawn(self, workers: Sequence[WorkerHandle]) -> None:
-        with quiet_start():
-            for worker in workers:
-                with self._placement.of(worker.index):
-                    worker.spawn()
-                for source in worker.sources():
-                    self._selector.register(source, EVENT_READ, worker)
 
     def _seeds_of(self, worker: WorkerHandle, n_envs: int) -> tuple[int, int | None]:
         """The seeds of a worker's environments and agent, if each worker has this many environments."""
@@ -288,13 +262,11 @@ class WorkerPool:
             )
         )
         _logger.warning("RL_Batcher starts a worker again, its episodes are lost: %s", error)
-        for source in worker.sources():
-            self._selector.unregister(source)
         end([worker])
-        self._spawn([worker])
+        worker.open()
         agent_seed = self._seeds_of(worker, 0)[1]
         try:
-            worker.order_again(seed, None if agent_seed is None else agent_seed + _SEED_STRIDE, self._weights.newest)
+            worker.order_again(seed, None if agent_seed is None else agent_seed + _SEED_STRIDE, self._weights)
         except WorkerError as failure:
             return failure
         return None

@@ -212,7 +212,7 @@ def test_a_worker_without_a_place_or_an_answer_is_late(cluster: Cluster) -> None
 def test_nodes_with_other_versions_are_refused(cluster: Cluster) -> None:
     module = importlib.import_module("rlstruct.batchers.workers.cluster")
     module.connect(cluster.address)
-    actor = module.ActorWorker(b"", {}, {**module.versions(), "torch": "1.0"})
+    actor = module.RayActor(b"", {}, {**module.versions(), "torch": "1.0"})
     _, _, failure = actor.answer("create", (0, 0), 0, None)
     words = r"node .* has torch 2.*, the batcher's process 1\.0\. Install the same on every node"
     assert re.search(words, failure.summary)

@@ -27,7 +27,7 @@ from rlstruct import (
 )
 from rlstruct.batchers import RL_Batcher
 from rlstruct.batchers.backend import BACKENDS, Settings
-from rlstruct.batchers.workers.handle import WorkerHandle
+from rlstruct.batchers.workers.local import LocalLink
 
 
 def make(n_processes: int = 0, *, T: int = 3, n_envs: int = 2, auto_reset: bool = True, **settings: Any) -> RL_Batcher:
@@ -43,14 +43,17 @@ def two_workers() -> Iterator[RL_Batcher]:
 
 
 def test_ctrl_c_that_loses_an_answer_leaves_no_batcher_that_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(worker: WorkerHandle) -> bool:
-        worker.channel.receive(wait=True)
+    receive = LocalLink.receive
+
+    def interrupted(link: LocalLink) -> None:
+        while receive(link) is None:
+            time.sleep(0.01)
         raise KeyboardInterrupt
 
     with make(1) as batcher:
         batcher.reset()
         batcher.execute()
-        monkeypatch.setattr(WorkerHandle, "take_answer", interrupted)
+        monkeypatch.setattr(LocalLink, "receive", interrupted)
         with pytest.raises(KeyboardInterrupt):
             batcher.get()
         with pytest.raises(BatcherStateError, match="collection has failed; close"):
