@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,32 +51,39 @@ def assemble(
         Trajectories that use no memory of the slabs (except of one that is owned), and how many environments
         go on. Auto-resetting: all B rows, T steps; fewer real ones, or none, where a vector environment spends steps on
         its restarts. Episodic: the rows that took part, shortened to the longest. ``observation/`` and
-        ``_observation/`` of a key part memory unless an environment restarted. Padding is zero, except that the first
+        ``_observation/`` of a key share memory unless an environment restarted. Padding is zero, except that the first
         padded step of ``observation/`` shows the final observation once more.
     """
     if device.type != "cpu" and parts[0].steps.running.is_cpu:
         # Worker processes write to shared memory of the CPU: joined there, a batch travels to CUDA in one copy.
-        kind = {"auto_reset": auto_reset, "has_gaps": has_gaps}
-        batch, n_running = assemble(parts, DictTensor(), torch.device("cpu"), **kind)
-        batch = batch.to(device)
-        return Trajectories(infos.index(batch.info["environment"]) + batch.info, batch.trajectories), n_running
-    identity = _identity(parts, device)  # not of collectors whose episodes had all ended before
-    info = infos.index(identity["environment"]) + identity
-    T = max(part.collected.n_steps for part in parts)
+        on_cpu = torch.device("cpu")
+        joined, n_running = assemble(parts, DictTensor(), on_cpu, auto_reset=auto_reset, has_gaps=has_gaps)
+        joined = joined.to(device)
+        return Trajectories(infos.index(joined.info["environment"]) + joined.info, joined.trajectories), n_running
+    info = _info(parts, infos, device)
+    T = n_envs = 0
+    full = True  # every environment took part in every step
+    for part in parts:
+        n_steps, running = part.collected.n_steps, part.steps.running
+        T, n_envs = max(T, n_steps), n_envs + running.shape[1]
+        full = full and auto_reset and (not has_gaps or bool(running[:n_steps].all()))  # sync: once per batch
     if auto_reset:
-        steps = _steps(parts, T)
-        n_running = sum(part.steps.running.shape[1] for part in parts)
-        if not has_gaps or all(bool(part.steps.running[:T].all()) for part in parts):  # sync: once per batch
-            return Trajectories(info, TemporalDictTensor(steps)), n_running
-        return Trajectories(info, without_gaps(steps, _running(parts, T))), n_running
-    lengths = _running(parts, T).sum(1)
-    on_cpu, n_running = _count(lengths, parts)
-    T = int(on_cpu.max())  # sync: of CPU memory. Off the CPU collectors do not look after every step whether all ended
+        steps = _join(parts, T)
+        if full:
+            lengths = torch.full((n_envs,), T, dtype=torch.int64, device=device)
+            batch = TemporalDictTensor.unchecked(steps, lengths)
+        else:
+            batch = without_gaps(steps, _cat(parts, "running", T))
+        return Trajectories.unchecked(DictTensor.unchecked(info), batch), n_envs
+    lengths = _cat(parts, "running", T).sum(1)
+    on_host, n_running = _count(lengths, parts)
+    T = int(on_host.max())  # sync: of CPU memory. Off the CPU collectors do not look after every step whether all ended
     rows = None
-    if not bool((on_cpu > 0).all()):  # sync: of CPU memory
-        rows = move(on_cpu.nonzero().squeeze(1), device)  # sync: of CPU memory
-        info, lengths = info.index(rows), lengths.index_select(0, rows)
-    return Trajectories(info, TemporalDictTensor(_steps(parts, T, rows, lengths), lengths)), n_running
+    if not bool((on_host > 0).all()):  # sync: of CPU memory
+        rows = move(on_host.nonzero().squeeze(1), device)  # sync: of CPU memory
+        info, lengths = dict(DictTensor(info).index(rows).items()), lengths.index_select(0, rows)
+    steps = _join(parts, T, rows, lengths)
+    return Trajectories(DictTensor(info), TemporalDictTensor(steps, lengths)), n_running
 
 
 def _count(lengths: Tensor, parts: Sequence[Part]) -> tuple[Tensor, int]:
@@ -88,23 +95,30 @@ def _count(lengths: Tensor, parts: Sequence[Part]) -> tuple[Tensor, int]:
     return numbers[:n], counted + int(numbers[n:].sum())  # sync: of CPU memory
 
 
-def _identity(parts: Sequence[Part], device: torch.device) -> DictTensor:
-    """Return the environment, seed, weights version and first agent state of each row, [B]."""
-    rows: dict[str, list[Tensor]] = {key: [] for key in ("environment", "env_seed", "step", "policy_version")}
-    for part in parts:
-        B = part.steps.running.shape[1]
-        index = torch.arange(B, device=device, dtype=torch.int64)
-        rows["environment"].append(index + part.first_environment)
-        rows["env_seed"].append(index + part.seed)
-        rows["step"].append(torch.full_like(index, part.collected.first_step))
-        rows["policy_version"].append(torch.full_like(index, part.collected.version))
-    states = {
-        f"agent_state/{key}": torch.cat([part.steps.state[key] for part in parts]) for key in parts[0].steps.state
-    }
-    return DictTensor({key: torch.cat(value) for key, value in rows.items()} | states)
+def _info(parts: Sequence[Part], infos: DictTensor, device: torch.device) -> dict[str, Tensor]:
+    """Return infos, numbers, weights and first agent state of the environments of these parts, [B]."""
+    columns: dict[str, list[Tensor]] = {}
+    for part in parts:  # not of collectors whose episodes had all ended before
+        index = torch.arange(part.steps.running.shape[1], device=device, dtype=torch.int64)
+        row = {
+            "environment": index + part.first_environment,
+            "env_seed": index + part.seed,
+            "step": torch.full_like(index, part.collected.first_step),
+            "policy_version": torch.full_like(index, part.collected.version),
+        }
+        for key, state in part.steps.state.items():
+            row[f"agent_state/{key}"] = state
+        for key, value in row.items():
+            columns.setdefault(key, []).append(value)
+    info, environments = dict[str, Tensor](), torch.cat(columns["environment"])
+    for key, value in infos.items():
+        info[key] = value.index_select(0, environments)
+    for key, values in columns.items():
+        info[key] = torch.cat(values)
+    return info
 
 
-def _steps(
+def _join(
     parts: Sequence[Part], T: int, rows: Tensor | None = None, lengths: Tensor | None = None
 ) -> dict[str, Tensor]:
     """Join the steps of all parts by their keys in a batch, [B, T, ...].
@@ -118,51 +132,51 @@ def _steps(
         if group not in ("stream", "action", "reached"):
             continue
         extra = int(group == "stream")  # slot `lengths` of the stream holds the last observation that was reached
-        cut = [_cut(part.steps.tensors[name], part.collected.n_steps + extra, T + extra) for part in parts]
-        joined = cut[0].transpose(0, 1) if len(parts) == 1 and parts[0].owned else _cat(cut)
+        joined = _cat(parts, name, T, extra)
         if lengths is not None:
             joined = zero_after(joined if rows is None else joined.index_select(0, rows), lengths + extra)
         if group == "stream":
             steps[f"observation/{key}"], steps[f"_observation/{key}"] = joined[:, :T], joined[:, 1:]
         else:
             steps[f"_observation/{key}" if group == "reached" else name] = joined
-    return steps | _with_finals(parts, steps)
+    _write_finals(parts, steps)
+    return steps
 
 
-def _with_finals(parts: Sequence[Part], steps: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return ``_observation/`` of the keys that restarts change, final observations in their places, [B, T, ...]."""
-    first, n_envs = 0, sum(part.steps.running.shape[1] for part in parts)
-    changed: dict[str, Tensor] = {}
+def _write_finals(parts: Sequence[Part], steps: dict[str, Tensor]) -> None:
+    """Put final observations into ``_observation/`` where environments restarted, in copies of the keys they change."""
+    first, copied = 0, set[str]()
+    n_envs = steps["observation/done"].shape[0]
     for part in parts:
+        B = part.steps.running.shape[1]
         if part.collected.n_final:
-            at, B = part.steps.finals(part.collected.n_steps), part.steps.running.shape[1]
+            at = part.steps.finals(part.collected.n_steps)
             to = at.div(B, rounding_mode="floor") * n_envs + at % B + first
             for key, plane in part.steps.final.items():
                 name = f"_observation/{key}"
-                time_first = changed.get(name, steps[name]).transpose(0, 1)
-                if name not in changed:
+                time_first = steps[name].transpose(0, 1)
+                if name not in copied:
+                    copied.add(name)
                     time_first = time_first.clone(memory_format=torch.contiguous_format)
+                    steps[name] = time_first.transpose(0, 1)
                 final = as_signed(plane).flatten(0, 1).index_select(0, at)
                 as_signed(time_first).flatten(0, 1).index_copy_(0, to, final)
-                changed[name] = time_first.transpose(0, 1)
-        first += part.steps.running.shape[1]
-    return changed
+        first += B
 
 
-def _running(parts: Sequence[Part], T: int) -> Tensor:
-    return _cat([_cut(part.steps.running, part.collected.n_steps, T) for part in parts])  # [B, T]
+def _cat(parts: Sequence[Part], name: str, T: int, extra: int = 0) -> Tensor:
+    """Copy T time-first steps of all parts to [B, T + extra, ...], with zeros after those that a part has taken.
 
-
-def _cat(parts: list[Tensor]) -> Tensor:
-    """Copy time-first tensors [T, B, ...] to one [sum of B, T, ...]; in memory time stays first.
-
-    So whole rows are copied, which is several times faster than to turn them, and every batch has the same strides.
+    In memory time stays first: so whole rows are copied, which is several times faster than to turn them, and every
+    batch has the same strides. The memory of a single part that is owned is not copied.
     """
-    return torch.cat(parts, dim=1).transpose(0, 1)
-
-
-def _cut(tensor: Tensor, n_steps: int, T: int) -> Tensor:
-    """The first n_steps of a slab, padded with zeros to T: beyond them it holds an older batch, [T, B, ...]."""
-    if n_steps >= T:
-        return tensor[:T]
-    return torch.cat([tensor[:n_steps], tensor.new_zeros((T - n_steps, *tensor.shape[1:]))])
+    cut = []
+    for part in parts:
+        tensor, n_steps = part.steps.tensors[name], part.collected.n_steps + extra
+        taken = tensor[: min(n_steps, T + extra)]  # beyond n_steps is an older batch
+        if len(taken) < T + extra:
+            taken = torch.cat([taken, tensor.new_zeros((T + extra - len(taken), *tensor.shape[1:]))])
+        cut.append(taken)
+    if len(cut) == 1 and parts[0].owned:
+        return cut[0].transpose(0, 1)
+    return torch.cat(cut, dim=1).transpose(0, 1)

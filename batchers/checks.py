@@ -66,11 +66,12 @@ class BatchChecks:
         B = steps.running.shape[1]
         if n_steps and (steps.running.is_cpu or not self._read):
             self._read = True
-            looks = self._wrong(steps, n_steps, n_final)
-            wrong = {
-                name: where for name, where in looks if bool(where.any())
-            }  # sync: elsewhere in the first batch only
-            self._tell({name: int(_first(where)) for name, where in wrong.items()}, B, steps)  # sync: of what is wrong
+            wrong = {}
+            for name, where in self._wrong(steps, n_steps, n_final):
+                if bool(where.any()):  # sync: elsewhere in the first batch only
+                    wrong[name] = int(_first(where))  # sync: of what is wrong
+            if wrong:
+                self._tell(wrong, B, steps)
         elif n_steps:
             self._later.append(Later(self.look(steps, n_steps, n_final) if found is None else found))
             while self._later and (places := self._later[0].read()) is not None:
@@ -93,7 +94,9 @@ class BatchChecks:
         For an action these are [n, B] bool; for frames and rewards [n + 1, B], from before the first step on.
         """
         running = steps.running[:n]
-        for name in [name for name in self._actions if name in steps.action]:
+        for name in self._actions:
+            if name not in steps.action:
+                continue
             values = steps.action[name]
             low, high = self._bounds_on(name, values.device)
             yield name, _any(~((values[:n] >= low) & (values[:n] <= high)), running)

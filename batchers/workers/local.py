@@ -216,7 +216,7 @@ def main(start: Start, end: socket.socket) -> None:
     progress, mapped = Progress(start.words()), dict[int, tuple[Layout, dict[str, Tensor]]]()
 
     def read(weights: Weights) -> dict[str, Tensor]:
-        if mapped.get(weights.place, ({}, {}))[0] != weights.layout:
+        if mapped.get(weights.place, (None, {}))[0] != weights.layout:
             mapped[weights.place] = weights.layout, start.weights[weights.place].map(weights.layout)
         return mapped[weights.place][1]
 

@@ -156,7 +156,7 @@ def test_processes_that_two_threads_start_inherit_nothing_from_each_other(
 def test_a_batcher_that_cannot_be_made_leaves_no_daemon(h100: FakeMps, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TypeError, match="cannot be sent"):
         batcher(monkeypatch, h100.folder, sharing="mps", agent_args={"value": (i for i in range(3))})
-    monkeypatch.setattr("rlstruct.batchers.workers.local.LocalTransport.open", lambda *_: 1 / 0)
+    monkeypatch.setattr("rlstruct.batchers.workers.local.LocalLink", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         batcher(monkeypatch, h100.folder, sharing="mps")
     assert len(h100.told("daemon")) == 1
