@@ -286,7 +286,7 @@ def test_without_a_cluster_or_without_ray_it_says_what_to_do(monkeypatch: pytest
         create(n_processes=1, cluster="127.0.0.1:1")
     with pytest.raises(ValueError, match=r"cluster='auto' with n_processes=0.*expected the number of workers"):
         create(cluster="auto")
-    with pytest.raises(ValueError, match="A2CConfig: cluster is auto, expected None, or n_processes of 1 or more"):
+    with pytest.raises(ValueError, match="A2CConfig: cluster is 'auto', expected None, or n_processes of 1 or more"):
         A2CConfig(cluster="auto", n_processes=0)
     monkeypatch.delitem(sys.modules, "rlstruct.batchers.workers.cluster")
     monkeypatch.setitem(sys.modules, "ray", None)
