@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import pickle
 import threading
@@ -18,7 +17,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar
 
 import torch
@@ -28,9 +26,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.others import ANSWER_SECONDS, Others
-from rlstruct.algos.shared_sum import ORDERED, SharedSum
 from rlstruct.algos.watcher import Watcher
-from rlstruct.batchers.shared_memory import SharedBlock
 from rlstruct.batchers.workers.processes import inheriting
 from rlstruct.engine.compiled import Tensors
 from rlstruct.errors import LearnerError
@@ -132,8 +128,6 @@ class Group(Learners):
                 world_size=self.size,
                 timeout=timedelta(seconds=ANSWER_SECONDS),
             )
-        self._between: dist.ProcessGroup | None = None
-        self._memory = None if self._nccl else self._open_memory()
         self._watcher = Watcher(self._others.watch, _abort) if self._nccl else None
 
     def mean(self, terms: Tensors, gradient: Tensors, weight: Tensor | None) -> tuple[Tensors, Tensors]:
@@ -154,46 +148,9 @@ class Group(Learners):
             total = x.clone()
             dist.all_reduce(total)  # in the order of the stream, without a wait of the host
             return total
-        if self._memory is None:
-            total = x.detach().to("cpu", copy=True)
-            self._wait(dist.all_reduce(total, async_op=True))
-        else:
-            total = self._memory.add_up(x if self._one_gpu and x.is_cuda else x.to("cpu"))
-            if self._between is not None:  # first on each machine, then between the first ones of all machines
-                if leads := self.rank in self._leaders:
-                    self._wait(dist.all_reduce(total, group=self._between, async_op=True))
-                total = self._memory.add_up(total if leads else torch.zeros_like(total))
+        total = x.detach().to("cpu", copy=True)
+        self._wait(dist.all_reduce(total, async_op=True))
         return total.to(x.device)
-
-    def _open_memory(self) -> SharedSum | None:
-        """Open memory that the learners of each machine see; None where each has but one, or there is no way."""
-        hosts = [one["host"] for one in self._facts]
-        here = [rank for rank, host in enumerate(hosts) if host == hosts[self.rank]]
-        self._leaders = [rank for rank, host in enumerate(hosts) if host not in hosts[:rank]]
-        block, key = None, f"memory of {here[0]}"
-        if ORDERED and len(self._leaders) < self.size:
-            if self.rank == here[0]:
-                block = SharedBlock()
-                self._store.set(key, json.dumps(block.address()))
-            with contextlib.suppress(OSError):  # it is in another container, under the same host name
-                block = block or SharedBlock.at(*json.loads(self._store.get(key)))
-        opened = torch.tensor([block is not None], dtype=torch.int64, device="cpu")
-        self._wait(dist.all_reduce(opened, dist.ReduceOp.MIN, async_op=True))
-        if block is None or not opened[0]:  # sync: none, it is on the CPU
-            return None
-        self._between = dist.new_group(self._leaders, backend="gloo") if len(self._leaders) > 1 else None
-        self._one_gpu = share_a_gpu(self._facts)
-        return SharedSum(here.index(self.rank), len(here), block, self._others.look_after, self._rows_on_gpu)
-
-    def _rows_on_gpu(self, n_bytes: int) -> Tensor:
-        """Return rows in the memory of the GPU on which all of them are, for `SharedSum`; by CUDA IPC."""
-        if self.rank == 0:
-            device = torch.device(self._facts[0]["device"])
-            rows = torch.empty((2, self.size, n_bytes), dtype=torch.uint8, device=device)
-            self.from_first(bytes(ForkingPickler.dumps(rows)))
-            return rows
-        shared: Tensor = pickle.loads(self.from_first(None))
-        return shared
 
     def share(self, config: AnyConfig) -> AnyConfig:
         """See `Learners.share`."""
@@ -336,12 +293,6 @@ def have_a_gpu_each(facts: Sequence[Mapping[str, Any]]) -> bool:
     """Tell whether NCCL can connect learners: each has a GPU, and no two the same, not even parts of it."""
     buses = {(one["host"], one["bus"]) for one in facts if one.get("bus")}
     return len(buses) == len(facts)
-
-
-def share_a_gpu(facts: Sequence[Mapping[str, Any]]) -> bool:
-    """Tell whether learners can see each other's GPU memory: all have one GPU of one machine, under the same number."""
-    gpus = {(one["host"], one.get("gpu"), one["device"]) for one in facts}
-    return len(gpus) == 1 and bool(facts[0].get("gpu"))
 
 
 def _abort() -> None:

@@ -2,11 +2,10 @@
 
 ``learners``: one PPO in one process and in two, in turns; ``same`` shares the environments of one learner between two,
 ``double`` gives each learner as many as the one has, and ``apart`` are two trainings at the same time that exchange
-nothing, the most that this machine has to give. ``sums``: what one sum over two learners takes, in shared memory and
-through gloo. ``collection``: one and two workers, of this machine and of Ray, beside TorchRL's RayCollector and RLlib's
-env runners, in turns. ``plan``: what a batch costs the learner's process on a cluster, from which docs/scaling.md plans
-a large one. Needs two idle cores, and takes some six minutes; what is done is written after each part. Rows for GPUs
-are run where there is one: all learners on the first GPU, in turns.
+nothing, the most that this machine has to give. ``collection``: one and two workers, of this machine and of Ray, beside
+TorchRL's RayCollector and RLlib's env runners, in turns. ``plan``: what a batch costs the learner's process on a
+cluster, from which docs/scaling.md plans a large one. Needs two idle cores and six minutes; what is done is written
+after each part. Rows for GPUs are run where there is one: all learners on the first GPU, in turns.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import tempfile
 import time
@@ -26,12 +24,10 @@ from _contenders import Entry, compete
 from _report import RESULTS, machine, verdict, write
 from gymnasium import spaces
 from torch import Tensor, multiprocessing
-from torch.distributed import FileStore
 
 from rlstruct import DictTensor, VecEnv
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RandomAgent
 from rlstruct.algos.ppo import PPOConfig, train
-from rlstruct.algos.process_group import Group
 from rlstruct.algos.training import TrainingLoop
 from rlstruct.batchers import RL_Batcher
 from rlstruct.errors import ClusterError, LearnerError, WorkerError
@@ -129,45 +125,6 @@ def learners(rounds: int, n_updates: int) -> list[dict[str, Any]]:
         told = verdict(ratio, TARGET) if name.endswith("2 learners") and device == "cpu" else ""
         print(f"{name:22}{rows[-1]['steps_per_s']:12,.0f} steps/s {ratio:6.2f} x one   {told}   "
               f"({cpu_ratio:.2f} for each CPU second of a learner)", flush=True)  # fmt: skip
-    return rows
-
-
-def add_up_in_turns(rank: int, folder: str, rounds: int) -> None:
-    """Be one of two learners that add up, through shared memory and through gloo; the first one notes the seconds."""
-    torch.set_num_threads(1)
-    store = FileStore(f"{folder}/store", 2)
-    store.set(f"pid {rank}", str(os.getpid()))
-    here = {"host": platform.node(), "device": "cpu"}
-    group = Group(rank, rank, store, [{**here, "pid": int(store.get(f"pid {i}"))} for i in range(2)])
-    ways = {"shared memory": group._memory, "gloo": None}
-    found = []
-    for n in (2, 70_000):
-        x = torch.ones(n)
-        times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
-        for turn in range(rounds + 1):
-            for way, memory in ways.items():
-                group._memory = memory
-                start, cpu = time.perf_counter(), time.process_time()
-                for _ in range(100):
-                    group.add_up(x)
-                if turn:
-                    times[way].append(((time.perf_counter() - start) / 100, (time.process_time() - cpu) / 100))
-        for way, each in times.items():
-            seconds, cpu = (statistics.median(one[i] for one in each) for i in range(2))
-            name = f"{n:,} numbers, {way}"
-            found.append({"part": "sums", "work": name, "seconds": seconds, "cpu_seconds": cpu, "rounds": each})
-    group.close()
-    if rank == 0:
-        Path(folder, "found.json").write_text(json.dumps(found))
-
-
-def sums(rounds: int) -> list[dict[str, Any]]:
-    """Let two processes add up in turns by shared memory and by gloo."""
-    with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(add_up_in_turns, (folder, rounds), nprocs=2)
-        rows: list[dict[str, Any]] = json.loads(Path(folder, "found.json").read_text())
-    for row in rows:
-        print(f"{row['work']:30}{1e6 * row['seconds']:10,.0f} us a sum, {1e6 * row['cpu_seconds']:6,.0f} us of CPU")
     return rows
 
 
@@ -278,7 +235,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="turns of each, at least 5")
     parser.add_argument("--updates", type=int, default=6, help="of each training")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each turn of collection")
-    parser.add_argument("--part", nargs="*", choices=("learners", "sums", "collection", "plan"), help="not written")
+    parser.add_argument("--part", nargs="*", choices=("learners", "collection", "plan"), help="not written")
     parser.add_argument(
         "--peers", default=str(RESULTS.parent.parent / ".venv-peers/bin/python"), help="the peers' interpreter"
     )
@@ -289,7 +246,6 @@ def main() -> None:
     print(machine())
     parts = {
         "learners": lambda: learners(rounds, options.updates),
-        "sums": lambda: sums(rounds),
         "collection": lambda: collection(rounds, options.seconds, options.peers),
         "plan": lambda: plan(rounds),
     }

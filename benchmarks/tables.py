@@ -159,16 +159,6 @@ def scale_plan(rows: Rows) -> list[str]:
     return table(head, cells)
 
 
-def scale_sums(rows: Rows) -> list[str]:
-    """Tabulate the time of a sum over two learners."""
-    cells = [
-        [row["work"], f"{1e6 * row['seconds']:,.0f}", f"{1e6 * row['cpu_seconds']:,.0f}"]
-        for row in rows
-        if row["part"] == "sums" and "seconds" in row
-    ]
-    return table("a sum over two learners | µs | µs of CPU in each", cells)
-
-
 def frames(rows: Rows) -> list[str]:
     """Tabulate the copies of a frame of Atari."""
     row = rows[0]
@@ -433,7 +423,6 @@ TABLES: dict[str, tuple[str, Callable[[Rows], list[str]]]] = {
     "scale_learners": ("scale", partial(scale, "learners")),
     "scale_collection": ("scale", partial(scale, "collection")),
     "scale_plan": ("scale", scale_plan),
-    "scale_sums": ("scale", scale_sums),
     "imports": ("import_time", imports),
     "seconds_to_475": ("time_to_475", seconds_to_475),
     "profile_shares": ("profiler", profile_shares),

@@ -19,7 +19,7 @@ from forked_learners import fork_learners
 from rlstruct.algos import others
 from rlstruct.algos.launch import gpu_facts
 from rlstruct.algos.others import Others
-from rlstruct.algos.process_group import Group, have_a_gpu_each, learning_in, share_a_gpu
+from rlstruct.algos.process_group import Group, have_a_gpu_each, learning_in
 from rlstruct.algos.watcher import Watcher
 from rlstruct.errors import LearnerError
 
@@ -136,21 +136,20 @@ CPU = {"host": "a", "device": "cpu"}
 
 
 @pytest.mark.parametrize(
-    ("facts", "each", "shared"),
+    ("facts", "each"),
     [
-        ([learner("a", "u1", "1"), learner("a", "u2", "2", "cuda:1")], True, False),
-        ([learner("a", "u1", "1"), learner("a", "u2", "2")], True, False),  # each sees one GPU, as cuda:0
-        ([learner("a", "u1", "1"), learner("b", "u2", "1")], True, False),  # the same slot of two machines
-        ([learner("a", "u1", "1"), learner("a", "u1", "1")], False, True),
-        ([learner("a", "u1", "1"), learner("a", "u1", "1", "cuda:1")], False, False),  # another number of the same GPU
-        ([learner("a", "MIG-1", "1"), learner("a", "MIG-2", "1")], False, False),  # parts of one GPU
-        ([learner("a", "u1", "1"), learner("a", "u1", "1"), learner("a", "u2", "2")], False, False),
-        ([CPU, CPU], False, False),
+        ([learner("a", "u1", "1"), learner("a", "u2", "2", "cuda:1")], True),
+        ([learner("a", "u1", "1"), learner("a", "u2", "2")], True),  # each sees one GPU, as cuda:0
+        ([learner("a", "u1", "1"), learner("b", "u2", "1")], True),  # the same slot of two machines
+        ([learner("a", "u1", "1"), learner("a", "u1", "1")], False),
+        ([learner("a", "u1", "1"), learner("a", "u1", "1", "cuda:1")], False),  # another number of the same GPU
+        ([learner("a", "MIG-1", "1"), learner("a", "MIG-2", "1")], False),  # parts of one GPU
+        ([learner("a", "u1", "1"), learner("a", "u1", "1"), learner("a", "u2", "2")], False),
+        ([CPU, CPU], False),
     ],
 )
-def test_gpus_are_known_by_what_they_are(facts: list[dict[str, Any]], each: bool, shared: bool) -> None:
+def test_gpus_are_known_by_what_they_are(facts: list[dict[str, Any]], each: bool) -> None:
     assert have_a_gpu_each(facts) == each
-    assert share_a_gpu(facts) == shared
 
 
 def records(group: Group) -> bool:
