@@ -7,7 +7,7 @@ and NaN goes through every network. Nobody would notice.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ class BatchChecks:
         self._bounds: dict[str, tuple[Tensor, Tensor]] = {}  # least and greatest value of each action
         self._names: list[str] = []  # of what `look` looked at
         self._read = False  # whether a batch was checked at once
-        self._later: list[Later] = []
+        self._later: list[tuple[int, Later]] = []  # number of environments, and what `look` has found
 
     @torch.no_grad()
     def look(self, steps: Steps, n_steps: int, n_final: int) -> Tensor:
@@ -53,9 +53,11 @@ class BatchChecks:
             For each tensor that was looked at the first place t * B + b that is wrong, or -1.  [K] int64
             Of frames and rewards t = 0 is before the first step, of actions it is the first step.
         """
-        found = {name: _first(wrong) for name, wrong in self._wrong(steps, n_steps, n_final)}
-        self._names = list(found)
-        return torch.stack([*found.values()])
+        names, places = zip(
+            *((name, _first(wrong)) for name, wrong in self._wrong(steps, n_steps, n_final)), strict=True
+        )
+        self._names = list(names)  # a frame stands there twice where `reached` has it too
+        return torch.stack(places)
 
     def check(self, steps: Steps, n_steps: int, n_final: int, found: Tensor | None = None) -> None:
         """Check a batch, by what `look` has found in it or by looking now.
@@ -66,26 +68,37 @@ class BatchChecks:
         B = steps.running.shape[1]
         if n_steps and (steps.running.is_cpu or not self._read):
             self._read = True
-            wrong = {}
+            wrong = []
             for name, where in self._wrong(steps, n_steps, n_final):
                 if bool(where.any()):  # sync: elsewhere in the first batch only
-                    wrong[name] = int(_first(where))  # sync: of what is wrong
+                    wrong.append((name, int(_first(where))))  # sync: of what is wrong
             if wrong:
                 self._tell(wrong, B, steps)
         elif n_steps:
-            self._later.append(Later(self.look(steps, n_steps, n_final) if found is None else found))
-            while self._later and (places := self._later[0].read()) is not None:
+            self._later.append((B, Later(self.look(steps, n_steps, n_final) if found is None else found)))
+            while self._later and (places := self._later[0][1].read()) is not None:
                 self._later.pop(0)
-                self._tell(dict(zip(self._names, places, strict=True)), B)
+                self._tell(zip(self._names, places, strict=True), B)
 
-    def _tell(self, places: dict[str, int], B: int, steps: Steps | None = None) -> None:
+    def close(self) -> None:
+        """Wait for what was found in the last batches, which no later batch has read.
+
+        Raises:
+            ValueError: as in `check`.
+        """
+        while self._later:
+            B, later = self._later.pop(0)
+            self._tell(zip(self._names, later.wait(), strict=True), B)
+
+    def _tell(self, places: Iterable[tuple[str, int]], B: int, steps: Steps | None = None) -> None:
         """Raise for what went wrong first: NaN in a frame leads to wrong actions, and these lead to NaN in frames."""
-        found = [(2 * (place // B) + (name in self._actions), name, place) for name, place in places.items()]
+        found = [(2 * (place // B) + (name in self._actions), name, place) for name, place in places]
         for _, name, place in sorted(entry for entry in found if entry[2] != _FINE)[:1]:
             t, j = divmod(place, B)
             shown = "out of range"
             if steps is not None and name in self._actions:
                 shown = str(steps.action[name][t, j].tolist())  # sync: only when something is wrong
+            self._later.clear()  # later batches follow from this one
             raise self._error(name, t, j, shown)
 
     def _wrong(self, steps: Steps, n: int, n_final: int) -> Iterator[tuple[str, Tensor]]:

@@ -5,6 +5,7 @@ The same loop runs in the user's process (``n_processes=0``) and in every worker
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -311,11 +312,15 @@ class Collector:
         return spell_input(self._observation, self._state, self.actor.agent_info)
 
     def close(self) -> None:
-        """Close agent and environment."""
-        try:
-            self.actor.agent.close()
-        finally:
-            self.env.close()
+        """Close agent and environment, and read what was found in the last batches.
+
+        Raises:
+            ValueError: an action of theirs does not exist, or a frame or reward is NaN.
+        """
+        with contextlib.ExitStack() as closing:
+            closing.callback(self.env.close)
+            closing.callback(self.actor.agent.close)
+            self._checks.close()
 
     def _first_answer(self, keys: Tensor) -> Any:  # noqa: ANN401 - of the user's agent
         """Let the agent act once, from which the layout of the slab is known, and allocate it."""

@@ -109,6 +109,12 @@ class Later:
         """Return the numbers; None if the device is not through with them."""
         if self._done is not None and not self._done.query():  # type: ignore[no-untyped-call]
             return None
+        return self.wait()
+
+    def wait(self) -> list[int]:
+        """Return the numbers as soon as the device is through with them."""
+        if self._done is not None:
+            self._done.synchronize()  # type: ignore[no-untyped-call]
         with intended():  # sync: nothing waits, the copy is done
             numbers: list[int] = self._copy.tolist()  # sync: as above
         return numbers

@@ -17,6 +17,7 @@ from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.batchers import RL_Batcher
 from rlstruct.batchers.checks import BatchChecks
 from rlstruct.batchers.slab import Steps
+from rlstruct.engine.streams import Later
 from rlstruct.errors import WorkerError
 from rlstruct.functional.random import categorical
 from rlstruct.sims import make
@@ -103,6 +104,54 @@ def test_off_the_cpu_later_batches_are_told_when_the_device_is_through_with_them
         looking.check(good, 1, 0)
         with pytest.raises(ValueError, match="action 'action' of environment 1 in step 0 of the batch is out of range"):
             looking.check(bad, 1, 0)
+
+
+def frames_of(stream: list[float], reached: list[float]) -> Steps:
+    """Two steps of one environment on an accelerator, which restarts after the first."""
+    tensors = {"stream/frame": torch.tensor(stream).view(3, 1), "reached/frame": torch.tensor(reached).view(2, 1)}
+    tensors["running"] = torch.ones(2, 1, dtype=torch.bool)
+    return Steps({name: tensor.to("sim:1") for name, tensor in tensors.items()})
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    ("stream", "reached", "after"),
+    [([0.0, math.nan, 1.0], [0.0, 1.0], 0), ([0.0, 0.0, 1.0], [0.0, math.nan], 1), ([math.nan, 0, 0], [0, 0], -1)],
+)
+def test_off_the_cpu_nan_is_found_before_a_restart_and_after_it(
+    stream: list[float], reached: list[float], after: int, first: bool
+) -> None:
+    looking = BatchChecks(spaces.Discrete(3))
+    if not first:
+        looking.check(frames_of([0.0, 1.0, 2.0], [1.0, 2.0]), 2, 0)
+    where = "at the beginning of the batch" if after < 0 else f"after step {after}"
+    with pytest.raises(ValueError, match=f"'observation/frame' of environment 0 is NaN {where}"):
+        looking.check(frames_of(stream, reached), 2, 0)
+
+
+class Slow(Later):
+    """A device that is through with its work only when it is waited for."""
+
+    def read(self) -> None:
+        return None
+
+
+def test_what_is_wrong_in_the_last_batch_is_logged_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("rlstruct.batchers.checks.Later", Slow)
+    agent = ActorCriticAgent(ActorCritic(4, 2), device="sim:1")
+    env_args = {"name": "CartPole-v1", "n_envs": 4, "device": "sim:1"}
+    with RL_Batcher(8, lambda: agent, make, env_args=env_args, seed=0, device="sim:1", graph=False) as batcher:
+        batcher.reset()
+        for n in range(3):
+            if n == 2:
+                batcher.update({key: weight * math.nan for key, weight in agent.model.state_dict().items()})
+            batcher.execute()
+            batcher.get()
+        assert not caplog.records
+    assert "logits that are NaN" in caplog.text
+    assert caplog.text.count("out of range") == 1
 
 
 class BadEnv(RandomEnv):
