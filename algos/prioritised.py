@@ -13,8 +13,8 @@ from torch import Tensor
 
 from rlstruct.algos.replay_buffer import ReplayBuffer
 from rlstruct.core import TemporalDictTensor
-from rlstruct.errors import BadValueError
 from rlstruct.functional import random
+from rlstruct.options import Range, Rule
 from rlstruct.profiling import operation
 
 _WIDTH = 1024
@@ -73,11 +73,8 @@ class PrioritisedReplayBuffer(ReplayBuffer):
     ) -> None:
         """Remember the settings; memory follows at the first `extend`."""
         super().__init__(capacity, **settings)
-        if exponent < 0.0 or epsilon <= 0.0:
-            raise BadValueError(
-                f"PrioritisedReplayBuffer: exponent is {exponent} and epsilon {epsilon}, expected at least 0 and "
-                "more than 0."
-            )
+        Rule(Range(at_least=0)).check("PrioritisedReplayBuffer", "exponent", exponent)
+        Rule(Range(above=0)).check("PrioritisedReplayBuffer", "epsilon", epsilon)
         self.exponent, self.correction, self.epsilon = exponent, correction, epsilon
         self.priority = torch.zeros(0, dtype=torch.float64, device=self.device)
         self._largest = torch.ones((), dtype=torch.float64, device=self.device)

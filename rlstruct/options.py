@@ -116,8 +116,9 @@ class Options:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        for name, rule in _rules(type(self)).items():
-            rule.check(type(self).__name__, name, getattr(self, name))
+        kind: type = type(self)
+        for name, rule in _rules(kind).items():
+            rule.check(kind.__name__, name, getattr(self, name))
 
     def require(self, name: str, fits: bool, expected: str) -> None:
         """Raise ValueError unless a setting fits the others.

@@ -20,6 +20,7 @@ from rlstruct.batchers import RL_Batcher
 from rlstruct.cli.complaint import UserError, check_device, number, say
 from rlstruct.cli.film import check_path, film
 from rlstruct.cli.record import Trained, load_trained
+from rlstruct.options import Options, option
 from rlstruct.rl_agent import RL_Agent
 
 _AT_ONCE = 100  # environments in one batch, at most
@@ -29,7 +30,7 @@ _SEED = 500_000_000  # far from the seeds of trainings and of their evaluations
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate:
+class Evaluate(Options):
     """Play whole episodes with the agent of a run, on seeds that it never saw.
 
     Attributes:
@@ -43,7 +44,7 @@ class Evaluate:
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    episodes: int = 100
+    episodes: int = option(100, at_least=1)
     video: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     device: str = "cpu"
@@ -54,8 +55,6 @@ class Evaluate:
 def run(arguments: Sequence[str]) -> None:
     """Evaluate as the words after ``evaluate`` say."""
     options: Evaluate = tyro.cli(Evaluate, args=arguments, prog="rlstruct evaluate")
-    if options.episodes < 1:
-        raise UserError(f"--episodes {options.episodes}: expected at least 1.")
     if options.video is not None:
         check_path(options.video)
     check_device("--device", options.device)

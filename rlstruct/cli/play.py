@@ -19,6 +19,7 @@ from rlstruct.cli.film import check_path, film
 from rlstruct.cli.record import load_trained
 from rlstruct.core import DictTensor
 from rlstruct.functional.random import step_keys
+from rlstruct.options import Options, option
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.search import SearchAgent, SearchConfig
 from rlstruct.sims import ConnectFour
@@ -26,7 +27,7 @@ from rlstruct.sims.tensor_env import Backend
 
 
 @dataclass(frozen=True, kw_only=True)
-class Play:
+class Play(Options):
     """Show an environment in pictures: acting at random, or the agent of a run.
 
     rlstruct play connect-four lets you play against a search in the terminal.
@@ -43,8 +44,8 @@ class Play:
     what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV|RUN")]
     simulator: Backend | None = None
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    steps: int = 200
-    n_envs: int = 1
+    steps: int = option(200, at_least=1)
+    n_envs: int = option(1, at_least=1, at_most=64)
     seed: int = 0
 
 
@@ -54,8 +55,6 @@ def run(arguments: Sequence[str]) -> None:
         _play_connect_four(arguments[1:])
         return
     options: Play = tyro.cli(Play, args=arguments, prog="rlstruct play")
-    if options.steps < 1 or not 1 <= options.n_envs <= 64:
-        raise UserError("expected --steps of at least 1 and --n-envs from 1 to 64.")
     out = options.out or Path(f"play-{Path(options.what).name}.gif")
     check_path(out)
     factory, agent, who = _actor(options.what, options.simulator)
@@ -82,7 +81,7 @@ _NAME = "ConnectFour-v0"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Game:
+class Game(Options):
     """Play Connect Four in the terminal, against a checkpoint or against random games.
 
     Attributes:
@@ -93,7 +92,7 @@ class Game:
     """
 
     run: Annotated[Path | None, tyro.conf.arg(metavar="RUN")] = None
-    simulations: int = 400
+    simulations: int = option(400, at_least=1)
     first: Literal["you", "search"] = "you"
     seed: int = 0
 
@@ -101,8 +100,6 @@ class Game:
 def _play_connect_four(arguments: Sequence[str]) -> None:
     """Play as the words after ``play connect-four`` say; the columns are read from the standard input."""
     options: Game = tyro.cli(Game, args=arguments, prog="rlstruct play connect-four")
-    if options.simulations < 1:
-        raise UserError(f"--simulations {options.simulations}: expected at least 1.")
     torch.set_num_threads(1)
     model, who = (None, "random games") if options.run is None else _trained(options.run)
     method: Literal["uct", "gumbel"] = "uct" if model is None else "gumbel"
