@@ -59,7 +59,7 @@ class Learners:
         """
         return terms, gradient
 
-    def share(self, config: AnyConfig) -> AnyConfig:
+    def local_config(self, config: AnyConfig) -> AnyConfig:
         """Return this learner's share of what the settings ask for.
 
         Raises:
@@ -79,7 +79,7 @@ class Learners:
         """Return the own checkpoint of each learner, from that of all, which the first one passes."""
         return checkpoint
 
-    def level(self, model: nn.Module) -> None:
+    def broadcast_weights(self, model: nn.Module) -> None:
         """Give every learner the weights of the first."""
 
     def refuse_lost(self) -> None:
@@ -152,8 +152,8 @@ class Group(Learners):
         self._wait(dist.all_reduce(total, async_op=True))
         return total.to(x.device)
 
-    def share(self, config: AnyConfig) -> AnyConfig:
-        """See `Learners.share`."""
+    def local_config(self, config: AnyConfig) -> AnyConfig:
+        """See `Learners.local_config`."""
         names = ["n_processes" if config.n_processes else "n_envs"]
         names += [name for name in ("batch_size", "replay_capacity") if hasattr(config, name)]
         for name in names:
@@ -198,8 +198,8 @@ class Group(Learners):
         others = whole.pop("others")
         return {**whole, **others[self.rank - 1]} if self.rank else whole
 
-    def level(self, model: nn.Module) -> None:
-        """See `Learners.level`."""
+    def broadcast_weights(self, model: nn.Module) -> None:
+        """See `Learners.broadcast_weights`."""
         own = {name: tensor.detach().to("cpu") for name, tensor in model.state_dict().items()}
         try:
             model.load_state_dict(self.from_first(None if self.rank else own))

@@ -137,9 +137,9 @@ def _train(
     if (whole := None if run is None else run.checkpoint) is not None:
         check_resumed(whole, config)
     checkpoint = learners.scatter(whole)
-    share = learners.share(config)
+    share = learners.local_config(config)
     model = create_network(create_model, config.seed)
-    learners.level(model)
+    learners.broadcast_weights(model)
     learner = kind.create(model.to(resolve_device(share.learner_device)), create_agent, share)
     resumptions = 0 if checkpoint is None else checkpoint["training"]["resumptions"] + 1
     collecting, evaluating = create_batchers(share, create_agent, create_env, env_args, model, resumptions)

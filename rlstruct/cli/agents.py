@@ -38,14 +38,14 @@ def choose(
     algorithm: str, task: Task, observation: spaces.Space[Any], action: spaces.Space[Any], stack: int = 1
 ) -> AgentChoice:
     """Choose agent and network by the spaces, and let the agent see the last ``stack`` of the pictures shown."""
-    if (fitting := ALGORITHMS[algorithm].agents) == "search":
+    if ALGORITHMS[algorithm].agents == "search":
         return _searching(task, observation, action)
-    _refuse_unfitting(algorithm, task, observation, action)
+    observation = _fitting(algorithm, task, observation, action)
     discrete, continuous = _n_actions(action), isinstance(action, spaces.Box)
     image, settings = is_image(observation), task.network_settings()
     # Images are seen by convolutions, unless the user says how wide a perceptron is to be.
     body = "recurrent" if task.recurrent else "convolutional" if image and "hidden" not in settings else "perceptron"
-    family = "gaussian" if continuous else fitting
+    family = "gaussian" if continuous else ALGORITHMS[algorithm].agents
     network, create_agent, kind = _BUNDLED[family, body]
     shape = (stack, *observation.shape[1:]) if stack > 1 else observation.shape
     if stack > 1:
@@ -69,8 +69,8 @@ def choose(
     return AgentChoice(create_model, create_agent, kind, small=body != "convolutional")
 
 
-def _refuse_unfitting(algorithm: str, task: Task, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
-    """Refuse what no bundled agent of this algorithm sees, remembers or does."""
+def _fitting(algorithm: str, task: Task, observation: spaces.Space[Any], action: spaces.Space[Any]) -> spaces.Box:
+    """Return what agents see; refuse what no bundled one of this algorithm sees, remembers or does."""
     if not isinstance(observation, spaces.Box):
         raise UserError(
             f"the bundled agents see one frame, and this environment shows a {type(observation).__name__} space. Wrap "
@@ -97,11 +97,13 @@ def _refuse_unfitting(algorithm: str, task: Task, observation: spaces.Space[Any]
             f"no bundled agent {'remembers images' if task.recurrent else 'turns images into continuous actions'}: "
             "write one (tutorials/02_your_own_agent.py, rlstruct.agents.ConvolutionalTrunk)."
         )
+    return observation
 
 
 def with_stacks(config: TrainingConfig, stack: int) -> TrainingConfig:
     """Let a replay buffer put stacks together."""
-    return replace(config, n_stack=stack) if hasattr(config, "n_stack") and stack > 1 else config
+    changes: dict[str, Any] = {"n_stack": stack} if hasattr(config, "n_stack") and stack > 1 else {}
+    return replace(config, **changes)
 
 
 def _try(create_model: Callable[[], nn.Module], task: Task) -> None:

@@ -178,14 +178,14 @@ def test_what_cannot_be_shared_is_refused() -> None:
     with pytest.raises(
         LearnerError, match=r"A2CConfig: n_envs is 4, expected a multiple of the 3 learners, who share it"
     ):
-        group.share(config_of("a2c"))
+        group.local_config(config_of("a2c"))
     with pytest.raises(LearnerError, match=r"n_processes is 2, expected a multiple of the 3 learners"):
-        group.share(replace(config_of("a2c"), n_envs=3, n_processes=2))
+        group.local_config(replace(config_of("a2c"), n_envs=3, n_processes=2))
     with pytest.raises(LearnerError, match=r"DQNConfig: batch_size is 16, expected a multiple"):
-        group.share(replace(config_of("dqn"), n_envs=6))
-    share = group.share(replace(config_of("a2c"), n_envs=5, n_processes=6))
+        group.local_config(replace(config_of("dqn"), n_envs=6))
+    share = group.local_config(replace(config_of("a2c"), n_envs=5, n_processes=6))
     assert (share.n_envs, share.n_processes) == (5, 2)
-    assert Learners().share(share) is share
+    assert Learners().local_config(share) is share
 
 
 def test_torchrun_and_the_settings_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
