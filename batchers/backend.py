@@ -49,8 +49,8 @@ class Backend(Protocol):
     def reset(self, agent_infos: Sequence[DictTensor], env_infos: Sequence[DictTensor]) -> None:
         """Start new episodes, with CPU tensors of one row per environment; the agents start from their first state."""
 
-    def execute(self, agent_infos: Sequence[DictTensor | None]) -> None:
-        """Order a batch of collectors whose environments go on; None keeps the agent_info of the batch before."""
+    def execute(self, agent_infos: Sequence[DictTensor] | None) -> None:
+        """Order a batch of collectors whose environments go on; None keeps the agent_infos of the batch before."""
 
     def collect(self, blocking: bool, timeout: float) -> list[Part] | None:
         """Return the oldest batch. If it is not ready: None unless blocking, else WorkerTimeout after these seconds."""

@@ -119,7 +119,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         self._infos = DictTensor()  # ``agent_info/…`` and ``env_info/…`` of the next batch.  [B] on the device
         self._outstanding: deque[DictTensor] = deque()  # those of each batch that was ordered, the oldest first
         self._n_running = self._n_updates = self._n_batches = self._deepest = 0  # the most that were ever outstanding
-        self._executors = tuple[str, ...]()
+        self._executors: list[str] = []
         self._warned = False  # that the agent is not compiled
         self._clock = Clock({"elsewhere": None, "wait": "wait", "hand_over": "hand-over"})
         max_restarts = max_restarts if on_worker_error == "restart" else 0
@@ -176,8 +176,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         ``execute``, so with weights that are one batch old, as ``policy_version`` shows.
 
         With worker processes this returns at once. With ``n_processes=0`` it collects; on CUDA it queues the work on
-        another stream, behind what is queued now: call it before you compute on the last batch. It waits in every 16th
-        step of episodes that are not captured as a graph.
+        another stream, behind what is queued now: call it before you compute on the last batch.
 
         Args:
             agent_info: new values for the agent; default: those of the batch before.  [B] or [1] on the CPU
@@ -189,15 +188,15 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             DeviceMismatchError: agent_info is not on the CPU.
         """
         check_call("execute", self._state)
-        backend, n_envs = self._backend, self._backend.n_envs()
-        of_collectors: Sequence[DictTensor | None] = [None] * len(n_envs)
+        backend, agent_infos = self._backend, None
         if agent_info is not None:
+            n_envs = backend.n_envs()
             agent_info = arguments.spread("agent_info", agent_info, sum(n_envs))
-            of_collectors = arguments.split(agent_info, n_envs)
+            agent_infos = arguments.split(agent_info, n_envs)
             env_info = self._infos.truncate_key("env_info/").prepend_key("env_info/")
             self._infos = self._moved(agent_info.prepend_key("agent_info/")) + env_info
         with self._failing():
-            backend.execute(of_collectors)
+            backend.execute(agent_infos)
         self._outstanding.append(self._infos)
         self._deepest = max(self._deepest, len(self._outstanding))
         one = "executing" if backend.queues and backend.auto_reset else "alone"
@@ -245,11 +244,12 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         if self._state == "ready" and not self._n_running:
             self._state = "ended"
         self._n_batches += 1
-        self._executors = tuple([part.collected.executor for part in parts])
-        reasons = [part.collected.uncompiled for part in parts if part.collected.uncompiled]
-        if reasons and not self._warned:
-            self._warned = True
-            warn_uncompiled("RL_Batcher: the agent", reasons[0], "compile_agent")
+        self._executors.clear()
+        for part in parts:
+            self._executors.append(part.collected.executor)
+            if part.collected.uncompiled and not self._warned:
+                self._warned = True
+                warn_uncompiled("RL_Batcher: the agent", part.collected.uncompiled, "compile_agent")
         return trajectories, self._n_running
 
     @operation("weights")
@@ -329,8 +329,8 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
 
     def stats(self) -> BatcherStats:
         """Return seconds by activity, the workers' process ids, and their executors."""
-        own, stats = self._clock.seconds(), self._backend.stats()
-        return BatcherStats(stats.seconds, own["wait"], own["hand_over"], self._n_batches, stats.pids, self._executors)
+        own, stats, executors = self._clock.seconds(), self._backend.stats(), tuple(self._executors)
+        return BatcherStats(stats.seconds, own["wait"], own["hand_over"], self._n_batches, stats.pids, executors)
 
     def memory_report(self, queued: bool = False) -> MemoryReport:
         """Return how many bytes collecting takes, also before anything is collected.

@@ -190,11 +190,11 @@ class InProcess:
         """Start new episodes."""
         self._run(self._collector.reset, agent_infos[0], env_infos[0])
 
-    def execute(self, agent_infos: Sequence[DictTensor | None]) -> None:
+    def execute(self, agent_infos: Sequence[DictTensor] | None) -> None:
         """Take the steps of a batch; errors wait for `collect`."""
         self._batch = None
         try:
-            self._batch = self._run(self._collector.collect, agent_infos[0])
+            self._batch = self._run(self._collector.collect, None if agent_infos is None else agent_infos[0])
         except WorkerError as error:
             self._failure = error
 

@@ -28,6 +28,7 @@ class WorkerHandle:
         n_envs: how many environments it has, 0 until it has said so.
         environments: global indices of these.
         n_running: how many of them go on, as far as is known.
+        n_owed: batches that were ordered and have not been returned.
         seconds: how long each phase took, as of its last batch.
         layout: of its slabs; empty until known.
     """
@@ -41,7 +42,7 @@ class WorkerHandle:
         self.answer: Any = None
         self.created: Created | None = None
         self.seed = -1
-        self.n_envs = self.n_running = 0
+        self.n_envs = self.n_running = self.n_owed = 0
         self.environments = range(0)
         self.seconds = {phase.name.lower(): 0.0 for phase in Phase}
         self.layout = Layout()
@@ -59,11 +60,6 @@ class WorkerHandle:
             raise WorkerError(f"{text} (see ulimit -a), or start fewer workers.", worker=self.index) from error
         self.n_running = self.n_envs
         self._weights = None
-
-    @property
-    def owes(self) -> bool:
-        """Return True if it was ordered a batch that has not been returned."""
-        return bool(self.batches) or any(order.name == "execute" for order in self.orders)
 
     def order(self, name: str, *arguments: Any, weights: Weights | None = None) -> None:  # noqa: ANN401
         """Order a method of `Worker`; the newest weights travel along if the worker has others."""
@@ -92,7 +88,8 @@ class WorkerHandle:
 
     def order_batch(self, agent_info: DictTensor | None, weights: Weights | None) -> None:
         """Order a batch; it goes to the other slab if this one has not been returned."""
-        self._slab = 1 - self._slab if self.owes else 0
+        self._slab = 1 - self._slab if self.n_owed else 0
+        self.n_owed += 1
         self.order("execute", agent_info, self._slab, weights=weights)
 
     def order_again(self, seed: int, agent_seed: int | None, weights: Weights | None) -> None:
@@ -120,7 +117,13 @@ class WorkerHandle:
             raise worker_error(answer, cause, self.index, self.link.pid, self.seed, self.environments)
         order = self.orders.popleft()
         if isinstance(answer, Batch):
-            self._finish(answer, *order.arguments)
+            agent_info, slab = order.arguments
+            if agent_info is not None and self._infos is not None:
+                self._infos = agent_info, self._infos[1]
+            self.seconds, self.layout = answer.seconds, answer.layout or self.layout
+            # The seed as it is now: the process may be replaced by one with another seed before the batch is returned.
+            steps, first = self.link.steps(answer, slab), self.environments.start
+            self.batches.append(Part(steps, answer.collected, self.seed, first, answer.n_running))
         elif isinstance(answer, Created):
             if self.n_envs not in (0, answer.n_envs):
                 raise self._about(WorkerError, f"has made {answer.n_envs} environments after {self.n_envs} before.")
@@ -130,21 +133,13 @@ class WorkerHandle:
             self.answer = answer
         return True
 
-    def _finish(self, batch: Batch, agent_info: DictTensor | None, slab: int) -> None:
-        if agent_info is not None and self._infos is not None:
-            self._infos = agent_info, self._infos[1]
-        self.seconds, self.layout = batch.seconds, batch.layout or self.layout
-        # The seed as it is now: the process may be replaced by one with another seed before the batch is returned.
-        steps, first = self.link.steps(batch, slab), self.environments.start
-        self.batches.append(Part(steps, batch.collected, self.seed, first, batch.n_running))
-
     def go_on(self, seed: int, agent_info: DictTensor, env_info: DictTensor) -> None:
         """Note that it has loaded a state."""
         self.seed, self.n_running, self._infos = seed, self.n_envs, (agent_info, env_info)
 
     def take_batch(self) -> Part:
         """Return the oldest finished batch, which is no longer owed then."""
-        part = self.batches.popleft()
+        part, self.n_owed = self.batches.popleft(), self.n_owed - 1
         self.n_running = int(part.running)  # sync: none, a worker has counted
         return part
 

@@ -78,7 +78,9 @@ class LocalTransport:
 
     def publish(self, weights: Mapping[str, Tensor], version: int, in_use: Sequence[Weights]) -> Weights | None:
         """Write weights, from any device, to a slot that no order may still read."""
-        free = {*_SLOTS} - {published.place for published in in_use}
+        free = {*_SLOTS}
+        for published in in_use:
+            free.discard(published.place)
         if not free:
             return None
         slot, layout = min(free), Layout.of(weights)
@@ -90,8 +92,10 @@ class LocalTransport:
 
     def wait(self, seconds: float) -> list[int]:
         """Poll all sockets, and what tells the end of a process."""
-        ready = self._selector.select(min(max(0.0, seconds), _LONGEST))
-        return sorted({key.data for key, _ in ready})
+        indices = set[int]()
+        for key, _ in self._selector.select(min(max(0.0, seconds), _LONGEST)):
+            indices.add(key.data)
+        return sorted(indices)
 
     def n_bytes(self) -> int:
         """Return the size of all slots that were written."""

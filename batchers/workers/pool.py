@@ -6,10 +6,12 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from itertools import pairwise
+from functools import partial
+from itertools import filterfalse, pairwise
 from multiprocessing.util import Finalize
+from operator import attrgetter
 from typing import Any, Literal
 
 import cloudpickle
@@ -91,29 +93,31 @@ class WorkerPool:
             with self._replacing():
                 worker.order_reset(agent_info, env_info, self._weights)
 
-    def execute(self, agent_infos: Sequence[DictTensor | None]) -> None:
+    def execute(self, agent_infos: Sequence[DictTensor] | None) -> None:
         """Order a batch of every worker that has an episode to go on with."""
         for worker in self._workers:
             if worker.n_running:
                 with self._replacing():
-                    worker.order_batch(agent_infos[worker.index], self._weights)
+                    worker.order_batch(None if agent_infos is None else agent_infos[worker.index], self._weights)
 
     def collect(self, blocking: bool, timeout: float) -> list[Part] | None:
         """Return the oldest batch, which may come from workers that replaced others meanwhile."""
-        collecting = [worker for worker in self._workers if worker.owes]
+        collecting = list(filter(attrgetter("n_owed"), self._workers))
         try:
-            self._wait(collecting, timeout if blocking else 0.0, lambda worker: bool(worker.batches), restart=True)
+            self._wait(collecting, timeout if blocking else 0.0, for_batches=True)
         except WorkerTimeout:
             if blocking:
                 raise
             return None
         self._n_batches += 1
-        return [worker.take_batch() for worker in collecting]
+        return list(map(WorkerHandle.take_batch, collecting))
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Publish the weights. This waits if there is no room besides those of batches that were ordered."""
         self.interrupted = "failed"
-        in_use = [order.weights for worker in self._workers for order in worker.orders if order.weights is not None]
+        in_use: list[Weights] = []
+        for worker in self._workers:
+            in_use.extend(filter(None, map(attrgetter("weights"), worker.orders)))
         published = self._transport.publish(weights, version, in_use)
         if published is None:
             self._wait(self._workers, self._timeout)
@@ -172,36 +176,26 @@ class WorkerPool:
         self._wait(self._workers, self._timeout)
         return [worker.answer for worker in self._workers]
 
-    def _wait(
-        self,
-        workers: Sequence[WorkerHandle],
-        seconds: float,
-        ready: Callable[[WorkerHandle], bool] = lambda worker: not worker.orders,
-        *,
-        restart: bool = False,
-    ) -> None:
-        """Take in everybody's answers until these workers are ready: by default, until no order is unanswered.
+    def _wait(self, workers: Sequence[WorkerHandle], seconds: float, *, for_batches: bool = False) -> None:
+        """Take in everybody's answers until these workers have answered all orders, or have a batch.
 
         Raises:
             WorkerTimeout: one of them is not ready in time.
             WorkerError: a worker failed, and is not replaced.
         """
         deadline = time.monotonic() + seconds
-        while late := [worker for worker in workers if not ready(worker)]:
-            with self._replacing() if restart else contextlib.nullcontext():
-                if not self._receive(deadline - time.monotonic()):
+        unready = partial(filterfalse, attrgetter("batches")) if for_batches else partial(filter, attrgetter("orders"))
+        while late := list(unready(workers)):
+            with self._replacing() if for_batches else contextlib.nullcontext():
+                self.interrupted = self._if_waiting
+                ready = self._transport.wait(deadline - time.monotonic())
+                self.interrupted = "failed"
+                if not ready:
                     raise late[0].timeout_error(seconds, late[1:])
-
-    def _receive(self, seconds: float) -> bool:
-        """Take in the answers that are there, or wait for one; False if nothing came in time."""
-        self.interrupted = self._if_waiting
-        ready = self._transport.wait(seconds)
-        self.interrupted = "failed"
-        for index in ready:
-            worker = self._workers[index]
-            if not worker.take_answer() and worker.link.ended():
-                raise worker.death()
-        return bool(ready)
+                for index in ready:
+                    worker = self._workers[index]
+                    if not worker.take_answer() and worker.link.ended():
+                        raise worker.death()
 
     def _seeds_of(self, worker: WorkerHandle, n_envs: int) -> tuple[int, int | None]:
         """The seeds of a worker's environments and agent, if each worker has this many environments."""

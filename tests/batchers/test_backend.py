@@ -1,0 +1,137 @@
+"""A backend, and a transport, of somebody else: registered in one line, with the trajectories of ours."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from fake_agents import RngAgent
+from fake_envs import create_counting_env
+from torch import Tensor
+
+from rlstruct import Trajectories
+from rlstruct.batchers import RL_Batcher
+from rlstruct.batchers.backend import BACKENDS, Settings
+from rlstruct.batchers.in_process import InProcess
+from rlstruct.batchers.progress import Progress
+from rlstruct.batchers.shared_memory import SharedBlock
+from rlstruct.batchers.slab import Steps
+from rlstruct.batchers.workers.pool import WorkerPool
+from rlstruct.batchers.workers.transport import Batch, Order, Weights
+from rlstruct.batchers.workers.worker import Worker
+
+
+class InlineLink:
+    """A worker that carries out orders in this process, as soon as they are sent."""
+
+    pid = None
+
+    def __init__(self, recipe: bytes) -> None:
+        self.progress = Progress(torch.zeros(3, dtype=torch.int64))
+        self.answers: deque[Any] = deque()
+        memories = [SharedBlock().map, SharedBlock().map]
+        self._worker = Worker(recipe, {}, self.progress, memories, lambda weights: weights.place)
+        self._worker.begin()
+
+    def send(self, order: Order, seconds: float) -> None:
+        try:
+            self.answers.append(self._worker.carry_out(order))
+        except Exception as error:
+            self.answers.append(self._worker.describe(error))
+
+    def receive(self) -> Any:
+        return self.answers.popleft() if self.answers else None
+
+    def steps(self, batch: Batch, slab: int) -> Steps:
+        return Steps(self._worker.slabs[slab])
+
+    def where(self) -> str:
+        return "this process"
+
+    def ended(self) -> bool:
+        return False
+
+    def death(self) -> str:
+        return "ended"
+
+    def stop(self) -> None:
+        self._worker.close()
+
+    def join(self, seconds: float) -> None:
+        pass
+
+    def kill(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.answers.clear()
+
+
+class InlineTransport:
+    """Workers in this process, which read the weights where they are copied."""
+
+    is_local = False
+
+    def __init__(self) -> None:
+        self.links: dict[int, InlineLink] = {}
+
+    def open(self, index: int, recipe: bytes) -> InlineLink:
+        self.links[index] = InlineLink(recipe)
+        return self.links[index]
+
+    def publish(self, weights: Mapping[str, Tensor], version: int, in_use: Sequence[Weights]) -> Weights | None:
+        return Weights(version, None, {key: tensor.clone() for key, tensor in weights.items()})  # type: ignore[arg-type]
+
+    def wait(self, seconds: float) -> list[int]:
+        return [index for index, link in self.links.items() if link.answers]
+
+    def n_bytes(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
+def create_inline_pool(settings: Settings) -> WorkerPool:
+    return WorkerPool(settings, InlineTransport())
+
+
+def collect(n_processes: int, cluster: str | None = None, n_envs: int = 1) -> list[Trajectories]:
+    env_args = {"n_envs": n_envs, "auto_reset": True}
+    with RL_Batcher(
+        5, RngAgent, create_counting_env, env_args=env_args, n_processes=n_processes, seed=3, cluster=cluster
+    ) as batcher:
+        batcher.reset()
+        batches = []
+        for _ in range(3):
+            batcher.execute()
+            batches.append(batcher.get()[0])
+    return batches
+
+
+@pytest.mark.parametrize(
+    ("target", "n_envs"), [(f"{__name__}:create_inline_pool", 1), (f"{InProcess.__module__}:InProcess", 2)]
+)
+def test_a_registered_backend_collects_what_ours_collect(
+    target: str, n_envs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(BACKENDS, "mine", target)
+    for mine, ours in zip(collect(2, "mine://here", n_envs), collect(0, n_envs=2), strict=True):
+        for key, value in ours.trajectories.items():
+            assert torch.equal(mine.trajectories[key], value), key
+        assert mine.info["env_seed"].tolist() == [3, 4]
+
+
+def test_an_unknown_backend_is_named_with_those_that_there_are() -> None:
+    with pytest.raises(ValueError, match=r"names the backend 'yours', expected one of \['process', 'ray', 'workers'\]"):
+        collect(1, "yours://there")
+
+
+def test_what_fails_in_an_inline_worker_is_a_worker_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BACKENDS, "mine", f"{__name__}:create_inline_pool")
+    batcher = RL_Batcher(5, RngAgent, lambda seed: 3, n_processes=1, cluster="mine://here")  # type: ignore[arg-type, return-value]
+    with batcher, pytest.raises(RuntimeError, match="create_env returned a int, expected a VecEnv"):
+        batcher.reset()
