@@ -9,6 +9,7 @@ from rlstruct.algos import a2c, alphazero, dqn, ppo, reinforce
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.alphazero import AlphaZeroConfig
+from rlstruct.algos.callbacks import Callback, TrainingContext
 from rlstruct.algos.config import TrainingConfig, load_config
 from rlstruct.algos.dqn import DQNConfig
 from rlstruct.algos.evaluation import Evaluation, Evaluator
@@ -18,6 +19,7 @@ from rlstruct.algos.prioritised import PrioritisedReplayBuffer
 from rlstruct.algos.reinforce import ReinforceConfig
 from rlstruct.algos.replay_buffer import ReplayBuffer
 from rlstruct.algos.run_folder import RunFolder
+from rlstruct.algos.shipped_callbacks import BestCheckpoint, EarlyStopping, OptunaPruning, PeriodicVideo
 from rlstruct.algos.training import TrainingResult, run_training
 from rlstruct.options import option
 
@@ -35,16 +37,22 @@ __all__ = [
     "A2CConfig",
     "Algorithm",
     "AlphaZeroConfig",
+    "BestCheckpoint",
+    "Callback",
     "DQNConfig",
+    "EarlyStopping",
     "Evaluation",
     "Evaluator",
     "GradientLearner",
+    "OptunaPruning",
     "PPOConfig",
+    "PeriodicVideo",
     "PrioritisedReplayBuffer",
     "ReinforceConfig",
     "ReplayBuffer",
     "RunFolder",
     "TrainingConfig",
+    "TrainingContext",
     "TrainingResult",
     "a2c",
     "alphazero",

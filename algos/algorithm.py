@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Literal, TypeVar
@@ -10,6 +10,7 @@ from typing import Generic, Literal, TypeVar
 from torch import nn
 
 from rlstruct.algos.build import CreateEnv, check_create_env
+from rlstruct.algos.callbacks import Callback
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.evaluation import Evaluates
 from rlstruct.algos.learner import CreateAgent, GradientLearner
@@ -50,6 +51,7 @@ class Algorithm(Generic[Config]):
         *,
         env_args: Mapping[str, object] | None = None,
         run: RunFolder | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> TrainingResult:
         """Train a network; result and errors are those of `run_training`.
 
@@ -61,6 +63,7 @@ class Algorithm(Generic[Config]):
             create_env: called as ``create_env(n_envs=…, seed=…, **env_args)``.
             env_args: further arguments of ``create_env``.
             run: where to log; None logs nothing. A folder from `RunFolder.resume` continues from its checkpoint.
+            callbacks: see `rlstruct.algos.Callback`.
         """
         create_evaluator = None
         if self.arrange is not None:
@@ -77,4 +80,5 @@ class Algorithm(Generic[Config]):
             env_args=env_args,
             run=run,
             create_evaluator=create_evaluator,
+            callbacks=callbacks,
         )

@@ -128,3 +128,16 @@ class Lease:
     def close(self) -> None:
         """Release the lock. Calling it again does nothing."""
         self._file.close()
+
+
+def generators() -> dict[str, Any]:
+    """States of torch's generators in this process."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    return {"cpu": torch.get_rng_state(), "cuda": cuda}
+
+
+def set_generators(states: Mapping[str, Any]) -> None:
+    """Let torch's generators go on where `generators` was called."""
+    torch.set_rng_state(states["cpu"])
+    if states["cuda"] and torch.cuda.device_count() == len(states["cuda"]):
+        torch.cuda.set_rng_state_all(states["cuda"])

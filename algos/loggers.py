@@ -136,12 +136,16 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, bo
     return flat
 
 
-def package(module: str, extra: str) -> Any:  # noqa: ANN401 - a module
+def package(module: str, extra: str, *, what: str = "RunFolder") -> Any:  # noqa: ANN401 - a module
     """Import what an extra brings, or name the extra."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
+        without = (
+            "; or train without a run folder (run=None), or with loggers=[], which leaves metrics.csv."
+            if what == "RunFolder"
+            else "."
+        )
         raise MissingPackageError(
-            f"RunFolder needs {module}, which is not installed. {how_to_install(extra)}; or train without a run folder "
-            "(run=None), or with loggers=[], which leaves metrics.csv."
+            f"{what} needs {module}, which is not installed. {how_to_install(extra)}{without}"
         ) from error

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from rlstruct.algos.build import CreateEnv, check_create_env, create_batchers, create_network
-from rlstruct.algos.checkpoint import FORMAT
+from rlstruct.algos.callbacks import Callback, Callbacks, for_others
+from rlstruct.algos.checkpoint import FORMAT, generators, set_generators
 from rlstruct.algos.config import TrainingConfig, check_resumed
 from rlstruct.algos.evaluation import Evaluates, Evaluation, Evaluator, SharedEvaluator
 from rlstruct.algos.history import TrainingHistory
@@ -47,6 +47,7 @@ class TrainingResult:
             between those that collected the batch and those that learnt from it.
         env_steps: environment steps collected.
         seconds: wall-clock time of the learning, without start-up and the first and last evaluation.
+        stopped: why a callback ended the training; None if none did.
     """
 
     model: nn.Module
@@ -56,6 +57,7 @@ class TrainingResult:
     losses: dict[str, list[float]]
     env_steps: int
     seconds: float
+    stopped: str | None = None
 
 
 class Fetched(NamedTuple):
@@ -77,6 +79,7 @@ def run_training(
     env_args: Mapping[str, object] | None = None,
     run: RunFolder | None = None,
     create_evaluator: Callable[[nn.Module], Evaluates] | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> TrainingResult:
     """Build learner, batcher and evaluation, each on its device, and train. The factories travel to worker processes.
 
@@ -95,6 +98,8 @@ def run_training(
             as gymnasium's, begin new episodes, with other seeds; everything else goes on.
         create_evaluator: called with the network, returns what judges weights; None lets the agent play episodes in
             environments of its own.
+        callbacks: called at the start and the end, after each update and after each evaluation, in this order; see
+            `rlstruct.algos.Callback`. An exception of theirs ends the training, and has a note that names it.
 
     Returns:
         The trained network and its history.
@@ -116,11 +121,13 @@ def run_training(
         )
     check_create_env(create_env, env_args or {})
     factories = create_model, create_agent, create_env
-    again = partial(run_training, kind, config, *factories, env_args=env_args, create_evaluator=create_evaluator)
+    settings: dict[str, Any] = {"env_args": env_args, "create_evaluator": create_evaluator}
+    again = partial(run_training, kind, config, *factories, **settings, callbacks=for_others(callbacks))
     with learning_together(config, again) as learners:
         config = replace(config, n_learners=learners.size)
         run = None if learners.rank else run
-        return _train(learners, kind, config, factories, env_args or {}, run, create_evaluator)
+        hooks = Callbacks(callbacks, learners.rank)
+        return _train(learners, kind, config, factories, env_args or {}, run, create_evaluator, hooks)
 
 
 def _train(
@@ -131,6 +138,7 @@ def _train(
     env_args: Mapping[str, object],
     run: RunFolder | None,
     create_evaluator: Callable[[nn.Module], Evaluates] | None,
+    callbacks: Callbacks,
 ) -> TrainingResult:
     """Train as one of the learners, with its share of the batches; see `run_training`."""
     create_model, create_agent, create_env = factories
@@ -154,12 +162,13 @@ def _train(
             evaluator = create_evaluator(learner.model)
         if learners.size > 1 or evaluator is None:
             evaluator = SharedEvaluator(evaluator, learners)
-        loop = TrainingLoop(config, learner, batcher, evaluator, run, learners)
+        loop = TrainingLoop(config, learner, batcher, evaluator, run, learners, callbacks)
         loop.draws = config.evaluation_stochastic and create_evaluator is None
         if checkpoint is not None:
             loop.load_state_dict(checkpoint, resumptions=resumptions)
         if run is not None:
             run.checkpoint = whole = checkpoint = None  # a replay buffer may be large
+        callbacks.begin(loop, create_agent)
         result = loop.run()
         learners.finish()
         return result
@@ -181,13 +190,15 @@ class TrainingLoop:
         evaluator: Evaluates,
         run: RunFolder | None,
         learners: Learners | None = None,
+        callbacks: Callbacks | None = None,
     ) -> None:
         """Begin with nothing collected."""
         self.config, self.learner, self.batcher, self.evaluator = config, learner, batcher, evaluator
         self._refuse_episodic()
         self.env_steps = 0  # environment steps collected, by all learners
         self.history = TrainingHistory(learner, EpisodeStatistics(batcher.n_envs(), batcher.device), run)
-        self._folder = run
+        self.folder = run
+        self._callbacks = callbacks or Callbacks(())
         self._learners = learners or Learners()
         self._saves = bool(self._learners.from_first(run is not None))
         self._resumptions = 0
@@ -198,7 +209,7 @@ class TrainingLoop:
         self._saved_at = 0  # environment steps
         self._start = 0.0
         self._warned, self.draws = False, True
-        self._shown: Specs | None = None  # by one environment; known from the first batch on
+        self.shown: Specs | None = None  # by one environment; known from the first batch on
 
     def run(self) -> TrainingResult:
         """Train until the steps are used up or the target is reached."""
@@ -207,26 +218,20 @@ class TrainingLoop:
             self._evaluate()
             self._save()
         self._start += time.perf_counter()
-        while self._goes_on():
+        while self._goes_on() and not self._callbacks.stopped():
             self._finished = False
             self.iterate()
         seconds = time.perf_counter() - self._start
         if not self._finished:
             self.history.read()
             if self.evaluator.busy:
-                self.history.add_evaluation(self.evaluator.wait())
+                self._judge(self.evaluator.wait())
             self._evaluate()
             self._finished = True
             self._save()
-        return TrainingResult(
-            self.learner.model,
-            evaluations[0],
-            evaluations[-1],
-            tuple(evaluations),
-            self.history.losses,
-            self.env_steps,
-            seconds,
-        )
+        self._callbacks.end()
+        learnt = self.learner.model, evaluations[0], evaluations[-1], tuple(evaluations)
+        return TrainingResult(*learnt, self.history.losses, self.env_steps, seconds, self._callbacks.reason)
 
     @operation("iteration")
     def iterate(self) -> None:
@@ -238,8 +243,9 @@ class TrainingLoop:
         terms = self.learner.update(trajectories, done)
         if terms:
             self.history.add_update(self.env_steps, lag, terms)
+            self._callbacks.update(trajectories, terms)
         if (result := self.evaluator.poll()) is not None:
-            self.history.add_evaluation(result)
+            self._judge(result)
         if self.history.n_unread() == self.config.log_interval:
             self.history.read()
         due = self._saved_at + (self.config.checkpoint_interval or self.config.evaluation_interval)
@@ -263,10 +269,11 @@ class TrainingLoop:
             "history": self.history.state_dict(),
             "batcher": self.batcher.state_dict(),
             "evaluator": self.evaluator.state_dict(),
-            "generators": _generators(),
+            "generators": generators(),
+            "callbacks": self._callbacks.state_dict(),
         }
         numbers = {"format": FORMAT, "config": asdict(self.config), "env_steps": self.env_steps}
-        policy = description(self.learner.agent, self.learner.model, self._shown, stochastic=self.draws)
+        policy = description(self.learner.agent, self.learner.model, self.shown, stochastic=self.draws)
         return {**self.learner.state_dict(), **numbers, "policy": policy, "training": training}
 
     def load_state_dict(self, state: Mapping[str, Any], *, resumptions: int) -> None:
@@ -282,14 +289,15 @@ class TrainingLoop:
             self._fetched = Fetched(batch_of(tensors).to(self.batcher.device), n_running, version)
         self.batcher.load_state_dict(training["batcher"], self.learner.model.state_dict())
         self.evaluator.load_state_dict(training["evaluator"])
-        _set_generators(training["generators"])
+        set_generators(training["generators"])
+        self._callbacks.load_state_dict(training.get("callbacks", ()))
 
     def _save(self) -> None:
         if self._saves:
             self.history.read()
             state = self._learners.gather(self.state_dict())
-            if self._folder is not None:
-                self._folder.save_checkpoint(state)
+            if self.folder is not None:
+                self.folder.save_checkpoint(state)
             self._saved_at = self.env_steps
 
     def _fraction_done(self) -> float:
@@ -299,7 +307,7 @@ class TrainingLoop:
         """Return the next batch, and the version of the weights that collected it."""
         (trajectories, n_running, version), self._fetched = self._fetched or self._fetch(), None
         steps = trajectories.trajectories
-        self._shown = self._shown or shown_by(steps.specs())
+        self.shown = self.shown or shown_by(steps.specs())
         if self.learner.whole_episodes:
             n_steps = sum_over_learners(steps.lengths.sum())
             self.env_steps += int(n_steps)  # sync: once per batch of whole episodes
@@ -369,24 +377,17 @@ class TrainingLoop:
 
     def _evaluate(self) -> None:
         self._start_evaluation()
-        self.history.add_evaluation(self.evaluator.wait())
+        self._judge(self.evaluator.wait())
+
+    def _judge(self, result: Evaluation) -> None:
+        self.history.add_evaluation(result)
+        self._callbacks.evaluation()
 
     def _start_evaluation(self) -> None:
         weights, version = self.learner.model.state_dict(), self.learner.policy_version
+        self._callbacks.judge(weights)
         self.evaluator.start(weights, env_steps=self.env_steps, policy_version=version)
 
     def _target_reached(self) -> bool:
         target = self.config.target_return
         return target is not None and self.history.evaluations[-1].mean_return >= target
-
-
-def _generators() -> dict[str, Any]:
-    """States of torch's generators in this process."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    return {"cpu": torch.get_rng_state(), "cuda": cuda}
-
-
-def _set_generators(states: Mapping[str, Any]) -> None:
-    torch.set_rng_state(states["cpu"])
-    if states["cuda"] and torch.cuda.device_count() == len(states["cuda"]):
-        torch.cuda.set_rng_state_all(states["cuda"])

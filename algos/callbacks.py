@@ -1,0 +1,241 @@
+"""Callbacks: code of yours that sees a training, keeps results and ends it. Between updates nothing is called."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rlstruct.algos.build import cpu_copy
+from rlstruct.algos.checkpoint import FORMAT, write_checkpoint
+from rlstruct.algos.evaluation import Evaluation
+from rlstruct.core import Trajectories
+from rlstruct.errors import BadTypeError, UsageError
+from rlstruct.functional.all_reduce import sum_over_learners
+from rlstruct.policies import Policy
+from rlstruct.policies.loading import description
+
+if TYPE_CHECKING:
+    from rlstruct.algos.config import TrainingConfig
+    from rlstruct.algos.learner import CreateAgent, GradientLearner
+    from rlstruct.algos.run_folder import RunFolder
+    from rlstruct.algos.training import TrainingLoop
+
+_logger = logging.getLogger(__name__)
+
+
+class TrainingContext:
+    """A training as its callbacks see it. What it shows is the training's own: read it, or copy it.
+
+    Attributes:
+        batch: what the last update learnt from, as it was collected; None before the first one.  [B, T]
+        terms: what the last update returned, detached and on the learner's device.  [] each
+        updates: batches learnt from in this process.
+        reason: why the training is to stop; None if it is not.
+    """
+
+    def __init__(self, loop: TrainingLoop, create_agent: CreateAgent) -> None:
+        self._loop, self._create_agent = loop, create_agent
+        self._judged: Mapping[str, Tensor] = {}
+        self.batch: Trajectories | None = None
+        self.terms: Mapping[str, Tensor] = {}
+        self.updates = 0
+        self.reason: str | None = None
+
+    @property
+    def config(self) -> TrainingConfig:
+        """The settings of the training."""
+        return self._loop.config
+
+    @property
+    def learner(self) -> GradientLearner:
+        """What learns: its ``model``, ``optimizer`` and ``policy_version``."""
+        return self._loop.learner
+
+    @property
+    def run(self) -> RunFolder | None:
+        """The run folder, if there is one; of several learners only the first has it."""
+        return self._loop.folder
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps collected, by all learners."""
+        return self._loop.env_steps
+
+    @property
+    def evaluations(self) -> Sequence[Evaluation]:
+        """All evaluations so far, the newest last."""
+        return self._loop.history.evaluations
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The numbers of the last update, and ``return``, the mean of the newest episodes, once some have ended.
+
+        Reading them waits for the learner's device: on a GPU do so now and then, not after every update.
+        """
+        names, terms = list(self.terms), list(self.terms.values())
+        found = torch.stack(terms).tolist() if terms else []  # sync: only where a callback asks
+        mean_return = self._loop.history.statistics.mean_return()
+        return dict(zip(names, found, strict=True)) | ({} if mean_return is None else {"return": mean_return})
+
+    def stop(self, reason: str) -> None:
+        """End the training after this hook: with the last evaluation and checkpoint, and the reason in the result."""
+        self.reason = self.reason or reason
+
+    def policy(self, *, stochastic: bool | None = None) -> Policy:
+        """Return the policy that the last evaluation judged, with weights of its own, on the CPU; see `rlstruct.load`.
+
+        Raises:
+            RuntimeError: nothing was evaluated or collected yet.
+        """
+        specs = self._loop.shown
+        if specs is None or not self._judged:
+            raise UsageError("TrainingContext.policy: call it after an evaluation, and after the first batch.")
+        model = cpu_copy(self._loop.learner.model)
+        model.load_state_dict(self._judged)
+        stochastic = self._loop.draws if stochastic is None else stochastic
+        return Policy(model, self._create_agent, specs, stochastic=stochastic)
+
+    def save_policy(self, file: str | Path) -> None:
+        """Write the weights that the last evaluation judged, for `rlstruct.load`; a training cannot go on from them."""
+        loop, result = self._loop, self.evaluations[-1]
+        policy = description(loop.learner.agent, loop.learner.model, loop.shown, stochastic=loop.draws)
+        numbers = {"env_steps": result.env_steps, "policy_version": result.policy_version}
+        known = {"format": FORMAT, "config": asdict(loop.config), "policy": policy, **numbers}
+        write_checkpoint(Path(file), {**known, "model": dict(self._judged), "evaluation": asdict(result)})
+
+
+class Callback:
+    """Base of callbacks: override the hooks that you need, and pass instances to ``train(…, callbacks=[…])``.
+
+    If it has methods ``state_dict`` and ``load_state_dict``, checkpoints keep what the first returns (tensors and plain
+    values), and a training that is resumed restores it, by class and order.
+
+    Attributes:
+        every_rank: call it in each of several learners; otherwise in the first one only. It must then be possible to
+            pickle it.
+    """
+
+    every_rank = False
+
+    def on_start(self, context: TrainingContext) -> None:
+        """Look at a training that begins, or goes on from a checkpoint."""
+
+    def on_update(self, context: TrainingContext) -> None:
+        """Look at an update: its ``batch``, ``terms`` and ``metrics``."""
+
+    def on_evaluation(self, context: TrainingContext) -> None:
+        """Look at an evaluation, the last of ``context.evaluations``; the first judges the untrained network."""
+
+    def on_end(self, context: TrainingContext) -> None:
+        """Look at a training that has ended, unless by an exception; its last evaluation is over."""
+
+
+class Callbacks:
+    """The callbacks of a training in one learner.
+
+    Args:
+        callbacks: all of them.
+        rank: of this learner, which calls those that are meant for it.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback], rank: int = 0) -> None:
+        self._any = bool(callbacks)  # in every learner alike
+        self._own = [one for one in callbacks if rank == 0 or one.every_rank]
+        self._context: TrainingContext | None = None
+
+    def begin(self, loop: TrainingLoop, create_agent: CreateAgent) -> None:
+        """Show a training, before its first evaluation."""
+        self._context = TrainingContext(loop, create_agent) if self._any else None
+        self._call("on_start")
+
+    def judge(self, weights: Mapping[str, Tensor]) -> None:
+        """Keep the weights that an evaluation begins with: the learner goes on with its own."""
+        if self._context is not None and self._own:
+            self._context._judged = {name: tensor.detach().clone() for name, tensor in weights.items()}
+
+    def update(self, batch: Trajectories, terms: Mapping[str, Tensor]) -> None:
+        """Call ``on_update``."""
+        if self._context is not None:
+            self._context.batch, self._context.terms = batch, terms
+            self._context.updates += 1
+            self._call("on_update")
+
+    def evaluation(self) -> None:
+        """Call ``on_evaluation``."""
+        self._call("on_evaluation")
+
+    def end(self) -> None:
+        """Call ``on_end``."""
+        self._call("on_end")
+
+    @property
+    def reason(self) -> str | None:
+        """Why the training is to stop; None if it is not."""
+        return None if self._context is None else self._context.reason
+
+    def stopped(self) -> bool:
+        """Return True, in all learners alike, if a callback of any of them wants to stop."""
+        if not self._any:
+            return False
+        wanted = torch.tensor(float(self.reason is not None), dtype=torch.float64, device="cpu")
+        found = bool(sum_over_learners(wanted))  # sync: on the CPU, once per update
+        if found and self._context is not None:
+            self._context.stop("a callback of another learner")
+        return found
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Return the states of those that have one."""
+        return [
+            {"class": type(one).__qualname__, "state": one.state_dict() if hasattr(one, "state_dict") else None}
+            for one in self._own
+        ]
+
+    def load_state_dict(self, saved: Sequence[Mapping[str, Any]]) -> None:
+        """Restore the states, by class and order; a callback that is new begins anew."""
+        left = list(saved)
+        for one in self._own:
+            found = next((state for state in left if state["class"] == type(one).__qualname__), None)
+            if found is not None:
+                left.remove(found)
+                if found["state"] is not None and hasattr(one, "load_state_dict"):
+                    one.load_state_dict(found["state"])
+
+    def _call(self, hook: str) -> None:
+        for one in self._own if self._context is not None else ():
+            with _named(one, hook):
+                getattr(one, hook)(self._context)
+
+
+def for_others(callbacks: Sequence[Callback]) -> list[Callback]:
+    """Return what travels to the other learners, which need to know only that there are callbacks.
+
+    Raises:
+        TypeError: one of them is no callback.
+    """
+    for one in callbacks:
+        if not isinstance(one, Callback):
+            raise BadTypeError(
+                f"run_training: callbacks has {one!r}, expected an instance of a subclass of rlstruct.algos.Callback."
+            )
+    return [one if one.every_rank else Callback() for one in callbacks]
+
+
+@contextlib.contextmanager
+def _named(callback: Callback, hook: str) -> Iterator[None]:
+    """Say which callback raised, and leave the exception as it is, which the caller may wait for."""
+    try:
+        yield
+    except Exception as error:
+        said = f"run_training: raised by the callback {type(callback).__qualname__}.{hook}"
+        if hasattr(error, "add_note"):  # from Python 3.11 on
+            error.add_note(said)
+        else:
+            _logger.error("%s", said)
+        raise

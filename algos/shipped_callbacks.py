@@ -1,0 +1,153 @@
+"""Callbacks that are ready to use, each short enough to copy and change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+
+from rlstruct.algos.callbacks import Callback, TrainingContext
+from rlstruct.algos.loggers import package
+from rlstruct.errors import BadValueError
+
+
+class EarlyStopping(Callback):
+    """Stops a training whose evaluations no longer improve.
+
+    Args:
+        patience: evaluations in a row without an improvement, after which the training stops.
+        min_improvement: what counts as one, in the unit of the mean return.
+    """
+
+    def __init__(self, patience: int, *, min_improvement: float = 0.0) -> None:
+        if patience < 1:
+            raise BadValueError(f"EarlyStopping: patience is {patience}, expected at least 1.")
+        self.patience, self.min_improvement = patience, min_improvement
+        self.best, self.n_worse = -math.inf, 0
+
+    def on_evaluation(self, context: TrainingContext) -> None:
+        """Count the evaluations since the last improvement."""
+        found = context.evaluations[-1].mean_return
+        if found > self.best + self.min_improvement:
+            self.best, self.n_worse = found, 0
+            return
+        self.n_worse += 1
+        if self.n_worse >= self.patience:
+            context.stop(f"EarlyStopping: {self.n_worse} evaluations without improvement, the best was {self.best:g}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best evaluation, and how many came after it."""
+        return {"best": self.best, "n_worse": self.n_worse}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called."""
+        self.best, self.n_worse = state["best"], state["n_worse"]
+
+
+class BestCheckpoint(Callback):
+    """Keeps the policy of the best evaluation in a file, which `rlstruct.load` reads.
+
+    The untrained network is not kept.
+
+    Args:
+        file: where to; None for ``best.pt`` in the run folder.
+    """
+
+    def __init__(self, file: str | Path | None = None) -> None:
+        self.file = None if file is None else Path(file)
+        self.best = -math.inf
+
+    def on_start(self, context: TrainingContext) -> None:
+        """Find the file."""
+        if self.file is None and context.run is None:
+            raise BadValueError("BestCheckpoint: there is no run folder. Train with run=RunFolder(…), or pass a file.")
+        self.file = self.file or context.run.path / "best.pt"  # type: ignore[union-attr]
+
+    def on_evaluation(self, context: TrainingContext) -> None:
+        """Write the weights that were judged, if they are the best so far."""
+        result = context.evaluations[-1]
+        if result.env_steps and result.mean_return > self.best and self.file is not None:
+            self.best = result.mean_return
+            context.save_policy(self.file)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best evaluation."""
+        return {"best": self.best}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called."""
+        self.best = state["best"]
+
+
+class OptunaPruning(Callback):
+    """Reports every evaluation to a trial of Optuna, and ends the trial when its pruner says so.
+
+    Args:
+        trial: an ``optuna.Trial``.
+
+    Raises:
+        ImportError: the extra ``optuna`` is not installed.
+    """
+
+    def __init__(self, trial: Any) -> None:  # noqa: ANN401 - optuna is optional
+        self._optuna = package("optuna", "optuna", what="OptunaPruning")
+        self.trial, self._reported = trial, 0
+
+    def on_evaluation(self, context: TrainingContext) -> None:
+        """Report the mean return; raises ``optuna.TrialPruned``, which Optuna expects from an objective."""
+        result = context.evaluations[-1]
+        if result.env_steps <= self._reported:  # of the untrained network, or again of the same weights
+            return
+        self._reported = result.env_steps
+        self.trial.report(result.mean_return, result.env_steps)
+        if context.env_steps < context.config.n_env_steps and self.trial.should_prune():
+            raise self._optuna.TrialPruned(f"mean return {result.mean_return:g} after {result.env_steps} steps")
+
+
+class PeriodicVideo(Callback):
+    """Films an episode after every few evaluations, as ``videos/STEPS.gif`` in the run folder.
+
+    Args:
+        create_env: makes one gymnasium environment with ``render_mode="rgb_array"``, wrapped as in the training.
+        every: evaluations from one film to the next.
+        longest: steps of a film at most.
+        folder: where the films go, if not into the run folder.
+    """
+
+    def __init__(
+        self,
+        create_env: Callable[[], gymnasium.Env[Any, Any]],
+        *,
+        every: int = 1,
+        longest: int = 1_000,
+        folder: str | Path | None = None,
+    ) -> None:
+        self._image = package("PIL.Image", "train", what="PeriodicVideo")
+        self.create_env, self.every, self.longest, self.folder = create_env, every, longest, folder
+        self._n = 0
+
+    def on_evaluation(self, context: TrainingContext) -> None:
+        """Play an episode with the policy that was judged, and draw every step; training waits."""
+        self._n += 1
+        if not context.evaluations[-1].env_steps or self._n % self.every:
+            return
+        if self.folder is None and context.run is None:
+            raise BadValueError("PeriodicVideo: there is no run folder. Train with run=RunFolder(…), or pass a folder.")
+        folder = Path(self.folder or context.run.path / "videos")  # type: ignore[union-attr]
+        folder.mkdir(parents=True, exist_ok=True)
+        policy, env = context.policy(), self.create_env()
+        try:
+            observation, _ = env.reset(seed=self._n)
+            frames, over = [env.render()], False
+            while not over and len(frames) < self.longest:
+                observation, _, terminated, truncated, _ = env.step(policy.act(observation))
+                frames.append(env.render())
+                over = terminated or truncated
+        finally:
+            env.close()
+        first, *others = [self._image.fromarray(frame) for frame in frames]
+        file = folder / f"{context.evaluations[-1].env_steps:010d}.gif"
+        first.save(file, save_all=True, append_images=others, duration=33, loop=0)
