@@ -1,0 +1,287 @@
+"""Callbacks see a training, stop it, and live through a resumption; and the four that are ready to use."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from callback_tasks import SETTINGS, Journal, OnlyFirst, Ranks, train
+
+import rlstruct
+from rlstruct.algos import (
+    BestCheckpoint,
+    Callback,
+    EarlyStopping,
+    OptunaPruning,
+    PeriodicVideo,
+    RunFolder,
+    TrainingContext,
+    a2c,
+)
+from rlstruct.algos.callbacks import Callbacks
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlstruct.algos.run_folder.draw_learning_curve", lambda *args, **settings: None)
+
+
+def new_folder(root: Path, **settings: Any) -> RunFolder:
+    config = a2c.A2CConfig(**{**SETTINGS, **settings})
+    return RunFolder("run", config, n_env_steps=config.n_env_steps, root=root, progress=False, loggers=())
+
+
+def test_the_hooks_are_called_in_order() -> None:
+    journal = Journal()
+    result = train([journal], n_env_steps=1024)
+    updates = [f"update {n} at {128 * n}" for n in range(1, 9)]
+    middle = [*updates[:4], "evaluation at 512", *updates[4:]]
+    assert journal.lines == ["start", "evaluation at 0", *middle, "evaluation at 1024", "end"]
+    assert result.stopped is None
+
+
+class Looks(Callback):
+    """Compares what an update returned with what the result keeps."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def on_update(self, context: TrainingContext) -> None:
+        batch = context.batch
+        assert batch is not None
+        assert batch.trajectories["observation/frame"].shape == (8, 16, 4)
+        assert context.learner.policy_version == context.updates
+        metrics = context.metrics
+        self.losses.append(metrics["loss"])
+        assert metrics.keys() - context.terms.keys() <= {"return"}
+        assert context.run is None
+        assert context.config.n_env_steps == 1024
+
+
+def test_a_callback_sees_the_batch_and_the_metrics() -> None:
+    looks = Looks()
+    result = train([looks], n_env_steps=1024)
+    assert looks.losses == result.losses["loss"]
+
+
+def test_callbacks_change_nothing() -> None:
+    with_one, without = train([Looks(), Journal()], n_env_steps=1024), train([], n_env_steps=1024)
+    assert with_one.losses == without.losses
+    for one, other in zip(with_one.model.parameters(), without.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+class Stops(Callback):
+    def __init__(self, updates: int) -> None:
+        self.updates = updates
+
+    def on_update(self, context: TrainingContext) -> None:
+        if context.updates == self.updates:
+            context.stop("it was told to")
+
+
+def test_a_callback_stops_the_training(tmp_path: Path) -> None:
+    journal = Journal()
+    with new_folder(tmp_path) as run:
+        result = train([Stops(5), journal], run)
+    assert result.stopped == "it was told to"
+    assert result.env_steps == 5 * 128
+    assert result.after.env_steps == 5 * 128
+    assert journal.lines[-2:] == ["evaluation at 640", "end"]
+    checkpoint = torch.load(run.path / "checkpoint.pt", weights_only=True)
+    assert (checkpoint["env_steps"], checkpoint["training"]["finished"]) == (640, True)
+
+
+class Raises(Callback):
+    def on_evaluation(self, context: TrainingContext) -> None:
+        raise ArithmeticError("no")
+
+
+def test_an_exception_names_its_callback(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ArithmeticError, match="no") as raised:
+        train([Journal(), Raises()])
+    said = "run_training: raised by the callback Raises.on_evaluation"
+    assert said in (raised.value.__notes__ if sys.version_info >= (3, 11) else caplog.messages)
+
+
+def test_what_is_no_callback_is_refused() -> None:
+    for wrong in (Journal, print):
+        with pytest.raises(TypeError, match=r"callbacks has .*, expected an instance of a subclass of rlstruct"):
+            train([wrong])  # type: ignore[list-item]
+
+
+class Counts(Callback):
+    """Has a state."""
+
+    def __init__(self) -> None:
+        self.n, self.begun_with = 0, -1
+
+    def on_start(self, context: TrainingContext) -> None:
+        self.begun_with = self.n
+
+    def on_update(self, context: TrainingContext) -> None:
+        self.n += 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"n": self.n}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.n = state["n"]
+
+
+def test_a_resumed_training_restores_the_states(tmp_path: Path) -> None:
+    first, second = Counts(), Counts()
+    second.n = 100
+    with new_folder(tmp_path) as run:
+        train([first, Journal(), second, Stops(6)], run)
+    new, other, journal = Counts(), Counts(), Journal()
+    with RunFolder.resume(run.path, progress=False, loggers=()) as again:
+        result = train([journal, new, other], again)
+    assert result.env_steps == 2048
+    assert (new.begun_with, other.begun_with) == (6, 106)
+    assert (new.n, other.n) == (16, 116)
+    assert journal.lines[:2] == ["start", "update 1 at 896"]
+
+
+def test_states_of_callbacks_that_are_gone_or_new_are_left_alone() -> None:
+    counts = Counts()
+    counts.n = 3
+    saved = Callbacks([counts, Journal()]).state_dict()
+    assert saved == [{"class": "Counts", "state": {"n": 3}}, {"class": "Journal", "state": None}]
+    one, other = Counts(), Counts()
+    Callbacks([Stops(1), one, other]).load_state_dict(saved)
+    assert (one.n, other.n) == (3, 0)
+
+
+def test_two_learners_stop_together(tmp_path: Path) -> None:
+    only = OnlyFirst()
+    result = train([Ranks(tmp_path), only], n_learners=2)
+    assert result.stopped == "a callback of another learner"
+    assert set(only.pids) == {os.getpid()}
+    one, other = [(tmp_path / f"{rank} of 2").read_text().split() for rank in range(2)]
+    assert len(only.pids) == 3
+    assert one[0] == other[0] == "3"
+    assert one[-1] == other[-1]  # the same weights
+    assert " ".join(other[1:-2]) == "seen enough"
+
+
+def worsening(monkeypatch: pytest.MonkeyPatch, returns: list[float]) -> None:
+    """Let the evaluations of a training find these returns."""
+    given = iter(returns)
+    monkeypatch.setattr("rlstruct.algos.evaluation.Evaluation.mean_return", property(lambda self: found[id(self)]))
+    found: dict[int, float] = {}
+    kept = []
+    add = a2c.run_training.__globals__["TrainingHistory"].add_evaluation
+
+    def add_evaluation(self: Any, result: Any) -> None:
+        kept.append(result)  # its id is not used again
+        found[id(result)] = next(given)
+        add(self, result)
+
+    monkeypatch.setattr("rlstruct.algos.history.TrainingHistory.add_evaluation", add_evaluation)
+
+
+def test_early_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
+    worsening(monkeypatch, [1.0, 5.0, 5.5, 5.9, 0.0])
+    result = train([EarlyStopping(2, min_improvement=1.0)])
+    assert result.stopped == "EarlyStopping: 2 evaluations without improvement, the best was 5"
+    assert result.env_steps == 3 * 512
+    with pytest.raises(ValueError, match="patience is 0, expected at least 1"):
+        EarlyStopping(0)
+    one, other = EarlyStopping(2), EarlyStopping(2)
+    one.best, one.n_worse = 4.0, 1
+    other.load_state_dict(one.state_dict())
+    assert (other.best, other.n_worse) == (4.0, 1)
+
+
+class Remembers(Callback):
+    """Keeps the weights that each evaluation judged, while the learner waits for it."""
+
+    def __init__(self) -> None:
+        self.weights: dict[int, dict[str, torch.Tensor]] = {}
+
+    def on_evaluation(self, context: TrainingContext) -> None:
+        model = context.learner.model
+        self.weights[context.env_steps] = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def test_best_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worsening(monkeypatch, [99.0, 5.0, 7.0, 6.0, 6.5])
+    remembers = Remembers()
+    with new_folder(tmp_path) as run:
+        train([remembers, BestCheckpoint()], run)
+    policy = rlstruct.load(run.path / "best.pt")
+    for name, tensor in policy.model.state_dict().items():
+        assert torch.equal(tensor, remembers.weights[1024][name])
+    assert policy.stochastic
+    assert policy.act(np.zeros((3, 4), np.float32)).shape == (3,)
+    with pytest.raises(ValueError, match=r"BestCheckpoint: there is no run folder"):
+        train([BestCheckpoint()])
+
+
+def test_best_checkpoint_of_evaluations_beside_the_training(tmp_path: Path) -> None:
+    """The learner goes on while worker processes evaluate: what is kept is what they judged."""
+    best = BestCheckpoint(tmp_path / "best.pt")
+    result = train([best], evaluation_processes=1, evaluation_interval=256)
+    kept = torch.load(tmp_path / "best.pt", weights_only=True)
+    judged = [one for one in result.evaluations if one.env_steps == kept["env_steps"]]
+    assert kept["evaluation"]["returns"] in [one.returns for one in judged]
+    assert best.best == max(one.mean_return for one in result.evaluations if one.env_steps)
+
+
+def test_optuna_prunes(tmp_path: Path) -> None:
+    optuna = pytest.importorskip("optuna", reason="needs the extra: pip install 'rlstruct[optuna]'")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+    def objective(trial: Any) -> float:
+        rate = (1e-2, 1e-2, 0.0, 0.0)[trial.number]
+        result = train([OptunaPruning(trial)], learning_rate=rate, n_env_steps=8192, evaluation_interval=2048)
+        return result.after.mean_return
+
+    storage = f"sqlite:///{tmp_path / 'study.db'}"
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=2, n_warmup_steps=2048)
+    study = optuna.create_study(direction="maximize", pruner=pruner, storage=storage, study_name="a2c")
+    study.optimize(objective, n_trials=4)
+    states = [trial.state.name for trial in optuna.load_study(study_name="a2c", storage=storage).trials]
+    assert states == ["COMPLETE", "COMPLETE", "PRUNED", "PRUNED"]
+    assert list(study.trials[0].intermediate_values) == [2048, 4096, 6144, 8192]
+    assert study.best_trial.number in (0, 1)
+
+
+def test_optuna_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ImportError, match=r"OptunaPruning needs optuna, which is not installed. Install the extra"):
+        OptunaPruning(None)
+
+
+def test_periodic_video(tmp_path: Path) -> None:
+    pytest.importorskip("pygame")
+    image = pytest.importorskip("PIL.Image")
+
+    def film() -> gymnasium.Env[Any, Any]:
+        return gymnasium.make("CartPole-v1", render_mode="rgb_array")
+
+    with new_folder(tmp_path) as run:
+        train([PeriodicVideo(film, every=2, longest=6)], run)
+    films = sorted(one.name for one in (run.path / "videos").iterdir())
+    assert films == ["0000000512.gif", "0000001536.gif"]
+    for name in films:
+        with image.open(run.path / "videos" / name) as opened:
+            assert 2 <= opened.n_frames <= 6
+    with pytest.raises(ValueError, match="PeriodicVideo: there is no run folder"):
+        train([PeriodicVideo(film)])
+
+
+def test_a_policy_needs_an_evaluation_and_a_batch() -> None:
+    class Asks(Callback):
+        def on_start(self, context: TrainingContext) -> None:
+            context.policy()
+
+    with pytest.raises(RuntimeError, match="call it after an evaluation, and after the first batch"):
+        train([Asks()])
