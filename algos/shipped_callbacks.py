@@ -57,21 +57,19 @@ class BestCheckpoint(Callback):
     """
 
     def __init__(self, file: str | Path | None = None) -> None:
-        self.file = None if file is None else Path(file)
+        self.file = file
         self.best = -math.inf
 
     def on_start(self, context: TrainingContext) -> None:
-        """Find the file."""
-        if self.file is None and context.run is None:
-            raise BadValueError("BestCheckpoint: there is no run folder. Train with run=RunFolder(…), or pass a file.")
-        self.file = self.file or context.run.path / "best.pt"  # type: ignore[union-attr]
+        """Refuse a training without a place for the file."""
+        _place("BestCheckpoint", self.file, context, "best.pt")
 
     def on_evaluation(self, context: TrainingContext) -> None:
         """Write the weights that were judged, if they are the best so far."""
         result = context.evaluations[-1]
-        if result.env_steps and result.mean_return > self.best and self.file is not None:
+        if result.env_steps and result.mean_return > self.best:
             self.best = result.mean_return
-            context.save_policy(self.file)
+            context.save_policy(_place("BestCheckpoint", self.file, context, "best.pt"))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best evaluation."""
@@ -129,14 +127,16 @@ class PeriodicVideo(Callback):
         self.create_env, self.every, self.longest, self.folder = create_env, every, longest, folder
         self._n = 0
 
+    def on_start(self, context: TrainingContext) -> None:
+        """Refuse a training without a place for the films."""
+        _place("PeriodicVideo", self.folder, context, "videos")
+
     def on_evaluation(self, context: TrainingContext) -> None:
         """Play an episode with the policy that was judged, and draw every step; training waits."""
         self._n += 1
         if not context.evaluations[-1].env_steps or self._n % self.every:
             return
-        if self.folder is None and context.run is None:
-            raise BadValueError("PeriodicVideo: there is no run folder. Train with run=RunFolder(…), or pass a folder.")
-        folder = Path(self.folder or context.run.path / "videos")  # type: ignore[union-attr]
+        folder = _place("PeriodicVideo", self.folder, context, "videos")
         folder.mkdir(parents=True, exist_ok=True)
         policy, env = context.policy(), self.create_env()
         try:
@@ -151,3 +151,12 @@ class PeriodicVideo(Callback):
         first, *others = [self._image.fromarray(frame) for frame in frames]
         file = folder / f"{context.evaluations[-1].env_steps:010d}.gif"
         first.save(file, save_all=True, append_images=others, duration=33, loop=0)
+
+
+def _place(who: str, given: str | Path | None, context: TrainingContext, name: str) -> Path:
+    """Return where results go: a place that was given, or one in the run folder."""
+    if given is not None:
+        return Path(given)
+    if context.run is None:
+        raise BadValueError(f"{who}: there is no run folder. Train with run=RunFolder(…), or say where to write.")
+    return context.run.path / name
