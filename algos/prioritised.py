@@ -14,7 +14,7 @@ from torch import Tensor
 from rlstruct.algos.replay_buffer import ReplayBuffer
 from rlstruct.core import TemporalDictTensor
 from rlstruct.functional import random
-from rlstruct.options import Range, Rule
+from rlstruct.options import Range
 from rlstruct.profiling import operation
 
 _WIDTH = 1024
@@ -73,8 +73,8 @@ class PrioritisedReplayBuffer(ReplayBuffer):
     ) -> None:
         """Remember the settings; memory follows at the first `extend`."""
         super().__init__(capacity, **settings)
-        Rule(Range(at_least=0)).check("PrioritisedReplayBuffer", "exponent", exponent)
-        Rule(Range(above=0)).check("PrioritisedReplayBuffer", "epsilon", epsilon)
+        Range(at_least=0).check("PrioritisedReplayBuffer", "exponent", exponent)
+        Range(above=0).check("PrioritisedReplayBuffer", "epsilon", epsilon)
         self.exponent, self.correction, self.epsilon = exponent, correction, epsilon
         self.priority = torch.zeros(0, dtype=torch.float64, device=self.device)
         self._largest = torch.ones((), dtype=torch.float64, device=self.device)

@@ -18,7 +18,7 @@ from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadValueError, DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional import random
 from rlstruct.functional.q_learning import n_step_reward
-from rlstruct.options import Range, Rule
+from rlstruct.options import Range
 from rlstruct.profiling import operation
 
 _POSITIVE = 2**63 - 1
@@ -71,7 +71,7 @@ class ReplayBuffer:
     ) -> None:
         """Remember the settings; memory follows at the first `extend`."""
         for name, number in (("capacity", capacity), ("n_step", n_step), ("n_stack", n_stack)):
-            Rule(Range(at_least=1), whole=True).check(type(self).__name__, name, number)
+            Range(at_least=1, whole=True).check(type(self).__name__, name, number)
         self.device = resolve_device(device)
         self.capacity, self.n_step, self.discount, self.n_stack = capacity, n_step, discount, n_stack
         self.stack_padding = stack_padding

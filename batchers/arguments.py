@@ -16,7 +16,7 @@ from rlstruct.batchers.recipe import Recipe
 from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadTypeError, BadValueError, DeviceMismatchError, ShapeMismatchError, warn_user
-from rlstruct.options import Range, Rule
+from rlstruct.options import Range
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import VecEnv
 
@@ -29,7 +29,7 @@ def whole(name: str, value: object, at_least: int | None = None) -> int:
         raise BadTypeError(
             f"RL_Batcher: {name} is {value!r}, a {type(value).__name__}; expected a whole number. Pass an int."
         ) from None
-    Rule(Range(at_least=at_least)).check("RL_Batcher", name, number)
+    Range(at_least=at_least).check("RL_Batcher", name, number)
     return number
 
 

@@ -10,7 +10,7 @@ import functools
 import inspect
 import re
 import types
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -23,30 +23,55 @@ _ENTRY = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """Numbers that are accepted; None sets no bound.
+    """Values that an argument accepts: some choices, or numbers within bounds; and perhaps None.
 
-    >>> str(Range(at_least=1)), str(Range(at_least=0, at_most=1)), 2 in Range(above=2)
-    ('at least 1', '0 to 1', False)
+    >>> str(Range(at_least=1)), str(Range(at_least=0, at_most=1)), str(Range(above=0, or_none=True))
+    ('at least 1', '0 to 1', 'more than 0, or None')
     """
 
     at_least: float | None = None
     above: float | None = None
     at_most: float | None = None
+    choices: tuple[object, ...] = ()
+    whole: bool = False
+    or_none: bool = False
 
-    def __contains__(self, number: float) -> bool:
-        """Return True for a number within the bounds; NaN is not."""
-        return (
-            (self.at_least is None or number >= self.at_least)
-            and (self.above is None or number > self.above)
-            and (self.at_most is None or number <= self.at_most)
-        )
+    def check(self, where: str, name: str, value: object) -> None:
+        """Raise unless a value is accepted.
+
+        Args:
+            where: class or function that is called.
+            name: of its argument.
+            value: as passed.
+
+        Raises:
+            TypeError: it is no number, or no whole one.
+            ValueError: it is none of the choices, or out of bounds, as NaN is.
+        """
+        if (value is None and self.or_none) or value in self.choices:
+            return
+        if not self.choices:
+            if not isinstance(value, Real) or (self.whole and value % 1):
+                kind = "a whole number" if self.whole else "a number"
+                text = f"{where}: {name} is {value!r}, a {type(value).__name__}; expected {kind}"
+                raise BadTypeError(", ".join(filter(None, [text, str(self)])) + ".")
+            number = float(value)
+            fits = (self.at_least is None or number >= self.at_least) and (self.above is None or number > self.above)
+            if fits and (self.at_most is None or number <= self.at_most):
+                return
+        raise BadValueError(f"{where}: {name} is {value!r}, expected {self}.")
 
     def __str__(self) -> str:
-        """Spell the bounds."""
-        if self.at_least is not None and self.at_most is not None:
-            return f"{self.at_least} to {self.at_most}"
-        bounds = {"at least": self.at_least, "more than": self.above, "at most": self.at_most}
-        return " and ".join(f"{words} {bound}" for words, bound in bounds.items() if bound is not None)
+        """Spell the values: "" for any number."""
+        *others, last = map(repr, self.choices or [""])
+        if others:
+            bounds = f"{', '.join(others)} or {last}"
+        elif self.at_least is not None and self.at_most is not None:
+            bounds = f"{self.at_least} to {self.at_most}"
+        else:
+            words = {"at least": self.at_least, "more than": self.above, "at most": self.at_most}
+            bounds = " and ".join(f"{word} {bound}" for word, bound in words.items() if bound is not None)
+        return ", or ".join(filter(None, [bounds, "None" * self.or_none]))
 
 
 def option(
@@ -117,8 +142,8 @@ class Options:
     def __post_init__(self) -> None:
         """Check every field."""
         kind: type = type(self)
-        for name, rule in _rules(kind).items():
-            rule.check(kind.__name__, name, getattr(self, name))
+        for name, accepted in _ranges(kind).items():
+            accepted.check(kind.__name__, name, getattr(self, name))
 
     def require(self, name: str, fits: bool, expected: str) -> None:
         """Raise ValueError unless a setting fits the others.
@@ -132,55 +157,18 @@ class Options:
             raise BadValueError(f"{type(self).__name__}: {name} is {getattr(self, name)!r}, expected {expected}.")
 
 
-@dataclass(frozen=True)
-class Rule:
-    """Values that an argument accepts: those of a ``Literal``, or numbers of a range; and perhaps None."""
-
-    range: Range = Range()
-    choices: tuple[object, ...] = ()
-    whole: bool = False
-    or_none: bool = False
-
-    def check(self, where: str, name: str, value: object) -> None:
-        """Raise unless a value is accepted.
-
-        Args:
-            where: class or function that is called.
-            name: of its argument.
-            value: as passed.
-
-        Raises:
-            TypeError: it is no number, or no whole one.
-            ValueError: it is none of the choices, or out of range.
-        """
-        if (value is None and self.or_none) or value in self.choices:
-            return
-        kind = "a whole number" if self.whole else "a number"
-        if not self.choices and (not isinstance(value, Real) or (self.whole and value % 1)):
-            text = f"{where}: {name} is {value!r}, a {type(value).__name__}; expected {kind}"
-            raise BadTypeError(", ".join(filter(None, [text, str(self)])) + ".")
-        if self.choices or value not in self.range:  # type: ignore[operator]  # a number
-            raise BadValueError(f"{where}: {name} is {value!r}, expected {str(self) or kind}.")
-
-    def __str__(self) -> str:
-        """Spell the values: "" for any number."""
-        *others, last = map(repr, self.choices or [""])
-        bounds = f"{', '.join(others)} or {last}" if others else str(self.range)
-        return ", or ".join(filter(None, [bounds, "None" * self.or_none]))
-
-
 @functools.cache
-def _rules(kind: type) -> dict[str, Rule]:
-    """Return what each declared field of a class accepts: numbers and choices have rules, names and switches none."""
+def _ranges(kind: type) -> dict[str, Range]:
+    """Return what each declared field of a class accepts, with its annotation: names and switches have no range."""
     hints = get_type_hints(kind)
-    rules: dict[str, Rule] = {}
-    for name, allowed in declared(kind, "range").items():
+    ranges: dict[str, Range] = {}
+    for name, bounds in declared(kind, "range").items():
         hint = hints[name]
         parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
         choices = tuple(value for part in parts if get_origin(part) is Literal for value in get_args(part))
         if choices or {int, float} & {*parts}:
-            rules[name] = Rule(allowed, choices, whole=float not in parts, or_none=type(None) in parts)
-    return rules
+            ranges[name] = replace(bounds, choices=choices, whole=float not in parts, or_none=type(None) in parts)
+    return ranges
 
 
 def described(kind: type) -> dict[str, str]:

@@ -22,7 +22,7 @@ from rlstruct.batchers.tuning.measuring import Learn, Prober, batch_size, memory
 from rlstruct.batchers.tuning.search import Candidate, Measured, Probe, Search, Space
 from rlstruct.device import DeviceLike, resolve_device, usable_cores
 from rlstruct.errors import BadTypeError, BadValueError
-from rlstruct.options import Range, Rule
+from rlstruct.options import Range
 from rlstruct.sharing import Mode, mig_instances
 from rlstruct.sharing.daemon import missing
 
@@ -251,7 +251,7 @@ def _check(
     of_batcher: Mapping[str, Any],
 ) -> None:
     for name, value in (("memory_limit", memory_limit), ("seconds", seconds), ("alpha", alpha)):
-        Rule(Range(above=0), or_none=name != "seconds").check("tune", name, value)
+        Range(above=0, or_none=name != "seconds").check("tune", name, value)
     if "n_envs" in (env_args or {}):
         raise BadValueError("tune: env_args has 'n_envs', which is tuned. Leave it out, and pass n_envs=[8] to fix it.")
     if strange := [name for name in of_batcher if name not in inspect.signature(RL_Batcher).parameters]:
