@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.core import DictTensor, Layout, TemporalDictTensor, expect
+from rlstruct.core.named import truncated
 from rlstruct.engine.graph import copy_grouped
 from rlstruct.errors import UsageError
 from rlstruct.in_place import FLAGS, Ended, ObservationBuffer
@@ -43,11 +44,11 @@ class Steps:
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         """Sort the tensors of a layout (see `slab_layout`) by their prefix."""
         self.tensors = tensors
-        self.stream = _part(tensors, "stream/")
-        self.action = _part(tensors, "action/")
-        self.state = _part(tensors, "state/")
-        self.final = _part(tensors, "final/")
-        self.reached = _part(tensors, "reached/")
+        self.stream = truncated(tensors, "stream/")
+        self.action = truncated(tensors, "action/")
+        self.state = truncated(tensors, "state/")
+        self.final = truncated(tensors, "final/")
+        self.reached = truncated(tensors, "reached/")
         self.running = tensors["running"]
         self.restarted = tensors.get("restarted")
 
@@ -212,17 +213,17 @@ def slab_layout(
     environments restart on the CPU; elsewhere every one that was reached is kept (``full``).
     """
     seen, flags = Layout.of(observation), {"running": ((T, observation.n_elems()), torch.bool)}
-    frames = Layout({key: spec for key, spec in seen.items() if key != "rng"}).behind(T)
+    frames = Layout({key: spec for key, spec in seen.items() if key != "rng"})
     parts: list[Mapping[str, tuple[tuple[int, ...], torch.dtype]]] = [
-        seen.behind(T + 1).prepend_key("stream/"),
-        Layout.of(action).behind(T).prepend_key("action/"),
-        Layout.of(state).prepend_key("state/"),
+        seen.behind(T + 1, prefix="stream/"),
+        Layout.of(action).behind(T, prefix="action/"),
+        Layout.of(state).behind(prefix="state/"),
         flags,
     ]
     if full:
-        parts.append(frames.prepend_key("reached/"))
+        parts.append(frames.behind(T, prefix="reached/"))
     if sparse:
-        parts += [frames.prepend_key("final/"), {"restarted": flags["running"]}]
+        parts += [frames.behind(T, prefix="final/"), {"restarted": flags["running"]}]
     return Layout({name: spec for part in parts for name, spec in part.items()})
 
 
@@ -301,10 +302,6 @@ def as_signed(tensor: Tensor) -> Tensor:
     """The same memory in a dtype that torch can write by index or by mask: it has no such kernels for wide unsigned."""
     signed = _SIGNED.get(tensor.dtype)
     return tensor if signed is None else tensor.view(signed)
-
-
-def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
 
 
 def _array(tensor: Tensor) -> np.ndarray[Any, Any]:

@@ -1,22 +1,21 @@
-"""DictTensor: names to tensors [B, ...] on one device."""
+"""Structures: names to tensors [B, ...], and names to tensors [B, T, ...] with the real length of each row."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from rlstruct.core._checks import as_dict, validate
-from rlstruct.core._join import join
-from rlstruct.core._named import NamedTensors
-from rlstruct.errors import BadValueError
+from rlstruct.core.layout import Layout, as_dict, expect, validate
+from rlstruct.core.named import NamedTensors, join
+from rlstruct.errors import BadIndexError, BadTypeError, BadValueError, ShapeMismatchError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from rlstruct.core.temporal import TemporalDictTensor
+_LENGTHS, _STEP = Layout({"lengths": ((), torch.int64)}), Layout({"t": ((), torch.int64)})
 
 
 class DictTensor(NamedTensors):
@@ -40,14 +39,12 @@ class DictTensor(NamedTensors):
     """
 
     _leading = 1
-    _axes = "[B, ...]"
-    _temporal: ClassVar[type[TemporalDictTensor]]  # set by rlstruct.core.temporal, which builds on this module
 
     def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Copy and validate the mapping."""
         cls = type(self)
         self._tensors = tensors.copy() if type(tensors) is dict else as_dict(cls, tensors)  # a dict, nearly always
-        validate(cls, self._tensors)
+        validate(cls, 1, self._tensors)
 
     @classmethod
     def unchecked(cls, tensors: dict[str, Tensor]) -> Self:
@@ -65,12 +62,8 @@ class DictTensor(NamedTensors):
 
     _trusted = unchecked  # until the engine and the algorithms use the public name
 
-    def _like(self, tensors: dict[str, Tensor]) -> Self:
-        return type(self).unchecked(tensors)
-
-    def _checked_like(self, tensors: dict[str, Tensor]) -> Self:
-        validate(type(self), tensors)
-        return type(self).unchecked(tensors)
+    def _like(self, tensors: dict[str, Tensor], checked: bool = False) -> Self:
+        return type(self)(tensors) if checked else type(self).unchecked(tensors)
 
     def _each(self, fn: Callable[[Tensor], Tensor]) -> Self:
         return type(self).unchecked({key: fn(v) for key, v in self._tensors.items()})
@@ -96,8 +89,21 @@ class DictTensor(NamedTensors):
         return (self.index(rows) for rows in self._shuffled(generator).tensor_split(n))
 
     @classmethod
-    def _joined(cls, parts: Sequence[Self]) -> Self:
-        return cls.unchecked(join("DictTensor.cat", parts, torch.cat, 0, first_axis=1) if parts else {})
+    def cat(cls, parts: Sequence[Self]) -> Self:
+        """Join structures along the batch axis, into new memory.
+
+        Args:
+            parts: at least one, with the same keys, dtypes and trailing shapes.  [B_i, ...]
+
+        Returns:
+            All rows in order, and keys in the order of the first part.  [sum of B_i, ...]
+
+        Raises:
+            KeyError: the keys differ.
+            ShapeMismatchError: dtypes or trailing shapes differ; nothing is converted in silence.
+            DeviceMismatchError: the devices differ.
+        """
+        return cls.unchecked(join("DictTensor.cat", parts, torch.cat, 0, drop=1) if parts else {})
 
     @staticmethod
     def stack(parts: Sequence[DictTensor], lengths: Tensor | None = None) -> TemporalDictTensor:
@@ -115,5 +121,212 @@ class DictTensor(NamedTensors):
             ShapeMismatchError: dtypes or shapes differ, or lengths do not fit.
             DeviceMismatchError: the devices differ.
         """
-        tensors = join("DictTensor.stack", parts, torch.stack, 1, first_axis=0) if parts else {}  # [B, T, ...]
-        return DictTensor._temporal._with_lengths(tensors, lengths)
+        tensors = join("DictTensor.stack", parts, torch.stack, 1, drop=0) if parts else {}  # [B, T, ...]
+        return TemporalDictTensor(tensors, lengths)
+
+
+class TemporalDictTensor(NamedTensors):
+    """Names to tensors that share the batch axis B, the time axis T and one device; row b is real up to lengths[b].
+
+    Copied and checked as a DictTensor. The values of the lengths, 0 to T, are checked on the CPU only: elsewhere that
+    would wait for the device, and is the caller's promise. A structure without keys still has the rows of its lengths,
+    and no step.
+
+    Args:
+        tensors: names to tensors.  each [B, T, ...], any dtype, one device; None for none
+        lengths: number of real steps of each row, the rest is padding.  [B] int64, same device; None for all T
+
+    Raises:
+        TypeError: a key is not a string, or a value not a tensor.
+        ShapeMismatchError: a tensor lacks an axis, has another B or T than the first one, or lengths do not fit.
+        DeviceMismatchError: a tensor or the lengths are on another device than the first tensor.
+
+    >>> TemporalDictTensor({"reward": torch.ones(2, 3)}, torch.tensor([3, 1])).mask()
+    tensor([[ True,  True,  True],
+            [ True, False, False]])
+    """
+
+    _leading = 2
+    lengths: Tensor
+
+    def __init__(self, tensors: Mapping[str, Tensor] | None = None, lengths: Tensor | None = None) -> None:
+        """Copy and validate the mapping and the lengths."""
+        self._tensors = as_dict(type(self), tensors)
+        validate(type(self), 2, self._tensors)
+        self.lengths = self._full_lengths() if lengths is None else self._fitting(lengths)
+
+    @classmethod
+    def unchecked(cls, tensors: dict[str, Tensor], lengths: Tensor) -> Self:
+        """Wrap a dict and lengths without copying or checking them; see `DictTensor.unchecked`.
+
+        Args:
+            tensors: names to tensors with the same B and T on one device.  each [B, T, ...]
+            lengths: number of real steps of each row.  [B] int64, same device
+
+        Returns:
+            A structure around the dict.
+        """
+        made = cls.__new__(cls)
+        made._tensors = tensors
+        made.lengths = lengths
+        return made
+
+    _trusted = unchecked  # until the engine and the algorithms use the public name
+
+    def _like(self, tensors: dict[str, Tensor], checked: bool = False) -> Self:
+        if not checked:
+            return type(self).unchecked(tensors, self.lengths)
+        return type(self)(tensors, self.lengths if self._tensors or self.lengths.shape[0] else None)
+
+    def _each(self, fn: Callable[[Tensor], Tensor]) -> Self:
+        return type(self).unchecked({key: fn(v) for key, v in self._tensors.items()}, fn(self.lengths))
+
+    def _full_lengths(self) -> Tensor:
+        for tensor in self._tensors.values():
+            shape = tensor.shape
+            return torch.full((shape[0],), shape[1], dtype=torch.int64, device=tensor.device)
+        return torch.zeros(0, dtype=torch.int64, device="cpu")
+
+    def _fitting(self, lengths: Tensor) -> Tensor:
+        where = f"{type(self).__name__}:"
+        if not isinstance(lengths, Tensor):
+            raise BadTypeError(f"{where} lengths is a {type(lengths).__name__}, expected a tensor [B] of torch.int64.")
+        first = next(iter(self._tensors.values()), lengths)
+        B = first.shape[0] if first.dim() else 0
+        fix = "Give one length for each row, on the device of the tensors."
+        expect(where, {"lengths": lengths}, _LENGTHS, device=first.device, rows=B, fix=fix)
+        # Where looking costs microseconds and no wait: not on a device, not while torch traces.
+        if self._tensors and type(lengths) is Tensor and lengths.is_cpu and not torch.compiler.is_compiling():
+            self._check_range(lengths)
+        return lengths
+
+    def _check_range(self, lengths: Tensor) -> None:
+        values, T = lengths.numpy(), self.n_steps()  # sync: a view of CPU memory
+        wrong = (values < 0) | (values > T)
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise ShapeMismatchError(
+                f"{type(self).__name__}: lengths[{row}] is {values[row]}, expected 0 to {T} = T. "
+                "Lengths count the real steps of each row; what follows is padding."
+            )
+
+    def n_elems(self) -> int:
+        """Return B, the number of rows."""
+        return self.lengths.shape[0]
+
+    def n_steps(self) -> int:
+        """Return T, the number of steps with padding; 0 if there is no key."""
+        for tensor in self._tensors.values():
+            return tensor.shape[1]
+        return 0
+
+    def mask(self) -> Tensor:
+        """Return which steps are real.  [B, T] bool, on the device of the structure."""
+        steps = torch.arange(self.n_steps(), device=self.lengths.device)
+        return steps < self.lengths.unsqueeze(1)  # [B, T]
+
+    def full(self) -> bool:
+        """Return whether every row has T real steps, so that there is no padding."""
+        return bool((self.lengths == self.n_steps()).all())  # sync: the answer is a Python bool, once per call
+
+    def shorten(self) -> Self:
+        """Cut the padding that no row needs: T becomes the longest length. The memory is shared."""
+        if self.n_elems() == 0:
+            return self._until(0)
+        return self._until(int(self.lengths.max()))  # sync: the new T is a shape, once per call
+
+    def temporal_slice(self, start: int, stop: int) -> Self:
+        """Take neighbouring steps of every row. The memory is shared.
+
+        Args:
+            start: first step; negative counts from the end.
+            stop: one after the last step, cut to T as in Python.
+
+        Returns:
+            Steps start to stop - 1, with the lengths counted inside of them.  [B, stop - start, ...]
+        """
+        n = self.n_steps()
+        start, stop = [max(0, t + n) if t < 0 else min(t, n) for t in (start, stop)]
+        stop = max(start, stop)
+        lengths = (self.lengths - start).clamp(0, stop - start)
+        return type(self).unchecked({key: v[:, start:stop] for key, v in self._tensors.items()}, lengths)
+
+    def temporal_index(self, t: int) -> DictTensor:
+        """Take one step of every row, padding or not. The memory is shared.
+
+        Args:
+            t: the step; negative counts from the end.
+
+        Returns:
+            ``result[key][b]`` is ``self[key][b, t]``.  [B, ...]
+
+        Raises:
+            IndexError: there is no such step.
+        """
+        n = self.n_steps()
+        if self._tensors and not -n <= t < n:
+            raise BadIndexError(
+                f"{type(self).__name__}.temporal_index: got step {t}, expected {-n} to {n - 1}, T = {n}."
+            )
+        return DictTensor.unchecked({key: v.select(1, t) for key, v in self._tensors.items()})
+
+    def temporal_multi_index(self, t: Tensor) -> DictTensor:
+        """Take one step of each row, into new memory.
+
+        Args:
+            t: a step from 0 to T - 1 for each row.  [B] int64, same device
+
+        Returns:
+            ``result[key][b]`` is ``self[key][b, t[b]]``.  [B, ...]
+
+        Raises:
+            ShapeMismatchError: t is not [B] int64.
+            DeviceMismatchError: t is on another device.
+            IndexError: a step is out of range (on CUDA: a device-side failure, as everywhere in torch).
+        """
+        where, device = f"{type(self).__name__}.temporal_multi_index:", self.lengths.device
+        expect(where, {"t": t}, _STEP, device=device, rows=self.n_elems(), fix="Give one step for each row.")
+        rows = torch.arange(t.shape[0], device=t.device)
+        return DictTensor.unchecked({key: v[rows, t] for key, v in self._tensors.items()})
+
+    def masked_temporal_index(self, t: int) -> tuple[DictTensor, Tensor]:
+        """Take step t of the rows where it is real.
+
+        Args:
+            t: the step, from 0 to T - 1.
+
+        Returns:
+            ``(step, rows)``: the step of the K rows with lengths > t, and their row numbers.  [K, ...], [K] int64
+
+        Raises:
+            IndexError: there is no such step.
+        """
+        step = self.temporal_index(t)
+        rows = (self.lengths > t).nonzero().squeeze(1)  # sync: K is a shape, once per call
+        return step.index(rows), rows
+
+    @classmethod
+    def cat(cls, parts: Sequence[Self]) -> Self:
+        """Join structures along the batch axis, padding shorter ones with zeros along time; see `DictTensor.cat`."""
+        if not parts:
+            return cls()
+        n_steps = max(part.n_steps() for part in parts)
+
+        def cat_padded(column: tuple[Tensor, ...], axis: int) -> Tensor:
+            return torch.cat([_pad(v, n_steps) for v in column], axis)
+
+        for i, part in enumerate(parts):
+            lengths = {"lengths": part.lengths}
+            expect(f"TemporalDictTensor.cat: part {i}: tensor", lengths, device=parts[0].lengths.device)
+        tensors = join("TemporalDictTensor.cat", parts, cat_padded, 0, drop=2)
+        return cls.unchecked(tensors, torch.cat([part.lengths for part in parts]))
+
+    def _until(self, n_steps: int) -> Self:
+        return self._like({key: v[:, :n_steps] for key, v in self._tensors.items()})
+
+
+def _pad(tensor: Tensor, n_steps: int) -> Tensor:
+    missing = n_steps - tensor.shape[1]
+    if missing == 0:
+        return tensor
+    return torch.cat([tensor, tensor.new_zeros(tensor.shape[0], missing, *tensor.shape[2:])], dim=1)

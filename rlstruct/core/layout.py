@@ -1,15 +1,15 @@
-"""Layouts: the shape and dtype of named tensors, and the one check that tensors have them."""
+"""Layouts: the shape and dtype of named tensors, and the checks that tensors have them or fit together."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import ItemsView, Iterable, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from rlstruct.errors import BadKeyError, DeviceMismatchError, ShapeMismatchError
+from rlstruct.errors import BadKeyError, BadTypeError, DeviceMismatchError, ShapeMismatchError
 
 
 class Named(Protocol):
@@ -67,13 +67,9 @@ class Layout(Mapping[str, TensorSpec]):
         made._specs = {key: TensorSpec(tuple(v.shape[drop:]), v.dtype) for key, v in tensors.items()}
         return made
 
-    def behind(self, *sizes: int) -> Layout:
-        """Put leading axes of these sizes before every shape."""
-        return Layout({key: ((*sizes, *shape), dtype) for key, (shape, dtype) in self._specs.items()})
-
-    def prepend_key(self, prefix: str) -> Layout:
-        """Put ``prefix`` before every name."""
-        return Layout({prefix + key: spec for key, spec in self._specs.items()})
+    def behind(self, *sizes: int, prefix: str = "") -> Layout:
+        """Put leading axes of these sizes before every shape, and a prefix before every key."""
+        return Layout({prefix + key: ((*sizes, *shape), dtype) for key, (shape, dtype) in self._specs.items()})
 
     def allocate(self, device: torch.device) -> dict[str, Tensor]:
         """Make tensors of this layout, with whatever values the memory holds."""
@@ -213,3 +209,81 @@ def nearest_key(key: str, known: list[str]) -> str | None:
     if any(name.startswith(place + slash) for name in known if slash):
         return None  # the place is right: keys that merely begin alike were not meant
     return next(iter(get_close_matches(key, known, 1, cutoff=0.8)), None)
+
+
+def validate(cls: type, leading: int, tensors: Mapping[str, Tensor]) -> None:
+    """Raise unless tensors make a structure of class ``cls``, which share ``leading`` axes; see it for the errors.
+
+    Every structure passes here once: the loop asks each tensor for its shape and its device, and nothing more.
+    """
+    first: str | None = None
+    n_rows, device, on_cpu = -1, None, False
+    for key, tensor in tensors.items():
+        if isinstance(key, str) and isinstance(tensor, Tensor):
+            try:
+                # On the CPU, is_cpu answers in half the time of a comparison.
+                if tensor.shape[0] == n_rows and (tensor.is_cpu if on_cpu else tensor.device == device):
+                    continue
+                if first is not None:
+                    check_pair(cls, leading, key, tensor, first, tensors[first])
+                first, n_rows, device, on_cpu = key, tensor.shape[0], tensor.device, tensor.is_cpu
+            except IndexError:  # no axis at all
+                raise _wrong_shape(cls, leading, key, tensor, first, ()) from None
+        else:
+            raise _not_named(cls, key, tensor)
+    if leading > 1 and first is not None:
+        for key, tensor in tensors.items():
+            check_pair(cls, leading, key, tensor, first, tensors[first])
+
+
+def _not_named(cls: type, key: object, tensor: object) -> TypeError:
+    if not isinstance(key, str):
+        return BadTypeError(f"{cls.__name__}: key {key!r} is a {type(key).__name__}, expected a str.")
+    fix = "Convert it with torch.as_tensor(value, device=...)."
+    if isinstance(tensor, torch.nn.Module):
+        fix = "A model is given to the agent when it is made: create_agent(model)."
+    elif isinstance(tensor, int | float):
+        fix = f"Give every row its value: torch.full((B,), {tensor})."
+    return BadTypeError(f"{cls.__name__}: key {key!r} holds a {type(tensor).__name__}, expected a torch.Tensor. {fix}")
+
+
+def check_pair(cls: type, leading: int, key: str, tensor: Tensor, first_key: str, first: Tensor) -> None:
+    """Raise unless ``tensor`` has the leading axes and the device of ``first``."""
+    if tensor.dim() < leading or tensor.shape[:leading] != first.shape[:leading]:
+        raise _wrong_shape(cls, leading, key, tensor, first_key, first.shape[:leading])
+    if tensor.device != first.device:
+        raise DeviceMismatchError(
+            f"{cls.__name__}: tensor {key!r} is on {tensor.device}, expected {first.device} (the device of "
+            f"{first_key!r}). Move it with .to({str(first.device)!r}), or create it with device={str(first.device)!r}."
+        )
+
+
+def _wrong_shape(
+    cls: type, leading: int, key: str, tensor: Tensor, first_key: str | None, lead: tuple[int, ...]
+) -> ShapeMismatchError:
+    """Name the key, its shape, and what was expected."""
+    axes = "[B, ...]" if leading == 1 else "[B, T, ...]"
+    got = f"{cls.__name__}: tensor {key!r} has shape {list(tensor.shape)}"
+    if tensor.dim() < leading:
+        fix = "Add what is missing with .unsqueeze(0); .expand(B, ...) gives one value to all rows."
+        if tensor.dim() == 0:
+            fix += f" Numbers that belong to no row, such as losses, go into a plain dict: {{{key!r}: value}}."
+        return ShapeMismatchError(f"{got}, expected at least {leading} dimensions {axes}. {fix}")
+    sizes = ", ".join(f"{axis} = {size}" for axis, size in zip("BT"[:leading], lead, strict=False))
+    return ShapeMismatchError(
+        f"{got}, expected {axes} with {sizes} (as in {first_key!r}). All tensors of one structure have the same rows."
+    )
+
+
+def as_dict(cls: type, tensors: Any) -> dict[str, Any]:  # noqa: ANN401 - perhaps no mapping
+    """Copy the caller's mapping, which stays the caller's."""
+    if tensors is None:
+        return {}
+    if isinstance(tensors, torch.nn.Module) or not hasattr(tensors, "keys"):
+        fix = "Name it: {'frame': tensor}." if isinstance(tensors, Tensor) else "Such as {'frame': torch.zeros(B, 4)}."
+        if isinstance(tensors, torch.nn.Module):
+            fix = "The weights of a model are model.state_dict(), and need no structure: pass that dict itself."
+        raise BadTypeError(
+            f"{cls.__name__}: got a {type(tensors).__name__}, expected a mapping of names to tensors. {fix}"
+        )
+    return dict(tensors)

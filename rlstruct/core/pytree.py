@@ -7,8 +7,7 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
-from rlstruct.core.dict_tensor import DictTensor
-from rlstruct.core.temporal import TemporalDictTensor
+from rlstruct.core.dict_tensor import DictTensor, TemporalDictTensor
 from rlstruct.core.trajectories import Trajectories
 
 

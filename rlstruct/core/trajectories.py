@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from rlstruct.core._named import Rows
-from rlstruct.core.dict_tensor import DictTensor
-from rlstruct.core.temporal import TemporalDictTensor
+from rlstruct.core.dict_tensor import DictTensor, TemporalDictTensor
+from rlstruct.core.layout import expect
+from rlstruct.core.named import Batched
 from rlstruct.device import DeviceLike
-from rlstruct.errors import BadTypeError, BadValueError, DeviceMismatchError, ShapeMismatchError
+from rlstruct.errors import BadTypeError, BadValueError
 
 _FORMAT_KEY, _FORMAT = "rlstruct.Trajectories", 1
 
 
-class Trajectories(Rows):
+class Trajectories(Batched):
     """B trajectories of up to T steps. Those of a batcher are read-only: keys may share memory.
 
     Keys of ``trajectories``: ``observation/<k>`` what the agent saw at t, ``action/<k>`` everything it returned,
@@ -53,30 +53,14 @@ class Trajectories(Rows):
                 f"Trajectories: got ({type(info).__name__}, {type(trajectories).__name__}), "
                 "expected (DictTensor, TemporalDictTensor)."
             )
-        if not info.empty() and info.n_elems() != trajectories.n_elems():
-            raise ShapeMismatchError(
-                f"Trajectories: info has {info.n_elems()} rows, expected {trajectories.n_elems()} "
-                "(B of the trajectories). Give one info row for each trajectory, or an empty DictTensor."
-            )
-        if None not in (info.device, trajectories.device) and info.device != trajectories.device:
-            raise DeviceMismatchError(
-                f"Trajectories: info is on {info.device}, expected {trajectories.device} (the device of the "
-                f"trajectories). Move it with .to({str(trajectories.device)!r})."
-            )
+        fix = "Give one info row for each trajectory, on one device, or an empty DictTensor."
+        expect("Trajectories: info", info, device=trajectories.device, rows=trajectories.n_elems(), fix=fix)
         self.info = info
         self.trajectories = trajectories
 
     @classmethod
     def unchecked(cls, info: DictTensor, trajectories: TemporalDictTensor) -> Trajectories:
-        """Join two parts without checking that they fit; see `DictTensor.unchecked`.
-
-        Args:
-            info: what holds for a whole trajectory.  [B], or empty
-            trajectories: the steps.  [B, T]
-
-        Returns:
-            Trajectories around both.
-        """
+        """Join two parts without checking that they fit; see `DictTensor.unchecked`."""
         made = cls.__new__(cls)
         made.info = info
         made.trajectories = trajectories
@@ -105,14 +89,9 @@ class Trajectories(Rows):
     def _each(self, fn: Callable[[Tensor], Tensor]) -> Trajectories:
         return self.unchecked(self.info._each(fn), self.trajectories._each(fn))
 
-    def _all(self) -> list[Tensor]:
-        return [*self.info._all(), *self.trajectories._all()]
-
-    def _home(self) -> torch.device:
-        return self.lengths.device
-
     @classmethod
-    def _joined(cls, parts: Sequence[Trajectories]) -> Trajectories:
+    def cat(cls, parts: Sequence[Trajectories]) -> Trajectories:
+        """Join trajectories along the batch axis, padding shorter ones; see `DictTensor.cat`."""
         info = DictTensor.cat([part.info for part in parts])
         return cls.unchecked(info, TemporalDictTensor.cat([part.trajectories for part in parts]))
 

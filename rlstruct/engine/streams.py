@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from rlstruct.core._staging import mover
+from rlstruct.core.transfer import mover
 from rlstruct.engine.waits import intended
 
 
@@ -74,7 +74,7 @@ class CudaLane(Lane):
     def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See Lane. The copies are made on the caller's stream, so that it need not wait for a batch in flight."""
         given = {key: tensor.detach() for key, tensor in tensors.items()}
-        move = mover(given.values(), self._device, non_blocking=False)  # those on the CPU travel as one
+        move = mover(given, self._device, non_blocking=False)  # those on the CPU travel as one
         copies = {
             key: tensor.to(self._device, copy=True, non_blocking=True) if tensor.is_cuda else move(tensor)
             for key, tensor in given.items()

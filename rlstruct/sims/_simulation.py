@@ -23,13 +23,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlstruct.core import Layout, TensorSpec, expect
+from rlstruct.core.named import truncated
 from rlstruct.engine.compiled import Compiled
 from rlstruct.engine.private import version_of
 from rlstruct.engine.waits import guards
 from rlstruct.errors import UsageError
 from rlstruct.functional.masks import rows_of
 from rlstruct.functional.random import child_key
-from rlstruct.sims._state import Tensors, fields_of, make_state, part
+from rlstruct.sims._state import Tensors, fields_of, make_state
 from rlstruct.spaces import Limits
 
 _MOST_ROWS = 1 << 16  # start states drawn at once: more do not stay in a cache
@@ -79,7 +80,7 @@ class Simulation:
 
         Restarts mix what it returns with other rows, and would repeat or round it. Nor may it write to its arguments.
         """
-        fields, episode = part(carry, "state/"), carry["episode"]
+        fields, episode = truncated(carry, "state/"), carry["episode"]
         action = self._limits.clamp(action)
         given = {f"state's {name}": value for name, value in fields.items()} | dict(action)
         versions = {name: version_of(value) for name, value in given.items()}
@@ -90,7 +91,7 @@ class Simulation:
                 "and the batch hold the same memory: make new tensors, x.clamp(-1, 1) instead of x.clamp_(-1, 1)."
             )
         found = {f"state/{name}": value for name, value in moved.items()} | {"reward": reward, "terminated": terminated}
-        expected = dict(Layout.of(fields, drop=1).prepend_key("state/").items())
+        expected = dict(Layout.of(fields, drop=1).behind(prefix="state/").items())
         expected |= {"reward": TensorSpec((), torch.float32), "terminated": TensorSpec((), torch.bool)}
         fix = "Return the next state as `initial` makes states, with a reward and an end for each environment."
         where = f"{type(self._simulator).__name__}.transition:"
@@ -125,7 +126,7 @@ class Simulation:
         kept = any(after[f"state/{name}"] is value for name, value in moved.items())
         reached = {**self.frames(moved, kept=kept), **{key: now[key] for key in shown}}
         reached |= {"terminated": terminated, "truncated": truncated, "done": done}
-        current = {**self.frames(part(after, "state/")), "initial_state": done}
+        current = {**self.frames(truncated(after, "state/")), "initial_state": done}
         current |= {key: after.pop(key) for key in shown}
         return after, reached, current, {}
 
@@ -156,8 +157,8 @@ class Simulation:
     def _transition(self, carry: Tensors, action: Tensors) -> tuple[Tensors, Tensor, Tensor]:
         simulator = self._simulator
         key = child_key(carry["state_key"], carry["elapsed"]) if simulator.stochastic else self._no_key
-        sent = action["action"] if self._plain_action else part(action, "action/")
-        state, reward, terminated = simulator.transition(self.state(part(carry, "state/")), sent, key)
+        sent = action["action"] if self._plain_action else truncated(action, "action/")
+        state, reward, terminated = simulator.transition(self.state(truncated(carry, "state/")), sent, key)
         return fields_of(f"{type(simulator).__name__}.transition", state), reward.to(torch.float32), terminated
 
     def _ends(self, elapsed: Tensor, terminated: Tensor) -> tuple[Tensor, Tensor]:

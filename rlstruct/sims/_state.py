@@ -41,11 +41,6 @@ def layout_of_rows(space: Mapping[str, Leaf]) -> Layout:
     return Layout({key: (leaf.shape, leaf.torch_dtype) for key, leaf in space.items()})
 
 
-def part(tensors: Mapping[str, Tensor], prefix: str) -> Tensors:
-    """Return the tensors whose names begin with ``prefix``, without it."""
-    return {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
-
-
 def columns(*values: Tensor) -> Tensor:
     """Put D values [B] side by side, [B, D]. On the CPU each is contiguous in memory, several times faster to stack.
 

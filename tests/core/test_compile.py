@@ -36,7 +36,14 @@ def time_and_joins(state: DictTensor, steps: TemporalDictTensor) -> tuple[Tempor
     return longer, later, Trajectories(last, steps)
 
 
-@pytest.mark.parametrize("function", [keys_and_rows, time_and_joins])
+def whole_batches(state: DictTensor, steps: TemporalDictTensor) -> tuple[Trajectories, DictTensor, Tensor]:
+    made = Trajectories.unchecked(state, steps)
+    rows = Trajectories.cat([made.index(torch.tensor([3, 0])), made.slice(1)])
+    seen = rows.trajectories.truncate_key("observation/").map(lambda v: v * 2)
+    return rows, seen.temporal_index(0), torch.where(rows.mask(), seen["a"].sum(2), 0)
+
+
+@pytest.mark.parametrize("function", [keys_and_rows, time_and_joins, whole_batches])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiles_in_one_graph(function, backend: str) -> None:
     state, steps = batch()

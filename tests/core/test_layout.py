@@ -19,7 +19,7 @@ def test_layouts_describe_and_allocate() -> None:
     assert layout == {"a": TensorSpec((3,), torch.float32), "b": TensorSpec((), torch.int64)}
     assert layout == DictTensor(TENSORS).specs()
     assert layout.behind(5, 4)["b"].shape == (5, 4)
-    made = layout.behind(4).prepend_key("x/").allocate(torch.device("cpu"))
+    made = layout.behind(4, prefix="x/").allocate(torch.device("cpu"))
     assert {key: (value.shape, value.dtype) for key, value in made.items()} == {
         "x/a": ((4, 3), torch.float32),
         "x/b": ((4,), torch.int64),

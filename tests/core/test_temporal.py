@@ -155,7 +155,7 @@ def test_rows_without_keys_keep_their_lengths() -> None:
     assert made.slice(1).lengths.tolist() == [2]
     assert made.mask().shape == (3, 0)
     assert made.temporal_index(9).empty()
-    with pytest.raises(ShapeMismatchError, match=r"lengths has shape \[3\], expected \[2\]"):
+    with pytest.raises(ShapeMismatchError, match=r"'lengths' is \[3\] .*expected \[2\]"):
         made.set("b", torch.zeros(2, 4))
     made.set("b", torch.zeros(3, 4))
     assert made.lengths.tolist() == [4, 2, 0]
@@ -185,13 +185,18 @@ def test_set_checks_time_too() -> None:
         ({"a": torch.zeros(2, 3), "b": torch.zeros(2, 3, device="meta")}, None, DeviceMismatchError, "'b' is on meta"),
         ({"a": torch.zeros(2, 3)}, [3, 3], TypeError, "lengths is a list"),
         ({"a": torch.zeros(2, 3)}, torch.tensor([3.0, 3.0]), ShapeMismatchError, "torch.float32"),
-        ({"a": torch.zeros(2, 3)}, torch.tensor([[3, 3]]), ShapeMismatchError, r"\[1, 2\], expected torch.int64 \[B\]"),
-        ({"a": torch.zeros(2, 3)}, torch.tensor([3]), ShapeMismatchError, r"lengths has shape \[1\], expected \[2\]"),
+        (
+            {"a": torch.zeros(2, 3)},
+            torch.tensor([[3, 3]]),
+            ShapeMismatchError,
+            r"\[1, 2\] .*expected \[2\] torch",
+        ),
+        ({"a": torch.zeros(2, 3)}, torch.tensor([3]), ShapeMismatchError, r"'lengths' is \[1\] .*expected \[2\]"),
         (
             {"a": torch.zeros(2, 3, device="meta")},
             torch.tensor([3, 3]),
             DeviceMismatchError,
-            r"lengths is on cpu, expected meta \(the device of 'a'\)",
+            "'lengths' is on cpu, expected meta",
         ),
     ],
 )
@@ -204,15 +209,15 @@ def test_wrong_steps_are_named() -> None:
     made = TemporalDictTensor({"a": torch.zeros(2, 3)})
     with pytest.raises(IndexError, match="got step 3, expected -3 to 2"):
         made.temporal_index(3)
-    with pytest.raises(ShapeMismatchError, match=r"t is torch.int64 \[3\], expected torch.int64 \[2\]"):
+    with pytest.raises(ShapeMismatchError, match=r"'t' is \[3\] torch.int64, expected \[2\] torch.int64"):
         made.temporal_multi_index(torch.zeros(3, dtype=torch.int64))
     with pytest.raises(ShapeMismatchError, match=r"t is torch.float32"):
         made.temporal_multi_index(torch.zeros(2))
-    with pytest.raises(DeviceMismatchError, match="t is on meta"):
+    with pytest.raises(DeviceMismatchError, match="'t' is on meta"):
         made.temporal_multi_index(torch.zeros(2, dtype=torch.int64, device="meta"))
     with pytest.raises(ShapeMismatchError, match=r"TemporalDictTensor.cat: key 'a' of part 1 is torch.int64"):
         TemporalDictTensor.cat([made, TemporalDictTensor({"a": torch.zeros(2, 5, dtype=torch.int64)})])
-    with pytest.raises(ShapeMismatchError, match=r"part 1 has shape \[2, 5, 1\], expected \[any, any\]"):
+    with pytest.raises(ShapeMismatchError, match=r"part 1: tensor 'a' is \[2, 5, 1\] .*expected \[2, 5\]"):
         TemporalDictTensor.cat([made, TemporalDictTensor({"a": torch.zeros(2, 5, 1)})])
 
 

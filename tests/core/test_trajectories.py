@@ -176,9 +176,9 @@ def test_copies() -> None:
 
 def test_the_parts_must_fit() -> None:
     made = counted([3, 1])
-    with pytest.raises(ShapeMismatchError, match="info has 1 rows, expected 2"):
+    with pytest.raises(ShapeMismatchError, match=r"info 'environment' is \[1\] .*expected \[2, ...\]"):
         Trajectories(made.info.slice(0), made.trajectories)
-    with pytest.raises(DeviceMismatchError, match="info is on cpu, expected meta"):
+    with pytest.raises(DeviceMismatchError, match="info 'environment' is on cpu, expected meta"):
         Trajectories(made.info, made.trajectories.to("meta"))
     with pytest.raises(TypeError, match=r"got \(TemporalDictTensor, DictTensor\)"):
         Trajectories(made.trajectories, made.info)  # type: ignore[arg-type]

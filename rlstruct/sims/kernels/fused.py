@@ -14,9 +14,10 @@ import warp as wp
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from rlstruct.core.named import truncated
 from rlstruct.engine.fused import FusedRollout, Layers, Perceptron
 from rlstruct.errors import BadValueError, ShapeMismatchError
-from rlstruct.sims._state import Tensors, part
+from rlstruct.sims._state import Tensors
 from rlstruct.sims.kernels import GameKernel, quietly
 from rlstruct.sims.kernels.advance import Memory, make_advance
 from rlstruct.sims.kernels.perceptron import ACTIVATIONS, make_perceptron
@@ -108,7 +109,7 @@ class FusedLaunch:
     def _held(self) -> Tensors:
         """Put together where the simulation is."""
         carry, B = self._env.carry(), self._env.n_envs()
-        fields = part(carry, "state/")
+        fields = truncated(carry, "state/")
         found = {name: (tuple(value.shape), value.dtype) for name, value in fields.items()}
         if list(found.values()) != [((B,), torch.float32)] * self._n_fields:
             raise ShapeMismatchError(

@@ -1,19 +1,17 @@
-"""Shared base of DictTensor and TemporalDictTensor: names, validation at birth, key handling."""
+"""Shared parts of the structures: rows, keys, and joining."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Sequence, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
-from rlstruct.core._checks import check_pair
-from rlstruct.core._staging import mover
-from rlstruct.core.layout import Layout, missing_key
+from rlstruct.core.layout import Layout, check_pair, expect, missing_key
+from rlstruct.core.transfer import mover
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.errors import BadIndexError, BadKeyError, BadTypeError, DeviceMismatchError, ShapeMismatchError
+from rlstruct.errors import BadIndexError, BadKeyError, BadTypeError, ShapeMismatchError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -21,25 +19,12 @@ if TYPE_CHECKING:
 Index = Tensor | Sequence[int]
 
 
-class Rows:
+class Batched:
     """Base of all structures: tensors with a batch axis on one device. Not public: use the classes built on it."""
 
     def _each(self, fn: Callable[[Tensor], Tensor]) -> Self:
         """A structure of fn(tensor) for every tensor, the lengths included; fn acts on the batch axis only."""
         raise NotImplementedError
-
-    def _all(self) -> list[Tensor]:
-        """Every tensor, the lengths included."""
-        raise NotImplementedError
-
-    @classmethod
-    def _joined(cls, parts: Sequence[Self]) -> Self:
-        """See `cat`; at least one part."""
-        raise NotImplementedError
-
-    def _home(self) -> torch.device | None:
-        """Return the device that an index must be on; None if any."""
-        return self.device
 
     @property
     def device(self) -> torch.device | None:
@@ -72,7 +57,7 @@ class Rows:
         """
         if device == self.device:  # the common case in a training loop; no need to look the device up
             return self._each(lambda v: v)
-        return self._each(mover(self._all(), resolve_device(device), non_blocking))
+        return self._each(mover(self, resolve_device(device), non_blocking))
 
     def index(self, index: Index) -> Self:
         """Gather rows into new memory, in the order given, repeats allowed.
@@ -88,7 +73,7 @@ class Rows:
             DeviceMismatchError: the index is on another device.
             IndexError: a row number is out of range (on CUDA: a device-side failure, as everywhere in torch).
         """
-        rows = self._rows(index)
+        rows = _row_numbers(f"{type(self).__name__}.index", index, home(self))
         return self._each(lambda v: v.index_select(0, rows))
 
     def slice(self, start: int, stop: int | None = None) -> Self:
@@ -107,7 +92,7 @@ class Rows:
         if stop is not None:
             return self._each(lambda v: v[start:stop])
         n = self.n_elems()
-        if n == 0 and not self._all():
+        if n == 0 and self.device is None:
             return self._each(torch.detach)
         if not -n <= start < n:
             raise BadIndexError(
@@ -117,59 +102,20 @@ class Rows:
         return self._each(lambda v: v.narrow(0, start % n, 1))
 
     def unfold(self) -> list[Self]:
-        """Split into single rows that share the memory.
-
-        Returns:
-            B structures.  each [1, ...]
-        """
+        """Split into B single rows [1, ...] that share the memory."""
         return [self.slice(row) for row in range(self.n_elems())]
 
     def detach(self) -> Self:
         """Return the same values, cut off from the autograd graph. The memory is shared."""
         return self._each(torch.detach)
 
-    @classmethod
-    def cat(cls, parts: Sequence[Self]) -> Self:
-        """Join structures along the batch axis, into new memory. Shorter ones are padded with zeros along time.
-
-        Args:
-            parts: at least one, with the same keys, dtypes and trailing shapes.  [B_i, ...] or [B_i, T_i, ...]
-
-        Returns:
-            All rows in order, with their lengths, and keys in the order of the first part.
-            [sum of B_i, ...] or [sum of B_i, max of T_i, ...]
-
-        Raises:
-            KeyError: the keys differ.
-            ShapeMismatchError: dtypes or trailing shapes differ; nothing is converted in silence.
-            DeviceMismatchError: the devices differ.
-        """
-        return cls._joined(parts)
-
     def _shuffled(self, generator: torch.Generator | None) -> Tensor:
         """All row numbers in random order, [B] int64, here, drawn where the generator is."""
-        source = self._home() if generator is None else generator.device
-        return torch.randperm(self.n_elems(), generator=generator, device=source).to(self._home())
-
-    def _rows(self, index: Index) -> Tensor:
-        where = f"{type(self).__name__}.index"
-        device = self._home()
-        if not isinstance(index, Tensor):
-            return torch.tensor(index, dtype=torch.int64, device=device)
-        if index.dtype is not torch.int64 or index.dim() != 1:
-            raise ShapeMismatchError(
-                f"{where}: got an index of {index.dtype} {list(index.shape)}, expected torch.int64 [K]. "
-                "Turn a mask into row numbers with mask.nonzero().squeeze(1), which waits for the device."
-            )
-        if device is not None and index.device != device:
-            raise DeviceMismatchError(
-                f"{where}: the index is on {index.device}, expected {device} (the device of the structure). "
-                f"Move it with .to({str(device)!r})."
-            )
-        return index
+        source = home(self) if generator is None else generator.device
+        return torch.randperm(self.n_elems(), generator=generator, device=source).to(home(self))
 
 
-class NamedTensors(Rows):
+class NamedTensors(Batched):
     """Names to tensors that share their leading axes and one device. Not public: use the two classes built on it.
 
     Nothing but the dict is stored: B, T and device are read from the first tensor when asked for. So a pytree can be
@@ -178,18 +124,10 @@ class NamedTensors(Rows):
 
     _tensors: dict[str, Tensor]
     _leading: ClassVar[int]  # how many axes the tensors share: 1 for [B, ...], 2 for [B, T, ...]
-    _axes: ClassVar[str]
 
-    def _like(self, tensors: dict[str, Tensor]) -> Self:
-        """A structure with the same rows (and lengths) and other tensors, unchecked."""
+    def _like(self, tensors: dict[str, Tensor], checked: bool = False) -> Self:
+        """A structure of other tensors with the same rows (and lengths)."""
         raise NotImplementedError
-
-    def _checked_like(self, tensors: dict[str, Tensor]) -> Self:
-        """As `_like`, validated."""
-        raise NotImplementedError
-
-    def _all(self) -> list[Tensor]:
-        return list(self._tensors.values())
 
     def keys(self) -> KeysView[str]:
         """Return the names, in the order in which they were put in."""
@@ -212,13 +150,7 @@ class NamedTensors(Rows):
         return key in self._tensors
 
     def __getitem__(self, key: str) -> Tensor:
-        """Return the tensor of one name: the tensor itself, not a copy.
-
-        Args:
-            key: its name.
-
-        Returns:
-            The tensor, in its native dtype.  [B, ...] or [B, T, ...]
+        """Return the tensor of one name, [B, ...] or [B, T, ...]: the tensor itself, not a copy.
 
         Raises:
             KeyError: there is no such name; the message lists the names and suggests the nearest.
@@ -293,49 +225,34 @@ class NamedTensors(Rows):
             ShapeMismatchError: the tensor lacks an axis, or has another B or T.
             DeviceMismatchError: the tensor is on another device.
         """
-        others = ((name, value) for name, value in self._tensors.items() if name != key)
-        fitting = self._checked_like({**dict(itertools.islice(others, 1)), key: tensor})
+        others = [(name, value) for name, value in self._tensors.items() if name != key]
+        fitting = self._like({**dict(others[:1]), key: tensor}, checked=True)
         self._tensors[key] = tensor
         vars(self).update({**vars(fitting), "_tensors": self._tensors})
 
     def prepend_key(self, prefix: str) -> Self:
-        """Put ``prefix`` before every name. The tensors are shared.
-
-        Args:
-            prefix: such as ``"observation/"``; the slash is not added.
-
-        Returns:
-            The same tensors under longer names.
-        """
+        """Put ``prefix``, such as ``"observation/"``, before every name. The tensors are shared."""
         return self._like({prefix + key: v for key, v in self._tensors.items()})
 
     def truncate_key(self, prefix: str) -> Self:
         """Keep the names that start with ``prefix``, and cut it off. The tensors are shared.
 
-        Args:
-            prefix: such as ``"observation/"``.
-
-        Returns:
-            The matching tensors under shorter names; without any key if none matches.
+        The result has no key if none matches.
         """
-        n = len(prefix)
-        return self._like({key[n:]: v for key, v in self._tensors.items() if key.startswith(prefix)})
+        return self._like(truncated(self._tensors, prefix))
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Self:
-        """Apply a function to every tensor and validate the result.
+        """Apply a function to every tensor and validate the results, which keep their names.
 
         Args:
             fn: takes one tensor and returns one; all results must share their leading axes and their device.
-
-        Returns:
-            The results under the same names.
 
         Raises:
             TypeError: fn returned something that is not a tensor.
             ShapeMismatchError: the results differ in their leading axes.
             DeviceMismatchError: the results differ in their device.
         """
-        return self._checked_like({key: fn(v) for key, v in self._tensors.items()})
+        return self._like({key: fn(v) for key, v in self._tensors.items()}, checked=True)
 
     def __copy__(self) -> Self:
         """A new structure around the same tensors, so that `set` on one leaves the other alone."""
@@ -368,9 +285,63 @@ class NamedTensors(Rows):
                     f"{type(self).__name__}.__add__: key {twice!r} is in both structures. "
                     "Rename one side with prepend_key, or leave it out with get."
                 )
-            for first, value in mine.items():
-                for key, added in theirs.items():
-                    check_pair(type(self), key, added, first, value)
-                    break
-                break
+            check_pair(type(self), self._leading, *next(iter(theirs.items())), *next(iter(mine.items())))
         return self._like(both)
+
+
+def truncated(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names start with ``prefix``, without it."""
+    n = len(prefix)
+    return {key[n:]: value for key, value in tensors.items() if key.startswith(prefix)}
+
+
+def home(structure: Batched) -> torch.device | None:
+    """Return the device that row numbers of a structure must be on; None if any."""
+    found: torch.device | None = getattr(structure, "lengths", structure).device
+    return found
+
+
+def _row_numbers(where: str, index: Index, device: torch.device | None) -> Tensor:
+    if not isinstance(index, Tensor):
+        return torch.tensor(index, dtype=torch.int64, device=device)
+    if index.dtype is not torch.int64 or index.dim() != 1:
+        raise ShapeMismatchError(
+            f"{where}: got an index of {index.dtype} {list(index.shape)}, expected torch.int64 [K]. "
+            "Turn a mask into row numbers with mask.nonzero().squeeze(1), which waits for the device."
+        )
+    expect(f"{where}:", {"index": index}, device=device)
+    return index
+
+
+def join(
+    where: str, parts: Sequence[NamedTensors], fn: Callable[[tuple[Tensor, ...], int], Tensor], axis: int, drop: int
+) -> dict[str, Tensor]:
+    """Join each key's tensors by ``fn(tensors, axis)``, and raise unless that changes none of them.
+
+    Shapes must agree from axis ``drop`` on. The keys come in the order of the first part.
+    """
+    first = parts[0]._tensors
+    names, dtypes = list(first), [tensor.dtype for tensor in first.values()]
+
+    def check(i: int) -> None:
+        tensors = parts[i]._tensors
+        lead = next((v.shape[:drop] for v in tensors.values()), ())
+        fix = "All parts have the keys, dtypes and trailing shapes of part 0; nothing is converted or moved for you."
+        layout = Layout.of(first, drop).behind(*lead)
+        expect(f"{where}: part {i}: tensor", tensors, layout, device=parts[0].device, fix=fix)
+
+    rows: list[Iterable[Tensor]] = []
+    for i, part in enumerate(parts):
+        tensors = part._tensors
+        # torch.cat would convert dtypes, and silently skips a tensor of shape [0].
+        may_skip = drop == 1 and 0 in (parts[0].n_elems(), part.n_elems())
+        same = list(tensors) == names and part.device == parts[0].device
+        if may_skip or not same or [tensor.dtype for tensor in tensors.values()] != dtypes:
+            check(i)
+        rows.append(tensors.values() if same else [tensors[name] for name in names])
+    try:
+        return {key: fn(column, axis) for key, column in zip(names, zip(*rows, strict=True), strict=True)}
+    except RuntimeError:  # torch names sizes; say which key and part they belong to
+        for i in range(len(parts)):
+            check(i)
+        raise

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlstruct import DictTensor, TemporalDictTensor, Trajectories
-from rlstruct.core import _staging
+from rlstruct.core import transfer
 from rlstruct.testing import forbid_host_sync
 
 
@@ -36,7 +36,7 @@ def all_of(trajectories: Trajectories) -> list[Tensor]:
 def test_a_block_holds_every_value_with_its_strides_and_what_is_shared_once() -> None:
     wide = torch.arange(40.0).view(4, 10)
     tensors = [*all_of(batch()), wide[:, :2], torch.empty(0, 3), torch.tensor(7), torch.ones(2, dtype=torch.complex128)]
-    packed = _staging.pack(tensors, pin=False)
+    packed = transfer.pack(tensors, pin=False)
     moved = packed.unpack(packed.block.clone())
     for before, after in zip(tensors, moved, strict=True):
         assert after.dtype == before.dtype
@@ -50,17 +50,17 @@ def test_a_block_holds_every_value_with_its_strides_and_what_is_shared_once() ->
 
 def test_the_block_is_filled_when_packing_returns() -> None:
     source = torch.ones(4)
-    packed = _staging.pack([source], pin=False)
+    packed = transfer.pack([source], pin=False)
     source.zero_()
     assert packed.unpack(packed.block)[0].tolist() == [1.0] * 4
 
 
 def test_what_needs_gradients_is_moved_by_itself() -> None:
     plain, weight = torch.ones(2), torch.ones(2, requires_grad=True)
-    assert _staging.can_stage(plain)
-    assert not _staging.can_stage(weight)
-    assert not _staging.can_stage(torch.nn.Parameter(torch.ones(2)))
-    assert not _staging.can_stage(torch.ones(2, dtype=torch.complex64).conj())
+    assert transfer.can_stage(plain)
+    assert not transfer.can_stage(weight)
+    assert not transfer.can_stage(torch.nn.Parameter(torch.ones(2)))
+    assert not transfer.can_stage(torch.ones(2, dtype=torch.complex64).conj())
 
 
 class Copies(TorchDispatchMode):

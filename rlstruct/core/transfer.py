@@ -7,11 +7,12 @@ once and share it on the device too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 _ALIGNMENT = 16  # bytes: the size of the largest dtype
 _MOST_UNUSED = 2  # memory up to this many times as large as the part that is used is copied whole
@@ -42,15 +43,15 @@ def stage(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     return packed.unpack(packed.block.to(device, non_blocking=True))
 
 
-def mover(tensors: Iterable[Tensor], device: torch.device, non_blocking: bool) -> Callable[[Tensor], Tensor]:
-    """Return a function that moves each of these tensors to a device; from the CPU to CUDA they travel as one."""
+def mover(tree: object, device: torch.device, non_blocking: bool) -> Callable[[Tensor], Tensor]:
+    """Return a function that moves each tensor of a pytree to a device; from the CPU to CUDA they travel as one."""
 
     def move(tensor: Tensor) -> Tensor:
         return tensor.to(device, non_blocking=non_blocking)
 
     if device.type != "cuda" or torch.compiler.is_compiling():
         return move
-    here = [tensor for tensor in tensors if can_stage(tensor)]
+    here = [tensor for tensor in tree_leaves(tree) if can_stage(tensor)]
     staged = dict(zip(map(id, here), stage(here, device), strict=True))
     return lambda tensor: move(tensor) if (moved := staged.get(id(tensor))) is None else moved
 
