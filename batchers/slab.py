@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.core import DictTensor, Layout, TemporalDictTensor, expect
-from rlstruct.core.named import truncated
+from rlstruct.core.named import part_of
 from rlstruct.engine.graph import copy_grouped
 from rlstruct.errors import UsageError
 from rlstruct.in_place import FLAGS, Ended, ObservationBuffer
@@ -44,11 +44,11 @@ class Steps:
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         """Sort the tensors of a layout (see `slab_layout`) by their prefix."""
         self.tensors = tensors
-        self.stream = truncated(tensors, "stream/")
-        self.action = truncated(tensors, "action/")
-        self.state = truncated(tensors, "state/")
-        self.final = truncated(tensors, "final/")
-        self.reached = truncated(tensors, "reached/")
+        self.stream = part_of(tensors, "stream/")
+        self.action = part_of(tensors, "action/")
+        self.state = part_of(tensors, "state/")
+        self.final = part_of(tensors, "final/")
+        self.reached = part_of(tensors, "reached/")
         self.running = tensors["running"]
         self.restarted = tensors.get("restarted")
 

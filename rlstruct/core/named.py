@@ -239,7 +239,7 @@ class NamedTensors(Batched):
 
         The result has no key if none matches.
         """
-        return self._like(truncated(self._tensors, prefix))
+        return self._like(part_of(self._tensors, prefix))
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Self:
         """Apply a function to every tensor and validate the results, which keep their names.
@@ -289,7 +289,7 @@ class NamedTensors(Batched):
         return self._like(both)
 
 
-def truncated(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def part_of(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Return the tensors whose names start with ``prefix``, without it."""
     n = len(prefix)
     return {key[n:]: value for key, value in tensors.items() if key.startswith(prefix)}

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlstruct.core import Layout, TensorSpec, expect
-from rlstruct.core.named import truncated
+from rlstruct.core.named import part_of
 from rlstruct.engine.compiled import Compiled
 from rlstruct.engine.private import version_of
 from rlstruct.engine.waits import guards
@@ -80,7 +80,7 @@ class Simulation:
 
         Restarts mix what it returns with other rows, and would repeat or round it. Nor may it write to its arguments.
         """
-        fields, episode = truncated(carry, "state/"), carry["episode"]
+        fields, episode = part_of(carry, "state/"), carry["episode"]
         action = self._limits.clamp(action)
         given = {f"state's {name}": value for name, value in fields.items()} | dict(action)
         versions = {name: version_of(value) for name, value in given.items()}
@@ -126,7 +126,7 @@ class Simulation:
         kept = any(after[f"state/{name}"] is value for name, value in moved.items())
         reached = {**self.frames(moved, kept=kept), **{key: now[key] for key in shown}}
         reached |= {"terminated": terminated, "truncated": truncated, "done": done}
-        current = {**self.frames(truncated(after, "state/")), "initial_state": done}
+        current = {**self.frames(part_of(after, "state/")), "initial_state": done}
         current |= {key: after.pop(key) for key in shown}
         return after, reached, current, {}
 
@@ -157,8 +157,8 @@ class Simulation:
     def _transition(self, carry: Tensors, action: Tensors) -> tuple[Tensors, Tensor, Tensor]:
         simulator = self._simulator
         key = child_key(carry["state_key"], carry["elapsed"]) if simulator.stochastic else self._no_key
-        sent = action["action"] if self._plain_action else truncated(action, "action/")
-        state, reward, terminated = simulator.transition(self.state(truncated(carry, "state/")), sent, key)
+        sent = action["action"] if self._plain_action else part_of(action, "action/")
+        state, reward, terminated = simulator.transition(self.state(part_of(carry, "state/")), sent, key)
         return fields_of(f"{type(simulator).__name__}.transition", state), reward.to(torch.float32), terminated
 
     def _ends(self, elapsed: Tensor, terminated: Tensor) -> tuple[Tensor, Tensor]:

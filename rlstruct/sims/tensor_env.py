@@ -24,7 +24,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.core import DictTensor, Layout, expect
-from rlstruct.core.named import truncated
+from rlstruct.core.named import part_of
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadValueError, UsageError
 from rlstruct.functional.random import child_key
@@ -191,7 +191,7 @@ class TensorEnv(VecEnv, Generic[State]):
             ShapeMismatchError: a field or frame has another shape or dtype than it must have.
             DeviceMismatchError: a field is on another device.
         """
-        given = truncated(dict(env_info.items()) if env_info is not None else {}, "state/")
+        given = part_of(dict(env_info.items()) if env_info is not None else {}, "state/")
         self._carry = self._begun({name: value.to(self._device) for name, value in given.items()})
         self._current = first = self._first()
         self._idle.begin()
@@ -246,7 +246,7 @@ class TensorEnv(VecEnv, Generic[State]):
             RuntimeError: `reset` was not called.
         """
         self._check_begun("get_state")
-        rows, fields = self._rows(ids), truncated(self._carry, "state/")
+        rows, fields = self._rows(ids), part_of(self._carry, "state/")
         state: State = self._simulation.state({name: v.index_select(0, rows) for name, v in fields.items()})
         return state
 
@@ -265,7 +265,7 @@ class TensorEnv(VecEnv, Generic[State]):
             KeyError, ShapeMismatchError: the state has other fields, shapes or dtypes.
         """
         self._check_begun("set_state")
-        carry, fields = self._carry, truncated(self._carry, "state/")
+        carry, fields = self._carry, part_of(self._carry, "state/")
         rows = self._rows(ids)
         given = {name: value.to(self._device) for name, value in fields_of("set_state", state).items()}
         self._expect("set_state: field", given, Layout.of(fields, drop=1), n=rows.shape[0])
@@ -311,18 +311,18 @@ class TensorEnv(VecEnv, Generic[State]):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what `state_dict` returned; see `VecEnv.load_state_dict`."""
         moved = {name: value.to(self._device, copy=True) for name, value in state.items()}
-        saved = truncated(moved, "carry/")
+        saved = part_of(moved, "carry/")
         own = self._begun({}) if "elapsed" in saved else {name: self._carry[name] for name in ("env_key", "episode")}
         fix = "Load what as many environments of the same class, with the same auto_reset, returned."
         self._expect("load_state_dict:", saved, Layout.of(own, drop=1), fix)
         self._stepper = self._make_stepper()
-        self.set_carry(saved, truncated(moved, "shown/"))
+        self.set_carry(saved, part_of(moved, "shown/"))
 
     def _begun(self, given: Tensors) -> Tensors:
         """Return the carry with which all environments begin their next episode, from given states or those drawn."""
         carry = {**self._carry, "episode": self._carry["episode"] + 1}
         carry |= self._simulation.begin(carry, carry["episode"])
-        expected = Layout.of(own := truncated(carry, "state/"), drop=1)
+        expected = Layout.of(own := part_of(carry, "state/"), drop=1)
         self._expect("initial: field", own, expected, "One row for each key.")
         self._expect("reset: env_info 'state/'", own | given, expected)
         carry |= {f"state/{n}": v for n, v in given.items()} | {"elapsed": torch.zeros_like(carry["episode"])}
@@ -355,7 +355,7 @@ class TensorEnv(VecEnv, Generic[State]):
 
     def _first(self) -> DictTensor:
         """Return the observation of all environments at the start of an episode."""
-        frames = self._simulation.frames(truncated(self._carry, "state/"))
+        frames = self._simulation.frames(part_of(self._carry, "state/"))
         expected = layout_of_rows(leaves(self.observation_space, "frame"))
         self._expect("observe:", frames, expected, "The observation space says so: correct one of them.")
         flags = dict.fromkeys(("terminated", "truncated", "done"), self._no)

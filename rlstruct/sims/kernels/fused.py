@@ -14,7 +14,7 @@ import warp as wp
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rlstruct.core.named import truncated
+from rlstruct.core.named import part_of
 from rlstruct.engine.fused import FusedRollout, Layers, Perceptron
 from rlstruct.errors import BadValueError, ShapeMismatchError
 from rlstruct.sims._state import Tensors
@@ -109,7 +109,7 @@ class FusedLaunch:
     def _held(self) -> Tensors:
         """Put together where the simulation is."""
         carry, B = self._env.carry(), self._env.n_envs()
-        fields = truncated(carry, "state/")
+        fields = part_of(carry, "state/")
         found = {name: (tuple(value.shape), value.dtype) for name, value in fields.items()}
         if list(found.values()) != [((B,), torch.float32)] * self._n_fields:
             raise ShapeMismatchError(
