@@ -315,7 +315,7 @@ class TemporalDictTensor(NamedTensors):
         def cat_padded(column: tuple[Tensor, ...], axis: int) -> Tensor:
             return torch.cat([_pad(v, n_steps) for v in column], axis)
 
-        for i, part in enumerate(parts):
+        for i, part in enumerate(parts if parts[0].empty() else ()):  # lengths are where the tensors are
             lengths = {"lengths": part.lengths}
             expect(f"TemporalDictTensor.cat: part {i}: tensor", lengths, device=parts[0].lengths.device)
         tensors = join("TemporalDictTensor.cat", parts, cat_padded, 0, drop=2)
