@@ -111,8 +111,10 @@ class BatchChecks:
             if name not in steps.action:
                 continue
             values = steps.action[name]
-            low, high = self._bounds_on(name, values.device)
-            yield name, _any(~((values[:n] >= low) & (values[:n] <= high)), running)
+            low, high = self._bounds.get(name) or self._bounds_on(name, values.device)
+            wrong = ~((values[:n] >= low) & (values[:n] <= high))
+            if not values.is_cpu or bool(wrong.any()):  # sync: of CPU memory
+                yield name, _any(wrong, running)
         for part in (steps.stream, steps.reached):
             for key, values in part.items():
                 if not values.is_floating_point() or key.split("/")[0] not in ("frame", "reward"):
@@ -131,10 +133,9 @@ class BatchChecks:
                 yield f"observation/{key}", wrong
 
     def _bounds_on(self, name: str, device: torch.device) -> tuple[Tensor, Tensor]:
-        if name not in self._bounds:
-            leaf = self._actions[name]
-            low, high = (-math.inf, math.inf) if isinstance(leaf.space, spaces.Box) else leaf.bounds()
-            self._bounds[name] = torch.as_tensor(low, device=device), torch.as_tensor(high, device=device)
+        leaf = self._actions[name]
+        low, high = (-math.inf, math.inf) if isinstance(leaf.space, spaces.Box) else leaf.bounds()
+        self._bounds[name] = torch.as_tensor(low, device=device), torch.as_tensor(high, device=device)
         return self._bounds[name]
 
     def _error(self, name: str, t: int, j: int, shown: str) -> ValueError:

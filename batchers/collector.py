@@ -378,7 +378,8 @@ class Collector:
     def _begin(self, slab: Slab, keys: Tensor) -> None:
         """Write what is known before the first step."""
         # A state that shows observations of the last batch must not change with the slots, which are written again.
-        self._state = self._state.map(lambda tensor: tensor.clone() if slab.holds(tensor) else tensor)
+        if slab.state:
+            self._state = self._state.map(lambda tensor: tensor.clone() if slab.holds(tensor) else tensor)
         slab.begin(self._observation, self._state, keys)
 
     def _all_ended(self, t: int) -> bool:

@@ -84,7 +84,7 @@ class Slab(Steps):
         self._observation_layout = Layout.of(self.slots[0])
         self._action_layout, self._state_layout = Layout.of(self.action, drop=1), Layout.of(self.state)
         self._places = {tensor.untyped_storage().data_ptr() for tensor in tensors.values()}
-        self._on_cpu = self.running.is_cpu
+        self._copy: Callable[..., object] = torch._foreach_copy_ if self.running.is_cpu else copy_grouped
         self._action_rows = _rows([*self.action.values()])
         # As lists, which are compared with those of each step.
         self._action_names, self._action_specs = [*self.action], [*self._action_layout.values()]
@@ -102,8 +102,9 @@ class Slab(Steps):
         self._check("environment: observation", observation, self._observation_layout)
         self.check_state(state)
         self.stream["rng"].copy_(keys)
-        places = [*self.slots[0].values(), *self.state.values()]
-        self._copy(places, [*(observation[k] for k in self.slots[0]), *(state[k] for k in self.state)])
+        slot = self.slots[0]._tensors
+        values = [*map(observation._tensors.__getitem__, slot), *map(state._tensors.__getitem__, self.state)]
+        self._copy([*slot.values(), *self.state.values()], values)
         if self.restarted is not None:
             self.restarted.fill_(False)
         if self.buffers:
@@ -119,7 +120,10 @@ class Slab(Steps):
         """
         tensors = action._tensors
         values = [*tensors.values()]
-        if [(v.shape, v.dtype) for v in values] != self._action_specs or [*tensors] != self._action_names:
+        fits = [*tensors] == self._action_names
+        for value, spec in zip(values, self._action_specs, strict=False):
+            fits = fits and (value.shape, value.dtype) == spec
+        if not fits:
             self._check("agent: action", action, self._action_layout)  # the order of the keys may differ
             values = [tensors[name] for name in self._action_names]
         self._copy(self._action_rows[t], values)
@@ -169,12 +173,6 @@ class Slab(Steps):
         ):
             self._check("environment: observation", observation, self._observation_layout)
         return [v for v in tensors if v is not None]
-
-    def _copy(self, places: list[Tensor], values: list[Tensor]) -> None:
-        if self._on_cpu:
-            torch._foreach_copy_(places, values)
-        else:
-            copy_grouped(places, values)
 
     def holds(self, tensor: Tensor) -> bool:
         """Return whether a tensor is memory of this slab, which the next batch writes again."""
