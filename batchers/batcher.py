@@ -199,7 +199,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             backend.execute(agent_infos)
         self._outstanding.append(self._infos)
         self._deepest = max(self._deepest, len(self._outstanding))
-        one = "executing" if backend.queues and backend.auto_reset else "alone"
+        one: State = "executing" if backend.queues and backend.auto_reset else "alone"
         self._state = one if len(self._outstanding) == 1 else "full"
 
     @overload

@@ -201,7 +201,7 @@ def create_pool(settings: Settings) -> WorkerPool:
         ClusterError: there is no such cluster.
     """
     cluster = settings.cluster
-    named = dict(cluster) if isinstance(cluster, Mapping) else {"address": cluster}
+    named: dict[str, Any] = dict(cluster) if isinstance(cluster, Mapping) else {"address": cluster}
     connect(named.pop("address", "auto"))
     options = {"num_cpus": 1, "scheduling_strategy": "SPREAD", "runtime_env": {"env_vars": _ONE_THREAD}, **named}
     return WorkerPool(settings, RayTransport(options))
