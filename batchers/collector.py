@@ -77,7 +77,8 @@ class Collector:
             )
         self.env = env
         self.actor, self._eager = Actor(agent, device, compiled=compile_agent), not compile_agent
-        self._slab: Slab | None = None  # what the next batch is written to, or the last one was
+        self._slab: Slab | None = None  # what the next batch is written to, or the last one was; made when it is needed
+        self._layout = Layout()  # of slabs, once the agent has acted
         self.version = 0
         self._T = n_timesteps
         self._step_into = steps_into(env) if device.type == "cpu" else None
@@ -169,7 +170,7 @@ class Collector:
             How many steps were taken, and how many rows of ``final`` are used.
         """
         keys = self.keys()
-        first = self._first_answer(keys) if self._slab is None else None
+        first = None if self._layout else self._first_answer(keys)
         slab, n_final, t = self.slab, 0, 0
         self._begin(slab, keys)
         state, shown = self._state, slab.shown
@@ -218,17 +219,19 @@ class Collector:
     def slab(self) -> Slab:
         """Memory of the last batch, and of the next one."""
         if self._slab is None:
-            raise UsageError("rlstruct.batchers.collector: there is no slab before the first batch.")
+            if not self._layout:
+                raise UsageError("rlstruct.batchers.collector: there is no slab before the first batch.")
+            self._slab = self._new_slab(self._layout)
         return self._slab
 
     def layout(self) -> Layout:
         """Return the layout of a slab; empty before the first batch."""
-        return Layout() if self._slab is None else Layout.of(self._slab.tensors)
+        return self._layout
 
     def renew(self, slab: Slab | None = None) -> Slab | None:
         """Write the next batch into another slab of the same layout, or into new memory; return the one before."""
-        if (left := self._slab) is not None:
-            self._slab = slab or self._new_slab(Layout.of(left.tensors))
+        left, self._slab = self._slab, slab
+        if left is not None:
             self._leave(left)
         return left
 
@@ -335,7 +338,7 @@ class Collector:
             raise ShapeMismatchError("agent: the action is empty, expected 'action' [B, ...] at least.")
         sparse = self.env.auto_reset and self._device.type == "cpu"
         full = self.env.auto_reset and not sparse
-        self._slab = self._new_slab(slab_layout(seen, action, self._state, self._T, sparse, full))
+        self._layout = slab_layout(seen, action, self._state, self._T, sparse, full)
         return answer
 
     def _may_infer(self) -> bool:

@@ -130,9 +130,8 @@ class FastCollector(Collector):
 
     def _program(self, carry: Tensors) -> tuple[Tensors, Tensors]:
         """T steps as a step of `rlstruct.engine`; the record is a slab, and ``found``, see `BatchChecks.look`."""
-        before = self.slab
         self.set_carry(carry)
-        self.renew()  # what is recorded writes to memory of its own
+        before = self.renew()  # what is recorded writes to memory of its own
         try:
             self.take_steps(look=False)
             record = {**self.slab.tensors, "found": self._checks.look(self.slab, self._T, 0)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pathlib
 import re
 import sys
@@ -26,6 +27,7 @@ from rlstruct.agents import (
     StackingAgent,
 )
 from rlstruct.batchers import RL_Batcher
+from rlstruct.batchers.slab import Slab
 from rlstruct.envs import GymEnv
 from rlstruct.functional.random import randint, uniform
 from rlstruct.profiling import profile, read
@@ -70,6 +72,22 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recordings]:
         monkeypatch.setattr(simulated, "record", counts.counting(simulated.record))
     monkeypatch.setattr(recording, "record_cuda", counts.counting(recording.record_cuda))
     return counts
+
+
+def test_beside_a_recorded_batch_there_is_no_slab_that_nothing_is_written_to(
+    device: str, recordings: Recordings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlstruct.batchers.in_process._WORTH_GIVING", 1)
+    agents = {"model": ActorCritic(4, 2), "device": device}
+    env_args = {"name": "CartPole-v1", "n_envs": B, "device": device}
+    with RL_Batcher(T, ActorCriticAgent, make, agent_args=agents, env_args=env_args, seed=0, device=device) as batcher:
+        batcher.reset()
+        for n_recorded in (0, 1, 1):
+            batcher.execute()
+            batcher.get()
+            gc.collect()
+            assert recordings.recorded == n_recorded
+            assert not [one for one in gc.get_objects() if type(one) is Slab]
 
 
 class OneAtATime(CartPole):
