@@ -23,7 +23,7 @@ from rlstruct.algos.learner import CreateAgent, GradientLearner, batch_of, tenso
 from rlstruct.algos.process_group import Learners
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.batchers import EpisodeStatistics, RL_Batcher
-from rlstruct.core import Specs, Trajectories
+from rlstruct.core import TensorSpec, Trajectories
 from rlstruct.device import resolve_device
 from rlstruct.errors import BadTypeError, BadValueError, UsageError
 from rlstruct.functional.all_reduce import sum_over_learners
@@ -209,7 +209,7 @@ class TrainingLoop:
         self._saved_at = 0  # environment steps
         self._start = 0.0
         self._warned, self.draws = False, True
-        self.shown: Specs | None = None  # by one environment; known from the first batch on
+        self.shown: Mapping[str, TensorSpec] | None = None  # by one environment; known from the first batch on
 
     def run(self) -> TrainingResult:
         """Train until the steps are used up or the target is reached."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlstruct.core import DictTensor, Specs
+from rlstruct.core import DictTensor, TensorSpec
 from rlstruct.errors import BadValueError, MissingPackageError, UsageError, how_to_install
 from rlstruct.policies.policy import Policy
 from rlstruct.rl_agent import RL_Agent
@@ -35,7 +35,7 @@ class ExportedPolicy(nn.Module):
         specs: what one environment shows.
     """
 
-    def __init__(self, agent: RL_Agent, model: nn.Module, specs: Specs) -> None:
+    def __init__(self, agent: RL_Agent, model: nn.Module, specs: Mapping[str, TensorSpec]) -> None:
         super().__init__()
         self.agent, self.model, self.specs = agent, model, specs
 
@@ -155,7 +155,7 @@ def _tied(key: str, expected: Tensors, found: Tensor) -> Tensor:
     return torch.zeros_like(found, dtype=torch.bool)
 
 
-def _sample(specs: Specs, B: int, generator: torch.Generator) -> Tensors:
+def _sample(specs: Mapping[str, TensorSpec], B: int, generator: torch.Generator) -> Tensors:
     """Draw observations: numbers of several magnitudes, all bytes, both bools, small integers."""
     drawn: Tensors = {}
     for key, spec in specs.items():

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from rlstruct.core import Specs, TensorSpec
+from rlstruct.core import TensorSpec
 from rlstruct.device import DeviceLike
-from rlstruct.errors import BadValueError, MissingFileError
-from rlstruct.policies.blueprint import BadTypeError, build, describe, describe_network, dtype_name
+from rlstruct.errors import BadTypeError, BadValueError, MissingFileError
+from rlstruct.policies.blueprint import build, describe, describe_network, dtype_name
 from rlstruct.policies.policy import Policy
 from rlstruct.rl_agent import RL_Agent
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     import gymnasium
 
 
-def description(agent: RL_Agent, model: nn.Module, shown: Specs | None, *, stochastic: bool) -> dict[str, Any]:
+def description(
+    agent: RL_Agent, model: nn.Module, shown: Mapping[str, TensorSpec] | None, *, stochastic: bool
+) -> dict[str, Any]:
     """Return what a checkpoint keeps besides the weights, as plain values, so that `load` can read it.
 
     Args:
@@ -34,7 +36,7 @@ def description(agent: RL_Agent, model: nn.Module, shown: Specs | None, *, stoch
     return {**known, "observation": seen, "stochastic": stochastic}
 
 
-def shown_by(stored: Specs) -> Specs:
+def shown_by(stored: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     """Return what one environment shows, out of the specs of a batch."""
     return {
         key.removeprefix("observation/"): spec for key, spec in stored.items() if key.startswith("observation/frame")
@@ -135,7 +137,7 @@ def _made(known: Mapping[str, Any], what: str, file: Path) -> Any:  # noqa: ANN4
     )
 
 
-def _specs(known: Mapping[str, Any], space: gymnasium.Space[Any] | None, file: Path) -> Specs:
+def _specs(known: Mapping[str, Any], space: gymnasium.Space[Any] | None, file: Path) -> dict[str, TensorSpec]:
     """Return what one environment shows."""
     if space is not None:
         from rlstruct.spaces import leaves  # imported here: it brings gymnasium

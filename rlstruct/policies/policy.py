@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlstruct.core import DictTensor, Specs, TensorSpec
+from rlstruct.core import DictTensor, TensorSpec
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadKeyError, BadTypeError, ShapeMismatchError
 from rlstruct.functional import random
@@ -47,7 +47,7 @@ class Policy:
         self,
         model: nn.Module,
         create_agent: Callable[..., RL_Agent],
-        specs: Specs,
+        specs: Mapping[str, TensorSpec],
         *,
         device: DeviceLike = "cpu",
         stochastic: bool = False,
