@@ -19,6 +19,8 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+from rlstruct.algos import Algorithm
+
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "docs"
 PAGES, CODE, SITE = BUILD / "pages", BUILD / "code", BUILD / "site"
@@ -57,7 +59,8 @@ def public_names(package: str) -> list[str]:
 
 def _belongs(module: object, name: str) -> bool:
     found = getattr(module, name)
-    return not name.startswith("_") and getattr(found, "__module__", None) == getattr(module, "__name__", "")
+    own = getattr(found, "__module__", None) == getattr(module, "__name__", "")
+    return not name.startswith("_") and (own or isinstance(found, Algorithm))
 
 
 def notebook_cells(script: str) -> Iterator[tuple[str, str]]:
@@ -187,7 +190,7 @@ def _find(name: str) -> object:
 
 
 def _signature(function: object) -> str:
-    return str(inspect.signature(function)) if inspect.isroutine(function) else ""
+    return str(inspect.signature(function)) if callable(function) and not inspect.isclass(function) else ""
 
 
 def write_plain_text() -> None:
