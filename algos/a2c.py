@@ -17,18 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.algos.algorithm import Algorithm
+from rlstruct.algos.checkpoint import restored, stored
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learner import (
     GradientLearner,
-    batch_of,
     judge_actions,
     mean_terms,
     replay_with_next_values,
-    tensors_of,
 )
 from rlstruct.batchers.slab import without_gaps
 from rlstruct.core import TemporalDictTensor, Trajectories
-from rlstruct.engine.compiled import Tensors
 from rlstruct.errors import BadValueError
 from rlstruct.functional.advantages import VTrace, generalized_advantage, vtrace
 from rlstruct.functional.policy_gradient import actor_critic_terms, entropy_loss, policy_gradient_loss, value_loss
@@ -191,12 +189,12 @@ class A2CLearner(GradientLearner):
 
     def state_dict(self) -> dict[str, object]:
         """Return what a checkpoint needs, the window with it."""
-        return {**super().state_dict(), "window": [tensors_of(batch) for batch in self._latest]}
+        return {**super().state_dict(), "window": [stored(batch) for batch in self._latest]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called."""
         super().load_state_dict(state)
-        self._latest = [batch_of(tensors).to(self.device) for tensors in state["window"]]
+        self._latest = [restored(tensors).to(self.device) for tensors in state["window"]]
 
     def gradient_steps(self, batch: Trajectories) -> dict[str, Tensor]:
         """Take ``n_updates * n_minibatches`` gradient steps, or ``n_updates`` on what a window shows.
@@ -208,18 +206,14 @@ class A2CLearner(GradientLearner):
             Detached means over these steps: the terms of `losses`, and the ``gradient_norm``.  [] each
         """
         n_minibatches = self.config.n_minibatches if self.config.window is None else 1
-        minibatches = [tensors_of(one) for one in _minibatches(batch, n_minibatches)]
+        minibatches = _minibatches(batch, n_minibatches)
         taken = [self.descend(*self.gradient(one)) for _ in range(self.config.n_updates) for one in minibatches]
         return mean_terms(taken)
 
-    def terms(self, *given: Tensors) -> dict[str, Tensor]:
-        """Replay the agent over the trajectories [B, T] given, and compute `losses`."""
-        trajectories = batch_of(*given)
-        replayed, next_value = replay_with_next_values(self.agent, trajectories)
-        return losses(replayed, trajectories, next_value, self.config)
-
-
-Learner = A2CLearner  # its old name
+    def terms(self, batch: Trajectories) -> dict[str, Tensor]:
+        """Replay the agent over trajectories [B, T], and compute `losses`."""
+        replayed, next_value = replay_with_next_values(self.agent, batch)
+        return losses(replayed, batch, next_value, self.config)
 
 
 def _minibatches(trajectories: Trajectories, n: int) -> list[Trajectories]:
@@ -236,7 +230,7 @@ def _one_after_the_other(batches: Sequence[Trajectories]) -> Trajectories:
     steps = without_gaps(joined, real)
     # An episode also ends where another one begins: it was lost with a worker, or when a checkpoint was loaded.
     steps["_observation/done"][:, :-1] |= steps["observation/initial_state"][:, 1:]
-    return Trajectories._trusted(batches[0].info, steps)
+    return Trajectories.unchecked(batches[0].info, steps)
 
 
 train: Algorithm[A2CConfig] = Algorithm(A2CLearner, "some steps, one update; discrete and continuous actions")

@@ -24,7 +24,6 @@ from rlstruct.algos.evaluation import Evaluates
 from rlstruct.algos.learner import CreateAgent, GradientLearner, mean_terms
 from rlstruct.algos.replay_buffer import ReplayBuffer, least_capacity
 from rlstruct.core import DictTensor, Trajectories
-from rlstruct.engine.compiled import Tensors
 from rlstruct.functional.all_reduce import sum_over_learners
 from rlstruct.options import option
 from rlstruct.profiling import operation
@@ -193,18 +192,15 @@ class AlphaZeroLearner(GradientLearner):
             batch = self.buffer.sample(self.config.batch_size)
             if self.config.mirror and self.policy_version % 2:
                 batch = mirrored(batch)
-            taken.append(self.run(dict(batch.items())))
+            taken.append(self.run(batch))
         return mean_terms(taken)
-
-    def _steps_on(self, batch: Tensors) -> dict[str, Tensor]:
-        return self.descend(*self.gradient(batch))
 
     def _depends_on(self) -> tuple[object, bool]:
         return self.model, True  # the search records this network, too
 
-    def terms(self, *given: Tensors) -> dict[str, Tensor]:
-        """Compute `losses` of the sampled batch given."""
-        return losses(self.model, DictTensor(*given), self.config)
+    def terms(self, batch: DictTensor) -> dict[str, Tensor]:
+        """Compute `losses` of a sampled batch."""
+        return losses(self.model, batch, self.config)
 
     def state_dict(self) -> dict[str, object]:
         """Return what a checkpoint needs, the replay buffer included."""

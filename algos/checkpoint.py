@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.errors import BadValueError, MissingFileError, UsageError
 
 FORMAT = 2
@@ -37,6 +39,19 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def stored(batch: Trajectories) -> dict[str, Tensor]:
+    """Return a batch as a checkpoint holds it; the memory is shared.  [B, ...] each."""
+    info, steps = batch.info.prepend_key("info/"), batch.trajectories.prepend_key("steps/")
+    return {**dict(info.items()), **dict(steps.items()), "lengths": batch.lengths}
+
+
+def restored(tensors: Mapping[str, Tensor]) -> Trajectories:
+    """Return the batch that `stored` was called with."""
+    parts = DictTensor({key: tensor for key, tensor in tensors.items() if key != "lengths"})
+    steps = TemporalDictTensor(dict(parts.truncate_key("steps/").items()), tensors["lengths"])
+    return Trajectories(parts.truncate_key("info/"), steps)
 
 
 def write_checkpoint(path: Path, state: Mapping[str, object]) -> None:

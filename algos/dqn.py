@@ -23,7 +23,6 @@ from rlstruct.algos.learner import CreateAgent, GradientLearner, agent_around, m
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer
 from rlstruct.algos.replay_buffer import ReplayBuffer, least_capacity
 from rlstruct.core import DictTensor, Trajectories
-from rlstruct.engine.compiled import Tensors
 from rlstruct.errors import BadKeyError
 from rlstruct.functional.q_learning import double_q_value, q_loss, td_target
 from rlstruct.functional.schedules import epsilon_ladder, linear_schedule
@@ -204,7 +203,7 @@ class DQNLearner(GradientLearner):
             batch = batch.get(batch.keys())
             batch.set("reward", self.statistics.scale_rewards(batch["reward"]))
         self.anneal(fraction_done)
-        terms = self.run(dict(batch.items()))
+        terms = self.run(batch)
         if isinstance(buffer, PrioritisedReplayBuffer):
             buffer.update_priorities(batch["index"].to(buffer.device), terms["error"].to(buffer.device))
         self._average.follow(config.average_rate)
@@ -212,15 +211,12 @@ class DQNLearner(GradientLearner):
             self._target.follow(config.target_update_rate)
         return {**terms, "value": terms["value"].mean(), "error": terms["error"].abs().mean()}
 
-    def _steps_on(self, batch: Tensors) -> dict[str, Tensor]:
-        return self.descend(*self.gradient(batch))
-
     def _depends_on(self) -> tuple[object, bool]:
         return (self.agent, self.target_agent), self.agent.pure and self.target_agent.pure
 
-    def terms(self, *given: Tensors) -> dict[str, Tensor]:
-        """Compute `losses` of the sampled batch given."""
-        return losses(self.agent, self.target_agent, DictTensor(*given), self.config)
+    def terms(self, batch: DictTensor) -> dict[str, Tensor]:
+        """Compute `losses` of a sampled batch."""
+        return losses(self.agent, self.target_agent, batch, self.config)
 
     def agent_info(self, fraction_done: float, n_envs: int) -> DictTensor:
         """Return the ``epsilon`` of each environment.  [B] float32 on the CPU."""

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.optimising import load_optimizer, step_unless, takes_tensors
-from rlstruct.algos.process_group import learners
+from rlstruct.algos.process_group import Terms, learners
 from rlstruct.algos.program import Program
 from rlstruct.algos.terms import check_terms
 from rlstruct.batchers.arguments import check_call, check_factory
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import resolve_device
-from rlstruct.engine.compiled import Tensors
 from rlstruct.errors import BadKeyError, BadValueError
 from rlstruct.functional import categorical, gaussian
 from rlstruct.functional.schedules import linear_schedule
@@ -58,7 +57,7 @@ def agent_around(model: nn.Module, create_agent: CreateAgent, device: str, *, st
 class GradientLearner(ABC):
     """One network and one optimiser.
 
-    An update runs as it is, with its gradients compiled, or as one recorded graph, with equal results: see `Program`.
+    An update runs eagerly, with its gradients compiled, or as one recorded graph, with equal results.
     As soon as a loss or a gradient is not finite, the optimiser stops changing the weights, so that the weights that
     led there can still be saved later. An ``optimizer`` of your own is guarded likewise, whichever it is; nothing waits
     for the device, and updates can be recorded, if it is made with ``capturable=True`` or is a fused Adam.
@@ -111,6 +110,7 @@ class GradientLearner(ABC):
         watched, pure = self._depends_on()
         compiled = fixed and config.compile_update and (agent.pure or not pure)  # only the agent can promise that much
         self._program = Program(self._step, watched, self.device, pure=pure, compiled=compiled, graph=graph)
+        self._gradients = self._program.part("loss and backward", self._gradient)
         self.statistics = model if isinstance(model, KeepsStatistics) else None
         self._open_return: Tensor | None = None  # [B], where the statistics want it
 
@@ -120,10 +120,14 @@ class GradientLearner(ABC):
         return cls(model, agent_around(model, create_agent, config.learner_device, stochastic=True), config)
 
     @abstractmethod
-    def terms(self, *given: Tensors) -> dict[str, Tensor]:
-        """Compute the ``loss`` of a gradient step and its terms: a pure function of tensors and the weights."""
+    def terms(self, batch: Any) -> dict[str, Tensor]:  # noqa: ANN401 - each algorithm's own
+        """Compute the ``loss`` of a gradient step and its terms: a pure function of a batch and the weights.
 
-    def gradient_steps(self, batch: Trajectories) -> dict[str, Tensor]:
+        Args:
+            batch: what `gradient` was called with: Trajectories [B, T], unless the algorithm says otherwise.
+        """
+
+    def gradient_steps(self, batch: Any) -> dict[str, Tensor]:  # noqa: ANN401 - as of `terms`
         """Take the gradient steps of an update, by default a single one on the whole batch.
 
         It may be recorded: nothing may depend on what the host counts, `policy_version` included.
@@ -134,7 +138,7 @@ class GradientLearner(ABC):
         Returns:
             Detached numbers, see `update`.
         """
-        return self.descend(*self.gradient(tensors_of(batch)))
+        return self.descend(*self.gradient(batch))
 
     def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
         """Learn from one batch.
@@ -148,15 +152,16 @@ class GradientLearner(ABC):
         """
         batch = self.learn_from(trajectories)
         self.anneal(fraction_done)
-        terms = self.run(tensors_of(batch))
+        terms = self.run(batch)
         self.see_frames(batch)
         return terms
 
-    def run(self, batch: Tensors) -> dict[str, Tensor]:
+    def run(self, batch: Any) -> dict[str, Tensor]:  # noqa: ANN401 - as of `terms`
         """Take the gradient steps on a batch, from the second time on as one recorded graph if that is asked for."""
         self._first = self.policy_version
         self.version_now.fill_(self._first)
-        terms = self._program(batch)
+        self._program.weights_changed()
+        terms: Terms = self._program.update(batch)
         self.policy_version = self._first + self._n_steps
         return terms
 
@@ -164,20 +169,16 @@ class GradientLearner(ABC):
         """Forget what was recorded and compiled: a graph with sums over learners in it must go before they part."""
         self._program.forget()
 
-    def _steps_on(self, batch: Tensors) -> dict[str, Tensor]:
-        """Take the gradient steps of `run`; they may be recorded."""
-        return self.gradient_steps(batch_of(batch))
-
     def _depends_on(self) -> tuple[object, bool]:
         """Return what has the weights that `terms` depends on, and whether it depends on nothing else."""
         return self.agent, self.agent.pure
 
-    def _step(self, carry: Tensors, batch: Tensors) -> tuple[Tensors, Tensors]:
-        """Run `_steps_on` as a step of `rlstruct.engine`; what Python counts here, a replay leaves alone."""
+    def _step(self, batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
+        """Take the gradient steps of `run`; what Python counts here, a replay leaves alone."""
         self.policy_version = self._first
-        terms = self._steps_on(batch)
+        terms = self.gradient_steps(batch)
         self._n_steps = self.policy_version - self._first
-        return carry, terms
+        return terms
 
     def agent_info(self, fraction_done: float, n_envs: int) -> DictTensor:
         """Return the ``agent_info`` with which to collect the next batch, [B] on the CPU, or empty as here."""
@@ -196,7 +197,7 @@ class GradientLearner(ABC):
             before = before.masked_fill(steps["observation/initial_state"][:, 0], 0.0)
         self._open_return = self.statistics.see_rewards(reward, done, mask, before)
         scaled = {**dict(steps.items()), "_observation/reward": self.statistics.scale_rewards(reward)}
-        return Trajectories(trajectories.info, TemporalDictTensor._trusted(scaled, steps.lengths))
+        return Trajectories(trajectories.info, TemporalDictTensor.unchecked(scaled, steps.lengths))
 
     def see_frames(self, trajectories: Trajectories) -> None:
         """Update the statistics of the frames, if the network keeps any, once a batch has been learnt from."""
@@ -213,27 +214,26 @@ class GradientLearner(ABC):
         for group in self.optimizer.param_groups:
             group["lr"] = rate if self._rate is None or not takes_tensors(group) else self._rate
 
-    def gradient(self, *given: Tensors) -> tuple[Tensors, Tensors]:
+    def gradient(self, batch: Any) -> tuple[Terms, Terms]:  # noqa: ANN401 - as of `terms`
         """Differentiate the ``loss`` among `terms`, compiled where that is asked for, over the shares of all learners.
 
         Returns:
             The terms, detached, with ``gradient_norm`` [] if there is a bound; and the gradient of each weight by its
             number, scaled down to the bound. Weights that the loss does not depend on have none.
         """
-        terms, gradient = self._program.part("loss and backward", self._gradient, *given)
+        terms, gradient = self._gradients(batch)
         if self.learners.size == 1:
             return terms, gradient
-        return self._bounded(*self.learners.mean(terms, gradient, self.weight(*given)))
+        return self._bounded(*self.learners.mean(terms, gradient, self.weight(batch)))
 
-    def weight(self, *given: Tensors) -> Tensor | None:
+    def weight(self, batch: Any) -> Tensor | None:  # noqa: ANN401 - as of `terms`
         """Return how many steps `terms` averages over, by which learners are weighed; None for all alike.  []."""
-        lengths = given[0].get("lengths")
-        return None if lengths is None else lengths.sum()
+        return batch.lengths.sum() if isinstance(batch, Trajectories) else None
 
-    def _gradient(self, *given: Tensors) -> tuple[Tensors, Tensors]:
+    def _gradient(self, batch: Any) -> tuple[Terms, Terms]:  # noqa: ANN401
         with torch.enable_grad():
             with operation("loss"):
-                terms = self.terms(*given)
+                terms = self.terms(batch)
             check_terms(f"{type(self).__name__}.terms", terms)
             if not terms["loss"].requires_grad:
                 raise BadValueError(
@@ -246,7 +246,7 @@ class GradientLearner(ABC):
         terms = {name: term.detach() if term.requires_grad else term for name, term in terms.items()}
         return (terms, gradient) if self.learners.size > 1 else self._bounded(terms, gradient)
 
-    def _bounded(self, terms: Tensors, gradient: Tensors) -> tuple[Tensors, Tensors]:
+    def _bounded(self, terms: Terms, gradient: Terms) -> tuple[Terms, Terms]:
         """Scale the gradient down to the bound of its norm, if there is one."""
         if (bound := self.config.max_gradient_norm) is not None:
             found = list(gradient.values())
@@ -256,7 +256,7 @@ class GradientLearner(ABC):
         return terms, gradient
 
     @operation("optimiser")
-    def descend(self, terms: Tensors, gradient: Tensors, unless: Tensor | None = None) -> Tensors:
+    def descend(self, terms: Terms, gradient: Terms, unless: Tensor | None = None) -> Terms:
         """Take a gradient step.
 
         Args:
@@ -293,7 +293,7 @@ class GradientLearner(ABC):
         """
         self.model.load_state_dict(state["model"])
         load_optimizer(self.optimizer, state["optimizer"])
-        self._program.forget()
+        self.close()
         self.policy_version = int(state["policy_version"])
         self._open_return = None if (sums := state["open_return"]) is None else sums.to(self.device, copy=True)
 
@@ -303,20 +303,6 @@ def _norm(gradient: list[Tensor]) -> Tensor:
     values = [one.coalesce().values() if one.is_sparse else one for one in gradient]
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(values)))
     return norm
-
-
-def tensors_of(batch: Trajectories) -> Tensors:
-    """Take a batch apart, for a program of `rlstruct.engine`; the memory is shared.  [B, ...] each."""
-    info = {f"info/{key}": tensor for key, tensor in batch.info.items()}
-    steps = {f"steps/{key}": tensor for key, tensor in batch.trajectories.items()}
-    return {**info, **steps, "lengths": batch.lengths}
-
-
-def batch_of(tensors: Tensors) -> Trajectories:
-    """Put a batch together that `tensors_of` took apart."""
-    info = {key[len("info/") :]: tensor for key, tensor in tensors.items() if key.startswith("info/")}
-    steps = {key[len("steps/") :]: tensor for key, tensor in tensors.items() if key.startswith("steps/")}
-    return Trajectories._trusted(DictTensor._trusted(info), TemporalDictTensor._trusted(steps, tensors["lengths"]))
 
 
 def mean_terms(steps: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -395,4 +381,4 @@ def _next_steps(trajectories: Trajectories, states: DictTensor) -> Trajectories:
     reached = steps.truncate_key("_observation/").prepend_key("observation/")
     single = {key: value.flatten(0, 1).unsqueeze(1) for key, value in reached.items()}
     ones = torch.ones_like(steps.lengths).repeat_interleave(steps.n_steps())
-    return Trajectories._trusted(info, TemporalDictTensor._trusted(single, ones))
+    return Trajectories.unchecked(info, TemporalDictTensor.unchecked(single, ones))

@@ -17,14 +17,12 @@ from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learner import (
     GradientLearner,
-    batch_of,
     judge_actions,
     mean_terms,
     replay_with_next_values,
-    tensors_of,
 )
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
-from rlstruct.engine.compiled import Tensors
+from rlstruct.core.pytree import Structure
 from rlstruct.errors import BadValueError
 from rlstruct.functional import random
 from rlstruct.functional.advantages import generalized_advantage
@@ -41,7 +39,7 @@ from rlstruct.profiling import operation
 from rlstruct.replay import replay_agent
 from rlstruct.rl_agent import RL_Agent
 
-_ADVANTAGE = "steps/learner/advantage"
+_ADVANTAGE = "learner/advantage"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +150,7 @@ class PPOLearner(GradientLearner):
                 f"PPOConfig: target_kl is {config.target_kl} and learner_device {self.device}, expected a device where "
                 "torch has a fused Adam, which can skip a step: cpu or cuda. Use one of them, or target_kl=None."
             )
+        self._prepare = self._program.part("loss", self.prepare)
         self._seed = torch.full((1,), config.seed, dtype=torch.int64, device=self.device)
 
     def gradient_steps(self, batch: Trajectories) -> dict[str, Tensor]:
@@ -165,45 +164,44 @@ class PPOLearner(GradientLearner):
             `prepare` returns; with a target_kl also ``skipped``, the share of steps that were not taken.  [] each
         """
         config = self.config
-        collected = tensors_of(batch)
-        prepared, judged = self._program.part("loss", self._prepare, collected)
+        prepared, judged = self._prepare(batch)
         stopped = None if config.target_kl is None else torch.zeros_like(judged["ratio_error"], dtype=torch.bool)
         taken = []
         for epoch in range(config.n_epochs):
             for minibatch in self._minibatches(prepared, epoch):
-                terms, gradient = self.gradient(minibatch, collected)
+                terms, gradient = self.gradient((minibatch, batch))
                 if stopped is not None and config.target_kl is not None:
                     stopped = stopped | (terms["approximate_kl"] > config.target_kl)
                     terms["skipped"] = stopped.to(terms["loss"].dtype)
                 taken.append(self.descend(terms, gradient, unless=stopped))
         return {**mean_terms(taken), **judged}
 
-    def _minibatches(self, prepared: Tensors, epoch: int) -> list[Tensors]:
+    def _minibatches(self, prepared: Trajectories, epoch: int) -> list[Trajectories]:
         """Split what was prepared, and whiten each minibatch's advantages: learners wait once for all of them here."""
-        minibatches = _split(prepared, self.shuffled(len(prepared["lengths"]), epoch))
+        minibatches = _split(prepared, self.shuffled(prepared.n_elems(), epoch))
         if self.config.whiten_advantages:
-            masks = [batch_of(one).mask() for one in minibatches]
-            whitened = whiten_each([one[_ADVANTAGE] for one in minibatches], masks)
-            for one, advantage in zip(minibatches, whitened, strict=True):
-                one[_ADVANTAGE] = advantage
+            steps, masks = [one.trajectories for one in minibatches], [one.mask() for one in minibatches]
+            whitened = whiten_each([one[_ADVANTAGE] for one in steps], masks)
+            for one, advantage in zip(steps, whitened, strict=True):
+                one.set(_ADVANTAGE, advantage)
         return minibatches
 
-    def terms(self, *given: Tensors) -> dict[str, Tensor]:
+    def terms(self, batch: tuple[Trajectories, Trajectories]) -> dict[str, Tensor]:
         """Replay the agent over a minibatch of what was prepared, and compute `losses`.
 
         Args:
-            given: the minibatch, and the batch as it was collected, where the states of single steps are found.
+            batch: the minibatch, and all that was collected, where the states of single steps are found.
         """
-        minibatch, batch = map(batch_of, given)
+        minibatch, collected = batch
         steps = minibatch.trajectories
         if "learner/step" in steps:
-            states = self.agent.states_at(batch, steps["learner/step"].squeeze(1)) or DictTensor()
-            minibatch = Trajectories._trusted(minibatch.info + states.prepend_key("agent_state/"), steps)
+            states = self.agent.states_at(collected, steps["learner/step"].squeeze(1)) or DictTensor()
+            minibatch = Trajectories.unchecked(minibatch.info + states.prepend_key("agent_state/"), steps)
         return losses(replay_agent(self.agent, minibatch), minibatch, self.config)
 
-    def _prepare(self, batch: Tensors) -> tuple[Tensors, Tensors]:
-        prepared, judged = self.prepare(batch_of(batch))
-        return tensors_of(prepared), judged
+    def weight(self, batch: tuple[Trajectories, Trajectories]) -> Tensor | None:
+        """Return the number of steps of a minibatch; see `GradientLearner.weight`."""
+        return super().weight(batch[0])
 
     @operation("loss")
     @torch.no_grad()
@@ -241,7 +239,7 @@ class PPOLearner(GradientLearner):
         }
         wanted = {key: tensor for key, tensor in steps.items() if not key.startswith("_observation/")}
         wanted |= {"learner/advantage": advantage, "learner/target": target, "learner/value": value}
-        batch = Trajectories._trusted(trajectories.info, TemporalDictTensor._trusted(wanted, steps.lengths))
+        batch = Trajectories.unchecked(trajectories.info, TemporalDictTensor.unchecked(wanted, steps.lengths))
         none = steps.lengths[:0]  # asks of no step
         return (batch if self.agent.states_at(trajectories, none) is None else _single_steps(batch)), judged
 
@@ -273,11 +271,11 @@ class PPOLearner(GradientLearner):
 Learner = PPOLearner  # its old name
 
 
-def _split(prepared: Tensors, rows: Sequence[Tensor]) -> list[Tensors]:
+def _split(prepared: Trajectories, rows: Sequence[Tensor]) -> list[Trajectories]:
     """Gather the minibatches of an epoch, all in one operation for each tensor."""
-    order, sizes = torch.cat(list(rows)), [len(one) for one in rows]
-    parts = [tensor.index_select(0, order).split_with_sizes(sizes) for tensor in prepared.values()]
-    return [dict(zip(prepared, minibatch, strict=True)) for minibatch in zip(*parts, strict=True)]
+    order, sizes, structure = torch.cat(list(rows)), [len(one) for one in rows], Structure(prepared)
+    parts = [tensor.index_select(0, order).split_with_sizes(sizes) for tensor in structure.flatten(prepared)]
+    return [structure.unflatten(minibatch) for minibatch in zip(*parts, strict=True)]
 
 
 def _variance(values: Tensor, mask: Tensor) -> Tensor:
@@ -291,7 +289,7 @@ def _single_steps(batch: Trajectories) -> Trajectories:
     flat["learner/step"] = torch.arange(steps.n_elems() * T, device=steps.device).unsqueeze(1)
     info = {k: v.repeat_interleave(T, dim=0) for k, v in batch.info.items() if not k.startswith("agent_state/")}
     lengths = steps.mask().flatten().to(torch.int64)
-    return Trajectories._trusted(DictTensor(info), TemporalDictTensor._trusted(flat, lengths))
+    return Trajectories.unchecked(DictTensor(info), TemporalDictTensor.unchecked(flat, lengths))
 
 
 train: Algorithm[PPOConfig] = Algorithm(PPOLearner, "more steps, many updates; discrete and continuous actions")

@@ -28,7 +28,6 @@ from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.others import ANSWER_SECONDS, Others
 from rlstruct.algos.watcher import Watcher
 from rlstruct.batchers.workers.processes import inheriting
-from rlstruct.engine.compiled import Tensors
 from rlstruct.errors import LearnerError
 from rlstruct.functional.all_reduce import summing_by
 
@@ -41,6 +40,8 @@ _SHARED = (
     "policy",
 )
 
+Terms = dict[str, Tensor]
+
 
 class Learners:
     """All learners of a training, as one of them sees them. This one learns alone."""
@@ -49,7 +50,7 @@ class Learners:
     records = True
     """Whether an update can be recorded as a CUDA graph."""
 
-    def mean(self, terms: Tensors, gradient: Tensors, weight: Tensor | None) -> tuple[Tensors, Tensors]:
+    def mean(self, terms: Terms, gradient: Terms, weight: Tensor | None) -> tuple[Terms, Terms]:
         """Average over all learners.
 
         Args:
@@ -130,7 +131,7 @@ class Group(Learners):
             )
         self._watcher = Watcher(self._others.watch, _abort) if self._nccl else None
 
-    def mean(self, terms: Tensors, gradient: Tensors, weight: Tensor | None) -> tuple[Tensors, Tensors]:
+    def mean(self, terms: Terms, gradient: Terms, weight: Tensor | None) -> tuple[Terms, Terms]:
         """See `Learners.mean`: one sum of one flat buffer, which is the same in all learners bit by bit."""
         numbers = {name: term for name, term in terms.items() if term.dim() == 0}
         tensors = [*gradient.values(), *numbers.values()]

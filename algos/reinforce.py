@@ -16,12 +16,10 @@ from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learner import (
     GradientLearner,
-    batch_of,
     judge_actions,
     replay_with_next_values,
 )
 from rlstruct.core import TemporalDictTensor, Trajectories
-from rlstruct.engine.compiled import Tensors
 from rlstruct.functional.policy_gradient import actor_critic_terms, entropy_loss, policy_gradient_loss, value_loss
 from rlstruct.functional.returns import bootstrapped_return
 from rlstruct.functional.statistics import whiten
@@ -114,18 +112,14 @@ class ReinforceLearner(GradientLearner):
         terms["length"] = steps.lengths.to(terms["loss"].dtype).mean()
         return terms
 
-    def terms(self, *given: Tensors) -> dict[str, Tensor]:
-        """Replay the agent over the trajectories [B, T] given, and compute `losses`."""
-        trajectories = batch_of(*given)
+    def terms(self, batch: Trajectories) -> dict[str, Tensor]:
+        """Replay the agent over trajectories [B, T], and compute `losses`."""
         if self.config.bootstrap:
-            replayed, next_value = replay_with_next_values(self.agent, trajectories)
+            replayed, next_value = replay_with_next_values(self.agent, batch)
         else:
-            replayed = replay_agent(self.agent, trajectories)
+            replayed = replay_agent(self.agent, batch)
             next_value = torch.zeros_like(replayed["value"])
-        return losses(replayed, trajectories, next_value, self.config)
-
-
-Learner = ReinforceLearner  # its old name
+        return losses(replayed, batch, next_value, self.config)
 
 
 train: Algorithm[ReinforceConfig] = Algorithm(

@@ -14,12 +14,12 @@ from torch import nn
 
 from rlstruct.algos.build import CreateEnv, check_create_env, create_batchers, create_network
 from rlstruct.algos.callbacks import Callback, Callbacks, for_others
-from rlstruct.algos.checkpoint import FORMAT, generators, set_generators
+from rlstruct.algos.checkpoint import FORMAT, generators, restored, set_generators, stored
 from rlstruct.algos.config import TrainingConfig, check_resumed
 from rlstruct.algos.evaluation import Evaluates, Evaluation, Evaluator, SharedEvaluator
 from rlstruct.algos.history import TrainingHistory
 from rlstruct.algos.launch import learning_together
-from rlstruct.algos.learner import CreateAgent, GradientLearner, batch_of, tensors_of
+from rlstruct.algos.learner import CreateAgent, GradientLearner
 from rlstruct.algos.process_group import Learners
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.batchers import EpisodeStatistics, RL_Batcher
@@ -265,7 +265,7 @@ class TrainingLoop:
             "finished": self._finished,
             "seconds": time.perf_counter() - self._start if self._start else 0.0,
             "published": self._published,
-            "fetched": None if fetched is None else (tensors_of(fetched.trajectories), *fetched[1:]),
+            "fetched": None if fetched is None else (stored(fetched.trajectories), *fetched[1:]),
             "history": self.history.state_dict(),
             "batcher": self.batcher.state_dict(),
             "evaluator": self.evaluator.state_dict(),
@@ -286,7 +286,7 @@ class TrainingLoop:
         self.history.load_state_dict(training["history"])
         if training["fetched"] is not None:
             tensors, n_running, version = training["fetched"]
-            self._fetched = Fetched(batch_of(tensors).to(self.batcher.device), n_running, version)
+            self._fetched = Fetched(restored(tensors).to(self.batcher.device), n_running, version)
         self.batcher.load_state_dict(training["batcher"], self.learner.model.state_dict())
         self.evaluator.load_state_dict(training["evaluator"])
         set_generators(training["generators"])

@@ -6,7 +6,7 @@ The same loop runs in the user's process (``n_processes=0``) and in every worker
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,8 @@ from rlstruct.batchers.progress import Phase, Progress, spell_input
 from rlstruct.batchers.saved_state import CollectorState, check_rows, load_environment, on_cpu
 from rlstruct.batchers.slab import Allocate, Slab, Steps, history_until, slab_layout
 from rlstruct.core import DictTensor, Layout, TemporalDictTensor, expect
-from rlstruct.engine.acting import Actor
+from rlstruct.engine.executors import agent_runner, infers_the_same
+from rlstruct.engine.streams import move
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError, UsageError
 from rlstruct.functional.random import step_keys
 from rlstruct.in_place import steps_into
@@ -31,7 +32,8 @@ _STEPS_BETWEEN_LOOKS = 16
 _STEPS_BETWEEN_DOUBTS = 500
 _AGENT, _ENVIRONMENT = int(Phase.AGENT), int(Phase.ENVIRONMENT)
 Answer = tuple[DictTensor, DictTensor]
-_GROUPS = ("env", "observation", "state", "agent_info")  # first parts of the names in `Collector.carry`
+Carry = tuple[dict[str, Tensor], DictTensor, DictTensor, DictTensor, Tensor, Tensor, Tensor]
+"""What the environment carries; observation, state, agent_info; who runs, number of the episode, steps to come."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,13 @@ class Collector:
                 f"or give the batcher device={str(env.device)!r}."
             )
         self.env = env
-        self.actor, self._eager = Actor(agent, device, compiled=compile_agent), not compile_agent
+        self.agent, self.agent_info = agent, DictTensor()
+        self._runner, self._eager = agent_runner(agent, device, compiled=compile_agent), not compile_agent
+        self._act: Callable[..., Answer] = agent if self._eager else self._runner
         self._slab: Slab | None = None  # what the next batch is written to, or the last one was; made when it is needed
         self._layout = Layout()  # of slabs, once the agent has acted
         self.version = 0
-        self._T = n_timesteps
+        self._T = self.n_timesteps = n_timesteps
         self._step_into = steps_into(env) if device.type == "cpu" else None
         self._device = device
         self._checks = BatchChecks(env.action_space)
@@ -111,18 +115,34 @@ class Collector:
         self._progress.enter(Phase.RESET)
         self._observation, self._running = self.env.reset(env_info)
         self._expect_rows("environment.reset: observation", self._observation)
-        self.actor.set_agent_info(agent_info)
+        self._set_agent_info(agent_info)
         self._progress.enter(Phase.AGENT)
         with torch.no_grad():
-            self._state = self.actor.agent.initial_state(self.actor.agent_info, self.env.n_envs())
+            self._state = self.agent.initial_state(self.agent_info, self.env.n_envs())
         self._expect_rows("agent.initial_state: state", self._state)
         self._count_from(self._episode + 1, 0)
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Give new weights to the agent."""
         self._progress.enter(Phase.UPDATE)
-        self.actor.update(weights)
+        self.agent.update(weights)
+        self.weights_changed()
         self.version = version
+
+    def enter(self, phase: Phase) -> None:
+        """Show what is being done; see `Progress`."""
+        self._progress.enter(phase)
+
+    def weights_changed(self) -> None:
+        """Let compiled code read the agent's present weights, if other tensors stand where they were."""
+        self._runner.weights_changed()
+
+    def _set_agent_info(self, agent_info: DictTensor) -> None:
+        """Give a new agent_info to the agent, [B] or empty, on the CPU."""
+        if agent_info.specs() != self.agent_info.specs():
+            self._runner.forget()
+        wants_device = self.agent.agent_info_on_device and not agent_info.empty()
+        self.agent_info = agent_info.map(lambda tensor: move(tensor, self._device)) if wants_device else agent_info
 
     def collect(self, agent_info: DictTensor | None) -> Collected:
         """Take T steps, or fewer if every episode ends before.
@@ -139,7 +159,7 @@ class Collector:
             Interrupted: the batcher was closed.
         """
         if agent_info is not None:
-            self.actor.set_agent_info(agent_info)
+            self._set_agent_info(agent_info)
         n_steps, n_final = self.take_steps(look=not self.env.auto_reset, watch=not self._watched)
         self._watched = True
         return self.finish(n_steps, n_final)
@@ -147,16 +167,18 @@ class Collector:
     def finish(self, n_steps: int, n_final: int, steps: Steps | None = None, found: Tensor | None = None) -> Collected:
         """Count steps that were taken, by default in the slab, and check them; see `collect`."""
         self._progress.enter(Phase.COPY)
-        frozen, steps = steps is not None or self.actor.is_compiled, steps or self.slab
+        executor = self._runner.executor
+        frozen, steps = steps is not None or executor != "eager", steps or self.slab
         self._checks.check(steps, n_steps, n_final, found)
         self._undoubted += n_steps
         if frozen and self._undoubted >= _STEPS_BETWEEN_DOUBTS:
             self._undoubted = 0
-            seen, action = ({key: v[0] for key, v in part.items()} for part in (steps.stream, steps.action))
-            self.actor.doubt(steps.state, seen, action)
+            seen, action = (
+                DictTensor.unchecked({key: v[0] for key, v in part.items()}) for part in (steps.stream, steps.action)
+            )
+            self._runner.look(action, DictTensor.unchecked(steps.state), seen, self.agent_info)
         first_step, self._step = self._step, self._step + n_steps
-        executor = "compiled" if self.actor.is_compiled else "eager"
-        return Collected(n_steps, n_final, first_step, self.version, executor, self.actor.why_not)
+        return Collected(n_steps, n_final, first_step, self.version, executor, self._runner.why_not)
 
     @torch.no_grad()
     def take_steps(self, look: bool, watch: bool = False) -> tuple[int, int]:
@@ -174,7 +196,7 @@ class Collector:
         slab, n_final, t = self.slab, 0, 0
         self._begin(slab, keys)
         state, shown = self._state, slab.shown
-        actor, infer = self.actor, not watch and self._may_infer()
+        act, agent_info, infer = self._act, self.agent_info, not watch and self._may_infer()
         step_into, enter = self._step_into, self._progress.at
         while t < self._T:
             if first is None:  # else it has acted
@@ -182,10 +204,10 @@ class Collector:
             history = history_until(slab, slab.slots[0], t, n_final, self._gaps) if self._history else None
             if infer:
                 with torch.inference_mode():
-                    action, state = actor(state, shown[t], history)
+                    action, state = act(state, shown[t], agent_info, history)
                     slab.write_action(t, action)
             else:
-                action, state = self._act(t, state, history, first, watch)
+                action, state = self._act_watched(t, state, history, first, watch)
             enter(_ENVIRONMENT, t)
             if step_into is None:
                 step = self.env.step(action)
@@ -242,27 +264,19 @@ class Collector:
             for part in (self._observation, self._state)
         )
 
-    def carry(self) -> dict[str, Tensor]:
-        """Return all tensors on the device that one batch hands to the next, by name; the environment is `Carrying`."""
-        env = self.env.carry() if isinstance(self.env, Carrying) else {}
-        info = self.actor.agent_info if self.actor.agent_info.device == self._device else DictTensor()
-        parts = (DictTensor.unchecked(env), self._observation, self._state, info)
-        tensors = {
-            f"{group}/{key}": value for group, part in zip(_GROUPS, parts, strict=True) for key, value in part.items()
-        }
-        return tensors | {"running": self._running, "episode": self._episode_now, "steps": self._steps}
+    def carry(self) -> Carry:
+        """Return all tensors on the device that one batch hands to the next; the environment is `Carrying`."""
+        env = dict(self.env.carry()) if isinstance(self.env, Carrying) else {}
+        info = self.agent_info if self.agent_info.device == self._device else DictTensor()
+        return env, self._observation, self._state, info, self._running, self._episode_now, self._steps
 
-    def set_carry(self, tensors: Mapping[str, Tensor]) -> None:
+    def set_carry(self, carry: Carry) -> None:
         """Go on from what `carry` returned, or from copies of it."""
-        env, self._observation, self._state, info = (
-            DictTensor.unchecked({k[len(group) + 1 :]: v for k, v in tensors.items() if k.startswith(group + "/")})
-            for group in _GROUPS
-        )
+        env, self._observation, self._state, info, self._running, self._episode_now, self._steps = carry
         if isinstance(self.env, Carrying):
-            self.env.set_carry(dict(env.items()))
-        if self.actor.agent_info.device == self._device:
-            self.actor.agent_info = info
-        self._running, self._episode_now, self._steps = tensors["running"], tensors["episode"], tensors["steps"]
+            self.env.set_carry(env)
+        if self.agent_info.device == self._device:
+            self.agent_info = info
 
     def state_dict(self) -> CollectorState:
         """Return what decides the next batch, but for weights and agent_info."""
@@ -296,13 +310,13 @@ class Collector:
                 self.reset(agent_info, env_info)
             return False
         load_environment(self.env, state["environment"])
-        self.actor.set_agent_info(agent_info)
+        self._set_agent_info(agent_info)
         self._observation = DictTensor(state["observation"]).clone().to(self._device)
         self._state = DictTensor(state["agent_state"]).clone().to(self._device)
         self._running = state["running"].to(self._device, copy=True)
         self._seeds += state["seed"] - self.seed  # in place: a recorded batch reads it
         self.seed = state["seed"]
-        self.actor.look_at_weights()
+        self.weights_changed()
         return True
 
     def _count_from(self, episode: int, step: int) -> None:
@@ -312,7 +326,7 @@ class Collector:
 
     def given(self) -> str:
         """Say in words what the agent is called with."""
-        return spell_input(self._observation, self._state, self.actor.agent_info)
+        return spell_input(self._observation, self._state, self.agent_info)
 
     def close(self) -> None:
         """Close agent and environment, and read what was found in the last batches.
@@ -322,7 +336,7 @@ class Collector:
         """
         with contextlib.ExitStack() as closing:
             closing.callback(self.env.close)
-            closing.callback(self.actor.agent.close)
+            closing.callback(self.agent.close)
             self._checks.close()
 
     def _first_answer(self, keys: Tensor) -> Any:  # noqa: ANN401 - of the user's agent
@@ -330,8 +344,8 @@ class Collector:
         self._progress.at(_AGENT, 0)
         history = history_until(None, self._observation, 0, 0, self._gaps) if self._history else None
         seen = DictTensor.unchecked({**self._observation._tensors, "rng": keys[0]})
-        answer = self.actor(self._state, seen, history)
-        action, _ = check_answer(f"{type(self.actor.agent).__name__}.__call__", answer)
+        answer = self._act(self._state, seen, self.agent_info, history)
+        action, _ = check_answer(f"{type(self.agent).__name__}.__call__", answer)
         self._progress.enter(Phase.COPY)
         self._expect_rows("agent: action", action)
         if action.empty():
@@ -349,21 +363,22 @@ class Collector:
         second batch on, when whatever a module makes in its first call is there.
         """
         if self._infers is None:
-            wanted = self.actor.agent.pure and self._step_into is not None and self._eager
-            self._infers = wanted and not self._history and self.actor.infers_the_same(self._state, self.slab.shown[0])
+            wanted = self.agent.pure and self._step_into is not None and self._eager
+            given = self._state, self.slab.shown[0], self.agent_info, None
+            self._infers = wanted and not self._history and infers_the_same(self.agent, *given)
         return self._infers
 
     def _new_slab(self, layout: Layout) -> Slab:
         return Slab(self._allocate(layout), in_place=self._step_into is not None)
 
-    def _act(
+    def _act_watched(
         self, t: int, state: DictTensor, history: TemporalDictTensor | None, first: Answer | None, watch: bool
     ) -> Answer:
         """Let the agent act in step t, unless it has, and store its action before an environment can change it."""
         slab = self.slab
         seen = slab.seen(t) if watch else None
-        answer = first or self.actor(state, slab.shown[t], history)
-        action, state = answer if t else check_answer(f"{type(self.actor.agent).__name__}.__call__", answer)
+        answer = first or self._act(state, slab.shown[t], self.agent_info, history)
+        action, state = answer if t else check_answer(f"{type(self.agent).__name__}.__call__", answer)
         if seen is not None:
             slab.refuse_changes(t, seen)
         if t == 0:

@@ -32,8 +32,8 @@ from _learning import learning_seconds
 from _tasks import TASKS
 
 from rlstruct.algos import a2c, dqn, ppo
-from rlstruct.algos.program import Program
 from rlstruct.engine.compiled import Compiled
+from rlstruct.engine.runner import Runner
 
 HERE = Path(__file__).parent
 TARGET = 475.0
@@ -106,8 +106,8 @@ def train_ours(task: str, kind: str, seed: int, compiled: bool) -> dict[str, Any
     """Train with one of our tasks in this process; returns what ``peers/sb3_training.py`` writes."""
     torch.set_num_threads(1)
     algorithm = {"ppo": ppo, "a2c": a2c, "dqn": dqn}[task.split("_")[0]]
-    learning, compiling = Stopwatch(algorithm.Learner, "update"), Stopwatch(Compiled, "compile")
-    of_parts = Stopwatch(Program, "compile")
+    learning, compiling = Stopwatch(algorithm.Learner, "update"), Stopwatch(Compiled, "prepare")
+    of_parts = Stopwatch(Runner, "_compare")
     settings: dict[str, Any] = {"target_return": TARGET, "evaluation_stochastic": kind == "drawn"}
     result = TASKS[task].train(seed=seed, compile_agent=compiled, compile_update=compiled, **settings)
     seconds = learning_seconds(result) - compiling.seconds

@@ -60,8 +60,6 @@ class DictTensor(NamedTensors):
         made._tensors = tensors
         return made
 
-    _trusted = unchecked  # until the engine and the algorithms use the public name
-
     def _like(self, tensors: dict[str, Tensor], checked: bool = False) -> Self:
         return type(self)(tensors) if checked else type(self).unchecked(tensors)
 
@@ -170,8 +168,6 @@ class TemporalDictTensor(NamedTensors):
         made._tensors = tensors
         made.lengths = lengths
         return made
-
-    _trusted = unchecked  # until the engine and the algorithms use the public name
 
     def _like(self, tensors: dict[str, Tensor], checked: bool = False) -> Self:
         if not checked:

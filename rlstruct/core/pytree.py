@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from rlstruct.core.dict_tensor import DictTensor, TemporalDictTensor
@@ -45,3 +46,83 @@ def register() -> None:
     _register(DictTensor, (), lambda values, keys: DictTensor.unchecked(dict(zip(keys, values, strict=True))))
     _register(TemporalDictTensor, ("lengths",), _unflatten_temporal)
     _register(Trajectories, ("info", "trajectories"), lambda values, keys: Trajectories.unchecked(*values))
+
+
+class Structure:
+    """The keys and nesting of a pytree: takes trees that are made alike apart, and makes others from new tensors.
+
+    Structures, dicts and tuples go a way that takes a tenth of the time of torch's functions, which do the rest: a
+    compiled agent is called in every step. Structures are equal if trees have the same classes, keys and constants.
+
+    Args:
+        tree: tensors, in whatever torch takes apart. Leaves that are no tensors are constants.
+    """
+
+    def __init__(self, tree: Any) -> None:  # noqa: ANN401 - any pytree
+        self._kind = kind = type(tree)
+        self._keys: tuple[str, ...] | None = None
+        self._parts: list[Structure] | None = None
+        rest: object = None
+        if kind in (DictTensor, TemporalDictTensor) or (
+            kind is dict and all(isinstance(x, Tensor) for x in tree.values())
+        ):
+            self._keys = tuple(tree.keys())
+        elif kind is Trajectories or kind in (tuple, list):
+            self._parts = [Structure(member) for member in self._members(tree)]
+        else:
+            leaves, self._spec = pytree.tree_flatten(tree)
+            self._constants = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
+            rest = self._spec, self._constants
+        self.n_tensors = 1  # until they are counted
+        self.n_tensors = len(self.flatten(tree))
+        self._form = kind, self._keys, self._parts, rest
+
+    def flatten(self, tree: Any) -> list[Tensor]:  # noqa: ANN401 - a tree that is made alike
+        """Return the tensors of a tree in the order of this structure, wherever its keys stand."""
+        if not self.n_tensors:
+            return []
+        if self._keys is not None:
+            tensors = tree if self._kind is dict else tree._tensors
+            found = [tensors[key] for key in self._keys]
+            return [*found, tree.lengths] if self._kind is TemporalDictTensor else found
+        if self._parts is not None:
+            members = zip(self._parts, self._members(tree), strict=True)
+            return [tensor for part, member in members for tensor in part.flatten(member)]
+        return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+    def unflatten(self, tensors: Iterable[Tensor]) -> Any:  # noqa: ANN401 - such a tree
+        """Make a tree of tensors that come in the order of `flatten`."""
+        return self._build(iter(tensors))
+
+    def _build(self, tensors: Iterator[Tensor]) -> Any:  # noqa: ANN401
+        kind = self._kind
+        if self._keys is not None:
+            named = dict(zip(self._keys, tensors, strict=False))
+            if kind is DictTensor:
+                return DictTensor.unchecked(named)
+            return named if kind is dict else TemporalDictTensor.unchecked(named, next(tensors))
+        if self._parts is not None:
+            members = [part._build(tensors) for part in self._parts]
+            return Trajectories.unchecked(*members) if kind is Trajectories else kind(members)
+        return pytree.tree_unflatten([next(tensors) if one is None else one[0] for one in self._constants], self._spec)
+
+    def _members(self, tree: Any) -> Sequence[Any]:  # noqa: ANN401
+        return (tree.info, tree.trajectories) if self._kind is Trajectories else tree
+
+    def __eq__(self, other: object) -> bool:
+        """Compare classes, keys and constants."""
+        return isinstance(other, Structure) and self._form == other._form
+
+    def __hash__(self) -> int:
+        """Return the hash of class and keys."""
+        return hash((self._kind, self._keys))
+
+
+def named_tensors(tree: Any) -> dict[tuple[object, ...], Tensor]:  # noqa: ANN401 - any pytree
+    """Return the tensors of a pytree by their paths, whose last entries are their names."""
+    leaves, _ = pytree.tree_flatten_with_path(tree)
+    return {tuple(map(_name_of, path)): leaf for path, leaf in leaves if isinstance(leaf, Tensor)}
+
+
+def _name_of(entry: Any) -> object:  # noqa: ANN401 - an entry of a path of torch's
+    return next((getattr(entry, name) for name in ("key", "name", "idx") if hasattr(entry, name)), entry)

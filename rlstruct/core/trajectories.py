@@ -66,8 +66,6 @@ class Trajectories(Batched):
         made.trajectories = trajectories
         return made
 
-    _trusted = unchecked  # until the engine and the algorithms use the public name
-
     @property
     def device(self) -> torch.device | None:
         """The device of both parts; None if there is no key."""

@@ -1,14 +1,14 @@
-"""Ways to run a pure step of tensors: as it is, compiled, or recorded as a graph.
+"""Ways to run a pure step of tensors: eager, compiled, or recorded as a graph.
 
-A step is a function ``step(carry, *inputs) -> (carry, record)`` of dicts of tensors that depends on nothing but its
-arguments and the weights that it holds. An executor is called as the step is, and gives the same results:
+A step is a function of pytrees (DictTensor, Trajectories, dicts, tuples) that depends on nothing but its arguments and
+the weights of its owner. An executor is called as the step is, and gives the same results:
 
 * the step itself: eager torch;
 * `rlstruct.engine.compiled.Compiled`: few kernels, made by TorchInductor;
 * `rlstruct.engine.graph.Graph`: one launch of all its kernels, on CUDA and on the simulated accelerator.
 
-`rlstruct.engine.promise` says what an agent that promises to be pure may depend on; `rlstruct.engine.acting` calls
-agents, compiled where they promise it.
+`rlstruct.engine.runner.Runner` owns the life of an executor: it warms up, makes and compares it, falls back, and starts
+over. `rlstruct.engine.executors` lists what makes them; `rlstruct.engine.promise` says what a pure step may depend on.
 """
 
 from rlstruct.engine import private

@@ -10,16 +10,16 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from rlstruct.core.pytree import Structure
 from rlstruct.engine import private
+from rlstruct.engine.promise import place_of
 from rlstruct.errors import Explained, warn_user
-
-Tensors = dict[str, Tensor]
-Pure = Callable[..., tuple[Mapping[str, Tensor], ...]]
 
 _compiling = threading.RLock()  # tracing and Inductor's settings belong to the process, not to a thread
 
@@ -37,38 +37,41 @@ class NotPureError(Explained, RuntimeError):
 
 
 class Compiled:
-    """A pure function of dicts of tensors that returns dicts of tensors, compiled in its first call.
+    """A pure function of pytrees of tensors, compiled in its first call; an `Executor`.
 
     Args:
         fn: the function; no Python control flow on values, every later call with the same keys, shapes and dtypes.
         writes: it may change its arguments in place; they must be contiguous.
 
     Attributes:
-        held: tensors that the function reads beside its arguments, such as weights. Every call reads their values
+        held: tensors that the function reads besides its arguments, such as weights. Every call reads their values
             anew; put others of the same layout in their place to have those read.
     """
 
-    def __init__(self, fn: Pure, *, writes: bool = False) -> None:
-        """Remember ``fn``; nothing is compiled yet."""
+    name, warm_up, compares, most = "compiled", 0, True, 64
+
+    def __init__(self, fn: Callable[..., Any], *, writes: bool = False) -> None:
         self.held: list[Tensor] = []
-        self._writes = writes
+        self.writes = writes
         self._fn = fn
         self._run: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
-        self._inputs: list[tuple[int, str, tuple[int, ...]]] = []  # argument, key and strides of what the code reads
-        self._out: list[dict[str, int]] = []  # for each result: key to number of the output
+        self._arguments: Structure
+        self._inputs: list[tuple[int, tuple[int, ...]]] = []  # number and strides of what the code reads
+        self._result: Structure
+        self._outputs: list[int] = []  # for each tensor of the result the number of the output
         self._masks: list[int] = []
 
-    def __call__(self, *dicts: Mapping[str, Tensor]) -> list[Tensors]:
-        """Return what ``fn(*dicts)`` does.
+    def __call__(self, *args: Any) -> Any:  # noqa: ANN401 - pytrees
+        """Return what ``fn(*args)`` does.
 
         Raises:
             NotPureError: the function writes where it must not; nothing has been written.
         """
         if self._run is None:
-            self.compile(*dicts)
-        inputs = []
-        for i, key, strides in self._inputs:
-            tensor = dicts[i][key]
+            self.prepare(*args)
+        given, inputs = self._arguments.flatten(args), []
+        for i, strides in self._inputs:
+            tensor = given[i]
             if tensor.stride() != strides:  # the code reads its inputs with the strides of the first call
                 empty = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
                 tensor = empty.copy_(tensor)
@@ -76,9 +79,17 @@ class Compiled:
         outputs = list(self._run(inputs + self.held))  # type: ignore[misc]  # _compile sets it
         for i in self._masks:
             outputs[i] = outputs[i].view(torch.bool)
-        return [{key: outputs[i] for key, i in result.items()} for result in self._out]
+        return self._result.unflatten([outputs[i] for i in self._outputs])
 
-    def compile(self, *dicts: Mapping[str, Tensor]) -> None:
+    def follow(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
+        """Read ``weights`` in place of those that were at ``places``; False if one has another layout."""
+        pairs = [(old, weights.get(places[at]) if (at := place_of(old)) in places else old) for old in self.held]
+        if any(new is None or place_of(new)[1:] != place_of(old)[1:] for old, new in pairs):
+            return False
+        self.held = [new.detach() for _, new in pairs if new is not None]
+        return True
+
+    def prepare(self, *args: Any) -> None:  # noqa: ANN401
         """Make the code for such arguments. torch's global generators may draw meanwhile.
 
         Raises:
@@ -86,30 +97,30 @@ class Compiled:
         """
         with _compiling, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's importing its own deprecated parts
-            self._compile(dicts)
+            self._compile(args)
 
-    def _compile(self, dicts: tuple[Mapping[str, Tensor], ...]) -> None:
+    def _compile(self, args: tuple[Any, ...]) -> None:
         from torch._inductor.compile_fx import compile_fx_inner
         from torch._inductor.decomposition import select_decomp_table
         from torch.fx.experimental.proxy_tensor import make_fx
 
         aten = torch.ops.aten
-        names = [(i, key) for i, tensors in enumerate(dicts) for key in tensors]
-        on_cpu = not names or dicts[names[0][0]][names[0][1]].device.type == "cpu"
+        self._arguments = structure = Structure(args)
+        given = structure.flatten(args)
+        on_cpu = not given or given[0].device.type == "cpu"
 
         def flat(*inputs: Tensor) -> list[Tensor]:
-            given: list[Tensors] = [{} for _ in dicts]
-            for (i, key), tensor in zip(names, inputs, strict=True):
-                given[i][key] = tensor
-            results = self._fn(*given)
-            outputs = {id(value): value for result in results for value in result.values()}
+            result = self._fn(*structure.unflatten(inputs))
+            self._result = Structure(result)
+            found = self._result.flatten(result)
+            outputs = {id(value): value for value in found}
             place = {identity: i for i, identity in enumerate(outputs)}
-            self._out = [{key: place[id(value)] for key, value in result.items()} for result in results]
+            self._outputs = [place[id(value)] for value in found]
             self._masks = [i for i, v in enumerate(outputs.values()) if on_cpu and v.dtype is torch.bool]
             return [as_bytes(v) if i in self._masks else v for i, v in enumerate(outputs.values())]
 
         # Copies: a tensor that is there twice, such as two zeros of a first state, would be traced as one input.
-        inputs = [dicts[i][key].clone() for i, key in names]
+        inputs = [tensor.clone() for tensor in given]
         # Strides are compared in __call__. Random numbers are to be those of eager torch.
         settings = {"max_fusion_size": MAX_FUSED, "size_asserts": False, "fallback_random": True}
         with torch.no_grad(), torch._inductor.config.patch(settings):
@@ -120,7 +131,7 @@ class Compiled:
             }
             # Fake tensors have no values: a function that asks for one raises instead of specialising on the value.
             traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
-            if not self._writes:
+            if not self.writes:
                 _refuse_changes(traced.graph)
             pure = torch.func.functionalize(traced, remove="mutations")
             graph = make_fx(pure, decomposition_table=table)(*inputs)
@@ -133,13 +144,8 @@ class Compiled:
             held = _lift_held(graph)
             graph.recompile()
             run = compile_fx_inner(graph, [*(inputs[i] for i in used), *held])
-        self._inputs = [(*names[i], inputs[i].stride()) for i in used]
+        self._inputs = [(i, inputs[i].stride()) for i in used]
         self.held, self._run = held, getattr(run, "current_callable", run)  # the code itself, without what traces it
-
-
-def told(error: Exception) -> str:
-    """Say in a line what tracing or a compiler raised."""
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
 def warn_uncompiled(what: str, why: str, switch: str) -> None:

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rlstruct.engine.compiled import Tensors
-
 Layers = tuple[tuple[Tensor, Tensor], ...]
 """Weight [outputs, inputs] and bias [outputs] of each linear layer, from the inputs on."""
 
@@ -38,7 +36,7 @@ class Perceptron:
         return layouts, self.activation
 
 
-FusedRollout = Callable[[Tensors, Tensor, Perceptron], Tensors]
+FusedRollout = Callable[[dict[str, Tensor], Tensor, Perceptron], dict[str, Tensor]]
 """Takes T steps of all environments in one launch; they go on from there.
 
 It is called with the observation that the agent acts on first [B, ...], the random keys of all slots [T + 1, B] int64,

@@ -16,87 +16,99 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlstruct.core.pytree import Structure
 from rlstruct.device import registered_backends
 from rlstruct.engine import private
-from rlstruct.engine.compiled import Tensors
 from rlstruct.engine.private import is_composite
-from rlstruct.engine.promise import Step
+from rlstruct.engine.promise import Unavailable
 from rlstruct.engine.waits import judge_recorded
-from rlstruct.errors import Explained
 from rlstruct.profiling import recorded
 
 Work = Callable[[], None]
-Record = Callable[[Work], Work]
+Recorder = Callable[[Work], Work]
 """Takes work that only queues operations on tensors; returns what queues the same operations on the same memory."""
 
 _NOT_THE_USERS = ("torch", "contextlib", "rlstruct.engine", "rlstruct.batchers", "rlstruct.testing")  # modules
 _SPOILT: list[Any] = []  # graphs of failed recordings: torch's allocator of pinned memory goes on to ask them
 
 
-class RecordingError(Explained, RuntimeError):
+class RecordingError(Unavailable):
     """Work cannot be recorded; the message names the operation and the line that called it."""
 
 
 class Graph:
-    """A step as one recorded graph. The step may write in place to memory that it holds, such as weights.
+    """A step as one recorded graph, an `Executor`. It may write in place to memory that it holds, such as weights.
 
     Args:
-        step: queues work on tensors, and has run before, so that libraries have made what they need. Its carry has the
-            same keys, shapes and dtypes before and after.
+        step: queues work on tensors, and has run before, so that libraries have made what they need. It takes and
+            returns pytrees.
         recorder: see `recorder_of`.
+        carries: the step returns ``(carry, outputs)``, where the carry is made as its first argument is. A replay
+            leaves it there, and takes nothing from elsewhere if that is what it is called with next.
     """
 
-    def __init__(self, step: Step, recorder: Record) -> None:
-        """Record nothing yet."""
+    name, warm_up, compares, most, writes = "graph", 1, False, 1, False
+
+    def __init__(self, step: Callable[..., Any], recorder: Recorder, *, carries: bool = False) -> None:
         self._step = step
         self._recorder = recorder
+        self._carries = carries
         self._replay: Work | None = None
-        self._arguments: list[Tensors] = []  # what a replay reads; the first one is also what it leaves its carry in
-        self._record: Tensors = {}  # what a replay writes
+        self._arguments: Structure
+        self._static: list[Tensor] = []  # what a replay reads; the first ones are also what it leaves its carry in
+        self._result: Structure
+        self._outputs: list[Tensor] = []  # what a replay writes
 
-    def __call__(self, carry: Mapping[str, Tensor], *inputs: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
-        """Replay the step; record it first if that was not done for such arguments.
+    def __call__(self, *args: Any) -> Any:  # noqa: ANN401 - pytrees
+        """Replay the step with such arguments as it was recorded for, which the first call does.
 
         Returns:
-            The carry, valid until the next call, and free to hand to it; and the record, in memory of its own.
+            The results in memory of their own; but a carry is valid until the next call, and free to pass to it.
 
         Raises:
             RecordingError: the step cannot be recorded. It has had no effect.
         """
-        given = (carry, *inputs)
-        if self._replay is None or [*map(layout_of, given)] != [*map(layout_of, self._arguments)]:
-            self._replay = None
-            self._arguments = [{key: value.clone() for key, value in tensors.items()} for tensors in given]
-            self._replay = record(self._recorder, self._work)
-        places, values = [], []
-        for static, now in zip(self._arguments, given, strict=True):
-            for key, place in static.items():
-                if now[key] is not place:  # it came from elsewhere since the last replay
-                    places.append(place)
-                    values.append(now[key])
-        copy_grouped(places, values)
-        self._replay()
-        return dict(self._arguments[0]), {key: value.clone() for key, value in self._record.items()}
+        if self._replay is None:
+            self.prepare(*args)
+        given = zip(self._static, self._arguments.flatten(args), strict=True)
+        pairs = [(place, now) for place, now in given if now is not place]  # what came from elsewhere
+        copy_grouped([place for place, _ in pairs], [now for _, now in pairs])
+        self._replay()  # type: ignore[misc]  # prepare sets it
+        outputs = self._result.unflatten(value.clone() for value in self._outputs)
+        return (self._static_arguments()[0], outputs) if self._carries else outputs
 
-    def forget(self) -> None:
-        """Record anew in the next call: the step reads other tensors, or does something else, from now on."""
+    def prepare(self, *args: Any) -> None:  # noqa: ANN401
+        """Record the step for such arguments; raises RecordingError."""
         self._replay = None
+        self._arguments = Structure(args)
+        self._static = [tensor.clone() for tensor in self._arguments.flatten(args)]
+        self._replay = record(self._recorder, self._work)
+
+    def follow(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
+        """Return False: the same memory is read for ever."""
+        return False
+
+    def _static_arguments(self) -> tuple[Any, ...]:
+        arguments: tuple[Any, ...] = self._arguments.unflatten(self._static)
+        return arguments
 
     @torch.no_grad()
     def _work(self) -> None:
-        carry, *inputs = (dict(tensors) for tensors in self._arguments)
-        after, self._record = self._step(carry, *inputs)
-        static = self._arguments[0]
-        kept = {tensor.untyped_storage().data_ptr() for tensor in static.values()}
-        new = {key: value for key, value in after.items() if value is not static[key]}
-        # One that shows another's static memory is copied before that is written.
-        values = [v.clone() if v.untyped_storage().data_ptr() in kept else v for v in new.values()]
-        copy_grouped([static[key] for key in new], values)
-
-
-def layout_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Return shape and dtype of each tensor, by name."""
-    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+        arguments = self._static_arguments()
+        result = self._step(*arguments)
+        if self._carries:
+            after, result = result
+            carry = Structure(arguments[0])
+            places = carry.flatten(arguments[0])
+            pairs = [
+                (place, value) for place, value in zip(places, carry.flatten(after), strict=True) if value is not place
+            ]
+            # One that shows another's static memory is copied before that is written.
+            kept = {place.untyped_storage().data_ptr() for place in places}
+            values = [v.clone() if v.untyped_storage().data_ptr() in kept else v for _, v in pairs]
+            copy_grouped([place for place, _ in pairs], values)
+        self._result = Structure(result)
+        self._outputs = self._result.flatten(result)
 
 
 def copy_grouped(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
@@ -122,16 +134,16 @@ def _in_words(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and tensor.nbytes % 8 == 0 and start % 8 == 0 and not tensor.is_complex()
 
 
-def recorder_of(device: torch.device) -> Record | None:
+def recorder_of(device: torch.device) -> Recorder | None:
     """Return what records work on a device: CUDA graphs, the ``record`` of a registered backend's module, or None."""
     if device.type == "cuda":
         return None if private.missing("graph") else record_cuda
     module = registered_backends().get(device.type)
-    record: Record | None = None if module is None else getattr(importlib.import_module(module), "record", None)
+    record: Recorder | None = None if module is None else getattr(importlib.import_module(module), "record", None)
     return record
 
 
-def record(recorder: Record, work: Work) -> Work:
+def record(recorder: Recorder, work: Work) -> Work:
     """Record work, and name the operation that prevents it."""
     watch = _Watch()
     try:

@@ -94,10 +94,15 @@ def count_different(value: Tensor, other: Tensor, eps: float) -> Tensor:
     return (~(same.flatten(1).all(dim=1) if same.dim() > 1 else same.view(-1))).sum()
 
 
-def difference(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], eps: float = EXACT) -> str:
-    """Say in what an executor's answer [B, ...] differs from that of the step itself; "" if only by rounding."""
-    for key, value in expected.items():
-        other = found.get(key)
+def difference(
+    expected: Mapping[tuple[object, ...], Tensor], found: Mapping[tuple[object, ...], Tensor], eps: float = EXACT
+) -> str:
+    """Say in what an executor's answer [B, ...] differs from that of the step itself; "" if only by rounding.
+
+    Names are paths, see `rlstruct.core.pytree.named_tensors`.
+    """
+    for path, value in expected.items():
+        other, key = found.get(path), path[-1]
         if other is None or other.shape != value.shape or other.dtype != value.dtype:
             got = "is missing" if other is None else f"is {list(other.shape)} {other.dtype}"
             return f"{key!r} {got} in the compiled answer, expected {list(value.shape)} {value.dtype}"

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rlstruct.engine.compiled import Tensors
+from rlstruct.core.pytree import named_tensors
 from rlstruct.engine.precision import EXACT, count_different, difference, evidence
 from rlstruct.engine.streams import Later
 from rlstruct.errors import Explained
 from rlstruct.rl_agent import RL_Agent
-
-Step = Callable[..., tuple[Tensors, Tensors]]
-"""``step(carry, *inputs) -> (carry, record)``, pure; dicts of tensors."""
 
 _SURE, _LEAST_LOOKS = 40.0, 2  # nats of evidence, see `Doubt`
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 RANDOM_IN_TRAINING = (*_DROPOUT, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 """Modules whose answer, in train mode, depends on a generator or on the rest of the batch."""
-MEND = (
+FIX = (
     "`pure = True` promises that what __call__ returns depends on parameters, buffers and arguments only, but this "
     "depends on something else: a global, a Python value that changes, torch's generator. "
     "rlstruct.testing.check_agent finds out what; or set pure = False."
 )
+
+
+class Unavailable(Explained, RuntimeError):
+    """A step has no such executor, for the reason given."""
 
 
 class PurityError(Explained, RuntimeError):
@@ -52,40 +54,38 @@ def modules_of(owner: object) -> dict[str, nn.Module]:
 
 
 class WeightsWatch:
-    """Notices when other tensors stand where an agent's weights were. New values in the same tensors are no change."""
+    """Notices when other tensors stand where an owner's weights were. New values in the same tensors are no change.
+
+    Attributes:
+        modes: whether each module was in train mode, at the last look.
+        places: where the weights were then, see `place_of`.
+    """
 
     def __init__(self, owner: object) -> None:
-        """Look for the first time."""
         self._owner = owner
-        self._seen = self._look()
+        self.modes: dict[str, bool] = {}
+        self.places: dict[str, tuple[object, ...]] = {}
+        self.replaced()
 
     def replaced(self) -> bool:
         """Look again: whether a tensor has another place or layout, or a module another mode, than at the last look."""
-        before, self._seen = self._seen, self._look()
-        return before != self._seen
-
-    def _look(self) -> object:
-        modes = {name: module.training for name, module in modules_of(self._owner).items()}
-        return modes, {name: place_of(tensor) for name, tensor in weights_of(self._owner).items()}
+        before = self.modes, self.places
+        self.modes = {name: module.training for name, module in modules_of(self._owner).items()}
+        self.places = {name: place_of(tensor) for name, tensor in weights_of(self._owner).items()}
+        return before != (self.modes, self.places)
 
 
-def check_equal(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], eps: float = EXACT) -> None:
+def check_equal(expected: Any, found: Any, eps: float = EXACT) -> None:  # noqa: ANN401 - pytrees
     """Raise PurityError unless an executor has found [B, ...] what the step itself gives, to rounding."""
-    if odd := difference(expected, found, eps):
-        raise PurityError(f"{odd}. {MEND}")
+    if odd := difference(named_tensors(expected), named_tensors(found), eps):
+        raise PurityError(f"{odd}. {FIX}")
 
 
-def why_unlike(
-    expected: Sequence[Tensors],
-    found: Sequence[Tensors],
-    again: Callable[[], Sequence[Mapping[str, Tensor]]],
-    eps: float,
-    device: torch.device,
-) -> str:
+def why_unlike(expected: Any, found: Any, again: Callable[[], Any], eps: float, device: torch.device) -> str:  # noqa: ANN401
     """Compare a step's results with those of its compiled code; say why the code cannot be used, "" if it can.
 
     Args:
-        expected: results of the step itself.
+        expected: results of the step itself, a pytree.
         found: results of the code.
         again: takes the same step once more, to tell a broken promise from a compiler that rounds in its own way.
         eps: see `rlstruct.engine.precision`.
@@ -94,12 +94,12 @@ def why_unlike(
     Raises:
         PurityError: results differ, and so does the step itself when it is taken again.
     """
-    odd = next((odd for one, other in zip(expected, found, strict=True) if (odd := difference(one, other, eps))), "")
+    wanted = named_tensors(expected)
+    odd = difference(wanted, named_tensors(found), eps)
     if odd:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            for one, other in zip(expected, again(), strict=True):
-                if difference(one, other, eps):
-                    raise PurityError(f"{odd}. {MEND}")
+            if difference(wanted, named_tensors(again()), eps):
+                raise PurityError(f"{odd}. {FIX}")
     return odd and f"{odd}, more than rounding explains; the step itself gives the same again"
 
 
@@ -143,7 +143,7 @@ class Doubt:
         self._looks, self._nats = (self._looks + 1, self._nats + nats) if nats else (0, 0.0)
         if self._looks >= _LEAST_LOOKS and self._nats >= _SURE:
             raise PurityError(
-                f"{odd!r} is another one than the agent gives as it is, in {n_different} of {rows} rows. {MEND}"
+                f"{odd!r} is another one than the agent gives as it is, in {n_different} of {rows} rows. {FIX}"
             )
 
 

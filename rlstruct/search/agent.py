@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,16 +13,15 @@ from torch import Tensor, nn
 
 from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.engine.compiled import Tensors
-from rlstruct.engine.graph import Graph, RecordingError, recorder_of
-from rlstruct.engine.promise import WeightsWatch
+from rlstruct.engine.executors import EXECUTORS
+from rlstruct.engine.runner import Runner
 from rlstruct.engine.streams import lane_of
-from rlstruct.errors import BadTypeError, BadValueError
+from rlstruct.errors import BadTypeError, BadValueError, warn_user
 from rlstruct.functional import random
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.search.game import GameModel, RolloutModel, split_frames
 from rlstruct.search.search import Search, SearchConfig
-from rlstruct.search.tree import Tree
+from rlstruct.search.tree import Tensors, Tree
 
 
 class SearchAgent(RL_Agent):
@@ -98,12 +96,11 @@ class SearchAgent(RL_Agent):
         )
         self.search = Search(self.game, settings, device=self.device)
         self.n_inferences = 0
-        self._lane = lane_of(self.device)
         # Random games end early where single steps are taken; as a graph they would all be played to the last move.
-        recorder = None if self.model is None else recorder_of(self.device)
-        self._weights = WeightsWatch(self.model)
-        self._graph = None if recorder is None else Graph(self._step, recorder)
-        self._ready = False  # whether libraries have made what a recording needs
+        graph = None if self.model is None else EXECUTORS["graph"](self.device)
+        self._move = Runner(
+            self._search, self.model, self.device, graph, failed=_warn_unrecorded, lane=lane_of(self.device)
+        )
 
     def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
         """Return no moves, and trees of nothing but a root; see `RL_Agent.initial_state`."""
@@ -128,20 +125,15 @@ class SearchAgent(RL_Agent):
         history: TemporalDictTensor | None = None,
     ) -> tuple[DictTensor, DictTensor]:
         """Search from the frames, drawing from ``observation["rng"]``; see `RL_Agent.__call__`."""
-        frames = dict(observation.truncate_key("frame/").items()) or {"": observation["frame"]}
-        given = {f"frame/{name}": frame for name, frame in frames.items()} | {"rng": observation["rng"]}
+        frames = observation.truncate_key("frame/")
+        seen = observation["frame"] if frames.empty() else dict(frames.items())
         kept = state if not state.empty() else self.initial_state(agent_info, observation.n_elems())
-        given |= dict(kept.items())
-        if "moves" in given:
-            given["moves"] = torch.where(observation["initial_state"], 0, given["moves"])
-        if (self.search.config.compiled or self._graph is not None) and self._weights.replaced():
-            self._forget()
+        if "moves" in kept:
+            moves = torch.where(observation["initial_state"], 0, kept["moves"])
+            kept = DictTensor({**dict(kept.items()), "moves": moves})
         self.n_inferences += observation.n_elems() * (1 + self.search.config.n_simulations)
-        with self._lane.work():
-            found = self._step({}, given)[1] if self._graph is None else self._replay(self._graph, given)
-        self._lane.give(found.values())
-        after = DictTensor({name: found.pop(name) for name in kept.keys()})
-        return DictTensor(found), after
+        self._move.weights_changed()
+        return self._move(seen, observation["rng"], kept)
 
     def creator(self) -> Callable[..., RL_Agent]:
         """Return what makes such an agent with the simulator's own settings; see `RL_Agent.creator`."""
@@ -168,44 +160,24 @@ class SearchAgent(RL_Agent):
             raise BadTypeError("SearchAgent.update: this agent has no model, it plays random games.")
         self.model.load_state_dict(info)
 
-    def _step(self, carry: Tensors, given: Tensors) -> tuple[Tensors, Tensors]:
-        """Search as a step of `rlstruct.engine` does; the record is what the agent returns, its new state included."""
-        frames = {name.removeprefix("frame/"): frame for name, frame in given.items() if name.startswith("frame/")}
-        model_key, search_key = random.split(given["rng"], 2).unbind(1)
-        state = self._simulator.state_from(frames.get("", frames))
-        explore, after = None, {}
+    def _search(self, seen: Tensor | Tensors, rng: Tensor, kept: DictTensor) -> tuple[DictTensor, DictTensor]:
+        """Search from what is seen; return what the agent does, with its new state."""
+        model_key, search_key = random.split(rng, 2).unbind(1)
+        explore, after = None, DictTensor()
         if (limit := self.search.config.exploring_moves) is not None:
-            explore = (1.0 - given["moves"] / limit).clamp(min=0.0)
-            after["moves"] = given["moves"] + 1
-        earlier = {name.removeprefix("tree/"): part for name, part in given.items() if name.startswith("tree/")}
-        found = self.search(self.game.begin(state, model_key), search_key, explore, earlier or None)
+            explore = (1.0 - kept["moves"] / limit).clamp(min=0.0)
+            after = DictTensor({"moves": kept["moves"] + 1})
+        earlier = dict(kept.truncate_key("tree/").items())
+        state = self.game.begin(self._simulator.state_from(seen), model_key)
+        found = self.search(state, search_key, explore, earlier or None)
         if earlier:
-            after |= _as_state(found.tree)
-        return {}, after | {
-            "action": found.action,
-            "action_policy": found.policy,
-            "action_visits": found.visits,
-            "action_value": found.expected,
-        }
+            after = after + DictTensor(_as_state(found.tree))
+        action = {"action": found.action, "action_policy": found.policy}
+        return DictTensor({**action, "action_visits": found.visits, "action_value": found.expected}), after
 
-    def _forget(self) -> None:
-        """Compile and record anew: other tensors stand where the model's weights were."""
-        self.search.forget()
-        self._ready = False
-        if self._graph is not None:
-            self._graph.forget()
 
-    def _replay(self, graph: Graph, given: Tensors) -> Tensors:
-        """Search by a recorded graph, from the second search on."""
-        if not self._ready:
-            self._ready = True
-            return self._step({}, given)[1]
-        try:
-            return graph({}, given)[1]
-        except RecordingError as error:
-            warnings.warn(f"SearchAgent: the search is not one graph, and slower: {error}", stacklevel=4)
-            self._graph = None
-            return self._step({}, given)[1]
+def _warn_unrecorded(why_not: str) -> None:
+    warn_user(f"SearchAgent: the search is not one graph, and slower: {why_not}")
 
 
 class NetworkAgent(RL_Agent):

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rlstruct.engine.compiled import Tensors
 from rlstruct.engine.waits import intended
 from rlstruct.errors import BadTypeError, BadValueError
 from rlstruct.functional import random
+from rlstruct.search.tree import Tensors
 
 _MOVES_BETWEEN_LOOKS = 8  # off the CPU, asking whether all random games are over stalls the device
 _KEY = "key"  # the random key in the state of a search, beside the simulator's fields

@@ -6,7 +6,7 @@ so is its memory. On the CPU a simulation can be compiled code that writes into 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -15,86 +15,16 @@ import torch
 from torch import Tensor
 
 from rlstruct.device import DeviceLike, free_memory, resolve_device
-from rlstruct.engine import private
-from rlstruct.engine.compiled import Compiled, Tensors, told, warn_uncompiled
-from rlstruct.engine.graph import layout_of
-from rlstruct.engine.precision import Precision
-from rlstruct.engine.promise import why_unlike
+from rlstruct.engine.compiled import Compiled, warn_uncompiled
+from rlstruct.engine.executors import EXECUTORS
+from rlstruct.engine.runner import Runner
 from rlstruct.functional import random
 from rlstruct.options import Options, option
 from rlstruct.profiling import operation
 from rlstruct.search import selection
-from rlstruct.search.tree import Model, Scores, Tree, judge
-
-Grow = Callable[[Tree, Tensors], None]
-"""``grow(tree, given)``: one simulation in place; ``given["path"]`` [D, B] are the slots on the way down."""
+from rlstruct.search.tree import Model, Scores, Tensors, Tree, judge
 
 _LEAST_LEVELS = 4
-
-
-class CompiledGrowth:
-    """Calls ``grow`` as compiled code. Ways are filled up to 4, 8, 16, … levels: there is one piece of code for each.
-
-    The first call of each piece compares it with ``grow`` as it is, whose results it keeps.
-
-    Args:
-        grow: a function of tensors and the weights that the model holds, whose places do not change.
-    """
-
-    def __init__(self, grow: Grow) -> None:
-        """Compile nothing yet: the first calls tell the shapes."""
-        self._grow = grow
-        self._codes: dict[object, Compiled] = {}
-        self._compiles = not private.missing("compiled")
-
-    def __call__(self, tree: Tree, given: Tensors) -> None:
-        """Simulate once.
-
-        Raises:
-            PurityError: compiled code does something else.
-        """
-        if not self._compiles:
-            self._grow(tree, given)
-            return
-        given = {**given, "path": _filled(given["path"], tree)}
-        tensors = tree.tensors()
-        key = str(layout_of(tensors | given))
-        if (code := self._codes.get(key)) is not None:
-            code(tensors, given)
-            return
-        self._compile(key, tree, given)
-
-    def forget(self) -> None:
-        """Compile anew: other tensors stand where the model's weights were."""
-        self._codes.clear()
-
-    def _compile(self, key: object, tree: Tree, given: Tensors) -> None:
-        code = Compiled(lambda tensors, given: (self._step(tree.n_nodes, tensors, given),), writes=True)
-        copies, others = ({name: tensor.clone() for name, tensor in tree.tensors().items()} for _ in range(2))
-
-        def again() -> list[Tensors]:
-            self._grow(Tree.of(tree.n_nodes, others), given)
-            return [others]
-
-        try:
-            code(copies, given)
-        except Exception as error:  # whatever tracing and a compiler may say
-            why = told(error)
-            self._grow(tree, given)
-        else:
-            with Precision() as precision:
-                self._grow(tree, given)
-            device = given["path"].device
-            why = why_unlike([tree.tensors()], [copies], again, precision.eps(device), device)
-        if why:
-            self._compiles = False
-            warn_uncompiled("Search: a simulation", why, "SearchConfig(compiled=True)")
-        else:
-            self._codes[key] = code
-
-    def _step(self, n_nodes: int, tensors: Tensors, given: Tensors) -> Tensors:
-        self._grow(Tree.of(n_nodes, tensors), given)
-        return {"fresh": given["fresh"] + 0}  # code must return something
 
 
 def _filled(path: Tensor, tree: Tree) -> Tensor:
@@ -196,7 +126,7 @@ class Search:
         n = config.n_simulations
         plans = [selection.considered_visits(max(1, k), n) for k in range(config.n_considered + 1)]
         self._plans = torch.tensor(plans, dtype=torch.int64, device=self.device)  # [n_considered + 1, n]
-        self._compiled = CompiledGrowth(self._grow) if config.compiled and self.device.type == "cpu" else None
+        self._compiled = self._compiled_growth() if config.compiled and self.device.type == "cpu" else None
         self.n_kept = n if config.reuse_tree else 1  # nodes of an earlier tree at most, the root among them
         self._n_bytes = 0  # of the largest trees that were found to fit
 
@@ -261,17 +191,17 @@ class Search:
         considered = self._considered(logits)  # [n, B]
         roots = tree.roots()
         tree.choose(roots.unsqueeze(0), self._root_scores(noise, considered[0]), self._scores())
-        grow = self._grow if self._compiled is None else self._compiled
+        if self._compiled is not None:
+            self._compiled.weights_changed()
         for i in range(n):
             path = tree.descend(min(i + self.n_kept, config.max_depth or n + self.n_kept))
-            following = considered[min(i + 1, n - 1)]
-            grow(tree, {"path": path, "fresh": roots + (self.n_kept + i), "noise": noise, "considered": following})
+            given = {"path": path, "fresh": roots + (self.n_kept + i), "noise": noise}
+            given["considered"] = considered[min(i + 1, n - 1)]
+            if self._compiled is None:
+                self._grow(tree, given)
+            else:
+                self._compiled(tree.n_nodes, tree.tensors(), {**given, "path": _filled(path, tree)})
         return self._result(tree, noise, key, explore)
-
-    def forget(self) -> None:
-        """Compile anew, if anything was: other tensors stand where the model's weights were."""
-        if self._compiled is not None:
-            self._compiled.forget()
 
     def memory_needed(self, state: Mapping[str, Tensor], n_actions: int, *, float_bytes: int = 4) -> int:
         """Return how many bytes the trees of searches from such states take, from shapes alone.
@@ -292,9 +222,20 @@ class Search:
         return Tree.plant(state, logits, value, self.n_kept + self.config.n_simulations)
 
     def _grow(self, tree: Tree, given: Tensors) -> None:
-        """Simulate once, in place; see `CompiledGrowth`."""
+        """Simulate once, in place; ``given["path"]`` [D, B] are the slots on the way down."""
         of_roots = self._root_scores(given["noise"], given["considered"])
         tree.grow(given["path"], self.model, given["fresh"], of_roots, self._scores())
+
+    def _compiled_growth(self) -> Runner[Tensors]:
+        """Return what calls `_grow` as compiled code, one piece for ways of up to 4, 8, 16, … levels each."""
+
+        def grow(n_nodes: int, tensors: Tensors, given: Tensors) -> Tensors:
+            self._grow(Tree.of(n_nodes, tensors), given)
+            return {"fresh": given["fresh"] + 0}  # code must return something
+
+        make = None if EXECUTORS["compiled"](self.device) is None else partial(Compiled, writes=True)
+        warn = partial(warn_uncompiled, "Search: a simulation", switch="SearchConfig(compiled=True)")
+        return Runner(grow, getattr(self.model, "__dict__", {}), self.device, make, failed=warn)
 
     def _refuse_too_large(self, state: Tensors, logits: Tensor) -> None:
         needed = self.memory_needed(state, logits.shape[1], float_bytes=logits.element_size())

@@ -14,10 +14,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rlstruct.engine.compiled import Tensors
 from rlstruct.engine.waits import intended
 from rlstruct.search.selection import mask_logits
 
+Tensors = dict[str, Tensor]
 _FIELDS = ("edges", "children", "nodes", "action", "onward")
 
 Scores = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

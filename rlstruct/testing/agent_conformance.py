@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.engine.acting import Actor
-from rlstruct.engine.graph import Graph, RecordingError, recorder_of
+from rlstruct.engine.executors import EXECUTORS, agent_step
 from rlstruct.engine.precision import Precision
-from rlstruct.engine.promise import PurityError, Step, check_equal
+from rlstruct.engine.promise import PurityError, check_equal
+from rlstruct.engine.runner import Runner
+from rlstruct.engine.streams import lane_of
 from rlstruct.functional.random import step_keys
 from rlstruct.replay import replay_agent
 from rlstruct.rl_agent import RL_Agent, RL_Agent_CheckDevice
@@ -256,28 +257,28 @@ class _Kit:
     def check_executors(self, steps: list[_Step]) -> None:
         """Every executor gives what the agent gives, also with new weights and a new agent_info."""
         agent, device = _unwrapped(self.agent), self.env.device
-
-        actor = Actor(agent, device, compiled=device.type in ("cpu", "cuda"))
-        executors: dict[str, Step] = {}
-        if device.type in ("cpu", "cuda"):
-            executors["compiled"] = actor.run
-        recorder = recorder_of(device)
-        if recorder is not None and (self.agent_info.empty() or agent.agent_info_on_device):
-            executors["graph"] = Graph(actor.step, recorder)
+        act = agent_step(agent)
+        made = {name: make_on(device) for name, make_on in EXECUTORS.items()}
+        if not self.agent_info.empty() and not agent.agent_info_on_device:
+            del made["graph"]
         parameters = {id(p): p for p in weights_of_modules(agent) if p.is_floating_point()}.values()
-        for name, executor in executors.items():
+        for name, make in made.items():
+            if make is None:
+                continue
+            runner = Runner(act, agent, device, make, alike=True, lane=lane_of(device))
             before = [parameter.clone() for parameter in parameters]
             for i, step in enumerate((*steps[:3], *steps[:1])):
                 info = self.agent_info.map(functools.partial(torch.roll, shifts=i, dims=0))
-                given = [dict(part.items()) for part in (step.state, step.observation, info)]
+                given = (step.state, step.observation, info)
                 where = f"{self.name}, run by the executor {name!r} (step {i}, with new weights and agent_info)"
                 with Precision() as precision:
-                    expected = actor.step(*given)
+                    expected = act(*given)
                 try:
-                    for got, wanted in zip(executor(*given), expected, strict=True):
-                        check_equal(wanted, got, precision.eps(device))
-                except (PurityError, RecordingError) as error:
+                    check_equal(expected, runner(*given), precision.eps(device))
+                except PurityError as error:
                     fail(where, None, str(error), "the eager agent's answer", "Or set pure = False.")
+                if runner.why_not and name != "compiled":  # for that there may be no compiler
+                    fail(where, None, runner.why_not, "the eager agent's answer", "Or set pure = False.")
                 for parameter in parameters:
                     parameter.mul_(0.9)
             for parameter, value in zip(parameters, before, strict=True):

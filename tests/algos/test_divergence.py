@@ -120,8 +120,8 @@ class Stepping(a2c.A2CLearner):
         self.loss = loss
         return self.descend(*self.gradient({"frame": torch.ones(8, 4)}))
 
-    def terms(self, *given: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {"loss": self.loss(*self.model(given[0]["frame"]))}
+    def terms(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"loss": self.loss(*self.model(batch["frame"]))}
 
 
 def test_the_optimiser_goes_on_as_before_while_all_is_finite() -> None:

@@ -74,8 +74,8 @@ def test_agents_that_want_a_history_are_refused_by_name() -> None:
 class Unreplayed(a2c.A2CLearner):
     """Computes its loss from what was collected, as nobody should."""
 
-    def terms(self, *given: Any) -> Any:
-        return {"loss": -given[0]["steps/action/log_probability"].mean()}
+    def terms(self, batch: Any) -> Any:
+        return {"loss": -batch.trajectories["action/log_probability"].mean()}
 
 
 def test_a_loss_of_collected_numbers_alone_names_replay_agent() -> None:
@@ -111,7 +111,7 @@ def wrong(learner: a2c.A2CLearner, kind: str) -> Any:
 )
 def test_terms_that_cannot_be_learnt_from_are_named(kind: str, error: type[Exception], match: str) -> None:
     class Wrong(a2c.A2CLearner):
-        def terms(self, *given: Any) -> Any:
+        def terms(self, batch: Any) -> Any:
             return wrong(self, kind)
 
     learner = Wrong.create(ActorCritic(3, 2), ActorCriticAgent, a2c.A2CConfig())

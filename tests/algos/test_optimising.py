@@ -35,8 +35,8 @@ class Stepping(a2c.A2CLearner):
         self.anneal(0.0)
         return self.descend(*self.gradient({"frame": torch.ones(8, 4, device=self.device)}))
 
-    def terms(self, *given: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {"loss": self.loss(*self.model(given[0]["frame"]))}
+    def terms(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"loss": self.loss(*self.model(batch["frame"]))}
 
 
 def good(policy: Tensor, value: Tensor) -> Tensor:

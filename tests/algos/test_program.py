@@ -23,8 +23,10 @@ from torch import Tensor, nn
 
 from rlstruct import Trajectories, agents
 from rlstruct.agents import ActorCriticAgent
-from rlstruct.algos import GradientLearner, a2c, dqn, ppo, program
+from rlstruct.algos import GradientLearner, a2c, dqn, ppo
 from rlstruct.batchers import RL_Batcher
+from rlstruct.engine.compiled import Compiled
+from rlstruct.engine.executors import EXECUTORS
 from rlstruct.engine.promise import PurityError
 from rlstruct.profiling import operation, profile
 from rlstruct.profiling.events import load
@@ -170,15 +172,15 @@ def close(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 
 
 def test_a_profile_says_what_compiled_and_recorded_updates_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    class Interpreted:  # stands in for code of TorchInductor, which takes a minute to make
-        def __init__(self, fn: Callable[..., Any]) -> None:
-            self._fn = fn
+    class Interpreted(Compiled):  # stands in for code of TorchInductor, which takes a minute to make
+        def prepare(self, *args: Any) -> None:
+            """Compile nothing."""
 
-        def __call__(self, *given: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+        def __call__(self, *args: Any) -> Any:
             with torch.profiler.record_function("compiled code"):
-                return [dict(one) for one in self._fn(*given)]
+                return self._fn(*args)
 
-    monkeypatch.setattr(program, "Compiled", Interpreted)
+    monkeypatch.setitem(EXECUTORS, "compiled", lambda device: Interpreted)
     batches = collect("ppo", 3)
     compiled, graph = create_learner("ppo", compile_update=True), create_learner("ppo", SIM)
     learn(compiled, batches[:1])  # compiles
@@ -204,7 +206,7 @@ def test_a_compiled_update_is_the_update_to_rounding(kind: str, monkeypatch: pyt
     batches = collect(kind, 3)
     plain, compiled = create_learner(kind), create_learner(kind, compile_update=True)
     losses = []
-    monkeypatch.setattr(compiled, "terms", lambda *given: losses.append(1) or type(compiled).terms(compiled, *given))
+    monkeypatch.setattr(compiled, "terms", lambda batch: losses.append(1) or type(compiled).terms(compiled, batch))
     expected, found = learn(plain, batches), learn(compiled, batches)
     sizes = 2 if "uneven" in kind else 1
     assert len(losses) == 2 * sizes  # as it is and traced, once for each size of a minibatch; then nobody calls Python
@@ -276,9 +278,9 @@ class Counting(a2c.A2CLearner):
 
     calls = 0
 
-    def terms(self, *given: dict[str, Tensor]) -> dict[str, Tensor]:
+    def terms(self, batch: Trajectories) -> dict[str, Tensor]:
         self.calls += 1
-        return {"loss": self.model(given[0]["steps/observation/frame"][:, 0])[1].square().mean() * self.calls}
+        return {"loss": self.model(batch.trajectories["observation/frame"][:, 0])[1].square().mean() * self.calls}
 
 
 def test_code_that_gives_something_else_is_an_error() -> None:

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from rlstruct import DictTensor, RL_Agent
 from rlstruct.batchers import RL_Batcher
-from rlstruct.engine.acting import Actor
+from rlstruct.engine.executors import agent_runner
 from rlstruct.engine.promise import Doubt, PurityError, check_equal
+from rlstruct.engine.runner import Runner
 from rlstruct.functional.random import categorical
 from rlstruct.sims import make
 
@@ -118,7 +119,7 @@ class Coarse(RL_Agent):
 
 
 @torch.no_grad()
-def doubt_often(agent: Coarse, actor: Actor, times: int) -> int:
+def doubt_often(agent: Coarse, runner: Runner[Any], times: int) -> int:
     """Compare the agent in TF32 with an executor that is exact and has a gain of 1; count the rows that differ."""
     n_different = 0
     for seed in range(times):
@@ -126,20 +127,20 @@ def doubt_often(agent: Coarse, actor: Actor, times: int) -> int:
         frame, rng = torch.randn(4096, 4, generator=generator), torch.randint(1 << 62, (4096,), generator=generator)
         observation, gain = DictTensor({"frame": frame, "rng": rng}), agent.gain
         agent.gain = 1.0
-        executed = dict(agent.answer(observation, exact=True).items())
+        executed = agent.answer(observation, exact=True)
         agent.gain = gain
         n_different += int((agent(DictTensor(), observation)[0]["action"] != executed["action"]).sum())
-        actor.doubt({}, dict(observation.items()), executed)
+        runner.look(executed, DictTensor(), observation, DictTensor())
     return n_different
 
 
 def test_tf32_is_no_broken_promise_and_a_broken_one_is_still_found(tf32: None) -> None:
     agent = Coarse()
-    actor = Actor(agent, CPU, compiled=False)
-    assert doubt_often(agent, actor, 40)  # draws are flipped
+    runner = agent_runner(agent, CPU, compiled=False)
+    assert doubt_often(agent, runner, 40)  # draws are flipped
     agent.gain = 1.5
     with pytest.raises(PurityError, match="'logits' is another one"):
-        doubt_often(agent, actor, 3)
+        doubt_often(agent, runner, 3)
 
 
 class Half(RL_Agent):
@@ -169,15 +170,16 @@ def test_bfloat16_is_no_broken_promise(way: str) -> None:
     agent, exact = Half(way), Half("weights")
     exact.model.load_state_dict(agent.model.state_dict())
     exact.model.float()
-    actor, n_different = Actor(agent, CPU, compiled=False), 0
+    runner, n_different = agent_runner(agent, CPU, compiled=False), 0
     for seed in range(40):
         generator = torch.Generator().manual_seed(seed)
         frame, rng = torch.randn(4096, 4, generator=generator), torch.randint(1 << 62, (4096,), generator=generator)
         numbers = exact.model(frame.bfloat16().float()) * 4.0
-        executed = {"action": categorical(numbers[:, :2], rng), "logits": numbers[:, :2], "value": numbers[:, 2]}
+        given = {"action": categorical(numbers[:, :2], rng), "logits": numbers[:, :2], "value": numbers[:, 2]}
+        executed = DictTensor(given)
         observation = DictTensor({"frame": frame, "rng": rng})
         n_different += int((agent(DictTensor(), observation)[0]["action"] != executed["action"]).sum())
-        actor.doubt({}, dict(observation.items()), executed)
+        runner.look(executed, DictTensor(), observation, DictTensor())
     assert n_different > 40  # draws are flipped in every look
 
 

@@ -9,6 +9,7 @@ import gymnasium
 import pytest
 from torch import Tensor
 
+from rlstruct import Trajectories
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos import a2c
 from rlstruct.algos.training import run_training
@@ -82,9 +83,9 @@ def test_workers_are_profiled_whenever_their_server_was_started(tmp_path: pathli
 class SlowLearner(a2c.A2CLearner):
     """An algorithm whose loss takes its time."""
 
-    def terms(self, *given: dict[str, Tensor]) -> dict[str, Tensor]:
+    def terms(self, batch: Trajectories) -> dict[str, Tensor]:
         time.sleep(0.02)
-        return super().terms(*given)
+        return super().terms(batch)
 
 
 def test_the_terms_of_an_algorithm_are_its_loss(tmp_path: pathlib.Path) -> None:

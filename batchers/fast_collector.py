@@ -1,0 +1,188 @@
+"""Collection by the fastest executor: one kernel, one graph, or step by step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlstruct.batchers.collector import Carry, Collected, Collector
+from rlstruct.batchers.progress import Phase
+from rlstruct.batchers.slab import Steps
+from rlstruct.core import DictTensor
+from rlstruct.engine.executors import PROMISE
+from rlstruct.engine.fused import FusedRollout, Perceptron
+from rlstruct.engine.graph import Graph, Recorder, recorder_of
+from rlstruct.engine.precision import EXACT, products
+from rlstruct.engine.promise import Unavailable
+from rlstruct.engine.runner import Runner
+from rlstruct.errors import warn_user
+from rlstruct.profiling import operation
+from rlstruct.vec_env import Carrying
+
+_WORTH_GIVING = 1 << 20  # bytes
+_logger = logging.getLogger(__name__)
+Record = dict[str, Tensor]
+"""The tensors of `Steps`, and ``found``, see `BatchChecks.look`."""
+
+
+class FastCollector(Collector):
+    """A collector whose trajectories are those of single steps, however they come about.
+
+    With ``whole`` it looks for ways to take T steps at once. All need an agent that promises to be pure.
+
+    Attributes:
+        steps: those of the last batch, until they are passed on. The next one writes to the same memory unless it is
+            ``owned``.
+        owned: whether the memory of a batch becomes the caller's, so that nothing is copied.
+    """
+
+    steps: Steps
+
+    def __init__(self, *args: Any, whole: bool, **settings: Any) -> None:  # noqa: ANN401 - see Collector
+        super().__init__(*args, **settings)
+        env, agent = self.env, self.agent
+        self.owned = False
+        self._told = False
+        # Asked of classes: what a wrapper forwards to an object inside is not for others to call.
+        self._perceptron: Callable[..., Perceptron | None] = getattr(type(agent), "perceptron", lambda agent: None)
+        self._kind: object = None  # of the perceptron that acted last
+        rollout = getattr(type(env), "fused_rollout", None) if whole and agent.pure else None
+        recorder = recorder_of(self._device) if whole and isinstance(env, Carrying) else None
+        if recorder is not None and not agent.pure:
+            recorder = None
+            self._tell(f"the agent does not promise to be pure: {PROMISE}")
+        kernel = None if rollout is None else lambda _: LaunchedBatch(self, rollout)
+        graph = None if recorder is None else lambda _: RecordedBatch(self, recorder)
+        self._kernel = None if kernel is None else Runner(self._by_graph, agent, self._device, kernel, alike=True)
+        self._graph = None if graph is None else Runner(self._by_steps, agent, self._device, graph, failed=self._warn)
+
+    def collect(self, agent_info: DictTensor | None) -> Collected:
+        """Collect a batch into ``steps``; see `Collector.collect`."""
+        if agent_info is not None:
+            self._set_agent_info(agent_info)
+        if self._kernel is None or (perceptron := self._perceptron_of_agent()) is None:
+            return self._by_graph()
+        if (kind := perceptron.kind()) != self._kind:
+            self._kind = kind
+            self._kernel.forget()
+        return self._kernel(perceptron)
+
+    def weights_changed(self) -> None:
+        """See Collector; a graph is recorded anew, after a batch of single steps."""
+        super().weights_changed()
+        if self._graph is not None:
+            self._graph.weights_changed()
+
+    def program(self, carry: Carry) -> tuple[Carry, Record]:
+        """Take T steps as a step of `rlstruct.engine`, from one carry to the next."""
+        self.set_carry(carry)
+        before = self.renew()  # what is recorded writes to memory of its own
+        try:
+            self.take_steps(look=False)
+            record = {**self.slab.tensors, "found": self._checks.look(self.slab, self._T, 0)}
+        finally:
+            self.renew(before)
+        return self.carry(), record
+
+    def launch(self, rollout: FusedRollout, perceptron: Perceptron) -> Collected:
+        """Take T steps in one kernel."""
+        seen = self._observation._tensors
+        self._progress.enter(Phase.ENVIRONMENT)
+        with operation("simulator"):
+            record = rollout(seen, self.keys(), perceptron)
+        self._observation = DictTensor({key: record[f"stream/{key}"][-1].clone() for key in seen})
+        self._steps = self._steps + self._T
+        running = torch.ones_like(record["stream/done"][0]).expand(self._T, -1)
+        return self.finish_whole({**record, "running": running}, "kernel")
+
+    def finish_whole(self, record: Record, executor: str) -> Collected:
+        """Count and check T steps that an executor has taken."""
+        found, self.steps = record.pop("found", None), Steps(record)
+        return replace(self.finish(self._T, 0, self.steps, found), executor=executor)
+
+    def _by_graph(self, _: object = None) -> Collected:
+        """Replay a graph where it does what single steps would do; else take these."""
+        if self._graph is None:
+            return self._by_steps()
+        if self.agent_info.empty() or self.agent_info.device == self._device:
+            return self._graph(self.carry())
+        self._tell("agent_info is on the CPU, where its values would be frozen: set `agent_info_on_device = True`")
+        return self._by_steps()
+
+    def _by_steps(self, _: object = None) -> Collected:
+        collected, self.steps = super().collect(None), self.slab
+        # A small one is copied in less time than the views of another slab take.
+        self.owned = self.layout().nbytes() >= _WORTH_GIVING
+        if self.owned:
+            self.renew()
+        return collected
+
+    def _perceptron_of_agent(self) -> Perceptron | None:
+        """Return what a kernel acts with; None if there is none, or none is allowed."""
+        if products(self._device) > EXACT:
+            self._tell('torch.set_float32_matmul_precision is not "highest", as its products are', "kernel")
+            return None
+        return self._perceptron(self.agent)
+
+    def _warn(self, why_not: str) -> None:
+        warn_user(
+            f"RL_Batcher: a batch on {self._device} cannot be recorded as one graph, its steps are taken one by "
+            f"one, slower and with equal results: {why_not}. RL_Batcher(graph=False) does not warn."
+        )
+
+    def _tell(self, why_not: str, what: str = "graph") -> None:
+        if not self._told:
+            self._told = True
+            _logger.info("RL_Batcher: a batch on %s could run as one %s, but %s.", self._device, what, why_not)
+
+
+class RecordedBatch(Graph):
+    """A batch as one graph, an `Executor` called with the carry of its collector, which goes on from where it ends."""
+
+    def __init__(self, collector: FastCollector, recorder: Recorder) -> None:
+        super().__init__(collector.program, recorder, carries=True)
+        self._collector = collector
+
+    def prepare(self, carry: Carry) -> None:
+        """Record the batch; the collector stays where it is."""
+        self._collector.enter(Phase.GRAPH)
+        try:
+            super().prepare(carry)
+        finally:
+            self._collector.set_carry(carry)
+
+    def __call__(self, carry: Carry) -> Collected:
+        """Replay the batch."""
+        self._collector.enter(Phase.GRAPH)
+        after, record = super().__call__(carry)
+        self._collector.set_carry(after)
+        return self._collector.finish_whole(record, "graph")
+
+
+class LaunchedBatch:
+    """A batch as one kernel, an `Executor` called with the perceptron that acts."""
+
+    name, warm_up, compares, most, writes = "kernel", 0, False, 1, False
+
+    def __init__(self, collector: FastCollector, fused_rollout: Callable[..., FusedRollout | None]) -> None:
+        self._collector, self._fused_rollout = collector, fused_rollout
+        self._rollout: FusedRollout | None = None
+
+    def prepare(self, perceptron: Perceptron) -> None:
+        """Make the kernel."""
+        self._rollout = self._fused_rollout(self._collector.env, perceptron, self._collector.n_timesteps)
+        if self._rollout is None:
+            raise Unavailable("the simulator has no kernel for this agent")
+
+    def __call__(self, perceptron: Perceptron) -> Collected:
+        """Launch the kernel."""
+        return self._collector.launch(self._rollout, perceptron)
+
+    def follow(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
+        """Return True: every launch reads the perceptron anew."""
+        return True

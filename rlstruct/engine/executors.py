@@ -1,0 +1,110 @@
+"""The executors by name, and how an agent is called: by the one that is asked for, if it promises to be pure."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from rlstruct.core import DictTensor, TemporalDictTensor
+from rlstruct.core.pytree import Structure
+from rlstruct.engine import private
+from rlstruct.engine.compiled import Compiled
+from rlstruct.engine.graph import Graph, recorder_of
+from rlstruct.engine.precision import EXACT
+from rlstruct.engine.promise import weights_of, why_unlike
+from rlstruct.engine.runner import Make, Runner
+from rlstruct.rl_agent import RL_Agent, check_answer
+
+PROMISE: Final = (
+    "set `pure = True` on its class if what __call__ returns depends on parameters, buffers and arguments only; "
+    "rlstruct.testing.check_agent tests that promise"
+)
+Answer = tuple[DictTensor, DictTensor]
+
+
+def compiled_on(device: torch.device) -> Make | None:
+    """Return what compiles a step on a device; None where there is no compiler."""
+    return Compiled if device.type in ("cpu", "cuda") and not private.missing("compiled") else None
+
+
+def graph_on(device: torch.device) -> Make | None:
+    """Return what records a step on a device; None where nothing can."""
+    recorder = recorder_of(device)
+    return None if recorder is None else functools.partial(Graph, recorder=recorder)
+
+
+EXECUTORS: Final[dict[str, Callable[[torch.device], Make | None]]] = {"compiled": compiled_on, "graph": graph_on}
+"""What makes each executor on a device, if it can: the same names as in `rlstruct.engine.private.NEEDED`."""
+
+
+def agent_step(agent: RL_Agent) -> Callable[..., Answer]:
+    """Return an agent as a step of the engine: ``step(state, observation, agent_info, history)``."""
+    where = f"{type(agent).__name__}.__call__"
+
+    def step(
+        state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: TemporalDictTensor | None = None
+    ) -> Answer:
+        return check_answer(where, agent(state, observation, agent_info, history))
+
+    return step
+
+
+def agent_runner(agent: RL_Agent, device: torch.device, *, compiled: bool) -> Runner[Answer]:
+    """Return what calls an agent, as compiled code if that is asked for and nothing speaks against it."""
+    why_not = _obstacle(agent, device) if compiled else ""
+    make = EXECUTORS["compiled"](device) if compiled and not why_not else None
+    runner = Runner(agent_step(agent), agent, device, make, alike=True)
+    runner.why_not = why_not
+    return runner
+
+
+def _obstacle(agent: RL_Agent, device: torch.device) -> str:
+    """Say why an agent cannot be compiled; empty if it can."""
+    if not agent.pure:
+        return f"it does not promise to be pure: {PROMISE}"
+    if agent.require_history():
+        return "it wants a history, which is longer in every step"
+    if names := private.missing("compiled"):
+        return f"torch {torch.__version__} lacks {', '.join(names)}"
+    return "" if compiled_on(device) else f"there is no compiler for {device}"
+
+
+@torch.no_grad()
+def infers_the_same(agent: RL_Agent, *args: Any) -> bool:  # noqa: ANN401 - see `RL_Agent.__call__`
+    """Let an agent act in torch's inference mode too, and compare, on the CPU.
+
+    An agent that plans with gradients finds none in that mode. One that changes its tensors as it acts gets them
+    back, and torch's generator too.
+
+    Raises:
+        PurityError: the agent gives something else when it is called again, whatever the mode.
+    """
+    weights = weights_of(agent)
+    before = {name: value.clone() for name, value in weights.items()}
+
+    def act(mode: bool) -> Answer:
+        with torch.inference_mode(mode), torch.random.fork_rng([]):
+            return agent(*args)
+
+    expected = act(mode=False)
+    try:
+        if any(not torch.equal(value, before[name]) for name, value in weights.items()):
+            return False
+        found = act(mode=True)
+    except RuntimeError:  # torch's word about gradients and tensors of that mode
+        return False
+    finally:
+        for name, value in weights.items():
+            if not torch.equal(value, before[name]):
+                value.copy_(before[name])
+    why_unlike(expected, found, lambda: act(mode=False), EXACT, torch.device("cpu"))
+    structure = Structure(expected)
+    return structure == Structure(found) and _equal(structure.flatten(expected), structure.flatten(found))
+
+
+def _equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(one, other, strict=True))  # sync: once

@@ -1,0 +1,230 @@
+"""One runner for every fast path: the life of compiled code, of a recorded graph or of a kernel, written once."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from rlstruct.core import DictTensor
+from rlstruct.core.pytree import Structure
+from rlstruct.engine.precision import EXACT, Precision
+from rlstruct.engine.promise import FIX, Doubt, PurityError, Unavailable, WeightsWatch, weights_of, why_unlike
+from rlstruct.engine.streams import Lane
+from rlstruct.profiling import operation
+
+R = TypeVar("R")
+
+
+class Executor(Protocol):
+    """A fast way to take a step, made for one form of arguments.
+
+    Attributes:
+        name: as `RL_Batcher.stats` shows it.
+        warm_up: calls of the step itself that come first, in which libraries make what a recording cannot.
+        compares: whether the first call also runs the step itself, and compares.
+        most: how many may exist at once, for different forms of arguments.
+        writes: whether the step writes into its arguments.
+    """
+
+    name: ClassVar[str]
+    warm_up: ClassVar[int]
+    compares: ClassVar[bool]
+    most: ClassVar[int]
+    writes: bool
+
+    def prepare(self, *args: Any) -> None:  # noqa: ANN401 - pytrees, as all arguments and results here
+        """Compile or capture the step for such arguments; raises `Unavailable`, or anything if it ``compares``."""
+
+    def __call__(self, *args: Any) -> Any:  # noqa: ANN401
+        """Take the step."""
+
+    def follow(self, places: Mapping[object, str], weights: Mapping[str, Tensor]) -> bool:
+        """Read ``weights`` from now on, in place of those that were at ``places``; False if it cannot."""
+
+
+Make = Callable[[Callable[..., Any]], Executor]
+
+
+class Runner(Generic[R]):
+    """A step and fast executors of it, with equal results.
+
+    The first calls run the step itself, `Executor.warm_up` of them. The next one makes the executor and, of compiled
+    code, compares both; later ones run the executor. If there cannot be one, or it gives something else, the step
+    itself runs from then on, and ``failed`` is called once with the reason. Weights that were replaced, not updated in
+    place, are followed, or the executor is made anew; other forms of arguments get executors of their own.
+
+    Args:
+        step: takes and returns pytrees, and depends on them and the weights of its owner alone.
+        owner: has the weights: an agent, a module, or several in a container.
+        device: where it computes.
+        make: makes executors; None for none, ever.
+        alike: all arguments have one form until `forget` is called, which need not be looked at.
+        failed: gets the reason why there is no executor.
+        lane: where to queue the work, on CUDA.
+        operation: of a profile, which an executor is.
+
+    Attributes:
+        step: as given.
+        why_not: the reason why the step itself runs although there should be an executor, or "".
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., R],
+        owner: object,
+        device: torch.device,
+        make: Make | None,
+        *,
+        alike: bool = False,
+        failed: Callable[[str], None] | None = None,
+        lane: Lane | None = None,
+        operation: str = "",
+    ) -> None:
+        self.step, self.why_not = step, ""
+        self._owner, self._device, self._make = owner, device, make
+        self._alike, self._failed, self._lane, self._operation = alike, failed, lane, operation
+        self._executors: dict[Hashable, Executor] = {}
+        self._watch: WeightsWatch | None = None  # from the first call on that might lead to an executor
+        self._warm = 0
+        self._precision: Precision | None = None  # of the step's numbers, once that was looked at
+        self._doubt = Doubt()
+
+    def __call__(self, *args: Any) -> R:  # noqa: ANN401
+        """Take the step.
+
+        Raises:
+            PurityError: an executor gives something else, and so does the step itself when it is taken again.
+        """
+        if self._make is None:
+            return self.step(*args)
+        if self._lane is None:
+            return self._run(args)
+        with self._lane.work():
+            result = self._run(args)
+        self._lane.give(Structure(result).flatten(result))
+        return result
+
+    @property
+    def executor(self) -> str:
+        """The name of what runs the step, ``"eager"`` for the step itself."""
+        return next(reversed(self._executors.values())).name if self._executors else "eager"
+
+    def weights_changed(self) -> None:
+        """Look for replaced weights after an update of the owner; free as long as there cannot be an executor."""
+        if (watch := self._watch) is None:
+            return
+        modes, names = watch.modes, {place: name for name, place in watch.places.items()}
+        if not watch.replaced():
+            return
+        self._precision = None
+        weights, alike = weights_of(self._owner), modes == watch.modes
+        kept = {form: one for form, one in self._executors.items() if alike and one.follow(names, weights)}
+        self._executors = kept
+        self._warm = self._warm if kept else 0
+
+    def forget(self) -> None:
+        """Make executors anew: the step reads other tensors, or does something else, from now on."""
+        self._executors.clear()
+        self._warm, self._watch = 0, None
+
+    @torch.no_grad()
+    def look(self, found: DictTensor, *args: Any) -> None:  # noqa: ANN401
+        """Take the step itself once more, and compare the first part of its result with ``found``; see `Doubt`.
+
+        Raises:
+            PurityError: the promise was broken since the executor was made.
+        """
+        result: Any = self.step(*args) if self._precision is not None else self._measured(args)
+        self._doubt.look(dict(result[0].items()), dict(found.items()), self._eps())
+
+    def _run(self, args: tuple[Any, ...]) -> R:
+        form = None if self._alike else form_of(args)
+        executor = self._executors.get(form)
+        if executor is None:
+            return self._begin(form, args)
+        if not self._operation:
+            result: R = executor(*args)
+            return result
+        with operation(self._operation):
+            result = executor(*args)
+        return result
+
+    def _begin(self, form: Hashable, args: tuple[Any, ...]) -> R:
+        """Warm up, or make an executor and take the step by the way."""
+        if self._watch is None:
+            self._watch = WeightsWatch(self._owner)
+        executor = self._make(self.step)  # type: ignore[misc]  # else there are no calls of this
+        if self._warm < executor.warm_up:
+            self._warm += 1
+            return self.step(*args)
+        while len(self._executors) >= executor.most:
+            del self._executors[next(iter(self._executors))]
+        if executor.compares:
+            return self._compare(executor, form, args)
+        try:
+            with operation(self._operation) if self._operation else contextlib.nullcontext():
+                executor.prepare(*args)
+                self._executors[form] = executor
+                result: R = executor(*args)
+                return result
+        except Unavailable as error:
+            self._give_up(str(error))
+        return self.step(*args)
+
+    def _compare(self, executor: Executor, form: Hashable, args: tuple[Any, ...]) -> R:
+        """Make an executor, and keep it if it gives what the step itself gives, whose result is returned."""
+        copies, others = (_cloned(args) if executor.writes else args for _ in range(2))
+        watch = WeightsWatch(self._owner)
+        result = self._measured(args)
+        if watch.replaced():
+            raise PurityError(f"it puts other tensors into its attributes while it acts. {FIX}")
+        before = {name: value.clone() for name, value in weights_of(self._owner).items()}
+        try:
+            with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
+                executor.prepare(*copies)
+                found = executor(*copies)
+        except Exception as error:  # whatever tracing and a compiler may say
+            for name, value in weights_of(self._owner).items():
+                value.detach().copy_(before[name])  # tracing a change in place makes it
+            self._give_up(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")
+            return result
+
+        def again() -> Any:  # noqa: ANN401
+            once_more = self.step(*others)
+            return others if executor.writes else once_more
+
+        expected, answer = (args, copies) if executor.writes else (result, found)
+        if why := why_unlike(expected, answer, again, self._eps(), self._device):
+            self._give_up(why)
+        else:
+            self._executors[form] = executor
+        return result
+
+    def _measured(self, args: tuple[Any, ...]) -> R:
+        """Take the step itself, with a look at the numbers that it computes with."""
+        with Precision() as self._precision:
+            return self.step(*args)
+
+    def _eps(self) -> float:
+        return EXACT if self._precision is None else self._precision.eps(self._device)
+
+    def _give_up(self, why: str) -> None:
+        self.why_not, self._make = why, None
+        self._executors.clear()
+        if self._failed is not None:
+            self._failed(why)
+
+
+def form_of(args: tuple[Any, ...]) -> Hashable:
+    """Return keys, shapes and dtypes of arguments."""
+    structure = Structure(args)
+    return structure, tuple((tensor.shape, tensor.dtype) for tensor in structure.flatten(args))
+
+
+def _cloned(tree: Any) -> Any:  # noqa: ANN401
+    structure = Structure(tree)
+    return structure.unflatten(tensor.clone() for tensor in structure.flatten(tree))
