@@ -1,0 +1,190 @@
+"""The life of an executor: warm up, make, compare, fall back once, follow replaced weights or start over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlstruct import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.core.pytree import Structure, named_tensors
+from rlstruct.engine.promise import PurityError, Unavailable
+from rlstruct.engine.runner import Runner
+
+CPU = torch.device("cpu")
+
+
+class Fast:
+    """An executor that calls the step, and notes what is asked of it."""
+
+    name, warm_up, compares, most, writes = "fast", 0, True, 2, False
+    made: list[Fast]
+
+    def __init__(self, step: Any) -> None:
+        self.step, self.calls = step, 0
+        self.made.append(self)
+
+    def prepare(self, *args: Any) -> None:
+        """Make nothing."""
+
+    def __call__(self, *args: Any) -> Any:
+        self.calls += 1
+        return self.step(*args)
+
+    def follow(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
+        return False
+
+
+class Slow(Fast):
+    """Needs a warm-up, and is not compared, as a graph."""
+
+    warm_up, compares, most = 1, False, 1
+
+
+class Broken(Slow):
+    def prepare(self, *args: Any) -> None:
+        raise Unavailable("aten::item needs the host")
+
+
+class Wrong(Fast):
+    def __call__(self, *args: Any) -> Any:
+        return {"y": super().__call__(*args)["y"] + 1.0}
+
+
+class Writing(Fast):
+    writes = True
+
+
+@pytest.fixture(autouse=True)
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Fast]:
+    found: list[Fast] = []
+    monkeypatch.setattr(Fast, "made", found, raising=False)
+    return found
+
+
+def runner(model: nn.Module, make: type[Fast], said: list[str]) -> Runner[dict[str, Tensor]]:
+    return Runner(lambda x: {"y": model(x["x"])}, model, CPU, make, failed=said.append)
+
+
+def x(rows: int = 3) -> DictTensor:
+    return DictTensor({"x": torch.ones(rows, 2)})
+
+
+@torch.no_grad()
+def test_code_is_compared_in_its_first_call_and_alone_later(made: list[Fast]) -> None:
+    said: list[str] = []
+    run = runner(nn.Linear(2, 1), Fast, said)
+    assert run.executor == "eager"
+    for _ in range(3):
+        run(x())
+    run(x(5))  # another form of arguments
+    assert [one.calls for one in made] == [3, 1]
+    assert (run.executor, run.why_not, said) == ("fast", "", [])
+    run(x(7))  # at most two
+    run(x())
+    assert [one.calls for one in made] == [3, 1, 1, 1]
+
+
+@torch.no_grad()
+def test_a_graph_is_made_after_a_warm_up_and_one_at_a_time(made: list[Fast]) -> None:
+    run = runner(nn.Linear(2, 1), Slow, [])
+    run(x())
+    assert run.executor == "eager"
+    run(x())
+    run(x())
+    assert [one.calls for one in made] == [0, 2]
+    run(x(5))
+    run(x())
+    assert [one.calls for one in made[1:]] == [2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"), [(Broken, "aten::item needs the host"), (Wrong, "'y' differs in 3 of 3 rows when compiled")]
+)
+@torch.no_grad()
+def test_what_cannot_be_made_is_reported_once_and_the_step_goes_on(kind: type[Fast], why: str) -> None:
+    said: list[str] = []
+    model = nn.Linear(2, 1)
+    run = runner(model, kind, said)
+    for _ in range(4):
+        torch.testing.assert_close(run(x())["y"], model(torch.ones(3, 2)), rtol=0.0, atol=0.0)
+    assert len(said) == 1
+    assert said[0].startswith(why)
+    assert (run.why_not, run.executor) == (said[0], "eager")
+
+
+@torch.no_grad()
+def test_a_step_that_gives_something_else_each_time_breaks_its_promise() -> None:
+    n = iter(range(100))
+    run = Runner(lambda x: {"y": x["x"] + next(n)}, None, CPU, Fast)
+    with pytest.raises(PurityError, match="'y' differs in 3 of 3 rows"):
+        run(x())
+
+
+@torch.no_grad()
+def test_replaced_weights_end_an_executor_that_cannot_follow(made: list[Fast]) -> None:
+    model = nn.Linear(2, 1)
+    run = runner(model, Slow, [])
+    for _ in range(2):
+        run(x())
+    model.weight.add_(1.0)
+    run.weights_changed()
+    assert run.executor == "fast"  # new values in the same memory
+    model.weight.data = model.weight.data * 2.0
+    run.weights_changed()
+    assert run.executor == "eager"
+    run(x())  # warms up again
+    assert run.executor == "eager"
+    torch.testing.assert_close(run(x())["y"], model(torch.ones(3, 2)))
+    assert run.executor == "fast"
+    model.eval()
+    run.weights_changed()
+    assert run.executor == "eager"
+
+
+def test_a_step_that_writes_into_its_arguments_is_compared_on_copies(made: list[Fast]) -> None:
+    def step(given: dict[str, Tensor]) -> dict[str, Tensor]:
+        given["sum"].add_(given["x"])
+        return {"fresh": given["x"] + 0}
+
+    run = Runner(step, None, CPU, Writing)
+    given = {"sum": torch.zeros(3), "x": torch.ones(3)}
+    for n in (1.0, 2.0):
+        run(given)
+        assert given["sum"].tolist() == [n] * 3
+    assert [one.calls for one in made] == [2]
+    assert run.executor == "fast"
+
+
+def batch(value: float) -> Trajectories:
+    steps = {"observation/frame": torch.full((2, 3, 4), value), "action/action": torch.zeros(2, 3)}
+    return Trajectories(
+        DictTensor({"step": torch.zeros(2)}), TemporalDictTensor(steps, torch.tensor([3, 2], dtype=torch.int64))
+    )
+
+
+def test_trees_are_taken_apart_and_put_together() -> None:
+    tree = (batch(1.0), DictTensor(), {"a": torch.ones(2)}, [torch.zeros(1), None, "greedy"], {"n": 3})
+    structure = Structure(tree)
+    tensors = structure.flatten(tree)
+    assert structure.n_tensors == len(tensors) == 6
+    again = structure.unflatten([tensor + 1 for tensor in tensors])
+    assert [type(part) for part in again] == [type(part) for part in tree]
+    assert again[0].trajectories["observation/frame"].unique().tolist() == [2.0]
+    assert again[0].lengths.tolist() == [4, 3]
+    assert again[3][1:] == [None, "greedy"]
+    assert again[4] == {"n": 3}
+    assert Structure(again) == structure
+    assert hash(Structure(again)) == hash(structure)
+    assert Structure((*tree[:4], {"n": 4})) != structure
+    names = [path[-1] for path in named_tensors(tree)]
+    assert names == ["step", "observation/frame", "action/action", "lengths", "a", 0]
+
+
+def test_the_order_of_keys_does_not_matter() -> None:
+    one = Structure(DictTensor({"a": torch.zeros(2), "b": torch.ones(2)}))
+    found = one.flatten(DictTensor({"b": torch.ones(2), "a": torch.zeros(2)}))
+    assert [tensor.sum().item() for tensor in found] == [0.0, 2.0]
