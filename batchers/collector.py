@@ -19,6 +19,7 @@ from rlstruct.batchers.saved_state import CollectorState, check_rows, load_envir
 from rlstruct.batchers.slab import Allocate, Slab, Steps, history_until, slab_layout
 from rlstruct.core import DictTensor, Layout, TemporalDictTensor, expect
 from rlstruct.engine.executors import agent_runner, infers_the_same
+from rlstruct.engine.runner import Runner
 from rlstruct.engine.streams import move
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError, UsageError
 from rlstruct.functional.random import step_keys
@@ -80,6 +81,7 @@ class Collector:
         self.env = env
         self.agent, self.agent_info = agent, DictTensor()
         self._runner, self._eager = agent_runner(agent, device, compiled=compile_agent), not compile_agent
+        self._runners: list[Runner[Any]] = [self._runner]  # of what depends on the agent's weights
         self._act: Callable[..., Answer] = agent if self._eager else self._runner
         self._slab: Slab | None = None  # what the next batch is written to, or the last one was; made when it is needed
         self._layout = Layout()  # of slabs, once the agent has acted
@@ -126,16 +128,13 @@ class Collector:
         """Give new weights to the agent."""
         self._progress.enter(Phase.UPDATE)
         self.agent.update(weights)
-        self.weights_changed()
+        for runner in self._runners:
+            runner.weights_changed()
         self.version = version
 
     def enter(self, phase: Phase) -> None:
         """Show what is being done; see `Progress`."""
         self._progress.enter(phase)
-
-    def weights_changed(self) -> None:
-        """Let compiled code read the agent's present weights, if other tensors stand where they were."""
-        self._runner.weights_changed()
 
     def _set_agent_info(self, agent_info: DictTensor) -> None:
         """Give a new agent_info to the agent, [B] or empty, on the CPU."""
@@ -316,7 +315,8 @@ class Collector:
         self._running = state["running"].to(self._device, copy=True)
         self._seeds += state["seed"] - self.seed  # in place: a recorded batch reads it
         self.seed = state["seed"]
-        self.weights_changed()
+        for runner in self._runners:
+            runner.weights_changed()
         return True
 
     def _count_from(self, episode: int, step: int) -> None:

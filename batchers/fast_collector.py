@@ -60,23 +60,18 @@ class FastCollector(Collector):
         graph = None if recorder is None else lambda _: RecordedBatch(self, recorder)
         self._kernel = None if kernel is None else Runner(self._by_graph, agent, self._device, kernel, alike=True)
         self._graph = None if graph is None else Runner(self._by_steps, agent, self._device, graph, failed=self._warn)
+        self._runners += [] if self._graph is None else [self._graph]
 
     def collect(self, agent_info: DictTensor | None) -> Collected:
         """Collect a batch into ``steps``; see `Collector.collect`."""
         if agent_info is not None:
             self._set_agent_info(agent_info)
         if self._kernel is None or (perceptron := self._perceptron_of_agent()) is None:
-            return self._by_graph()
+            return self._by_steps() if self._graph is None else self._by_graph()
         if (kind := perceptron.kind()) != self._kind:
             self._kind = kind
             self._kernel.forget()
         return self._kernel(perceptron)
-
-    def weights_changed(self) -> None:
-        """See Collector; a graph is recorded anew, after a batch of single steps."""
-        super().weights_changed()
-        if self._graph is not None:
-            self._graph.weights_changed()
 
     def program(self, carry: Carry) -> tuple[Carry, Record]:
         """Take T steps as a step of `rlstruct.engine`, from one carry to the next."""
