@@ -132,10 +132,6 @@ class Collector:
             runner.weights_changed()
         self.version = version
 
-    def enter(self, phase: Phase) -> None:
-        """Show what is being done; see `Progress`."""
-        self._progress.enter(phase)
-
     def _set_agent_info(self, agent_info: DictTensor) -> None:
         """Give a new agent_info to the agent, [B] or empty, on the CPU."""
         if agent_info.specs() != self.agent_info.specs():

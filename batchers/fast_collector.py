@@ -145,7 +145,7 @@ class RecordedBatch(Graph):
 
     def prepare(self, carry: Carry) -> None:
         """Record the batch; the collector stays where it is."""
-        self._collector.enter(Phase.GRAPH)
+        self._collector._progress.enter(Phase.GRAPH)
         try:
             super().prepare(carry)
         finally:
@@ -153,7 +153,7 @@ class RecordedBatch(Graph):
 
     def __call__(self, carry: Carry) -> Collected:
         """Replay the batch."""
-        self._collector.enter(Phase.GRAPH)
+        self._collector._progress.enter(Phase.GRAPH)
         after, record = super().__call__(carry)
         self._collector.set_carry(after)
         return self._collector.finish_whole(record, "graph")
