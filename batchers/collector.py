@@ -155,9 +155,9 @@ class Collector:
         """
         if agent_info is not None:
             self._set_agent_info(agent_info)
-        n_steps, n_final = self.take_steps(look=not self.env.auto_reset, watch=not self._watched)
+        found = self.take_steps(look=not self.env.auto_reset, watch=not self._watched)
         self._watched = True
-        return self.finish(n_steps, n_final)
+        return self.finish(*found)
 
     def finish(self, n_steps: int, n_final: int, steps: Steps | None = None, found: Tensor | None = None) -> Collected:
         """Count steps that were taken, by default in the slab, and check them; see `collect`."""
@@ -168,9 +168,8 @@ class Collector:
         self._undoubted += n_steps
         if frozen and self._undoubted >= _STEPS_BETWEEN_DOUBTS:
             self._undoubted = 0
-            seen, action = (
-                DictTensor.unchecked({key: v[0] for key, v in part.items()}) for part in (steps.stream, steps.action)
-            )
+            parts = (steps.stream, steps.action)
+            seen, action = (DictTensor.unchecked({key: v[0] for key, v in part.items()}) for part in parts)
             self._runner.look(action, DictTensor.unchecked(steps.state), seen, self.agent_info)
         first_step, self._step = self._step, self._step + n_steps
         return Collected(n_steps, n_final, first_step, self.version, executor, self._runner.why_not)
@@ -190,8 +189,8 @@ class Collector:
         first = None if self._layout else self._first_answer(keys)
         slab, n_final, t = self.slab, 0, 0
         self._begin(slab, keys)
-        state, shown = self._state, slab.shown
-        act, agent_info, infer = self._act, self.agent_info, not watch and self._may_infer()
+        state, shown, agent_info = self._state, slab.shown, self.agent_info
+        act, infer = self._act, not watch and self._may_infer()
         step_into, enter = self._step_into, self._progress.at
         while t < self._T:
             if first is None:  # else it has acted
@@ -397,6 +396,5 @@ class Collector:
         slab.begin(self._observation, self._state, keys)
 
     def _all_ended(self, t: int) -> bool:
-        if self._device.type != "cpu" and t % _STEPS_BETWEEN_LOOKS:
-            return False
-        return not bool(self._running.any())  # sync: per step on the CPU, every 16 steps elsewhere
+        due = self._device.type == "cpu" or t % _STEPS_BETWEEN_LOOKS == 0
+        return due and not bool(self._running.any())  # sync: per step on the CPU, every 16 steps elsewhere
