@@ -77,7 +77,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recordings]:
 def test_beside_a_recorded_batch_there_is_no_slab_that_nothing_is_written_to(
     device: str, recordings: Recordings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlstruct.batchers.in_process._WORTH_GIVING", 1)
+    monkeypatch.setattr("rlstruct.batchers.fast_collector._WORTH_GIVING", 1)
     agents = {"model": ActorCritic(4, 2), "device": device}
     env_args = {"name": "CartPole-v1", "n_envs": B, "device": device}
     with RL_Batcher(T, ActorCriticAgent, make, agent_args=agents, env_args=env_args, seed=0, device=device) as batcher:
