@@ -155,15 +155,7 @@ class TemporalDictTensor(NamedTensors):
 
     @classmethod
     def unchecked(cls, tensors: dict[str, Tensor], lengths: Tensor) -> Self:
-        """Wrap a dict and lengths without copying or checking them; see `DictTensor.unchecked`.
-
-        Args:
-            tensors: names to tensors with the same B and T on one device.  each [B, T, ...]
-            lengths: number of real steps of each row.  [B] int64, same device
-
-        Returns:
-            A structure around the dict.
-        """
+        """Wrap a dict of [B, T, ...] and lengths [B] without copying or checking them; see `DictTensor.unchecked`."""
         made = cls.__new__(cls)
         made._tensors = tensors
         made.lengths = lengths
