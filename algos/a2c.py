@@ -233,6 +233,8 @@ def _one_after_the_other(batches: Sequence[Trajectories]) -> Trajectories:
     return Trajectories.unchecked(batches[0].info, steps)
 
 
+Learner = A2CLearner  # its old name
+
 train: Algorithm[A2CConfig] = Algorithm(A2CLearner, "some steps, one update; discrete and continuous actions")
 """Train an actor and a critic; arguments are those of `Algorithm.__call__`.
 

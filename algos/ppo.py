@@ -182,8 +182,11 @@ class PPOLearner(GradientLearner):
         if self.config.whiten_advantages:
             steps, masks = [one.trajectories for one in minibatches], [one.mask() for one in minibatches]
             whitened = whiten_each([one[_ADVANTAGE] for one in steps], masks)
-            for one, advantage in zip(steps, whitened, strict=True):
-                one.set(_ADVANTAGE, advantage)
+            replaced = [{**dict(one.items()), _ADVANTAGE: value} for one, value in zip(steps, whitened, strict=True)]
+            return [
+                Trajectories.unchecked(one.info, TemporalDictTensor.unchecked(tensors, one.trajectories.lengths))
+                for one, tensors in zip(minibatches, replaced, strict=True)
+            ]
         return minibatches
 
     def terms(self, batch: tuple[Trajectories, Trajectories]) -> dict[str, Tensor]:

@@ -122,6 +122,8 @@ class ReinforceLearner(GradientLearner):
         return losses(replayed, batch, next_value, self.config)
 
 
+Learner = ReinforceLearner  # its old name
+
 train: Algorithm[ReinforceConfig] = Algorithm(
     ReinforceLearner, "whole episodes, a baseline; discrete and continuous actions"
 )

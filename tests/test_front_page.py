@@ -19,7 +19,7 @@ def test_every_name_is_what_its_module_has_and_what_type_checkers_see() -> None:
     tree = ast.parse(pathlib.Path(rlstruct.__file__).read_text())
     seen = next(node.body for node in tree.body if isinstance(node, ast.If))
     imported = {alias.name: node.module for node in seen if isinstance(node, ast.ImportFrom) for alias in node.names}
-    modules = {"core", "device", "errors", "functional", "profiling", "replay", "rl_agent", "vec_env"}
+    modules = {"core", "device", "errors", "functional", "policies", "profiling", "replay", "rl_agent", "vec_env"}
     assert {name for name in dir(rlstruct) if not name.startswith("_")} == imported.keys() | modules
     for name, module in imported.items():
         assert module is not None

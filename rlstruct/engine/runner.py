@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,10 +30,10 @@ class Executor(Protocol):
         writes: whether the step writes into its arguments.
     """
 
-    name: ClassVar[str]
-    warm_up: ClassVar[int]
-    compares: ClassVar[bool]
-    most: ClassVar[int]
+    name: str
+    warm_up: int
+    compares: bool
+    most: int
     writes: bool
 
     def prepare(self, *args: Any) -> None:  # noqa: ANN401 - pytrees, as all arguments and results here
@@ -42,7 +42,7 @@ class Executor(Protocol):
     def __call__(self, *args: Any) -> Any:  # noqa: ANN401
         """Take the step."""
 
-    def follow(self, places: Mapping[object, str], weights: Mapping[str, Tensor]) -> bool:
+    def follow(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
         """Read ``weights`` from now on, in place of those that were at ``places``; False if it cannot."""
 
 

@@ -104,7 +104,7 @@ def gradient_of(batch: DictTensor) -> tuple[dict[str, Tensor], dict[str, Tensor]
     model = create_model()
     agent = SearchAgent(model, create_simulator=ConnectFour, device="cpu", config=SMALL.search(2))
     config = dataclasses.replace(SMALL, max_gradient_norm=0.1)
-    terms, gradient = AlphaZeroLearner(model, agent, config).gradient(dict(batch.items()))
+    terms, gradient = AlphaZeroLearner(model, agent, config).gradient(batch)
     return dict(terms), dict(gradient)
 
 
