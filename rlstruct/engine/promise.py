@@ -27,7 +27,7 @@ FIX = (
 )
 
 
-class Unavailable(Explained, RuntimeError):
+class Unavailable(Exception):
     """A step has no such executor, for the reason given."""
 
 

@@ -114,7 +114,7 @@ class Later:
     def wait(self) -> list[int]:
         """Return the numbers as soon as the device is through with them."""
         if self._done is not None:
-            self._done.synchronize()  # type: ignore[no-untyped-call]
+            self._done.synchronize()
         with intended():  # sync: nothing waits, the copy is done
             numbers: list[int] = self._copy.tolist()  # sync: as above
         return numbers

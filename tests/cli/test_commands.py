@@ -341,7 +341,7 @@ def test_an_mp4_without_its_package_is_told_before_anything_is_drawn(
     [
         (
             ["trian"],
-            "there is no command 'trian', only train, evaluate, plot, play, tune, profile, envs, devices. Did",
+            "there is no command 'trian', only train, evaluate, export, plot, play, tune, profile, envs, devices. Did",
         ),
         (["train", "a2d", "--env", "CartPole-v1"], "Did you mean 'a2c'?"),
         (["train", "--env", "CartPole-v1"], "name the algorithm first"),
