@@ -16,27 +16,27 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from gymnasium import spaces
-from numpy.typing import NDArray
 from torch import Tensor
 
 from rlstruct.core import Layout, TensorSpec, expect
 from rlstruct.core.named import part_of
 from rlstruct.engine.compiled import Compiled
 from rlstruct.engine.private import version_of
-from rlstruct.engine.waits import guards
 from rlstruct.errors import UsageError
 from rlstruct.functional.masks import rows_of
 from rlstruct.functional.random import child_key
 from rlstruct.sims._state import Tensors, fields_of, make_state
 from rlstruct.spaces import Limits
 
-_MOST_ROWS = 1 << 16  # start states drawn at once: more do not stay in a cache
 Answer = tuple[Tensors, Tensors, Tensors, Tensors]
 """What changes in the carry; `reached`; `current` (empty if episodic: it is `reached`); the masks ``ran`` and
 ``running`` (episodic only). Masks that are False everywhere are left out."""
+
+_MOST_AHEAD, _MOST_ROWS = 16, 1 << 16  # steps; rows drawn at once: more do not stay in a cache
+_MORE_ELSEWHERE = 2  # times as many of both off the CPU, where few launches count
+_LARGE = 1 << 12  # bytes: on the CPU larger tensors are faster one by one
 
 
 class Simulation:
@@ -64,11 +64,7 @@ class Simulation:
         return {**begun, "episode": episode}
 
     def step(self, carry: Tensors, action: Tensors, starts: StartStates | None = None) -> Answer:
-        """Take one step in every environment that runs.
-
-        Start states are drawn for all environments, and used by those whose episode has ended. With ``starts``, on the
-        CPU and not while tracing, the host reads which ones have ended, and takes theirs from there.
-        """
+        """Take one step in every environment that runs; None for ``starts`` draws start states in this step."""
         action = self._limits.clamp(action)
         if not self._simulator.auto_reset:
             return self._step(carry, action)
@@ -112,31 +108,33 @@ class Simulation:
         return make_state(self._kind, fields)
 
     def _step_and_restart(self, carry: Tensors, action: Tensors, starts: StartStates | None) -> Answer:
+        """Every environment knows its next start state in every step, and takes it if its episode has ended."""
         moved, reward, terminated = self._transition(carry, action)
         now = {f"state/{name}": value for name, value in moved.items()}
         if self._simulator.stochastic:
             now["state_key"] = carry["state_key"]
         now |= {"episode": carry["episode"], "elapsed": carry["elapsed"] + 1, "reward": reward}
-        # Copies, since the agent may write over its action.
-        now |= {f"last_{key}": value.clone() for key, value in action.items()}
+        now |= {f"last_{key}": value for key, value in action.items()}
         truncated, done = self._ends(now["elapsed"], terminated)
-        after = self._restart(carry, done, now) if starts is None else _restart_rows(carry, done, now, starts)
+        kept, after = (self if starts is None else starts).restart(carry, done, now)
         shown = ["reward", *(f"last_{key}" for key in action)]
-        # A simulator may show its state, which the agent may write over: without a restart the carry holds the same.
-        kept = any(after[f"state/{name}"] is value for name, value in moved.items())
-        reached = {**self.frames(moved, kept=kept), **{key: now[key] for key in shown}}
+        reached = {**self.frames(moved, kept=False), **{key: kept[key] for key in shown}}
         reached |= {"terminated": terminated, "truncated": truncated, "done": done}
         current = {**self.frames(part_of(after, "state/")), "initial_state": done}
         current |= {key: after.pop(key) for key in shown}
         return after, reached, current, {}
 
-    def _restart(self, carry: Tensors, done: Tensor, now: Tensors) -> Tensors:
-        """Put the next episode's start in the place of what has ended (``done`` [B]): what is drawn, 0 for all else."""
+    def restart(self, carry: Tensors, done: Tensor, now: Tensors) -> tuple[Tensors, Tensors]:
+        """Put the next episode's start in the place of what has ended (``done`` [B]): what is drawn, 0 for all else.
+
+        Returns ``now``, the reward and a copy of the action among it, and what comes after.
+        """
         fresh = self.begin(carry, carry["episode"] + 1)
-        return {
+        after = {
             name: _choose(done, fresh[name], value) if name in fresh else value.masked_fill(rows_of(done, value), 0)
             for name, value in now.items()
         }
+        return {name: _kept(name, value) for name, value in now.items()}, after
 
     def _step(self, carry: Tensors, action: Tensors) -> Answer:
         """Environments whose episode has ended idle: they show their end, with reward 0."""
@@ -170,68 +168,80 @@ class Simulation:
 
 
 class StartStates:
-    """Start states of the next episodes, several of each environment at once: drawing few costs more than a step.
+    """The start states of the next episodes, drawn for several steps at once: eager drawing costs more than a step.
 
-    Args:
-        simulation: draws them.
-        n_ahead: episodes of each environment, at most; 0 draws only what is taken.
+    A step ends at most one episode of an environment, so the next n episodes are enough for n steps.
     """
 
-    def __init__(self, simulation: Simulation, n_ahead: int) -> None:
-        self._simulation, self._n_ahead = simulation, n_ahead
-        self._n = 0  # episodes of each environment that are drawn
-        self._drawn: Tensors = {}  # [n * B, ...]
-        self._first: NDArray[np.int64]  # number of the first one.  [B]
-        self._keys: NDArray[np.int64]  # of the environments.  [B]
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._left = 0
+        self._row: Tensor  # where the start of each environment's next episode is.  [B]
+        self._packs: list[tuple[list[str], Tensor]] = []  # names of one dtype and shape, and how they start
+        self.episode: Tensor | None = None
+        """The tensor with which the next step must begin; with any other the simulation was set elsewhere."""
 
-    def take(self, carry: Tensors, rows: NDArray[np.int64]) -> Tensors:
-        """Return the starts of the next episodes of some rows [K], by names in the carry."""
-        episode, key = carry["episode"], carry["env_key"]
-        chosen = torch.from_numpy(rows)
-        if not self._n_ahead:
-            return self._simulation.begin({**carry, "env_key": key[chosen]}, episode[chosen] + 1)
-        B, following = len(episode), episode.numpy()[rows] + 1  # sync: of CPU memory
-        known = self._n > 0 and bool((self._keys[rows] == key.numpy()[rows]).all())  # sync: of CPU memory
-        ahead = following - self._first[rows] if known else following  # [K]
-        if not known or ahead.min() < 0 or ahead.max() >= self._n:
-            self._n = max(1, min(self._n_ahead, _MOST_ROWS // B))
-            numbers = torch.arange(1, self._n + 1, device=episode.device).unsqueeze(1) + episode  # [n, B]
-            self._drawn = self._simulation.begin({**carry, "env_key": key.repeat(self._n)}, numbers.flatten())
-            self._first, self._keys, ahead = numbers[0].numpy(), key.clone().numpy(), 0 * rows  # sync: of CPU memory
-        at = torch.from_numpy(ahead * B + rows)
-        return {name: value.index_select(0, at) for name, value in self._drawn.items()}
+    def restart(self, carry: Tensors, done: Tensor, now: Tensors) -> tuple[Tensors, Tensors]:
+        """Do what `Simulation.restart` does, for all tensors of one dtype and shape at once."""
+        if self._left == 0 or carry["episode"] is not self.episode:
+            self._draw(carry, now)
+        self._left -= 1
+        kept: Tensors = {}
+        after: Tensors = {}
+        now = {**now, "row": (row := self._row)}
+        for names, drawn in self._packs:
+            first = now[names[0]]
+            together = len(names) > 1
+            ended = torch.stack([now[name] for name in names]) if together else _kept(names[0], first)  # [F, B, ...]
+            fresh = drawn.index_select(int(together), row) if drawn.dim() else drawn
+            chosen = torch.where(rows_of(done, first), fresh, ended)
+            kept.update(zip(names, ended if together else [ended], strict=True))
+            after.update(zip(names, chosen if together else [chosen], strict=True))
+        self._row, self.episode = after.pop("row"), after["episode"]
+        return kept, after
 
-
-def _restart_rows(carry: Tensors, done: Tensor, now: Tensors, starts: StartStates) -> Tensors:
-    """Do what `Simulation._restart` does, for the rows that have ended only; if there are none, copy what is shown."""
-    rows = done.numpy().nonzero()[0]  # sync: of CPU memory
-    if not len(rows):
-        shown = [name for name in now if name == "reward" or name.startswith("last_")]
-        return {**now, **{name: now[name].clone() for name in shown}}
-    fresh, ended = starts.take(carry, rows), torch.from_numpy(rows)
-    return {
-        name: value.index_copy(0, ended, fresh[name]) if name in fresh else value.index_fill(0, ended, 0)
-        for name, value in now.items()
-    }
+    def _draw(self, carry: Tensors, now: Tensors) -> None:
+        episode = carry["episode"]
+        B = episode.shape[0]
+        device, more = episode.device, 1 if episode.is_cpu else _MORE_ELSEWHERE
+        self._left = n = max(1, min(more * _MOST_AHEAD, more * _MOST_ROWS // B))
+        ahead = torch.arange(1, n + 1, device=device).unsqueeze(1) + episode  # [n, B]
+        keys = {"env_key": carry["env_key"].expand(n, B).flatten()}
+        drawn = self._simulation.begin({**carry, **keys}, ahead.flatten())  # [n * B, ...]
+        rows = torch.arange((n + 1) * B, device=device)
+        self._row, drawn["row"] = rows[:B], rows[B:]  # where the start of the next episode is, B behind the last one's
+        alike: dict[object, list[str]] = {}
+        for name, value in [*now.items(), ("row", self._row)]:
+            alone = value.is_cpu and value.nbytes > _LARGE
+            alike.setdefault(name if alone else (value.dtype, value.shape), []).append(name)
+        self._packs = []
+        for names in alike.values():
+            zero = torch.zeros((), dtype=drawn.get(names[0], now.get(names[0], rows)).dtype, device=device)
+            like = next((drawn[name] for name in names if name in drawn), zero)
+            starts = [drawn.get(name, zero.expand_as(like)) for name in names]
+            self._packs.append((names, torch.stack(starts) if len(names) > 1 and like.dim() else starts[0]))
 
 
 class TorchStepper:
     """Calls the simulator's own functions of tensors."""
 
-    def __init__(self, simulation: Simulation, *, compiled: bool, n_ahead: int = 16) -> None:
+    def __init__(self, simulation: Simulation, *, compiled: bool, starts: StartStates | None = None) -> None:
         self._simulation = simulation
         self._compiled = Compiled(simulation.step) if compiled else None
-        self._starts = StartStates(simulation, n_ahead)
+        self._starts = starts or StartStates(simulation)
 
     @torch.no_grad()
     def step(self, carry: Tensors, action: Tensors) -> Answer:
         """See `Simulation.step`."""
         if self._compiled is None:
-            # Under a guard against waits of the host, the step is that of a device, so that the guard can judge it.
-            on_host = carry["episode"].is_cpu and not guards()
-            return self._simulation.step(carry, action, self._starts if on_host else None)
+            return self._simulation.step(carry, action, starts=self._starts)
         changed, reached, current, masks = self._compiled(carry, action)
         return changed, reached, current, masks
+
+
+def _kept(name: str, value: Tensor) -> Tensor:
+    """Copy the action, which the agent may write over."""
+    return value.clone() if name.startswith("last_") else value
 
 
 def _choose(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:

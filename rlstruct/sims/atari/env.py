@@ -19,7 +19,8 @@ from torch import Tensor
 from rlstruct.device import DeviceLike
 from rlstruct.errors import BadValueError
 from rlstruct.functional.random import randint, uniform
-from rlstruct.sims._simulation import TorchStepper
+from rlstruct.sims._simulation import StartStates, TorchStepper
+from rlstruct.sims._state import Tensors
 from rlstruct.sims.atari.ale_game import Beginning, beginning, beginnings, load_game, rom_ids
 from rlstruct.sims.atari.games import RULES
 from rlstruct.sims.atari.judge import LIVES, OVER, Counter
@@ -237,7 +238,20 @@ class Atari(TensorEnv[AtariState]):
         return seen
 
     def _make_stepper(self) -> TorchStepper:
-        return TorchStepper(self._simulation, compiled=False, n_ahead=0)  # states are large, and drawn by copying
+        return TorchStepper(self._simulation, compiled=False, starts=_Starts(self._simulation))
+
+
+class _Starts(StartStates):
+    """Draws the start states of one step at a time, and on the CPU only where an episode ended: they are large."""
+
+    def restart(self, carry: Tensors, done: Tensor, now: Tensors) -> tuple[Tensors, Tensors]:
+        """See `StartStates.restart`."""
+        if done.is_cpu and not done.numpy().any():  # sync: of CPU memory
+            # Copies of what is shown too: an agent may write over it.
+            shown = [name for name, value in now.items() if value.dim() == 1 or name == "state/frames"]
+            kept = {name: value.clone() if name.startswith("last_") else value for name, value in now.items()}
+            return kept, {**now, **{name: now[name].clone() for name in shown}}
+        return self._simulation.restart(carry, done, now)
 
 
 def _find(game: str) -> str:
