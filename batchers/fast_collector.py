@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -166,17 +167,18 @@ class LaunchedBatch:
 
     def __init__(self, collector: FastCollector, fused_rollout: Callable[..., FusedRollout | None]) -> None:
         self._collector, self._fused_rollout = collector, fused_rollout
-        self._rollout: FusedRollout | None = None
+        self._launch: Callable[[Perceptron], Collected]  # from `prepare` on
 
     def prepare(self, perceptron: Perceptron) -> None:
         """Make the kernel."""
-        self._rollout = self._fused_rollout(self._collector.env, perceptron, self._collector.n_timesteps)
-        if self._rollout is None:
+        rollout = self._fused_rollout(self._collector.env, perceptron, self._collector.n_timesteps)
+        if rollout is None:
             raise Unavailable("the simulator has no kernel for this agent")
+        self._launch = partial(self._collector.launch, rollout)
 
     def __call__(self, perceptron: Perceptron) -> Collected:
         """Launch the kernel."""
-        return self._collector.launch(self._rollout, perceptron)
+        return self._launch(perceptron)
 
     def follow(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
         """Return True: every launch reads the perceptron anew."""
