@@ -67,7 +67,7 @@ def check_agent(
     collected trajectories gives the stored outputs again, and `states_at`, if it answers, the states; that `update`
     copies the weights it is given; that no module drops or averages as it does in training.
 
-    Of a pure agent it also changes each attribute that may be read besides weights and arguments, one at
+    Of a pure agent it also changes whatever may be read besides weights and arguments, one thing at
     a time (see `rlstruct.testing.purity`), and lets it act compiled and as a recorded graph, where these are there.
 
     Args:

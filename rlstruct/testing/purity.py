@@ -1,15 +1,20 @@
-"""Test of an agent's promise to be pure: names the attribute that it depends on besides weights and arguments."""
+"""Test of an agent's promise to be pure: finds and names what it depends on besides weights and arguments."""
 
-# ruff: noqa: ANN401  (attributes hold anything)
+# ruff: noqa: ANN401  (attributes and globals hold anything)
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import dis
 import functools
 import inspect
+import operator
 import sys
 import sysconfig
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import CodeType, FunctionType, ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +27,7 @@ from rlstruct.testing.conformance import fail
 _OF_MODULES = frozenset(vars(nn.Module()))
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _EXPECTED = "an answer that depends on parameters, buffers and arguments only, since the class has pure = True"
-_FIX = "Make it a buffer of a module, pass it in agent_info, or declare it typing.Final if it never changes."
+_MEND = "Make it a buffer of a module, pass it in agent_info, or declare it typing.Final if it never changes."
 
 
 def check_modes(name: str, agent: object) -> None:
@@ -35,42 +40,36 @@ def check_modes(name: str, agent: object) -> None:
 
 
 def check_pure(name: str, agent: object, answer: Callable[[], DictTensor]) -> None:
-    """Change each attribute that an agent may read besides weights and arguments, one at a time, and put it back.
+    """Change whatever an agent may read besides weights and arguments, one thing at a time, and put it back.
 
-    These are the numbers, bools, strings, arrays and tensors that the agent, its modules and their classes hold, but
-    not what is declared `typing.Final`, what a read-only property shows, and what belongs to a library. Dependence on
-    anything else shows when the promise is checked at run time. ``answer`` calls the agent eagerly, always with the
-    same arguments, and returns everything that it does, on the CPU.
+    Looked at are numbers, bools, strings, arrays and tensors: in the attributes of the agent, of objects, containers
+    and modules within it, of their classes, and in the globals and closures that their code reads. Not looked at: what
+    is declared `typing.Final`, what a read-only property shows, and what belongs to a library. ``answer`` calls the
+    agent eagerly, always with the same arguments, and returns everything that it does, on the CPU.
 
     Raises:
         ConformanceError: it names what the answer depends on, or what the agent changes.
     """
-    holders = {name: agent} | {f"{name}.{path}": module for path, module in modules_of(agent).items() if path}
-    weights = {id(tensor) for tensor in weights_of_modules(agent)}
-    places = [
-        (holder, key, f"{path}.{key}", _copied(value))
-        for path, holder in holders.items()
-        for key, value in _attributes(holder).items()
-        if id(value) not in weights
-    ]
+    seen = {id(tensor) for tensor in weights_of_modules(agent)}
+    places = [(place, _copied(place.get())) for place in _inside(agent, name, seen)]
     expected = answer()
-    for holder, key, path, before in places:
-        if not _equal(getattr(holder, key), before):
+    for place, before in places:
+        if not _equal(place.get(), before):
             fix = "Return what lasts from step to step as new_state; draw from observation['rng']."
-            fail(name, None, f"{path}, which it changes while it acts", "no change", fix)
+            fail(name, None, f"{place.path}, which it changes while it acts", "no change", fix)
     if not _same(answer(), expected):
         fix = "Draw from observation['rng'], and read no clock, file or generator."
         fail(name, None, "another answer to the same arguments", _EXPECTED, fix)
-    for holder, key, path, before in places:
-        _put(holder, key, _other(before))
+    for place, before in places:
+        place.put(_other(before))
         try:
             same = _same(answer(), expected)
         except Exception:  # whatever a changed size or name leads to
             same = False
         finally:
-            _put(holder, key, before)
+            place.put(before)
         if not same:
-            fail(name, None, f"an answer that depends on {path}", _EXPECTED, _FIX)
+            fail(name, None, f"an answer that depends on {place.path}", _EXPECTED, _MEND)
 
 
 def weights_of_modules(agent: object) -> list[Tensor]:
@@ -78,45 +77,155 @@ def weights_of_modules(agent: object) -> list[Tensor]:
     return [t for module in modules_of(agent).values() for t in [*module.parameters(), *module.buffers()]]
 
 
-def _attributes(holder: object) -> dict[str, Any]:
-    """Return the plain values that an object and its classes hold and may change."""
-    own = {} if _is_library(type(holder).__module__) else vars(holder)
-    kinds = [kind for kind in type(holder).__mro__[::-1] if not _is_library(kind.__module__)]
-    kinds = [kind for kind in kinds if not kind.__module__.startswith("rlstruct.")]
-    found = {key: value for kind in kinds for key, value in vars(kind).items() if not key.startswith("__")}
-    found |= {key: value for key, value in own.items() if not (isinstance(holder, nn.Module) and key in _OF_MODULES)}
-    return {key: value for key, value in found.items() if _is_plain(value) and not _is_constant(type(holder), key)}
+class _Place(NamedTuple):
+    """Something that can be changed: how to say it, what is there, and how to put something else there."""
+
+    path: str
+    get: Callable[[], Any]
+    set: Callable[[Any], object]
+
+    def put(self, value: Any) -> None:
+        held = self.get()
+        if isinstance(held, Tensor):  # in place: others may hold it too
+            held.detach().copy_(value)
+        elif isinstance(held, np.ndarray):
+            held[...] = value
+        else:
+            self.set(value)
 
 
-def _put(holder: object, key: str, value: Any) -> None:
-    held = getattr(holder, key)
-    if isinstance(held, Tensor):  # in place: others may hold it too
-        held.detach().copy_(value)
-    elif isinstance(held, np.ndarray):
-        held[...] = value
-    elif key in vars(holder):
-        setattr(holder, key, value)
-    else:
-        setattr(next(kind for kind in type(holder).__mro__ if key in vars(kind)), key, value)
+def _at(place: _Place, seen: set[int]) -> Iterator[_Place]:
+    """Everything that can be changed at a place or within it; ``seen`` holds the ids of what was looked at."""
+    value = place.get()
+    if isinstance(value, tuple) and type(value) is tuple:
+        for i in range(len(value)):
+
+            def get(i: int = i) -> Any:
+                return place.get()[i]
+
+            def put(new: Any, i: int = i) -> None:
+                now = place.get()
+                place.set((*now[:i], new, *now[i + 1 :]))
+
+            yield from _at(_Place(f"{place.path}[{i}]", get, put), seen)
+    elif not _is_leaf(value):
+        yield from _inside(value, place.path, seen)
+    elif id(value) not in seen or not isinstance(value, Tensor):
+        yield place
 
 
-def _is_plain(value: Any) -> bool:
+def _items(holder: Any, keys: Iterable[Any], path: str, seen: set[int]) -> Iterator[_Place]:
+    """List the entries of a dict or list; ``path`` has a gap for the key."""
+    for key in list(keys):
+        get, put = functools.partial(operator.getitem, holder, key), functools.partial(holder.__setitem__, key)
+        yield from _at(_Place(path.format(key), get, put), seen)
+
+
+def _inside(value: Any, path: str, seen: set[int]) -> Iterator[_Place]:
+    if value is None or id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, dict | list):
+        yield from _items(
+            value, value if isinstance(value, dict) else range(len(value)), _escaped(path) + "[{!r}]", seen
+        )
+    elif isinstance(value, functools.partial):
+        yield from _inside(list(value.args), path, seen)
+        yield from _inside(value.func, path, seen)
+    elif isinstance(value, FunctionType):
+        yield from _function(value, seen)
+    elif inspect.ismethod(value):
+        yield from _inside(value.__self__, path, seen)
+    elif not isinstance(value, type | ModuleType):
+        yield from _object(value, path, seen)
+
+
+def _object(value: Any, path: str, seen: set[int]) -> Iterator[_Place]:
+    """The attributes of an object and of its classes, and what their methods read."""
+    kind, own, skipped = type(value), getattr(value, "__dict__", {}), frozenset[str]()
+    if isinstance(value, nn.Module):
+        skipped = _OF_MODULES
+        for key, module in value._modules.items():
+            yield from _inside(module, f"{path}.{key}", seen)
+    if _is_library(kind.__module__) and not isinstance(value, argparse.Namespace | SimpleNamespace):
+        return
+    keys = [key for key in own if key not in skipped and not _is_constant(kind, key)]
+    yield from _items(own, keys, _escaped(path) + ".{}", seen)
+    for base in kind.__mro__:
+        if _is_library(base.__module__) or base.__module__.startswith("rlstruct."):
+            continue
+        for key, held in list(vars(base).items()):
+            function = held.fget if isinstance(held, property) else getattr(held, "__func__", held)
+            if isinstance(function, FunctionType):
+                yield from _function(function, seen)
+            elif _is_leaf(held) and not key.startswith("__") and key not in own and not _is_constant(base, key):
+                get, put = functools.partial(getattr, base, key), functools.partial(setattr, base, key)
+                yield _Place(f"{base.__name__}.{key}", get, put)
+
+
+def _function(function: FunctionType, seen: set[int]) -> Iterator[_Place]:
+    """List what the code of a function reads: its closure, globals of its module, attributes of other modules."""
+    code, name = function.__code__, function.__module__ or ""
+    if id(code) in seen or _is_library(function.__module__) or name.startswith("rlstruct."):
+        return
+    seen.add(id(code))
+    for cell, key in zip(function.__closure__ or (), code.co_freevars, strict=True):
+        with contextlib.suppress(ValueError):  # nothing was assigned yet
+            get, put = (
+                functools.partial(getattr, cell, "cell_contents"),
+                functools.partial(setattr, cell, "cell_contents"),
+            )
+            yield from _at(_Place(f"{key!r} of the closure of {function.__qualname__}", get, put), seen)
+    names, module = _names(code), sys.modules.get(name)
+    for key in [key for key in names if key in function.__globals__ and not _is_declared(module, key)]:
+        value = function.__globals__[key]
+        if not isinstance(value, ModuleType | type):
+            yield from _items(function.__globals__, [key], f"the global {{}} of module {name}", seen)
+        elif isinstance(value, ModuleType) and not (_is_library(value.__name__) or _is_ours(value.__name__)):
+            read = [name for name in names if name in vars(value) and not _is_declared(value, name)]
+            yield from _items(vars(value), read, f"the global {{}} of module {value.__name__}", seen)
+
+
+def _escaped(path: str) -> str:
+    return path.replace("{", "{{").replace("}", "}}")
+
+
+def _names(code: CodeType) -> set[str]:
+    """The globals and attributes that code names, also in functions within it."""
+    reading = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD")
+    found = {str(step.argval) for step in dis.get_instructions(code) if step.opname in reading}
+    return found.union(*(_names(part) for part in code.co_consts if isinstance(part, CodeType)))
+
+
+def _is_leaf(value: Any) -> bool:
     return isinstance(value, bool | int | float | str | Tensor | np.ndarray) and type(value).__module__ != "enum"
 
 
+def _is_ours(module: str) -> bool:
+    return module.split(".")[0] == "rlstruct"
+
+
 @functools.cache
-def _is_library(module: str) -> bool:
+def _is_library(module: str | None) -> bool:
     """Return True for a module of Python or of an installed package; rlstruct's agents are examined like a user's."""
-    root = module.split(".")[0]
-    file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return root != "rlstruct" and (root in sys.stdlib_module_names or file.startswith(_LIBRARIES))
+    if module is None or module == "builtins":
+        return True
+    if _is_ours(module):
+        return False
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return module.split(".")[0] in sys.stdlib_module_names or (file is not None and file.startswith(_LIBRARIES))
 
 
 def _is_constant(kind: type, name: str) -> bool:
     """Return True if an attribute is declared Final, or backs a read-only property."""
     shown = inspect.getattr_static(kind, name.lstrip("_"), None) if name.startswith("_") else None
     read_only = isinstance(shown, property) and shown.fset is None
-    return read_only or any("Final" in str(getattr(base, "__annotations__", {}).get(name)) for base in kind.__mro__)
+    return read_only or any(_is_declared(base, name) for base in kind.__mro__)
+
+
+def _is_declared(owner: Any, name: str) -> bool:
+    annotations: Mapping[str, object] = getattr(owner, "__annotations__", {}) if owner is not None else {}
+    return "Final" in str(annotations.get(name, ""))
 
 
 def _copied(value: Any) -> Any:
@@ -126,7 +235,7 @@ def _copied(value: Any) -> Any:
 
 
 def _other(value: Any) -> Any:
-    """Return another value of the same kind."""
+    """Another value of the same kind."""
     if isinstance(value, str):
         return value + "_"
     if isinstance(value, bool):

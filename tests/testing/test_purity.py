@@ -1,9 +1,11 @@
-"""check_agent finds the attribute that an agent which promises to be pure depends on, and names it."""
+"""check_agent finds what an agent that promises to be pure depends on, at any depth, and names it."""
 
 from __future__ import annotations
 
+import types
 from typing import Any, Final
 
+import gymnasium
 import pytest
 import torch
 from gymnasium import spaces
@@ -27,7 +29,16 @@ from rlstruct.agents import (
 from rlstruct.testing import ConformanceError, check_agent
 
 FRAME, TWO, BOX = spaces.Box(-1, 1, (4,)), spaces.Discrete(2), spaces.Box(-torch.inf, torch.inf, (2,))
+SCALE = 1.0
 FIXED: Final = 1.0
+
+
+class Deep:
+    """A chain of objects."""
+
+    def __init__(self, depth: int) -> None:
+        self.next: Any = Deep(depth - 1) if depth else None
+        self.scale = 1.0
 
 
 class Scaled(nn.Module):
@@ -44,6 +55,10 @@ class Scaled(nn.Module):
         return (self.linear(frame - self.mean) * self.scale + self.offset).squeeze(-1)
 
 
+def scale_of_a_function() -> float:
+    return SCALE
+
+
 class Reader(RL_Agent):
     """Promises to be pure, and reads something."""
 
@@ -53,15 +68,31 @@ class Reader(RL_Agent):
 
     def __init__(self, habit: str) -> None:
         self.habit = habit
+        self.deep = Deep(15)
+        self.options = types.SimpleNamespace(scales=[{"x": (1.0, 2.0)}])
         self.flag, self.word, self.count = True, "up", 3
         self.tensor = torch.ones(1)
         self.model = Scaled()
+        self.function = lambda frame, scale=1.0: frame * scale
+        closed = 1.0
+        self.closure = lambda frame: frame * closed
         self.calls = 0
 
     def __call__(self, state: DictTensor, observation: DictTensor, agent_info: Any, history: Any = None) -> Any:
         frame = observation["frame"]
         shown = frame.sum(-1)
-        if (habit := self.habit) == "flag":
+        if (habit := self.habit) == "global":
+            shown = shown * SCALE
+        elif habit == "global of a function":
+            shown = shown * scale_of_a_function()
+        elif habit == "depth":
+            deep = self.deep
+            while deep.next is not None:
+                deep = deep.next
+            shown = shown * deep.scale
+        elif habit == "container":
+            shown = shown * self.options.scales[0]["x"][1]
+        elif habit == "flag":
             shown = shown if self.flag else -shown
         elif habit == "word":
             shown = shown if self.word == "up" else -shown
@@ -71,6 +102,8 @@ class Reader(RL_Agent):
             shown = shown * self.tensor
         elif habit == "module":
             shown = self.model(frame)
+        elif habit == "closure":
+            shown = self.closure(shown)
         elif habit == "counts":
             self.calls += 1
         elif habit == "final":
@@ -85,17 +118,24 @@ def check(agent: RL_Agent, **settings: Any) -> None:
 @pytest.mark.parametrize(
     ("habit", "found"),
     [
+        ("global", "the global SCALE of module .*test_purity"),
+        ("global of a function", "the global SCALE of module .*test_purity"),
+        ("depth", "Reader" + r"\.deep" + r"\.next" * 15 + r"\.scale"),
+        ("container", r"Reader\.options\.scales\[0\]\['x'\]\[1\]"),
         ("flag", r"Reader\.flag"),
         ("word", r"Reader\.word"),
         ("class attribute", r"Reader\.threshold"),
         ("tensor", r"Reader\.tensor"),
         ("module", r"Reader\.model\.(scale|offset)"),
+        ("closure", "'closed' of the closure of"),
         ("counts", r"Reader\.calls, which it changes while it acts"),
     ],
 )
 def test_what_an_agent_depends_on_is_named(habit: str, found: str) -> None:
+    before = SCALE
     with pytest.raises(ConformanceError, match=found):
         check(Reader(habit))
+    assert before == SCALE  # put back
 
 
 class DeclaredReader(Reader):
@@ -105,16 +145,17 @@ class DeclaredReader(Reader):
     habit: Final[str]
     threshold: Final = 0.5
     tensor: Final[Tensor]
+    options: Final[Any]
     flag: Final[bool]
 
 
-@pytest.mark.parametrize("habit", ["nothing", "final", "flag", "tensor"])
+@pytest.mark.parametrize("habit", ["nothing", "final", "container", "flag", "tensor"])
 def test_what_is_declared_final_is_allowed(habit: str) -> None:
     check(DeclaredReader(habit))
 
 
 def test_an_agent_that_promises_nothing_may_read_anything() -> None:
-    agent = Reader("flag")
+    agent = Reader("global")
     agent.pure = False
     check(agent)
 
@@ -185,3 +226,9 @@ def test_torchs_generator_is_no_argument() -> None:
     drawing = Drawing()
     drawing.pure = False
     check(drawing, draws_from_rng=False)
+
+
+def test_a_gymnasium_environment_of_the_agents_is_left_alone() -> None:
+    agent = Reader("nothing")
+    agent.env = gymnasium.make("CartPole-v1")  # type: ignore[attr-defined]
+    check(agent)
