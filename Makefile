@@ -16,7 +16,7 @@ TRAIN := $(VENV)/.installed-train
 INSTALLED := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all torch gpu soak lint format types wheel docs bench bench-cpu peers clean
+.PHONY: help demo test test-all torch gpu soak lint format types wheel docs bench-cpu compare peers clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,11 +58,14 @@ wheel: $(INSTALLED) ## build the wheel into dist/
 docs: $(INSTALLED) ## build the documentation site into build/docs/site
 	$(RUN) .ci/build_docs.py
 
-bench: $(INSTALLED) ## run the quick benchmarks
-	$(RUN) benchmarks/import_time.py
-
 bench-cpu: $(INSTALLED) ## collection on the CPU beside other libraries (make peers; RLSTRUCTURES=checkout of v0.2)
 	$(RUN) benchmarks/cpu_collect.py --rlstructures "$(RLSTRUCTURES)"
+
+compare: $(INSTALLED) ## measure the README's comparison at this commit, 45 idle minutes: RLSTRUCTURES=… CLEANRL=… (checkouts)
+	$(RUN) benchmarks/cpu_collect.py --part throughput slow --rlstructures "$(RLSTRUCTURES)"
+	$(RUN) benchmarks/time_to_475.py --jobs 2 --cleanrl "$(CLEANRL)"
+	$(RUN) benchmarks/robustness.py
+	$(RUN) benchmarks/tables.py --newest
 
 peers: ## make .venv-peers with the libraries that the benchmarks compare with
 	@$(PYTHON) -m venv .venv-peers

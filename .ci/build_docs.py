@@ -1,8 +1,8 @@
 """Build the documentation site: `make docs`, or `python .ci/build_docs.py`; the site is in build/docs/site.
 
-Some pages are in docs/; this script puts the others beside them: benchmarks, the changelog, each tutorial as a page and
-as a notebook, and a reference of all public names. Then it lets Zensical build what mkdocs.yml describes, and writes
-`llms.txt` and every page as Markdown beside its HTML.
+Some pages are in docs/; this script adds the others: benchmarks, the changelog, each tutorial as a page and as a
+notebook, and a reference of all public names. Then Zensical builds what mkdocs.yml describes, with a link to the
+repository if its address is known. At last `llms.txt` and every page as Markdown are written next to the HTML.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ast
 import importlib
 import inspect
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -24,10 +25,16 @@ from rlstruct.algos import Algorithm
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "docs"
 PAGES, CODE, SITE = BUILD / "pages", BUILD / "code", BUILD / "site"
-PACKAGES = (
-    "rlstruct", "rlstruct.core", "rlstruct.batchers", "rlstruct.agents", "rlstruct.envs", "rlstruct.sims",
-    "rlstruct.algos", "rlstruct.functional", "rlstruct.testing", "rlstruct.profiling", "rlstruct.search",
+PACKAGES = (  # by importance
+    "rlstruct.batchers", "rlstruct", "rlstruct.core", "rlstruct.envs", "rlstruct.algos", "rlstruct.agents",
+    "rlstruct.sims", "rlstruct.functional", "rlstruct.testing", "rlstruct.profiling", "rlstruct.search",
     "rlstruct.sharing", "rlstruct.adapters", "rlstruct.errors",
+)  # fmt: skip
+# Names that most users need, before the others of their page.
+FIRST = (
+    "RL_Batcher", "EpisodeStatistics", "collect_episodes", "DictTensor", "TemporalDictTensor", "Trajectories",
+    "GymEnv", "GymEnvInf", "GymVectorEnv", "run_training", "TrainingConfig", "TrainingResult", "RunFolder", "Callback",
+    "ppo", "a2c", "dqn", "reinforce", "alphazero", "ActorCriticAgent", "ActorCritic", "make", "TensorEnv",
 )  # fmt: skip
 HEADING = re.compile(r"# --- (.*?) -+$")
 # The last cell of a notebook whose tutorial draws: its pictures, wherever below the notebook's folder they are.
@@ -50,7 +57,11 @@ def public_names(package: str) -> list[str]:
     if package == "rlstruct":
         return [f"rlstruct.{name}" for name in module._PLACES]
     if hasattr(module, "__all__"):
-        return [f"{package}.{name}" for name in module.__all__]
+        names = [name for name in FIRST if name in module.__all__]
+        return [
+            f"{package}.{name}"
+            for name in (*names, *sorted(set(module.__all__) - set(names), key=module.__all__.index))
+        ]
     if hasattr(module, "__path__"):  # a package that imports nothing: its modules
         files = sorted(Path(module.__path__[0]).glob("[!_]*.py"))
         return [f"{package}.{file.stem}" for file in files]
@@ -149,10 +160,32 @@ def _stage_tutorials() -> None:
             elif text.strip():
                 parts.append("```python\n" + text.strip("\n") + "\n```")
         parts[0], parts[1] = parts[1], parts[0]  # the title first
+        parts += recorded(script.stem)
         _write(PAGES / "tutorials" / f"{script.stem}.md", "\n\n".join(parts) + "\n")
         _write(PAGES / "tutorials" / f"{script.stem}.ipynb", json.dumps(notebook(script.read_text()), indent=1))
         index.append(f"- [{title}]({script.stem}.md)")
     _write(PAGES / "tutorials" / "index.md", "\n".join(index) + "\n")
+
+
+def recorded(name: str) -> list[str]:
+    """Return what a tutorial printed and drew when it was recorded, as Markdown; [] if it never was."""
+    place = ROOT / "docs" / "tutorials"
+    if not (place / f"{name}.txt").exists():
+        return []
+    commit, _, text = (place / f"{name}.txt").read_text().partition("\n")
+    pictures = sorted(place.glob(f"{name}-*.png"))
+    shown = [f"![{file.stem.removeprefix(name)[1:].replace('_', ' ')}]({file.name})" for file in pictures]
+    return ["## Output", f"On two CPU cores, at commit `{commit}`:", f"```text\n{text.strip()}\n```", *shown]
+
+
+def repository() -> str:
+    """Return the address of the repository: of a workflow, else of git's remote; "" if neither is known."""
+    if name := os.environ.get("GITHUB_REPOSITORY"):
+        return f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{name}"
+    command = ["git", "config", "--get", "remote.origin.url"]
+    url = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    url = re.sub(r"^(?:ssh://)?git@([^:/]+)[:/]", r"https://\1/", url).removesuffix(".git")
+    return url if url.startswith("https://") else ""
 
 
 def _stage_reference() -> None:
@@ -194,7 +227,7 @@ def _signature(function: object) -> str:
 
 
 def write_plain_text() -> None:
-    """Write each page as Markdown beside its HTML, and `llms.txt`, which lists them."""
+    """Write each page as Markdown next to its HTML, and `llms.txt`, which lists them."""
     lines = [
         "# rlstruct",
         "",
@@ -213,8 +246,16 @@ def write_plain_text() -> None:
 def main() -> int:
     """Build the site and return the exit code of the builder."""
     stage()
-    command = [sys.executable, "-m", "zensical", "build", "--config-file", str(ROOT / "mkdocs.yml"), "--clean"]
-    run = subprocess.run(command, cwd=ROOT, check=False)
+    settings = (ROOT / "mkdocs.yml").read_text()
+    config = ROOT / "mkdocs.yml"
+    if url := repository():  # its paths are relative to the file, so the copy lies next to it
+        config = ROOT / ".mkdocs-with-repository.yml"
+        config.write_text(f"{settings}repo_url: {url}\n")
+    command = [sys.executable, "-m", "zensical", "build", "--config-file", str(config), "--clean"]
+    try:
+        run = subprocess.run(command, cwd=ROOT, check=False)
+    finally:
+        (ROOT / ".mkdocs-with-repository.yml").unlink(missing_ok=True)
     if run.returncode == 0:
         write_plain_text()
         print(f"The site is at {SITE / 'index.html'}")

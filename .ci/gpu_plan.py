@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LEFT_OUT = {"tests/house/test_benchmarks_run.py"}  # the benchmarks themselves are run
-ALONE = ("lanes", "profiling", "sharing")
+ALONE = ("cuda_streams", "profiling", "sharing")
 """Words in the paths of test files that time the GPU, or divide it: nothing else may run on it meanwhile."""
 _SELECTS = re.compile(r"mark\.gpu\b|\bdevice: torch\.device\b")  # the second: the fixture of tests/conftest.py
 
@@ -55,18 +55,19 @@ _FIRST = (
 STEPS = (
     Step("first tests", 1, 4.0, tests=_FIRST),
     Step("tests alone", 1, 1.5, tests=ALONE),
-    Step("targets", 1, 3.5, benchmark="gpu", parts=("first_launch", "targets", "sync", "limits")),
+    Step("targets", 1, 3.5, benchmark="gpu", parts=("first_launch", "targets", "sync")),
     Step("Atari's tests", 2, 2.0, tests=("atari",)),
-    Step("Atari", 2, 3.0, benchmark="gpu_atari", parts=("modes", "restarts", "resets", "start", "layout")),
-    Step("trained steps", 2, 2.5, benchmark="gpu_train"),
-    Step("profiles", 2, 1.5, benchmark="gpu", parts=("profiling",)),
+    Step("Atari", 2, 2.5, benchmark="gpu_atari", parts=("modes", "restarts", "resets", "start", "layout")),
+    Step("trained steps", 2, 2.0, benchmark="gpu", parts=("trained",)),
+    Step("profiles", 2, 1.0, benchmark="gpu", parts=("profiling",)),
+    Step("experiments", 2, 1.5, benchmark="experiments", parts=("fusion", "compilers")),
     Step("other tests", 3, 4.0, tests=("learning_on", "dqn", "replay_buffer", "")),
     Step(
         "ladder",
         3,
         2.0,
         benchmark="gpu",
-        parts=("tricks", "policy", "simulation", "training", "launches", "compiled"),
+        parts=("policy", "simulation", "training", "launches"),
     ),
     Step("sharing", 3, 2.0, benchmark="sharing"),
     Step("unfinished tests", 3, 1.0),
@@ -103,7 +104,7 @@ def _place(words: Sequence[str], name: str) -> int | None:
 
 
 def alone(names: Sequence[str]) -> list[str]:
-    """Return the test files beside which nothing else may run on the GPU."""
+    """Return the test files during which nothing else may run on the GPU."""
     return [name for name in names if any(word in name for word in ALONE)]
 
 

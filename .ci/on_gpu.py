@@ -16,10 +16,10 @@ one that was skipped, for want of a package say, is tried again in the next comm
 torch, numpy, gymnasium, cloudpickle, pytest and hypothesis must be there, or in the folder that ``--site`` names
 (build/packages, into which the archives of `.ci/pack_site.py` in build/site are unpacked); warp-lang and ale-py too, or
 what needs them is left out. On a borrowed machine only paths that git ignores, as all of these, are sure to survive
-between commands. Every test file has processes of its own: one that hangs, dies or breaks CUDA loses one test, and the
+between commands. Every test file has its own processes: one that hangs, dies or breaks CUDA loses one test, and the
 rest of its file runs in a new process. The benchmarks likewise go on without what hung or broke CUDA. Every result is
 written as it comes, into files named by device and commit: ``gpu_tests-….json`` (every test with its outcome, seconds
-and what it said), ``gpu-….json``, ``gpu_atari-….json``, ``gpu_train-….json`` and ``sharing-….json`` (what the
+and what it said), ``gpu-….json``, ``gpu_atari-….json``, ``experiments-….json`` and ``sharing-….json`` (what the
 benchmarks found), ``gpu_run-….json`` (what came of each step), and ``gpu_run-….log``. They are copied to ``--copy`` (by
 default the folder named by the environment variable OUT, if it is set) every two seconds, so a command that is killed
 loses nothing.
@@ -161,7 +161,7 @@ class Session:
         return path
 
     def _machine(self) -> Row:
-        """Describe the machine as the benchmarks do, and the packages that are missing, in a process of its own."""
+        """Describe the machine as the benchmarks do, and the packages that are missing, in a fresh process."""
         code = (
             "import json, importlib.util as u, _report\n"
             "names = 'numpy gymnasium cloudpickle pytest pytest_timeout hypothesis warp triton'.split()\n"
@@ -317,7 +317,7 @@ class Session:
             file.write(text)
 
     def benchmark(self, step: Step, share: float) -> Row:
-        """Run a benchmark, again where it hung or CUDA broke; returns the exit code, and ratios beside targets."""
+        """Run a benchmark, again where it hung or CUDA broke; returns the exit code, and ratios with targets."""
         code: int | None = None
         for _ in range(_MOST_STARTS):
             seconds = self.left(share)
@@ -328,7 +328,9 @@ class Session:
             command += ["--resume"] if step.parts or (self.options.resume and step.benchmark != "sharing") else []
             command += ["--parts", *step.parts] if step.parts else []
             command += ["--minutes", f"{(seconds - 10) / 60:.2f}", *(["--quick"] if self.options.quick else [])]
-            code, said = self._call(command, {}, seconds)
+            # In benchmarks JAX may use the GPU, if it leaves room for the others.
+            jax = {"JAX_PLATFORMS": "", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+            code, said = self._call(command, jax, seconds)
             self._log(f"\n== {step.name}: {'cut' if code is None else f'exit code {code}'}\n{said}")
             print(_last_lines(said, 12), flush=True)
             if code != BROKEN:

@@ -2,6 +2,7 @@
 
 from rlstruct.agents.actor_critic import ActorCriticAgent, GaussianAgent, RecurrentAgent, RecurrentGaussianAgent
 from rlstruct.agents.convolutional import ConvolutionalActorCritic, ConvolutionalTrunk
+from rlstruct.agents.model_agent import ModelAgent
 from rlstruct.agents.networks import (
     MLP,
     ActorCritic,
@@ -12,6 +13,7 @@ from rlstruct.agents.networks import (
 from rlstruct.agents.normalisation import Normalised, RunningMoments
 from rlstruct.agents.q_agent import DuellingHead, QAgent, QNetwork
 from rlstruct.agents.random_agent import RandomAgent
+from rlstruct.agents.soft_actor_critic import Critics, SoftActorCritic, SquashedGaussianAgent
 from rlstruct.agents.stacking import StackingAgent
 
 __all__ = [
@@ -20,9 +22,11 @@ __all__ = [
     "ActorCriticAgent",
     "ConvolutionalActorCritic",
     "ConvolutionalTrunk",
+    "Critics",
     "DuellingHead",
     "GaussianActorCritic",
     "GaussianAgent",
+    "ModelAgent",
     "Normalised",
     "QAgent",
     "QNetwork",
@@ -32,5 +36,7 @@ __all__ = [
     "RecurrentGaussianActorCritic",
     "RecurrentGaussianAgent",
     "RunningMoments",
+    "SoftActorCritic",
+    "SquashedGaussianAgent",
     "StackingAgent",
 ]

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlstruct.agents.frames import frame_of
 from rlstruct.agents.model_agent import ModelAgent
 from rlstruct.agents.networks import MLP, ActionLogits, ActorCritic, RecurrentActorCritic
 from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.engine.fused import Layers, Perceptron
-from rlstruct.engine.private import has_hooks
+from rlstruct.engine.torch_private import has_hooks
 from rlstruct.functional import categorical, gaussian
 from rlstruct.functional.masks import masked_dicttensor
 
@@ -80,7 +81,7 @@ class ActorCriticAgent(ModelAgent[nn.Module]):
         history: TemporalDictTensor | None = None,
     ) -> tuple[DictTensor, DictTensor]:
         """Act on ``observation["frame"]``, drawing from ``observation["rng"]``; see `RL_Agent.__call__`."""
-        policy, value = self.model(observation["frame"])
+        policy, value = self.model(frame_of(observation))
         return self.choose(policy, value, observation), state
 
     def perceptron(self) -> Perceptron | None:
@@ -132,7 +133,7 @@ class RecurrentAgent(ModelAgent[RecurrentActorCritic]):
         """Act on ``observation["frame"]`` and the state; returns what `ActorCriticAgent` returns."""
         fresh = self.initial_state(agent_info, state.n_elems())
         state = masked_dicttensor(state, fresh, observation["initial_state"])
-        policy, value, hidden = self.model(observation["frame"], state["hidden"])
+        policy, value, hidden = self.model(frame_of(observation), state["hidden"])
         return self.choose(policy, value, observation), DictTensor({"hidden": hidden})
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from rlstruct.agents.frames import frame_of
 from rlstruct.agents.model_agent import ModelAgent
 from rlstruct.agents.networks import MLP, as_features
 from rlstruct.core import DictTensor, TemporalDictTensor
@@ -37,7 +38,7 @@ class QAgent(ModelAgent[nn.Module]):
         history: TemporalDictTensor | None = None,
     ) -> tuple[DictTensor, DictTensor]:
         """Act on ``observation["frame"]``, drawing from ``observation["rng"]``; see `RL_Agent.__call__`."""
-        values = self.model(observation["frame"])  # [B, A]
+        values = self.model(frame_of(observation))  # [B, A]
         action = values.detach().argmax(dim=-1)
         if self.stochastic and "epsilon" in agent_info:
             key = observation["rng"]

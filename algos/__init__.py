@@ -1,11 +1,11 @@
-"""REINFORCE, A2C, PPO, DQN and AlphaZero on one training loop; `rlstruct.algos.reinforce` is the first to read.
+"""REINFORCE, A2C, PPO, DQN, SAC and AlphaZero on one training loop; `rlstruct.algos.reinforce` is the first to read.
 
 Each algorithm is a module with a class of settings and `train`, an `Algorithm`: ``a2c.train(A2CConfig(...), ...)``.
 """
 
 from typing import Any
 
-from rlstruct.algos import a2c, alphazero, dqn, ppo, reinforce
+from rlstruct.algos import a2c, alphazero, dqn, ppo, reinforce, sac
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.alphazero import AlphaZeroConfig
@@ -13,14 +13,17 @@ from rlstruct.algos.callbacks import Callback, TrainingContext
 from rlstruct.algos.config import TrainingConfig, load_config
 from rlstruct.algos.dqn import DQNConfig
 from rlstruct.algos.evaluation import Evaluation, Evaluator
-from rlstruct.algos.learner import GradientLearner
+from rlstruct.algos.follower import Follower
+from rlstruct.algos.learner import GradientLearner, agent_around, judge_actions, mean_terms
 from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer
 from rlstruct.algos.reinforce import ReinforceConfig
 from rlstruct.algos.replay_buffer import ReplayBuffer
+from rlstruct.algos.result import TrainingResult
 from rlstruct.algos.run_folder import RunFolder
+from rlstruct.algos.sac import SACConfig
 from rlstruct.algos.shipped_callbacks import BestCheckpoint, EarlyStopping, OptunaPruning, PeriodicVideo
-from rlstruct.algos.training import TrainingResult, run_training
+from rlstruct.algos.training import run_training
 from rlstruct.options import option
 
 ALGORITHMS: dict[str, Algorithm[Any]] = {
@@ -28,6 +31,7 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
     "a2c": a2c.train,
     "ppo": ppo.train,
     "dqn": dqn.train,
+    "sac": sac.train,
     "alphazero": alphazero.train,
 }
 """Algorithms by their names on the command line; add your own before you call `rlstruct.cli.main.main`."""
@@ -43,6 +47,7 @@ __all__ = [
     "EarlyStopping",
     "Evaluation",
     "Evaluator",
+    "Follower",
     "GradientLearner",
     "OptunaPruning",
     "PPOConfig",
@@ -51,15 +56,20 @@ __all__ = [
     "ReinforceConfig",
     "ReplayBuffer",
     "RunFolder",
+    "SACConfig",
     "TrainingConfig",
     "TrainingContext",
     "TrainingResult",
     "a2c",
+    "agent_around",
     "alphazero",
     "dqn",
+    "judge_actions",
     "load_config",
+    "mean_terms",
     "option",
     "ppo",
     "reinforce",
     "run_training",
+    "sac",
 ]

@@ -1,4 +1,4 @@
-"""Algorithm: what ``train`` of each algorithm is, and everything that the command line knows of it."""
+"""Algorithm: the type of every ``train``, with everything that the command line knows of it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from rlstruct.algos.callbacks import Callback
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.evaluation import Evaluates
 from rlstruct.algos.learner import CreateAgent, GradientLearner
+from rlstruct.algos.result import TrainingResult
 from rlstruct.algos.run_folder import RunFolder
-from rlstruct.algos.training import CreateModel, TrainingResult, run_training
+from rlstruct.algos.training import CreateModel, run_training
 
 Config = TypeVar("Config", bound=TrainingConfig)
 Arrange = Callable[
@@ -33,13 +34,14 @@ class Algorithm(Generic[Config]):
         learner: class of its learner, whose ``settings`` are the class of its configuration.
         about: one line of ``rlstruct train --help``.
         agents: bundled agents that the command line chooses from: "policy", as `rlstruct.agents.ActorCriticAgent`;
-            "values", as `rlstruct.agents.QAgent`; or "search", `rlstruct.search.SearchAgent`.
+            "values", as `rlstruct.agents.QAgent`; "soft", `rlstruct.agents.SquashedGaussianAgent`; or "search",
+            `rlstruct.search.SearchAgent`.
         arrange: completes settings and factories before a training, see `Arrange`; None leaves them.
     """
 
     learner: type[GradientLearner]
     about: str
-    agents: Literal["policy", "values", "search"] = "policy"
+    agents: Literal["policy", "values", "soft", "search"] = "policy"
     arrange: Arrange[Config] | None = None
 
     def __call__(

@@ -76,9 +76,9 @@ class AlphaZeroConfig(TrainingConfig):
     n_simulations: int = option(32, at_least=1)
     max_depth: int = option(16, at_least=1)
     evaluation_simulations: int | None = option(None, at_least=1)
-    replay_capacity: int = option(200_000, at_least=1)
+    replay_capacity: int = option(200_000, at_least=1, divided=True)
     learning_starts: int = option(4_000, at_least=1)
-    batch_size: int = option(256, at_least=1)
+    batch_size: int = option(256, at_least=1, divided=True)
     n_updates: int = option(16, at_least=1)
     longest_game: int = option(42, at_least=1)
     value_coefficient: float = 1.0

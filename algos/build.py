@@ -1,4 +1,4 @@
-"""Environments, weights and batchers where a training wants them."""
+"""Construction of a training's environments, network and batchers, each on its device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlstruct.algos.process_group import learners
 from rlstruct.batchers import RL_Batcher
 from rlstruct.batchers.arguments import check_call, check_factory
 from rlstruct.device import resolve_device
-from rlstruct.engine.promise import RANDOM_IN_TRAINING
+from rlstruct.engine.purity import RANDOM_IN_TRAINING
 from rlstruct.errors import BadTypeError
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import DeviceEnv, VecEnv

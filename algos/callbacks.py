@@ -55,7 +55,7 @@ class TrainingContext:
 
     @property
     def learner(self) -> GradientLearner:
-        """What learns: its ``model``, ``optimizer`` and ``policy_version``."""
+        """The learner: its ``model``, ``optimizer`` and ``policy_version``."""
         return self._loop.learner
 
     @property
@@ -89,7 +89,7 @@ class TrainingContext:
         self.reason = self.reason or reason
 
     def policy(self, *, stochastic: bool | None = None) -> Policy:
-        """Return the policy that the last evaluation judged, with weights of its own, on the CPU; see `rlstruct.load`.
+        """Return the policy that the last evaluation judged, with its own weights, on the CPU; see `rlstruct.load`.
 
         Raises:
             RuntimeError: nothing was evaluated or collected yet.
@@ -229,7 +229,7 @@ def for_others(callbacks: Sequence[Callback]) -> list[Callback]:
 
 @contextlib.contextmanager
 def _named(callback: Callback, hook: str) -> Iterator[None]:
-    """Say which callback raised, and leave the exception as it is, which the caller may wait for."""
+    """Say which callback raised, and raise the very same exception, which the caller may wait for."""
     try:
         yield
     except Exception as error:

@@ -31,8 +31,8 @@ class TrainingConfig(Options):
             with few environments and small networks on the CPU; the first batch then takes a few seconds longer.
         compile_update: let TorchInductor compile the gradients of an update, if the agent promises to be
             pure (RL_Agent.pure); equal to rounding. The first update then takes some ten seconds longer.
-        graph: on CUDA, record whole updates of A2C and PPO, and gradient steps of DQN and AlphaZero, as one graph, if
-            the agent promises to be pure; AlphaZero records its network in any case.
+        graph: on CUDA, record whole updates of A2C and PPO, and gradient steps of DQN, SAC and AlphaZero, as one graph,
+            if the agent promises to be pure; AlphaZero records its network in any case.
         discount: per-step factor of the return.
         reward_scale: factor of every reward that the learner sees. Values around 1 to 10 are learnt fastest. The
             network's values are in this unit, logged returns and evaluations are not.

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.follower import Follower
 from rlstruct.algos.learner import CreateAgent, GradientLearner, agent_around, mean_terms
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer
 from rlstruct.algos.replay_buffer import ReplayBuffer, least_capacity
@@ -73,13 +73,13 @@ class DQNConfig(TrainingConfig):
     log_interval: int = 25
     n_step: int = option(3, at_least=1)
     double: bool = True
-    batch_size: int = option(128, at_least=1)
+    batch_size: int = option(128, at_least=1, divided=True)
     n_updates: int = option(32, at_least=1)
     huber_delta: float = option(1.0, above=0)
     target_update_interval: int = option(1, at_least=1)
     target_update_rate: float = option(0.02, at_least=0, at_most=1)
     average_rate: float = option(0.01, at_least=0, at_most=1)
-    replay_capacity: int = option(100_000, at_least=1)
+    replay_capacity: int = option(100_000, at_least=1, divided=True)
     replay_device: str | None = None
     learning_starts: int = option(1000, at_least=0)
     n_stack: int = option(1, at_least=1)
@@ -240,23 +240,6 @@ class DQNLearner(GradientLearner):
 
 
 Learner = DQNLearner  # its old name
-
-
-class Follower:
-    """Moves the weights of a copy towards those of a model, in place. Buffers are copied as they are."""
-
-    def __init__(self, copied: nn.Module, model: nn.Module) -> None:
-        """Find the weights once: a walk through the modules costs more than the move."""
-        self._weights = list(copied.parameters()), list(model.parameters())
-        self._buffers = list(zip(copied.buffers(), model.buffers(), strict=True))
-
-    @operation("weights")
-    @torch.no_grad()
-    def follow(self, rate: float) -> None:
-        """Take ``rate`` of the model and keep the rest; 1 copies."""
-        get_ema_multi_avg_fn(1.0 - rate)(*self._weights, 0)  # type: ignore[no-untyped-call]
-        for mine, theirs in self._buffers:
-            mine.copy_(theirs)
 
 
 def _create_buffer(config: DQNConfig, seed: int) -> ReplayBuffer:

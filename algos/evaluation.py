@@ -54,6 +54,24 @@ class Evaluation:
         """Mean steps of an episode."""
         return statistics.fmean(self.lengths)
 
+    def __str__(self) -> str:
+        """Write the mean and the standard deviation of the returns.
+
+        >>> print(Evaluation(env_steps=0, policy_version=0, returns=(1.0, 3.0), lengths=(1, 3), seconds=0.1))
+        return 2.0 ± 1.0 over 2 episodes
+        """
+        spread = format_return(self.mean_return), format_return(self.std_return)
+        return f"return {' ± '.join(spread)} over {len(self.returns)} episodes"
+
+
+def format_return(value: float) -> str:
+    """Write a return: one digit behind the point, three if nothing stands before it.
+
+    >>> format_return(475.31), format_return(-0.0527), format_return(0.0)
+    ('475.3', '-0.053', '0.0')
+    """
+    return f"{value:.1f}" if abs(value) >= 1 or value == 0 else f"{value:.3f}"
+
 
 Show = Callable[[int, int, int], object]
 

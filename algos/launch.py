@@ -1,4 +1,4 @@
-"""Start of several learners and how they find each other: torchrun started them, or this process does."""
+"""Start and rendezvous of several learners, by torchrun or by this process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from rlstruct.batchers.workers.processes import (
 from rlstruct.errors import LearnerError
 
 JOIN_SECONDS = 300.0
-"""How long a learner waits for the others to start."""
+"""Seconds that a learner waits for the others to start."""
 _LEAVING_SECONDS = 10.0
 
 _trainings = count()  # in this process: each has its own keys in the store
@@ -278,7 +278,7 @@ def _follow(payload: bytes, rank: int, size: int, port: int, n_threads: int, par
     try:
         cloudpickle.loads(payload)()
     except Exception as error:
-        if not getattr(error, "told", False):
+        if not getattr(error, "reported", False):
             raise
         sys.exit(1)  # the first learner says what happened
     leave()

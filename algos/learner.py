@@ -1,4 +1,4 @@
-"""What learns: the base of all learners, each of which turns what was collected into better weights."""
+"""Base class of all learners: one network, one optimiser, and how an update runs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class GradientLearner(ABC):
         device: where the losses are computed.
         optimizer: Adam (Kingma and Ba, ICLR 2015), or what your ``__init__`` puts in its place.
         policy_version: the number of gradient steps so far.
-        learners: all that train this network, each in a process of its own.
+        learners: all that train this network, each in its own process.
         version_now: the same when the update began, for what a graph computes.  [] int64 on the device
         statistics: the network, if it keeps some of what it learns from; else None.
     """
@@ -102,8 +102,7 @@ class GradientLearner(ABC):
         self.version_now = torch.zeros((), dtype=torch.int64, device=self.device)
         self._finite = torch.ones((), dtype=torch.bool, device=self.device)
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
-        # A graph would freeze a number.
-        self._rate = None if on_cpu else torch.zeros((), dtype=torch.float32, device=self.device)
+        self._rates: dict[float, Tensor] = {}  # by their initial values: a graph would freeze a number
         self._first = self._n_steps = 0  # policy_version before the update, and its gradient steps
         fixed = not self.whole_episodes  # else every batch has another shape
         graph = fixed and config.graph and self.learners.records
@@ -205,14 +204,19 @@ class GradientLearner(ABC):
             self.statistics.see_frames(trajectories.trajectories["observation/frame"], trajectories.mask())
 
     def anneal(self, fraction_done: float) -> None:
-        """Set the learning rate for what is done in [0, 1] of the training."""
-        config = self.config
-        last = config.learning_rate * config.final_learning_rate_fraction
-        rate = linear_schedule(fraction_done, config.learning_rate, last)
-        if self._rate is not None:
-            self._rate.fill_(rate)
+        """Set the learning rates for what is done in [0, 1] of the training.
+
+        That of a group of weights falls from its ``initial_lr``, torch's word, or from the ``learning_rate``.
+        """
         for group in self.optimizer.param_groups:
-            group["lr"] = rate if self._rate is None or not takes_tensors(group) else self._rate
+            first = float(group.get("initial_lr", self.config.learning_rate))
+            rate = linear_schedule(fraction_done, first, first * self.config.final_learning_rate_fraction)
+            if self.device.type != "cpu" and takes_tensors(group):
+                if first not in self._rates:
+                    self._rates[first] = torch.zeros((), dtype=torch.float32, device=self.device)
+                group["lr"] = self._rates[first].fill_(rate)
+            else:
+                group["lr"] = rate
 
     def gradient(self, batch: Any) -> tuple[Terms, Terms]:  # noqa: ANN401 - as of `terms`
         """Differentiate the ``loss`` among `terms`, compiled where that is asked for, over the shares of all learners.
@@ -268,7 +272,7 @@ class GradientLearner(ABC):
             The terms.
         """
         for i, weight in enumerate(self._weights):
-            weight.grad = gradient.get(str(i))
+            weight.grad = _laid_out_as(weight, gradient.get(str(i)))
         norm = terms["gradient_norm"] if "gradient_norm" in terms else _norm(list(gradient.values()))
         self._finite &= (terms["loss"] + norm).abs() < torch.inf
         step_unless(self.optimizer, ~self._finite if unless is None else ~self._finite | unless)
@@ -296,6 +300,13 @@ class GradientLearner(ABC):
         self.close()
         self.policy_version = int(state["policy_version"])
         self._open_return = None if (sums := state["open_return"]) is None else sums.to(self.device, copy=True)
+
+
+def _laid_out_as(weight: Tensor, gradient: Tensor | None) -> Tensor | None:
+    """Return the gradient in the memory layout of its weight: fused optimisers on the CPU read both from end to end."""
+    if gradient is None or gradient.is_sparse or gradient.stride() == weight.stride():
+        return gradient
+    return torch.empty_like(weight).copy_(gradient)
 
 
 def _norm(gradient: list[Tensor]) -> Tensor:
@@ -334,7 +345,7 @@ def judge_actions(replayed: TemporalDictTensor, steps: TemporalDictTensor) -> tu
         return gaussian.log_probability(mean, log_std, action), gaussian.entropy(log_std)
     raise BadKeyError(
         f"judge_actions: the agent returns {sorted(replayed.keys())}, expected 'action_logits' (discrete actions) or "
-        "'action_mean' and 'action_log_std' (continuous ones). Return them beside 'action'."
+        "'action_mean' and 'action_log_std' (continuous ones). Return them next to 'action'."
     )
 
 
@@ -374,7 +385,7 @@ def replay_with_next_values(agent: RL_Agent, trajectories: Trajectories) -> tupl
 
 
 def _next_steps(trajectories: Trajectories, states: DictTensor) -> Trajectories:
-    """Make every step's next observation a trajectory of its own, which starts from the state there: [B * T, 1]."""
+    """Make a trajectory of one step of every next observation, starting from the state there: [B * T, 1]."""
     steps = trajectories.trajectories
     given = trajectories.info.truncate_key("agent_info/").prepend_key("agent_info/")
     info = given.map(lambda value: value.repeat_interleave(steps.n_steps(), dim=0)) + states.prepend_key("agent_state/")

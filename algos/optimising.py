@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import Adagrad, Adam, AdamW, Optimizer
 
-from rlstruct.engine import private
-from rlstruct.engine.waits import intended
+from rlstruct.engine import torch_private
+from rlstruct.engine.host_syncs import intended
 from rlstruct.errors import BadTypeError
 
 _FUSED = (Adam, AdamW, Adagrad, torch.optim.SGD)
@@ -38,7 +38,7 @@ def step_unless(optimizer: Optimizer, held: Tensor) -> None:
             "that takes a step along a given gradient, such as torch.optim.Adam or RMSprop."
         )
     fused = held.is_cuda and isinstance(optimizer, _FUSED) and _all(optimizer, "fused")
-    if fused and not private.missing("fused optimiser"):
+    if fused and not torch_private.missing("fused optimiser"):
         # torch.amp.GradScaler sets the same attribute: the kernel of a fused optimiser then writes nothing.
         optimizer.found_inf = held.to(torch.float32)  # type: ignore[attr-defined]
         optimizer.step()

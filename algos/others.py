@@ -1,4 +1,4 @@
-"""The other learners of a training: whether they live, and what to say of one that does not."""
+"""The other learners of a training: signs of life, and the error that names a lost one."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from torch.distributed.distributed_c10d import Store
 from rlstruct.errors import LearnerError
 
 ANSWER_SECONDS = 1800.0
-"""How long a learner waits for one that still lives, or whose machine does not say; the first may be evaluating."""
+"""Seconds that a learner waits for one that still lives, or whose machine does not say; rank 0 may be evaluating."""
 SILENT_SECONDS = 30.0
-"""How long a learner on another machine may give no sign of life, where a `Watcher` looks after it."""
+"""Seconds that a learner on another machine may give no sign of life, where a `Watcher` looks after it."""
 
 _STATES = {"T": "was stopped by a signal", "t": "is held by a debugger", "Z": "has died", "X": "has died"}  # of Linux
 
@@ -40,11 +40,11 @@ class Others:
         self._beats: dict[int, tuple[bytes, float]] = {}  # the last sign of life of each, and when it came
 
     def tell(self, error: Exception) -> None:
-        """Let them know why this learner leaves, and mark the error as told."""
+        """Let them know why this learner leaves, and mark the error as reported."""
         with contextlib.suppress(dist.DistError):  # whoever holds the store is gone
             text = "".join(traceback.format_exception(error))
             self._store.compare_set("failed", "", json.dumps([self._rank, text]))
-            error.told = True  # type: ignore[attr-defined]
+            error.reported = True  # type: ignore[attr-defined]
 
     def finish(self) -> None:
         """Let them know that this learner may end before they do."""

@@ -1,4 +1,4 @@
-"""Settings that were tuned for an environment, and measured: what ``rlstruct train`` begins with.
+"""Tuned and measured settings, with which ``rlstruct train`` begins.
 
 ``benchmarks/learn.py`` trains with the same ones, and ``benchmarks/README.md`` says what comes out. Those with a
 ``target_return`` evaluate between the updates, so that they end with the very weights that reached it.
@@ -15,6 +15,7 @@ from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.dqn import DQNConfig
 from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.reinforce import ReinforceConfig
+from rlstruct.algos.sac import SACConfig
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,23 @@ PRESETS: dict[tuple[str, str], Preset] = {
         ),
         {"initial_log_std": 0.5},
     ),
+    ("sac", "Pendulum-v1"): Preset(
+        SACConfig(
+            n_env_steps=15_000, discount=0.98, learning_rate=0.001, n_updates=32, replay_capacity=50_000,
+            evaluation_interval=2500, evaluation_timesteps=200, evaluation_episodes=16, evaluation_processes=0,
+        ),
+        {"hidden": (64, 64)},
+    ),
+    **{
+        # CleanRL's, but that the policy learns at every step, and not twice at every other one. Not measured here.
+        ("sac", f"{name}-v5"): Preset(
+            SACConfig(
+                n_env_steps=1_000_000, n_envs=1, n_timesteps=1, n_updates=1, learning_starts=5000, log_interval=1000,
+                evaluation_interval=100_000, evaluation_timesteps=1_000, evaluation_episodes=10,
+            ),
+        )
+        for name in ("HalfCheetah", "Hopper", "Walker2d")
+    },
     ("dqn", "LunarLander-v3"): Preset(
         DQNConfig(
             n_env_steps=300_000, discount=0.99, learning_rate=0.001, n_updates=16, epsilon_fraction=0.1,

@@ -1,4 +1,4 @@
-"""Many learners: processes that train one network together, each on its share of the environments.
+"""Data-parallel learners: processes that train one network together, each on its share of the environments.
 
 A training with k learners is the training with one: the settings are those of all together, the environments are the
 same, each learner collects with its share of them, and every gradient step follows the mean over all shares.
@@ -30,14 +30,15 @@ from rlstruct.algos.watcher import Watcher
 from rlstruct.batchers.workers.processes import inheriting
 from rlstruct.errors import LearnerError
 from rlstruct.functional.all_reduce import summing_by
+from rlstruct.options import declared
 
 AnyConfig = TypeVar("AnyConfig", bound=TrainingConfig)
 
 _CLOSING_SECONDS = 2.0
 
 _SHARED = (
-    *("model", "optimizer", "online_model", "target_model", "config", "policy_version", "format", "env_steps"),
-    "policy",
+    *("model", "optimizer", "online_model", "target_model", "target_critics"),
+    *("config", "policy_version", "format", "env_steps", "policy"),
 )
 
 Terms = dict[str, Tensor]
@@ -48,13 +49,13 @@ class Learners:
 
     rank, size = 0, 1
     records = True
-    """Whether an update can be recorded as a CUDA graph."""
+    """True if an update can be recorded as a CUDA graph."""
 
     def mean(self, terms: Terms, gradient: Terms, weight: Tensor | None) -> tuple[Terms, Terms]:
         """Average over all learners.
 
         Args:
-            terms: name to number; those with more than one entry stay as they are.  [] each
+            terms: name to number; those with more than one entry stay unchanged.  [] each
             gradient: by number of the weight.
             weight: how much this learner's share counts, None for as much as any other's.  []
         """
@@ -156,7 +157,7 @@ class Group(Learners):
     def local_config(self, config: AnyConfig) -> AnyConfig:
         """See `Learners.local_config`."""
         names = ["n_processes" if config.n_processes else "n_envs"]
-        names += [name for name in ("batch_size", "replay_capacity") if hasattr(config, name)]
+        names += [name for name, divided in declared(type(config), "divided").items() if divided]
         for name in names:
             if (number := getattr(config, name)) % self.size:
                 raise LearnerError(
@@ -213,7 +214,7 @@ class Group(Learners):
 
     @property
     def lost(self) -> LearnerError | None:
-        """What the watcher has found: another learner is lost."""
+        """The error of a lost learner, once the watcher has found one."""
         return None if self._watcher is None else self._watcher.lost
 
     def refuse_lost(self) -> None:
@@ -228,7 +229,7 @@ class Group(Learners):
         self._others.finish()
 
     def tell(self, error: Exception) -> None:
-        """Let the others know why this learner leaves, and mark the error as told."""
+        """Let the others know why this learner leaves, and mark the error as reported."""
         self._others.tell(error)
 
     def close(self) -> None:
@@ -280,7 +281,7 @@ def learning_in(group: Group) -> Iterator[None]:
 
 @torch.library.custom_op("rlstruct::sum_over_learners", mutates_args=(), schema="(Tensor x) -> Tensor")
 def _sum_over_learners(x: Tensor) -> Tensor:
-    """What compiled code calls, too."""
+    """Add up over all learners; compiled code calls this, too."""
     group = learners()
     return group.add_up(x) if isinstance(group, Group) else x.clone()
 

@@ -1,4 +1,4 @@
-"""The runners of a learner's update: the whole as one recorded graph, and parts of it as compiled code."""
+"""Executors of a learner's update: the whole as one recorded graph, parts of it as compiled code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from rlstruct.engine.compiled import warn_uncompiled
 from rlstruct.engine.executors import EXECUTORS, PROMISE
 from rlstruct.engine.runner import Runner
-from rlstruct.engine.streams import lane_of
+from rlstruct.engine.streams import stream_on
 from rlstruct.errors import warn_user
 
 _logger = logging.getLogger(__name__)
@@ -49,16 +49,16 @@ class Program:
         self._compiled = EXECUTORS["compiled"](device) if compiled and pure else None
         self._warned = False
         make = make if pure else None
-        lane = None if make is None else lane_of(device)  # CUDA records on no stream but one's own
+        stream = None if make is None else stream_on(device)  # CUDA records on no stream but one's own
         self.update: Runner[Any] = Runner(
-            step, watched, device, make, failed=_warn_unrecorded, lane=lane, operation="graph"
+            step, watched, device, make, failed=_warn_unrecorded, stream=stream, operation="graph"
         )
         self._runners = [self.update]
 
     def part(self, name: str, step: Callable[..., Any]) -> Runner[Any]:
         """Return what calls a pure part of the update, as compiled code if that is asked for.
 
-        ``name`` is that of the operation that compiled code is; eagerly, the step enters operations of its own.
+        ``name`` is that of the operation that compiled code is; eagerly, the step enters its own operations.
         """
         runner = Runner(step, self._watched, self._device, self._compiled, failed=self._warn, operation=name)
         self._runners.append(runner)

@@ -25,6 +25,7 @@ from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.launch import launched_rank
 from rlstruct.algos.learning_curve import draw_learning_curve, in_order
 from rlstruct.algos.loggers import CreateLogger, find_loggers, flat_settings, package
+from rlstruct.algos.progress_bar import create_bar
 from rlstruct.errors import BadTypeError, BadValueError, FolderTakenError, MissingFileError
 from rlstruct.profiling import operation
 
@@ -53,7 +54,7 @@ class RunFolder:
         config: a dataclass of settings.
         n_env_steps: where the progress bar ends.
         root: folder of all runs, made if missing.
-        progress: show the bar, on the standard error stream, if that is a terminal.
+        progress: show a bar on the standard error stream; in a log file a line every ten seconds.
         loggers: destinations besides ``metrics.csv``: ``"tensorboard"``, ``"wandb"``, ``"mlflow"``, or a factory of
             your own logger; see `rlstruct.algos.loggers`.
 
@@ -149,15 +150,11 @@ class RunFolder:
         again_from: int | None = None,
     ) -> None:
         """Open the log and begin with nothing written."""
-        tqdm = package("tqdm", "train").tqdm
         self._start = time.perf_counter()
         settings = flat_settings(json.loads((self.path / "config.json").read_bytes()))
         self._loggers = [create(self.path, settings, again_from) for create in find_loggers(loggers)]
         # Made at the first line of the log, so that its rate leaves out the start of the processes.
-        disable = None if progress else True  # None: show it on a terminal only
-        self._create_bar = partial(
-            tqdm, total=n_env_steps, unit="step", unit_scale=True, disable=disable, dynamic_ncols=True
-        )
+        self._create_bar = partial(create_bar, n_env_steps, progress)
         self._n_env_steps = n_env_steps
         self._bar: Any = None
         self._last: tuple[int, float] | None = None  # environment steps and time of the line before
@@ -206,7 +203,7 @@ class RunFolder:
         bar.update(max(0, min(env_steps, bar.total or env_steps) - bar.n))
 
     def show_evaluation(self, n_episodes: int, n_ended: int, n_steps: int) -> None:
-        """Show beside the progress bar how far an evaluation is; before the first one there is no bar yet."""
+        """Show next to the progress bar how far an evaluation is; before the first one there is no bar yet."""
         if not self._closed:
             self._shown["evaluating"] = f"{n_ended} of {n_episodes} episodes, step {n_steps}"
             self._show()

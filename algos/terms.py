@@ -1,4 +1,4 @@
-"""Checks of what an algorithm of a user's own computes: the terms of its loss, and the results of its updates."""
+"""Checks of users' algorithms: the terms of a loss, and the results of an update."""
 
 from __future__ import annotations
 

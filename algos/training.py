@@ -6,7 +6,7 @@ import contextlib
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from rlstruct.algos.history import TrainingHistory
 from rlstruct.algos.launch import learning_together
 from rlstruct.algos.learner import CreateAgent, GradientLearner
 from rlstruct.algos.process_group import Learners
+from rlstruct.algos.result import TrainingResult
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.batchers import EpisodeStatistics, RL_Batcher
 from rlstruct.core import TensorSpec, Trajectories
@@ -31,33 +32,6 @@ from rlstruct.policies.loading import description, shown_by
 from rlstruct.profiling import operation, phase
 
 CreateModel = Callable[[], nn.Module]
-
-
-@dataclass(frozen=True)
-class TrainingResult:
-    """Result of a training.
-
-    Attributes:
-        model: the trained network, on the learner's device.
-        before: evaluation of the untrained network.
-        after: evaluation of the trained one, on episodes that nothing was selected by.
-        evaluations: all of them, in the order of their weights; the first is ``before``, the last ``after``. One that
-            reached the target stands before ``after``, which judges the same weights if learning waited for it.
-        losses: name to one number for each update: the learner's terms, and ``policy_lag``, the changes of the weights
-            between those that collected the batch and those that learnt from it.
-        env_steps: environment steps collected.
-        seconds: wall-clock time of the learning, without start-up and the first and last evaluation.
-        stopped: why a callback ended the training; None if none did.
-    """
-
-    model: nn.Module
-    before: Evaluation
-    after: Evaluation
-    evaluations: tuple[Evaluation, ...]
-    losses: dict[str, list[float]]
-    env_steps: int
-    seconds: float
-    stopped: str | None = None
 
 
 class Fetched(NamedTuple):
@@ -97,7 +71,7 @@ def run_training(
             bit as if nothing had happened, if the environments can be saved, as those of `rlstruct.sims`. Others, such
             as gymnasium's, begin new episodes, with other seeds; everything else goes on.
         create_evaluator: called with the network, returns what judges weights; None lets the agent play episodes in
-            environments of its own.
+            separate environments.
         callbacks: called at the start and the end, after each update and after each evaluation, in this order; see
             `rlstruct.algos.Callback`. An exception of theirs ends the training, and has a note that names it.
 

@@ -1,4 +1,4 @@
-"""A thread that looks after the other learners while this one waits inside of CUDA, where nothing else could."""
+"""A thread that watches the other learners while this one waits inside CUDA."""
 
 from __future__ import annotations
 

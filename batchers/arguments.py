@@ -105,7 +105,7 @@ def check_call(
     """Raise TypeError unless a factory can be called with its arguments; every process would fail otherwise."""
     try:
         signature = inspect.signature(factory)
-    except ValueError:  # some callables written in C have none: calling them will tell
+    except ValueError:  # some callables written in C have none: calling them will show
         return
     try:
         signature.bind(**arguments)
@@ -117,7 +117,7 @@ def check_call(
 
 
 def choose_seeds(seed: int | None, seeds: Sequence[int] | None, n: int) -> tuple[int, ...]:
-    """One seed per process, or that of process 0 alone when the others follow from the number of environments."""
+    """Return one seed per process, or that of process 0 alone if the others follow from the number of environments."""
     if seed is not None and seeds is not None:
         raise BadValueError("RL_Batcher: both seed and seeds are passed. Pass one of them.")
     if seeds is not None:

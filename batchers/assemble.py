@@ -44,8 +44,8 @@ def assemble(
         parts: one per collector, in the order of their environments.
         infos: ``agent_info/…`` and ``env_info/…`` of all environments, on the device.  [B]
         device: the batcher's device.
-        auto_reset: whether the environments restart by themselves.
-        has_gaps: whether they may spend steps on that. If not, the device is asked nothing.
+        auto_reset: see `Backend`; if environments restart without gaps, the device is asked nothing.
+        has_gaps: see `Backend`.
 
     Returns:
         Trajectories that use no memory of the slabs (except of one that is owned), and how many environments

@@ -15,7 +15,7 @@ from rlstruct.batchers.reports import LostEpisodes
 from rlstruct.batchers.saved_state import CollectorState
 from rlstruct.core import DictTensor, Layout
 from rlstruct.errors import BadValueError
-from rlstruct.sharing import Placement
+from rlstruct.sharing import GpuSharing
 
 BACKENDS = {
     "process": "rlstruct.batchers.in_process:InProcess",
@@ -115,16 +115,12 @@ class Settings:
     timeout: float
     max_restarts: int
     graph: bool
-    placement: Placement
+    placement: GpuSharing
     cluster: str | Mapping[str, Any] | None
 
 
 def create_backend(settings: Settings) -> Backend:
-    """Create the backend that fits: in this process, with workers here, or on the cluster that an address names.
-
-    Raises:
-        ValueError: the address is ``"name://…"`` with a name that is not in `BACKENDS`.
-    """
+    """Create the backend that fits: in this process, with workers here, or on the cluster that an address names."""
     cluster = settings.cluster
     if cluster is None:
         name = "workers" if settings.n_processes else "process"

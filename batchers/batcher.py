@@ -22,7 +22,7 @@ from rlstruct.engine.compiled import warn_uncompiled
 from rlstruct.engine.streams import move
 from rlstruct.errors import BatcherStateError, WorkerTimeout
 from rlstruct.profiling import Clock, operation
-from rlstruct.sharing import Mode, Placement
+from rlstruct.sharing import GpuSharing, Mode
 
 
 class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
@@ -103,7 +103,6 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         thread_percentage: float | None = None,
         cluster: str | Mapping[str, Any] | None = None,
     ) -> None:
-        """Create agent and environments, or start the processes that do."""
         n_timesteps = arguments.whole("n_timesteps", n_timesteps, 1)
         n_processes = arguments.whole("n_processes", n_processes, 0)
         max_restarts = arguments.whole("max_restarts", max_restarts, 0)
@@ -114,7 +113,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         agent_args, env_args = arguments.named("agent_args", agent_args), arguments.named("env_args", env_args)
         recipe = Recipe(create_agent, agent_args, create_env, env_args, n_timesteps, self.device, compile_agent)
         arguments.check_factories(recipe, seed)
-        self._recipe, placement = recipe, Placement(self.device, n_processes, sharing, thread_percentage)
+        self._recipe, placement = recipe, GpuSharing(self.device, n_processes, sharing, thread_percentage)
         self._default_infos = arguments.check_info("agent_info", agent_info), arguments.check_info("env_info", env_info)
         self._infos = DictTensor()  # ``agent_info/…`` and ``env_info/…`` of the next batch.  [B] on the device
         self._outstanding: deque[DictTensor] = deque()  # those of each batch that was ordered, the oldest first
@@ -172,8 +171,8 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
                 batcher.execute()
                 trajectories, n_running = batcher.get()  # the oldest batch
 
-        The batches are those of execute and get in turn. Each acts with the weights and the agent_info of its own
-        ``execute``, so with weights that are one batch old, as ``policy_version`` shows.
+        The batches are those of execute and get in turn. Each acts with the weights and the agent_info of the
+        ``execute`` that ordered it, so with weights that are one batch old, as ``policy_version`` shows.
 
         With worker processes this returns at once. With ``n_processes=0`` it collects; on CUDA it queues the work on
         another stream, behind what is queued now: call it before you compute on the last batch.
@@ -307,11 +306,11 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         B, n_envs = self.n_envs(), self._backend.n_envs()
         check_state(state, len(n_envs))
         infos = DictTensor(state["infos"])
-        of_collectors = [arguments.split(infos.truncate_key(prefix), n_envs) for prefix in ("agent_info/", "env_info/")]
+        info_parts = [arguments.split(infos.truncate_key(prefix), n_envs) for prefix in ("agent_info/", "env_info/")]
         with self._failing():
             if weights is not None:  # first: where new episodes begin, the agent's first state may come from them
                 self._backend.update(weights, state["policy_version"])
-            exact = self._backend.load_state_dicts(state["collectors"], *of_collectors)
+            exact = self._backend.load_state_dicts(state["collectors"], *info_parts)
         self._n_updates, self._infos = state["policy_version"], self._moved(infos)
         self._n_running = state["n_running"] if exact else B
         self._state = "new" if not state["begun"] else "ready" if self._n_running else "ended"
@@ -356,8 +355,8 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         stats = backend.stats()
         layouts = stats.layouts
         if not layouts[0]:
-            of_one = self._recipe.measure(self.seeds[0], *(arguments.split(info, n_envs)[0] for info in infos))
-            layouts = (of_one,) * len(layouts)
+            layout = self._recipe.measure(self.seeds[0], *(arguments.split(info, n_envs)[0] for info in infos))
+            layouts = (layout,) * len(layouts)
         n_slabs = max(1, self._deepest, 2 if queued and backend.queues else 1)
         return report_memory(layouts, infos, backend.auto_reset, stats.weight_bytes, n_slabs, stats.pids)
 

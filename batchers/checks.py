@@ -1,7 +1,7 @@
 """Checks of a batch for impossible actions and NaN, once per batch, on the batch's device.
 
 Environments that compute with tensors raise nothing: to them an action beyond the last one is a number like any other,
-and NaN goes through every network. Nobody would notice.
+and NaN goes through every network unnoticed.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.batchers.slab import Steps
-from rlstruct.engine.streams import Later
+from rlstruct.engine.streams import AsyncRead
 from rlstruct.errors import BadValueError, tag_environment
-from rlstruct.spaces import Leaf, leaves
+from rlstruct.spaces import leaves
 
 _FINE = -1
 
 
 class BatchChecks:
-    """Checks the actions of a batch against the action space, and its frames and rewards for NaN.
+    """Checks of a batch: of actions against the action space, of frames and rewards for NaN.
 
     On the CPU a batch is checked at once. Elsewhere the first one is too; later ones leave their result on the device,
     and it is read when the device is through with it, so that nothing waits: the error comes a batch or two later.
@@ -33,21 +33,20 @@ class BatchChecks:
     """
 
     def __init__(self, space: spaces.Space[Any]) -> None:
-        """Find the ranges."""
-        self._actions = {key: leaf for key, leaf in leaves(space, "action").items() if _has_bounds(leaf)}
-        self._bounds: dict[str, tuple[Tensor, Tensor]] = {}  # least and greatest value of each action
+        # Those whose dtype has values outside of the space.
+        self._actions = {
+            key: leaf
+            for key, leaf in leaves(space, "action").items()
+            if not isinstance(leaf.space, spaces.Box) or leaf.torch_dtype.is_floating_point
+        }
+        self._bounds: dict[str, list[Tensor]] = {}  # least and greatest value of each action
         self._names: list[str] = []  # of what `look` looked at
         self._read = False  # whether a batch was checked at once
-        self._later: list[tuple[int, Later]] = []  # number of environments, and what `look` has found
+        self._later: list[tuple[int, AsyncRead]] = []  # number of environments, and what `look` has found
 
     @torch.no_grad()
     def look(self, steps: Steps, n_steps: int, n_final: int) -> Tensor:
-        """Look for what is wrong in a batch, without waiting for the device; this may be recorded.
-
-        Args:
-            steps: the batch.
-            n_steps: how many steps of it were taken, at least 1.
-            n_final: how many rows of ``final`` it used.
+        """Look for what is wrong in the first ``n_steps``, without waiting for the device; this may be recorded.
 
         Returns:
             For each tensor that was looked at the first place t * B + b that is wrong, or -1.  [K] int64
@@ -73,24 +72,20 @@ class BatchChecks:
                 if bool(where.any()):  # sync: elsewhere in the first batch only
                     wrong.append((name, int(_first(where))))  # sync: of what is wrong
             if wrong:
-                self._tell(wrong, B, steps)
+                self._raise_first(wrong, B, steps)
         elif n_steps:
-            self._later.append((B, Later(self.look(steps, n_steps, n_final) if found is None else found)))
+            self._later.append((B, AsyncRead(self.look(steps, n_steps, n_final) if found is None else found)))
             while self._later and (places := self._later[0][1].read()) is not None:
                 self._later.pop(0)
-                self._tell(zip(self._names, places, strict=True), B)
+                self._raise_first(zip(self._names, places, strict=True), B)
 
     def close(self) -> None:
-        """Wait for what was found in the last batches, which no later batch has read.
-
-        Raises:
-            ValueError: as in `check`.
-        """
+        """Wait for what was found in the last batches, which no later batch has read; raises as `check` does."""
         while self._later:
             B, later = self._later.pop(0)
-            self._tell(zip(self._names, later.wait(), strict=True), B)
+            self._raise_first(zip(self._names, later.wait(), strict=True), B)
 
-    def _tell(self, places: Iterable[tuple[str, int]], B: int, steps: Steps | None = None) -> None:
+    def _raise_first(self, places: Iterable[tuple[str, int]], B: int, steps: Steps | None = None) -> None:
         """Raise for what went wrong first: NaN in a frame leads to wrong actions, and these lead to NaN in frames."""
         found = [(2 * (place // B) + (name in self._actions), name, place) for name, place in places]
         for _, name, place in sorted(entry for entry in found if entry[2] != _FINE)[:1]:
@@ -111,7 +106,11 @@ class BatchChecks:
             if name not in steps.action:
                 continue
             values = steps.action[name]
-            low, high = self._bounds.get(name) or self._bounds_on(name, values.device)
+            if name not in self._bounds:
+                leaf = self._actions[name]
+                bounds = (-math.inf, math.inf) if isinstance(leaf.space, spaces.Box) else leaf.bounds()
+                self._bounds[name] = [torch.as_tensor(bound, device=values.device) for bound in bounds]
+            low, high = self._bounds[name]
             wrong = ~((values[:n] >= low) & (values[:n] <= high))
             if not values.is_cpu or bool(wrong.any()):  # sync: of CPU memory
                 yield name, _any(wrong, running)
@@ -132,36 +131,25 @@ class BatchChecks:
                     wrong[1:].view(-1)[at] |= final.isnan().flatten(1).any(1) if final.dim() > 1 else final.isnan()
                 yield f"observation/{key}", wrong
 
-    def _bounds_on(self, name: str, device: torch.device) -> tuple[Tensor, Tensor]:
-        leaf = self._actions[name]
-        low, high = (-math.inf, math.inf) if isinstance(leaf.space, spaces.Box) else leaf.bounds()
-        self._bounds[name] = torch.as_tensor(low, device=device), torch.as_tensor(high, device=device)
-        return self._bounds[name]
-
     def _error(self, name: str, t: int, j: int, shown: str) -> ValueError:
         if name in self._actions:
             space = self._actions[name].space
             text = (
                 f"agent: action {name!r} of environment {j} in step {t} of the batch is {shown}, expected an element "
-                f"of {space}. The environment accepted it silently. {_mend(space)}"
+                f"of {space}. The environment accepted it silently. {_fix(space)}"
             )
         else:
             none = name.endswith("/reward")
-            mend = (
+            fix = (
                 "A reward of None becomes NaN: return 0.0."
                 if none
                 else "Look for a division by zero, or an observation of None."
             )
             when = f"after step {t - 1}" if t else "at the beginning"
-            text = f"environment: {name!r} of environment {j} is NaN {when} of the batch. {mend}"
+            text = f"environment: {name!r} of environment {j} is NaN {when} of the batch. {fix}"
         error = BadValueError(text)
         tag_environment(error, j, t if name in self._actions else max(0, t - 1))
         return error
-
-
-def _has_bounds(leaf: Leaf) -> bool:
-    """Return True if the dtype has values outside of the space; of a Box only NaN is refused."""
-    return not isinstance(leaf.space, spaces.Box) or leaf.torch_dtype.is_floating_point
 
 
 def _any(wrong: Tensor, running: Tensor) -> Tensor:
@@ -170,12 +158,12 @@ def _any(wrong: Tensor, running: Tensor) -> Tensor:
 
 
 def _first(wrong: Tensor) -> Tensor:
-    """The first place that is wrong, or -1: a tensor without dimensions."""
+    """Return the first place that is wrong, or -1: a tensor without dimensions."""
     flat = wrong.flatten()
     return torch.where(flat.any(), flat.to(torch.uint8).argmax(), _FINE)
 
 
-def _mend(space: spaces.Space[Any]) -> str:
+def _fix(space: spaces.Space[Any]) -> str:
     if isinstance(space, spaces.Box):
         return "Look for NaN in the agent's weights, from a learning rate that is too large for example."
     if isinstance(space, spaces.Discrete) and space.start != 0:

@@ -123,7 +123,7 @@ def _join(stretches: list[TemporalDictTensor]) -> TemporalDictTensor:
 
 
 class EpisodeStatistics:
-    """Adds up rewards and steps over batches, and tells what each episode was worth when it ends.
+    """Sums of rewards and steps over batches, which give the return and length of each episode when it ends.
 
     It reads ``_observation/reward`` and ``_observation/done``, whatever the environment's own ``info`` says, and starts
     again from zero wherever an environment was reset. Only `add` and `mean_return` wait for the device.
@@ -138,7 +138,6 @@ class EpisodeStatistics:
     """
 
     def __init__(self, n_envs: int, device: torch.device | str = "cpu") -> None:
-        """Start with no episode begun."""
         self.open_return = torch.zeros(n_envs, dtype=torch.float64, device=device)
         self.open_length = torch.zeros(n_envs, dtype=torch.int64, device=device)
         self._ended = torch.zeros(2, dtype=torch.float64, device=device)  # sum of returns and number, see mean_return

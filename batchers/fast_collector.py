@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,44 +18,40 @@ from rlstruct.engine.executors import PROMISE
 from rlstruct.engine.fused import FusedRollout, Perceptron
 from rlstruct.engine.graph import Graph, Recorder, recorder_of
 from rlstruct.engine.precision import EXACT, products
-from rlstruct.engine.promise import Unavailable
+from rlstruct.engine.purity import Unavailable
 from rlstruct.engine.runner import Runner
 from rlstruct.errors import warn_user
+from rlstruct.functional.random import step_keys
 from rlstruct.profiling import operation
-from rlstruct.vec_env import Carrying
+from rlstruct.rl_agent import RL_Agent
+from rlstruct.vec_env import Carrying, VecEnv
 
-_WORTH_GIVING = 1 << 20  # bytes
 _logger = logging.getLogger(__name__)
 Record = dict[str, Tensor]
 """The tensors of `Steps`, and ``found``, see `BatchChecks.look`."""
 
 
+def create_collector(env: VecEnv, agent: RL_Agent, *, whole: bool, **settings: Any) -> Collector:  # noqa: ANN401
+    """Create a collector, with ``whole`` one that takes T steps at once, if such environments could be."""
+    fast = whole and (isinstance(env, Carrying) or hasattr(type(env), "fused_rollout"))
+    return (FastCollector if fast else Collector)(env, agent, **settings)
+
+
 class FastCollector(Collector):
-    """A collector whose trajectories are those of single steps, however they come about.
+    """A collector that takes T steps at once, if the agent promises to be pure; results are those of single steps."""
 
-    With ``whole`` it looks for ways to take T steps at once. All need an agent that promises to be pure.
-
-    Attributes:
-        steps: those of the last batch, until they are passed on. The next one writes to the same memory unless it is
-            ``owned``.
-        owned: whether the memory of a batch becomes the caller's, so that nothing is copied.
-    """
-
-    steps: Steps
-
-    def __init__(self, *args: Any, whole: bool, **settings: Any) -> None:  # noqa: ANN401 - see Collector
+    def __init__(self, *args: Any, **settings: Any) -> None:  # noqa: ANN401 - see Collector
         super().__init__(*args, **settings)
         env, agent = self.env, self.agent
-        self.owned = False
-        self._told = False
+        self._reported = False
         # Asked of classes: what a wrapper forwards to an object inside is not for others to call.
         self._perceptron: Callable[..., Perceptron | None] = getattr(type(agent), "perceptron", lambda agent: None)
         self._kind: object = None  # of the perceptron that acted last
-        rollout = getattr(type(env), "fused_rollout", None) if whole and agent.pure else None
-        recorder = recorder_of(self._device) if whole and isinstance(env, Carrying) else None
+        rollout = getattr(type(env), "fused_rollout", None) if agent.pure else None
+        recorder = recorder_of(self._device) if isinstance(env, Carrying) else None
         if recorder is not None and not agent.pure:
             recorder = None
-            self._tell(f"the agent does not promise to be pure: {PROMISE}")
+            self._report(f"the agent does not promise to be pure: {PROMISE}")
         kernel = None if rollout is None else lambda _: LaunchedBatch(self, rollout)
         graph = None if recorder is None else lambda _: RecordedBatch(self, recorder)
         self._kernel = None if kernel is None else Runner(self._by_graph, agent, self._device, kernel, alike=True)
@@ -77,10 +72,10 @@ class FastCollector(Collector):
     def program(self, carry: Carry) -> tuple[Carry, Record]:
         """Take T steps as a step of `rlstruct.engine`, from one carry to the next."""
         self.set_carry(carry)
-        before = self.renew()  # what is recorded writes to memory of its own
+        before = self.renew()  # a graph writes to memory that nothing else uses
         try:
-            self.take_steps(look=False)
-            record = {**self.slab.tensors, "found": self._checks.look(self.slab, self._T, 0)}
+            slab, *_ = self.take_steps(look=False)
+            record = {**slab.tensors, "found": self._checks.look(slab, self._T, 0)}
         finally:
             self.renew(before)
         return self.carry(), record
@@ -90,7 +85,7 @@ class FastCollector(Collector):
         seen = self._observation._tensors
         self._progress.enter(Phase.ENVIRONMENT)
         with operation("simulator"):
-            record = rollout(seen, self.keys(), perceptron)
+            record = rollout(seen, step_keys(self._seeds, self._episode_now, self._steps), perceptron)
         self._observation = DictTensor({key: record[f"stream/{key}"][-1].clone() for key in seen})
         self._steps = self._steps + self._T
         running = torch.ones_like(record["stream/done"][0]).expand(self._T, -1)
@@ -99,7 +94,7 @@ class FastCollector(Collector):
     def finish_whole(self, record: Record, executor: str) -> Collected:
         """Count and check T steps that an executor has taken."""
         found, self.steps = record.pop("found", None), Steps(record)
-        return replace(self.finish(self._T, 0, self.steps, found), executor=executor)
+        return self.finish(self._T, 0, executor, found)
 
     def _by_graph(self, _: object = None) -> Collected:
         """Replay a graph where it does what single steps would do; else take these."""
@@ -107,21 +102,16 @@ class FastCollector(Collector):
             return self._by_steps()
         if self.agent_info.empty() or self.agent_info.device == self._device:
             return self._graph(self.carry())
-        self._tell("agent_info is on the CPU, where its values would be frozen: set `agent_info_on_device = True`")
+        self._report("agent_info is on the CPU, where its values would be frozen: set `agent_info_on_device = True`")
         return self._by_steps()
 
     def _by_steps(self, _: object = None) -> Collected:
-        collected, self.steps = super().collect(None), self.slab
-        # A small one is copied in less time than the views of another slab take.
-        self.owned = self.layout().nbytes() >= _WORTH_GIVING
-        if self.owned:
-            self.renew()
-        return collected
+        return super().collect(None)
 
     def _perceptron_of_agent(self) -> Perceptron | None:
         """Return what a kernel acts with; None if there is none, or none is allowed."""
         if products(self._device) > EXACT:
-            self._tell('torch.set_float32_matmul_precision is not "highest", as its products are', "kernel")
+            self._report('torch.set_float32_matmul_precision is not "highest", as its products are', "kernel")
             return None
         return self._perceptron(self.agent)
 
@@ -131,9 +121,9 @@ class FastCollector(Collector):
             f"one, slower and with equal results: {why_not}. RL_Batcher(graph=False) does not warn."
         )
 
-    def _tell(self, why_not: str, what: str = "graph") -> None:
-        if not self._told:
-            self._told = True
+    def _report(self, why_not: str, what: str = "graph") -> None:
+        if not self._reported:
+            self._reported = True
             _logger.info("RL_Batcher: a batch on %s could run as one %s, but %s.", self._device, what, why_not)
 
 

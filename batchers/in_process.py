@@ -14,13 +14,13 @@ from torch import Tensor
 
 from rlstruct.batchers.assemble import Part
 from rlstruct.batchers.backend import BackendStats, Settings
-from rlstruct.batchers.collector import Collected
-from rlstruct.batchers.fast_collector import FastCollector
+from rlstruct.batchers.collector import Collected, Collector
+from rlstruct.batchers.fast_collector import create_collector
 from rlstruct.batchers.progress import Phase, Progress, describe, worker_error
 from rlstruct.batchers.recipe import by_value
 from rlstruct.batchers.saved_state import CollectorState
 from rlstruct.core import DictTensor
-from rlstruct.engine.streams import lane_of
+from rlstruct.engine.streams import stream_on
 from rlstruct.errors import UsageError, WorkerError
 from rlstruct.vec_env import Carrying
 
@@ -36,26 +36,24 @@ class InProcess:
     interrupted: Literal["new", "failed"] | None = "new"
 
     def __init__(self, settings: Settings) -> None:
-        """Create agent and environment."""
         recipe = replace(settings.recipe, agent_args=by_value(settings.recipe.agent_args))
         self._seed = settings.seeds[0]
-        self._lane = lane_of(recipe.device, default=True)
+        self._stream = stream_on(recipe.device, default=True)
         self._progress = Progress(torch.zeros(4, dtype=torch.int64, device="cpu"), waits=False)
         self._batch: Collected | None = None
         self._failure: BaseException | None = None
         self._n_envs: list[int] = []
         self._progress.enter(Phase.START)
         agent_seed = (settings.agent_seeds or settings.seeds)[0]
-        kind = functools.partial(FastCollector, whole=settings.graph)
-        self._collector: FastCollector = self._run(recipe.make, self._seed, agent_seed, self._progress, kind=kind)
+        kind = functools.partial(create_collector, whole=settings.graph, gives=True)
+        self._collector: Collector = self._run(recipe.make, self._seed, agent_seed, self._progress, kind=kind)
         env = self._collector.env
         self._n_envs, self.auto_reset, self.has_gaps = [env.n_envs()], env.auto_reset, env.restarts_take_steps
-        if isinstance(
-            env, Carrying
-        ):  # it computes with torch only; others may launch where torch's streams do not wait
-            self._lane.give(())
-            self._lane = lane_of(recipe.device)
-            self._lane.keep(env.carry().values())
+        # It computes with torch only; others may launch where torch's streams do not wait.
+        if isinstance(env, Carrying):
+            self._stream.give(())
+            self._stream = stream_on(recipe.device)
+            self._stream.keep(env.carry().values())
 
     def n_envs(self) -> list[int]:
         """Return the number of environments, which exist already."""
@@ -79,18 +77,18 @@ class InProcess:
             raise self._failure
         if self._batch is None:  # unreachable: RL_Batcher calls execute first
             raise UsageError("rlstruct.batchers.in_process: collect before execute.")
-        if not blocking and not self._lane.ready():
+        if not blocking and not self._stream.ready():
             return None
         collector, collected, self._batch = self._collector, self._batch, None
-        running, steps = collector.running(), collector.steps
+        running, steps = None if self.auto_reset else collector.running, collector.steps
         del collector.steps  # else it would keep memory that is another's now
-        self._lane.give([*steps.tensors.values(), *([] if running is None else [running])])
+        self._stream.give([*steps.tensors.values(), *([] if running is None else [running])])
         going_on = self._n_envs[0] if running is None else running
         return [Part(steps, collected, self._seed, 0, going_on, collector.owned)]
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Give the agent the caller's tensors, as they are now."""
-        self._run(self._collector.update, self._lane.take(weights), version)
+        self._run(self._collector.update, self._stream.take(weights), version)
 
     def state_dicts(self) -> list[CollectorState]:
         """Return the collector's state. Torch's generator belongs to the caller's process, and the caller saves it."""
@@ -106,23 +104,23 @@ class InProcess:
 
     def stats(self) -> BackendStats:
         """Return the collector's seconds and layout."""
-        return BackendStats((self._progress.clock.seconds(),), (self._collector.layout(),))
+        return BackendStats((self._progress.clock.seconds(),), (self._collector.layout,))
 
     def close(self) -> None:
         """Close agent and environment."""
         try:
-            self._lane.give(())  # tables of the environment are free for what the caller queues from now on
+            self._stream.give(())  # tables of the environment are free for what the caller queues from now on
             self._collector.close()
         except Exception:  # as with worker processes: closing always succeeds
             _logger.warning("RL_Batcher.close", exc_info=True)
 
     def _run(self, call: Callable[..., R], *arguments: Any, **keywords: Any) -> R:  # noqa: ANN401 - of that call
-        """Call in the lane; turn an exception of the user's code into the WorkerError that a worker would give."""
+        """Call in the stream; turn an exception of the user's code into the WorkerError that a worker would give."""
         try:
-            with self._lane.work():
+            with self._stream.work():
                 result = call(*arguments, **keywords)
         except (Exception, GeneratorExit) as error:
-            seen = self._collector.given() if hasattr(self, "_collector") else ""
+            seen = self._collector.describe_inputs() if hasattr(self, "_collector") else ""
             failure = describe(error, self._progress, seen)
             self._progress.clock.enter(Phase.WAIT)
             raise worker_error(failure, error, 0, os.getpid(), self._seed, range(sum(self._n_envs))) from error

@@ -18,8 +18,6 @@ from rlstruct.errors import PAGE, ShapeMismatchError, WorkerError
 from rlstruct.profiling import Clock
 
 _UNBORN = -1  # in place of a phase, while Python starts and imports the user's main script
-
-
 _WORDS = (
     *("waiting", "create_env / create_agent", "environment.reset", "agent", "environment.step", "writing the batch"),
     *("saving a checkpoint", "loading a checkpoint", "agent.update", "a batch as one graph"),
@@ -56,7 +54,7 @@ class Interrupted(BaseException):
 
 
 class Progress:
-    """Phase and step of a collector, and whether it shall stop.
+    """Phase and step of a collector, and a request to stop.
 
     Args:
         words: [3] int64 or more, in shared memory if another process is to see them.
@@ -64,7 +62,6 @@ class Progress:
     """
 
     def __init__(self, words: Tensor, waits: bool = True) -> None:
-        """Leave the words as they are: another process may have written them."""
         # A memoryview is written in a twentieth of the time that a tensor takes.
         self._words = memoryview(words.numpy())  # type: ignore[arg-type]  # sync: a view, once
         names: dict[str, str | None] = {phase.name.lower(): phase.name.lower() for phase in Phase}
@@ -72,10 +69,7 @@ class Progress:
 
     def enter(self, phase: Phase) -> None:
         """Begin a phase."""
-        self._words[0] = phase
-        self.clock.enter(phase)
-        if self._words[2]:
-            raise Interrupted
+        self.at(phase, self._words[1])
 
     def at(self, phase: int, t: int) -> None:
         """Begin a phase of step t of a batch."""
@@ -127,7 +121,7 @@ class Failure:
 
 
 def describe(error: BaseException, progress: Progress, seen: str = "") -> Failure:
-    """Turn an exception into something that can be sent; what the agent has ``seen`` is told if it was the agent."""
+    """Turn an exception into something that can be sent, with what the agent has ``seen`` if it was the agent."""
     phase, said, step = progress.phase, traceback.format_exception_only(error), getattr(error, "batch_step", None)
     return Failure(
         error=_pickled(error),
@@ -160,7 +154,7 @@ def worker_error(
     seed = seed if index is None else seed + index
     step = "" if failure.step is None else f", step {failure.step}"
     who = "this process" if here else f"worker {worker} (pid {pid})"
-    # A VecEnv numbers its own environments; the user is told one number only, that of the batch.
+    # A VecEnv numbers its own environments; users see one number only, that of the batch.
     summary = re.sub(rf"\benvironment {index}\b", where, failure.summary)
     text = f"{who} raised in {failure.phase.words}, {where}, seed {seed}{step}: {summary}"
     if failure.seen:
@@ -208,7 +202,7 @@ def rebuild(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, A
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    """The exception as bytes that surely can be read again, without whatever of it does not survive that."""
+    """Pickle an exception, without those of its parts that cannot be read again."""
     whole = _survives(error)
     if whole is not None:
         return whole
@@ -236,5 +230,5 @@ def unpickled(pickled: bytes | None) -> BaseException | None:
     try:
         found = None if pickled is None else cloudpickle.loads(pickled)
         return rebuild(*found) if isinstance(found, tuple) else found
-    except Exception:  # its traceback still tells the story
+    except Exception:  # its traceback says the same
         return None

@@ -1,4 +1,4 @@
-"""Recipe: what a process needs to make its agent, its environments, and the collector that lets them meet."""
+"""Recipe: everything a process needs to make its agent, its environments and its collector."""
 
 from __future__ import annotations
 
@@ -53,9 +53,7 @@ class Recipe:
         kind: Callable[..., Any] = Collector,
     ) -> Any:  # noqa: ANN401 - of that kind
         """Call both factories and seed the agent; what exists is closed if the rest fails. See `Collector`."""
-        with (
-            contextlib.ExitStack() as undo
-        ):  # only this block knows the environment, which may hold processes or windows
+        with contextlib.ExitStack() as undo:  # only this block knows the environment, which may hold processes
             env = self.create_env(**{**self.env_args, "seed": seed})
             if not isinstance(env, VecEnv):
                 raise BadTypeError(
@@ -90,7 +88,7 @@ class Recipe:
 
         Those of the batcher are not touched, nor are the global generators of random, numpy and torch.
         """
-        of_python, of_numpy = random.getstate(), np.random.get_state()
+        python_state, numpy_state = random.getstate(), np.random.get_state()
         progress = Progress(torch.zeros(3, dtype=torch.int64, device="cpu"))
         try:
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
@@ -98,10 +96,10 @@ class Recipe:
                 with contextlib.closing(one_step.make(seed, seed, progress)) as collector:
                     collector.reset(agent_info, env_info)
                     collector.collect(None)
-                    return stretched(collector.layout(), self.n_timesteps)
+                    return stretched(collector.layout, self.n_timesteps)
         finally:
-            random.setstate(of_python)
-            np.random.set_state(of_numpy)
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
 
 
 def versions() -> dict[str, str]:

@@ -44,7 +44,7 @@ class BatcherState(TypedDict):
 
 
 def on_cpu(tensors: Mapping[str, Tensor] | DictTensor) -> dict[str, Tensor]:
-    """Copies that no later step writes to."""
+    """Copy tensors to CPU memory that no later step writes to."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 

@@ -29,7 +29,7 @@ class SharedBlock:
 
     def __init__(self, fd: int | None = None) -> None:
         """Create an empty block, or open the one behind an inherited file descriptor ``fd``."""
-        self._fd = _anonymous_file() if fd is None else fd
+        self._fd = _not_standard(os.memfd_create("rlstruct", os.MFD_CLOEXEC)) if fd is None else fd
         self._close = weakref.finalize(self, os.close, self._fd)  # also without a call of close()
 
     def map(self, layout: Layout) -> dict[str, Tensor]:
@@ -83,10 +83,6 @@ def _padded(shape: tuple[int, ...], dtype: torch.dtype) -> int:
 
 def _open_inherited(inherited: Any) -> SharedBlock:  # noqa: ANN401 - multiprocessing's DupFd has no public type
     return SharedBlock(inherited.detach())
-
-
-def _anonymous_file() -> int:
-    return _not_standard(os.memfd_create("rlstruct", os.MFD_CLOEXEC))
 
 
 def _not_standard(low: int) -> int:

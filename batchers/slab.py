@@ -42,7 +42,6 @@ class Steps:
     """
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
-        """Sort the tensors of a layout (see `slab_layout`) by their prefix."""
         self.tensors = tensors
         self.stream = part_of(tensors, "stream/")
         self.action = part_of(tensors, "action/")
@@ -74,33 +73,43 @@ class Slab(Steps):
     """
 
     def __init__(self, tensors: dict[str, Tensor], in_place: bool = False) -> None:
-        """Make the views that writing needs: of every step, and once."""
         super().__init__(tensors)
         keys = self.stream["rng"].unbind(0)
-        self.slots = _slots({k: v for k, v in self.stream.items() if k != "rng"})
+        planes = {key: plane for key, plane in self.stream.items() if key != "rng"}
+        self.slots = [DictTensor.unchecked(dict(zip(planes, r, strict=True))) for r in _rows([*planes.values()])]
         self.shown = [
             DictTensor.unchecked({**slot._tensors, "rng": key}) for slot, key in zip(self.slots, keys, strict=True)
         ]
-        self._observation_layout = Layout.of(self.slots[0])
-        self._action_layout, self._state_layout = Layout.of(self.action, drop=1), Layout.of(self.state)
+        self._layouts = {
+            "environment: observation": Layout.of(self.slots[0]),
+            "environment: mask": Layout.of({"running": self.running}, drop=1),
+            "agent: action": Layout.of(self.action, drop=1),
+            "agent: state": Layout.of(self.state),
+        }
         self._places = {tensor.untyped_storage().data_ptr() for tensor in tensors.values()}
         self._copy: Callable[..., object] = torch._foreach_copy_ if self.running.is_cpu else copy_grouped
         self._action_rows = _rows([*self.action.values()])
         # As lists, which are compared with those of each step.
-        self._action_names, self._action_specs = [*self.action], [*self._action_layout.values()]
-        self._observation_specs = [*self._observation_layout.values()]
+        self._action_names, self._action_specs = [*self.action], [*self._layouts["agent: action"].values()]
+        self._observation_specs = [*self._layouts["environment: observation"].values()]
         self._running_rows = self.running.unbind(0)
         self._reached_rows = _rows(list(self.reached.values()))
         self._final_arrays = [_array(plane) for plane in self.final.values()]
         self._restarted = None if self.restarted is None else _array(self.restarted)
-        self.buffers = _buffers({key: self.stream[key] for key in self.slots[0].keys()}) if in_place else []
+        self.buffers = _buffers(planes) if in_place else []
         final = _buffers(self.final) if in_place and self.final else [None] * len(self.running)
         self.finals_of: list[ObservationBuffer | None] = [*final]
 
-    def begin(self, observation: DictTensor, state: DictTensor, keys: Tensor) -> None:
-        """Write what is known before the first step; ``keys`` are those of all slots, [T + 1, B] int64."""
-        self._check("environment: observation", observation, self._observation_layout)
-        self.check_state(state)
+    def begin(self, observation: DictTensor, state: DictTensor, keys: Tensor) -> DictTensor:
+        """Write what is known before the first step; ``keys`` are those of all slots, [T + 1, B] int64.
+
+        Returns:
+            The state to go on from: one that shows observations of the last batch must not change with the slots.
+        """
+        self.check("environment: observation", observation)
+        self.check("agent: state", state)
+        if self.state:
+            state = self.apart(state)
         self.stream["rng"].copy_(keys)
         slot = self.slots[0]._tensors
         values = [*map(observation._tensors.__getitem__, slot), *map(state._tensors.__getitem__, self.state)]
@@ -111,6 +120,7 @@ class Slab(Steps):
             self.running.fill_(True)
             for flag in FLAGS:
                 self.stream[flag][1:].fill_(False)
+        return state
 
     def write_action(self, t: int, action: DictTensor) -> None:
         """Write what the agent returned in step t, [B], before an environment that gets it can change it.
@@ -124,7 +134,7 @@ class Slab(Steps):
         for value, spec in zip(values, self._action_specs, strict=False):
             fits = fits and (value.shape, value.dtype) == spec
         if not fits:
-            self._check("agent: action", action, self._action_layout)  # the order of the keys may differ
+            self.check("agent: action", action)  # the order of the keys may differ
             values = [tensors[name] for name in self._action_names]
         self._copy(self._action_rows[t], values)
 
@@ -148,8 +158,7 @@ class Slab(Steps):
         """
         (reached, ran), (current, _) = step
         if ran.shape != self._running_rows[t].shape or ran.dtype is not torch.bool:
-            running = {"running": self.running}
-            self._check("environment: mask", DictTensor({"running": ran}), Layout.of(running, drop=1))
+            self.check("environment: mask", DictTensor({"running": ran}))
         places = [self._running_rows[t], *self.slots[t + 1].values()]
         values = [ran, *self._checked(current)]
         if self.reached:
@@ -171,19 +180,21 @@ class Slab(Steps):
             len(observation._tensors) != len(tensors)
             or [None if v is None else (v.shape, v.dtype) for v in tensors] != self._observation_specs
         ):
-            self._check("environment: observation", observation, self._observation_layout)
+            self.check("environment: observation", observation)
         return [v for v in tensors if v is not None]
 
-    def holds(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is memory of this slab, which the next batch writes again."""
-        return tensor.untyped_storage().data_ptr() in self._places
+    def apart(self, part: DictTensor) -> DictTensor:
+        """Copy the tensors that are memory of this slab, which the next batch writes again."""
+        return part.map(
+            lambda tensor: tensor.clone() if tensor.untyped_storage().data_ptr() in self._places else tensor
+        )
 
     def seen(self, t: int) -> dict[str, Tensor]:
         """Copy what the agent is shown at step t, for `refuse_changes`."""
         return {key: value[t].clone() for key, value in self.stream.items()}
 
     def refuse_changes(self, t: int, before: Mapping[str, Tensor]) -> None:
-        """Raise RuntimeError if the agent has changed what it was shown: `seen` told ``before`` what that was."""
+        """Raise RuntimeError if the agent has changed what it was shown, which `seen` copied ``before``."""
         for key, was in before.items():
             now = self.stream[key][t]
             if not bool(((now == was) | (now != now)).all()):  # sync: in the first batch only
@@ -192,14 +203,10 @@ class Slab(Steps):
                     f"same memory. Change a copy: observation[{key!r}].clone()."
                 )
 
-    def check_state(self, state: DictTensor) -> None:
-        """Raise unless a state of the agent [B, ...] is like the first one."""
-        self._check("agent: state", state, self._state_layout)
-
-    @staticmethod
-    def _check(role: str, tensors: DictTensor, layout: Layout) -> None:
+    def check(self, role: str, tensors: DictTensor) -> None:
+        """Raise unless tensors [B, ...] are like the first ones in their role."""
         fix = "Return the same keys, shapes and dtypes in every step, those of the first one."
-        expect(f"RL_Batcher: {role}", tensors, layout, fix=fix)
+        expect(f"RL_Batcher: {role}", tensors, self._layouts[role], fix=fix)
 
 
 def slab_layout(
@@ -228,16 +235,16 @@ def slab_layout(
 def stretched(layout: Layout, T: int) -> Layout:
     """Return the layout of T steps, given that of one."""
 
-    def rows(name: str, of_one: int) -> int:
+    def rows(name: str, n_rows: int) -> int:
         if name.startswith("state/"):
-            return of_one
-        return T + 1 if name.startswith("stream/") else T * of_one
+            return n_rows
+        return T + 1 if name.startswith("stream/") else T * n_rows
 
     return Layout({name: ((rows(name, shape[0]), *shape[1:]), dtype) for name, (shape, dtype) in layout.items()})
 
 
 def history_until(slab: Slab | None, observation: DictTensor, t: int, n_final: int, gaps: bool) -> TemporalDictTensor:
-    """The t steps of a batch so far [B, t], with the keys of Trajectories: views where no environment restarted.
+    """Return the t steps of a batch so far [B, t], with keys of Trajectories: views where no environment restarted.
 
     With ``gaps`` environments may spend steps on their restarts, which are left out here as in Trajectories.
     """
@@ -268,7 +275,7 @@ def zero_after(tensor: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _no_history(observation: DictTensor) -> TemporalDictTensor:
-    """A history of no step, before the first action. What an agent returns beside it is not known yet."""
+    """Return a history of no step. What the agent returns besides the action is not known yet."""
     empty = {k: v.new_empty((v.shape[0], 0, *v.shape[1:])) for k, v in observation.items()}
     actions = {k.removeprefix("last_"): v for k, v in empty.items() if k.startswith("last_action")}
     empty["rng"] = observation["done"].new_empty((observation.n_elems(), 0), dtype=torch.int64)
@@ -297,19 +304,15 @@ def next_observations(slab: Slab, t: int, n_final: int) -> dict[str, Tensor]:
 
 
 def as_signed(tensor: Tensor) -> Tensor:
-    """The same memory in a dtype that torch can write by index or by mask: it has no such kernels for wide unsigned."""
+    """View a tensor in a dtype that torch can write by index or by mask: it has no such kernels for wide unsigned."""
     signed = _SIGNED.get(tensor.dtype)
     return tensor if signed is None else tensor.view(signed)
 
 
 def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """The memory of a tensor as a numpy array; a dtype that numpy lacks shows its bits."""
+    """View a tensor as a numpy array; a dtype that numpy lacks shows its bits."""
     bits = _BITS.get(tensor.dtype)
     return (tensor if bits is None else tensor.view(bits)).numpy()  # sync: a view of CPU memory
-
-
-def _slots(tensors: dict[str, Tensor]) -> list[DictTensor]:
-    return [DictTensor.unchecked(dict(zip(tensors, rows, strict=True))) for rows in _rows(list(tensors.values()))]
 
 
 def _buffers(planes: dict[str, Tensor]) -> list[ObservationBuffer]:

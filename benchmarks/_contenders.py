@@ -1,4 +1,4 @@
-"""Long-lived contenders of a benchmark, each in a process of its own, that run in turns.
+"""Long-lived contenders of a benchmark, each in its own process, that run in turns.
 
 Everybody is started and warmed up before the first round, and every round gives each of them one turn, so that a slow
 moment of the machine hits all of them and start-up is not counted. See ``peers/_serve.py`` for the other side.
@@ -25,6 +25,7 @@ import psutil
 
 HERE = Path(__file__).parent
 PEERS = HERE / "peers"
+PEERS_PYTHON = str(HERE.parent / ".venv-peers/bin/python")
 START_SECONDS = TURN_SECONDS = 300.0
 
 
@@ -157,19 +158,7 @@ class Player:
 
 
 def compete(entries: Sequence[Entry], rounds: int, seconds: float) -> list[Result]:
-    """Run all entries in interleaved rounds.
-
-    Args:
-        entries: in the order of the table.
-        rounds: at least 5.
-        seconds: about how long a turn takes; one batch at least.
-
-    Returns:
-        One result for each entry; one that is not installed, or fails, says so.
-
-    Raises:
-        ValueError: fewer than 5 rounds.
-    """
+    """Run all entries in interleaved rounds."""
     if rounds < 5:
         raise ValueError(f"compete: got rounds = {rounds}, expected at least 5, so that the median says something.")
     results = [Result(entry.name) for entry in entries]

@@ -1,6 +1,6 @@
 """One fault, done to one library: what it tells, how long it takes, what it leaves behind.
 
-The program that suffers is ``peers/faulty.py``, a process group of its own. Linux only.
+The program that suffers is ``peers/faulty.py``, in its own process group. Linux only.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import re
 import signal
 import subprocess
 import tempfile
@@ -39,14 +38,6 @@ FAULTS = {
 RAISING = ("kill", "exception", "stop")
 # How the program ends by itself: its exit code, and the tracebacks that its user reads.
 ENDING = {"interrupt": (-signal.SIGINT, 1), "exit": (7, 0), "error": (1, 1), "forget": (0, 0)}
-# What rlstruct promises to say. A worker may be hit between two batches, when it is in no step.
-PLACE = r"in (.+, step \d+|no call of yours)"
-PROMISED = {
-    "kill": r"^WorkerError: worker 2 \(pid \d+, environments 2 to 2, seed 2\) was killed by SIGKILL " + PLACE,
-    "exception": r"^WorkerError: worker 2 \(pid \d+\) raised in environment.step, environment 2, seed 2, step \d+: "
-    r"ValueError: the arm has left the table(.|\n)+faulty.py\", line \d+",
-    "stop": r"^WorkerTimeout: worker 2 \(pid \d+, .+\) gave no answer within 10 s; it is " + PLACE,
-}
 
 
 @dataclass
@@ -174,13 +165,13 @@ def watch(program: Program, fault: str, workers: list[psutil.Process], family: l
         words = f"silent for {PATIENCE:.0f} s" if died is None else f"main process died with code {died}"
         return Outcome(f"**{words}**", f"**{words}**", {"raised": None})
     seconds = raised["at"] - start
-    told = f"`{raised['type']}` after {seconds:.2f} s: {quoted(raised['text'])}"
+    heard = f"`{raised['type']}` after {seconds:.2f} s: {quoted(raised['text'])}"
     if raised["cause"]:
-        told += f"; it came from {quoted(raised['cause'])}"
+        heard += f"; it came from {quoted(raised['cause'])}"
     facts = {"raised": raised, "seconds": seconds, "closed": program.event("closed", PATIENCE)}
     short = f"reported in {seconds:.1f} s"
     if (closed := facts["closed"]) is None:
-        return Outcome(f"{told}; **close() hangs, over {PATIENCE:.0f} s**", f"{short}, **close() hangs**", facts)
+        return Outcome(f"{heard}; **close() hangs, over {PATIENCE:.0f} s**", f"{short}, **close() hangs**", facts)
     after = f"close() {closed['at'] - raised['at']:.2f} s"
     if closed["error"]:
         after, short = f"{after}, raises {quoted(closed['error'])}", f"{short}, **close() raises**"
@@ -192,7 +183,7 @@ def watch(program: Program, fault: str, workers: list[psutil.Process], family: l
         short += f", **{spell(len(alive_still), 'process', 'processes')} left**"
     if zombies := len(left) - len(alive_still):
         after += f", {spell(zombies, 'zombie')}"
-    return Outcome(f"{told}; {after}", short, facts)
+    return Outcome(f"{heard}; {after}", short, facts)
 
 
 def leave(program: Program, fault: str, workers: list[psutil.Process]) -> Outcome:
@@ -238,29 +229,6 @@ def abandon(program: Program, group: bool, workers: list[psutil.Process]) -> Out
     words = f"of {len(workers)} workers alive: {', '.join(times)}"
     short = f"**{spell(counts[0], 'worker')} alive after 1 s**" if counts[0] else "none alive after 1 s"
     return Outcome(f"**{words}**" if counts[0] else words, short, {"alive": counts})
-
-
-def promises_kept(fault: str, facts: dict[str, Any]) -> bool:
-    """Return True if rlstruct kept its promise."""
-    if facts["shared"]:
-        return False
-    if fault in ENDING:
-        told = (facts["code"], facts.get("tracebacks")) == ENDING[fault]
-        return told and facts["seconds"] < 3.0 and not facts["leaked"] and not facts["alive"]
-    if fault not in RAISING:
-        return facts["alive"] == [0]
-    if facts["raised"] is None or facts["closed"] is None:
-        return False
-    told = re.search(PROMISED[fault], f"{facts['raised']['type']}: {facts['raised']['text']}") is not None
-    # The limit counts from the call of get(), which may have waited for some steps when the worker is stopped.
-    expected = LIMIT if fault == "stop" else 0.0
-    quick = abs(facts["seconds"] - expected) < 1.0 and closing_seconds(facts) < 2.0
-    return told and quick and not facts["closed"]["error"] and not facts["left"]
-
-
-def closing_seconds(facts: dict[str, Any]) -> float:
-    """Return the duration of close(), 0 if it was not called."""
-    return facts["closed"]["at"] - facts["raised"]["at"] if facts.get("closed") else 0.0
 
 
 def mapped(family: list[psutil.Process]) -> set[str]:

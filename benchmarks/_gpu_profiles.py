@@ -41,7 +41,7 @@ with profile(sys.argv[1], window=600):
 
 
 def profiling(run: Run) -> None:
-    """NVML's utilisation, the busy share and the SM-weighted share side by side; kernels beside CUDA's events."""
+    """NVML's utilisation, the busy share and the SM-weighted share side by side; kernels and CUDA's events."""
     for name, measure in WORK.items():
         if run.measured("profiling", work=name):
             continue
@@ -115,4 +115,4 @@ def _matrices(run: Run) -> dict[str, Any]:
 
 
 WORK = {"one busy block": _one_block, "8 processes of 20 us kernels": _short_kernels, "matrices": _matrices}
-"""What is measured, with a device and whether to be quick; tests/profiling/test_on_a_gpu.py does the same."""
+"""Measurements, as functions of a run; tests/profiling/test_on_a_gpu.py takes them too."""

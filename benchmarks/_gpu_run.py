@@ -2,31 +2,64 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import gc
 import json
 import os
+import statistics
 import threading
 import time
 import traceback
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
 import _report
 import torch
+from _gpu_rungs import MakeRung, Rung
+
+from rlstruct.device import resolve_device
 
 BROKEN = 70  # exit code: CUDA broke, or something hung
 NO_TIME = "the time budget is used up"
 
 
-class Run(_report.Run):
-    """One run of a benchmark in parts; a row has the key ``part``.
+@dataclass
+class Run:
+    """One run of a benchmark in parts with a time budget; a row has the key ``part``.
 
     Attributes:
+        name: of its results.
         longest: seconds that what is `limited` may take, its compilation included.
+        device: under test.
+        quick: only look whether everything runs.
+        deadline: when to stop, of time.perf_counter.
+        rows: found so far, written after each.
+        path: of the JSON file.
+        silent: write rows without showing them.
     """
 
+    name: ClassVar[str]
     longest: ClassVar[float] = 100.0
+    device: torch.device
+    quick: bool
+    deadline: float
+    rows: list[_report.Row] = field(default_factory=list)
+    path: Path = Path()
+    silent: bool = False
     _now: tuple[float, _report.Row] | None = None  # when what is going on hangs, and the row that says so
+
+    def add(self, **row: Any) -> _report.Row:  # noqa: ANN401 - plain values
+        """Print a row, and write all."""
+        self.rows.append(row)
+        self.path = _report.write(self.name, self.rows)
+        shown = [(key, f"{value:.4g}" if isinstance(value, float) else value) for key, value in row.items()]
+        if not self.silent:
+            print("  ".join(f"{key} {value}" for key, value in shown if key != "rounds"), flush=True)
+        return row
 
     def watch(self) -> None:
         """Begin to end the program as soon as something hangs; rows say what."""
@@ -79,11 +112,7 @@ class Run(_report.Run):
             self.failed(error, **row)
 
     def failed(self, error: Exception, **row: Any) -> None:  # noqa: ANN401 - plain values
-        """Write down what could not be measured; end the program if CUDA answers to nothing from here on.
-
-        Raises:
-            SystemExit: it does not.
-        """
+        """Write down what could not be measured; end the program if CUDA answers to nothing from here on."""
         traceback.print_exception(error)
         said = str(error).strip().splitlines() or [""]
         row = self.add(**row, left_out=f"{type(error).__name__}: {said[0]}")
@@ -94,3 +123,133 @@ class Run(_report.Run):
                 row["broke"] = True
                 _report.write(self.name, self.rows)
                 raise SystemExit(BROKEN) from error
+
+
+class Ladder(Run):
+    """A run that times rungs side by side."""
+
+    def rate(self, part: str, n_envs: int, makers: Sequence[MakeRung], **where: object) -> None:
+        """Measure rungs side by side, one row each; one that raises gets a row too, and the others go on."""
+        rungs = self.made(part, n_envs, makers, **where)
+        rounds: dict[str, list[float]] = {}
+        while rungs and not rounds:
+            calls = {rung.name: partial(_guarded, rung) for rung in rungs}
+            try:
+                with self.limited(part=part, N=n_envs, **where):
+                    rounds = _report.interleaved_rounds(calls, 5, 0.002 if self.quick else 0.08)
+            except _RungError as failure:
+                rungs.remove(failure.rung)
+                self.failed(failure.error, part=part, rung=failure.rung.name, N=n_envs, **where)
+        for rung in rungs:
+            seconds = statistics.median(rounds[rung.name])
+            carry = {} if rung.env is None else rung.env.carry()
+            self.add(
+                part=part,
+                rung=rung.name,
+                N=n_envs,
+                **where,
+                steps=rung.steps,
+                steps_per_second=n_envs * rung.steps / seconds,
+                bytes_per_environment=sum(value.nbytes for value in carry.values()) / n_envs or None,
+                rounds=rounds[rung.name],
+            )
+
+    def made(self, part: str, n_envs: int, makers: Sequence[MakeRung], **where: object) -> list[Rung]:
+        """Make rungs and warm them up; one that raises gets a row too."""
+        if self.device.type == "cuda":
+            gc.collect()  # the rungs before hold each other, and many gigabytes
+            torch.cuda.empty_cache()
+        rungs = []
+        broke = {row.get("rung") for row in self.rows if row.get("broke")}
+        for maker in makers:
+            row = {"part": part, "rung": _name(maker), "N": n_envs, **where}
+            if row["rung"] not in broke:
+                with self.caught(**row), self.limited(**row):
+                    rung = maker()
+                    rung.run()
+                    rung.run()
+                    rungs.append(rung)
+        return rungs
+
+    def best(self, part: str, rung: str, **where: int) -> float | None:
+        """The highest rate of a rung in a part, or None."""
+        found = [
+            row["steps_per_second"]
+            for row in self.rows
+            if (row.get("part"), row.get("rung")) == (part, rung)
+            and "steps_per_second" in row
+            and all(row[key] == value for key, value in where.items())
+        ]
+        return max(found, default=None)
+
+
+class _RungError(Exception):
+    """A rung raised while it was timed."""
+
+    def __init__(self, rung: Rung, error: Exception) -> None:
+        super().__init__(rung.name)
+        self.rung, self.error = rung, error
+
+
+def _guarded(rung: Rung) -> None:
+    try:
+        rung.run()
+    except Exception as error:
+        raise _RungError(rung, error) from error
+
+
+def _name(maker: MakeRung) -> str:
+    """Return the name of a rung that may not exist: the first text of its maker, or of the maker in that."""
+    for value in maker.args if isinstance(maker, partial) else ():
+        if isinstance(value, str | partial):
+            return value if isinstance(value, str) else _name(value)
+    return getattr(maker, "func", maker).__name__
+
+
+R = TypeVar("R", bound=Run)
+
+
+def parser(doc: str | None, parts: Mapping[str, Callable[..., None]]) -> argparse.ArgumentParser:
+    """Return a command line with what all of these benchmarks have."""
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--parts", nargs="+", choices=list(parts), default=list(parts))
+    made.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
+    made.add_argument("--minutes", type=float, default=8.0, help="time budget of the whole")
+    made.add_argument("--quick", action="store_true", help="few sizes, short repeats: does it run?")
+    made.add_argument("--out", type=Path, default=_report.RESULTS, help="folder of JSON and picture")
+    made.add_argument("--resume", action="store_true", help="keep the rows of the same device and commit in --out")
+    return made
+
+
+def begin(kind: type[R], options: argparse.Namespace) -> R:
+    """Return a run with these options, which watches what hangs."""
+    _report.RESULTS = options.out
+    run = kind(resolve_device(options.device), options.quick, time.perf_counter() + 60 * options.minutes)
+    run.path = _report.result_path(kind.name)
+    if options.resume:
+        run.resume()
+    if run.device.type == "cpu":
+        torch.set_num_threads(1)
+    print(_report.machine())
+    run.watch()
+    return run
+
+
+def measure(
+    run: R,
+    parts: Mapping[str, Callable[[R], None]],
+    summary: Callable[[R], None],
+    draw: Callable[[R], None] | None = None,
+) -> None:
+    """Take parts in order; the run may be cut, so the file has a summary after each of them."""
+    for number, (name, part) in enumerate(parts.items(), 1):
+        with run.caught(part=name):
+            part(run)
+        run.silent = number < len(parts)
+        with run.caught(part="summary"):
+            summary(run)
+        run.silent = False
+    if draw is not None:
+        with run.caught(part="picture"):
+            draw(run)
+    print(run.path)

@@ -6,11 +6,9 @@ done, so that its time can be taken with a clock of the host.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from unittest import mock
 
 import gymnasium
 import torch
@@ -115,12 +113,7 @@ def graph_rung(name: str, n_envs: int, device: torch.device, backend: str) -> Ru
 
 
 def our_rungs(n_envs: int, device: torch.device) -> list[MakeRung]:
-    """Everything of ours that steps the simulation alone and needs no compiler.
-
-    Args:
-        n_envs: N.
-        device: where.
-    """
+    """Everything of ours that steps the simulation alone and needs no compiler."""
     rungs = [partial(step_rung, "torch eager", n_envs, device, "torch")]
     if device.type == "cuda":
         rungs.append(partial(graph_rung, "CUDA graph", n_envs, device, "torch"))
@@ -128,21 +121,10 @@ def our_rungs(n_envs: int, device: torch.device) -> list[MakeRung]:
 
 
 def simulation_rungs(n_envs: int, device: torch.device) -> list[MakeRung]:
-    """Everything that steps the simulation alone, but for what compiles for minutes.
-
-    Args:
-        n_envs: N.
-        device: of ours.
-    """
+    """Everything that steps the simulation alone, but for what compiles for minutes."""
     rungs = [partial(gymnasium_rung, n_envs, vectorised=False)] if n_envs <= 1024 else []
     rungs += [partial(gymnasium_rung, n_envs, vectorised=True)] if n_envs <= 1 << 17 else []
     return [*rungs, *our_rungs(n_envs, device)]
-
-
-def compiled_rungs(n_envs: int, device: torch.device) -> list[MakeRung]:
-    """Single steps, eager and as TorchInductor compiles them."""
-    backends = {"torch eager": "torch", "torch.compile": "compile"}
-    return [partial(step_rung, name, n_envs, device, backend) for name, backend in backends.items()]
 
 
 def create_gymnasium(n_envs: int, seed: int) -> VecEnv:
@@ -161,15 +143,7 @@ def create_agent(model: ActorCritic, device: torch.device) -> ActorCriticAgent:
 
 
 def batcher_rung(name: str, n_envs: int, device: torch.device, backend: str | None, graph: bool) -> Rung:
-    """Whole batches through RL_Batcher in this process.
-
-    Args:
-        name: of the rung.
-        n_envs: N.
-        device: of agent and environments.
-        backend: of ours; None for gymnasium's.
-        graph: see RL_Batcher.
-    """
+    """Whole batches through RL_Batcher in this process."""
     batcher = RL_Batcher(
         T,
         create_agent,
@@ -201,49 +175,3 @@ def policy_rungs(n_envs: int, device: torch.device) -> list[MakeRung]:
     if device.type == "cuda":
         rungs.append(partial(make_rung, "torch, batcher's CUDA graph", device=device, backend="torch", graph=True))
     return [*rungs, partial(make_rung, "Warp fused policy", device=device, backend="warp", graph=True)]
-
-
-@contextlib.contextmanager
-def without_loads_of_four() -> Iterator[None]:
-    """Compile the perceptron's kernel with Warp's own loads, one number at a time on a GPU."""
-    from _gpu_kernels import load_one_by_one
-
-    from rlstruct.sims.kernels import fused, perceptron
-
-    fused._make.cache_clear()
-    try:
-        with mock.patch.object(perceptron, "load_four", load_one_by_one):
-            yield
-    finally:
-        fused._make.cache_clear()
-
-
-def without_grouped_writes() -> contextlib.AbstractContextManager[object]:
-    """Write what a step has with one call for all dtypes, which torch takes apart into a copy each."""
-    return mock.patch("rlstruct.batchers.slab.copy_grouped", torch._foreach_copy_)
-
-
-def trick_rungs(n_envs: int, device: torch.device) -> list[MakeRung]:
-    """Two tricks, each with and without: the perceptron's loads of four numbers, and writes grouped by dtype.
-
-    Args:
-        n_envs: N.
-        device: of agent and environments.
-    """
-    fused = partial(batcher_rung, n_envs=n_envs, device=device, backend="warp", graph=True)
-    graph = partial(batcher_rung, n_envs=n_envs, device=device, backend="torch", graph=device.type == "cuda")
-    return [
-        partial(fused, "Warp fused policy, loads of four"),
-        partial(_without, without_loads_of_four, partial(fused, "Warp fused policy, single loads")),
-        partial(graph, "torch, writes grouped"),
-        partial(_without, without_grouped_writes, partial(graph, "torch, single writes")),
-    ]
-
-
-def _without(trick: Callable[[], contextlib.AbstractContextManager[object]], make_rung: MakeRung) -> Rung:
-    """Make a rung, and let it compile and record what it runs, while a trick is taken away."""
-    with trick():
-        rung = make_rung()
-        for _ in range(3):
-            rung.run()
-    return rung

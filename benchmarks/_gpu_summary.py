@@ -1,25 +1,24 @@
-"""Summary of the rows of benchmarks/gpu.py: ratios and their targets, shares of the limits, and a figure."""
+"""Summary of the rows of benchmarks/gpu.py: ratios and their targets, and a figure."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import _gpu_limits
 import _report
+from _gpu_trained import WAYS
 
 if TYPE_CHECKING:
     from gpu import Run
 
 
 def summary(run: Run) -> None:
-    """Ratios beside their targets, and shares of the limits."""
+    """Compute ratios, and compare them with their targets."""
     run.rows = [row for row in run.rows if row["part"] != "summary"]
     small = {n for n in (64, 256, 1024, 4096) if run.best("simulation", "torch eager", N=n)}
     graph = [
         _ratio(run.best("simulation", "CUDA graph", N=n), run.best("simulation", "torch eager", N=n)) for n in small
     ]
-    ours = ("torch eager", "torch.compile", "CUDA graph")
-    vectorised = max(run.best(part, name) or 0.0 for name in ours for part in ("simulation", "compiled"))
+    vectorised = max(run.best("simulation", name) or 0.0 for name in ("torch eager", "CUDA graph"))
     deciding = max(
         (row["steps_per_second"] for row in run.rows if row["part"] == "policy" and "steps_per_second" in row),
         default=None,
@@ -32,6 +31,8 @@ def summary(run: Run) -> None:
         "vectorised (best N) over SyncVectorEnv (best N)": (
             _ratio(vectorised or None, run.best("simulation", "SyncVectorEnv")), 1000.0),
         "policy in the loop, steps per second": (deciding, 1e8),
+        "trained steps per second, 4,096 environments": (_trained(run, 4096), 1e6),
+        "trained steps per second, 65,536 or more": (_trained(run, 1 << 16, 1 << 18), 1e7),
     }  # fmt: skip
     for name, (value, target) in rows.items():
         met = "not measured" if value is None else value >= target
@@ -42,11 +43,6 @@ def summary(run: Run) -> None:
     run.add(
         part="summary", ratio="sync_debug_mode('error') through execute()", value=str(waits), target="clean", met=clean
     )
-    bound = next((row for row in run.rows if row.get("part") == "limits"), None)
-    decided = run.best("policy", "Warp fused policy")
-    if bound is not None and decided and "flops_per_second" in bound:
-        share = decided * _gpu_limits.FLOPS_PER_DECISION / bound["flops_per_second"]
-        run.add(part="summary", ratio="Warp fused policy: share of the multiply-adds", value=share, target=None)
 
 
 def draw(run: Run) -> None:
@@ -71,3 +67,8 @@ def draw(run: Run) -> None:
 
 def _ratio(a: float | None, b: float | None) -> float | None:
     return a / b if a and b else None
+
+
+def _trained(run: Run, *sizes: int) -> float | None:
+    """Return the highest rate of PPO at these numbers of environments."""
+    return max(run.best("trained", way, N=n) or 0.0 for way in WAYS for n in sizes) or None

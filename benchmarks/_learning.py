@@ -18,7 +18,7 @@ import _report
 import torch
 
 from rlstruct.algos.learning_curve import Curve, together
-from rlstruct.algos.training import TrainingResult
+from rlstruct.algos.result import TrainingResult
 
 Row = dict[str, Any]
 
@@ -82,7 +82,7 @@ def run_task(name: str, task: Task, seeds: Sequence[int], settings: dict[str, An
             rows = sorted([*_other_rows(name, row["seed"]), row], key=lambda row: int(row["seed"]))
             path = _report.write(name, rows)
             draw({task.about: ({"": rows}, task.target)}, path.with_suffix(".png"))
-    print(f"\nMachine: {_report.machine()}\nWritten: {path} and the picture beside it.")
+    print(f"\nMachine: {_report.machine()}\nWritten: {path} and a picture of the same name.")
 
 
 def draw(panels: Mapping[str, tuple[Mapping[str, Sequence[Row]], float | None]], path: Path) -> None:

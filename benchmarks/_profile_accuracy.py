@@ -6,7 +6,7 @@ profiled, plain: what is compared lies a second apart, in the same processes wit
 there is no profiler: all processes have left the profile, as after the end of `rlstruct.profiling.profile`.
 
 Nothing changes while it trains: learning rates are 0, so that policies stay random and episodes alike, and what counts
-is the seconds for each step of the environments. Of several processes each keeps to a core of its own. Nothing else is
+is the seconds for each step of the environments. Of several processes each keeps to its own core. Nothing else is
 done to reduce noise; both kinds of stretch would get it alike.
 
 Two comparisons say how far to trust it: neighbouring plain stretches with each other, and plain stretches with those
@@ -82,7 +82,7 @@ class _Watched:
         self._board, self._window = Board(board), 0
         self._follows = multiprocessing.parent_process() is not None
 
-    def step(self, action: DictTensor) -> Any:  # noqa: ANN401 - as the class beside says
+    def step(self, action: DictTensor) -> Any:  # noqa: ANN401 - as GymEnv says
         """Look whether it is time to record, or no longer."""
         words = self._board.words
         words[STEPS] += 1

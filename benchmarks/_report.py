@@ -1,6 +1,6 @@
 """Shared code of the benchmarks: the machine in words, interleaved timing, results as JSON.
 
-Run a benchmark as ``python benchmarks/<name>.py``: then Python finds this module beside it.
+Run a benchmark as ``python benchmarks/<name>.py``: then Python finds this module in the same folder.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -24,38 +23,6 @@ from rlstruct.device import processor, usable_cores
 Clock = Callable[[], float]
 RESULTS = Path(__file__).parent / "results"
 Row = dict[str, Any]
-
-
-@dataclass
-class Run:
-    """One run of a benchmark with a time budget: what it may use, and what it has found.
-
-    Attributes:
-        name: of its results.
-        device: under test.
-        quick: only look whether everything runs.
-        deadline: when to stop, of time.perf_counter.
-        rows: found so far, written after each.
-        path: of the JSON file.
-        silent: write rows without showing them.
-    """
-
-    name: ClassVar[str]
-    device: torch.device
-    quick: bool
-    deadline: float
-    rows: list[Row] = field(default_factory=list)
-    path: Path = Path()
-    silent: bool = False
-
-    def add(self, **row: Any) -> Row:  # noqa: ANN401 - plain values
-        """Print a row, and write all."""
-        self.rows.append(row)
-        self.path = write(self.name, self.rows)
-        shown = [(key, f"{value:.4g}" if isinstance(value, float) else value) for key, value in row.items()]
-        if not self.silent:
-            print("  ".join(f"{key} {value}" for key, value in shown if key != "rounds"), flush=True)
-        return row
 
 
 def machine() -> dict[str, Any]:
@@ -131,18 +98,6 @@ def interleaved_rounds(
     return rounds
 
 
-def verdict(value: float, target: float, *, at_most: bool = False) -> str:
-    """Say the target and whether a value meets it.
-
-    Args:
-        value: what was measured.
-        target: what was asked for.
-        at_most: whether less is better.
-    """
-    met = value <= target if at_most else value >= target
-    return f"{'<=' if at_most else '>='} {target:g} {'met' if met else 'MISSED'}"
-
-
 def write(name: str, rows: list[dict[str, Any]]) -> Path:
     """Write results as JSON, named by benchmark, device and commit.
 
@@ -201,3 +156,10 @@ def pyplot() -> Any:  # noqa: ANN401 - a module without types
         return None
     mpl.use("Agg")
     return importlib.import_module("matplotlib.pyplot")
+
+
+def table(head: str, rows: Sequence[Sequence[object]], left: int = 1) -> list[str]:
+    """Format a table whose first columns are words and whose others are numbers."""
+    columns = head.count("|") + 1
+    lines = [f"| {head} |", f"|{'---|' * left}{'---:|' * (columns - left)}"]
+    return [*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)]

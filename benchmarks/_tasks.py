@@ -17,6 +17,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rlstruct import DictTensor, VecEnv, sims
+from rlstruct.adapters import JaxEnv
 from rlstruct.agents import (
     ActorCritic,
     ActorCriticAgent,
@@ -28,14 +29,16 @@ from rlstruct.agents import (
     QNetwork,
     RecurrentActorCritic,
     RecurrentAgent,
+    SoftActorCritic,
+    SquashedGaussianAgent,
     StackingAgent,
 )
-from rlstruct.algos import a2c, dqn, ppo, reinforce
+from rlstruct.algos import a2c, dqn, ppo, reinforce, sac
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.presets import PRESETS
-from rlstruct.algos.training import TrainingResult
+from rlstruct.algos.result import TrainingResult
 from rlstruct.envs import GymEnv, GymEnvInf, GymVectorEnv
 
 Config = TypeVar("Config", bound=TrainingConfig)
@@ -121,6 +124,14 @@ def pooled(name: str, n_envs: int, seed: int) -> VecEnv:
     return GymVectorEnv(envpool.make(name, env_type="gymnasium", num_envs=n_envs, seed=seed), seed=seed)
 
 
+def functional(name: str, n_envs: int, seed: int) -> VecEnv:
+    """Make gymnax's environments, which are functions in JAX."""
+    import gymnax
+
+    env, params = gymnax.make(name)
+    return JaxEnv(env, n_envs, seed, params=params)
+
+
 def muscles(name: str, n_envs: int, seed: int) -> VecEnv:
     """Make MuJoCo's environments of gymnasium, which get actions as far as they have bounds."""
     return GymEnvInf([gymnasium.wrappers.ClipAction(gymnasium.make(name)) for _ in range(n_envs)], seed=seed)
@@ -132,16 +143,7 @@ def normalised(kind: Callable[..., nn.Module], n_inputs: int, *sizes: Any, disco
 
 
 def at_random(create_env: Callable[..., VecEnv], n_episodes: int, seed: int) -> list[float]:
-    """Play whole episodes with random actions.
-
-    Args:
-        create_env: makes environments of `rlstruct.sims`.
-        n_episodes: how many, side by side.
-        seed: of environments and actions.
-
-    Returns:
-        The return of each.
-    """
+    """Play whole episodes with random actions."""
     env, actions = create_env(n_envs=n_episodes, seed=seed), torch.Generator().manual_seed(seed)
     env.reset()
     returns, running = torch.zeros(n_episodes), torch.ones(n_episodes, dtype=torch.bool)
@@ -204,6 +206,11 @@ TASKS: dict[str, Task] = {
         # The pendulum clips its torque to [-2, 2] itself; others want gymnasium.wrappers.ClipAction.
         partial(simulator, "Pendulum-v1"), -250.0, "A2C with Gaussian actions on Pendulum-v1", tuned_on=(0, 1),
     ),
+    "sac_pendulum": _task(
+        sac.train, _tuned("sac", "Pendulum-v1"),
+        _network("sac", "Pendulum-v1", SoftActorCritic, 3, (-2.0,), (2.0,)), SquashedGaussianAgent,
+        partial(simulator, "Pendulum-v1"), -200.0, "SAC on Pendulum-v1", tuned_on=(100, 101),
+    ),
     "reinforce_pendulum": _task(
         reinforce.train, _tuned("reinforce", "Pendulum-v1"),
         _network("reinforce", "Pendulum-v1", GaussianActorCritic, 3, 1), GaussianAgent,
@@ -216,7 +223,7 @@ TASKS: dict[str, Task] = {
     ),
     "a2c_no_memory": _A2C(
         _MEMORY, partial(ActorCritic, 2, 2), ActorCriticAgent,
-        HiddenVelocities, 150.0, "A2C without memory there, which shall stay below", tuned_on=(),
+        HiddenVelocities, 150.0, "A2C without memory there, which should stay below", tuned_on=(),
     ),
     "a2c_lunar_lander": _A2C(
         _tuned("a2c", "LunarLander-v3"), partial(ActorCritic, 8, 4), ActorCriticAgent,
@@ -326,3 +333,8 @@ for _name, _sizes in _GAMES.items():
             _network(_algorithm, "Breakout-MinAtar", _kind, *_sizes), _agent,
             partial(simulator, f"{_name}-MinAtar"), None, f"{_algorithm.upper()} on MinAtar's {_name}",
         )  # fmt: skip
+TASKS["ppo_gymnax_breakout"] = _PPO(
+    replace(_tuned("ppo", "Breakout-MinAtar"), **_MINATAR),
+    _network("ppo", "Breakout-MinAtar", ActorCritic, *_GAMES["Breakout"]), ActorCriticAgent,
+    partial(functional, "Breakout-MinAtar"), 5.0, "PPO on gymnax's Breakout-MinAtar", tuned_on=(),
+)  # fmt: skip

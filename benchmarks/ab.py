@@ -2,8 +2,8 @@
 
     python benchmarks/ab.py COMMIT [--loops collect update] [--only "4 in"] [--rounds 11] [--seconds 1]
 
-Run it before a change to a loop lands. Both packages are copied into a temporary folder; each loop runs in a process of
-its own for each of them, and for a bare loop where there is one, and these take turns. CPU time counts all processes of
+Run it before a change to a loop lands. Both packages are copied into a temporary folder; each loop runs in its own
+process for each of them, and for a bare loop where there is one, and these take turns. CPU time counts all processes of
 a side, so other programs cost precision and no truth. The table shows medians over the rounds with their intervals of
 95 %; "now / COMMIT" below 1 is faster. The share of a bare loop is its CPU time over ours.
 """
@@ -103,11 +103,7 @@ LOOPS = (
 
 
 def package_of(commit: str, folder: Path) -> Path:
-    """Copy the package of a commit, or of the working tree if that is empty, to where Python imports it as installed.
-
-    Raises:
-        SystemExit: there is no such commit.
-    """
+    """Copy the package of a commit, or of the working tree if it is empty, to where Python imports it as installed."""
     if commit:
         packed = subprocess.run(["git", "-C", str(ROOT), "archive", commit, *FOLDERS], capture_output=True, check=False)
         if packed.returncode:

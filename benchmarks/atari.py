@@ -1,4 +1,4 @@
-"""Atari on the CPU: our consoles on one core beside ale-py, ale-py's AtariVectorEnv and EnvPool, in one run.
+"""Atari on the CPU: our consoles on one core, with ale-py, ale-py's AtariVectorEnv and EnvPool, in one run.
 
 ``python benchmarks/atari.py`` takes less than four minutes on a quiet machine, and writes its results as it goes;
 ``python benchmarks/tables.py`` makes the table of speeds in ``docs/atari.md`` from them. Frames are raw frames of the
@@ -26,19 +26,10 @@ Step = Callable[[], object]
 
 
 def ours(game: str, n: int) -> tuple[Step, Step, Step]:
-    """Make our consoles.
-
-    Args:
-        game: gymnasium's name.
-        n: how many.
-
-    Returns:
-        A frame that is not drawn, one that is, and a step of the environment.
-    """
+    """Return our consoles as a frame that is not drawn, a frame that is, and a step of the environment."""
     from rlstruct import DictTensor, sims
-    from rlstruct.sims.atari import Consoles
+    from rlstruct.sims.atari import Consoles, open_ale, open_consoles
     from rlstruct.sims.atari.ale_game import load_game, rom_ids
-    from rlstruct.sims.atari.compare import open_ale, open_consoles
 
     name = rom_ids()[game]
     consoles: Consoles = open_consoles(name, open_ale(name, 0), n)
@@ -58,19 +49,12 @@ def ours(game: str, n: int) -> tuple[Step, Step, Step]:
 
 
 def ale_py_steps(game: str) -> tuple[Step, Step]:
-    """Make one ALE, and gymnasium's preprocessing around another.
-
-    Args:
-        game: gymnasium's name.
-
-    Returns:
-        A frame, which ALE draws, and a step with an observation.
-    """
+    """Return one ALE as a frame, which it draws, and gymnasium's preprocessing around another as a step."""
     import ale_py
     import gymnasium
 
+    from rlstruct.sims.atari import open_ale
     from rlstruct.sims.atari.ale_game import rom_ids
-    from rlstruct.sims.atari.compare import open_ale
 
     gymnasium.register_envs(ale_py)
     ale = open_ale(rom_ids()[game], 0)
@@ -93,15 +77,7 @@ def ale_py_steps(game: str) -> tuple[Step, Step]:
 
 
 def vector_steps(game: str, n: int) -> dict[str, Step]:
-    """Make the vectorised contenders that are installed, on one thread.
-
-    Args:
-        game: gymnasium's name.
-        n: how many environments.
-
-    Returns:
-        A step of each.
-    """
+    """Make the vectorised contenders that are installed, on one thread."""
     from ale_py.vector_env import AtariVectorEnv
 
     from rlstruct.sims.atari.ale_game import rom_ids
@@ -123,15 +99,7 @@ def vector_steps(game: str, n: int) -> dict[str, Step]:
 
 
 def with_network(step: Step, n: int) -> Step:
-    """Let a network act on what a step shows.
-
-    Args:
-        step: returns observations.
-        n: how many.
-
-    Returns:
-        The step, and one evaluation of the network.
-    """
+    """Let a network act on what a step shows."""
     from rlstruct.agents import ConvolutionalTrunk
 
     network = ConvolutionalTrunk((4, 84, 84))
@@ -144,11 +112,7 @@ def with_network(step: Step, n: int) -> Step:
 
 
 def cold_seconds() -> float:
-    """Compile all kernels into an empty cache, in a process of its own.
-
-    Returns:
-        Its seconds, imports and the beginnings of the game among them.
-    """
+    """Compile all kernels into an empty cache, in a fresh process."""
     program = "from rlstruct import sims, DictTensor; import torch; e = sims.make('ALE/Pong-v5', n_envs=1); e.reset(); "
     program += "e.step(DictTensor({'action': torch.zeros(1, dtype=torch.int64)}))"
     with tempfile.TemporaryDirectory() as cache:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import pathlib
+import sys
 
 from _report import RESULTS, machine
 
@@ -17,16 +19,9 @@ FILE = RESULTS / "atari_exact.json"
 
 
 def measure(game: str, n_frames: int) -> dict[str, object]:
-    """Compare one game.
-
-    Args:
-        game: ALE's name.
-        n_frames: how many frames.
-
-    Returns:
-        The comparison as a row, or what kind of cartridge does not work.
-    """
-    from rlstruct.sims.atari import compare_with_ale
+    """Compare one game."""
+    sys.path.append(str(pathlib.Path(__file__).parents[1] / "tests" / "sims"))
+    from ale_comparison import compare_with_ale
 
     try:
         return dataclasses.asdict(compare_with_ale(game, n_frames))
@@ -35,15 +30,7 @@ def measure(game: str, n_frames: int) -> dict[str, object]:
 
 
 def words(row: dict[str, object], n_frames: int) -> list[str]:
-    """Say what a row of the table says.
-
-    Args:
-        row: of `measure`.
-        n_frames: how many frames were asked for.
-
-    Returns:
-        Game, cartridge, frames with equal registers and RAM, frames with other pixels, what differs.
-    """
+    """Say what a row of the table says."""
     if "left_out" in row:
         return [f"`{row['game']}`", "", "", "", str(row["left_out"])]
     differences = row["differences"]
@@ -55,14 +42,7 @@ def words(row: dict[str, object], n_frames: int) -> list[str]:
 
 
 def render(report: dict[str, object]) -> str:
-    """Write the table of the page.
-
-    Args:
-        report: the JSON.
-
-    Returns:
-        Markdown.
-    """
+    """Write the table of the page."""
     rows, n_frames = report["rows"], report["n_frames"]
     exact = [row for row in rows if not row.get("left_out") and not row["differences"]]
     pixels = [row for row in exact if not row["n_wrong_pictures"]]

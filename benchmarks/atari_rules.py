@@ -1,20 +1,17 @@
-"""Scoring rules of games: find those of `rlstruct.sims.atari.games` by asking ale-py, and check them against it.
+"""Scoring rules of games, found by asking ALE: ``python benchmarks/atari_rules.py GAME``.
 
-``python benchmarks/atari_rules.py`` plays each game of the table in ALE with random actions, and compares what the
-rules read from ALE's RAM with ALE's reward, lives and end in each frame; it writes ``results/atari_rules.json``.
-``--infer GAME`` asks ALE about a game: single bytes of the RAM are changed in a state of ALE whose program is one
-instruction that ends the frame, so that nothing else changes, and what ALE then says is printed as words of the rules.
+Single bytes of the RAM are changed in a state of ALE whose program is one instruction that ends the frame, so that
+nothing else changes; what ALE then says is printed as words of the rules of `rlstruct.sims.atari.games`. The tests
+compare those rules with ALE (``pytest -m exhaustive tests/sims/test_atari.py``: 6,000 frames of each game).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from _report import RESULTS, machine
 
 Said = tuple[int, int, bool]
 """Reward, lives, whether the game is over."""
@@ -89,7 +86,7 @@ def infer(game: str, n_frames: int, seed: int) -> Iterator[str]:
     Yields:
         A line for each byte and moment.
     """
-    from rlstruct.sims.atari.compare import open_ale
+    from rlstruct.sims.atari import open_ale
 
     ale, asked = open_ale(game, seed), open_ale(game, seed)
     for moment, state, ram in moments(ale, n_frames, seed):
@@ -145,68 +142,15 @@ def in_words(what: str, said: np.ndarray, address: int) -> str:
     return f"{what} {said.tolist()}"
 
 
-def verify(game: str, n_frames: int, seed: int) -> dict[str, object]:
-    """Play in ALE, and compare what the rules read from its RAM with what it says, in each frame.
-
-    Args:
-        game: ALE's name.
-        n_frames: how many frames.
-        seed: of ALE and of the actions.
-
-    Returns:
-        A row: how many frames had another reward, other lives, another end, and what was met on the way.
-    """
-    import torch
-
-    from rlstruct.sims.atari.compare import open_ale
-    from rlstruct.sims.atari.games import RULES
-    from rlstruct.sims.atari.judge import OVER, Counter
-
-    ale = open_ale(game, seed)
-    actions = [action.value for action in ale.getLegalActionSet()]
-    counter = Counter(RULES[game], torch.device("cpu"))
-    tally = counter.begin([ale.getRAM()], [ale.lives()])
-    row: dict[str, Any] = {"game": game, "seed": seed, "n_frames": n_frames, "rewards": 0, "lives": 0, "ends": 0}
-    row |= {"n_games": 1, "n_rewards": 0, "first": ""}
-    for n, action in enumerate(np.random.default_rng(seed).choice(actions, n_frames).tolist()):
-        said = (int(ale.act(action)), ale.lives(), ale.game_over())
-        ram = torch.from_numpy(np.pad(ale.getRAM(), (0, 128))).unsqueeze(0)
-        reward = counter.count(ram, tally)
-        got = (int(reward), int(tally[0, 1]), bool(tally[0, OVER]))
-        for name, ours, theirs in zip(("rewards", "lives", "ends"), got, said, strict=True):
-            row[name] += ours != theirs
-        if got != said and not row["first"]:
-            row["first"] = f"frame {n}: got {got}, expected {said}"
-        row["n_rewards"] += said[0] != 0
-        if said[2]:
-            ale.reset_game()
-            tally = counter.begin([ale.getRAM()], [ale.lives()])
-            row["n_games"] += 1
-    return row
-
-
 def main() -> None:
-    """Check all games, or ask about one."""
+    """Ask about a game."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("game", help="ALE's name of it")
     parser.add_argument("--frames", type=int, default=6000)
-    parser.add_argument("--seeds", type=int, nargs="*", default=[1])
-    parser.add_argument("--games", nargs="*", default=None, help="only these, and no file")
-    parser.add_argument("--infer", metavar="GAME")
-    arguments = parser.parse_args()
-    if arguments.infer:
-        for line in infer(arguments.infer, arguments.frames, arguments.seeds[0]):
-            print(line, flush=True)
-        return
-    from rlstruct.sims.atari.games import RULES
-
-    report = {"machine": machine(), "rows": []}
-    for game in arguments.games or RULES:
-        for seed in arguments.seeds:
-            row = verify(game, arguments.frames, seed)
-            report["rows"].append(row)
-            print(row, flush=True)
-            if arguments.games is None:
-                (RESULTS / "atari_rules.json").write_text(json.dumps(report, indent=1) + "\n")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    for line in infer(options.game, options.frames, options.seed):
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

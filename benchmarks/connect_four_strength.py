@@ -155,7 +155,7 @@ def threats(stones: int, all_stones: int) -> int:
 def solve(mine: int, theirs: int, known: dict[tuple[int, int], int], low: int = -1, high: int = 1) -> int:
     """Return 1, 0 or -1, cut to [low, high]: the result of who moves next if both play perfectly.
 
-    Negamax with a window and a table of what was solved, the middle first; nobody lets the other one win at once.
+    Negamax with a window and a table of what was solved, the middle first; no player lets the other one win at once.
     """
     stones = mine | theirs
     if stones == FULL:

@@ -1,4 +1,4 @@
-"""The ladder on one device, from SyncVectorEnv to a policy inside a kernel, beside the device's limits.
+"""The ladder on one device, from SyncVectorEnv to a policy inside a kernel and a training.
 
     python benchmarks/gpu.py                       everything, at most 8 minutes on a GPU
     python benchmarks/gpu.py --minutes 4 --out DIR --resume    go on where a run with the same commit was cut
@@ -6,12 +6,10 @@
     python benchmarks/gpu.py --parts simulation policy --device cpu
 
 Parts, in this order: ``first_launch`` (how long Warp takes until its first kernel has run), ``targets`` (what there are
-targets for, in a few sizes), ``sync`` (no hidden wait in a batch), ``limits`` (a copy and a multiply-add kernel),
-``policy`` (a 64-64 actor and critic in the loop), ``simulation`` (CartPole alone, N from 1 to 2^20),
-``training`` (A2C on 4,096 environments until an evaluation of 100 episodes reaches 475),
-``tricks`` (loads of four numbers, writes grouped by dtype: with and without), ``launches`` (kernels per step),
-``profiling`` (the profiler beside NVML and CUDA's events), ``compiled`` (what TorchInductor compiles for minutes
-first).
+targets for, in a few sizes), ``sync`` (no hidden wait in a batch), ``policy`` (a 64-64 actor and critic in the loop),
+``simulation`` (CartPole alone, N from 1 to 2^20), ``training`` (A2C on 4,096 environments until an evaluation of 100
+episodes reaches 475), ``launches`` (kernels per step), ``trained`` (PPO's steps per second with each way to run an
+update), ``profiling`` (the profiler, NVML and CUDA's events).
 
 Timings are medians of interleaved repeats after a warm-up, compilation left out. Every row is written as it comes, so a
 run that is cut keeps what it has; what is measured is not measured again. An exception costs the rung that raised it.
@@ -21,108 +19,30 @@ What cannot run here (CUDA, Warp) is left out, and the file says so. Exit code 7
 
 from __future__ import annotations
 
-import argparse
-import gc
-import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import _gpu_limits
+import _gpu_counts
 import _gpu_run
 import _gpu_rungs
 import _gpu_summary
-import _report
 import torch
 from _gpu_profiles import profiling as profiling  # a part, found by its name
-from _gpu_rungs import MakeRung, Rung
+from _gpu_trained import trained as trained
 from _learning import learning_seconds
 
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos import a2c
 from rlstruct.sims import make
 
-PARTS = (
-    "first_launch", "targets", "sync", "limits", "policy", "simulation", "training", "tricks", "launches",
-    "profiling", "compiled",
-)  # fmt: skip
 
-
-class Run(_gpu_run.Run):
+class Run(_gpu_run.Ladder):
     """One run of the benchmark."""
 
     name = "gpu"
-
-    def rate(self, part: str, n_envs: int, makers: Sequence[MakeRung]) -> None:
-        """Measure rungs side by side, one row each; one that raises is a row of its own, and the others go on."""
-        rungs = self.made(part, n_envs, makers)
-        rounds: dict[str, list[float]] = {}
-        while rungs and not rounds:
-            calls = {rung.name: partial(_guarded, rung) for rung in rungs}
-            try:
-                with self.limited(part=part, N=n_envs):
-                    rounds = _report.interleaved_rounds(calls, 5, 0.002 if self.quick else 0.08)
-            except _RungError as failure:
-                rungs.remove(failure.rung)
-                self.failed(failure.error, part=part, rung=failure.rung.name, N=n_envs)
-        for rung in rungs:
-            seconds = statistics.median(rounds[rung.name])
-            carry = {} if rung.env is None else rung.env.carry()
-            self.add(
-                part=part,
-                rung=rung.name,
-                N=n_envs,
-                K=rung.steps,
-                steps_per_second=n_envs * rung.steps / seconds,
-                bytes_per_environment=sum(value.nbytes for value in carry.values()) / n_envs or None,
-                rounds=rounds[rung.name],
-            )
-
-    def made(self, part: str, n_envs: int, makers: Sequence[MakeRung]) -> list[Rung]:
-        """Make rungs and warm them up; one that raises is a row of its own."""
-        if self.device.type == "cuda":
-            gc.collect()  # the rungs before hold each other, and many gigabytes
-            torch.cuda.empty_cache()
-        rungs = []
-        broke = {row.get("rung") for row in self.rows if row.get("broke")}
-        for maker in makers:
-            row = {"part": part, "rung": _name(maker), "N": n_envs}
-            if row["rung"] not in broke:
-                with self.caught(**row), self.limited(**row):
-                    rung = maker()
-                    rung.run()
-                    rung.run()
-                    rungs.append(rung)
-        return rungs
-
-    def best(self, part: str, rung: str, **where: int) -> float | None:
-        """The highest rate of a rung in a part, or None."""
-        found = [
-            row["steps_per_second"]
-            for row in self.rows
-            if (row.get("part"), row.get("rung")) == (part, rung)
-            and "steps_per_second" in row
-            and all(row[key] == value for key, value in where.items())
-        ]
-        return max(found, default=None)
-
-
-class _RungError(Exception):
-    """A rung raised while it was timed."""
-
-    def __init__(self, rung: Rung, error: Exception) -> None:
-        super().__init__(rung.name)
-        self.rung, self.error = rung, error
-
-
-def _guarded(rung: Rung) -> None:
-    try:
-        rung.run()
-    except Exception as error:
-        raise _RungError(rung, error) from error
 
 
 def first_launch(run: Run) -> None:
@@ -163,18 +83,8 @@ def launches(run: Run) -> None:
         return
     for rung in run.made("launches", 4096, _gpu_rungs.our_rungs(4096, run.device)):
         with run.caught(part="launches", rung=rung.name, N=4096):
-            counted = _gpu_limits.launches(rung, run.device)
-            run.add(part="launches", rung=rung.name, N=4096, K=rung.steps, **counted)
-
-
-def compiled(run: Run) -> None:
-    """The simulation as TorchInductor compiles it, beside the eager one."""
-    if run.quick:
-        run.add(part="compiled", left_out="it compiles for half a minute")
-        return
-    for n_envs in (4096,) if run.device.type == "cpu" else (4096, 1 << 18):
-        if not run.measured("compiled", N=n_envs) and run.left(60, "compiled"):
-            run.rate("compiled", n_envs, _gpu_rungs.compiled_rungs(n_envs, run.device))
+            counted = _gpu_counts.launches(rung, run.device)
+            run.add(part="launches", rung=rung.name, N=4096, steps=rung.steps, **counted)
 
 
 def policy(run: Run, sizes: Sequence[int] = ()) -> None:
@@ -189,19 +99,6 @@ def policy(run: Run, sizes: Sequence[int] = ()) -> None:
         run.rate("policy", n_envs, _gpu_rungs.policy_rungs(n_envs, run.device))
 
 
-def tricks(run: Run) -> None:
-    """Measure two tricks that only a GPU can judge."""
-    for n_envs in [64] if run.quick or run.device.type == "cpu" else [4096, 1 << 18]:
-        if not run.measured("tricks", N=n_envs) and run.left(20, "tricks"):
-            run.rate("tricks", n_envs, _gpu_rungs.trick_rungs(n_envs, run.device))
-
-
-def limits(run: Run) -> None:
-    """Measure the limits of the device."""
-    if not run.measured("limits"):
-        run.add(part="limits", **_gpu_limits.limits(run.device, run.quick))
-
-
 def sync(run: Run) -> None:
     """A whole batch without a hidden wait."""
     if run.measured("sync"):
@@ -211,7 +108,7 @@ def sync(run: Run) -> None:
         return
     for graph in (False, True):
         with run.caught(part="sync", graph=graph):
-            run.add(part="sync", graph=graph, sync_debug_mode=_gpu_limits.sync_clean(run.device, graph), target="clean")
+            run.add(part="sync", graph=graph, sync_debug_mode=_gpu_counts.sync_clean(run.device, graph), target="clean")
 
 
 def training(run: Run) -> None:
@@ -255,42 +152,24 @@ def _simulator(device: torch.device, n_envs: int, seed: int) -> Any:  # noqa: AN
     return make("CartPole-v1", n_envs, seed, device=device)
 
 
-def _name(maker: MakeRung) -> str:
-    """Return the name of a rung that may not exist: the first text of its maker, or of the maker in that."""
-    for value in maker.args if isinstance(maker, partial) else ():
-        if isinstance(value, str | partial):
-            return value if isinstance(value, str) else _name(value)
-    return getattr(maker, "func", maker).__name__
+PARTS: dict[str, Callable[[Run], None]] = {
+    "first_launch": first_launch,
+    "targets": targets,
+    "sync": sync,
+    "policy": policy,
+    "simulation": simulation,
+    "training": training,
+    "launches": launches,
+    "trained": trained,
+    "profiling": profiling,
+}
 
 
 def main() -> None:
     """Measure the parts, print, write JSON and a picture."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--minutes", type=float, default=8.0, help="time budget of the whole")
-    parser.add_argument("--quick", action="store_true", help="few sizes, short repeats: does it run?")
-    parser.add_argument("--out", type=Path, default=_report.RESULTS, help="folder of JSON and picture")
-    parser.add_argument("--resume", action="store_true", help="keep the rows of the same device and commit in --out")
-    options = parser.parse_args()
-    _report.RESULTS = options.out
-    run = Run(torch.device(options.device), options.quick, time.perf_counter() + 60 * options.minutes)
-    if options.resume:
-        run.resume()
-    if run.device.type == "cpu":
-        torch.set_num_threads(1)
-    print(_report.machine())
-    run.watch()
-    for part in options.parts:
-        with run.caught(part=part):
-            globals()[part](run)
-        run.silent = part != options.parts[-1]  # the run may be cut: the file has a summary after each part
-        with run.caught(part="summary"):
-            _gpu_summary.summary(run)
-        run.silent = False
-    with run.caught(part="picture"):
-        _gpu_summary.draw(run)
-    print(run.path)
+    options = _gpu_run.parser(__doc__, PARTS).parse_args()
+    run = _gpu_run.begin(Run, options)
+    _gpu_run.measure(run, {name: PARTS[name] for name in options.parts}, _gpu_summary.summary, _gpu_summary.draw)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ Parts, each of which can be asked for alone with ``--parts``:
 - ``restarts``: restarts out of the cache in every step, against episodes that never end;
 - ``resets``: what a restart out of the cache takes, against the frames that ALE begins a game with, played anew;
 - ``start``: a lock-step start, all in one state, against the same consoles 1,000 steps later: what divergence costs;
-- ``layout``: threads in a block by consoles in a warp; whether a console's memory lies in one piece (1) or beside
+- ``layout``: threads in a block by consoles in a warp; whether a console's memory lies in one piece (1) or next to
   that of the others, byte by byte (B); whether the registers of neighbours lie side by side, or 512 bytes apart.
 
 ``--device cpu`` runs all of it on small numbers, to see that it works. Targets on an H100: 113,654 steps per second
@@ -21,11 +21,9 @@ says so. Exit code 70: CUDA broke, or something hung; `--resume` goes on without
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import _gpu_run
@@ -79,11 +77,7 @@ class Games:
         self.actions = int(self.env.action_space.n)
 
     def step(self) -> torch.Tensor:
-        """Take one step with random actions.
-
-        Returns:
-            What is seen.  [B, 4, 84, 84] uint8
-        """
+        """Take one step with random actions."""
         from rlstruct import DictTensor
 
         _, (seen, _) = self.env.step(DictTensor({"action": torch.randint(self.actions, (self.n,), device=self.device)}))
@@ -91,25 +85,12 @@ class Games:
 
     @torch.no_grad()
     def infer(self) -> torch.Tensor:
-        """Take one step, and let the network see it.
-
-        Returns:
-            Its features.  [B, 512] float32
-        """
+        """Take one step, and let the network see it."""
         return self.network(self.step())
 
 
 def median_seconds(run: Run, call: Callable[[], object], divisor: int = 1) -> float:
-    """Time a call.
-
-    Args:
-        run: says how often; the median counts.
-        call: works on the device, which is waited for.
-        divisor: of the repeats, for a call that takes long.
-
-    Returns:
-        Its seconds.
-    """
+    """Time a call."""
     wait = torch.cuda.synchronize if run.device.type == "cuda" else (lambda: None)
     taken = []
     for _ in range(repeats := max(1, run.repeats // divisor)):
@@ -132,8 +113,8 @@ def modes(run: Run) -> None:
 
 def measure_modes(run: Run, n: int, row: _report.Row) -> None:
     """Measure all modes of one size, and write them together."""
+    from rlstruct.sims.atari import open_ale, open_consoles
     from rlstruct.sims.atari.ale_game import rom_ids
-    from rlstruct.sims.atari.compare import open_ale, open_consoles
 
     device, on_gpu = str(run.device), run.device.type == "cuda"
     consoles = open_consoles(rom_ids()[run.game], open_ale(rom_ids()[run.game], 0), n, device)
@@ -185,8 +166,8 @@ def restarts(run: Run) -> None:
 
 def resets(run: Run) -> None:
     """All consoles begin anew: out of the cache, and frame by frame; see the header."""
+    from rlstruct.sims.atari import open_ale, open_consoles
     from rlstruct.sims.atari.ale_game import rom_ids
-    from rlstruct.sims.atari.compare import open_ale, open_consoles
 
     n, device = max(run.sizes), str(run.device)
     row = {"part": "resets", "game": run.game, "n": n}
@@ -224,9 +205,8 @@ def layout(run: Run) -> None:
 
 def measure_layouts(run: Run, n: int, row: _report.Row) -> None:
     """Measure one way to lay memory out, with all numbers of threads."""
-    from rlstruct.sims.atari import FIELDS, machine
+    from rlstruct.sims.atari import FIELDS, machine, open_ale, open_consoles
     from rlstruct.sims.atari.ale_game import rom_ids
-    from rlstruct.sims.atari.compare import open_ale, open_consoles
 
     device = str(run.device)
     consoles = open_consoles(rom_ids()[run.game], open_ale(rom_ids()[run.game], 0), n, device)
@@ -270,33 +250,16 @@ PARTS = {"modes": modes, "restarts": restarts, "resets": resets, "start": start,
 
 def main() -> None:
     """Run the parts, and write after each row."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
+    parser = _gpu_run.parser(__doc__, PARTS)
     parser.add_argument("--game", default="Pong")
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--sizes", nargs="+", type=int, help="numbers of consoles; by default 1 to 32,768 on a GPU")
     parser.add_argument("--repeats", type=int, help="of each timing, of which the median counts; 9 by default")
-    parser.add_argument("--minutes", type=float, default=8.0, help="time budget of the whole")
-    parser.add_argument("--quick", action="store_true", help="few consoles, no repeats: does it run?")
-    parser.add_argument("--out", type=Path, default=_report.RESULTS, help="folder of the JSON file")
-    parser.add_argument("--resume", action="store_true", help="keep the rows of the same device and commit in --out")
     options = parser.parse_args()
-    _report.RESULTS = options.out
-    run = Run(torch.device(options.device), options.quick, time.perf_counter() + 60 * options.minutes)
+    run = _gpu_run.begin(Run, options)
     run.game, run.repeats = options.game, options.repeats or (1 if options.quick else 9)
     small = run.device.type == "cpu" or run.quick
     run.sizes = tuple(options.sizes or ([1, 4] if small else BY_VALUE))
-    if options.resume:
-        run.resume()
-    print(_report.machine())
-    run.watch()
-    for part in options.parts:
-        with run.caught(part=part):
-            PARTS[part](run)
-        run.silent = part != options.parts[-1]  # the run may be cut: the file has a summary after each part
-        summary(run)
-        run.silent = False
-    print(run.path)
+    _gpu_run.measure(run, {name: PARTS[name] for name in options.parts}, summary)
 
 
 if __name__ == "__main__":

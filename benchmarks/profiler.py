@@ -1,11 +1,10 @@
 """Is the profiler right, what does it cost, and what does it find? About twelve minutes on two cores. Layer 6.
 
-    python benchmarks/profiler.py [--parts accuracy off shares transitions] [--algorithms dqn] [--seconds 60]
+    python benchmarks/profiler.py [--parts accuracy shares transitions] [--algorithms dqn] [--seconds 60]
 
 - ``accuracy`` (ten minutes): REINFORCE, A2C, DQN and PPO on CartPole, in one process and two. Stretches with and
   without a profile take turns within one training. What a step takes in profiled ones, corrected, is divided by what
   it takes in the others, by the wall and in CPU seconds; the ratio should be 1.
-- ``off``: what an operation costs while nobody profiles, as a share of a step.
 - ``shares`` (half a minute): what an iteration of each algorithm consists of, as RL-Scope asked of other libraries, and
   how much of a GPU a small training uses.
 - ``transitions`` (a minute, a C++ compiler's): how often Python calls torch, and CUDA, in a training iteration: eager,
@@ -27,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import tables
 import torch
 from _profile_accuracy import Episodic, Restarting, Stretches, compare
-from _report import interleaved, machine, result_path, verdict, write
+from _report import machine, result_path, write
 
 from rlstruct import Trajectories
 from rlstruct.agents import ActorCritic, ActorCriticAgent, QAgent, QNetwork
@@ -154,16 +154,8 @@ def measure_accuracy(results: Results, names: Sequence[str], **how: float) -> No
                 train(name, n_processes, 1.0, lambda _: stretches, create_env, {"board": board}, **still)
 
             row = compare(run, **how)
-            told = f"{name:9} {1 + n_processes} process(es), {row['cycles']} cycles:"
-            for clock in ("wall", "cpu"):
-                bias, raw = abs(row[f"bias_{clock}"]), abs(row[f"uncorrected_bias_{clock}"])
-                words = verdict(bias, 0.05, at_most=True), "closer" if bias < raw else "NOT closer"
-                told += f"\n  {clock}: {', '.join(words)}"
-                for one in ("uncorrected_bias", "bias", "noise", "residue"):
-                    low, high = row[f"{one}_{clock}_interval"]
-                    told += f"; {one} {100 * row[f'{one}_{clock}']:+.1f} % ({100 * low:+.1f} to {100 * high:+.1f})"
-            print(told, flush=True)
             results.add(part="accuracy", algorithm=name, processes=1 + n_processes, **row)
+            print(tables.text("profile_accuracy", results.rows[-1:]), flush=True)
 
 
 def measure_shares(results: Results, scale: float) -> None:
@@ -175,42 +167,11 @@ def measure_shares(results: Results, scale: float) -> None:
             found = profiled(name, 0, scale, learner_device=device)
             shares = {one: found[one] / found["corrected"] for one in ("environment", "simulator", *_SHARES[1:])}
             results.add(part="shares", algorithm=name, learner=device, gpu_busy=found["gpu_busy"], **shares)
-            busy = "" if found["gpu_busy"] is None else f"; the GPU is busy {100 * found['gpu_busy']:.1f} % of the time"
-            print(
-                f"{name:9} learning on {device}: the environment takes {100 * shares['environment']:.0f} % of an "
-                f"iteration (gymnasium {100 * shares['simulator']:.0f} %), the agent {100 * shares['agent']:.0f} %, "
-                f"learning {100 * shares['learning']:.0f} %{busy}",
-                flush=True,
-            )
             share[device, name] = shares["environment"]
     for name in ("reinforce", "a2c", "ppo"):
         ratio = share["cpu", name] / share["cpu", "dqn"]
-        print(f"share of the environment, {name} over dqn: {ratio:.1f} (RL-Scope: {verdict(ratio, 3.5)})")
         results.add(part="simulation", algorithm=name, ratio=ratio)
-
-
-def measure_off(results: Results) -> None:
-    """Time operations that nobody listens to, beside a step of collecting."""
-
-    def many() -> None:
-        for _ in range(1000):
-            with operation("nothing"):
-                pass
-
-    def empty() -> None:
-        for _ in range(1000):
-            pass
-
-    times = interleaved({"operation": many, "nothing": empty})
-    each = (times["operation"] - times["nothing"]) / 1000
-    for n_envs in (1, N_ENVS):
-        with batcher(n_envs) as collecting:
-            step = interleaved({"step": lambda made=collecting: collect(made)}, seconds=0.2)["step"] / 32
-        share = each / step  # of the operations in a step one is no clock that ran before: that of the simulator
-        print(
-            f"{n_envs} environments: {1e9 * each:.0f} ns an operation, {verdict(share, 0.01, at_most=True)} of a step"
-        )
-        results.add(part="off", n_envs=n_envs, operation=each, step=step, share=share)
+    print(tables.text("profile_shares", results.rows))
 
 
 def batcher(n_envs: int, **settings: Any) -> RL_Batcher:  # noqa: ANN401 - passed on
@@ -274,50 +235,10 @@ def measure_transitions(results: Results) -> None:
 _SHARES = ("environment", "agent", "copy", "learning")
 
 
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw the shares of an iteration, the transitions, and the bias with and without correction."""
-    import matplotlib.pyplot as plt
-
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 3.8), width_ratios=(3, 2, 4))
-    below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12), "ncols": 4, "frameon": False}
-    alone = [row for row in rows if row["part"] == "shares" and row["learner"] == "cpu"]
-    bottom = [0.0] * len(alone)
-    for name, color in zip(_SHARES, ("#55a868", "#4c72b0", "#8172b3", "#dd8452"), strict=True):
-        shares = [100 * row[name] for row in alone]
-        left.bar([row["algorithm"] for row in alone], shares, bottom=bottom, label=name, color=color)
-        bottom = [a + b for a, b in zip(bottom, shares, strict=True)]
-    left.set(ylabel="% of an iteration", ylim=(0, 100))
-    left.set_title("Where the time goes, one process", fontsize=10)
-    left.legend(fontsize=8, **below)
-    moves = [row for row in rows if row["part"] == "transitions"]
-    for place, row in enumerate(moves):
-        middle.bar([place - 0.2], [row["to_torch"]], 0.4, color="#4c72b0", label="" if place else "Python to torch")
-        middle.bar([place + 0.2], [row["to_cuda"]], 0.4, color="#dd8452", label="" if place else "to CUDA")
-    middle.set_xticks(range(len(moves)), [row["kind"].replace(" on ", "\non ") for row in moves], fontsize=8)
-    middle.set_title("Calls in an iteration of A2C", fontsize=10)
-    middle.legend(fontsize=8, **below)
-    accuracy = [row for row in rows if row["part"] == "accuracy"]
-    right.set_visible(bool(accuracy))
-    for place, row in enumerate(accuracy):
-        words = ("", "") if place else ("measured", "corrected")
-        right.bar([place - 0.2], [100 * row["uncorrected_bias_wall"]], 0.4, label=words[0], color="#c8c8c8")
-        right.bar([place + 0.2], [100 * row["bias_wall"]], 0.4, label=words[1], color="#4c72b0")
-        right.plot([place + 0.2] * 2, [100 * bound for bound in row["bias_wall_interval"]], color="black")
-    right.axhspan(-5, 5, color="#55a868", alpha=0.2)
-    names = [f"{row['algorithm']}\n{row['processes']}" for row in accuracy]
-    right.set_xticks(range(len(names)), names, fontsize=8)
-    right.set_ylabel("% more than without a profile")
-    right.set_title("One and two processes; the band is 5 %, lines are 95 % intervals", fontsize=10)
-    if accuracy:
-        right.legend(fontsize=8, loc="best")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-
-
 def main() -> None:
     """Measure what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parts = ("accuracy", "off", "shares", "transitions")
+    parts = ("accuracy", "shares", "transitions")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--algorithms", nargs="+", choices=tuple(TASKS), default=tuple(TASKS))
     parser.add_argument("--seconds", type=float, default=60.0, help="of each of the eight kinds of training")
@@ -335,7 +256,6 @@ def main() -> None:
     results = Results(chosen, dry=options.dry)
     measures: dict[str, Callable[[], None]] = {
         "shares": partial(measure_shares, results, options.steps),
-        "off": partial(measure_off, results),
         "transitions": partial(measure_transitions, results),
         "accuracy": partial(
             measure_accuracy,
@@ -351,7 +271,6 @@ def main() -> None:
             measure()
             print(f"{part}: done after {time.perf_counter() - begun:.0f} s", flush=True)
     if not options.dry:
-        draw(results.rows, result_path("profiler").with_suffix(".png"))
         print(result_path("profiler"))
 
 

@@ -1,17 +1,8 @@
 """The same faults, done to several libraries: what does each of them tell its user, and what does it leave behind?
 
 Run: ``make peers`` once, then ``python benchmarks/robustness.py``; it takes about a quarter of an hour, because some
-libraries say nothing until the time is over, and writes ``docs/robustness.md``. ``--repetitions 20`` does every fault
-twenty times to rlstruct, and fails unless it keeps its promises every time:
-
-* a worker that is killed, raises or hangs: an error that names worker, process, environments, seed and step within 1 s
-  (a time limit: within 1 s of it), closed within 2 s, no process left, not even a zombie;
-* Ctrl-C, ``sys.exit``, an exception, ``del`` without closing: gone within 3 s with its own exit code, one traceback or
-  none, no word about leaked semaphores, no worker left;
-* the main process or the whole group killed: no worker alive after 1 s;
-* and never a name left in /dev/shm.
-
-Both may be done in pieces, with ``--faults`` and ``--libraries``: results add up at one commit. Linux only.
+libraries say nothing until the time is over, and writes ``docs/robustness.md``. It may be done in pieces, with
+``--faults`` and ``--libraries``: results add up at one commit. Linux only.
 """
 
 from __future__ import annotations
@@ -26,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import _report
-from _faults import ENDING, FAULTS, PATIENCE, closing_seconds, promises_kept, run
+from _contenders import PEERS_PYTHON
+from _faults import FAULTS, PATIENCE, run
 
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parent / "docs" / "robustness.md"
@@ -39,31 +31,8 @@ COLUMNS = {
 }
 
 
-def repeat(faults: list[str], n: int) -> bool:
-    """Do each fault to rlstruct n times, and say how often the promises were kept; return whether it was always."""
-    name = "robustness_repetitions"
-    for fault in faults:
-        kept, seconds, closing, loads = 0, [], [], []
-        for _ in range(n):
-            outcome = run(sys.executable, "rlstruct", fault)
-            good = bool(outcome.facts) and promises_kept(fault, outcome.facts)
-            kept += good
-            seconds.append(outcome.facts.get("seconds", 0.0))
-            closing.append(closing_seconds(outcome.facts))
-            loads.append(os.getloadavg()[0])
-            if not good:
-                print(f"{FAULTS[fault]}: {outcome.cell}; load {loads[-1]:.1f}", flush=True)
-                if fault in ENDING:
-                    print(f"the same without any worker: {run(sys.executable, 'no_workers', fault).cell}", flush=True)
-        keep(name, {"fault": fault, "kept": kept, "of": n, "seconds": seconds, "closing": closing, "loads": loads})
-        told = f"; at most {max(seconds):.2f} s, closed in at most {max(closing):.2f} s" if any(seconds) else ""
-        print(f"{FAULTS[fault]}: {kept} of {n}{told}; load up to {max(loads):.1f}", flush=True)
-    print(f"Written: {_report.result_path(name)}")
-    return all(row["kept"] == row["of"] for row in kept_rows(name))
-
-
 def keep(name: str, row: dict[str, Any]) -> None:
-    """Write a result beside those of the other faults and libraries at this commit: all may be done in pieces."""
+    """Add a result to those of the other faults and libraries at this commit: all may be done in pieces."""
     others = [
         other
         for other in kept_rows(name)
@@ -140,23 +109,17 @@ def compare(peers: str, libraries: list[str], faults: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", default=str(HERE.parent / ".venv-peers/bin/python"), help="the peers' interpreter")
+    parser.add_argument("--peers", default=PEERS_PYTHON, help="the peers' interpreter")
     parser.add_argument(
         "--libraries", nargs="+", choices=[*COLUMNS], default=[*COLUMNS], help="some of them, the rest later"
     )
     parser.add_argument(
         "--faults", nargs="+", choices=[*FAULTS], default=[*FAULTS], help="some of them, the rest later"
     )
-    parser.add_argument("--repetitions", type=int, default=0, help="of each fault, to rlstruct alone: no page")
     options = parser.parse_args()
     start = time.monotonic()
-    if options.repetitions:
-        good = repeat(options.faults, options.repetitions)
-    else:
-        good = True
-        compare(options.peers, options.libraries, options.faults)
+    compare(options.peers, options.libraries, options.faults)
     print(f"{(time.monotonic() - start) / 60:.0f} minutes", file=sys.stderr)
-    sys.exit(0 if good else 1)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
 ``learners``: one PPO in one process and in two, in turns; ``same`` shares the environments of one learner between two,
 ``double`` gives each learner as many as the one has, and ``apart`` are two trainings at the same time that exchange
-nothing, the most that this machine has to give. ``collection``: one and two workers, of this machine and of Ray, beside
+nothing, the most that this machine has to give. ``collection``: one and two workers, of this machine and of Ray,
 TorchRL's RayCollector and RLlib's env runners, in turns. ``plan``: what a batch costs the learner's process on a
 cluster, from which docs/scaling.md plans a large one. Needs two idle cores and six minutes; what is done is written
-after each part. Rows for GPUs are run where there is one: all learners on the first GPU, in turns.
+after each part. Where
+there is a GPU all learners share the first one.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import tables
 import torch
-from _contenders import Entry, compete
-from _report import RESULTS, machine, verdict, write
+from _contenders import PEERS_PYTHON, Entry, compete
+from _report import machine, write
 from gymnasium import spaces
 from torch import Tensor, multiprocessing
 
@@ -33,7 +35,6 @@ from rlstruct.batchers import RL_Batcher
 from rlstruct.errors import ClusterError, LearnerError, WorkerError
 from rlstruct.sims import make
 
-TARGET = 1.8
 APART = "apart, 2 trainings"
 HIDDEN = (256, 256)
 N_ENVS = 64
@@ -122,9 +123,6 @@ def learners(rounds: int, n_updates: int) -> list[dict[str, Any]]:
             {"part": "learners", "work": name, "device": device, "ratio": ratio, "cpu_ratio": cpu_ratio,
              "steps_per_s": statistics.median(rate for rate, _ in found), "rounds_steps_per_s": found}
         )  # fmt: skip
-        told = verdict(ratio, TARGET) if name.endswith("2 learners") and device == "cpu" else ""
-        print(f"{name:22}{rows[-1]['steps_per_s']:12,.0f} steps/s {ratio:6.2f} x one   {told}   "
-              f"({cpu_ratio:.2f} for each CPU second of a learner)", flush=True)  # fmt: skip
     return rows
 
 
@@ -149,11 +147,9 @@ def collection(rounds: int, seconds: float, peers: str) -> list[dict[str, Any]]:
         rows.append({"part": "collection", "work": result.name, "versions": result.versions})
         if result.rate is None:
             rows[-1]["not_run"] = result.why
-            print(f"{result.name:30} not run: {result.why}")
             continue
         ratio = statistics.median(mine / theirs for mine, theirs in zip(ours, result.rates, strict=True))
         rows[-1] |= {"steps_per_s": result.rate, "ratio": ratio, "rounds_steps_per_s": result.rates}
-        print(f"{result.name:30}{result.rate:12,.0f} steps/s, two workers of Ray: {ratio:.2f} times")
     return rows
 
 
@@ -224,8 +220,6 @@ def plan(rounds: int) -> list[dict[str, Any]]:
             {"part": "plan", "work": name, "workers": k, "batch_bytes": n_moved, "seconds_per_batch": seconds,
              "bytes_per_s": n_moved / seconds, "seconds_per_16_mib_of_weights": with_weights - seconds}
         )  # fmt: skip
-        print(f"{name:30}{1e3 * seconds:8.2f} ms a batch, {n_moved / seconds / 2**20:8.0f} MiB/s, "
-              f"16 MiB of weights {1e3 * (with_weights - seconds):.1f} ms more")  # fmt: skip
     return rows
 
 
@@ -236,9 +230,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=6, help="of each training")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each turn of collection")
     parser.add_argument("--part", nargs="*", choices=("learners", "collection", "plan"), help="not written")
-    parser.add_argument(
-        "--peers", default=str(RESULTS.parent.parent / ".venv-peers/bin/python"), help="the peers' interpreter"
-    )
+    parser.add_argument("--peers", default=PEERS_PYTHON, help="the peers' interpreter")
     options = parser.parse_args()
     os.environ.update(OF_RAY)
     rounds = max(5, options.rounds)
@@ -249,29 +241,18 @@ def main() -> None:
         "collection": lambda: collection(rounds, options.seconds, options.peers),
         "plan": lambda: plan(rounds),
     }
-    rows = rows_of_gpus()
+    rows: list[dict[str, Any]] = []
     for name in options.part or parts:
         start = time.perf_counter()
         try:
             rows += parts[name]()
+            print(tables.text(f"scale_{name}", rows))
         except (ImportError, ClusterError, LearnerError, WorkerError) as error:
             rows.append({"part": name, "work": "all", "not_run": f"{error}".splitlines()[0]})
             print(f"{name}: not run: {error}")
         print(f"{name} took {time.perf_counter() - start:.0f} s", flush=True)
         if not options.part:  # after every part: a run that is cut short leaves what it has
             print(f"written to {write('scale', rows)}", flush=True)
-
-
-def rows_of_gpus() -> list[dict[str, Any]]:
-    """Say what takes more GPUs than there are."""
-    why = {"NCCL between GPUs": "it takes two GPUs"}
-    why |= {} if torch.cuda.is_available() else dict.fromkeys(
-        ("learners on one GPU, in turns", "learners on one GPU under MPS", "gradients by CUDA IPC"),
-        "there is no CUDA device",
-    )  # fmt: skip
-    for name, reason in why.items():
-        print(f"{name:45} not run: {reason}")
-    return [{"part": "GPU", "work": name, "not_run": reason} for name, reason in why.items()]
 
 
 if __name__ == "__main__":

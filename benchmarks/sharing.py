@@ -4,15 +4,14 @@
     python benchmarks/sharing.py --quick --out DIR      a look whether it runs, under a minute
 
 The workload of SURF's comparison of MPS and MIG: each process plays a game by MCTS with a small network, 500 inferences
-for each sample (a position with its visits). Beside the processes, which search as such programs do, one inference at a
-time (`_plain_search`), stands one process that searches in many games at once (`rlstruct.search`), with and without a
-CUDA graph. Every inference is counted. What shares a row was timed in turns, in one run: medians of five rounds after a
-warm-up. Every row is written as it comes; what cannot run says why.
+for each sample (a position with its visits). The processes search as such programs do, one inference at a time
+(`_plain_search`); compared with them is one process that searches in many games at once (`rlstruct.search`), with and
+without a CUDA graph. Every inference is counted. What shares a row was timed in turns, in one run: medians of five
+rounds after a warm-up. Every row is written as it comes; what cannot run says why.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import statistics
@@ -21,15 +20,14 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+import _gpu_run
 import _report
 import torch
 from _plain_search import PlainSearchAgent, SmallNet
 
 from rlstruct.batchers import RL_Batcher
-from rlstruct.device import resolve_device
 from rlstruct.errors import SharingError
 from rlstruct.search import SearchAgent, SearchConfig
 from rlstruct.sharing import no_green_contexts
@@ -42,7 +40,7 @@ Collect = Callable[[], tuple[int, int]]  # takes samples; how many, and after ho
 Maker = tuple[_report.Row, Callable[[], contextlib.AbstractContextManager[Collect]]]
 
 
-class Run(_report.Run):
+class Run(_gpu_run.Run):
     """One run of the benchmark."""
 
     name = "sharing"
@@ -151,11 +149,7 @@ def one_process(run: Run, n_games: int, n_simulations: int, graph: bool) -> Iter
 
 
 def _batch(batcher: RL_Batcher, n_inferences: int) -> tuple[int, int]:
-    """Collect a batch; count its samples and inferences.
-
-    Raises:
-        RuntimeError: the search took another number of inferences.
-    """
+    """Collect a batch; count its samples and inferences."""
     batcher.execute()
     trajectories, _ = batcher.get()
     steps = trajectories.transitions()
@@ -196,7 +190,7 @@ def table(run: Run) -> None:
         timed = on_gpu or n <= len(os.sched_getaffinity(0))  # otherwise there is nothing to be timed in turns with
         for graph in (True, False) if timed else ():
             row = {"part": "table", "processes": 1, "sharing": f"batched{', CUDA graph' * graph}", "games": n_games}
-            makers.append((row | {"beside": n}, partial(one_process, run, n_games, n_simulations, graph)))
+            makers.append((row | {"against": n}, partial(one_process, run, n_games, n_simulations, graph)))
         run.rate(makers)
     row = {"part": "table", "processes": 1, "sharing": "green contexts"}
     run.add(**row, left_out=no_green_contexts() or "not used by this benchmark: one process needs no partition")
@@ -212,11 +206,12 @@ def simulations(run: Run) -> None:
 
 
 def summary(run: Run) -> None:
-    """Ratios beside their targets; of rows that were timed in turns."""
+    """Compute ratios and compare them with their targets; of rows that were timed in turns."""
+    run.rows = [row for row in run.rows if row["part"] != "summary"]
     ratios: list[tuple[str, float | None, float | None]] = []
-    for n in sorted({16, *(row["beside"] for row in run.rows if "beside" in row)}):
+    for n in sorted({16, *(row["against"] for row in run.rows if "against" in row)}):
         kinds = ("batched", "batched, CUDA graph")
-        batched = max((run.found("table", sharing=kind, beside=n) or 0.0 for kind in kinds), default=0.0) or None
+        batched = max((run.found("table", sharing=kind, against=n) or 0.0 for kind in kinds), default=0.0) or None
         none, mps = (run.found("table", sharing=mode, processes=n) for mode in ("none", "mps"))
         ratios.append((f"one batched process over {n} under MPS", _ratio(batched, mps), 1.0 if n == 16 else None))
         ratios.append((f"one batched process over {n} in turns", _ratio(batched, none), None))
@@ -257,23 +252,15 @@ def draw(run: Run) -> None:
     plt.close(figure)
 
 
+PARTS: dict[str, Callable[[Run], None]] = {"simulations": simulations, "table": table}
+
+
 def main() -> None:
     """Measure, print, write JSON and a picture."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--minutes", type=float, default=8.0, help="after so long nothing new is begun")
-    parser.add_argument("--quick", action="store_true", help="short searches, few processes: does it run?")
-    parser.add_argument("--out", type=Path, default=_report.RESULTS, help="folder of JSON and picture")
-    options = parser.parse_args()
-    _report.RESULTS = options.out
-    run = Run(resolve_device(options.device), options.quick, time.perf_counter() + 60 * options.minutes)
+    options = _gpu_run.parser(__doc__, PARTS).parse_args()
+    run = _gpu_run.begin(Run, options)
     torch.set_num_threads(1)
-    print(_report.machine())
-    simulations(run)
-    table(run)
-    summary(run)
-    draw(run)
-    print(run.path)
+    _gpu_run.measure(run, {name: PARTS[name] for name in options.parts}, summary, draw)
 
 
 if __name__ == "__main__":

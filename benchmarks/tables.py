@@ -10,15 +10,18 @@ import argparse
 import json
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import atari_exact
+import experiments
 import time_to_475
 from _learning import last_five
+from _report import Row, machine, table
 from _tasks import TASKS
 
 from rlstruct.algos.a2c import A2CConfig
@@ -27,12 +30,14 @@ from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.dqn import DQNConfig
 from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.reinforce import ReinforceConfig
+from rlstruct.algos.sac import SACConfig
 from rlstruct.options import described
 
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parent / "docs"
 PAGES = [
     DOCS / "workers.md",
+    DOCS / "kernels.md",
     HERE / "README.md",
     HERE.parent / "README.md",
     *sorted((DOCS / "algorithms").glob("*.md")),
@@ -41,26 +46,19 @@ PAGES = [
     DOCS / "scaling.md",
     DOCS / "atari.md",
 ]
-Rows = list[dict[str, Any]]
+Rows = list[Row]
+Table = Callable[[Rows], list[str]]
 CONFIGS: dict[str, type[TrainingConfig]] = {
-    "reinforce": ReinforceConfig, "a2c": A2CConfig, "ppo": PPOConfig, "dqn": DQNConfig, "alphazero": AlphaZeroConfig,
+    "reinforce": ReinforceConfig, "a2c": A2CConfig, "ppo": PPOConfig, "dqn": DQNConfig, "sac": SACConfig,
+    "alphazero": AlphaZeroConfig,
 }  # fmt: skip
 GAME = "_minatar_"
+NOT_MEASURED = "Not measured since the code changed."
 _BLOCK = re.compile(r"(<!-- (\w+) -->\n)(?:(?!<!-- ).)*(<!-- end -->)", re.DOTALL)
 
 
 def load(name: str) -> tuple[Rows, str]:
-    """Read the results of a benchmark on the CPU.
-
-    Args:
-        name: of the benchmark.
-
-    Returns:
-        Its rows and its commit; no row and an empty commit where it has not been measured.
-
-    Raises:
-        SystemExit: there are results of several commits.
-    """
+    """Read the results of a benchmark on the CPU."""
     files = sorted((HERE / "results").glob(f"{name}-cpu-*.json"))
     if len(files) > 1:
         raise SystemExit(f"{name}: got results of {len(files)} commits, expected one: remove the older ones.")
@@ -70,11 +68,18 @@ def load(name: str) -> tuple[Rows, str]:
     return found["rows"], found["machine"]["commit"]
 
 
-def table(head: str, rows: Sequence[Sequence[object]], left: int = 1) -> list[str]:
-    """Format a table whose first columns are words and whose others are numbers."""
-    columns = head.count("|") + 1
-    lines = [f"| {head} |", f"|{'---|' * left}{'---:|' * (columns - left)}"]
-    return [*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)]
+def columns(head: str, cells: Callable[[Row], Sequence[object]], left: int = 1, part: str = "") -> Table:
+    """Return what makes a table with one line for each row, of a part of the benchmark where it has parts."""
+
+    def make(rows: Rows) -> list[str]:
+        kept = [row for row in rows if not part or row["part"] == part]
+        empty = [""] * (head.count("|") - 1)
+        lines = [
+            [row["work"], f"not run: {row['not_run']}", *empty] if "not_run" in row else cells(row) for row in kept
+        ]
+        return table(head, lines, left) if kept else [NOT_MEASURED]
+
+    return make
 
 
 def throughput(rows: Rows) -> list[str]:
@@ -91,94 +96,8 @@ def throughput(rows: Rows) -> list[str]:
     return table(head.strip(), [[name, *words] for name, words in cells.items()])
 
 
-def slow(rows: Rows) -> list[str]:
-    """Shares of the ideal without a barrier."""
-    kept = [row for row in rows if "n_workers" not in row["name"]]  # older files have an argument that is gone
-    return table("| share of the ideal", [[row["name"], f"{row['share']:.0%}"] for row in kept])
-
-
-def scaling(rows: Rows) -> list[str]:
-    """Two processes over one."""
-    return table("| two processes over one", [[row["name"], f"{row['factor']:.2f}"] for row in rows])
-
-
-def startup(rows: Rows) -> list[str]:
-    """Seconds until the first batch of a program and of a second batcher, and the memory of a worker."""
-    head = "workers | first batch, s | first of a second batcher with 4 workers, s | private memory of a worker, MiB"
-    seconds = [[f"{row[name]:.2f}" for name in ("first", "second")] for row in rows]
-    own = [f"{row['private'] / 2**20:.0f}" for row in rows]
-    return table(head, [[row["workers"], *s, mib] for row, s, mib in zip(rows, seconds, own, strict=True)], 0)
-
-
-def weights(rows: Rows) -> list[str]:
-    """Milliseconds for a million weights."""
-    row = rows[0]
-    times = [f"{row[key] * 1e3:.1f}" for key in ("update", "load", "together")]
-    return table("parameters | `update`, ms | loading, ms | together, ms", [[f"{row['parameters']:,}", *times]], 0)
-
-
-def tuned(rows: Rows) -> list[str]:
-    """The answers of tune, and what they cost."""
-    return table(
-        "task | answer | best of the grid | speed, of the best | probes, of the grid | seconds | memory, off by",
-        [
-            [
-                *(row["name"], row["answer"], row["best"], f"{row['share']:.1%}"),
-                *(f"{row['probes']} of {row['grid']}", f"{row['seconds']:.0f}", f"{row['projection']:.1%}"),
-            ]
-            for row in rows
-        ],
-        left=3,
-    )
-
-
-def scale(part: str, rows: Rows) -> list[str]:
-    """Environment steps per second of several learners, or of workers on a cluster beside other libraries."""
-    heads = {"learners": "times one learner", "collection": "two workers of Ray, times as fast"}
-    cells = [
-        [row["work"], f"{row['steps_per_s']:,.0f}", f"{row['ratio']:.2f}"]
-        if "ratio" in row
-        else [row["work"], f"not run: {row['not_run']}", ""]
-        for row in rows
-        if row["part"] == part
-    ]
-    return table(f"who | environment steps per second | {heads[part]}", cells)
-
-
-def scale_plan(rows: Rows) -> list[str]:
-    """Tabulate the cost of a cluster's batch in the learner's process."""
-    head = "batches, from workers that do nothing | ms per batch | MiB per second | ms more, with 16 MiB of new weights"
-    cells = [
-        [row["work"], f"not run: {row['not_run']}", "", ""]
-        if "not_run" in row
-        else [row["work"], f"{1e3 * row['seconds_per_batch']:.2f}", f"{row['bytes_per_s'] / 2**20:,.0f}",
-              f"{1e3 * row['seconds_per_16_mib_of_weights']:.1f}"]
-        for row in rows
-        if row["part"] == "plan"
-    ]  # fmt: skip
-    return table(head, cells)
-
-
-def frames(rows: Rows) -> list[str]:
-    """Tabulate the copies of a frame of Atari."""
-    row = rows[0]
-    moved = [row[key] / row["frame_bytes"] for key in ("collected_per_step", "handed_over_per_step")]
-    cells = [f"{row['frames_kept_over_ideal']:.2f}", *(f"{value:.2f}" for value in moved)]
-    return table("frames kept per step | written by a worker | handed over", [cells], 0)
-
-
-def imports(rows: Rows) -> list[str]:
-    """Seconds of imports."""
-    return table("import | s", [[f"{row['import']}", f"{row['median_s']:.2f}"] for row in rows])
-
-
-def seconds_to_475(rows: Rows) -> list[str]:
-    """Seconds of every seed."""
-    return time_to_475.table(rows).splitlines()
-
-
 def learnt(algorithm: str, _: Rows) -> list[str]:
-    """Every task of an algorithm that has results, but for the games, which have a table of their own."""
+    """Every task of an algorithm that has results, but for the games, which have their own table."""
     lines = []
     for name, task in TASKS.items():
         rows, commit = load(name)
@@ -221,15 +140,15 @@ def sharing(_: Rows) -> list[str]:
     lines: list[str] = []
     for path in sorted((HERE / "results").glob("sharing-*.json")):
         found = json.loads(path.read_text())
-        machine = found["machine"]
+        measured_on = found["machine"]
         cells: list[list[object]] = []
         measured = [row for row in found["rows"] if row["part"] == "table"]
-        for row in sorted(measured, key=lambda row: ("beside" in row, row.get("beside", row["processes"]))):
+        for row in sorted(measured, key=lambda row: ("against" in row, row.get("against", row["processes"]))):
             cell = [row["processes"], row["sharing"], row.get("games", "")]
             if "left_out" in row:
                 cell += ["", row["left_out"], ""]
             else:
-                cell += [row.get("beside", ""), f"{row['samples_per_second']:.2f}", f"{row['load']:.0f}"]
+                cell += [row.get("against", ""), f"{row['samples_per_second']:.2f}", f"{row['load']:.0f}"]
             cells += [cell] if cell not in cells else []
         head = "processes | sharing | games | in turns with rows of … processes | samples per second | load"
         ratios = [
@@ -237,9 +156,9 @@ def sharing(_: Rows) -> list[str]:
             for row in found["rows"]
             if row["part"] == "summary" and row["value"] is not None
         ]
-        where = f"{machine['device']}, {machine['cores']} cores of {machine['cpu']}, commit `{machine['commit']}`"
+        where = "{device}, {cores} cores of {cpu}, commit `{commit}`".format(**measured_on)
         lines += ["", f"{where}:", "", *table(head, cells, 2), "", *ratios]
-    return lines[1:] or ["Not measured since the code changed."]
+    return lines[1:] or [NOT_MEASURED]
 
 
 def settings(kind: type[TrainingConfig], _: Rows) -> list[str]:
@@ -267,10 +186,6 @@ def _described(kind: type[TrainingConfig]) -> dict[str, str]:
 
 def _default(field: Any) -> str:  # noqa: ANN401 - Field of any type
     return f"`{field.default!r}`".replace('"', "").replace("'", "")
-
-
-def _measured(row: dict[str, Any]) -> list[tuple[str, float]]:
-    return [(key, value) for key, value in row.items() if key != "target" and isinstance(value, float)]
 
 
 def strength(rows: Rows) -> list[str]:
@@ -307,40 +222,7 @@ def profile_shares(rows: Rows) -> list[str]:
         for row in rows
         if row["part"] == "simulation"
     ]
-    return [*table(head, cells, 2), "", *ratios] if cells else ["Not measured since the code changed."]
-
-
-def profile_transitions(rows: Rows) -> list[str]:
-    """Tabulate the transitions from Python to torch, and to CUDA, in an iteration of A2C."""
-    cells = [
-        [row["kind"], f"{row['to_torch']:.0f}", f"{row['to_cuda']:.0f}"] for row in rows if row["part"] == "transitions"
-    ]
-    return table("iteration of A2C | Python to torch | to CUDA", cells) if cells else ["Not measured yet."]
-
-
-def profile_accuracy(rows: Rows) -> list[str]:
-    """Profiled stretches of trainings beside those that nobody watches."""
-    cells = [
-        [
-            f"{row['algorithm'].upper()}, {row['processes']} process{'es' if row['processes'] > 1 else ''}",
-            str(row["cycles"]),
-            *(
-                _with_interval(row, f"{name}_{clock}")
-                for clock in ("wall", "cpu")
-                for name in ("uncorrected_bias", "bias")
-            ),
-            *(_with_interval(row, f"{name}_wall") for name in ("noise", "residue")),
-        ]
-        for row in rows
-        if row["part"] == "accuracy" and "noise_wall" in row
-    ]
-    head = "| cycles | as measured | corrected | CPU seconds, as measured | CPU seconds, corrected | plain over plain "
-    return table(f"{head}| plain over never profiled", cells) if cells else ["Not measured since the code changed."]
-
-
-def _with_interval(row: Mapping[str, Any], name: str) -> str:
-    low, high = row[f"{name}_interval"]
-    return f"{100 * row[name]:+.1f} % ({100 * low:+.1f} to {100 * high:+.1f})"
+    return [*table(head, cells, 2), "", *ratios] if cells else [NOT_MEASURED]
 
 
 def atari_speed(rows: Rows) -> list[str]:
@@ -360,15 +242,17 @@ def atari_speed(rows: Rows) -> list[str]:
 
 
 def reasons(_: Rows) -> list[str]:
-    """The README's table of reasons: collection, learning, slow environments and faults, beside what others do."""
+    """The README's table of reasons: collection, learning, slow environments and faults, with what others do."""
     (speeds, at), (races, at_race), (shares, at_slow), (faults, at_faults) = map(
         load, ("cpu_collect_throughput", "time_to_475", "cpu_collect_slow", "robustness")
     )
-    rate = {row["name"]: f"{row['rate'] / 1000:.0f}" for row in speeds if row.get("rate") and row["n_envs"] == 64}
+    rate = defaultdict(
+        str, {row["name"]: f"{row['rate'] / 1000:.0f}" for row in speeds if row.get("rate") and row["n_envs"] == 64}
+    )
     seconds: dict[str, list[float]] = {}
     for row in races:
         seconds.setdefault(row["name"], []).append(row["seconds"])
-    race = {name: f"{statistics.fmean(values):.1f}" for name, values in seconds.items()}
+    race = defaultdict(str, {name: f"{statistics.fmean(values):.1f}" for name, values in seconds.items()})
     ours = [row["share"] for row in shares if row["name"].startswith("rlstruct") and "n_workers" not in row["name"]]
     theirs = next(row["share"] for row in shares if row["name"].startswith("gymnasium"))
     told = {
@@ -401,9 +285,11 @@ def reasons(_: Rows) -> list[str]:
         rows.append([f"[{words}](docs/robustness.md)", *cells, "", told[fault, "gymnasium"]])
     head = " | rlstruct | stable-baselines3 | TorchRL | CleanRL | gymnasium.vector"
     pool = rate["EnvPool (C++ environments)"]
+    commits = list(dict.fromkeys((at, at_race, at_slow, at_faults)))
+    several = " (row by row; `make compare` measures all of it at one)" if len(commits) > 1 else ""
     about = (
-        f"Measured at `{at}`, `{at_race}`, `{at_slow}` and, the last two rows, `{at_faults}`; an empty cell was not "
-        f"measured. EnvPool, with its own environments in C++, has {pool} in the first row."
+        f"Measured at commit {', '.join(f'`{one}`' for one in commits)}{several}; an empty cell was not measured. "
+        f"EnvPool, with its own environments in C++, has {pool} in the first row."
     )
     return [*table(head.strip(), rows, 6), "", about]
 
@@ -412,22 +298,94 @@ def _percent(share: float | None, form: str = ".1f") -> str:
     return "" if share is None else f"{100 * share:{form}} %"
 
 
-TABLES: dict[str, tuple[str, Callable[[Rows], list[str]]]] = {
+def scale(part: str, head: str) -> Table:
+    """Return the table of a part of scale.py that compares rates."""
+    return columns(
+        f"who | environment steps per second | {head}",
+        lambda row: [row["work"], f"{row['steps_per_s']:,.0f}", f"{row['ratio']:.2f}"],
+        part=part,
+    )
+
+
+def accuracy(row: Row) -> list[object]:
+    """Return the cells of a profiled training next to unprofiled ones."""
+    names = [f"{name}_{clock}" for clock in ("wall", "cpu") for name in ("uncorrected_bias", "bias")]
+    intervals = [
+        f"{100 * row[name]:+.1f} % ({100 * row[f'{name}_interval'][0]:+.1f} to {100 * row[f'{name}_interval'][1]:+.1f})"
+        for name in [*names, "noise_wall", "residue_wall"]
+    ]
+    who = f"{row['algorithm'].upper()}, {row['processes']} process{'es' if row['processes'] > 1 else ''}"
+    return [who, row["cycles"], *intervals]
+
+
+def experiment(name: str, _: Rows) -> list[str]:
+    """Return the table of an experiment on the CPU, with its commit."""
+    rows, commit = experiments.rows_of(name)
+    return [f"At commit `{commit}`:", "", *experiments.EXPERIMENTS[name].table(rows)] if rows else [NOT_MEASURED]
+
+
+TABLES: dict[str, tuple[str, Table]] = {
     "throughput": ("cpu_collect_throughput", throughput),
-    "slow": ("cpu_collect_slow", slow),
-    "scaling": ("cpu_collect_scaling", scaling),
-    "startup": ("cpu_collect_startup", startup),
-    "weights": ("cpu_collect_weights", weights),
-    "frames": ("cpu_collect_frames", frames),
-    "tune": ("tune", tuned),
-    "scale_learners": ("scale", partial(scale, "learners")),
-    "scale_collection": ("scale", partial(scale, "collection")),
-    "scale_plan": ("scale", scale_plan),
-    "imports": ("import_time", imports),
-    "seconds_to_475": ("time_to_475", seconds_to_475),
+    "slow": ("cpu_collect_slow", columns("| share of the ideal", lambda row: [row["name"], f"{row['share']:.0%}"])),
+    "scaling": (
+        "cpu_collect_scaling",
+        columns("| two processes over one", lambda row: [row["name"], f"{row['factor']:.2f}"]),
+    ),
+    "startup": (
+        "cpu_collect_startup",
+        columns(
+            "workers | first batch, s | first of a second batcher with 4 workers, s | private memory of a worker, MiB",
+            lambda row: [
+                *(row["workers"], f"{row['first']:.2f}", f"{row['second']:.2f}", f"{row['private'] / 2**20:.0f}")
+            ],
+            0,
+        ),
+    ),
+    "tune": (
+        "tune",
+        columns(
+            "task | answer | best of the grid | speed, of the best | probes, of the grid | seconds | memory, off by",
+            lambda row: [
+                *(row["name"], row["answer"], row["best"], f"{row['share']:.1%}"),
+                *(f"{row['probes']} of {row['grid']}", f"{row['seconds']:.0f}", f"{row['projection']:.1%}"),
+            ],
+            3,
+        ),
+    ),
+    "scale_learners": ("scale", scale("learners", "times one learner")),
+    "scale_collection": ("scale", scale("collection", "two workers of Ray, times as fast")),
+    "scale_plan": (
+        "scale",
+        columns(
+            "batches, from workers that do nothing | ms per batch | MiB per second | "
+            "ms more, with 16 MiB of new weights",
+            lambda row: [
+                *(row["work"], f"{1e3 * row['seconds_per_batch']:.2f}", f"{row['bytes_per_s'] / 2**20:,.0f}"),
+                f"{1e3 * row['seconds_per_16_mib_of_weights']:.1f}",
+            ],
+            part="plan",
+        ),
+    ),
+    "seconds_to_475": ("time_to_475", lambda rows: time_to_475.table(rows).splitlines()),
     "profile_shares": ("profiler", profile_shares),
-    "profile_transitions": ("profiler", profile_transitions),
-    "profile_accuracy": ("profiler", profile_accuracy),
+    "profile_transitions": (
+        "profiler",
+        columns(
+            "iteration of A2C | Python to torch | to CUDA",
+            lambda row: [row["kind"], f"{row['to_torch']:.0f}", f"{row['to_cuda']:.0f}"],
+            part="transitions",
+        ),
+    ),
+    "profile_accuracy": (
+        "profiler",
+        columns(
+            "| cycles | as measured | corrected | CPU seconds, as measured | CPU seconds, corrected | plain over plain "
+            "| plain over never profiled",
+            accuracy,
+            part="accuracy",
+        ),
+    ),
+    **{name: ("", partial(experiment, name)) for name in experiments.EXPERIMENTS},
     "reasons": ("", reasons),
     "settings": ("", common_settings),
     "games": ("", games),
@@ -440,6 +398,11 @@ TABLES: dict[str, tuple[str, Callable[[Rows], list[str]]]] = {
 }
 
 
+def text(name: str, rows: Rows) -> str:
+    """Return a table of rows that have just been measured."""
+    return "\n".join(TABLES[name][1](rows))
+
+
 def render(name: str) -> str:
     """Return one table, with the file that it comes from above it."""
     benchmark, make = TABLES[name]
@@ -447,7 +410,7 @@ def render(name: str) -> str:
         return "\n".join(make([]))
     rows, commit = load(benchmark)
     if not rows:
-        return "Not measured since the code changed."
+        return NOT_MEASURED
     return "\n".join([f"At commit `{commit}`:", "", *make(rows)])
 
 
@@ -456,10 +419,22 @@ def rendered(page: str) -> str:
     return _BLOCK.sub(lambda found: f"{found[1]}{render(found[2])}\n{found[3]}", page)
 
 
+def forget_older(commit: str) -> None:
+    """Remove results of other commits, on the CPU, of each benchmark that has been measured at this one."""
+    for path in (HERE / "results").glob(f"*-cpu-{commit}.json"):
+        name = path.name.removesuffix(f"{commit}.json")
+        for older in path.parent.glob(f"{name}*"):
+            if not older.stem.endswith(commit) and not name.startswith("experiments-"):  # which forget for themselves
+                older.unlink()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only say whether the page is up to date")
+    parser.add_argument("--newest", action="store_true", help="first remove older results of what HEAD has measured")
     options = parser.parse_args()
+    if options.newest:
+        forget_older(machine()["commit"])
     for page in PAGES:
         before = page.read_text()
         after = rendered(before)

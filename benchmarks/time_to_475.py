@@ -1,11 +1,11 @@
-"""CartPole-v1 beside CleanRL and stable-baselines3: seconds until an evaluation over 100 episodes reaches 475.
+"""CartPole-v1 compared with CleanRL and stable-baselines3: seconds until an evaluation over 100 episodes reaches 475.
 
 Run: ``python benchmarks/time_to_475.py --cleanrl PATH`` after ``make peers``, where PATH is a checkout of
 vwxyzjn/cleanrl. On an idle core ``--algorithms ppo`` takes about 15 minutes and all of them half an hour; on two, with
 ``--jobs 2``, half of that. Both sides step the same environments, ``gymnasium.make("CartPole-v1")`` one after the
 other, as many as their settings say; 1,024 of our simulators are other environments, and have rows apart. Each training
-has a process of its own with one thread; the contenders take turns, seed by seed, and rows are written as they come.
-Start-up is not counted, compiling (with what Inductor's cache on disk holds) has a column of its own, and nobody's
+has its own process with one thread; the contenders take turns, seed by seed, and rows are written as they come.
+Start-up is not counted, compiling (with what Inductor's cache on disk holds) has its own column, and no
 clock runs during evaluations, of which all contenders of an algorithm have as many. CleanRL trains with the settings
 that its script has, stable-baselines3 with those that rl-baselines3-zoo publishes for CartPole-v1, ours with those of
 benchmarks/_tasks.py. A training that does not reach 475 counts with all its time; CleanRL's, which is stopped after
@@ -28,6 +28,7 @@ from typing import Any
 
 import _report
 import torch
+from _contenders import PEERS_PYTHON
 from _learning import learning_seconds
 from _tasks import TASKS
 
@@ -37,7 +38,6 @@ from rlstruct.engine.runner import Runner
 
 HERE = Path(__file__).parent
 TARGET = 475.0
-PEERS = HERE.parent / ".venv-peers" / "bin" / "python"
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Let everybody train with every seed, in turns; returns one row for each contender and seed.
 
-    They are written as they come, beside what the file of this commit says about other contenders and seeds.
+    They are written as they come, next to what the file of this commit says about other contenders and seeds.
     """
     turns = [(contender, seed) for seed in seeds for contender in contenders]
     commands = [_command(contender, seed, python, cleanrl) for contender, seed in turns]
@@ -203,8 +203,6 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _rates(rows: Sequence[dict[str, Any]]) -> str:
-    if "steps_per_second" not in rows[0]:  # older files
-        return " | | "
     means = {key: statistics.fmean(row[key] for row in rows) for key in ("steps_per_second", "share_learning")}
     compiling = max(row["compiling"] for row in rows)
     return f"{compiling:.1f} | {means['steps_per_second']:,.0f} | {means['share_learning']:.0%}"
@@ -226,7 +224,7 @@ def _ask(command: tuple[str, ...]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(200, 205)))
-    parser.add_argument("--peers", type=Path, default=PEERS, help="interpreter that has stable-baselines3")
+    parser.add_argument("--peers", type=Path, default=Path(PEERS_PYTHON), help="interpreter that has stable-baselines3")
     parser.add_argument("--algorithms", nargs="+", default=["ppo", "a2c", "dqn"])
     parser.add_argument("--cleanrl", type=Path, help="checkout of vwxyzjn/cleanrl; without one it is left out")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, at most one for each idle core")
@@ -239,7 +237,8 @@ def main() -> None:
     if not options.peers.exists():
         raise SystemExit(f"{options.peers} does not exist: run make peers, or name another one with --peers.")
     contenders = [one for one in CONTENDERS if one.algorithm in options.algorithms]
-    contenders = [one for one in contenders if options.cleanrl or one.name != CLEANRL]
+    has_cleanrl = bool(options.cleanrl) and (options.cleanrl / "cleanrl" / "ppo.py").exists()
+    contenders = [one for one in contenders if has_cleanrl or one.name != CLEANRL]
     rows = measure(options.seeds, options.peers, options.cleanrl, contenders, options.jobs)
     print(table(rows))
     print(f"\nMachine: {_report.machine()}\nWritten: {_report.write('time_to_475', rows)}")

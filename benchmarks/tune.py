@@ -1,7 +1,7 @@
 """Quality of `rlstruct.batchers.tune`: its answer against the best of an exhaustive grid, on five tasks.
 
 Run on an idle machine: ``python benchmarks/tune.py``, about six minutes on two cores; ``--task`` takes some of them.
-Each task has a process of its own, as a user's search has. First tune searches; then every candidate of the same grid
+Each task has its own process, as a user's search has. First tune searches; then every candidate of the same grid
 is probed, each alone and briefly; then the three fastest of these collect in turns, as the fastest of many brief probes
 is one that was lucky; and then tune's answer and the winner collect in turns. Wanted: 95 % of the best, with at most
 40 % of the probes, in at most 60 s, and memory projected within 5 %.
@@ -23,8 +23,10 @@ from typing import Any
 import _report
 import gymnasium
 import numpy as np
+import tables
 import torch
 from gymnasium import spaces
+from peers._slow_env import SlowEnv
 
 from rlstruct import RL_Agent, VecEnv, sims
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RandomAgent
@@ -39,13 +41,12 @@ ROUNDS = 5, 15  # to choose the best of the grid, and to compare the answer with
 BRIEF_SECONDS = 0.3  # after three rounds at least, of a probe of the grid
 
 
-class SlowEnv(gymnasium.Env[Any, Any]):
-    """Sleeps for 1 ms a step, and in one of ten for 10 ms; an episode has 200 steps."""
+class Frames(gymnasium.Env[Any, Any]):
+    """Frames as Atari games have them, at once; an episode has 200 steps."""
 
-    observation_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
+    observation_space = spaces.Box(0, 255, (84, 84, 4), np.uint8)
     action_space = spaces.Discrete(2)
-    shown = np.zeros(4, np.float32)
-    seconds = True
+    shown = np.zeros((84, 84, 4), np.uint8)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -53,18 +54,8 @@ class SlowEnv(gymnasium.Env[Any, Any]):
         return self.shown, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:  # noqa: ANN401
-        if self.seconds:
-            time.sleep(0.010 if self.np_random.random() < 0.1 else 0.001)
         self._steps += 1
         return self.shown, 1.0, self._steps == 200, False, {}
-
-
-class Frames(SlowEnv):
-    """Frames as Atari games have them, at once."""
-
-    observation_space = spaces.Box(0, 255, (84, 84, 4), np.uint8)
-    shown = np.zeros((84, 84, 4), np.uint8)
-    seconds = False
 
 
 def cart_poles(n_envs: int, seed: int) -> VecEnv:
@@ -181,15 +172,7 @@ def main() -> None:
         with ProcessPoolExecutor(1, get_context("spawn")) as process:
             one = process.submit(row, name).result()
         rows.append(one)
-        verdicts = [
-            f"{one['share']:.1%} of the best ({one['best']}), target {_report.verdict(one['share'], 0.95)}",
-            f"{one['probes']} of {one['grid']} probes, target "
-            + _report.verdict(one["probes"] / one["grid"], 0.4, at_most=True),
-            f"{one['seconds']:.0f} s, target {_report.verdict(one['seconds'], 60.0, at_most=True)}",
-            f"memory projected within {one['projection']:.1%} ({one['worst_projection']}), target "
-            + _report.verdict(one["projection"], 0.05, at_most=True),
-        ]
-        print("\n".join(verdicts), flush=True)
+        print(tables.text("tune", [one]), flush=True)
         if options.task == list(TASKS):  # after every task: one that is cut short leaves what it has
             _report.write("tune", rows)
 

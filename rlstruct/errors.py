@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import Any
 
 PAGE = "See docs: "
-"""How the note of an error begins that names the page which explains it."""
+"""Beginning of the note of an error that names the page which explains it."""
 
 
 class Explained(Exception):
@@ -20,20 +20,21 @@ class Explained(Exception):
 
     Attributes:
         page: page and heading, such as ``"faults#workererror"``.
+        topic: name that ``rlstruct explain`` knows, such as ``"WorkerError"``.
     """
 
-    page = "faults"
+    page, topic = "faults", ""
 
     def __init_subclass__(cls, **words: Any) -> None:  # noqa: ANN401 - as object's
         """Name the place after the class; a subclass of a user's stays with that of its base."""
         super().__init_subclass__(**words)
         if cls.__module__.startswith("rlstruct."):
-            cls.page = f"faults#{cls.__name__.lower()}"
+            cls.page, cls.topic = f"faults#{cls.__name__.lower()}", cls.__name__
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)
         if hasattr(self, "add_note"):  # from Python 3.11 on
-            self.add_note(f"{PAGE}{self.page}")
+            self.add_note(f"{PAGE}{self.page}, or run: rlstruct explain {self.topic}")
 
 
 class BadValueError(Explained, ValueError):

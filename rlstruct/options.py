@@ -81,6 +81,7 @@ def option(
     above: float | None = None,
     at_most: float | None = None,
     may_change: bool = False,
+    divided: bool = False,
 ) -> T:
     """Declare a field of `Options` and the numbers that it accepts.
 
@@ -93,12 +94,15 @@ def option(
         above: bound that is itself refused.
         at_most: largest value.
         may_change: the setting may be another one when a training is resumed.
+        divided: each of several learners gets its share of this number, such as the size of a batch that they learn
+            from together.
 
     Returns:
         A field of a dataclass; its type is that of the default, so that type checkers see an ordinary field.
     """
     known: dict[str, Any] = {"range": Range(at_least=at_least, above=above, at_most=at_most)}
-    made: T = field(default=default, metadata={**known, "may_change": True} if may_change else known)
+    known |= {name: True for name, said in (("may_change", may_change), ("divided", divided)) if said}
+    made: T = field(default=default, metadata=known)
     return made
 
 

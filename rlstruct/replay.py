@@ -89,7 +89,7 @@ def replay_with_states(agent: RL_Agent, trajectories: Trajectories) -> tuple[Tem
 
 
 def _replay(agent: RL_Agent, trajectories: Trajectories) -> tuple[TemporalDictTensor, DictTensor]:
-    """See `replay_with_states`; all rows at once."""
+    """Replay all rows at once, see `replay_with_states`."""
     steps = trajectories.trajectories
     B, T = steps.n_elems(), steps.n_steps()
     states = agent.states_at(trajectories)

@@ -160,7 +160,7 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
 
 
 class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rlstructures know
-    """Behaves exactly like ``agent``, and raises where a tensor is on the wrong device.
+    """An agent that behaves exactly like ``agent``, and raises where a tensor is on the wrong device.
 
     The checks read where tensors are, never what they hold: no host sync, and under 2 % of a step. They are plain
     ``if`` statements, so ``python -O`` keeps them.

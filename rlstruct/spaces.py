@@ -132,8 +132,8 @@ class Limits:
             if (low == low.flat[0]).all() and (high == high.flat[0]).all():
                 self._limits[name] = int(low.flat[0]), int(high.flat[0])
             else:
-                of_all = [torch.as_tensor(bound, dtype=leaf.torch_dtype, device=device) for bound in (low, high)]
-                self._limits[name] = of_all[0], of_all[1]
+                tensors = [torch.as_tensor(bound, dtype=leaf.torch_dtype, device=device) for bound in (low, high)]
+                self._limits[name] = tensors[0], tensors[1]
 
     def clamp(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the values [B, ...] by name, discrete ones within their limits and in new memory."""

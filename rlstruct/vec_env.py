@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import gymnasium
 
 IDLE_STEPS = 1000
-"""How many steps may pass without any environment running; batchers look at least every 16 steps."""
+"""Most steps that may pass without any environment running; batchers look at least every 16 steps."""
 _MASK = "mask/"  # of a mask that travels with an observation, whose keys begin otherwise
 
 Observed = tuple[DictTensor, Tensor]
@@ -168,7 +168,7 @@ def check_action(where: str, action: object) -> DictTensor:
 
 
 class IdleWatch:
-    """Ends the loops of episodic environments that go on after every episode has ended, as one that counts rows does.
+    """Guard against loops that go on after every episode has ended, as one that counts rows does.
 
     An environment of your own calls `begin` in ``reset`` and `look` in ``step``.
 

@@ -72,7 +72,7 @@ class StatefulAgent(RL_Agent):
     """
 
     def __init__(self, n_actions: int = 2, *, device: DeviceLike = "cpu") -> None:
-        """Remember where the state shall live."""
+        """Remember where the state lives."""
         self.n_actions = n_actions
         self.state_device = resolve_device(device)
 

@@ -113,13 +113,13 @@ print(size() - before)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux's C library is told")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux's C library is tuned")
 def test_blocks_beyond_what_an_int_counts_are_kept() -> None:
     run = subprocess.run([sys.executable, "-c", SIZE_AFTER_A_LARGE_BLOCK], check=True, capture_output=True, text=True)
     assert int(run.stdout) >= (5 << 29) - (1 << 20)  # what was free before may be used
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux's C library is told")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux's C library is tuned")
 def test_kept_memory_is_used_again_without_new_pages() -> None:
     run = subprocess.run([sys.executable, "-c", PAGES_OF_TEN_BLOCKS], check=True, capture_output=True, text=True)
     handed_back, kept = map(int, run.stdout.split())

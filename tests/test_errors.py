@@ -119,5 +119,5 @@ def test_a_traceback_ends_with_the_page_that_explains_the_error() -> None:
         assert error.page == "faults#workererror"
         if sys.version_info >= (3, 11):
             *_, last = traceback.format_exception(error)
-            assert last == "See docs: faults#workererror\n"
-            assert error.__notes__ == ["See docs: faults#workererror"]
+            assert last == "See docs: faults#workererror, or run: rlstruct explain WorkerError\n"
+            assert error.__notes__ == [last.strip()]

@@ -1,6 +1,6 @@
 """RL_Agent_CheckDevice: finds every misplaced tensor, says all about it, and changes nothing else.
 
-The meta device is the wrong place: a structure gets there without the values that nobody looks at.
+The meta device is the wrong place: a structure gets there without the values, which no test looks at.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def some_trajectories(device: object = "cpu", info_key: str = "agent_state/h") -
 
 
 class Placed(RL_Agent):
-    """Returns what it was told to, and remembers what it was asked."""
+    """Returns what it was given, and remembers what it was asked."""
 
     def __init__(self, state: DictTensor = EMPTY, action: DictTensor = EMPTY, new_state: DictTensor = EMPTY) -> None:
         self.answers = {"state": state, "action": action, "new_state": new_state}
@@ -99,7 +99,7 @@ def watch(agent: RL_Agent | None = None, device: str = "cpu", **settings: object
 
 Misplace = Callable[[], object]
 WRONG: dict[str, tuple[Misplace, str, str, str]] = {
-    # name: (what to do, where and role, key, the mend)
+    # name: (what to do, where and role, key, the fix)
     "agent_info of initial_state": (
         lambda: watch().initial_state(one("epsilon", META), B),
         "Placed.initial_state: argument agent_info",
@@ -166,7 +166,7 @@ WRONG: dict[str, tuple[Misplace, str, str, str]] = {
         "observation/frame",
         "Move them with trajectories.to('cpu'), or move the agent's model to where they are.",
     ),
-    "states that are told": (
+    "known states": (
         lambda: watch(KnownStates(one("h", META))).states_at(some_trajectories()),
         "KnownStates.states_at: result states",
         "h",
@@ -213,8 +213,8 @@ WRONG: dict[str, tuple[Misplace, str, str, str]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_placement_is_named_in_full(name: str) -> None:
-    misplace, where, key, mend = WRONG[name]
-    message = f"{where}: tensor {key!r} is on meta, expected cpu. {mend}"
+    misplace, where, key, fix = WRONG[name]
+    message = f"{where}: tensor {key!r} is on meta, expected cpu. {fix}"
     with pytest.raises(DeviceMismatchError) as caught:
         misplace()
     assert str(caught.value) == message

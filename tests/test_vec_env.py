@@ -61,17 +61,17 @@ ENVIRONMENTS: dict[str, Callable[[], VecEnv]] = {
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 @pytest.mark.parametrize(
-    ("action", "told"),
+    ("action", "got"),
     [
         (torch.ones(2, dtype=torch.int64), r"a Tensor, expected a DictTensor\. Pass DictTensor\({'action': …}\)"),
         ({"action": torch.ones(2)}, r"a dict, expected a DictTensor\. Pass DictTensor\({'action': …}\)"),
         (1, "a int, expected a DictTensor"),
     ],
 )
-def test_an_action_that_is_no_dict_tensor_is_told(name: str, action: Any, told: str) -> None:
+def test_an_action_that_is_no_dict_tensor_is_told(name: str, action: Any, got: str) -> None:
     env = ENVIRONMENTS[name]()
     env.reset()
-    with pytest.raises(TypeError, match=rf"Env\w*\.step: the action is {told}|CartPole\.step: the action is {told}"):
+    with pytest.raises(TypeError, match=rf"Env\w*\.step: the action is {got}|CartPole\.step: the action is {got}"):
         env.step(action)
     env.close()
 

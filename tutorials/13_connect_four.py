@@ -15,7 +15,7 @@ from rlstruct.algos import alphazero
 from rlstruct.algos.alphazero import AlphaZeroConfig
 from rlstruct.algos.arena import RandomPlayer, play_match
 from rlstruct.functional.random import child_key
-from rlstruct.search import GameModel, RolloutModel, Search, SearchAgent, SearchConfig
+from rlstruct.search import GameModel, RolloutModel, SearchAgent, SearchConfig, TreeSearch
 from rlstruct.sims import ConnectFour
 
 torch.set_num_threads(1)
@@ -27,7 +27,7 @@ for column in (3, 3, 2, 2, 4):  # three in a row at the bottom, open on both sid
     game.step(DictTensor({"action": torch.tensor([column])}))
 key = child_key(torch.arange(1), 0)
 judge = RolloutModel(game, n_actions=7, n_moves=42)
-search = Search(judge, SearchConfig(method="uct", n_simulations=100, temperature=0.0))
+search = TreeSearch(judge, SearchConfig(method="uct", n_simulations=100, temperature=0.0))
 found = search(judge.begin(game.get_state(), key), key)
 print("visits of each column:", found.visits[0].int().tolist())
 print(f"the player to move expects {found.value.item():+.2f}: whatever it does, the other one wins\n")
@@ -75,7 +75,7 @@ print(f"random play wins {int((lucky > 0).sum())} of {len(lucky)} games that it 
 board = ConnectFour(1)
 board.reset()
 trained = GameModel(board, result.model)
-strongest = Search(trained, SearchConfig(n_simulations=200, gumbel_scale=0.0))
+strongest = TreeSearch(trained, SearchConfig(n_simulations=200, gumbel_scale=0.0))
 with torch.no_grad():
     found = strongest(trained.begin(board.get_state(), key), key)
 print("policy of the first move:", [round(share, 2) for share in found.policy[0].tolist()])

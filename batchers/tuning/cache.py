@@ -23,23 +23,14 @@ from rlstruct.errors import BadValueError
 
 
 def key(device: torch.device, *task: object) -> str:
-    """Name hardware, versions and a task, as a hash: another one of these is another key.
-
-    Args:
-        device: where it runs.
-        task: factories, and arguments. A factory is known by its name and the text of its file.
-    """
+    """Hash hardware, versions and a task: factories, known by their name and the text of their file, and arguments."""
     gpu = str(torch.cuda.get_device_properties(device)) if device.type == "cuda" else ""
     here = [platform.node(), processor(), usable_cores(), gpu, platform.python_version(), torch.__version__, _commit()]
     return hashlib.sha256(json.dumps([*here, described(list(task))]).encode()).hexdigest()
 
 
 def described(value: object) -> Any:  # noqa: ANN401 - strings, lists and dicts
-    """Describe a value so that an equal one is described alike in another process.
-
-    Args:
-        value: a factory or an argument; a network counts by its structure, a tensor by its shape, not by their numbers.
-    """
+    """Describe a factory or an argument alike in every process; a network by its structure, a tensor by its shape."""
     if isinstance(value, Mapping):
         return {str(name): described(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
@@ -67,11 +58,7 @@ def described(value: object) -> Any:  # noqa: ANN401 - strings, lists and dicts
 
 
 def read(file: Path) -> dict[str, Any]:
-    """Read all answers; none if there is no such file.
-
-    Raises:
-        ValueError: the file is damaged.
-    """
+    """Read all answers; none if there is no such file, and ValueError if it is damaged."""
     if not file.exists():
         return {}
     try:

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import cloudpickle
 import torch
 from torch import Tensor
 
@@ -34,15 +35,7 @@ _OPENING = 1.0  # seconds that a worker is thought to take to start, until one h
 
 
 class Session:
-    """One open batcher, warm.
-
-    Args:
-        batcher: a new one, closed together with the session.
-        learn: what is done with every batch, if not just to drop it.
-
-    Attributes:
-        bytes: memory that it has brought, the largest batch being held.
-    """
+    """One open batcher, warm, which takes ``bytes`` with its largest batch; ``learn`` gets every batch."""
 
     def __init__(self, batcher: RL_Batcher, learn: Learn | None) -> None:
         self._batcher, self._learn = batcher, learn
@@ -55,14 +48,14 @@ class Session:
             raise
         self.bytes = 0
 
-    def rate(self, at_least: float | None = None) -> float:
-        """Collect for a moment, so many seconds at least, and return the steps per second."""
+    def rate(self, seconds: float = _TURN) -> float:
+        """Collect for so many seconds at least, and return the steps per second."""
         self.batch = None
         start, steps = time.perf_counter(), 0
         while True:
             steps += self._collect()
-            if (seconds := time.perf_counter() - start) >= (_TURN if at_least is None else at_least):
-                return steps / seconds
+            if (spent := time.perf_counter() - start) >= seconds:
+                return steps / spent
 
     def more_after_a_restart(self) -> int:
         """Return the bytes by which a batch in which environments restart is larger than the one that is held."""
@@ -89,20 +82,11 @@ class Session:
 
 
 class Prober:
-    """Measures candidates, at most two batchers being open.
-
-    Args:
-        create: makes the batcher of a candidate.
-        create_learner: makes what learns from the batches of one, if anything does.
-        device: whose memory counts: that of the GPU, or on the CPU that of this process and its children.
-        with_workers: whether a candidate has worker processes; then their server is started.
-        limit: bytes in all.
-        seconds: no probe begins that would not be over after this time, counted from now.
-        show: called with each candidate before it is measured.
+    """Measurements of candidates, with at most two open batchers. See `tune` for the arguments.
 
     Attributes:
-        start: bytes that are in use before the first probe.
-        worker: bytes that a worker is thought to bring, before one has been measured: what this process uses itself.
+        start: bytes that are in use before the first probe: of the GPU, or of this process and its children.
+        worker: bytes that a worker is thought to bring, before one has been measured; its server is started for that.
     """
 
     def __init__(
@@ -111,7 +95,7 @@ class Prober:
         *,
         create_learner: Callable[[], Learn] | None = None,
         device: torch.device,
-        with_workers: bool = False,
+        factories: object = None,
         limit: float | None = None,
         seconds: float = float("inf"),
         show: Callable[[Candidate], None] = lambda candidate: None,
@@ -122,7 +106,7 @@ class Prober:
         self._opening = _OPENING
         self._open: dict[Candidate, Session] = {}
         self._rates: dict[Candidate, float] = {}
-        self.worker = _idle_worker(device) if with_workers else 0
+        self.worker = 0 if factories is None else _idle_worker(device, factories)
         self.start = memory_in_use(device)
 
     def __call__(self, candidate: Candidate, best: Candidate | None, projected: float) -> Measured:
@@ -214,13 +198,13 @@ def batch_size(create: CreateBatcher, smallest: Candidate) -> Callable[[Candidat
     return size
 
 
-def _idle_worker(device: torch.device) -> int:
+def _idle_worker(device: torch.device, factories: object) -> int:
     """Start the server of worker processes, and return the bytes that a worker without agent and environments takes."""
     ours, theirs = socket.socketpair()
     with ours:
         with theirs, quiet_start():
-            process = start_process(_idle, (theirs,), f"{WORKER_NAME}-idle")
-        ours.recv(1)  # it has imported the main script
+            process = start_process(_idle, (theirs, cloudpickle.dumps(factories)), f"{WORKER_NAME}-idle")
+        ours.recv(1)  # it has imported the main script, and what the factories come from
         taken = memory_in_use(device)
         process.kill()
         process.join()
@@ -228,7 +212,8 @@ def _idle_worker(device: torch.device) -> int:
     return max(0, taken - memory_in_use(device))
 
 
-def _idle(end: socket.socket) -> None:
+def _idle(end: socket.socket, factories: bytes) -> None:
+    cloudpickle.loads(factories)
     end.send(b" ")
     end.recv(1)
 
@@ -261,7 +246,7 @@ def memory_there_is(device: torch.device) -> int:
 
 
 def _taken(pid: int, with_children: bool = True) -> tuple[int, int]:
-    """Bytes of a process and all that it has started: their own, and the most that one of them maps of files."""
+    """Return the bytes of a process and all that it has started: private ones, and the most that one maps of files."""
     folder = Path(f"/proc/{pid}")
     try:
         rollup, status = _sizes(folder / "smaps_rollup"), _sizes(folder / "status")
@@ -282,7 +267,7 @@ def _sizes(file: Path) -> dict[str, int]:
 
 
 def _noise(values: Sequence[float]) -> float:
-    """95 % half-width of the median, as a share of it, by the median deviation."""
+    """Return the 95 % half-width of the median, as a share of it, by the median deviation."""
     middle = statistics.median(values)
     spread = 1.4826 * statistics.median(abs(value - middle) for value in values)
     return 1.96 * 1.2533 * spread / math.sqrt(len(values)) / middle

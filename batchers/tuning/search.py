@@ -94,11 +94,7 @@ Measure = Callable[[Candidate, Candidate | None, float], Measured]
 
 
 def project_line(known: Mapping[int, float], n_envs: int) -> float:
-    """Project the memory of more environments linearly, as Algorithm 1: (e - e2) / (e2 - e1) * (m2 - m1) + m2.
-
-    Args:
-        known: environments to bytes, measured; at least two. The nearest two to n_envs count.
-        n_envs: e.
+    """Project memory as Algorithm 1, from the nearest two that are known: (e - e2) / (e2 - e1) * (m2 - m1) + m2.
 
     >>> project_line({128: 1000.0, 256: 1500.0}, 512)
     2500.0
@@ -108,7 +104,7 @@ def project_line(known: Mapping[int, float], n_envs: int) -> float:
 
 
 class Search:
-    """Climbs along one setting at a time, from the fastest candidate that is known.
+    """A climb along one setting at a time, from the fastest candidate that is known, ``best``.
 
     Args:
         space: the values to choose from.
@@ -116,13 +112,9 @@ class Search:
         size: bytes of its batches, by arithmetic.
         start: bytes that this process takes before.
         worker: bytes that a worker is thought to take before one was measured; None for as much as this process.
-        limit: bytes that a candidate may take in all; None for no limit.
-        alpha: go on while speed grows by more than alpha times what ``size`` grows by; None for the noise of the
-            measurements, between `MIN_ALPHA` and `MAX_ALPHA`.
+        limit: see ``memory_limit`` of `tune`.
+        alpha: see `tune`.
         refuse: a reason not to start a candidate, "" for none.
-
-    Attributes:
-        best: the fastest; None before any.
     """
 
     def __init__(
@@ -193,32 +185,26 @@ class Search:
         The batches follow from arithmetic; the rest, processes and environments, from what was measured so far. Before
         any worker was measured, one is thought to grow by what this process has grown by when it collected itself.
         """
-        rest = self._rest()
-        kind = candidate.n_processes, candidate.sharing
-        line = {c.n_envs: bytes_ for c, bytes_ in rest.items() if (c.n_processes, c.sharing) == kind}
+        rest = {c: one.measured.memory - self._size(c) for c, one in self._seen.items() if one.measured}
+        lines: dict[tuple[int, Mode], dict[int, float]] = {}  # by workers and sharing, the newest last
+        for c, bytes_ in rest.items():
+            lines.setdefault((c.n_processes, c.sharing), {})[c.n_envs] = bytes_
+        line = lines.get((candidate.n_processes, candidate.sharing), {})
         if len(line) > 1:
             return self._size(candidate) + project_line(line, candidate.n_envs)
-        for_each = max((self._for_each(c, rest) for c in rest), default=0.0)  # environment
+        for_each = 0.0  # environment
+        for (k, _), one in lines.items():
+            low, high = min(one), max(one)
+            for_each = max(for_each, (one[high] - one[low]) / max(1, high - low) / max(1, k))
         if line:
-            (n_envs, one) = next(iter(line.items()))
+            n_envs, bytes_ = next(iter(line.items()))
             grown = for_each * max(1, candidate.n_processes) * (candidate.n_envs - n_envs)
-            return self._size(candidate) + one + grown
+            return self._size(candidate) + bytes_ + grown
         each = {c: (b - self._start) / max(1, c.n_processes) - for_each * c.n_envs for c, b in rest.items()}
         here = max(0.0, *(more for c, more in each.items() if not c.n_processes), 0.0)
         worker = max((more for c, more in each.items() if c.n_processes), default=self._worker + here)
         more = for_each * candidate.n_envs * max(1, candidate.n_processes)
         return self._size(candidate) + self._start + worker * candidate.n_processes + more
-
-    def _rest(self) -> dict[Candidate, float]:
-        """Return the measured memory without the batches; the newest last."""
-        known = [(one.candidate, one.measured) for one in self._seen.values()]
-        return {c: found.memory - self._size(c) for c, found in known if found is not None}
-
-    def _for_each(self, one: Candidate, rest: Mapping[Candidate, float]) -> float:
-        """Bytes of an environment, from the line of a candidate."""
-        line = {c.n_envs: rest[c] for c in rest if (c.n_processes, c.sharing) == (one.n_processes, one.sharing)}
-        low, high = min(line), max(line)
-        return max(0.0, (line[high] - line[low]) / max(1, high - low) / max(1, one.n_processes))
 
     def _line(self, candidate: Candidate, name: str) -> tuple[Candidate, str]:
         """Name all candidates that differ from this one in a setting alone."""

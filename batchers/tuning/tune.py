@@ -127,7 +127,7 @@ def tune(
     create_learner: Callable[[], Learn] | None = None,
     cache: str | Path | None = None,
     progress: bool = False,
-    **of_batcher: Any,  # noqa: ANN401 - passed on
+    **batcher_options: Any,  # noqa: ANN401 - passed on
 ) -> Tuning:
     """Find out how many workers, environments and steps are fastest here, by short probes of real batchers.
 
@@ -155,7 +155,7 @@ def tune(
             Called once for each probe. None drops the batches.
         cache: a JSON file that keeps answers, by hardware, versions, factories and arguments; None keeps none.
         progress: show a progress bar on a terminal, if tqdm is installed.
-        of_batcher: further arguments of `RL_Batcher`.
+        batcher_options: further arguments of `RL_Batcher`.
 
     Raises:
         ValueError: a number is out of range, values do not rise, or not even the smallest candidate fits.
@@ -164,11 +164,11 @@ def tune(
     """
     device = resolve_device(device)
     space = _space(device, n_processes, n_envs, n_timesteps, sharing)
-    _check(memory_limit, alpha, seconds, env_args, of_batcher)
+    _check(memory_limit, alpha, seconds, env_args, batcher_options)
     begin = time.perf_counter()
     given = {
         **{"agent_args": named("agent_args", agent_args), "env_args": named("env_args", env_args)},
-        **{"device": str(device), **of_batcher},
+        **{"device": str(device), **batcher_options},
     }
 
     def arguments(candidate: Candidate) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def tune(
     smallest = Candidate(space.n_processes[0], space.n_envs[0], space.n_timesteps[0])
     size = batch_size(create, smallest)
     kind: dict[str, Any] = {"create_learner": create_learner, "device": device, "limit": limit}
-    kind["with_workers"] = any(space.n_processes)
+    kind["factories"] = (create_agent, create_env) if any(space.n_processes) else None  # of workers
     with _bar(seconds, progress) as show, Prober(create, seconds=seconds, show=show, **kind) as prober:
         search = Search(space, prober, size=size, start=prober.start, worker=prober.worker, limit=limit,
                         alpha=alpha, refuse=prober.refuse)  # fmt: skip
@@ -248,13 +248,13 @@ def _check(
     alpha: float | None,
     seconds: float,
     env_args: Mapping[str, Any] | None,
-    of_batcher: Mapping[str, Any],
+    batcher_options: Mapping[str, Any],
 ) -> None:
     for name, value in (("memory_limit", memory_limit), ("seconds", seconds), ("alpha", alpha)):
         Range(above=0, or_none=name != "seconds").check("tune", name, value)
     if "n_envs" in (env_args or {}):
         raise BadValueError("tune: env_args has 'n_envs', which is tuned. Leave it out, and pass n_envs=[8] to fix it.")
-    if strange := [name for name in of_batcher if name not in inspect.signature(RL_Batcher).parameters]:
+    if strange := [name for name in batcher_options if name not in inspect.signature(RL_Batcher).parameters]:
         raise BadTypeError(f"tune: {strange[0]} is no argument of tune, nor of RL_Batcher.")
 
 

@@ -18,7 +18,6 @@ class Channel:
     """
 
     def __init__(self, end: socket.socket) -> None:
-        """Expect the length of a first message."""
         self._socket = end
         self._buffer = bytearray(_LENGTH.size)
         self._filled = 0

@@ -57,7 +57,7 @@ class RayTransport:
         return link
 
     def publish(self, weights: Mapping[str, Tensor], version: int, in_use: Sequence[Weights]) -> Weights | None:
-        """Store weights, from any device; Ray drops the old ones once nobody reads them."""
+        """Store weights, from any device; Ray drops the old ones once they are read."""
         layout = Layout.of(weights)
         self._n_bytes = layout.nbytes()
         return Weights(version, layout, ray.put(pack(weights)))
@@ -174,7 +174,12 @@ class RayActor:
                 self._worker.close()
                 return *self._here, None
             if name == "create":
-                self._refuse_other_versions()
+                for package, found in versions().items():
+                    if found != (expected := self._versions[package]):
+                        raise ClusterError(
+                            f"RL_Batcher: node {self._here[0]} has {package} {found}, the batcher's process "
+                            f"{expected}. Install the same on every node."
+                        )
                 self._worker.begin()
             new = None if weights is None else Weights(version, Layout(), weights)
             answer = self._worker.carry_out(Order(name, arguments, new))
@@ -185,21 +190,9 @@ class RayActor:
             answer = replace(failure, traceback=f"(on node {self._here[0]})\n{failure.traceback}")
         return *self._here, answer
 
-    def _refuse_other_versions(self) -> None:
-        for package, found in versions().items():
-            if found != (expected := self._versions[package]):
-                raise ClusterError(
-                    f"RL_Batcher: node {self._here[0]} has {package} {found}, the batcher's process {expected}. "
-                    "Install the same on every node."
-                )
-
 
 def create_pool(settings: Settings) -> WorkerPool:
-    """Connect to the cluster, and create the backend of actors there.
-
-    Raises:
-        ClusterError: there is no such cluster.
-    """
+    """Connect to the cluster, and create the backend of actors there."""
     cluster = settings.cluster
     named: dict[str, Any] = dict(cluster) if isinstance(cluster, Mapping) else {"address": cluster}
     connect(named.pop("address", "auto"))
@@ -220,7 +213,7 @@ def connect(address: str) -> None:
         return
     try:
         host, _, port = address.rpartition(":")
-        if port.isdecimal():  # where nobody listens, Ray would try for two minutes and end this process
+        if port.isdecimal():  # where no server listens, Ray would try for two minutes and end this process
             socket.create_connection((host, int(port)), timeout=10.0).close()
         ray.init(address, log_to_driver=False, logging_level="ERROR")
     except Exception as error:  # Ray raises all kinds
@@ -255,7 +248,7 @@ def pack(tensors: Mapping[str, Tensor]) -> Packed:
 
 
 def unpack(packed: Packed) -> dict[str, Tensor]:
-    """Return tensors that share the memory of what was packed; nobody may write to them."""
+    """Return tensors that share the memory of what was packed; they are read-only."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return {

@@ -54,7 +54,7 @@ _READ_ONCE = (
 def start_process(target: Callable[..., object], arguments: tuple[Any, ...], name: str) -> BaseProcess:
     """Start a process that calls ``target``, within `quiet_start`; it is killed when this process dies.
 
-    It is not a daemon: daemons may not have children of their own, and gymnasium's AsyncVectorEnv has.
+    It is not a daemon: daemons may not have children, and gymnasium's AsyncVectorEnv has some.
     """
     process: BaseProcess
     if getattr(sys, "frozen", False):  # the executable is the program itself: it does not run other code
@@ -258,17 +258,15 @@ class _ForkedProcess(context.SpawnProcess):
 
 
 def serve(control: int, parent: int | None) -> None:
-    """Fork workers until the parent ends; in a worker, become it.
-
-    Args:
-        control: descriptor of the socket that requests come from.
-        parent: id of the process that must not be outlived, if the kernel can see to that.
-    """
+    """Fork workers as a socket asks until the parent ends; in a worker, become it. The kernel watches ``parent``."""
     if parent is not None:
         die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     server = os.getpid()
-    _import_all()
+    for module in _IMPORTED:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # the garbage collector would write to what workers share
     if descriptors := _Forks(control).loop():
         become_worker(descriptors, server)
     os._exit(0)
@@ -291,14 +289,6 @@ def become_worker(descriptors: list[int], server: int) -> None:
     os.sched_setaffinity(0, cores)
     numpy.random.seed()  # forked workers have the same state; Python itself sees to `random`, and torch is seeded
     sys.exit(spawn._main(data, alive))
-
-
-def _import_all() -> None:
-    """Import what workers need, and keep the garbage collector from writing to it, which would unshare it."""
-    for module in _IMPORTED:
-        importlib.import_module(module)
-    gc.collect()
-    gc.freeze()
 
 
 class _Forks:

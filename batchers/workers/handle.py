@@ -19,18 +19,14 @@ class WorkerHandle:
     """One worker of a pool. It answers every order, in the order in which they came.
 
     Attributes:
-        link: to the worker process that there is now.
         orders: those that it has not answered, oldest first.
         batches: its parts of batches that it has finished and `RL_Batcher.get` has not returned, oldest first.
         answer: its last answer to an order to save or load.
-        created: its answer to the last order to create agent and environments.
-        seed: seed of its first environment.
-        n_envs: how many environments it has, 0 until it has said so.
-        environments: global indices of these.
+        created: its answer to the last order to create agent and environments; ``n_envs`` is 0 until then.
+        environments: their global indices; ``seed`` is that of the first one.
         n_running: how many of them go on, as far as is known.
         n_owed: batches that were ordered and have not been returned.
         seconds: how long each phase took, as of its last batch.
-        layout: of its slabs; empty until known.
     """
 
     link: Link

@@ -30,7 +30,7 @@ from rlstruct.batchers.workers.worker import Worker
 from rlstruct.core import Layout
 from rlstruct.device import registered_backends
 from rlstruct.profiling.operations import join as join_profile
-from rlstruct.sharing import Placement
+from rlstruct.sharing import GpuSharing
 
 # Two batches can be outstanding, each with its own weights, while the next weights arrive.
 _SLOTS = range(3)
@@ -62,7 +62,7 @@ class LocalTransport:
 
     is_local = True
 
-    def __init__(self, n_workers: int, placement: Placement) -> None:
+    def __init__(self, n_workers: int, placement: GpuSharing) -> None:
         self._n_workers, self._placement, self._selector = n_workers, placement, PollSelector()
         self._progress = SharedBlock()
         self._slabs = [(SharedBlock(), SharedBlock()) for _ in range(n_workers)]
@@ -73,7 +73,7 @@ class LocalTransport:
         """Start a process where the placement wants it."""
         slabs, backends = self._slabs[index], registered_backends()
         start = Start(index, self._n_workers, recipe, backends, self._progress, slabs, self._blocks)
-        with quiet_start(), self._placement.of(index):
+        with quiet_start(), self._placement.starting(index):
             return LocalLink(start, self._selector)
 
     def publish(self, weights: Mapping[str, Tensor], version: int, in_use: Sequence[Weights]) -> Weights | None:

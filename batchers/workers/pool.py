@@ -36,15 +36,7 @@ _SEED_STRIDE = 1_000_003  # added to the seed of a worker that is started again;
 
 
 class WorkerPool:
-    """The backend of k workers, wherever a transport starts them. They start together; the first call waits for them.
-
-    Args:
-        settings: arguments of the batcher.
-        transport: how workers are reached; closed together with the pool.
-
-    Raises:
-        TypeError: a factory or an argument cannot be sent to another process.
-    """
+    """The backend of k workers, wherever a transport starts them: all together; the first call waits for them."""
 
     has_gaps = queues = True
 
@@ -134,7 +126,7 @@ class WorkerPool:
         """Let all workers go on from these states."""
         arguments = zip(states, agent_infos, env_infos, strict=True)
         self._if_waiting = "failed"  # the workers go on to load, and the batcher would not know
-        answers = self._ask([("load", *of_worker) for of_worker in arguments], self._weights)
+        answers = self._ask([("load", *one) for one in arguments], self._weights)
         self._if_waiting = None
         for worker, (_, seed), *infos in zip(self._workers, answers, agent_infos, env_infos, strict=True):
             worker.go_on(seed, *infos)
@@ -198,7 +190,7 @@ class WorkerPool:
                         raise worker.death()
 
     def _seeds_of(self, worker: WorkerHandle, n_envs: int) -> tuple[int, int | None]:
-        """The seeds of a worker's environments and agent, if each worker has this many environments."""
+        """Return the seeds of a worker's environments and agent, if each worker has this many environments."""
         agent_seed = None if self._agent_seeds is None else self._agent_seeds[worker.index]
         if len(self._seeds) == len(self._workers):
             return self._seeds[worker.index], agent_seed
@@ -267,7 +259,7 @@ class WorkerPool:
 
 
 def _pickled(recipe: Recipe) -> bytes:
-    """The recipe by value: lambdas, closures and classes of the main script travel too."""
+    """Pickle the recipe by value: lambdas, closures and classes of the main script travel too."""
     for field in fields(recipe):
         try:
             cloudpickle.dumps(getattr(recipe, field.name))

@@ -64,7 +64,7 @@ def leave() -> None:
 
 @contextlib.contextmanager
 def quiet_start() -> Iterator[None]:
-    """Let children start with one thread each, deaf to Ctrl-C; leave this process as it was. Other threads wait.
+    """Let children start with one thread each, deaf to Ctrl-C; restore this process afterwards. Other threads wait.
 
     Raises:
         RuntimeError: the main script makes a batcher without a guard; every worker imports it and would do so again.

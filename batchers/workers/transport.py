@@ -15,7 +15,7 @@ from rlstruct.core import Layout
 
 
 class Transport(Protocol):
-    """How a pool reaches its workers. When a worker is late, is replaced or must end is for the pool to decide.
+    """Connection of a pool to its workers. The pool decides when a worker is late, is replaced or must end.
 
     Attributes:
         is_local: whether process ids are those of this machine.

@@ -28,15 +28,8 @@ _logger = logging.getLogger(__name__)
 class Worker:
     """An agent and its environments, which carry out orders: each is the name of a method without its underscore.
 
-    Args:
-        recipe: a pickled `Recipe`.
-        backends: modules of registered backends of torch, by device type.
-        progress: where it writes what it is doing.
-        memories: what brings the memory of each slab; the second is used once a second batch is queued.
-        read: what finds the tensors of published weights.
-
-    Attributes:
-        slabs: tensors of each slab, in the memory that was brought for it.
+    Each of ``memories`` brings the memory of a slab, whose tensors ``slabs`` has then; the second one is used once a
+    batch is queued. ``read`` finds the tensors of published weights.
     """
 
     def __init__(
@@ -71,7 +64,7 @@ class Worker:
 
     def describe(self, error: BaseException) -> Failure:
         """Turn an exception into an answer."""
-        return describe(error, self._progress, self._collector.given() if self._created else "")
+        return describe(error, self._progress, self._collector.describe_inputs() if self._created else "")
 
     def close(self) -> None:
         """Close agent and environments."""
@@ -106,7 +99,7 @@ class Worker:
             before, self._slab = self._slab, slab_number
             self._others[before] = collector.renew(self._others[slab_number])
         collected = collector.collect(agent_info)
-        tensors, shared = collector.slab.tensors, self.slabs[slab_number]
+        tensors, shared = collector.steps.tensors, self.slabs[slab_number]
         if tensors is not shared:
             self._progress.enter(Phase.COPY)
             for name, tensor in tensors.items():

@@ -71,12 +71,7 @@ def act(policy: Any, observation: Any) -> Any:  # noqa: ANN401
 
 
 def serve(create: Callable[[Task], Contender], packages: list[str]) -> None:
-    """Run a contender until the driver closes the pipe.
-
-    Args:
-        create: builds the contender.
-        packages: whose versions to report.
-    """
+    """Run a contender until the driver closes the pipe."""
     channel = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     import torch

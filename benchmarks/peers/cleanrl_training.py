@@ -1,8 +1,8 @@
 """CleanRL's ``ppo.py`` on CartPole-v1 with its own settings, until 475.
 
 Run: ``python cleanrl_training.py CHECKOUT SEED``, with the path of a checkout of vwxyzjn/cleanrl; writes one line of
-JSON. The script runs as it is. What it imports only to be told settings and to log (tyro, tensorboard) is replaced, so
-it saves what logging costs; its environments restart within a step, as in the gymnasium that it was written for. The
+JSON. The script runs unchanged. What it imports for settings and logs (tyro, tensorboard) is replaced, so it
+saves what logging costs; its environments restart within a step, as in the gymnasium that it was written for. The
 clock stands still during evaluations of 100 episodes, with actions drawn from the policy. After 200,000 of its 500,000
 steps it is stopped.
 """
@@ -36,7 +36,7 @@ class Finished(Exception):
 
 
 class Watch:
-    """Stands in for the script's writer, which is told the speed at the end of each update."""
+    """Stands in for the script's writer, which gets the speed at the end of each update."""
 
     def __init__(self, seed: int) -> None:
         self.seed, self.due, self.paused, self.start = seed, INTERVAL, 0.0, 0.0

@@ -28,7 +28,7 @@ VICTIM = 2
 
 
 class TroubledEnv(gymnasium.Env[Any, Any]):
-    """Steps of 1 ms without end. Number 2 raises if it is told to, by a file called ``raise``."""
+    """Steps of 1 ms without end. Number 2 raises on demand, by a file called ``raise``."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -163,28 +163,12 @@ class RlStruct:
         self.batcher.close()
 
 
-class NoWorkers:
-    """Measure a program that imports all this and has no worker: most of the time that an end takes."""
-
-    packages = ()
-
-    def __init__(self, folder: str) -> None:
-        import rlstruct.batchers  # noqa: F401
-
-    def step(self) -> None:
-        time.sleep(0.01)
-
-    def close(self) -> None:
-        pass
-
-
 LIBRARIES = {
     "gymnasium": GymnasiumAsync,
     "sb3": StableBaselines3,
     "torchrl_parallel": TorchRLParallel,
     "torchrl_collector": TorchRLCollector,
     "rlstruct": RlStruct,
-    "no_workers": NoWorkers,
 }
 
 

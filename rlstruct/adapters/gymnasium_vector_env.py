@@ -26,7 +26,7 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
 
     Without ``tensors`` everything is numpy, and ``final_obs`` is an array of B objects, each an observation or None, as
     gymnasium has it. With ``tensors`` everything is a tensor [B, ...] on the VecEnv's device, the host never waits, and
-    ``final_obs`` has all B rows, of which the mask tells the real ones.
+    ``final_obs`` has all B rows, and the mask selects the real ones.
 
     Args:
         create_env: the factory that `RL_Batcher` takes, of a VecEnv that restarts by itself; called as
@@ -74,17 +74,11 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Element, dict[str, Any]]:
-        """Start a new episode in every environment.
+        """Start a new episode in every environment; returns an empty info.
 
         Args:
             seed: create the environments again, with this seed; None continues their random numbers.
             options: settings for all environments, numbers or arrays; see ``env_info`` of `VecEnv.reset`.
-
-        Returns:
-            ``(observation, info)``: observation [B, ...] as the space nests it, info empty.
-
-        Raises:
-            ValueError: ``options`` asks for a reset of some environments only, which a VecEnv does by itself.
         """
         if options is not None and "reset_mask" in options:
             raise BadValueError(
@@ -113,14 +107,11 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
         Returns:
             ``(observation, reward, terminated, truncated, info)``: reward [B] float32, flags [B] bool. In mode
             NEXT_STEP a row that restarts has reward 0 and both flags False.
-
-        Raises:
-            RuntimeError: `reset` has not been called, or the VecEnv restarts otherwise than it declares.
-            ShapeMismatchError: an action has another shape than the space says.
         """
         if not self._begun:
             raise UsageError("GymnasiumVectorEnv.step: there is nothing to step. Call reset() first.")
-        (reached, ran), (current, running) = self.env.step(self._action(actions))
+        sent = DictTensor({key: self._column(leaf, leaf.get(actions)) for key, leaf in self._actions.items()})
+        (reached, ran), (current, running) = self.env.step(sent)
         reward = torch.where(ran, reached["reward"], 0.0)
         terminated, truncated, ended = (reached[key] & ran for key in ("terminated", "truncated", "done"))
         if self._mode is AutoresetMode.SAME_STEP:
@@ -155,10 +146,6 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
                 "simulator with auto_reset=True."
             )
         return env
-
-    def _action(self, actions: Element) -> DictTensor:
-        """Turn a batch of actions into the tensors of the VecEnv, in the space's dtypes."""
-        return DictTensor({key: self._column(leaf, leaf.get(actions)) for key, leaf in self._actions.items()})
 
     def _column(self, leaf: Leaf, values: Element) -> Tensor:
         column = values if isinstance(values, Tensor) else torch.from_numpy(np.asarray(values))

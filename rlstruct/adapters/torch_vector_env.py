@@ -1,4 +1,4 @@
-"""TorchVectorEnv: vector environments that return tensors on a device, such as Isaac Lab's."""
+"""TorchVectorEnv: a VecEnv from a vector environment that returns tensors on a device, such as Isaac Lab's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlstruct.vec_env import Observed, Stepped, VecEnv, check_action
 
 Tensors = dict[str, Tensor]
 
-# How libraries call the observation that an ended episode ended with.
+# Names of an episode's last observation in several libraries.
 _FINAL_KEYS = ("final_obs", "final_observation")
 
 
@@ -26,14 +26,13 @@ class TorchVectorEnv(VecEnv):
     """A gymnasium-like vector environment whose observations are tensors on a device already.
 
     It must restart ended rows within the step (gymnasium's mode SAME_STEP), as GPU simulators do. The simulation gets a
-    copy of the action, which it may change in place. What `step` returned becomes ``current``, the very tensors. If the
-    simulation writes its next observation into the same memory, so do these change; RL_Batcher has copied them by then,
-    a program of yours that keeps them clones them. The simulation cannot be saved from here: `state_dict` is None.
+    copy of the action, which it may change in place. The tensors that it returns become ``current`` without a copy, and
+    change if it writes its next observation into the same memory: clone them to keep them, as RL_Batcher does. The
+    simulation cannot be saved from here: `state_dict` is None.
 
     The true final observation is taken from the info's ``final_obs`` (gymnasium; Isaac Lab where it is switched on) or
-    ``final_observation`` (ManiSkill): tensors [B, ...] of the observation's structure, of which the rows that ended are
-    read. Without it the last observation of an episode is lost, and no adapter can bring it back: ``missing_final``
-    says what happens then.
+    ``final_observation`` (ManiSkill): tensors [B, ...] of the observation's structure, read in the rows that ended.
+    Without it the last observation of an episode is lost: ``missing_final`` says what happens then.
 
     >>> # env = ManagerBasedRLEnv(cfg); RL_Batcher(32, create_agent, lambda seed: TorchVectorEnv(env, "cuda:0"), …)
 
@@ -61,7 +60,6 @@ class TorchVectorEnv(VecEnv):
         *,
         missing_final: Literal["raise", "previous"] = "raise",
     ) -> None:
-        """Take over ``vec``."""
         self._n_envs, self._device = int(vec.num_envs), resolve_device(device)
         self.observation_space, self.action_space = vec.single_observation_space, vec.single_action_space
         self._frame_leaves = leaves(self.observation_space, "frame", where="TorchVectorEnv")
@@ -86,12 +84,7 @@ class TorchVectorEnv(VecEnv):
         return self._n_envs
 
     def reset(self, env_info: DictTensor | None = None) -> Observed:
-        """Start a new episode in every environment; see `VecEnv.reset`.
-
-        Raises:
-            ValueError: ``env_info`` is not empty: such environments take none.
-            DeviceMismatchError, ShapeMismatchError: an observation is elsewhere, or has not B rows.
-        """
+        """Start a new episode in every environment; see `VecEnv.reset`."""
         if env_info is not None and not env_info.empty():
             raise BadValueError(f"TorchVectorEnv.reset: got env_info {list(env_info.keys())}, expected none.")
         seed, self._seed = self._seed, None
@@ -107,13 +100,7 @@ class TorchVectorEnv(VecEnv):
 
     @operation("simulator")
     def step(self, action: DictTensor) -> Stepped:
-        """Take one step in every environment; see `VecEnv.step`.
-
-        Raises:
-            TypeError: the action is no DictTensor.
-            RuntimeError: an episode ended and its final observation is missing.
-            ShapeMismatchError: the final observations have another shape than the observations.
-        """
+        """Take one step in every environment; see `VecEnv.step`."""
         check_action("TorchVectorEnv", action)
         # Two copies: simulators clamp actions in place, and agents write theirs over in the next step.
         last = {f"last_{key}": action[key].clone() for key in self._action_leaves}
@@ -154,7 +141,7 @@ class TorchVectorEnv(VecEnv):
             self.vec.close()
 
     def _flat(self, observation: Mapping[str, Any] | Tensor) -> Tensors:
-        """Name the frames of an observation."""
+        """Return the frames of an observation by name."""
         return {key: leaf.get(observation) for key, leaf in self._frame_leaves.items()}
 
 

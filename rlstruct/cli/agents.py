@@ -45,7 +45,8 @@ def choose(
     image, settings = is_image(observation), task.network_settings()
     # Images are seen by convolutions, unless the user says how wide a perceptron is to be.
     body = "recurrent" if task.recurrent else "convolutional" if image and "hidden" not in settings else "perceptron"
-    family = "gaussian" if continuous else ALGORITHMS[algorithm].agents
+    family: str = ALGORITHMS[algorithm].agents
+    family = "gaussian" if continuous and family == "policy" else family
     network, create_agent, kind = _BUNDLED[family, body]
     shape = (stack, *observation.shape[1:]) if stack > 1 else observation.shape
     if stack > 1:
@@ -54,15 +55,17 @@ def choose(
     ours: dict[str, Any] = {"duelling": True} if family == "values" else {}
     if body == "convolutional":
         inputs, ours = shape, _of_images(shape)
-    outputs = action.shape[0] if continuous else discrete  # type: ignore[index]
+    outputs: tuple[Any, ...] = (action.shape[0] if continuous else discrete,)  # type: ignore[index]
+    if family == "soft":
+        outputs = tuple(tuple(map(float, bound)) for bound in (action.low, action.high))  # type: ignore[attr-defined]
     known = [name for name, one in inspect.signature(network).parameters.items() if one.kind is one.KEYWORD_ONLY]
-    if family != "values":  # DQN keeps no statistics
+    if family in ("policy", "gaussian"):  # the others keep no statistics
         known.append("normalise")
     for name in settings:
         if name not in known:
             raise UserError(f"--network {name}: there are only {', '.join(known)}.{nearest(name, known)}")
     normalise = settings.pop("normalise", False)
-    create_model = partial(network, inputs, outputs, **{**ours, **settings})
+    create_model = partial(network, inputs, *outputs, **{**ours, **settings})
     _try(create_model, task)
     if normalise:
         create_model, kind = partial(_normalised, create_model, observation.shape), f"{kind}, normalised"
@@ -92,6 +95,14 @@ def _fitting(algorithm: str, task: Task, observation: spaces.Space[Any], action:
             )
         if task.recurrent:
             raise UserError(f"{name} has no agent with a memory: take ppo or a2c, or leave out --recurrent.")
+    elif ALGORITHMS[algorithm].agents == "soft":
+        name = algorithm.upper()
+        if not (continuous and action.is_bounded()):  # type: ignore[attr-defined]
+            others = "ppo or a2c" if continuous else "dqn, ppo or a2c"
+            raise UserError(f"{name} draws bounded continuous actions, and this environment wants {action}: {others}.")
+        if task.recurrent or is_image(observation):
+            what = "no agent with a memory" if task.recurrent else "no network for images"
+            raise UserError(f"{name} has {what}: take ppo or a2c, or leave out --recurrent.")
     elif is_image(observation) and (task.recurrent or continuous):
         raise UserError(
             f"no bundled agent {'remembers images' if task.recurrent else 'turns images into continuous actions'}: "
@@ -178,6 +189,11 @@ _BUNDLED: dict[tuple[str, str], tuple[Callable[..., nn.Module], Callable[..., RL
         agents.RecurrentGaussianActorCritic,
         agents.RecurrentGaussianAgent,
         "recurrent Gaussian policy",
+    ),
+    ("soft", "perceptron"): (
+        agents.SoftActorCritic,
+        agents.SquashedGaussianAgent,
+        "squashed Gaussian policy, perceptron",
     ),
     ("policy", "perceptron"): (agents.ActorCritic, agents.ActorCriticAgent, "policy, perceptron"),
     ("policy", "convolutional"): (agents.ConvolutionalActorCritic, agents.ActorCriticAgent, "convolutional policy"),

@@ -27,9 +27,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
     " Did you mean 'CartPole-v1'?"
     """
     by_lower = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word.lower(), by_lower, 1, 0.6)
+    near = difflib.get_close_matches(word.lower(), by_lower, len(by_lower) or 1, 0.6)
     # Two of three equal letters are another word: one letter may differ, and one more for each four of the longer name.
     near = [name for name in near if _edits(word.lower(), name) <= 1 + max(len(word), len(name)) // 4]
+    near.sort(key=lambda name: _edits(word.lower(), name))
     if not near:  # a name without its version, or a part of one
         near = sorted((name for name in by_lower if word.lower() in name), key=len)[:1] if len(word) > 2 else []
     return f" Did you mean {by_lower[near[0]]!r}?" if near else ""

@@ -17,6 +17,7 @@ from gymnasium import spaces
 
 from rlstruct import sims
 from rlstruct.cli.complaint import UserError, nearest, require
+from rlstruct.cli.own import OwnFactory, fitted, imported, is_own
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.errors import how_to_install
 from rlstruct.sims.tensor_env import Backend
@@ -33,7 +34,7 @@ class Task:
 
     Attributes:
         env: name of an environment of gymnasium (CartPole-v1, ALE/Pong-v5, my_module:MyEnv-v0) or of a bundled
-            simulator (Breakout-MinAtar).
+            simulator (Breakout-MinAtar), or a class or function of a module of yours (my_module:MySimulator).
         env_options: further settings of the environment, each as KEY=VALUE, such as continuous=false.
         simulator: step the bundled simulator of this name, and how; None takes gymnasium's environment where it has
             one.
@@ -108,11 +109,7 @@ class GymFactory:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*initialised with render_mode")  # it is reported below
             env = gymnasium.make(self.name, **settings)
-        if isinstance(env.action_space, spaces.Box):
-            env = gymnasium.wrappers.ClipAction(env)  # Gaussian agents know no bounds
-        if not isinstance(env.observation_space, spaces.Box):
-            env = gymnasium.wrappers.FlattenObservation(env)  # one number for each case; parts side by side
-        return env
+        return fitted(env)
 
 
 @dataclass(frozen=True)
@@ -144,12 +141,16 @@ class SimulatorFactory:
         return sims.make(self.name, n_envs, seed, device=device, **settings)
 
 
-Factory = GymFactory | SimulatorFactory
+Factory = GymFactory | SimulatorFactory | OwnFactory
 
 
 def find(task: Task, *, auto_reset: bool, render: bool = False) -> Factory:
     """Find the factory of a task's environment."""
     name, settings = task.env, task.settings()
+    if is_own(name):
+        backend = {} if task.simulator is None else {"backend": task.simulator}
+        imported(name)  # refuses a name that is not there
+        return OwnFactory(name, {**backend, **settings}, auto_reset, render)
     if task.simulator is not None or (name in sims.names() and name not in gymnasium.registry):
         if not sims.knows(name):
             raise UserError(
@@ -174,7 +175,7 @@ def find(task: Task, *, auto_reset: bool, render: bool = False) -> Factory:
         known = {*gymnasium.registry, *sims.names()}
         raise UserError(
             f"no environment is called {name!r}.{nearest(name, known)} There are gymnasium's and the bundled "
-            "simulators; one of your own is module:Name-v0."
+            "simulators; yours is module:MySimulator, or module:Name-v0 in gymnasium's registry."
         )
     if colon and importlib.util.find_spec(module.partition(".")[0]) is None:
         raise UserError(f"--env {name}: there is no module {module!r}. Is its folder on PYTHONPATH?")

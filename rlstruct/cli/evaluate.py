@@ -41,6 +41,8 @@ class Evaluate(Options):
         device: where the agent acts.
         actions: drawn, as in training, or the best ones; None for what the evaluations of the training did.
         seed: of environments and agent.
+        factory: functions of a program that trained, each as module:function: create_env, and if the checkpoint does
+            not describe them create_model and create_agent.
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -50,6 +52,7 @@ class Evaluate(Options):
     device: str = "cpu"
     actions: Literal["drawn", "best"] | None = None
     seed: int = 0
+    factory: tuple[str, ...] = ()
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -58,7 +61,7 @@ def run(arguments: Sequence[str]) -> None:
     if options.video is not None:
         check_path(options.video)
     check_device("--device", options.device)
-    trained = load_trained(options.run, auto_reset=False)
+    trained = load_trained(options.run, auto_reset=False, factories=options.factory)
     if isinstance(trained.record.config, AlphaZeroConfig):
         _against_opponent(trained, trained.record.config, options)
         return
@@ -73,7 +76,7 @@ def run(arguments: Sequence[str]) -> None:
     say(_summary(returns, lengths, actions))
     _write(options, trained, returns=returns, lengths=lengths, actions=actions)
     if options.video is not None:
-        drawn = load_trained(options.run, auto_reset=False, render=True)
+        drawn = load_trained(options.run, auto_reset=False, render=True, factories=options.factory)
         agent, seed = create_agent(device="cpu"), _SEED + options.seed
         n = film(drawn.factory, agent, options.video, n_envs=1, n_steps=_FILM_STEPS, seed=seed, one_episode=True)
         say(f"{options.video}: one episode, {n} pictures")

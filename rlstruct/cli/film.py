@@ -13,7 +13,9 @@ import torch
 
 from rlstruct.cli.complaint import UserError, require
 from rlstruct.cli.environments import Factory, GymFactory, SimulatorFactory
+from rlstruct.cli.own import OwnFactory
 from rlstruct.core import DictTensor
+from rlstruct.envs import GymEnv
 from rlstruct.functional.random import step_keys
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import VecEnv
@@ -25,7 +27,7 @@ Painter = Callable[[VecEnv, DictTensor, int], Picture]
 Point = tuple[float, float]
 Lines = Sequence[tuple[Sequence[Point], str, float]]
 Scene = tuple[Point, float, Lines]
-"""Where the origin is, in parts of width and height from the lower left corner; pixels of one unit; and lines: points
+"""Origin, in parts of width and height from the lower left corner; pixels of one unit; and lines: points
 with y upward, colour and width in pixels. A line of one point is a disc."""
 
 _GIF_COLOURS = 64
@@ -169,6 +171,8 @@ def _painter_of(factory: Factory) -> Painter:
     classic = _CLASSICS.get(_stem(factory))
     if classic is not None:
         return lambda env, observation, row: _drawn(*classic[1](_array(observation, "frame", row)))
+    if isinstance(factory, OwnFactory):
+        return _own
     if isinstance(factory, GymFactory):
         return _screen_and_frame if factory.atari else _screen
     if factory.atari:
@@ -228,6 +232,23 @@ def _board(env: VecEnv, observation: DictTensor, row: int) -> Picture:
     return picture
 
 
+def _own(env: VecEnv, observation: DictTensor, row: int) -> Picture:
+    """Let the environment of a user draw itself, by ``render(row)`` or as gymnasium's do."""
+    from PIL import Image
+
+    if isinstance(env, GymEnv):
+        spec = env.envs[row].spec
+        classic = None if spec is None else _CLASSICS.get(spec.name)
+        found = classic and classic[1](_array(observation, "frame", row))
+        return _drawn(*found) if found else _screen(env, observation, row)
+    if not hasattr(env, "render"):
+        raise UserError(
+            f"{type(env).__name__} cannot be drawn. Give it a method render(row) that returns an array of bytes "
+            "[height, width, 3], the picture of one environment."
+        )
+    return Image.fromarray(np.asarray(env.render(row), np.uint8))
+
+
 def _screen(env: VecEnv, observation: DictTensor, row: int) -> Picture:
     """Let a gymnasium environment draw itself."""
     from PIL import Image
@@ -236,6 +257,8 @@ def _screen(env: VecEnv, observation: DictTensor, row: int) -> Picture:
         screen = env.envs[row].render()  # type: ignore[attr-defined]  # a GymEnv
     except gymnasium.error.DependencyNotInstalled as error:
         raise UserError(f"this environment draws itself with a package that is missing: {error}") from None
+    except NotImplementedError:
+        raise UserError("this environment does not draw itself: write its render().") from None
     if not isinstance(screen, np.ndarray):
         raise UserError(
             "this environment does not draw itself as an array of pixels (render_mode='rgb_array'), and no picture of "

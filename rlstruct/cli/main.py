@@ -16,6 +16,7 @@ from typing import NoReturn
 from rlstruct.cli.complaint import UserError, nearest, refused, require, say
 from rlstruct.errors import (
     ClusterError,
+    Explained,
     LearnerError,
     MissingPackageError,
     SharingError,
@@ -23,7 +24,7 @@ from rlstruct.errors import (
     WorkerError,
 )
 
-# All but profile, envs and devices need the extra "train".
+# All but profile, explain, envs and devices need the extra "train".
 COMMANDS = {
     "train": "train an agent: rlstruct train a2c --env CartPole-v1",
     "evaluate": "play whole episodes with a trained agent: rlstruct evaluate RUN --video out.gif",
@@ -32,6 +33,7 @@ COMMANDS = {
     "play": "see what an agent sees: rlstruct play Breakout-MinAtar --out breakout.gif",
     "tune": "find the fastest number of workers and environments: rlstruct tune ppo --env CartPole-v1",
     "profile": "run a command and say where its time goes: rlstruct profile train ppo --env CartPole-v1",
+    "explain": "explain an error, offline: rlstruct explain WorkerError",
     "envs": "list the environments that can be learnt here: rlstruct envs cart",
     "devices": "show the CPUs and GPUs that are here, and where things should live",
 }
@@ -58,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if command not in COMMANDS:
             raise UserError(f"there is no command {command!r}, only {', '.join(COMMANDS)}.{nearest(command, COMMANDS)}")
-        if command not in ("devices", "envs", "profile"):
+        if command not in ("devices", "envs", "explain", "profile"):
             require("train", "tyro", "tqdm", "tensorboard", "matplotlib", "PIL", what=f"rlstruct {command}")
         with _leaving_at_once(command):
             module = importlib.import_module(f"rlstruct.cli.{command}")
@@ -69,7 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except (UserError, ClusterError, LearnerError, SharingError, TrainingDiverged, WorkerError) as error:
         name = f"rlstruct {command}" if command in COMMANDS else "rlstruct"
-        sys.stderr.write(f"{name}: {error}\n{_raised_here(error)}")
+        hint = f"To read more: rlstruct explain {error.topic}\n" if isinstance(error, Explained) else ""
+        sys.stderr.write(f"{name}: {error}\n{_raised_here(error)}{hint}")
         return 2
     except OSError as error:
         if not (said := refused(error)):

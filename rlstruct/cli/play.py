@@ -13,6 +13,7 @@ import tyro
 from torch import nn
 
 from rlstruct.agents import RandomAgent
+from rlstruct.algos import ALGORITHMS
 from rlstruct.cli.complaint import UserError, say
 from rlstruct.cli.environments import Factory, Task, find, look_at
 from rlstruct.cli.film import check_path, film
@@ -39,6 +40,7 @@ class Play(Options):
         steps: how many steps.
         n_envs: how many environments, side by side.
         seed: of environments and agent.
+        factory: for the run of a program: the functions that it trained with, see rlstruct evaluate --help.
     """
 
     what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV|RUN")]
@@ -47,6 +49,7 @@ class Play(Options):
     steps: int = option(200, at_least=1)
     n_envs: int = option(1, at_least=1, at_most=64)
     seed: int = 0
+    factory: tuple[str, ...] = ()
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -57,21 +60,24 @@ def run(arguments: Sequence[str]) -> None:
     options: Play = tyro.cli(Play, args=arguments, prog="rlstruct play")
     out = options.out or Path(f"play-{Path(options.what).name}.gif")
     check_path(out)
-    factory, agent, who = _actor(options.what, options.simulator)
+    factory, agent, who = _actor(options.what, options.simulator, options.factory)
     wanted = {"n_envs": options.n_envs, "n_steps": options.steps, "seed": options.seed}
     n = film(factory, agent, out, **wanted, one_episode=False)
     say(f"{out}: {n} pictures of {factory.name}, {who}")
 
 
-def _actor(what: str, simulator: Backend | None) -> tuple[Factory, RL_Agent, str]:
+def _actor(what: str, simulator: Backend | None, factories: Sequence[str]) -> tuple[Factory, RL_Agent, str]:
     if Path(what).is_dir():
         if simulator is not None:
             raise UserError(
                 f"--simulator {simulator}: the run {what} knows how its environments are stepped. Leave it out."
             )
-        trained = load_trained(Path(what), auto_reset=True, render=True)
+        trained = load_trained(Path(what), auto_reset=True, render=True, factories=factories)
         stochastic = trained.record.config.evaluation_stochastic
-        agent = trained.choice.create_agent(trained.model, stochastic=stochastic)
+        create_agent, algorithm = trained.choice.create_agent, ALGORITHMS.get(trained.record.algorithm)
+        if algorithm is not None and algorithm.arrange is not None:
+            _, create_agent, _ = algorithm.arrange(trained.record.config, create_agent, trained.factory)
+        agent = create_agent(trained.model, stochastic=stochastic)
         return trained.factory, agent, f"{trained.record.algorithm} after {trained.env_steps:,} environment steps"
     factory = find(Task(env=what, simulator=simulator), auto_reset=True, render=True)
     return factory, RandomAgent(look_at(factory, lambda env: env.action_space)), "acting at random"

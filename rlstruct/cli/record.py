@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib import metadata
 from pathlib import Path
@@ -12,12 +13,14 @@ from typing import Any
 
 from torch import nn
 
+from rlstruct import policies
 from rlstruct.algos import ALGORITHMS, Algorithm
 from rlstruct.algos.checkpoint import read_checkpoint
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.cli.agents import AgentChoice, choose
 from rlstruct.cli.complaint import UserError, nearest
 from rlstruct.cli.environments import Factory, Task, find, spaces_of
+from rlstruct.cli.own import factories_of
 
 _PACKAGES = ("rlstruct", "torch", "gymnasium", "numpy", "ale-py")
 
@@ -68,8 +71,8 @@ def load(run: Path) -> RunRecord:
         raise UserError(f"{file} is damaged: {error}") from None
     if not isinstance(stored, dict) or not {"algorithm", "task", "config"} <= stored.keys():
         raise ForeignRun(
-            f"{run} was not made by rlstruct train: its config.json does not name algorithm, task and config. The "
-            "program that made it has the environment and the network."
+            f"{run} was not made by rlstruct train: its config.json does not name algorithm, task and config. Name the "
+            "function that made its environments: --factory module:create_env."
         )
     algorithm = str(stored["algorithm"])
     return RunRecord(
@@ -92,8 +95,10 @@ class Trained:
     env_steps: int  # environment steps that it has learnt from
 
 
-def load_trained(run: Path, *, auto_reset: bool, render: bool = False) -> Trained:
-    """Load the network of a run's last checkpoint."""
+def load_trained(run: Path, *, auto_reset: bool, render: bool = False, factories: Sequence[str] = ()) -> Trained:
+    """Load the network of a run's last checkpoint; ``factories`` are those of a run that a program has made."""
+    if factories:
+        return _load_own(run, factories, auto_reset=auto_reset, render=render)
     record = load(run)
     factory = find(record.task, auto_reset=auto_reset, render=render)
     choice = choose(record.algorithm, record.task, *spaces_of(factory), factory.stack)
@@ -111,6 +116,21 @@ def load_trained(run: Path, *, auto_reset: bool, render: bool = False) -> Traine
         reason = str(error).splitlines()[0]
         raise UserError(f"{file} does not fit the network of today ({choice.kind}): {reason}") from None
     return Trained(record, factory, choice, model, int(checkpoint["env_steps"]))
+
+
+def _load_own(run: Path, factories: Sequence[str], *, auto_reset: bool, render: bool) -> Trained:
+    """Load the network of a run that a program has made, with the factories that its training was given."""
+    create_env, create_model, create_agent = factories_of(factories)
+    try:
+        policy = policies.load(run, create_model=create_model, create_agent=create_agent)
+        env_steps = int(read_checkpoint(run / "checkpoint.pt")["env_steps"])
+    except (ValueError, FileNotFoundError) as error:
+        raise UserError(f"{str(error).partition(': ')[2]} With --factory they are the second and the third.") from None
+    task, name = Task(env=create_env), type(policy.model).__name__
+    config = TrainingConfig(evaluation_stochastic=policy.stochastic)
+    record = RunRecord(algorithm=run.resolve().name, task=task, agent=name, config=config, versions=versions())
+    choice = AgentChoice(lambda: copy.deepcopy(policy.model), policy.create_agent, name, small=False)
+    return Trained(record, find(task, auto_reset=auto_reset, render=render), choice, policy.model, env_steps)
 
 
 def _build(cls: type[Any], values: Mapping[str, Any], file: Path) -> Any:  # noqa: ANN401 - an instance of cls

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import errno
+import itertools
 import json
 import re
 import shlex
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,24 +19,26 @@ import tyro
 
 from rlstruct.algos import ALGORITHMS
 from rlstruct.algos.a2c import A2CConfig
-from rlstruct.algos.config import TrainingConfig, check_resumed
+from rlstruct.algos.config import TrainingConfig, check_resumed, load_config
 from rlstruct.algos.launch import launched_rank
 from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.presets import PRESETS
+from rlstruct.algos.result import TrainingResult
 from rlstruct.algos.run_folder import RunFolder
-from rlstruct.algos.training import TrainingResult
 from rlstruct.cli.agents import AgentChoice, choose, with_stacks
 from rlstruct.cli.complaint import UserError, check_device, nearest, number, refused, require, say
-from rlstruct.cli.environments import Factory, Task, find, spaces_of
-from rlstruct.cli.record import RunRecord, algorithm_of, load, versions
+from rlstruct.cli.environments import Factory, Task, find, is_image, spaces_of
+from rlstruct.cli.record import RunRecord, algorithm_of, load, load_trained, versions
 from rlstruct.errors import BadValueError, LearnerError, WorkerError
 
+_IMAGES = "Breakout-MinAtar"  # its settings are those for environments with images that have none
 _LEARNERS = re.compile("^--learners(?==|$)")
 Config = TypeVar("Config", bound=TrainingConfig)
 
 _HELP = """usage: rlstruct train ALGORITHM --env NAME [OPTIONS]
        rlstruct train --config RUN [OPTIONS]
        rlstruct train --resume RUN [OPTIONS]
+       rlstruct train ALGORITHM --resume RUN --factory MODULE:CREATE_ENV
 
 Train an agent; results go into a new folder under runs/. The agent is chosen to
 fit the environment: a perceptron, a convolutional network for images, a
@@ -84,8 +88,7 @@ class Training(Generic[Config]):
         environment: What is to be learnt.
         training: How it is learnt, and on which devices.
         output: Where results go.
-        preset: begin with the settings that were tuned for this environment; by default those for --env, and "none"
-            for the defaults of the algorithm.
+        preset: begin with the settings tuned for this environment; by default those for --env; "none" for defaults.
     """
 
     environment: Task
@@ -94,10 +97,29 @@ class Training(Generic[Config]):
     preset: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class ResumeOwn:
+    """Continue a run that a program has made.
+
+    Attributes:
+        resume: folder of the run.
+        factory: create_env as module:function, and create_model and create_agent if the checkpoint has none.
+        n_env_steps: environment steps in all; None for those of the run.
+    """
+
+    resume: Path
+    factory: tuple[str, ...]
+    n_env_steps: int | None = None
+    output: Output = Output()
+
+
 def run(arguments: Sequence[str]) -> None:
     """Train as the words after ``train`` say."""
     if not arguments or arguments[0] in ("-h", "--help"):
         say(_HELP.format(algorithms="\n".join(f"  {name:<11} {one.about}" for name, one in ALGORITHMS.items())))
+        return
+    if "--factory" in arguments:
+        _resume_own(arguments)
         return
     algorithm, options, resumed, notes = _read(arguments)
     train(algorithm, options.environment, options.training, options.output, resumed=resumed, notes=notes)
@@ -137,7 +159,7 @@ def train(
     folder = _begun(record, output) if resumed is None else _resumed(resumed, record, output, factory.stack)
     _say(f"{algorithm} on {task.env}: {choice.kind}, learner on {config.learner_device}")
     for note in notes:
-        _say(note)
+        _say(textwrap.fill(note, 80, subsequent_indent="  ", break_on_hyphens=False))
     saved = folder.checkpoint
     how = "" if resumed is None else ", from its checkpoint" if saved else ", which has no checkpoint: it begins anew"
     _say(f"run folder: {folder.path}{how}")
@@ -162,6 +184,28 @@ def train(
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):
             raise
         raise UserError(f"{folder.path} can no longer be written: {refused(error)}") from None
+    _tell(result, config.target_return, folder)
+
+
+def _resume_own(arguments: Sequence[str]) -> None:
+    """Continue the run of a program, with the functions that it gave to the training."""
+    words = list(arguments)
+    name = _algorithm(words, None)
+    algorithm = algorithm_of(name)
+    program = f"rlstruct train {name}"
+    options: ResumeOwn = tyro.cli(ResumeOwn, args=words, prog=program, config=(tyro.conf.OmitArgPrefixes,))
+    if algorithm.arrange is not None and len(options.factory) < 3:
+        raise UserError(f"--factory: {name} needs create_env, create_model and create_agent.")
+    trained = load_trained(options.resume, auto_reset=not algorithm.learner.whole_episodes, factories=options.factory)
+    try:
+        config = load_config(options.resume, algorithm.learner.settings)
+        config = replace(config, n_env_steps=options.n_env_steps or config.n_env_steps)
+        folder = RunFolder.resume(options.resume, n_env_steps=config.n_env_steps, **_shown(options.output))
+    except (ValueError, RuntimeError) as error:
+        raise UserError(f"--resume {options.resume}: {error}") from None
+    choice = trained.choice
+    with folder:
+        result = algorithm(config, choice.create_model, choice.create_agent, trained.factory, run=folder)
     _tell(result, config.target_return, folder)
 
 
@@ -295,12 +339,29 @@ def _default(algorithm: str, words: list[str], template: RunRecord | None) -> tu
     name = chosen or env
     if not env or name not in names:
         others = f" (--preset takes those for {', '.join(names)})" if names else ""
-        return None, [f"settings: the defaults, made for CartPole-v1{others}"]
+        if env and (algorithm, _IMAGES) in PRESETS and not chosen and _shows_images(env, words):
+            config = PRESETS[algorithm, _IMAGES].config
+            # A greedy player that has learned little may never end an episode of another game.
+            config = replace(config, target_return=None, evaluation_stochastic=type(config).evaluation_stochastic)
+            config, notes = _with_fitting_parts(config, words)
+            notes = [f"settings: those for {_IMAGES}, which shows images, too{others}", *notes]
+            return Training(environment=Task(env=env), training=config), notes
+        made_for = "" if algorithm in ("alphazero", "sac") else ", made for CartPole-v1"
+        return None, [f"settings: the defaults{made_for}{others}"]
     preset = PRESETS[algorithm, name]
     network = tuple(f"{key}={json.dumps(value)}" for key, value in preset.network.items())
     config, notes = _with_fitting_parts(preset.config, words)
-    tuned = f"settings: tuned for {name}, but for those that you give (--preset none for the defaults)"
+    tuned = f"settings: tuned for {name}, except those you set (--preset none for the defaults)"
     return Training(environment=Task(env=env, network=network), training=config), [tuned, *notes]
+
+
+def _shows_images(env: str, words: list[str]) -> bool:
+    """Return True if an environment shows images; those of Atari are not made for it."""
+    at = words.index("--env-options") + 1 if "--env-options" in words else len(words)
+    options = tuple(itertools.takewhile(lambda word: not word.startswith("--"), words[at:]))
+    simulator: Any = _peek(words, "simulator")[0]["simulator"]
+    task = Task(env=env, env_options=options, simulator=simulator)
+    return env.startswith("ALE/") or is_image(spaces_of(find(task, auto_reset=True))[0])
 
 
 def _with_fitting_parts(config: TrainingConfig, words: list[str]) -> tuple[TrainingConfig, list[str]]:
@@ -329,7 +390,7 @@ def _tell(result: TrainingResult, target: float | None, folder: RunFolder) -> No
         )
     _say(f"{result.env_steps:,} environment steps in {result.seconds:.1f} s")
     path = shlex.quote(str(folder.path))
-    _say(f"next: rlstruct evaluate {path}   rlstruct plot {path}")
+    _say(f"next: rlstruct evaluate {path}\n      rlstruct plot {path}")
 
 
 def _say(text: str) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import json
-import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -22,8 +19,9 @@ from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.presets import PRESETS
 from rlstruct.batchers import Tuning, tune
 from rlstruct.cli.agents import choose, with_stacks
-from rlstruct.cli.complaint import UserError, check_device, nearest, say
+from rlstruct.cli.complaint import UserError, check_device, say
 from rlstruct.cli.environments import Task, find, read_settings, spaces_of
+from rlstruct.cli.own import imported
 from rlstruct.cli.record import RunRecord, algorithm_of, versions
 from rlstruct.core import Trajectories
 from rlstruct.sharing import Mode
@@ -126,7 +124,7 @@ def run(arguments: Sequence[str]) -> None:
         if len(words) < 2 or ":" not in words[1]:
             raise UserError("name both factories: rlstruct tune my_module:create_agent my_module:create_env")
         of_own = _parsed(TuneFactories, words[2:], f"rlstruct tune {words[0]} {words[1]}")
-        _tune_factories(_load(words[0]), _load(words[1]), of_own)
+        _tune_factories(imported(words[0]), imported(words[1]), of_own)
         return
     algorithm_of(words[0])  # refuses a wrong one
     _tune_training(words[0], _parsed(TuneTraining, words[1:], f"rlstruct tune {words[0]}"))
@@ -134,23 +132,6 @@ def run(arguments: Sequence[str]) -> None:
 
 def _parsed(kind: type[Any], words: Sequence[str], program: str) -> Any:  # noqa: ANN401 - of that kind
     return tyro.cli(kind, args=words, prog=program, config=(tyro.conf.OmitArgPrefixes,))
-
-
-def _load(name: str) -> Callable[..., Any]:
-    """Import a factory by ``module:name``; the present folder is searched, too."""
-    module, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
-        raise UserError(f"there is no module {module!r}. Is its folder on PYTHONPATH?") from None
-    if not callable(factory := getattr(found, attribute, None)):
-        raise UserError(f"{module} has no function {attribute!r}.{nearest(attribute, vars(found))}")
-    create: Callable[..., Any] = factory
-    return create
 
 
 def _tune_factories(create_agent: Callable[..., Any], create_env: Callable[..., Any], given: TuneFactories) -> None:

@@ -41,7 +41,6 @@ class DictTensor(NamedTensors):
     _leading = 1
 
     def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Copy and validate the mapping."""
         cls = type(self)
         self._tensors = tensors.copy() if type(tensors) is dict else as_dict(cls, tensors)  # a dict, nearly always
         validate(cls, 1, self._tensors)
@@ -148,10 +147,14 @@ class TemporalDictTensor(NamedTensors):
     lengths: Tensor
 
     def __init__(self, tensors: Mapping[str, Tensor] | None = None, lengths: Tensor | None = None) -> None:
-        """Copy and validate the mapping and the lengths."""
         self._tensors = as_dict(type(self), tensors)
         validate(type(self), 2, self._tensors)
-        self.lengths = self._full_lengths() if lengths is None else self._fitting(lengths)
+        if lengths is None:
+            first = next(iter(self._tensors.values()), torch.empty(0, 0, device="cpu"))
+            lengths = torch.full(first.shape[:1], first.shape[1], dtype=torch.int64, device=first.device)
+        else:
+            self._check_lengths(lengths)
+        self.lengths = lengths
 
     @classmethod
     def unchecked(cls, tensors: dict[str, Tensor], lengths: Tensor) -> Self:
@@ -169,13 +172,7 @@ class TemporalDictTensor(NamedTensors):
     def _each(self, fn: Callable[[Tensor], Tensor]) -> Self:
         return type(self).unchecked({key: fn(v) for key, v in self._tensors.items()}, fn(self.lengths))
 
-    def _full_lengths(self) -> Tensor:
-        for tensor in self._tensors.values():
-            shape = tensor.shape
-            return torch.full((shape[0],), shape[1], dtype=torch.int64, device=tensor.device)
-        return torch.zeros(0, dtype=torch.int64, device="cpu")
-
-    def _fitting(self, lengths: Tensor) -> Tensor:
+    def _check_lengths(self, lengths: Tensor) -> None:
         where = f"{type(self).__name__}:"
         if not isinstance(lengths, Tensor):
             raise BadTypeError(f"{where} lengths is a {type(lengths).__name__}, expected a tensor [B] of torch.int64.")
@@ -184,17 +181,14 @@ class TemporalDictTensor(NamedTensors):
         fix = "Give one length for each row, on the device of the tensors."
         expect(where, {"lengths": lengths}, _LENGTHS, device=first.device, rows=B, fix=fix)
         # Where looking costs microseconds and no wait: not on a device, not while torch traces.
-        if self._tensors and type(lengths) is Tensor and lengths.is_cpu and not torch.compiler.is_compiling():
-            self._check_range(lengths)
-        return lengths
-
-    def _check_range(self, lengths: Tensor) -> None:
+        if not self._tensors or type(lengths) is not Tensor or not lengths.is_cpu or torch.compiler.is_compiling():
+            return
         values, T = lengths.numpy(), self.n_steps()  # sync: a view of CPU memory
         wrong = (values < 0) | (values > T)
         if wrong.any():
             row = int(wrong.argmax())
             raise ShapeMismatchError(
-                f"{type(self).__name__}: lengths[{row}] is {values[row]}, expected 0 to {T} = T. "
+                f"{where} lengths[{row}] is {values[row]}, expected 0 to {T} = T. "
                 "Lengths count the real steps of each row; what follows is padding."
             )
 
@@ -219,9 +213,8 @@ class TemporalDictTensor(NamedTensors):
 
     def shorten(self) -> Self:
         """Cut the padding that no row needs: T becomes the longest length. The memory is shared."""
-        if self.n_elems() == 0:
-            return self._until(0)
-        return self._until(int(self.lengths.max()))  # sync: the new T is a shape, once per call
+        n_steps = int(self.lengths.max()) if self.n_elems() else 0  # sync: the new T is a shape, once per call
+        return self._like({key: v[:, :n_steps] for key, v in self._tensors.items()})
 
     def temporal_slice(self, start: int, stop: int) -> Self:
         """Take neighbouring steps of every row. The memory is shared.
@@ -300,21 +293,15 @@ class TemporalDictTensor(NamedTensors):
             return cls()
         n_steps = max(part.n_steps() for part in parts)
 
+        def pad(v: Tensor) -> Tensor:
+            missing = n_steps - v.shape[1]
+            return torch.cat([v, v.new_zeros(v.shape[0], missing, *v.shape[2:])], dim=1) if missing else v
+
         def cat_padded(column: tuple[Tensor, ...], axis: int) -> Tensor:
-            return torch.cat([_pad(v, n_steps) for v in column], axis)
+            return torch.cat([*map(pad, column)], axis)
 
         for i, part in enumerate(parts if parts[0].empty() else ()):  # lengths are where the tensors are
             lengths = {"lengths": part.lengths}
             expect(f"TemporalDictTensor.cat: part {i}: tensor", lengths, device=parts[0].lengths.device)
         tensors = join("TemporalDictTensor.cat", parts, cat_padded, 0, drop=2)
         return cls.unchecked(tensors, torch.cat([part.lengths for part in parts]))
-
-    def _until(self, n_steps: int) -> Self:
-        return self._like({key: v[:, :n_steps] for key, v in self._tensors.items()})
-
-
-def _pad(tensor: Tensor, n_steps: int) -> Tensor:
-    missing = n_steps - tensor.shape[1]
-    if missing == 0:
-        return tensor
-    return torch.cat([tensor, tensor.new_zeros(tensor.shape[0], missing, *tensor.shape[2:])], dim=1)

@@ -23,7 +23,7 @@ class Batched:
     """Base of all structures: tensors with a batch axis on one device. Not public: use the classes built on it."""
 
     def _each(self, fn: Callable[[Tensor], Tensor]) -> Self:
-        """A structure of fn(tensor) for every tensor, the lengths included; fn acts on the batch axis only."""
+        """Return a structure of fn(tensor) for every tensor and the lengths; fn acts on the batch axis only."""
         raise NotImplementedError
 
     @property
@@ -110,7 +110,7 @@ class Batched:
         return self._each(torch.detach)
 
     def _shuffled(self, generator: torch.Generator | None) -> Tensor:
-        """All row numbers in random order, [B] int64, here, drawn where the generator is."""
+        """Return all row numbers in random order, [B] int64, here, drawn where the generator is."""
         source = home(self) if generator is None else generator.device
         return torch.randperm(self.n_elems(), generator=generator, device=source).to(home(self))
 
@@ -126,7 +126,7 @@ class NamedTensors(Batched):
     _leading: ClassVar[int]  # how many axes the tensors share: 1 for [B, ...], 2 for [B, T, ...]
 
     def _like(self, tensors: dict[str, Tensor], checked: bool = False) -> Self:
-        """A structure of other tensors with the same rows (and lengths)."""
+        """Return a structure of other tensors with the same rows (and lengths)."""
         raise NotImplementedError
 
     def keys(self) -> KeysView[str]:
@@ -255,7 +255,7 @@ class NamedTensors(Batched):
         return self._like({key: fn(v) for key, v in self._tensors.items()}, checked=True)
 
     def __copy__(self) -> Self:
-        """A new structure around the same tensors, so that `set` on one leaves the other alone."""
+        """Return a new structure around the same tensors, so that `set` on one leaves the other alone."""
         return self._like(dict(self._tensors))
 
     def __add__(self, other: Self) -> Self:

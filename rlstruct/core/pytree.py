@@ -12,11 +12,6 @@ from rlstruct.core.dict_tensor import DictTensor, TemporalDictTensor
 from rlstruct.core.trajectories import Trajectories
 
 
-def _unflatten_temporal(values: Iterable[Any], keys: list[str]) -> TemporalDictTensor:
-    *tensors, lengths = values
-    return TemporalDictTensor.unchecked(dict(zip(keys, tensors, strict=True)), lengths)
-
-
 def _register(
     cls: type[Any], attributes: tuple[str, ...], unflatten: Callable[[Iterable[Any], list[str]], Any]
 ) -> None:
@@ -43,8 +38,13 @@ def _register(
 
 def register() -> None:
     """Tell torch how to take the structures apart. Called once, when `rlstruct.core` is imported."""
+
+    def temporal(values: Iterable[Any], keys: list[str]) -> TemporalDictTensor:
+        *tensors, lengths = values
+        return TemporalDictTensor.unchecked(dict(zip(keys, tensors, strict=True)), lengths)
+
     _register(DictTensor, (), lambda values, keys: DictTensor.unchecked(dict(zip(keys, values, strict=True))))
-    _register(TemporalDictTensor, ("lengths",), _unflatten_temporal)
+    _register(TemporalDictTensor, ("lengths",), temporal)
     _register(Trajectories, ("info", "trajectories"), lambda values, keys: Trajectories.unchecked(*values))
 
 

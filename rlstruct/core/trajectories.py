@@ -47,7 +47,6 @@ class Trajectories(Batched):
     trajectories: TemporalDictTensor
 
     def __init__(self, info: DictTensor, trajectories: TemporalDictTensor) -> None:
-        """Check that both parts have the same rows and device."""
         if not isinstance(info, DictTensor) or not isinstance(trajectories, TemporalDictTensor):
             raise BadTypeError(
                 f"Trajectories: got ({type(info).__name__}, {type(trajectories).__name__}), "

@@ -8,9 +8,9 @@ the weights of its owner. An executor is called as the step is, and gives the sa
 * `rlstruct.engine.graph.Graph`: one launch of all its kernels, on CUDA and on the simulated accelerator.
 
 `rlstruct.engine.runner.Runner` owns the life of an executor: it warms up, makes and compares it, falls back, and starts
-over. `rlstruct.engine.executors` lists what makes them; `rlstruct.engine.promise` says what a pure step may depend on.
+over. `rlstruct.engine.executors` lists what makes them; `rlstruct.engine.purity` says what a pure step may depend on.
 """
 
-from rlstruct.engine import private
+from rlstruct.engine import torch_private
 
-private.check()
+torch_private.check()

@@ -17,14 +17,14 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from rlstruct.core.pytree import Structure
-from rlstruct.engine import private
-from rlstruct.engine.promise import place_of
+from rlstruct.engine import torch_private
+from rlstruct.engine.purity import place_of
 from rlstruct.errors import Explained, warn_user
 
 _compiling = threading.RLock()  # tracing and Inductor's settings belong to the process, not to a thread
 
 MAX_FUSED = 4096
-"""How many stores may share a loop: large games have more than 64, Inductor's own limit."""
+"""The most stores that may share a loop: large games have more than 64, Inductor's own limit."""
 MAX_UNROLLED = 32
 """Up to this many entries are added one by one: Inductor has no kernel for cumulative sums and calls eager torch."""
 
@@ -62,11 +62,7 @@ class Compiled:
         self._masks: list[int] = []
 
     def __call__(self, *args: Any) -> Any:  # noqa: ANN401 - pytrees
-        """Return what ``fn(*args)`` does.
-
-        Raises:
-            NotPureError: the function writes where it must not; nothing has been written.
-        """
+        """Return what ``fn(*args)`` does."""
         if self._run is None:
             self.prepare(*args)
         given, inputs = self._arguments.flatten(args), []
@@ -93,7 +89,7 @@ class Compiled:
         """Make the code for such arguments. torch's global generators may draw meanwhile.
 
         Raises:
-            NotPureError: see `__call__`.
+            NotPureError: the function writes where it must not; nothing has been written.
         """
         with _compiling, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's importing its own deprecated parts
@@ -151,7 +147,7 @@ class Compiled:
 def warn_uncompiled(what: str, why: str, switch: str) -> None:
     """Warn that something that should be compiled cannot be."""
     warn_user(
-        f"{what} cannot be compiled and runs as it is, slower and with equal results: {why}. Without {switch} there is "
+        f"{what} cannot be compiled and runs eagerly, slower and with equal results: {why}. Without {switch} there is "
         "no such warning."
     )
 
@@ -162,7 +158,7 @@ def _refuse_changes(graph: torch.fx.Graph) -> None:
     for node in graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, OpOverload):
             continue
-        for argument, value in zip(private.schema_of(node.target).arguments, node.args, strict=False):
+        for argument, value in zip(torch_private.schema_of(node.target).arguments, node.args, strict=False):
             shown = isinstance(value, torch.fx.Node) and value in outer
             if shown and argument.alias_info is not None:
                 if argument.alias_info.is_write:
@@ -232,7 +228,7 @@ def _cumulative_sum(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> ob
 
 
 def _few_rows(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: float = 1) -> object:
-    """A linear layer on the CPU as products and sums, which Inductor fuses with its surroundings."""
+    """Take a linear layer on the CPU apart into products and sums, which Inductor fuses with its surroundings."""
     rows, small = x.shape[0], x.shape[0] * weight.numel() <= MAX_PRODUCTS
     if (
         x.device.type != "cpu"
@@ -246,5 +242,5 @@ def _few_rows(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha
 
 
 def as_bytes(mask: Tensor) -> Tensor:
-    """For AVX2, Inductor writes a bool ten times slower than a float, 12 us for 1,024, and this about as fast."""
+    """Return a mask as bytes: for AVX2, Inductor writes a bool ten times slower than a float, 12 us for 1,024."""
     return mask.to(torch.float32).to(torch.uint8)

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.core.pytree import Structure
-from rlstruct.engine import private
+from rlstruct.engine import torch_private
 from rlstruct.engine.compiled import Compiled
 from rlstruct.engine.graph import Graph, recorder_of
 from rlstruct.engine.precision import EXACT
-from rlstruct.engine.promise import weights_of, why_unlike
+from rlstruct.engine.purity import weights_of, why_unlike
 from rlstruct.engine.runner import Make, Runner
 from rlstruct.rl_agent import RL_Agent, check_answer
 
@@ -28,7 +28,7 @@ Answer = tuple[DictTensor, DictTensor]
 
 def compiled_on(device: torch.device) -> Make | None:
     """Return what compiles a step on a device; None where there is no compiler."""
-    return Compiled if device.type in ("cpu", "cuda") and not private.missing("compiled") else None
+    return Compiled if device.type in ("cpu", "cuda") and not torch_private.missing("compiled") else None
 
 
 def graph_on(device: torch.device) -> Make | None:
@@ -38,7 +38,7 @@ def graph_on(device: torch.device) -> Make | None:
 
 
 EXECUTORS: Final[dict[str, Callable[[torch.device], Make | None]]] = {"compiled": compiled_on, "graph": graph_on}
-"""What makes each executor on a device, if it can: the same names as in `rlstruct.engine.private.NEEDED`."""
+"""Factories of executors on a device, or None; `rlstruct.engine.torch_private.NEEDED` has the same names."""
 
 
 def agent_step(agent: RL_Agent) -> Callable[..., Answer]:
@@ -68,7 +68,7 @@ def _obstacle(agent: RL_Agent, device: torch.device) -> str:
         return f"it does not promise to be pure: {PROMISE}"
     if agent.require_history():
         return "it wants a history, which is longer in every step"
-    if names := private.missing("compiled"):
+    if names := torch_private.missing("compiled"):
         return f"torch {torch.__version__} lacks {', '.join(names)}"
     return "" if compiled_on(device) else f"there is no compiler for {device}"
 

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from rlstruct.core.pytree import Structure
 from rlstruct.device import registered_backends
-from rlstruct.engine import private
-from rlstruct.engine.private import is_composite
-from rlstruct.engine.promise import Unavailable
-from rlstruct.engine.waits import judge_recorded
+from rlstruct.engine import torch_private
+from rlstruct.engine.host_syncs import judge_recorded
+from rlstruct.engine.purity import Unavailable
+from rlstruct.engine.torch_private import is_composite
 from rlstruct.profiling import recorded
 
 Work = Callable[[], None]
@@ -60,13 +60,9 @@ class Graph:
         self._outputs: list[Tensor] = []  # what a replay writes
 
     def __call__(self, *args: Any) -> Any:  # noqa: ANN401 - pytrees
-        """Replay the step with such arguments as it was recorded for, which the first call does.
+        """Replay the step, which the first call records for such arguments.
 
-        Returns:
-            The results in memory of their own; but a carry is valid until the next call, and free to pass to it.
-
-        Raises:
-            RecordingError: the step cannot be recorded. It has had no effect.
+        Results are in separate memory, but a carry is valid until the next call, which may get it.
         """
         if self._replay is None:
             self.prepare(*args)
@@ -78,7 +74,7 @@ class Graph:
         return (self._static_arguments()[0], outputs) if self._carries else outputs
 
     def prepare(self, *args: Any) -> None:  # noqa: ANN401
-        """Record the step for such arguments; raises RecordingError."""
+        """Record the step for such arguments; raises RecordingError, and then had no effect."""
         self._replay = None
         self._arguments = Structure(args)
         self._static = [tensor.clone() for tensor in self._arguments.flatten(args)]
@@ -129,7 +125,7 @@ def copy_grouped(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 
 def _in_words(tensor: Tensor) -> bool:
-    """Whether the memory of a tensor is whole words of eight bytes, one after the other."""
+    """Return True if the memory of a tensor is whole words of eight bytes, one after the other."""
     start = tensor.storage_offset() * tensor.itemsize
     return tensor.is_contiguous() and tensor.nbytes % 8 == 0 and start % 8 == 0 and not tensor.is_complex()
 
@@ -137,7 +133,7 @@ def _in_words(tensor: Tensor) -> bool:
 def recorder_of(device: torch.device) -> Recorder | None:
     """Return what records work on a device: CUDA graphs, the ``record`` of a registered backend's module, or None."""
     if device.type == "cuda":
-        return None if private.missing("graph") else record_cuda
+        return None if torch_private.missing("graph") else record_cuda
     module = registered_backends().get(device.type)
     record: Recorder | None = None if module is None else getattr(importlib.import_module(module), "record", None)
     return record
@@ -166,7 +162,7 @@ def record_cuda(work: Work) -> Work:
 def _capture(work: Work) -> Work:
     # cuBLAS has to make its workspace in the graph's own pool. One from before does not belong to the graph: torch 2.13
     # frees it when another graph is destroyed, and replays would write to memory that others have by then.
-    private.clear_cublas_workspaces()
+    torch_private.clear_cublas_workspaces()
     gc.collect()
     # While it records, the allocator can give back none of the memory that it keeps for later.
     torch.cuda.synchronize()  # sync: once per recording
@@ -187,7 +183,7 @@ def _capture(work: Work) -> Work:
     finally:
         if collects:
             gc.enable()
-        private.clear_cublas_workspaces()  # eager work must not use the graph's either
+        torch_private.clear_cublas_workspaces()  # eager work must not use the graph's either
     replay: Work = graph.replay
     return replay
 
@@ -196,18 +192,18 @@ def _abandon(graph: Any, pool: tuple[int, int]) -> None:  # noqa: ANN401 - torch
     """End a recording that failed, and let torch's allocator know.
 
     CUDA refuses to end a recording that an operation has spoilt, and then torch does not tell its allocator that it is
-    over: from then on no memory that two streams have used (every batch that was handed over) would be reused.
+    over: from then on no memory that two streams have used (every batch that was returned) would be reused.
     """
     try:
         graph.capture_end()
     except RuntimeError:  # says again what is known
         _SPOILT.append(graph)
         with contextlib.suppress(RuntimeError):  # it knows already
-            private.end_allocating(torch.cuda.current_device(), pool)
+            torch_private.end_allocating(torch.cuda.current_device(), pool)
 
 
-class _Watch(private.Watching):  # type: ignore[no-untyped-call]  # torch gives its base no types
-    """Remembers which operation came last, and refuses one that would spoil or freeze a recording before it is made."""
+class _Watch(torch_private.Watching):  # type: ignore[no-untyped-call]  # torch gives its base no types
+    """Guard of a recording: knows the last operation, and refuses one that would spoil or freeze the recording."""
 
     def __init__(self) -> None:
         super().__init__()

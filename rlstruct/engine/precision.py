@@ -1,6 +1,6 @@
 """Rounding: how far apart two ways to compute the same numbers may be, and how many draws that may flip."""
 
-# ruff: noqa: ANN401  (torch hands over whatever an operator takes and returns)
+# ruff: noqa: ANN401  (torch passes whatever an operator takes and returns)
 
 from __future__ import annotations
 
@@ -11,28 +11,23 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from rlstruct.engine import private
+from rlstruct.engine import torch_private
 
 EXACT: Final = 2.0**-23
-"""Relative distance of two neighbouring float32 numbers, the finest precision that is told apart."""
+"""Relative distance of two neighbouring float32 numbers, the finest precision that is distinguished."""
 _PRODUCTS: Final = {"tf32": 2.0**-10, "bf16": 2.0**-7}  # "ieee" and "none" are exact
-
-_BEFORE: Final = {
-    "highest": "ieee",
-    "high": "tf32",
-    "medium": "",
-}  # of torch before 2.9; "medium" depends on the device
+# Of torch before 2.9; "medium" depends on the device.
+_BEFORE: Final = {"highest": "ieee", "high": "tf32", "medium": ""}
 
 # Compiled code fuses and so rounds differently; a wrong answer is further off.
 _RELATIVE, _ABSOLUTE, _ULPS = 1e-3, 1e-4, 16
 _FLIPPED, _FLIPPED_COARSE = 1e-3, 2e-2
 
 
-class Precision(private.Watching):  # type: ignore[no-untyped-call]  # torch gives its base no types
-    """Finds the coarsest numbers that the calls inside compute with: ``with Precision() as found: answer = step()``."""
+class Precision(torch_private.Watching):  # type: ignore[no-untyped-call]  # torch gives its base no types
+    """Record of the coarsest numbers that calls compute with: ``with Precision() as found: answer = step()``."""
 
     def __init__(self) -> None:
-        """Assume exact numbers."""
         super().__init__()
         self._coarsest = EXACT
         self._convolves = False
@@ -51,7 +46,9 @@ class Precision(private.Watching):  # type: ignore[no-untyped-call]  # torch giv
         """Return the relative distance of neighbouring numbers, with torch's settings for matrix products of now."""
         found = max(self._coarsest, products(device))
         if self._convolves and device.type == "cuda":
-            found = max(found, _PRODUCTS.get(_setting(torch.backends.cudnn, "conv", _tf32_in_cudnn), EXACT))
+            cudnn = torch.backends.cudnn
+            setting = _setting(cudnn, "conv", lambda: "tf32" if cudnn.allow_tf32 else "ieee")
+            found = max(found, _PRODUCTS.get(setting, EXACT))
         return found
 
 
@@ -61,10 +58,6 @@ def products(device: torch.device) -> float:
     coarse = "tf32" if device.type == "cuda" else "bf16"
     setting = _setting(backend, "matmul", lambda: _BEFORE[torch.get_float32_matmul_precision()] or coarse)
     return _PRODUCTS.get(setting, EXACT)
-
-
-def _tf32_in_cudnn() -> str:
-    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
 
 
 def _setting(backend: Any, operation: str, before: Callable[[], str]) -> str:

@@ -12,8 +12,8 @@ from torch import Tensor
 from rlstruct.core import DictTensor
 from rlstruct.core.pytree import Structure
 from rlstruct.engine.precision import EXACT, Precision
-from rlstruct.engine.promise import FIX, Doubt, PurityError, Unavailable, WeightsWatch, weights_of, why_unlike
-from rlstruct.engine.streams import Lane
+from rlstruct.engine.purity import FIX, PurityError, PurityProbe, Unavailable, WeightsWatch, weights_of, why_unlike
+from rlstruct.engine.streams import Stream
 from rlstruct.profiling import operation
 
 R = TypeVar("R")
@@ -55,7 +55,7 @@ class Runner(Generic[R]):
     The first calls run the step itself, `Executor.warm_up` of them. The next one makes the executor and, of compiled
     code, compares both; later ones run the executor. If there cannot be one, or it gives something else, the step
     itself runs from then on, and ``failed`` is called once with the reason. Weights that were replaced, not updated in
-    place, are followed, or the executor is made anew; other forms of arguments get executors of their own.
+    place, are followed, or the executor is made anew; each other form of arguments gets a separate executor.
 
     Args:
         step: takes and returns pytrees, and depends on them and the weights of its owner alone.
@@ -64,7 +64,7 @@ class Runner(Generic[R]):
         make: makes executors; None for none, ever.
         alike: all arguments have one form until `forget` is called, which need not be looked at.
         failed: gets the reason why there is no executor.
-        lane: where to queue the work, on CUDA.
+        stream: where to queue the work, on CUDA.
         operation: of a profile, which an executor is.
 
     Attributes:
@@ -81,17 +81,17 @@ class Runner(Generic[R]):
         *,
         alike: bool = False,
         failed: Callable[[str], None] | None = None,
-        lane: Lane | None = None,
+        stream: Stream | None = None,
         operation: str = "",
     ) -> None:
         self.step, self.why_not = step, ""
         self._owner, self._device, self._make = owner, device, make
-        self._alike, self._failed, self._lane, self._operation = alike, failed, lane, operation
+        self._alike, self._failed, self._stream, self._operation = alike, failed, stream, operation
         self._executors: dict[Hashable, Executor] = {}
         self._watch: WeightsWatch | None = None  # from the first call on that might lead to an executor
         self._warm = 0
         self._precision: Precision | None = None  # of the step's numbers, once that was looked at
-        self._doubt = Doubt()
+        self._probe = PurityProbe()
 
     def __call__(self, *args: Any) -> R:  # noqa: ANN401
         """Take the step.
@@ -101,11 +101,11 @@ class Runner(Generic[R]):
         """
         if self._make is None:
             return self.step(*args)
-        if self._lane is None:
+        if self._stream is None:
             return self._run(args)
-        with self._lane.work():
+        with self._stream.work():
             result = self._run(args)
-        self._lane.give(Structure(result).flatten(result))
+        self._stream.give(Structure(result).flatten(result))
         return result
 
     @property
@@ -133,13 +133,13 @@ class Runner(Generic[R]):
 
     @torch.no_grad()
     def look(self, found: DictTensor, *args: Any) -> None:  # noqa: ANN401
-        """Take the step itself once more, and compare the first part of its result with ``found``; see `Doubt`.
+        """Take the step itself once more, and compare the first part of its result with ``found``; see `PurityProbe`.
 
         Raises:
             PurityError: the promise was broken since the executor was made.
         """
         result: Any = self.step(*args) if self._precision is not None else self._measured(args)
-        self._doubt.look(dict(result[0].items()), dict(found.items()), self._eps())
+        self._probe.look(dict(result[0].items()), dict(found.items()), self._eps())
 
     def _run(self, args: tuple[Any, ...]) -> R:
         form = None if self._alike else form_of(args)

@@ -1,7 +1,7 @@
-"""Where a collector's work is queued: nowhere on a CPU, on a stream of its own on CUDA.
+"""Streams for work next to the caller's: a separate one on CUDA, none on the CPU.
 
 The caller's work (a learner on the same GPU) and the collector's run side by side. Events say where one must wait for
-the other, and the allocator is told whenever memory passes between them; nothing ever waits for the whole device.
+the other, and the allocator knows which stream uses which memory; nothing ever waits for the whole device.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ import torch
 from torch import Tensor
 
 from rlstruct.core.transfer import mover
-from rlstruct.engine.waits import intended
+from rlstruct.engine.host_syncs import intended
 
 
-class Lane:
-    """Where work is queued on one device. This one is a CPU's: work is done when the call returns."""
+class Stream:
+    """Queue of work on one device. This one is a CPU's: work is done when the call returns."""
 
     def work(self) -> contextlib.AbstractContextManager[None]:
-        """Queue what is done inside in this lane, behind everything that the caller has queued until now."""
+        """Queue what is done inside in this stream, behind everything that the caller has queued until now."""
         return contextlib.nullcontext()
 
     def give(self, tensors: Iterable[Tensor]) -> None:
-        """Hand tensors to the caller: what it queues from now on comes after the work of this lane."""
+        """Pass tensors to the caller: what it queues from now on comes after the work of this stream."""
 
     def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the caller's tensors for use in this lane: copies, where the lane may lag behind the caller."""
+        """Return the caller's tensors for use in this stream: copies, where the stream may lag behind the caller."""
         return dict(tensors)
 
     def keep(self, tensors: Iterable[Tensor]) -> None:
-        """Let work in this lane use tensors of the caller's, whenever the caller lets go of them."""
+        """Let work in this stream use tensors of the caller's, whenever the caller lets go of them."""
 
     def ready(self) -> bool:
-        """Whether all work is done."""
+        """Return True if all work is done."""
         return True
 
 
-class CudaLane(Lane):
+class CudaStream(Stream):
     """A stream on a CUDA device: its own, or the ``default`` one.
 
     Libraries that do not ask torch for its stream launch on the default one, or on one that is ordered with it, as
@@ -46,25 +46,22 @@ class CudaLane(Lane):
     """
 
     def __init__(self, device: torch.device, *, default: bool = False) -> None:
-        """Create the stream."""
         self._device = device
-        self._stream: torch.cuda.Stream
-        if default:
-            self._stream = torch.cuda.default_stream(device)
-        else:
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream: torch.cuda.Stream = (
+            torch.cuda.default_stream(device) if default else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        )
         self._done: torch.cuda.Event | None = None
 
     @contextlib.contextmanager
     def work(self) -> Iterator[None]:
-        """See Lane."""
+        """Queue what is done inside on the stream."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             yield
         self._done = self._stream.record_event()
 
     def give(self, tensors: Iterable[Tensor]) -> None:
-        """See Lane. The memory is used again only when the caller's stream is through with it."""
+        """Let the caller's stream wait; the memory is used again only when that is through with it."""
         caller = torch.cuda.current_stream(self._device)
         if self._done is not None:
             caller.wait_event(self._done)
@@ -72,7 +69,7 @@ class CudaLane(Lane):
             tensor.record_stream(caller)
 
     def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See Lane. The copies are made on the caller's stream, so that it need not wait for a batch in flight."""
+        """Copy on the caller's stream, so that it need not wait for a batch in flight."""
         given = {key: tensor.detach() for key, tensor in tensors.items()}
         move = mover(given, self._device, non_blocking=False)  # those on the CPU travel as one
         copies = {
@@ -83,20 +80,19 @@ class CudaLane(Lane):
         return copies
 
     def keep(self, tensors: Iterable[Tensor]) -> None:
-        """See Lane."""
+        """Let the allocator know that the stream uses these tensors."""
         for tensor in tensors:
             tensor.record_stream(self._stream)
 
     def ready(self) -> bool:
-        """See Lane."""
+        """Return True if the last work on the stream is done."""
         return self._done is None or bool(self._done.query())  # type: ignore[no-untyped-call]
 
 
-class Later:
+class AsyncRead:
     """A small tensor on a device, for the host to read when the device is through with it: nothing waits."""
 
     def __init__(self, tensor: Tensor) -> None:
-        """Queue the copy."""
         self._done: torch.cuda.Event | None = None
         self._copy = tensor
         if tensor.device.type == "cuda":
@@ -120,9 +116,9 @@ class Later:
         return numbers
 
 
-def lane_of(device: torch.device, *, default: bool = False) -> Lane:
-    """Return a new lane on a device; see `CudaLane`."""
-    return CudaLane(device, default=default) if device.type == "cuda" else Lane()
+def stream_on(device: torch.device, *, default: bool = False) -> Stream:
+    """Return a new stream on a device; see `CudaStream`."""
+    return CudaStream(device, default=default) if device.type == "cuda" else Stream()
 
 
 def move(tensor: Tensor, device: torch.device) -> Tensor:

@@ -29,12 +29,12 @@ class VectorStep:
 
 
 class Restarter:
-    """Steps a vector environment and says exactly which rows ended and which began.
+    """A vector environment whose steps say exactly which rows ended and which began.
 
     Args:
         vector: the environment, wrappers included.
         frames: codec of one environment's observation space.
-        by_row: whether options belong to one row: Sync- and AsyncVectorEnv hand one dict to every environment that they
+        by_row: whether options belong to one row: Sync- and AsyncVectorEnv pass one dict to every environment that they
             reset. Others get one dict for all rows, see `merge`.
     """
 
@@ -102,7 +102,7 @@ class Restarter:
 
 
 class MaskedReset(Restarter):
-    """Restarts ended rows at once through ``reset(options={"reset_mask": mask})``: exact, and no step is lost.
+    """Restarts of ended rows at once through ``reset(options={"reset_mask": mask})``: exact, and no step is lost.
 
     Where options belong to one row, rows with different options are reset one group at a time.
     """
@@ -115,8 +115,13 @@ class MaskedReset(Restarter):
         groups = self._groups(np.ones(self.n, np.bool_))
         if len(groups) == 1:
             frames = self._reset(seed=seed, options=groups[0][1] or None)
-        elif isinstance(self.vector.unwrapped, SyncVectorEnv):
-            frames = self._reset_each(self.vector.unwrapped, seed, options or [])
+        elif isinstance(base := self.vector.unwrapped, SyncVectorEnv):
+            envs = base.envs  # reset as a whole: it cannot leave out rows that were never reset
+            base.envs = [_OwnOptions(env, row) for env, row in zip(envs, options or [], strict=True)]
+            try:
+                frames = self._reset(seed=seed)
+            finally:
+                base.envs = envs
         else:
             if not self._begun and not getattr(self.vector.unwrapped, "shared_memory", True):
                 self._reset(seed=seed)  # before it, processes that are left out have no observation to send
@@ -125,22 +130,13 @@ class MaskedReset(Restarter):
         self._begun = True
         return frames
 
-    def _reset_each(self, base: SyncVectorEnv, seed: int | None, options: Options) -> Arrays:
-        """Reset a SyncVectorEnv as a whole: it cannot leave out rows that were never reset."""
-        envs = base.envs
-        base.envs = [_OwnOptions(env, row) for env, row in zip(envs, options, strict=True)]
-        try:
-            return self._reset(seed=seed)
-        finally:
-            base.envs = envs
-
     def _first(self, rows: Mask, out: Arrays, info: dict[str, Any]) -> Arrays:
         for mask, group in self._groups(rows):
             frames = self._reset(options={**group, "reset_mask": mask})
         return frames
 
     def _groups(self, mask: Mask) -> list[tuple[Mask, dict[str, Any]]]:
-        """The rows that are reset with the same options, and these."""
+        """Group the rows that are reset with the same options, with these."""
         if self.options is None or not self.by_row:
             return [(mask.copy(), merge(self.options) or {})]
         groups: list[tuple[Mask, dict[str, Any]]] = []
@@ -190,7 +186,7 @@ class EnvPoolReset(MaskedReset):
 
 
 class SameStep(Restarter):
-    """Reads the final observations of a vector environment that has restarted already (`AutoresetMode.SAME_STEP`)."""
+    """Final observations of a vector environment that has restarted already (`AutoresetMode.SAME_STEP`)."""
 
     def _first(self, rows: Mask, out: Arrays, info: dict[str, Any]) -> Arrays:
         """Exchange the observations."""
@@ -212,7 +208,7 @@ class SameStep(Restarter):
 
 
 class NextStep(Restarter):
-    """Steps in lock-step: an ended row spends the next step on its reset (`AutoresetMode.NEXT_STEP`)."""
+    """Steps in lock-step, where an ended row spends the next step on its reset (`AutoresetMode.NEXT_STEP`)."""
 
     late = True
 

@@ -25,7 +25,7 @@ _RANK = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
 
 
 class SpaceCodec:
-    """Turns elements of a gymnasium space into named tensors [B, ...] in the space's own dtypes, and back.
+    """Conversion of elements of a gymnasium space to named tensors [B, ...] in the space's own dtypes, and back.
 
     Raises:
         TypeError, ValueError: the space cannot become tensors; see `rlstruct.spaces.leaves`.
@@ -207,7 +207,7 @@ def _exact(got: torch.dtype, want: torch.dtype) -> bool:
 
 
 def _rows(leaf: Leaf, column: np.ndarray[Any, Any]) -> list[Element]:
-    """One element per row: numpy scalars for Discrete, else arrays of their own."""
+    """Return one element per row: numpy scalars for Discrete, else separate arrays."""
     if leaf.shape:
         return list(column.copy())
     return list(column) if isinstance(leaf.space, Discrete) else [np.array(value) for value in column]

@@ -9,10 +9,7 @@ from rlstruct.errors import BadValueError, ShapeMismatchError, UsageError
 
 
 def same_shape(where: str, *, temporal: bool = False, **tensors: Tensor) -> None:
-    """Refuse what would broadcast in silence, such as a value of [B, 1] with a target of [B].
-
-    The first tensor sets the shape, which is [B, T] if ``temporal``.
-    """
+    """Raise unless all tensors have the first one's shape, [B, T] if ``temporal``: none may broadcast silently."""
     first, expected = next(iter(tensors.items()))
     for name, tensor in tensors.items():
         if tensor.shape != expected.shape or (temporal and tensor.dim() != 2):
@@ -31,7 +28,7 @@ def fractions(where: str, **numbers: float) -> None:
 
 
 def learnable(where: str, **tensors: Tensor) -> None:
-    """Raise RuntimeError where gradients are on and none would reach the agent: ``backward()`` would not say why."""
+    """Raise RuntimeError if gradients are on and none would reach the agent: ``backward()`` would not say why."""
     for name, tensor in tensors.items():
         if torch.is_grad_enabled() and not tensor.requires_grad:
             raise UsageError(

@@ -1,11 +1,11 @@
 """Advantages and targets over batches of experience: GAE and V-trace. Pure functions, no host sync.
 
-Rows may hold several episodes, whole or not. Everywhere here *what follows* step t is
+Rows may hold several episodes, whole or not. The future after step t is worth
 
 - nothing, if the observation after t is terminal;
 - the value of the true observation after t, if the episode was truncated there or the row stops
   (Pardo et al., "Time limits in reinforcement learning", ICML 2018);
-- step t + 1 of the row, otherwise.
+- the rest of the row from step t + 1 on, otherwise.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class VTrace(NamedTuple):
     """Result of `vtrace`.
 
     Attributes:
-        value_target: v_t, what the critic should predict.      [B, T]
-        advantage: what weighs the gradient of log pi(a_t | s_t).  [B, T]
+        value_target: v_t, the target of the critic.               [B, T]
+        advantage: the weight of the gradient of log pi(a_t | s_t).  [B, T]
     """
 
     value_target: Tensor
@@ -63,23 +63,11 @@ def generalized_advantage(
         A[b, t] = delta[b, t] + discount * trace_decay * A[b, t + 1], without the second term where the episode or the
         row ends, with delta[b, t] = r[b, t] + discount * next_value[b, t] - value[b, t], where next_value counts as 0
         if terminated; 0 on padding. The target of the critic is A + value.  [B, T], dtype and device of reward
-
-    Raises:
-        ShapeMismatchError: the shapes differ.
-        ValueError: discount or trace_decay is outside [0, 1].
     """
     where = "generalized_advantage"
     fractions(where, discount=discount, trace_decay=trace_decay)
-    same_shape(
-        where,
-        temporal=True,
-        reward=reward,
-        terminated=terminated,
-        done=done,
-        mask=mask,
-        value=value,
-        next_value=next_value,
-    )
+    tensors = {"terminated": terminated, "done": done, "mask": mask, "value": value, "next_value": next_value}
+    same_shape(where, temporal=True, reward=reward, **tensors)
     delta = _one_step_target(reward, terminated, mask, next_value, discount) - _real(value, mask, reward)
     return backward_recurrence(delta, _flow(done, mask, discount * trace_decay, reward))
 
@@ -105,30 +93,26 @@ def vtrace(
     policies are equal and the clips at least 1, the advantage is GAE(lambda) and the target that plus the value.
 
     Args:
-        reward: reward received after acting at t.               [B, T] float
-        terminated: the observation after t is a terminal one.   [B, T] bool, same device
-        done: the observation after t ended its episode, by termination or truncation.  [B, T] bool
-        mask: 1 on real steps, 0 on padding.                     [B, T] float or bool
-        value: V(s_t) of the learner, taken as a constant.       [B, T] float
-        next_value: V of the true observation after t, before any restart; a constant.  [B, T] float
+        reward: see `generalized_advantage`, as are ``terminated``, ``done``, ``mask``, ``value`` and ``next_value``.
+            [B, T] float
+        terminated: [B, T] bool
+        done: [B, T] bool
+        mask: [B, T] float or bool
+        value: of the learner, a constant.  [B, T] float
+        next_value: of the learner, a constant.  [B, T] float
         log_ratio: log pi(a_t | s_t) - log mu(a_t | s_t), pi the learner's policy and mu the one that acted; a constant.
             [B, T] float
         discount: gamma, in [0, 1].
         trace_decay: lambda, in [0, 1].
-        rho_clip: bound of the weight rho_t = min(rho_clip, pi / mu) of step t itself; it decides which policy's value
-            is found: mu's at 0, pi's without a bound.
-        c_clip: bound of the weight c_t = lambda * min(c_clip, pi / mu) of what flows back over step t; it decides how
-            fast.
+        rho_clip: bound of the weight rho_t = min(rho_clip, pi / mu) of step t itself; it determines whose value is
+            estimated: mu's at 0, pi's without a bound.
+        c_clip: bound of the weight c_t = lambda * min(c_clip, pi / mu) of later errors; it determines the speed.
 
     Returns:
         With delta_t = r_t + discount * next_value_t - value_t, where next_value counts as 0 if terminated:
         value_target v_t = value_t + rho_t * delta_t + discount * c_t * (v_{t+1} - value_{t+1}) and
         advantage = rho_t * (delta_t + discount * lambda * (v_{t+1} - value_{t+1})), both without the last term where
         the episode or the row ends; target and advantage are 0 on padding.  [B, T], dtype and device of reward
-
-    Raises:
-        ShapeMismatchError: the shapes differ.
-        ValueError: discount or trace_decay is outside [0, 1], or a clip is negative.
     """
     where = "vtrace"
     fractions(where, discount=discount, trace_decay=trace_decay)
@@ -150,17 +134,17 @@ def vtrace(
 
 
 def _real(values: Tensor, mask: Tensor, like: Tensor) -> Tensor:
-    """Constants in the dtype of ``like``, 0 on padding, whatever stands there."""
+    """Return constants in the dtype of ``like``, 0 on padding."""
     return torch.where(mask.bool(), values.detach().to(like.dtype), 0.0)
 
 
 def _one_step_target(reward: Tensor, terminated: Tensor, mask: Tensor, next_value: Tensor, discount: float) -> Tensor:
-    """Reward + discount * v(s'), with v = 0 after a terminal observation; 0 on padding."""
+    """Return reward + discount * v(s'), with v = 0 after a terminal observation; 0 on padding."""
     following = torch.where(terminated.bool(), 0.0, next_value.detach().to(reward.dtype))
     return torch.where(mask.bool(), reward + discount * following, 0.0)
 
 
 def _flow(done: Tensor, mask: Tensor, factor: float, like: Tensor) -> Tensor:
-    """``factor`` at the real steps that step t + 1 of the same episode follows in the row, else 0."""
+    """Return ``factor`` at steps whose episode continues at t + 1 of the row, else 0."""
     goes_on = mask.bool() & ~episode_ends(done, mask)
     return goes_on.to(like.dtype) * factor

@@ -1,4 +1,4 @@
-"""Sums over all learners of a training, so that statistics are those of the whole batch, of which each has a share."""
+"""All-reduce across learner processes, so that statistics cover the global batch."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
-_sums: list[Callable[[Tensor], Tensor]] = []  # none while this process learns alone
+_sums: list[Callable[[Tensor], Tensor]] = []  # empty while this process learns alone
 
 
 def sum_over_learners(x: Tensor) -> Tensor:
-    """Add up what every learner of this training passes; all of them must call this as often, in the same order.
+    """Add up a tensor over all learners of this training, which must all call this equally often, in the same order.
 
     Args:
-        x: any shape, the same in all learners; without gradients where there are several.
+        x: the same shape in all learners; without gradients if there are several.
 
     Returns:
         The sum, in new memory; ``x`` itself where this process learns alone.

@@ -25,7 +25,7 @@ def sample(logits: Tensor, key: Tensor) -> Tensor:
 
 
 def log_probability(logits: Tensor, action: Tensor) -> Tensor:
-    """Logarithm of the probability of one action for each row of logits.
+    """Return the logarithm of the probability of one action for each row of logits.
 
     Args:
         logits: unnormalised log-probabilities, -inf for impossible actions.  [..., A] float
@@ -41,7 +41,7 @@ def log_probability(logits: Tensor, action: Tensor) -> Tensor:
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Entropy in nats of each row of logits.
+    """Return the entropy in nats of each row of logits.
 
     Args:
         logits: unnormalised log-probabilities, -inf for impossible actions.  [..., A] float
@@ -56,7 +56,7 @@ def entropy(logits: Tensor) -> Tensor:
 
 
 def log_probability_and_entropy(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what `log_probability` and `entropy` do, and normalise the logits once for both."""
+    """Return `log_probability` and `entropy`, normalising the logits once for both."""
     log_probabilities = logits.log_softmax(dim=-1)
     return _chosen(log_probabilities, action), _entropy(log_probabilities)
 

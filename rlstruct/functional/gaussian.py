@@ -30,12 +30,12 @@ def sample(mean: Tensor, log_std: Tensor, key: Tensor) -> Tensor:
 
 
 def log_probability(mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
-    """Logarithm of the density at one action for each row.
+    """Return the logarithm of the density at one action for each row.
 
     Args:
         mean: mu.                                  [..., D] float
         log_std: log sigma.                        [..., D] or [D], same device
-        action: where to read the density.         [..., D]
+        action: the action taken.                  [..., D]
 
     Returns:
         sum_d -((a - mu) / sigma)^2 / 2 - log sigma - log(2 pi) / 2.  [...], dtype of mean
@@ -49,7 +49,7 @@ def log_probability(mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
 
 
 def entropy(log_std: Tensor) -> Tensor:
-    """Differential entropy in nats of each row; negative for narrow distributions.
+    """Return the differential entropy in nats of each row; negative for narrow distributions.
 
     Args:
         log_std: log sigma.  [..., D] float

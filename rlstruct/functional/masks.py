@@ -1,4 +1,4 @@
-"""Choosing rows by a mask."""
+"""Choice of rows by a mask."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ _FIX = "Nothing is expanded, converted or moved for you."
 def masked_tensor(tensor0: Tensor, tensor1: Tensor, mask: Tensor) -> Tensor:
     """Take each row from one of two tensors.
 
-    Nothing is computed with the values: an ``inf`` or ``nan`` in the row that is not chosen has no effect, and
-    integers keep all their bits.
+    Values are only copied: an ``inf`` or ``nan`` in the other row has no effect, and integers keep all their bits.
 
     Args:
         tensor0: rows where the mask is False or 0.  [B, ...], any dtype
@@ -24,10 +23,6 @@ def masked_tensor(tensor0: Tensor, tensor1: Tensor, mask: Tensor) -> Tensor:
 
     Returns:
         ``tensor1[b] if mask[b] else tensor0[b]``, in new memory.  [B, ...], dtype of both
-
-    Raises:
-        ShapeMismatchError: shapes or dtypes of the tensors differ, or the mask is not [B].
-        DeviceMismatchError: tensors and mask are not on one device.
 
     >>> masked_tensor(torch.zeros(2, 2), torch.ones(2, 2), torch.tensor([True, False]))
     tensor([[1., 1.],
@@ -51,11 +46,6 @@ def masked_dicttensor(dicttensor0: DictTensor, dicttensor1: DictTensor, mask: Te
 
     Returns:
         The chosen rows, keys in the order of ``dicttensor0``; empty if both are.  [B]
-
-    Raises:
-        KeyError: the keys differ.
-        ShapeMismatchError: shapes or dtypes differ for some key, or the mask is not [B].
-        DeviceMismatchError: structures and mask are not on one device.
     """
     device = dicttensor0.device
     expect("masked_dicttensor: dicttensor1", dicttensor1, Layout.of(dicttensor0), device=device, fix=_FIX)

@@ -1,4 +1,4 @@
-"""Losses of policy-gradient methods over padded batches; without a mask, the losses of their single steps."""
+"""Losses of policy-gradient methods over padded batches; without a mask, of single steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlstruct.functional.statistics import masked_mean, masked_means
 
 
 def policy_gradient_loss(log_probability: Tensor, advantage: Tensor, mask: Tensor | None) -> Tensor:
-    """Loss whose gradient is the policy gradient.
+    """Compute the loss whose gradient is the policy gradient.
 
     Williams, "Simple statistical gradient-following algorithms for connectionist reinforcement learning" (1992),
     equation 6; with a learned baseline in the advantage, Sutton and Barto (2018), section 13.4.
@@ -25,10 +25,6 @@ def policy_gradient_loss(log_probability: Tensor, advantage: Tensor, mask: Tenso
     Returns:
         -mean over real steps of log pi(a_t | s_t) * advantage_t.  [], or [B, T] without a mask and mean
 
-    Raises:
-        ShapeMismatchError: the shapes differ.
-        RuntimeError: gradients are on, and none would reach the agent.
-
     >>> import torch
     >>> with torch.no_grad():
     ...     policy_gradient_loss(torch.tensor([[-1.0, -2.0]]), torch.tensor([[3.0, 1.0]]), torch.ones(1, 2))
@@ -40,20 +36,17 @@ def policy_gradient_loss(log_probability: Tensor, advantage: Tensor, mask: Tenso
 
 
 def value_loss(value: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
-    """Half the mean squared error of a learned baseline.
+    """Compute half the mean squared error of a learned baseline.
 
     Sutton and Barto (2018), equation 9.1, and the baseline's update of section 13.4, whose gradient this is.
 
     Args:
         value: v(s_t), carries the gradient.               [B, T] float
-        target: the return that it should predict; a constant.  [B, T] float, same device
+        target: the return to predict; a constant.         [B, T] float, same device
         mask: 1 on real steps, 0 on padding.               [B, T] float or bool, or None
 
     Returns:
         mean over real steps of (value - target)^2 / 2.  [], or [B, T] without a mask and mean
-
-    Raises:
-        ShapeMismatchError: the shapes differ.
 
     >>> import torch
     >>> value_loss(torch.tensor([[1.0, 5.0]]), torch.tensor([[3.0, 0.0]]), torch.tensor([[1.0, 0.0]]))
@@ -64,7 +57,7 @@ def value_loss(value: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def entropy_loss(entropy: Tensor, mask: Tensor | None) -> Tensor:
-    """Loss that falls as the policy becomes more random.
+    """Compute a loss that falls as the policy becomes more random.
 
     Williams and Peng, "Function optimization using connectionist reinforcement learning algorithms" (1991); Mnih et
     al., "Asynchronous methods for deep reinforcement learning" (ICML 2016), section 4.
@@ -75,16 +68,13 @@ def entropy_loss(entropy: Tensor, mask: Tensor | None) -> Tensor:
 
     Returns:
         -mean over real steps of entropy.  [], or [B, T] without a mask and mean
-
-    Raises:
-        ShapeMismatchError: the shapes differ.
     """
     _check("entropy_loss", mask, entropy=entropy)
     return _mean(-entropy, mask)
 
 
 def clipped_surrogate_loss(ratio: Tensor, advantage: Tensor, mask: Tensor | None, clip: float) -> Tensor:
-    """Loss of PPO's policy, which gains nothing from moving the probability of an action far away.
+    """Compute the loss of PPO's policy, which does not reward moving the probability of an action far away.
 
     Schulman et al., "Proximal policy optimization algorithms" (2017), equation 7.
 
@@ -97,10 +87,6 @@ def clipped_surrogate_loss(ratio: Tensor, advantage: Tensor, mask: Tensor | None
     Returns:
         -mean over real steps of min(ratio * advantage, clamp(ratio, 1 - clip, 1 + clip) * advantage).
         [], or [B, T] without a mask and mean
-
-    Raises:
-        ShapeMismatchError: the shapes differ.
-        RuntimeError: gradients are on, and none would reach the agent.
 
     >>> import torch
     >>> ratio, advantage = torch.tensor([[2.0, 2.0]]), torch.tensor([[1.0, -1.0]])
@@ -117,13 +103,13 @@ def clipped_surrogate_loss(ratio: Tensor, advantage: Tensor, mask: Tensor | None
 
 
 def clipped_value_loss(value: Tensor, target: Tensor, mask: Tensor | None, *, before: Tensor, clip: float) -> Tensor:
-    """Half the mean squared error of a baseline that gains nothing from moving far away from what it said before.
+    """Compute half the mean squared error of a baseline, which does not reward moving far from its earlier values.
 
     As in OpenAI's implementation of PPO (Huang et al., "The 37 implementation details of PPO", 2022, detail 9).
 
     Args:
         value: v(s_t), carries the gradient.                        [B, T] float
-        target: the return that it should predict; a constant.      [B, T] float, same device
+        target: the return to predict; a constant.                  [B, T] float, same device
         mask: 1 on real steps, 0 on padding.                        [B, T] float or bool, or None
         before: v(s_t) before the update; a constant.               [B, T] float
         clip: how far from ``before`` the value may move, in units of the value.
@@ -131,9 +117,6 @@ def clipped_value_loss(value: Tensor, target: Tensor, mask: Tensor | None, *, be
     Returns:
         mean over real steps of max((value - target)^2, (clamped value - target)^2) / 2.
         [], or [B, T] without a mask and mean
-
-    Raises:
-        ShapeMismatchError: the shapes differ.
     """
     _check("clipped_value_loss", mask, value=value, target=target, before=before)
     constant, centre = target.detach(), before.detach()
@@ -149,12 +132,9 @@ def actor_critic_terms(
 
     Args:
         steps: ``policy_loss``, ``value_loss``, ``entropy_loss``, and anything else to average.  [B, T] float
-        mask: which steps are real.  [B, T] bool
+        mask: the real steps.  [B, T] bool
         value_coefficient: weight of the critic's loss.
         entropy_coefficient: weight of the entropy.
-
-    Returns:
-        The means.  [] each
     """
     loss = torch.add(steps["policy_loss"], steps["value_loss"], alpha=value_coefficient)
     if entropy_coefficient:

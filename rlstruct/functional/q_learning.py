@@ -10,23 +10,19 @@ from rlstruct.functional._checks import same_shape
 
 
 def n_step_reward(reward: Tensor, real: Tensor, discount: float) -> tuple[Tensor, Tensor]:
-    """Sum the discounted rewards of the steps that follow each other, as far as they go.
+    """Sum the discounted rewards of up to n successive steps of one episode.
 
-    The first part of the n-step return, Sutton and Barto, "Reinforcement Learning" (2018), equation 7.1. The rest, what
-    follows the last of the m steps, is ``discount^m`` times the value of the state reached there.
+    The first part of the n-step return, Sutton and Barto, "Reinforcement Learning" (2018), equation 7.1. The rest is
+    ``discount^m`` times the value of the state after the last of the m steps.
 
     Args:
         reward: rewards of n steps in a row; those after the first step that is not real are not read.  [B, n] float
-        real: whether the step belongs to the same episode as the first one; the first always does.      [B, n] bool
-        discount: per-step factor in [-1, 1]; negative where two players take turns, of whom one wins what the other
-            loses.
+        real: the step belongs to the same episode as the first one; the first always does.              [B, n] bool
+        discount: per-step factor in [-1, 1]; negative where two players take turns and one wins what the other loses.
 
     Returns:
         ``(partial, m)``: m[b] is the number of leading True of real[b], partial[b] = sum over i < m of discount^i *
         reward[b, i].  [B] dtype of reward, [B] int64
-
-    Raises:
-        ShapeMismatchError: the shapes differ.
 
     >>> n_step_reward(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[True, True, False]]), 0.5)
     (tensor([2.]), tensor([2]))
@@ -39,20 +35,17 @@ def n_step_reward(reward: Tensor, real: Tensor, discount: float) -> tuple[Tensor
 
 
 def double_q_value(online_values: Tensor, target_values: Tensor) -> Tensor:
-    """Value, by one network, of the action that the other one finds best.
+    """Return one network's value of the action that another one prefers.
 
     van Hasselt, Guez and Silver, "Deep reinforcement learning with double Q-learning" (AAAI 2016), equation 4: choosing
-    and judging by the same numbers would take noise for value.
+    and evaluating by the same numbers would mistake noise for value.
 
     Args:
-        online_values: Q(s, a) of the network that learns; it chooses.  [B, A] float
-        target_values: Q'(s, a) of the target network; it judges.       [B, A] float, same device
+        online_values: Q(s, a) of the learning network, which chooses.  [B, A] float
+        target_values: Q'(s, a) of the target network, which evaluates. [B, A] float, same device
 
     Returns:
         Q'(s, argmax_a Q(s, a)).  [B]
-
-    Raises:
-        ShapeMismatchError: the shapes differ.
 
     >>> double_q_value(torch.tensor([[1.0, 3.0]]), torch.tensor([[7.0, 5.0]]))
     tensor([5.])
@@ -77,9 +70,6 @@ def td_target(reward: Tensor, discount: Tensor, terminated: Tensor, next_value: 
     Returns:
         reward + discount * (1 - terminated) * next_value, without gradient.  [B]
 
-    Raises:
-        ShapeMismatchError: the shapes differ.
-
     >>> td_target(torch.ones(2), torch.full((2,), 0.5), torch.tensor([True, False]), torch.full((2,), 8.0))
     tensor([1., 5.])
     """
@@ -103,9 +93,6 @@ def q_loss(value: Tensor, target: Tensor, weight: Tensor, delta: float = 1.0) ->
 
     Returns:
         mean of weight * huber(value - target).  []
-
-    Raises:
-        ShapeMismatchError: the shapes differ.
 
     >>> q_loss(torch.tensor([1.0, 4.0]), torch.tensor([1.5, 1.0]), torch.tensor([2.0, 0.5]))
     tensor(0.7500)

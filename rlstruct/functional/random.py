@@ -1,8 +1,8 @@
 """Counter-based random numbers. Pure functions of a key, equal on every device, no state, no host sync.
 
 A key is an int64 that stands for one environment at one step, random in all of its bits, as `step_keys` and `split`
-make them; the batcher puts one per environment into ``observation["rng"]``. What is drawn depends on the key alone,
-never on the batch it stands in, so that results do not change with the number of processes, and a replay over stored
+make them; the batcher puts one per environment into ``observation["rng"]``. Draws depend on the key alone,
+never on its batch, so that results do not change with the number of processes, and a replay over stored
 keys draws the same numbers again.
 
 The generator is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014):
@@ -43,7 +43,7 @@ _LOW = {bits: (1 << (64 - bits)) - 1 for bits in (27, 30, 31, 40)}  # clears the
 
 
 def _mix(x: Tensor) -> Tensor:
-    """SplitMix64's finalizer without its last xor-shift, which leaves the upper 33 bits unchanged. In place."""
+    """Apply SplitMix64's finalizer in place, without its last xor-shift, which leaves the upper 33 bits unchanged."""
     x = x.bitwise_xor_((x >> 30).bitwise_and_(_LOW[30])).mul_(_MIX_1)
     return x.bitwise_xor_((x >> 27).bitwise_and_(_LOW[27])).mul_(_MIX_2)
 
@@ -54,7 +54,7 @@ def _mix_full(x: Tensor) -> Tensor:
 
 
 def _bits(key: Tensor, shape: tuple[int, ...], stream: int) -> Tensor:
-    """64 random bits, the upper 33 of full quality: [B, *shape] int64."""
+    """Draw 64 random bits, the upper 33 of full quality: [B, *shape] int64."""
     if not shape:
         # Number 0 costs nothing: the batcher has mixed a whole batch of keys at once.
         return key if stream == 0 else _mix(key + _wrap(stream * _GAMMA))
@@ -67,7 +67,7 @@ def _bits(key: Tensor, shape: tuple[int, ...], stream: int) -> Tensor:
 
 
 def _multiples(factor: int, first: int, n: int, key: Tensor) -> Tensor:
-    """The multiples first * factor, (first + 1) * factor, … of a large number, n of them, as int64 beside ``key``."""
+    """Return the multiples (first + i) * factor, i < n, of a large number, as int64 on the key's device."""
     number = torch.arange(first, first + n, device=key.device, dtype=torch.int64)
     if type(key) is Tensor and not torch.compiler.is_compiling():
         return number.mul_(factor)
@@ -81,7 +81,7 @@ def _multiples(factor: int, first: int, n: int, key: Tensor) -> Tensor:
 
 
 def _wrap(value: int) -> int:
-    """The int64 that has the lower 64 bits of ``value``."""
+    """Return the int64 with the lower 64 bits of ``value``."""
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
@@ -110,7 +110,7 @@ def split(key: Tensor, n: int) -> Tensor:
         n: how many.
 
     Returns:
-        [B, n] int64; column i serves as a key of its own.
+        [B, n] int64; column i is a separate key.
 
     >>> torch.equal(split(torch.tensor([1]), 2), split(torch.tensor([1]), 2))
     True
@@ -121,7 +121,7 @@ def split(key: Tensor, n: int) -> Tensor:
 def child_key(key: Tensor, n: Tensor | int) -> Tensor:
     """Make fresh key number n of each key: column n of `split`, where n may differ from row to row.
 
-    Keys made so form a tree: a seed's children are episodes, an episode's children steps, whoever holds them.
+    Such keys form a tree: a seed's children are episodes, an episode's children steps.
 
     Args:
         key: [B] int64.
@@ -143,7 +143,7 @@ def uniform(key: Tensor, shape: tuple[int, ...] = (), stream: int | None = None)
 
     Args:
         key: [B] int64.
-        shape: what to draw for each key. One number of all keys stands after the other in memory: a compiler makes
+        shape: of the draws for each key. In memory one number of all keys follows the other: a compiler makes
             vector code of ``uniform(key, (4,)).t().unbind(0)``, and scalar code of columns.
         stream: 0 to 2^28; None is the distribution's own. Draws with the same key and different streams are
             independent, if the ranges ``stream .. stream + prod(shape)`` do not overlap.
@@ -183,7 +183,7 @@ def normal(key: Tensor, shape: tuple[int, ...] = (), stream: int | None = None) 
 
     Args:
         key: [B] int64.
-        shape: what to draw for each key.
+        shape: of the draws for each key.
         stream: as in `uniform`; uses twice as many numbers.
 
     Returns:
@@ -201,14 +201,11 @@ def randint(key: Tensor, high: int, shape: tuple[int, ...] = (), stream: int | N
     Args:
         key: [B] int64.
         high: how many values there are, at least 1 and at most 2^31; the bias is at most high / 2^32.
-        shape: what to draw for each key.
+        shape: of the draws for each key.
         stream: as in `uniform`.
 
     Returns:
         [B, *shape] int64.
-
-    Raises:
-        ValueError: high is out of range.
     """
     if not 1 <= high <= 2**31:
         raise BadValueError(f"randint: high is {high}, expected 1 to 2**31.")
@@ -262,7 +259,7 @@ def gumbel(key: Tensor, shape: tuple[int, ...] = (), stream: int | None = None) 
 
     Args:
         key: [B] int64.
-        shape: what to draw for each key.
+        shape: of the draws for each key.
         stream: as in `uniform`.
 
     Returns:

@@ -22,10 +22,6 @@ def reward_to_go(reward: Tensor, mask: Tensor, discount: float) -> Tensor:
     Returns:
         G[b, t] = mask[b, t] * (r[b, t] + discount * G[b, t + 1]).  [B, T], dtype and device of reward
 
-    Raises:
-        ShapeMismatchError: the shapes differ.
-        ValueError: discount is outside [0, 1].
-
     >>> reward_to_go(torch.ones(1, 3), torch.tensor([[1.0, 1.0, 0.0]]), 0.5)
     tensor([[1.5000, 1.0000, 0.0000]])
     """
@@ -37,7 +33,7 @@ def reward_to_go(reward: Tensor, mask: Tensor, discount: float) -> Tensor:
 
 
 def episode_ends(done: Tensor, mask: Tensor) -> Tensor:
-    """Mark the steps after which a row does not go on: an episode's last, and the last real one of the row.
+    """Mark the last step of each episode, and the last real step of the row.
 
     Args:
         done: the observation after step t ended its episode.  [B, T] bool
@@ -45,9 +41,6 @@ def episode_ends(done: Tensor, mask: Tensor) -> Tensor:
 
     Returns:
         [B, T] bool; False on padding.
-
-    Raises:
-        ShapeMismatchError: the shapes differ.
 
     >>> episode_ends(torch.tensor([[True, False, False]]), torch.tensor([[True, True, False]]))
     tensor([[ True,  True, False]])
@@ -73,10 +66,6 @@ def discounted_sum(reward: Tensor, done: Tensor, mask: Tensor, discount: float, 
         S[b, t] = r[b, t] + discount * S[b, t - 1], without the second term where an episode begins; on padding the sum
         stays.  [B, T], dtype and device of reward
 
-    Raises:
-        ShapeMismatchError: the shapes differ.
-        ValueError: discount is outside [0, 1].
-
     >>> done = torch.tensor([[False, True, False]])
     >>> discounted_sum(torch.ones(1, 3), done, torch.ones(1, 3), 0.5, torch.tensor([4.0]))
     tensor([[3.0000, 2.5000, 1.0000]])
@@ -95,10 +84,10 @@ def discounted_sum(reward: Tensor, done: Tensor, mask: Tensor, discount: float, 
 def bootstrapped_return(
     reward: Tensor, terminated: Tensor, done: Tensor, mask: Tensor, *, next_value: Tensor, discount: float
 ) -> Tensor:
-    """Sum the discounted future rewards, and estimate what lies beyond each place where the data stops.
+    """Sum the discounted future rewards, and estimate the rest where the data stops.
 
     Rows may hold several episodes, whole or not. Where an episode terminated nothing follows; where it was truncated,
-    or the row stops in the middle of it, the value of the true next observation stands for the rest (Pardo et al.,
+    or the row stops within it, the value of the true next observation estimates the rest (Pardo et al.,
     "Time limits in reinforcement learning", ICML 2018, equation 6).
 
     Args:
@@ -113,10 +102,6 @@ def bootstrapped_return(
     Returns:
         G[b, t] = r[b, t] + discount * N, where N is 0 if terminated, next_value[b, t] if truncated or at the row's last
         real step, else G[b, t + 1]; 0 on padding.  [B, T], dtype and device of reward
-
-    Raises:
-        ShapeMismatchError: the shapes differ.
-        ValueError: discount is outside [0, 1].
     """
     where = "bootstrapped_return"
     fractions(where, discount=discount)

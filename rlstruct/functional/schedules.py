@@ -1,4 +1,4 @@
-"""Numbers that change while a training goes on."""
+"""Numbers that change during a training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ def linear_schedule(fraction_done: float, start: float, end: float, fraction: fl
     """Go from one number to another in a straight line, and stay there.
 
     Args:
-        fraction_done: how much of the training is over, from 0.
+        fraction_done: completed share of the training, from 0.
         start: at fraction_done 0.
         end: from fraction_done ``fraction`` on.
         fraction: where the line ends, above 0.
@@ -25,7 +25,7 @@ def epsilon_ladder(epsilon: float, n_envs: int, exponent: float) -> list[float]:
     """Give each environment its own share of random actions, from ``epsilon`` down.
 
     Horgan et al., "Distributed prioritized experience replay" (ICLR 2018), section 4.1: some environments explore while
-    others see what the policy is worth.
+    others follow the policy.
 
     Args:
         epsilon: of the first environment, in [0, 1].

@@ -11,7 +11,7 @@ from rlstruct.functional.all_reduce import sum_over_learners
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Average over the real steps; whatever stands on padding, also nan, does not count.
+    """Average over the real steps; padding does not count, even nan.
 
     Args:
         values: any shape, float.
@@ -28,14 +28,7 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_means(mask: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-    """Average several tensors at once, each as `masked_mean` does, in few operations.
-
-    Args:
-        mask: 1 on real steps, 0 on padding.  Any shape, float or bool
-        values: at least one, all of that shape, of one float dtype, on the same device.
-
-    Returns:
-        One mean for each.  [] of the dtype of values
+    """Average several tensors of one shape and float dtype at once, each as `masked_mean` does, in few operations.
 
     >>> masked_means(torch.tensor([1, 1, 0]), torch.tensor([1.0, 3.0, 9.0]), torch.tensor([0.0, 5.0, 9.0]))
     (tensor(2.), tensor(2.5000))
@@ -66,16 +59,7 @@ def whiten(values: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
 
 
 def whiten_each(values: Sequence[Tensor], masks: Sequence[Tensor], epsilon: float = 1e-8) -> list[Tensor]:
-    """Whiten several tensors, each by itself as `whiten` does: with no more sums over the learners than for one.
-
-    Args:
-        values: any shapes, float.
-        masks: one for each.
-        epsilon: see `whiten`.
-
-    Returns:
-        The whitened values.  Shapes of values
-    """
+    """Whiten several tensors, each by itself as `whiten` does, with no more sums over the learners than for one."""
     reals = [mask.bool() for mask in masks]
     known = [torch.where(real, one, 0.0) for one, real in zip(values, reals, strict=True)]
     counted = [torch.stack([real, one]).flatten(1).sum(1) for one, real in zip(known, reals, strict=True)]

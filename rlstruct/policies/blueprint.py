@@ -1,4 +1,4 @@
-"""Networks and factories of agents as plain values, from which they are made again without running unknown code."""
+"""Networks and factories of agents as plain values, from which to rebuild them without running unknown code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TRUSTED = ("rlstruct.", "torch.nn.")
 
 
 class KeepsArguments:
-    """Base of networks that remember what they were made with, so that a checkpoint says how to make them again.
+    """Base of networks that keep their constructor arguments, so that a checkpoint says how to rebuild them.
 
     >>> class Scale(KeepsArguments):
     ...     def __init__(self, factor: float) -> None:
@@ -41,14 +41,11 @@ class KeepsArguments:
 
 
 def describe(value: Any) -> Any:  # noqa: ANN401 - a value of any kind
-    """Return plain values that `build` makes an equal object of, without its weights.
+    """Return plain values from which `build` makes an equal object, without its weights.
 
     Args:
         value: a plain value; a class or a factory of rlstruct or torch.nn, a `functools.partial` of one; or an instance
-            of a dataclass, of a network that `KeepsArguments`, or of a layer of torch.nn.
-
-    Raises:
-        TypeError: the value is, or holds, something else, which the message names: reading it could run anything.
+            of a dataclass, of a network that `KeepsArguments`, or of a layer of torch.nn. Others raise TypeError.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -69,11 +66,7 @@ def describe(value: Any) -> Any:  # noqa: ANN401 - a value of any kind
 
 
 def describe_network(model: nn.Module) -> Any:  # noqa: ANN401 - plain values
-    """Do what `describe` does, and make sure that the weights would fit into what `build` makes.
-
-    Raises:
-        TypeError: see `describe`; or something was changed after the network was made.
-    """
+    """Describe a network as `describe` does, and check that its weights fit into the result of `build`."""
     plain = describe(model)
     with torch.device("meta"):  # without memory or random numbers
         again = build(plain)
@@ -85,11 +78,7 @@ def describe_network(model: nn.Module) -> Any:  # noqa: ANN401 - plain values
 
 
 def build(plain: Any) -> Any:  # noqa: ANN401 - what was described
-    """Make what `describe` described: only classes of rlstruct and torch.nn are called.
-
-    Raises:
-        ValueError: the description names something else, or something that is not there.
-    """
+    """Rebuild the object that `describe` described; only classes of rlstruct and torch.nn are called."""
     if isinstance(plain, list | tuple):
         return tuple(build(one) for one in plain)
     if not isinstance(plain, Mapping):
@@ -121,7 +110,7 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _arguments(value: object) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """Return what an instance was made with."""
+    """Return the constructor arguments of an instance."""
     kind = type(value)
     if isinstance(value, KeepsArguments):
         found: tuple[tuple[Any, ...], Mapping[str, Any]] = vars(value)["_arguments"]
@@ -150,7 +139,7 @@ def _settings(layer: nn.Module) -> dict[str, Any]:
 
 
 def _place(value: Callable[..., Any]) -> str:
-    """Name a class, or a factory of an agent's class, by module and name."""
+    """Return module and name of a class, or of a factory of an agent's class."""
     owner = getattr(value, "__self__", None)
     module, name = value.__module__, value.__qualname__
     known = isinstance(value, type) or isinstance(owner, type)
@@ -164,7 +153,7 @@ def _name(value: Callable[..., Any]) -> str:
 
 
 def _found(place: str, *, called: bool) -> Any:  # noqa: ANN401 - a class, or a factory of one
-    """Import a network, the settings of an agent, or what makes an agent: nothing else, since it will be called."""
+    """Import a network, the settings of an agent, or a factory of agents; nothing else, since it will be called."""
     module, _, name = str(place).partition(":")
     found: Any = None
     if module.startswith(_TRUSTED):

@@ -22,18 +22,12 @@ from rlstruct.rl_agent import RL_Agent
 Tensors = dict[str, Tensor]
 _SIZES = (1, 2, 7, 32, 1)  # of the batches that are compared, in this order
 _STEPS = 4  # of each, so that memories are filled
-_SCORES = ("action_logits", "action_values")  # which the best action follows from
+_SCORES = ("action_logits", "action_values")  # they determine the best action
 _ABSOLUTE, _RELATIVE = 1e-5, 1e-4  # differences that rounding explains, in float32
 
 
 class ExportedPolicy(nn.Module):
-    """A policy as one function of tensors, which takes the best actions.
-
-    Args:
-        agent: acts with ``model``.
-        model: the network.
-        specs: what one environment shows.
-    """
+    """A policy as one function of tensors, which takes the best actions."""
 
     def __init__(self, agent: RL_Agent, model: nn.Module, specs: Mapping[str, TensorSpec]) -> None:
         super().__init__()
@@ -43,8 +37,8 @@ class ExportedPolicy(nn.Module):
         """Act.
 
         Args:
-            inputs: ``frame``, or each ``frame/…``; and if the agent remembers anything, ``initial_state`` [B] bool,
-                true where an episode begins, and each ``state/…``, zeros or the ``new_state/…`` of last time.  [B, ...]
+            inputs: ``frame``, or each ``frame/…``; and for an agent with memory ``initial_state`` [B] bool, true
+                where an episode begins, and each ``state/…``, zeros or the last ``new_state/…``.  [B, ...]
 
         Returns:
             ``action``, everything else that the agent returns, and each ``new_state/…``.  [B, ...]
@@ -55,7 +49,7 @@ class ExportedPolicy(nn.Module):
         return dict(action.items()) | {f"new_state/{key}": after[key] for key in state}
 
     def begin(self, B: int) -> Tensors:
-        """Return the inputs ``initial_state`` and ``state/…`` of B episodes that begin; none for most agents."""
+        """Return the inputs ``initial_state`` and ``state/…`` at the beginning of B episodes; {} for most agents."""
         state = dict(self.agent.initial_state(DictTensor(), B).items())
         first = {"initial_state": torch.ones(B, dtype=torch.bool, device="cpu")} if state else {}
         return first | {f"state/{key}": value for key, value in state.items()}
@@ -64,7 +58,7 @@ class ExportedPolicy(nn.Module):
 def exported(policy: Policy) -> ExportedPolicy:
     """Return a copy of a policy as one function of tensors, on the CPU.
 
-    Of a `rlstruct.search.SearchAgent` it is the network, without the search.
+    A `rlstruct.search.SearchAgent` is reduced to its network, without the search.
     """
     own = policy.copy("cpu")
     agent = own.agent(False)
@@ -80,13 +74,12 @@ def export(policy: Policy, file: str | Path) -> float:
         file: ends in ``.pt2``, which `torch.export.load` reads, or in ``.onnx``.
 
     Returns:
-        The largest difference of a number that the file and the policy return for sampled observations.
+        The largest difference between the numbers that the file and the policy return for sampled observations.
 
     Raises:
         ValueError: the file has another ending.
         ImportError: ``.onnx`` needs the extra ``onnx``.
-        RuntimeError: the agent does something that cannot be written, or the file does not do what the policy does; it
-            is not kept then.
+        RuntimeError: the agent cannot be traced, or the file does not act as the policy does, and is deleted.
     """
     file = Path(file)
     if file.suffix not in _KINDS:
@@ -105,11 +98,7 @@ def export(policy: Policy, file: str | Path) -> float:
 
 
 def compare(original: ExportedPolicy, again: Callable[[Tensors], Mapping[str, Tensor]]) -> float:
-    """Return the largest difference of the results for sampled observations, over several steps and batch sizes.
-
-    Raises:
-        RuntimeError: it is more than rounding explains.
-    """
+    """Return the largest difference of the results for sampled observations, over several steps and batch sizes."""
     generator = torch.Generator(device="cpu").manual_seed(0)
     largest = 0.0
     for B in _SIZES:
@@ -190,15 +179,6 @@ def _program(original: ExportedPolicy, inputs: Tensors) -> torch.export.Exported
     return torch.export.export(original, (inputs,), dynamic_shapes=(rows,))
 
 
-def _write_pt2(original: ExportedPolicy, inputs: Tensors, file: Path) -> None:
-    torch.export.save(_program(original, inputs), file)
-
-
-def _read_pt2(file: Path) -> Callable[[Tensors], Mapping[str, Tensor]]:
-    found: Callable[[Tensors], Mapping[str, Tensor]] = torch.export.load(file).module()
-    return found
-
-
 def _write_onnx(original: ExportedPolicy, inputs: Tensors, file: Path) -> None:
     for name in ("onnx", "onnxscript", "onnxruntime"):
         _package(name)
@@ -229,7 +209,7 @@ def _package(name: str) -> Any:  # noqa: ANN401 - a module
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Leave out what torch's exporter says of itself: deprecated parts that it uses, and packages that it misses."""
+    """Silence the exporter's warnings about deprecated parts that it uses itself and about missing packages."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -241,4 +221,12 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-_KINDS = {".pt2": (_write_pt2, _read_pt2), ".onnx": (_write_onnx, _read_onnx)}
+Writer = Callable[[ExportedPolicy, Tensors, Path], None]
+Reader = Callable[[Path], Callable[[Tensors], Mapping[str, Tensor]]]
+_KINDS: dict[str, tuple[Writer, Reader]] = {
+    ".pt2": (
+        lambda original, inputs, file: torch.export.save(_program(original, inputs), file),
+        lambda file: torch.export.load(file).module(),
+    ),
+    ".onnx": (_write_onnx, _read_onnx),
+}

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 def description(
     agent: RL_Agent, model: nn.Module, shown: Mapping[str, TensorSpec] | None, *, stochastic: bool
 ) -> dict[str, Any]:
-    """Return what a checkpoint keeps besides the weights, as plain values, so that `load` can read it.
+    """Return the description of a policy in a checkpoint, as plain values for `load`.
 
     Args:
         agent: acts with ``model``.
         model: the network that is trained.
         shown: shape and dtype of ``frame``, or of ``frame/…``, of one environment; None before the first batch.
-        stochastic: whether the evaluations of the training draw their actions.
+        stochastic: evaluations of the training draw their actions.
     """
     known = {"model": _or_name(describe_network, model), "agent": _or_name(describe, agent.creator())}
     seen = {key: [list(spec.shape), dtype_name(spec.dtype)] for key, spec in (shown or {}).items()}
@@ -37,14 +37,14 @@ def description(
 
 
 def shown_by(stored: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """Return what one environment shows, out of the specs of a batch."""
+    """Return the specs of one environment's frames, out of the specs of a batch."""
     return {
         key.removeprefix("observation/"): spec for key, spec in stored.items() if key.startswith("observation/frame")
     }
 
 
 def _or_name(make: Callable[[Any], Any], value: object) -> dict[str, Any]:
-    """Describe a value, or say which part of it cannot be described."""
+    """Describe a value, or name the part that cannot be described."""
     try:
         return {"made": make(value)}
     except BadTypeError as error:
@@ -61,17 +61,17 @@ def load(
     create_agent: Callable[..., RL_Agent] | None = None,
     observation_space: gymnasium.Space[Any] | None = None,
 ) -> Policy:
-    """Load a trained policy, to act with it anywhere: it needs no batcher, no environment and no other package.
+    """Load a trained policy that acts without a batcher, an environment or another package.
 
     Args:
-        run: a run folder, whose last checkpoint is taken, or a checkpoint.
+        run: a run folder, for its last checkpoint, or a checkpoint.
         device: where the policy computes.
-        stochastic: draw actions, or take the best one; None for what the evaluations of the training did.
+        stochastic: draw actions, or take the best one; None for the choice of the training's evaluations.
         seed: of the draws.
-        create_model: makes the network, as in the training. Needed if it is not made of classes of `rlstruct.agents`
-            and ``torch.nn`` only: a checkpoint is data, from which no code of others is run.
-        create_agent: makes the agent, as in the training. Needed if it is not one of rlstruct.
-        observation_space: what one environment shows, for checkpoints that do not say it.
+        create_model: makes the network, as in the training. Needed unless it consists of classes of `rlstruct.agents`
+            and ``torch.nn``: a checkpoint is data, from which no foreign code is run.
+        create_agent: makes the agent, as in the training. Needed unless it is an agent of rlstruct.
+        observation_space: of one environment, for checkpoints that do not contain it.
 
     Returns:
         The policy, at the beginning of an episode.
@@ -79,7 +79,7 @@ def load(
     Raises:
         FileNotFoundError: this is neither a run folder nor a checkpoint.
         ValueError: the file is damaged, or does not say how to make the network or the agent, or the weights do not fit
-            into what ``create_model`` makes.
+            the result of ``create_model``.
     """
     file = _file(Path(run))
     state = _read(file)
@@ -109,7 +109,7 @@ def _file(run: Path) -> Path:
 
 
 def _read(file: Path) -> Mapping[str, Any]:
-    """Read a checkpoint, with its tensors on the CPU and without running anything that it says."""
+    """Read a checkpoint, with its tensors on the CPU and without running any code in it."""
     try:
         # Mapped into memory: of a large replay buffer nothing is read.
         state = torch.load(file, weights_only=True, map_location="cpu", mmap=True)
@@ -138,7 +138,7 @@ def _made(known: Mapping[str, Any], what: str, file: Path) -> Any:  # noqa: ANN4
 
 
 def _specs(known: Mapping[str, Any], space: gymnasium.Space[Any] | None, file: Path) -> dict[str, TensorSpec]:
-    """Return what one environment shows."""
+    """Return the specs of one environment's frames."""
     if space is not None:
         from rlstruct.spaces import leaves  # imported here: it brings gymnasium
 

@@ -22,12 +22,12 @@ _RANK = {"b": 0, "i": 1, "u": 1, "f": 2}
 class Policy:
     """A trained agent that needs neither batcher nor environment; `rlstruct.load` makes it.
 
-    It remembers what its agent remembers from one call of `act` to the next: call `reset` where an episode begins.
+    It keeps the agent's state from one call of `act` to the next: call `reset` where an episode begins.
 
     Args:
-        model: the network, which the policy takes to ``device``.
+        model: the network; it is moved to ``device``.
         create_agent: called as ``create_agent(model, device=…, stochastic=…, copy_model=False)``.
-        specs: shape and dtype of what one environment shows: ``frame``, or ``frame/…`` for each part of it.
+        specs: shape and dtype of one environment's frames: ``frame``, or ``frame/…`` for each part.
         device: where the network computes.
         stochastic: draw actions; False takes the best one.
         seed: of the draws. Row j draws as environment j of a batcher with this seed.
@@ -37,10 +37,11 @@ class Policy:
 
     Attributes:
         model: the network.
-        specs: as given.
+        specs: the given specs.
         device: where it computes.
-        stochastic: as given; `act` can be asked otherwise.
-        last: everything that the agent returned for the last observations, such as ``value``.  [B, ...]
+        create_agent: the given factory.
+        stochastic: the default of `act`.
+        last: the agent's whole answer to the last observations, such as ``value``.  [B, ...]
     """
 
     def __init__(
@@ -53,12 +54,11 @@ class Policy:
         stochastic: bool = False,
         seed: int = 0,
     ) -> None:
-        """Begin an episode."""
         self.device = resolve_device(device)
         self.model = model.to(self.device).eval()
         self.specs, self.stochastic = specs, stochastic
         self.last = DictTensor()
-        self._create_agent, self._seed = create_agent, seed
+        self.create_agent, self._seed = create_agent, seed
         self._agents: dict[bool, RL_Agent] = {}
         if self.agent(stochastic).require_history():
             raise BadTypeError(
@@ -69,26 +69,22 @@ class Policy:
         self.reset()
 
     def agent(self, stochastic: bool) -> RL_Agent:
-        """Return the agent that draws its actions, or the one that takes the best."""
+        """Return the agent that draws its actions, or the agent that takes the best."""
         if stochastic not in self._agents:
-            made = self._create_agent(self.model, device=self.device, stochastic=stochastic, copy_model=False)
+            made = self.create_agent(self.model, device=self.device, stochastic=stochastic, copy_model=False)
             self._agents[stochastic] = made
         return self._agents[stochastic]
 
     def copy(self, device: DeviceLike) -> Policy:
-        """Return a policy of its own on a device, at the beginning of an episode."""
+        """Return a separate policy on a device, at the beginning of an episode."""
         model, stochastic = copy.deepcopy(self.model), self.stochastic
-        return Policy(model, self._create_agent, self.specs, device=device, stochastic=stochastic, seed=self._seed)
+        return Policy(model, self.create_agent, self.specs, device=device, stochastic=stochastic, seed=self._seed)
 
     def reset(self, where: np.ndarray[Any, Any] | Tensor | None = None) -> None:
-        """Begin new episodes: forget what was seen.
+        """Begin new episodes.
 
         Args:
-            where: the rows that begin anew, the others go on; None for all, of which there may then be another number.
-                [B] bool
-
-        Raises:
-            ShapeMismatchError: there are other rows.
+            where: mask of the rows that begin anew, [B] bool; None for all, whose number may then change.
         """
         if where is None:
             self._episode, self._step = self._episode + 1, 0
@@ -109,8 +105,8 @@ class Policy:
         """Choose an action for one observation, or one for each of a batch.
 
         Args:
-            observation: what the environment shows to the agent: an array or a tensor, or a dict or tuple of them as
-                its space nests them. One observation, or [B, ...] of B environments.
+            observation: of the environment: an array or a tensor, or a dict or tuple of them as its space nests them.
+                One observation, or [B, ...] of B environments.
             stochastic: draw the actions, or take the best; None for the policy's own `stochastic`.
 
         Returns:
@@ -118,9 +114,9 @@ class Policy:
             the observation for a tensor.
 
         Raises:
-            KeyError: a part of the observation is missing, or there is one that the agent has never seen.
-            ShapeMismatchError: a part has another shape or dtype, or there are other rows than before and the agent
-                remembers those.
+            KeyError: a part of the observation is missing or unknown.
+            ShapeMismatchError: a part has another shape or dtype, or the number of rows changed and the agent keeps a
+                state for each.
         """
         seen, single, back = self._read(observation)
         agent = self.agent(self.stochastic if stochastic is None else stochastic)
@@ -142,7 +138,7 @@ class Policy:
         return self._answer(self.last, single, back)
 
     def _read(self, observation: Any) -> tuple[dict[str, Tensor], bool, torch.device | None]:  # noqa: ANN401
-        """Return tensors [B, ...], whether it was one observation, and where tensors came from; None for numpy."""
+        """Return tensors [B, ...], whether it was one observation, and the tensors' device; None for numpy."""
         given = {_joined("frame", key): value for key, value in _flat(observation)}
         if given.keys() != self.specs.keys():
             shown, names = sorted(self.specs), sorted(given)
@@ -166,7 +162,7 @@ class Policy:
         return {key: t.unsqueeze(0) if single else t for key, t in moved.items()}, single, back
 
     def _answer(self, output: DictTensor, single: bool, back: torch.device | None) -> Any:  # noqa: ANN401
-        """Return the actions as the observations came."""
+        """Return the actions in the form of the observations."""
         parts = {"": output["action"]} if "action" in output else dict(output.truncate_key("action/").items())
         if back is None:
             found = {key: tensor.cpu().numpy() for key, tensor in parts.items()}  # sync: the caller acts with them

@@ -13,39 +13,34 @@ from rlstruct.profiling.overlap import Floats, Integers, Segments, Times, lookup
 from rlstruct.profiling.prices import Prices, delays_of, payments_of, prices_of
 
 REGIONS = ("python", "backend", "simulator", "cuda")
-"""What the CPU does: Python, torch's operators, a simulator (its operators and kernels, too), calls of CUDA's API."""
+"""Activities of the CPU: Python, torch's operators, a simulator with its operators and kernels, calls of CUDA's API."""
 N_REGIONS = 2 * len(REGIONS)  # each without and with a busy GPU
-SIMULATOR = "simulator"  # an operation with a special meaning, as `WAIT`
+SIMULATOR = "simulator"  # this operation is a region, as `WAIT` is waiting
 N_BLOCKS = 10
-_OF_SET = np.asarray([3 if s & 4 else 2 if s & 2 else 1 if s & 1 else 0 for s in range(16)]) + 4 * (np.arange(16) >> 3)
+_HOST_REGION = np.asarray([3 if s & 4 else 2 if s & 2 else 1 if s & 1 else 0 for s in range(16)])
+_REGION_BY_ACTIVITY = _HOST_REGION + len(REGIONS) * (np.arange(16) >> 3)
 
 
 @dataclass
 class Row:
-    """An operation of a process in a phase.
+    """An operation of a process in a phase."""
 
-    Attributes:
-        phase: its name.
-        path: names of the operations around it, and its own at the end; empty outside of all.
-        count: how often it was entered.
-        seconds: measured, by region of `REGIONS`: first while the GPU is idle, then while it is busy. What is plain was
-            not distinguished; it is divided in the proportions of the watched time.  [8] float64
-        overhead: how much of that is measuring, and switching between slices.  [8] float64
-        transitions: how often the CPU went from one region to another in it; as in what was watched.  [4, 4] float64
-        per_entry: mean seconds of an entry, what is nested in it included, in up to ten stretches of each window.
-    """
-
-    phase: str
-    path: tuple[str, ...]
-    count: int = 0
+    phase: str  # its name
+    path: tuple[str, ...]  # names of the operations around it, then its own; empty outside of all operations
+    count: int = 0  # number of entries
+    # By region of `REGIONS`, first while the GPU is idle, then while it is busy. Plain slices do not tell regions
+    # apart; their time is split in the proportions of the watched time.  [8] float64
     seconds: Floats = field(default_factory=lambda: np.zeros(N_REGIONS))
+    # The part of it spent on measuring and on switching between slices.  [8] float64
     overhead: Floats = field(default_factory=lambda: np.zeros(N_REGIONS))
+    # Number of times the CPU went from one region to another, extrapolated from watched slices.  [4, 4] float64
     transitions: Floats = field(default_factory=lambda: np.zeros((len(REGIONS), len(REGIONS))))
+    # Mean seconds of an entry, nested operations included, in up to ten stretches of each window.
     per_entry: list[float] = field(default_factory=list)
 
     @property
     def corrected(self) -> Floats:
-        """Seconds without what measuring has cost, by region.  [8] float64."""
+        """Seconds by region without the cost of measuring.  [8] float64."""
         return correct(self.seconds, self.overhead)
 
 
@@ -55,9 +50,9 @@ class _Sums:
 
     count: int
     seconds: Floats  # by region.  [3, 8] float64
-    paid: Floats  # for measuring, in seconds.  [3, 8] float64
-    waited: float  # seconds by which measuring made it longer, if it is a wait; see `delays_of`
-    pieces: Floats  # into which it is cut by other operations and slices.  [3] float64
+    paid: Floats  # seconds spent on measuring.  [3, 8] float64
+    waited: float  # seconds by which measuring prolonged it, if it is a wait; see `delays_of`
+    pieces: Floats  # number of pieces into which other operations and slices cut it.  [3] float64
     transitions: Floats
     per_entry: list[float]
 
@@ -67,7 +62,7 @@ class _Sums:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def row(self, phase: str, path: tuple[str, ...]) -> Row:
-        """Divide the seconds of plain slices as those of watched ones are divided, once corrected."""
+        """Return the row, with the seconds of plain slices split as the corrected ones of watched slices."""
         clean = correct(self.seconds[WATCHED], self.paid[WATCHED])
         if not clean.sum():  # never watched
             clean = np.eye(N_REGIONS)[REGIONS.index("simulator") if path[-1:] == (SIMULATOR,) else 0]
@@ -86,11 +81,11 @@ class Process:
 
     name: str  # ``main``, ``rlstruct-worker-0``, …
     pid: int
-    seconds: float  # that were recorded
-    watched: float  # in how many of these torch's operators were recorded, too
-    n_windows: int  # in so many windows
+    seconds: float  # recorded
+    watched: float  # seconds of these in which torch's operators were recorded too
+    n_windows: int
     lifetime: float  # seconds from the beginning of the profile to the end of its last window
-    prices: Prices  # what it costs it to note one event
+    prices: Prices  # of noting one event
     rows: list[Row]
 
     @property
@@ -100,25 +95,20 @@ class Process:
 
     @property
     def corrected(self) -> float:
-        """Seconds without what measuring has cost."""
+        """Seconds without the cost of measuring."""
         return float(sum(row.corrected.sum() for row in self.rows))
 
     def inclusive(self, name: str, *, corrected: bool = True) -> float:
-        """Return the seconds of an operation, wherever it was entered, with all that is nested in it.
-
-        Args:
-            name: of the operation.
-            corrected: whether to take away what measuring has cost.
-        """
+        """Return the seconds of an operation, wherever it was entered, nested operations included."""
         rows = [row for row in self.rows if name in row.path]
         return float(sum((row.corrected if corrected else row.seconds).sum() for row in rows))
 
 
 def correct(seconds: Floats, overhead: Floats) -> Floats:
-    """Take away what measuring has cost (``overhead``) where it was paid.  [K] float64 each.
+    """Subtract the cost of measuring (``overhead``) from the regions that paid it.  [K] float64 each.
 
-    The sum becomes ``max(0, sum(seconds) - sum(overhead))``, and nothing is below 0: what one entry lacks is taken from
-    the others, in proportion.
+    The sum becomes ``max(0, sum(seconds) - sum(overhead))`` and no entry falls below 0: an entry's deficit is taken
+    from the others, in proportion.
     """
     left = np.maximum(0.0, seconds - overhead)
     wanted = max(0.0, float(seconds.sum() - overhead.sum()))
@@ -127,19 +117,14 @@ def correct(seconds: Floats, overhead: Floats) -> Floats:
 
 
 def break_down(recordings: Sequence[Recording], prices: Mapping[int, Prices] | None = None) -> list[Process]:
-    """Break the recorded time down, one process after the other, in the order in which they come.
-
-    Args:
-        recordings: all windows of all processes of a run.
-        prices: by pid, if they were found in more than these windows.
-    """
-    of_process: dict[int, list[Recording]] = {}
+    """Break the recorded time down by process; ``prices`` by pid replace those that these recordings would give."""
+    windows_by_pid: dict[int, list[Recording]] = {}
     for recording in recordings:
-        of_process.setdefault(recording.pid, []).append(recording)
+        windows_by_pid.setdefault(recording.pid, []).append(recording)
     prices = prices or prices_of(recordings)
     payments = [payments_of(recording, prices[recording.pid]) for recording in recordings]
     delays = delays_of(recordings, payments)
-    sums: dict[int, dict[tuple[str, tuple[str, ...]], _Sums]] = {pid: {} for pid in of_process}
+    sums: dict[int, dict[tuple[str, tuple[str, ...]], _Sums]] = {pid: {} for pid in windows_by_pid}
     for recording, paid, longer in zip(recordings, payments, delays, strict=True):
         known = sums[recording.pid]
         for key, found in _window(recording, paid, longer):
@@ -158,14 +143,14 @@ def break_down(recordings: Sequence[Recording], prices: Mapping[int, Prices] | N
             prices=prices[pid],
             rows=[one.row(*key) for key, one in sums[pid].items()],
         )
-        for pid, windows in of_process.items()
+        for pid, windows in windows_by_pid.items()
     ]
 
 
 def segments_of(recording: Recording) -> Segments:
     """Cut a window at every boundary.
 
-    A label is ``3 * (phase * (paths + 1) + path + 1) + kind of slice``, the path being -1 for none.
+    A label is ``3 * (phase * (paths + 1) + path + 1) + kind of slice``, with path -1 for none.
     """
     host, device, spans = recording.host, recording.device, recording.spans
     last = np.asarray([path[-1] == SIMULATOR for path in recording.paths], dtype=bool)
@@ -174,14 +159,11 @@ def segments_of(recording: Recording) -> Segments:
     ends = [host.ends[host.kind == 0], spans.ends[simulated], host.ends[host.kind == 1], device.ends]
     category = np.repeat(np.arange(4), [len(one) for one in starts])
     within = recording.begun, recording.ended
-    return sweep(np.concatenate(starts), np.concatenate(ends), category, within, _labels(recording))
-
-
-def _labels(recording: Recording) -> tuple[Times, Integers]:
     innermost = recording.innermost()
     times = np.unique(np.concatenate([innermost[0], recording.phases[0], recording.slices[0]]))
     operations = lookup(recording.phases, times) * (len(recording.paths) + 1) + lookup(innermost, times) + 1
-    return times, N_KINDS * operations + lookup(recording.slices, times)
+    labels = times, N_KINDS * operations + lookup(recording.slices, times)
+    return sweep(np.concatenate(starts), np.concatenate(ends), category, within, labels)
 
 
 def _window(
@@ -189,12 +171,12 @@ def _window(
 ) -> Iterator[tuple[tuple[str, tuple[str, ...]], _Sums]]:
     """Yield the operations of one window, by phase and path."""
     segments, width, k = segments_of(recording), len(recording.paths) + 1, len(REGIONS)
-    region, label = _OF_SET[segments.active], np.maximum(segments.label, 0)
+    region, label = _REGION_BY_ACTIVITY[segments.active], np.maximum(segments.label, 0)
     n = len(recording.phase_names) * width
     by_kind = n, N_KINDS, N_REGIONS
     keys = label * N_REGIONS + region
     seconds = 1e-9 * totals(keys, segments.lengths, n * N_KINDS * N_REGIONS).reshape(by_kind)
-    # Measuring is paid before an event: where the process was until then.
+    # The cost of an event belongs to the segment before it.
     paid = totals(keys[segments.at(payments[0])], payments[1], n * N_KINDS * N_REGIONS).reshape(by_kind)
     cpu, operations = region % k, label // N_KINDS
     changed = np.flatnonzero((np.diff(cpu) != 0) & (label[1:] % N_KINDS == WATCHED)) + 1
@@ -203,11 +185,11 @@ def _window(
     pieces = totals(label[new], np.ones(int(new.sum())), n * N_KINDS).reshape(-1, N_KINDS)
     pieces[:, SWITCHING] = 0.0
     starts, ends, path = recording.spans.starts, recording.spans.ends, recording.spans.path
-    of_span = np.maximum(lookup(recording.phases, starts), 0) * width + path + 1
-    longer = totals(of_span[delays[0]], delays[1], n)
+    span_keys = np.maximum(lookup(recording.phases, starts), 0) * width + path + 1
+    longer = totals(span_keys[delays[0]], delays[1], n)
     whole = _whole(recording)
-    for one in map(int, np.unique(np.concatenate([operations, of_span]))):
-        entries = np.flatnonzero(of_span == one)
+    for one in map(int, np.unique(np.concatenate([operations, span_keys]))):
+        entries = np.flatnonzero(span_keys == one)
         chosen = entries[whole[entries]] if whole[entries].sum() >= N_BLOCKS else entries
         lengths = 1e-9 * (ends[chosen] - starts[chosen])
         yield (

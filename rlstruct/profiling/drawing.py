@@ -1,4 +1,4 @@
-"""The picture: one bar for each operation, stacked by region."""
+"""Picture of a profile: one bar for each operation, stacked by region."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def draw(processes: Sequence[Process], path: Path, title: str) -> None:
         axes.barh([0], [0], color=_COLORS[region], hatch=hatch, label=label)
         left = left + width
     axes.set_yticks(places, [name for name, _ in bars], fontsize=9)
-    axes.set_xlabel("seconds, without what measuring has cost")
+    axes.set_xlabel("seconds, without the cost of measuring")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     figure.suptitle("\n".join(textwrap.wrap(title, 110)), fontsize=10, x=0.02, ha="left")
@@ -51,7 +51,7 @@ def draw(processes: Sequence[Process], path: Path, title: str) -> None:
 
 
 def bars_of(processes: Sequence[Process]) -> list[tuple[str, Floats]]:
-    """Return names and seconds by region of the operations that take most; workers of a batcher together."""
+    """Return names and seconds by region of the longest operations; a batcher's workers count together."""
     main = main_process(processes)
     sums: dict[str, Floats] = {}
     for process in processes:

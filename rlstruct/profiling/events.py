@@ -18,7 +18,7 @@ OPERATORS = {"cpu_op"}
 ANNOTATIONS = {"user_annotation"}
 CUDA_API = {"cuda_runtime", "cuda_driver"}
 DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
-# What a slice of a window is: torch's operators are recorded, or not, or recording is switched on or off.
+# Kinds of slices of a window: torch's operators are recorded (watched), not recorded (plain), or being switched.
 N_KINDS = 3
 SWITCHING, PLAIN, WATCHED = range(N_KINDS)
 
@@ -39,7 +39,7 @@ class HostEvents:
     starts: Times  # [K] int64, ns of ``time.perf_counter``
     ends: Times  # [K] int64, likewise
     kind: Integers  # 0 a torch operator, 1 a call of CUDA's API, 2 a range with a name (`record_function`).  [K]
-    correlation: Integers  # what a call of CUDA's API has in common with what it launched; -1 for none.  [K]
+    correlation: Integers  # number shared by a call of CUDA's API and the work it launched; -1 for none.  [K]
     names: list[str]
 
 
@@ -65,7 +65,7 @@ class Recording:
     process: str  # its name: ``main``, ``rlstruct-worker-0``, …
     pid: int
     parent: int  # pid of the process that started it
-    window: int  # its number; negative if it shows the capture of a graph, outside of the windows that sample the run
+    window: int  # its number; negative for the capture of a graph outside of the windows that sample the run
     begun: int
     ended: int
     origin: int  # when the whole profile began
@@ -74,9 +74,9 @@ class Recording:
     phases: tuple[Times, Integers]  # rising moments, and the index into ``phase_names`` from each on
     phase_names: list[str]
     slices: tuple[Times, Integers]  # rising moments, and `SWITCHING`, `PLAIN` or `WATCHED` from each on
-    cost: float  # seconds that it takes to note an operation
-    host: HostEvents  # what torch did on the CPU, in slices that were watched
-    device: DeviceEvents  # what GPUs did
+    cost: float  # seconds to note an operation
+    host: HostEvents  # of watched slices
+    device: DeviceEvents
     gpus: dict[int, str]  # UUIDs of the GPUs of this process, by index
 
     def innermost(self) -> tuple[Times, Integers]:
@@ -86,19 +86,15 @@ class Recording:
 
 
 def load(folder: Path) -> list[Recording]:
-    """Read all windows of all processes; what a killed process did not finish to write is left out.
-
-    Raises:
-        FileNotFoundError: the folder holds no profile.
-    """
+    """Read all windows of all processes, except windows that a killed process did not finish."""
     files = sorted(folder.glob("*.operations.json"))
     if not files:
         raise MissingFileError(
-            f"{folder} holds no profile, expected files *.operations.json: no process that imports rlstruct.profiling "
-            "has ended a window there. Profile a program that does: rlstruct profile train a2c."
+            f"{folder} holds no profile, expected files *.operations.json. No process that imports rlstruct.profiling "
+            "has finished a window there: profile a program that imports it, such as rlstruct profile train a2c."
         )
     collects = gc.isenabled()
-    gc.disable()  # it would walk over a trace again and again while that is parsed, a quarter of the time
+    gc.disable()  # walking over a trace again and again while parsing it takes a quarter of the time
     try:
         return sorted(map(_load_one, files), key=lambda one: (one.process != "main", one.pid, one.begun))
     finally:
@@ -130,23 +126,21 @@ def _load_one(file: Path) -> Recording:
 def replay(
     times: list[int], marks: list[str | list[str] | None], ended: int
 ) -> tuple[list[tuple[str, ...]], Spans, tuple[Times, Integers], list[str]]:
-    """Turn the log of a process into operations and phases.
+    """Turn the log of a process into operations and phases: ``(paths, spans, phases, phase_names)``, see `Recording`.
+
+    An operation directly inside one of the same name counts as part of it.
 
     Args:
         times: of each mark, rising, ns.
         marks: the name of an operation that begins; None where the innermost one ends; a list of one name where a phase
             begins.
-        ended: when those end that are still open, ns.
-
-    Returns:
-        ``(paths, spans, phases, phase_names)``, see `Recording`. An operation directly in one of the same name is part
-        of it.
+        ended: end of operations that are still open, ns.
     """
     paths: dict[tuple[str, ...], int] = {}
     phase_names: dict[str, int] = {}
     starts: list[int] = []
     ends: list[int] = []
-    of_span: list[int] = []
+    span_keys: list[int] = []
     phase_times: list[int] = []
     phase_index: list[int] = []
     stack: list[tuple[int, tuple[str, ...]]] = []  # of open operations: span, or -1, and the path around it
@@ -166,17 +160,17 @@ def replay(
             path = (*path, mark)
             starts.append(time)
             ends.append(ended)
-            of_span.append(paths.setdefault(path, len(paths)))
-    spans = Spans(_integers(starts), _integers(ends), _integers(of_span))
+            span_keys.append(paths.setdefault(path, len(paths)))
+    spans = Spans(_integers(starts), _integers(ends), _integers(span_keys))
     return list(paths), spans, (_integers(phase_times), _integers(phase_index)), list(phase_names)
 
 
 def read_kineto(trace: dict[str, Any], unix: int) -> tuple[HostEvents, DeviceEvents]:
-    """Read the events of the CPU and of GPUs from a trace, as `torch.profiler.profile.export_chrome_trace` writes it.
+    """Read the events of the CPU and of GPUs from a trace that `torch.profiler.profile.export_chrome_trace` wrote.
 
     Args:
         trace: the parsed JSON.
-        unix: what to take from its nanoseconds since 1970, so that they become those of ``time.perf_counter``.
+        unix: offset of the trace's clock, nanoseconds since 1970, to ``time.perf_counter``.
     """
     host: list[tuple[int, ...]] = []
     device: list[tuple[int, ...]] = []

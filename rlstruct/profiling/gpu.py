@@ -15,7 +15,7 @@ from rlstruct.profiling.overlap import Floats, Integers, Times, lookup, sweep, t
 from rlstruct.profiling.prices import WAIT
 
 DATA = {WAIT, "hand-over", "copy", "replay buffer"}
-"""Operations that bring data: a GPU that is idle meanwhile waits for data."""
+"""Operations that bring data: a GPU that idles during them waits for data."""
 Captures = list[tuple[int, list[tuple[str, ...] | None]]]
 _CAPTURED = ("LaunchKernel", "MemcpyAsync", "MemsetAsync", "LaunchCooperativeKernel")
 
@@ -27,21 +27,21 @@ class GpuUse:
     process: str  # its name
     pid: int
     device: int  # index of the GPU
-    seconds: float = 0.0  # that were recorded
+    seconds: float = 0.0  # recorded
     busy: float = 0.0  # share of the time in which at least one kernel, copy or fill of this process runs
     weighted: float = 0.0  # the same, each kernel weighted with the share of multiprocessors that its blocks fill
-    # What the driver calls utilisation, of all processes together in that time, as a share; None if it is not known.
+    # The driver's utilisation of that time, of all processes together, as a share; None if unknown.
     nvml: float | None = None
-    nvml_unknown: str = MISSING  # why it is not known
+    nvml_unknown: str = MISSING  # why it is unknown
     kernels: float = 0.0  # sum of the seconds of all kernels
-    # Seconds in which it waits for the host (nothing is ordered yet), for data (the host waits for it or moves it, or
-    # has ordered its copy) and for launches (ordered, and not begun).
+    # Seconds in which it waits for the host (nothing is queued), for data (the host waits for data or moves it, or has
+    # queued its copy) and for launches (queued, not begun).
     idle: dict[str, float] = field(default_factory=lambda: {"host": 0.0, "data": 0.0, "launches": 0.0})
-    # Busy seconds by the operation that launched the work, or that was captured in a CUDA graph.
+    # Busy seconds by the operation that launched the work or captured it in a CUDA graph.
     operations: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Put the three shares side by side."""
+        """Show the three shares, the idle time and the operations."""
         nvml = f"unknown ({self.nvml_unknown})" if self.nvml is None else f"{100 * self.nvml:.0f} %"
         idle = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in self.idle.items())
         most = sorted(self.operations.items(), key=lambda pair: -pair[1])
@@ -56,12 +56,7 @@ class GpuUse:
 
 
 def use_of_gpus(recordings: Sequence[Recording], folder: Path) -> list[GpuUse]:
-    """Analyse what the processes did on GPUs: one answer for each process and GPU that it used.
-
-    Args:
-        recordings: windows of processes.
-        folder: where NVML's samples are, if there are any.
-    """
+    """Analyse each process's use of each GPU; ``folder`` holds NVML's samples, if there are any."""
     samples = read_samples(folder)
     found: dict[tuple[int, int], GpuUse] = {}
     windows: dict[tuple[int, int], list[tuple[int, int]]] = {}
@@ -108,7 +103,7 @@ def _add_window(use: GpuUse, recording: Recording, rows: Integers, captures: Cap
 def _split(
     recording: Recording, starts: Times, ends: Times, ordered: Times, copies: NDArray[np.bool_]
 ) -> tuple[float, ...]:
-    """Seconds in which the GPU is busy, or waits for data, for launches, or for the host; see `GpuUse`."""
+    """Return the seconds in which the GPU is busy or waits for data, launches or the host; see `GpuUse`."""
     times, path = recording.innermost()
     brings = np.append(np.asarray([one[-1] in DATA for one in recording.paths], dtype=np.int64), 0)[path]
     segments = sweep(
@@ -133,10 +128,10 @@ def _weighted(starts: Times, ends: Times, weights: Floats) -> float:
 
 
 def _launches(recording: Recording, captures: Captures) -> tuple[Times, Integers, list[tuple[str, ...]]]:
-    """Return when each kernel was launched [K], ns; in which operation [K], an index into the third result.
+    """Return when each kernel was launched [K], ns, its operation [K] as an index into the third result, and all paths.
 
-    What a replayed graph does is matched, in its order, with what was captured: capturing calls the same API. Where no
-    capture of as many pieces was recorded, the operation that replays counts.
+    The work of a replayed graph is matched, in order, with the captured work, since capturing calls the same API.
+    Without a capture of as many pieces, the operation that replays counts.
     """
     host, device = recording.host, recording.device
     innermost = recording.innermost()

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,30 +17,21 @@ _PERIOD = 0.1  # seconds between samples
 _REACH = 1_000_000_000  # nanoseconds that a sample reaches back at most: the driver's periods are 1/6 s to 1 s
 _MOST = 100_000  # hours
 _UNKNOWN = "NVML knows no GPU of this UUID: a MIG instance?"
-_TOO_SHORT = "no window of a second in which it was asked"
+_TOO_SHORT = "no sampled window lasted a second"
 
 
 @dataclass
 class Samples:
-    """Samples of one GPU from NVML.
+    """Samples of one GPU from NVML."""
 
-    Attributes:
-        taken: lists of time (ns of ``time.perf_counter``) and percent.
-        error: why there are no more; empty if it answered to the end.
-    """
-
-    taken: list[tuple[int, float]] = field(default_factory=list)
-    error: str = ""
+    taken: list[tuple[int, float]] = field(default_factory=list)  # time (ns of ``time.perf_counter``) and percent
+    error: str = ""  # why sampling ended early; empty if it did not
 
     def within(self, begun: int, ended: int) -> list[float]:
-        """Return the percentages of a window, without those that reach back into the time before it.
+        """Return the percentages of a window (ns), without those that reach back to the time before it.
 
-        A sample reaches back a second, so the first second of a window is left out; of one shorter than two seconds,
-        the first half.
-
-        Args:
-            begun: ns of ``time.perf_counter``.
-            ended: likewise.
+        A sample reaches back a second, so the first second of a window is left out, or the first half of a window
+        shorter than two seconds.
         """
         first = begun + min(_REACH, (ended - begun) // 2)
         return [percent for at, percent in self.taken if first <= at <= ended]
@@ -57,7 +47,7 @@ def read_samples(folder: Path) -> dict[str, Samples]:
 
 
 def utilisation(samples: dict[str, Samples], uuid: str, windows: list[tuple[int, int]]) -> tuple[float | None, str]:
-    """Return the share of time in which a GPU was utilised during some windows; or None, and why it is unknown."""
+    """Return the share of some windows in which a GPU was utilised, or None and why it is unknown."""
     if not samples:
         return None, MISSING
     if (one := samples.get(uuid)) is None:
@@ -77,10 +67,9 @@ def uuids() -> dict[int, str]:
 
 
 def sample(folder: Path) -> Callable[[], None] | None:
-    """Sample NVML in a thread; return a function that stops it, or None if nvidia-ml-py or a driver is missing.
+    """Sample NVML in a thread and return the function that stops it and writes the samples into ``folder``.
 
-    Args:
-        folder: where the `Samples` go in the end, by UUID.
+    Return None if nvidia-ml-py or a driver is missing.
     """
     try:
         import pynvml
@@ -88,7 +77,9 @@ def sample(folder: Path) -> Callable[[], None] | None:
         return None
     try:
         pynvml.nvmlInit()
-        handles = _handles(pynvml)
+        found = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        named = ((pynvml.nvmlDeviceGetUUID(handle), handle) for handle in found)
+        handles = {_bare(uuid if isinstance(uuid, str) else uuid.decode()): handle for uuid, handle in named}
     except pynvml.NVMLError:
         return None
     samples = {uuid: Samples() for uuid in handles}
@@ -120,13 +111,6 @@ def sample(folder: Path) -> Callable[[], None] | None:
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     return end
-
-
-def _handles(pynvml: Any) -> dict[str, Any]:  # noqa: ANN401 - a module without types
-    """Return NVML's handles by UUID."""
-    handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-    named = ((pynvml.nvmlDeviceGetUUID(handle), handle) for handle in handles)
-    return {_bare(uuid if isinstance(uuid, str) else uuid.decode()): handle for uuid, handle in named}
 
 
 def _bare(uuid: str) -> str:

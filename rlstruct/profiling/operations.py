@@ -26,16 +26,16 @@ _now = time.perf_counter_ns
 
 
 class operation:  # noqa: N801 - used as a function
-    """Name what the process does from here to the end of the block, for whoever profiles it.
+    """Name the work of this process from here to the end of the block, for the profiler.
 
-    Operations nest, and time belongs to the innermost. Without a profile this tests one flag. It decorates functions,
-    too. Operations of other threads than the one that profiles are not noted.
+    Operations nest, and time belongs to the innermost. Without a profile this tests one flag. It also decorates
+    functions. Only operations of the profiled thread are noted.
 
     Args:
-        name: of the operation; the library's own are listed on the page about profiling.
+        name: of the operation; the page about profiling lists the library's own.
 
     Raises:
-        OperationError: on leaving, if an operation that was entered later has not been left.
+        OperationError: on leaving, if an operation that was entered later is still open.
 
     >>> with operation("inference"):
     ...     pass
@@ -48,7 +48,7 @@ class operation:  # noqa: N801 - used as a function
         self._recorder: Recorder | None = None
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Return a function that is this operation whenever it runs."""
+        """Return the function, which enters this operation whenever it runs."""
         name = self.name
 
         @functools.wraps(function)
@@ -74,22 +74,20 @@ class operation:  # noqa: N801 - used as a function
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """End; an exception ends what is nested in here, too."""
+        """End; an exception ends nested operations too."""
         if self._recorder is not None:
             recorder, self._recorder = self._recorder, None
             recorder.pop(self._depth, _now(), strict=kind is None)
 
 
 class Clock:
-    """Adds up seconds by operation; exactly one of its operations runs at any moment, so the sum is the elapsed time.
+    """Stopwatch of several operations; exactly one of them runs at any moment, so they add up to the elapsed time.
 
-    While the process is profiled, the same moments are noted as operations.
+    While the process is profiled, the same moments are noted as operations. On CUDA the seconds are those of launching
+    the work, not of the work itself.
 
     Args:
-        operations: key in `seconds` to the name of the operation; None is no operation. The first runs from the start.
-            `enter` takes the index.
-
-    On CUDA the seconds are those of launching the work, not of the work itself.
+        operations: key in `seconds` to the operation's name, or to None for none. The first runs from the start.
     """
 
     def __init__(self, operations: Mapping[str, str | None]) -> None:
@@ -101,11 +99,7 @@ class Clock:
         self._depth = 0
 
     def enter(self, index: int) -> None:
-        """End the running operation and begin another.
-
-        Args:
-            index: into ``operations``.
-        """
+        """End the running operation and begin number ``index``."""
         now = _now()
         self._nanoseconds[self._current] += now - self._since
         self._since, self._current = now, index
@@ -120,18 +114,14 @@ class Clock:
             self._noted, self._depth = _recorder, _recorder.push(name, now)
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of each operation so far, the running one included."""
+        """Return the seconds of each operation so far, including the running one."""
         self.enter(self._current)
         return {key: 1e-9 * taken for key, taken in zip(self._keys, self._nanoseconds, strict=True)}
 
 
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Name a part of the run, such as ``"evaluation"``; processes that are started in it begin in it.
-
-    Args:
-        name: of the phase.
-    """
+    """Name a part of the run, such as ``"evaluation"``; processes started in it begin in it."""
     recorder = _recorder
     if recorder is None or recorder.thread != threading.get_ident():
         yield
@@ -146,16 +136,16 @@ def phase(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def profile(path: str | os.PathLike[str], *, window: float = 1.0, operators: float = SHARE) -> Iterator[None]:
-    """Profile this process, and all that are started meanwhile and import `rlstruct`.
+    """Profile this process and the processes that are started meanwhile and import `rlstruct`.
 
-    `rlstruct.profiling.read` makes a report of what is in the folder then. A process writes what it has recorded at the
-    end of every window and when it ends; one that is killed loses its last window and nothing else.
+    `rlstruct.profiling.read` then makes a report of the folder. A process writes its records at the end of every window
+    and when it ends; a killed one loses only its last window.
 
     Args:
-        path: a folder, which is created; it must not hold a profile.
-        window: seconds to record at a time, see the module's header.
+        path: a folder to create; it must not hold a profile.
+        window: seconds to record at a time, see `rlstruct.profiling.recorder`.
         operators: share of the time in which torch's operators are recorded. With 0, all of Python and torch counts as
-            Python; with 1, nothing tells what recording them costs, and it is not taken away.
+            Python; with 1, the cost of recording them is unknown and stays in the numbers.
 
     Raises:
         RuntimeError: this process is being profiled.
@@ -178,19 +168,14 @@ def profile(path: str | os.PathLike[str], *, window: float = 1.0, operators: flo
 
 @contextlib.contextmanager
 def recorded() -> Iterator[None]:
-    """Record a block whenever it comes: a graph is captured once, and its replays belong to what was captured."""
+    """Record a block even between windows: a graph is captured once, and its replays are explained by the capture."""
     is_mine = _recorder is not None and _recorder.thread == threading.get_ident()
     with _recorder.extra_window() if _recorder is not None and is_mine else contextlib.nullcontext():
         yield
 
 
 def settings(path: str | os.PathLike[str], *, window: float = 1.0, operators: float = SHARE) -> str:
-    """Create the folder, and return what the variable `VARIABLE` must hold for a process to record into it.
-
-    Raises:
-        FileExistsError: the folder holds a profile.
-        ValueError: ``window`` is not positive, or ``operators`` is no share.
-    """
+    """Create the folder, and return the value of `VARIABLE` that lets a process record into it."""
     folder = Path(path).resolve()
     if window <= 0.0:
         raise BadValueError(f"profile: window is {window}, expected seconds, more than 0.")
@@ -209,7 +194,7 @@ def is_on() -> bool:
 
 
 def join() -> None:
-    """Record from now on if the environment variable says so; called when `rlstruct` is imported, and by workers."""
+    """Begin to record if the environment variable asks for it; called by ``import rlstruct`` and by workers."""
     global _recorder
     if _recorder is None and VARIABLE in os.environ:
         _recorder = Recorder(json.loads(os.environ[VARIABLE]))
@@ -217,7 +202,7 @@ def join() -> None:
 
 
 def leave() -> None:
-    """Write what is recorded, and stop. Called at the end of the process."""
+    """Write the records and stop; called when the process ends."""
     global _recorder
     recorder, _recorder = _recorder, None
     atexit.unregister(leave)
@@ -229,7 +214,7 @@ _recorder: Recorder | None = None
 
 
 def _forget_in_child() -> None:
-    """A forked child has a copy of the recorder, which is not its own."""
+    """Drop the copy of the recorder in a forked child."""
     global _recorder
     if _recorder is not None:
         _recorder.forget()

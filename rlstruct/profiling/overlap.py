@@ -24,7 +24,7 @@ class Segments:
 
     edges: Times  # strictly rising.  [N + 1] int64, ns
     active: Integers  # bit c is set while an interval of category c is active.  [N] int64
-    label: Integers  # what `flatten` or the caller said is going on, -1 for nothing.  [N] int64
+    label: Integers  # of the caller, -1 for none.  [N] int64
 
     @property
     def lengths(self) -> Times:
@@ -32,7 +32,7 @@ class Segments:
         return np.diff(self.edges)
 
     def at(self, times: Times) -> Integers:
-        """Return the segment in which each moment is; a boundary belongs to the segment before.  [K] int64."""
+        """Return the segment of each moment; a boundary belongs to the segment before it.  [K] int64."""
         index = np.searchsorted(self.edges, times, side="left") - 1
         return np.clip(index, 0, max(0, len(self.active) - 1))
 
@@ -40,17 +40,14 @@ class Segments:
 def sweep(
     starts: Times, ends: Times, category: Integers, within: tuple[int, int], labels: tuple[Times, Integers]
 ) -> Segments:
-    """Merge the boundaries of intervals, in O(n log n).
+    """Merge the boundaries of intervals, in O(n log n), into segments with the set of active categories in each.
 
     Args:
         starts: of each interval.  [K] int64, ns
         ends: not before its start; intervals of length zero count for nothing.  [K] int64, ns
         category: of each interval, from 0 to 62.  [K] int64
-        within: the stretch of time to look at; what reaches beyond is cut.
-        labels: rising times, and what is going on from each of them on; -1 before.  [M] each
-
-    Returns:
-        The segments of ``within``, with the set of categories that are active in each of them.
+        within: the stretch of time to look at; intervals are cut to it.
+        labels: rising times, and the label from each of them on; -1 before.  [M] each
     """
     first, last = within
     starts, ends = np.clip(starts, first, last), np.clip(ends, first, last)
@@ -68,12 +65,7 @@ def sweep(
 
 
 def lookup(labels: tuple[Times, Integers], times: Times) -> Integers:
-    """Return what is going on at each moment, [K] int64: -1 before the first change.
-
-    Args:
-        labels: rising times, and what is going on from each of them on.  [M] each
-        times: moments.  [K] int64, ns
-    """
+    """Return the label at each moment [K] ns, -1 before the first; ``labels`` are rising times and labels, [M] each."""
     at = np.searchsorted(labels[0], times, side="right") - 1
     return np.where(at < 0, -1, np.append(labels[1], -1)[at])
 
@@ -83,12 +75,12 @@ def flatten(starts: Times, ends: Times) -> tuple[Times, Integers]:
 
     Args:
         starts: of each interval.  [K] int64, ns
-        ends: two intervals lie side by side or one in the other; of two equal ones the later in the list is the inner
-            one. Those of length zero count for nothing.  [K] int64, ns
+        ends: two intervals are disjoint or nested; of two equal ones the later in the list is the inner one. Those of
+            length zero count for nothing.  [K] int64, ns
 
     Returns:
-        ``(times, index)``: strictly rising moments, and which interval is the innermost from each of them on, -1 for
-        none.  [M] each
+        ``(times, index)``: strictly rising moments, and the innermost interval from each of them on, -1 for none.
+        [M] each
     """
     real = np.flatnonzero(ends > starts)
     order = real[np.lexsort((real, -ends[real], starts[real]))]  # the outer before the inner
@@ -106,7 +98,7 @@ def flatten(starts: Times, ends: Times) -> tuple[Times, Integers]:
 
 
 def union_length(starts: Times, ends: Times) -> int:
-    """Return how long at least one interval is active, ns."""
+    """Return the time in which at least one interval is active, ns."""
     if not len(starts):
         return 0
     within = int(starts.min()), int(ends.max())
@@ -116,5 +108,5 @@ def union_length(starts: Times, ends: Times) -> int:
 
 
 def totals(keys: Integers, values: NDArray[Any], n: int) -> Floats:
-    """Add up values [K] by their keys [K] int64, which are 0 to n - 1: [n] float64, exact up to 2**53."""
+    """Add up values [K] by their keys [K] int64, from 0 to n - 1: [n] float64, exact up to 2**53."""
     return np.bincount(keys, weights=values, minlength=n).astype(np.float64)

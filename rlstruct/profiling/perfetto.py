@@ -1,4 +1,4 @@
-"""A trace that https://ui.perfetto.dev opens: all processes, threads and GPU streams on one clock.
+"""Trace for https://ui.perfetto.dev: all processes, threads and GPU streams on one clock.
 
 Written as the protocol buffers of Perfetto (`protos/perfetto/trace/track_event/track_event.proto`), field by field: a
 message is a few tagged numbers and strings, and JSON would be four times as large.

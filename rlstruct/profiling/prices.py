@@ -16,43 +16,37 @@ from rlstruct.profiling.events import PLAIN, SWITCHING, WATCHED, Recording
 from rlstruct.profiling.overlap import Floats, Integers, Times, lookup
 
 Path = tuple[str, ...]
-WAIT = "wait"  # an operation whose length others decide
-_FEW = 10  # with fewer pieces there is nothing to compare
-_TYPICAL = 0.5  # of the pieces; on a busy machine the longer ones say more about other programs than about this one
-_LONGEST = 3.0  # times a typical piece; in a longer one another program has run
+WAIT = "wait"  # an operation whose length other processes decide
+_FEW = 10  # pieces that a comparison needs
+_TYPICAL = 0.5  # share of the pieces; on a busy machine the longer ones tell more about other programs
+_LONGEST = 3.0  # times a typical piece; another program ran in a longer one
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Seconds that a process needs to note one event, by kind."""
+    """Seconds that a process needs to note one event."""
 
     operation: float  # to enter and leave an operation
-    event: float | None  # to record one of torch's, a mean over all processes; None if no slices could be compared
+    event: float | None  # to record one of torch's, averaged over processes; None if no slices could be compared
 
 
 def prices_of(recordings: Sequence[Recording]) -> dict[int, Prices]:
-    """Compare the slices of a run.
+    """Return the prices of each process by pid, from a comparison of the slices of a run.
 
-    Compared are pieces of one operation that stand between the same two others, since these do the same work. Their
-    shorter halves say what share of a piece recording takes. Other programs that slow the process down make recording
-    slower, too: the share holds for all pieces but very long ones. Recording an operator costs the same in all
-    processes of a run: in one that mostly waits there is little to compare.
-
-    Args:
-        recordings: all windows of all processes.
-
-    Returns:
-        By pid; without the price of an event where all slices are watched.
+    Compared are pieces of one operation between the same two others, since these do the same work. Their shorter halves
+    give the share of a piece that recording takes. Other programs that slow the process down slow recording down too,
+    so the share holds for all pieces but very long ones. Recording an operator costs the same in all processes of a
+    run: a process that mostly waits has little to compare.
     """
     found: dict[tuple[int, Path, Path, Path], list[Integers]] = {}
     windows: dict[int, list[Recording]] = {}
     for recording in recordings:
         windows.setdefault(recording.pid, []).append(recording)
         paths, around, pieces = [*recording.paths, ()], *_pieces(recording)
-        places, of_piece = np.unique(around, axis=1, return_inverse=True)
+        places, piece_places = np.unique(around, axis=1, return_inverse=True)
         for k, (before, here, after) in enumerate(places.T):
             key = recording.pid, paths[here], paths[before], paths[after]
-            found.setdefault(key, []).append(pieces[:, of_piece.reshape(-1) == k])
+            found.setdefault(key, []).append(pieces[:, piece_places.reshape(-1) == k])
     longer, n = 0.0, 0.0
     for (_, path, *_), pieces_of_place in found.items():
         kind, lengths, noted = np.concatenate(pieces_of_place, axis=1)
@@ -75,8 +69,8 @@ def _pieces(recording: Recording) -> tuple[Integers, Integers]:
     """Cut a window wherever another operation becomes the innermost one, and where slices begin.
 
     Returns:
-        Which of `Recording.paths` the operation before each piece, its own and the next one have, -1 for none; the kind
-        of its slice, its length in ns, and how many events of torch begin in it.  [3, K] each
+        Indices into `Recording.paths` of the operation before each piece, its own and the next one, -1 for none; and
+        the kind of its slice, its length in ns, and the number of torch's events that begin in it.  [3, K] each
     """
     times, path = recording.innermost()
     starts = np.unique(np.concatenate([times, recording.slices[0], [recording.begun]]))
@@ -95,10 +89,9 @@ def _typical(lengths: Times) -> Times:
 
 
 def payments_of(recording: Recording, prices: Prices) -> tuple[Times, Floats]:
-    """Return when a process paid for measuring, and how much: before an operation or event, and after switching.
+    """Return when a process paid for measuring, rising, ns, and how many seconds.  [K] each.
 
-    Returns:
-        Rising moments, ns, and seconds.  [K] each
+    It pays before an operation or event, and after switching.
     """
     host, spans, (times, kinds) = recording.host, recording.spans, recording.slices
     switching = np.flatnonzero(kinds[:-1] == SWITCHING)
@@ -112,23 +105,19 @@ def payments_of(recording: Recording, prices: Prices) -> tuple[Times, Floats]:
 def delays_of(
     recordings: Sequence[Recording], payments: Sequence[tuple[Times, Floats]]
 ) -> list[tuple[Integers, Floats]]:
-    """Return how much longer each wait became through measuring; negative if it became shorter.
+    """Return by how many seconds measuring prolonged each wait; negative if it shortened it.
 
-    A process that pays comes later to all that follows, until it waits for others. A wait ends when the last of them
-    has signalled, or at once if all have. Without measuring, each moment comes earlier by as much as its process is
-    late then. So if a process begins to wait at s, and another one signals at t, it goes on late by
-    ``min(m - s + late(s), m - t + late_of_the_other(t))`` with ``m = max(s, t)``. What was paid in a process for which
-    a process delays none but those that wait for it, and a wait hides what the waiting process has paid.
+    A process that pays is late from then on, until it waits for others. A wait ends when the last of them has
+    signalled, or at once if all have. Without measuring, each moment comes earlier by the lateness of its process. So
+    if a process begins to wait at s, and another one signals at t, it goes on late by
+    ``min(m - s + late(s), m - t + late_of_the_other(t))`` with ``m = max(s, t)``. A payment delays only the processes
+    that wait for the payer, and a wait hides the waiting process's own payments.
 
-    A process waits for those that it has started in the same phase, which signal when they begin to wait themselves,
-    and for the one that started it, which gives its orders while it works.
-
-    Args:
-        recordings: all windows of all processes.
-        payments: see `payments_of`, of each.
+    A process waits for its children in the same phase, which signal when they begin to wait themselves, and for its
+    parent, which gives orders while it works.
 
     Returns:
-        For each recording: which of its spans are waits, and seconds.  [K] each
+        For each recording: the indices of its spans that are waits, and seconds.  [K] each
     """
     late = [_Lateness(*one) for one in zip(recordings, payments, strict=True)]
     waits = [(int(end), int(start), one) for one in late for start, end in zip(one.starts, one.ends, strict=True)]
@@ -140,14 +129,13 @@ def delays_of(
 
 
 class _Lateness:
-    """Delay of a process through measuring.
+    """Delay of a process through measuring, in one of its windows; it begins punctually.
 
     Attributes:
-        recording: one of its windows; it begins in time.
-        spans: those that are waits.  [K] int64
+        spans: indices of the waits.  [K] int64
         starts: of these, rising.  [K] int64, ns
         ends: likewise.
-        delays: sums of what the waits until now were longer, 0 first; in seconds.
+        delays: cumulative prolongation of the waits so far, 0 first; in seconds.
     """
 
     def __init__(self, recording: Recording, payments: tuple[Times, Floats]) -> None:
@@ -159,17 +147,17 @@ class _Lateness:
         self._times, self._paid = payments[0], np.append(0.0, np.cumsum(payments[1]))
 
     def at(self, time: int) -> float:
-        """Return seconds; within a wait they are unknown until its end."""
+        """Return the seconds at a time; during a wait they are unknown."""
         n_over = min(int(np.searchsorted(self.ends, time, side="right")), len(self.delays) - 1)
         return float(self._paid[np.searchsorted(self._times, time, side="right")]) + self.delays[n_over]
 
     def go_on(self, start: int, end: int, late: float) -> None:
-        """Note that the next wait has ended, and how late; what is paid for the operation after it comes later."""
+        """Note the end of the next wait and its lateness; the payment for the operation after it comes later."""
         n_paid = max(np.searchsorted(self._times, start, side="right"), np.searchsorted(self._times, end))
         self.delays.append(late - float(self._paid[n_paid]))
 
     def signalled(self, waiting: Recording, start: int, end: int) -> int | None:
-        """Return when this process let another one go on that waited from start to end; None if that was not for it."""
+        """Return when this process released another one that waited from start to end; None if it did not."""
         mine = self.recording
         if mine.begun > end or mine.ended < start:
             return None

@@ -1,14 +1,14 @@
-"""Recorder of a profiled process: when operations begin and end, and torch's own events, in windows.
+"""Recorder of a profiled process: begin and end of operations, and torch's own events, in windows.
 
-A process records from the beginning for one window, and again for one window whenever the time has trebled: at 0, 3, 9,
-27, 81, … windows. One that starts in between records a window from its first operation on, too. And however long a
-training takes to begin, with an evaluation say, its first window's length is recorded: a window begins with the first
-iteration, or goes on from there. So a run of any length leaves few files and needs memory for two windows at most, and
-all processes of a run record at the same times without a word between them: workers begin to work in the first
-iteration. Windows begin and end where an operation does.
+A process records one window when it starts, and again whenever the elapsed time has trebled: at 0, 3, 9, 27, 81, …
+windows. A process that starts in between also records a window from its first operation on. However long a training
+takes to begin, with an evaluation say, its first window's length is recorded too: a window begins with the first
+iteration, or is extended from there. So a run of any length leaves few files and needs memory for two windows at most,
+and all processes record at the same times without communicating, because workers begin to work in the first iteration.
+Windows begin and end where an operation does.
 
-Within a window operations are noted all the time, torch's operators only in some slices of 10 ms, since these cost
-most. The same operations in the slices between show how much, in the very process and at the same time.
+Within a window operations are always noted, torch's operators only in some slices of 10 ms, since recording them costs
+most. The same operations in the slices between show how much, in the same process at the same time.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from torch.profiler import ProfilerActivity
 from rlstruct.profiling import nvml
 from rlstruct.profiling.events import PLAIN, SWITCHING, WATCHED
 
-VARIABLE = "RLSTRUCT_PROFILE"  # of the environment: tells processes that are started how to take part
+VARIABLE = "RLSTRUCT_PROFILE"  # environment variable with the settings for processes that are started
 _GROWTH = 3
 _SLICE = 10_000_000  # nanoseconds
-_GOLDEN = 0.5 * (5**0.5 - 1)  # its multiples, modulo 1, keep step with no loop of the program
+_GOLDEN = 0.5 * (5**0.5 - 1)  # its multiples, modulo 1, do not resonate with the program's loops
 _N_TRIES, _N_NOTED = 9, 100
 _EVALUATION = "evaluation"  # a phase
-_TRAINING = frozenset({"iteration", "agent"})  # operations of which the first shows that a training has begun
-_START = "start"  # an operation in which a worker is made: it fills no window of a process that comes late
-_SAMPLED = 17  # one in so many; odd, since ends of operations may all come at even places
+_TRAINING = frozenset({"iteration", "agent"})  # the first of either shows that a training has begun
+_START = "start"  # making a worker: a process that starts late opens no window for it
+_SAMPLED = 17  # every 17th mark is timed; odd, since ends of operations may all have even numbers
 _KINDS = [ProfilerActivity.CPU, ProfilerActivity.CUDA, ProfilerActivity.XPU]  # torch warns if one of them is missing
 _now = time.perf_counter_ns
 
 
 class OperationError(RuntimeError):
-    """Operations were left in another order than they were entered in."""
+    """Error: operations were left in another order than they were entered."""
 
 
 class Recorder:
@@ -55,8 +55,8 @@ class Recorder:
         chosen: see `settings`.
 
     Attributes:
-        thread: whose operations are noted.
-        phase: the present one.
+        thread: the thread whose operations are noted.
+        phase: the current one.
     """
 
     def __init__(self, chosen: Mapping[str, Any]) -> None:
@@ -67,13 +67,13 @@ class Recorder:
         self._stack: list[str] = []
         self._times: list[int] = []  # nanoseconds of time.perf_counter, which all processes of a machine share
         self._marks: list[str | list[str] | None] = []  # an operation begins; one ends; [a phase] begins
-        self._noted: list[int] = []  # nanoseconds that it took to note a sample of the ends of operations
+        self._noted: list[int] = []  # nanoseconds to note an operation's end, of a sample
         self._n_windows = self._n_extra = self._turn_of = 0
         self._starts = self._origin  # of this window or the next one
         self._torch: Any = None
         self._is_on = self._is_watched = False
         self._begun = self._slice = 0
-        self._slices: list[tuple[int, int]] = []  # when they begin, and what they are
+        self._slices: list[tuple[int, int]] = []  # begin and kind
         self._turns_at = self._closes_at = self._starts
         self._awaited = _TRAINING
         is_first = multiprocessing.parent_process() is None and torch.cuda.is_available()
@@ -85,7 +85,7 @@ class Recorder:
             self._turns_at = now
 
     def push(self, name: str, now: int) -> int:
-        """Note that an operation begins; return its depth, -1 in a thread whose operations are not noted."""
+        """Note that an operation begins; return its depth, -1 in other threads."""
         if self.thread != threading.get_ident():
             return -1
         if now >= self._turns_at and name != _START:
@@ -102,15 +102,9 @@ class Recorder:
         return depth
 
     def pop(self, depth: int, now: int, *, strict: bool) -> None:
-        """Note that the operation at this depth ends.
+        """Note that the operation at a depth, from `push`, ends at ``now``.
 
-        Args:
-            depth: what `push` returned.
-            now: when.
-            strict: whether it must be the innermost; otherwise those in it end with it.
-
-        Raises:
-            OperationError: it is not.
+        Unless ``strict``, operations nested in it may still be open and end with it.
         """
         if depth < 0:
             return
@@ -139,13 +133,13 @@ class Recorder:
 
     @contextlib.contextmanager
     def extra_window(self) -> Iterator[None]:
-        """Record a block in a separate window, with a negative number, unless one is open."""
+        """Record a block in a separate window with a negative number, unless a window is open."""
         if self._is_on:
             yield
             return
         self._n_extra += 1
         self._begin_window(sys.maxsize // 2)
-        self._turns_at = self._closes_at  # the whole of it is watched
+        self._turns_at = self._closes_at  # watch all of it
         try:
             yield
         finally:
@@ -161,11 +155,11 @@ class Recorder:
             self._end_samples()
 
     def forget(self) -> None:
-        """Note nothing any more, whoever still ends an operation."""
+        """Note nothing from now on, even if operations are still open."""
         self._is_on, self._turns_at = False, sys.maxsize
 
     def _skip_windows(self, now: int) -> None:
-        """Find the window that runs or comes next."""
+        """Find the current or next window."""
         while now >= self._starts + self._length:
             self._turn_of += 1
             self._starts = self._origin + self._length * _GROWTH**self._turn_of
@@ -192,8 +186,13 @@ class Recorder:
                 self._turns_at = self._closes_at
 
     def _begin_window(self, length: int) -> None:
-        self._torch = _torch_profile() if self._share else None
-        if self._torch is not None:
+        self._torch = None
+        if self._share:
+            os.environ.setdefault(
+                "KINETO_LOG_LEVEL", "6"
+            )  # a lower level writes two lines per window to standard error
+            uses_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # slices then cannot be switched
+            self._torch = torch.profiler.profile(activities=_KINDS[: 1 + uses_cuda])
             self._torch.start()
         self._begun, self._unix = _now(), _between_clocks()
         self._times, self._marks = [self._begun] * (1 + len(self._stack)), [[self.phase], *self._stack]
@@ -204,11 +203,11 @@ class Recorder:
             self._turns_at = min(self._begun + _SLICE, self._closes_at)
 
     def _next_slice(self, now: int) -> None:
-        """Record torch's operators from now on, or no longer; what is going on has just begun or ended."""
+        """Switch recording of torch's operators if this slice asks for it; an operation has just begun or ended."""
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._end_window(self._n_windows)
             self._n_windows += 1
-            self._begin_window(self._closes_at - now)  # the rest of it with what the GPU does
+            self._begin_window(self._closes_at - now)  # the rest of it with the GPU's work
             return
         self._slice += 1
         watched = self._slice * _GOLDEN % 1.0 < self._share
@@ -233,16 +232,16 @@ class Recorder:
             self._torch.stop()
             self._torch.export_chrome_trace(f"{stem}.part")
             os.replace(f"{stem}.part", f"{stem}.kineto.json")
-            # It lies in a reference cycle: what it recorded would be freed in some later window, and take 30 ms of it.
+            # It is in a reference cycle: freeing its records would take 30 ms of some later window.
             self._torch.profiler = self._torch = None
         Path(f"{stem}.part").write_text(json.dumps(found))
         os.replace(f"{stem}.part", f"{stem}.operations.json")  # last: this one says that the window is whole
         self._times, self._marks = [], []
 
     def _cost(self) -> float:
-        """Nanoseconds that it takes to note an operation: tried now that the window is over, many times in a row.
+        """Return the nanoseconds to note an operation, tried many times in a row now that the window is over.
 
-        Among other work it takes longer, as caches hold other things: by as much as a sample of ends took longer there.
+        Among other work it takes longer, since the caches hold other data: by as much as the sampled ends took longer.
         """
         kept, among = (self._times, self._marks, self._turns_at), self._noted
         self._times, self._marks, self._turns_at, self._is_on, self._noted = [], [], sys.maxsize, True, []
@@ -262,21 +261,12 @@ class Recorder:
 
 
 def _typical(taken: list[int]) -> float:
-    """Return the mean of all but the longest twentieth: among these are those in which another program has run."""
+    """Return the mean of all but the longest twentieth, in which another program may have run."""
     return statistics.fmean(sorted(taken)[: -(-19 * len(taken) // 20)])
 
 
-def _torch_profile() -> Any:  # noqa: ANN401 - torch.profiler.profile
-    """Make torch's profiler, with CUDA if this process uses it; its slices cannot be switched off and on then."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # below, it writes two lines for each window to standard error
-    activities = [ProfilerActivity.CPU]
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        activities.append(ProfilerActivity.CUDA)
-    return torch.profiler.profile(activities=activities)
-
-
 def _between_clocks() -> int:
-    """Return nanoseconds since 1970, Kineto's, less those of ``time.perf_counter``; a pause between does no harm."""
+    """Return the offset of Kineto's clock, nanoseconds since 1970, to ``time.perf_counter``; robust to a pause."""
     found = []
     for _ in range(20):
         before, unix, after = time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns()

@@ -21,60 +21,55 @@ Key = tuple[str, str, tuple[str, ...]]  # kind of process, phase and path of an 
 _HEAD = ("entries", "seconds", "share", "Python", "torch", "simulator", "CUDA", "GPU busy", "to torch", "to CUDA")
 _FLOOR = 0.05  # smaller differences are not reported: two runs of one program differ as much
 _SURE = 3.5  # standard errors
-_FEW = 3  # numbers from which nothing follows of how much they scatter
+_FEW = 3  # fewer numbers do not show how much they scatter
 
 
 @dataclass(frozen=True)
 class Report:
-    """Report of a profile.
+    """Report of a profile."""
 
-    Attributes:
-        processes: the one that learns first.
-        gpus: how each process has used GPUs; empty without any.
-    """
-
-    processes: list[Process]
-    gpus: list[GpuUse]
+    processes: list[Process]  # the learning process first
+    gpus: list[GpuUse]  # use of each GPU by each process; empty without GPUs
 
     @property
     def sentence(self) -> str:
-        """The bottleneck, and what to try."""
+        """The bottleneck, and a remedy to try."""
         return sentence_of(self.processes, self.gpus)
 
     def __str__(self) -> str:
-        """The sentence, a table for each process, what was recorded, and what is not certain."""
+        """Show the sentence, a table for each process, the recorded time and the uncertainties."""
         blocks = [self.sentence, *(_table(process) for process in self.processes)]
         blocks += [str(use) for use in self.gpus]
         return "\n\n".join([*blocks, "\n".join(self.notes())])
 
     def notes(self) -> list[str]:
-        """Say what was recorded, what measuring has cost, and what is not certain."""
+        """List the recorded time, the cost of measuring, and the uncertainties."""
         main = main_process(self.processes)
         prices, taken = main.prices, main.seconds - main.corrected
         lines = [
             f"Recorded {main.seconds:.2f} s of {main.lifetime:.2f} s in {main.n_windows} window(s). What lies between "
-            "windows was not recorded: a long run is sampled, where the training begins and at 0, 3, 9, 27, … times "
+            "windows was not recorded: a long run is sampled where the training begins, and at 0, 3, 9, 27, … times "
             "the length of a window.",
-            f"Torch's operators were recorded in {main.watched:.2f} s of that, in slices; the rest is divided alike.",
+            f"Torch's operators were recorded in {main.watched:.2f} s of that, in slices; the rest is split alike.",
         ]
         noting = f"{1e6 * prices.operation:.2f} us an operation"
         if prices.event is None:
             return [
                 *lines,
-                f"Measuring took {taken:.2f} s ({noting}), taken away from all numbers above. What it costs to record "
-                "torch's operators is not: there are too few slices without them to compare with.",
+                f"Measuring took {taken:.2f} s ({noting}), subtracted from all numbers above. The cost of recording "
+                "torch's operators is not: too few slices without them were recorded to compare with.",
             ]
         noting += f", {1e6 * max(0.0, prices.event):.2f} us an operator of torch"
-        lines.append(f"Measuring took {taken:.2f} s ({noting}), taken away from all numbers above.")
+        lines.append(f"Measuring took {taken:.2f} s ({noting}), subtracted from all numbers above.")
         if prices.event < 0.0:
             lines.append(
-                "The cost of an operator came out negative and counts as 0: more repetitions are needed, record for "
-                "longer (window)."
+                "The cost of an operator came out negative and counts as 0: record for longer (window) to get more "
+                "repetitions."
             )
         return lines
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything as plain values; seconds by region are measured ones, ``corrected`` are what is left."""
+        """Return everything as plain values; ``seconds`` are measured, ``corrected`` without the cost of measuring."""
         return {
             "sentence": self.sentence,
             "regions": [*REGIONS, *(f"{name} with a busy GPU" for name in REGIONS)],
@@ -93,10 +88,7 @@ class Report:
 
 
 def read(folder: str | Path) -> Report:
-    """Make a report of the profile in a folder.
-
-    Args:
-        folder: what was given to `rlstruct.profiling.profile`.
+    """Make a report of the profile that `rlstruct.profiling.profile` wrote into a folder.
 
     Raises:
         FileNotFoundError: the folder holds no profile.
@@ -108,10 +100,10 @@ def read(folder: str | Path) -> Report:
 
 
 def save(report: Report, folder: str | Path) -> list[Path]:
-    """Write what is to be kept of a profile into its folder.
+    """Write the report of a profile into its folder.
 
     Returns:
-        ``profile.json``, ``trace.perfetto`` for https://ui.perfetto.dev, and ``profile.png`` if matplotlib is there.
+        ``profile.json``, ``trace.perfetto`` for https://ui.perfetto.dev, and ``profile.png`` with matplotlib.
     """
     folder = Path(folder)
     files = [folder / "profile.json", folder / "trace.perfetto"]
@@ -127,18 +119,11 @@ def save(report: Report, folder: str | Path) -> list[Path]:
 
 
 def differences(before: Report, after: Report) -> list[str]:
-    """Say which operations became slower or faster, beyond noise.
+    """Return a line for each operation that became slower or faster beyond noise, the largest change first.
 
-    An operation is reported if the typical time of an entry, nested ones included, differs by 5 % at least and by
-    3.5 standard errors, and by as much from how the other operations differ. A machine that is busier during one of
-    the runs makes all of them slower; a line says so.
-
-    Args:
-        before: one run.
-        after: another one, of the same program on the same machine.
-
-    Returns:
-        A line for each, the largest change first; one that says so if there is none.
+    An operation is reported if the typical time of an entry, nested ones included, differs by at least 5 % and by 3.5
+    standard errors, and by as much from the change of the other operations. On a machine that was busier during one of
+    the runs all of them are slower; a line says so. Both runs are of the same program on the same machine.
     """
     old, new = _entries(before.processes), _entries(after.processes)
     changes = {key: _change(old[key], new[key]) for key in old.keys() & new.keys()}
@@ -164,7 +149,7 @@ def differences(before: Report, after: Report) -> list[str]:
 
 
 def _entries(processes: Sequence[Process]) -> Mapping[Key, list[float]]:
-    """Mean times of entries in stretches of a run, of workers of one batcher together."""
+    """Return mean times of entries in stretches of a run; workers of one batcher count together."""
     found: dict[Key, list[float]] = {}
     for process in processes:
         for row in process.rows:
@@ -174,19 +159,19 @@ def _entries(processes: Sequence[Process]) -> Mapping[Key, list[float]]:
 
 
 def _change(before: Sequence[float], after: Sequence[float]) -> tuple[float, float]:
-    """The logarithm of how many times as long an entry takes, and its standard error."""
+    """Return the logarithm of the ratio of the times of an entry, and its standard error."""
     (was, was_error), (now, now_error) = _mean(before), _mean(after)
     return math.log(now / was), math.hypot(was_error / was, now_error / now)
 
 
 def _mean(values: Sequence[float]) -> tuple[float, float]:
-    """The median and its standard error."""
+    """Return the median and its standard error."""
     middle, spread = _middle(values, (statistics.median(values), math.inf))
     return middle, 1.2533 * spread / math.sqrt(len(values))  # of the median of a normal distribution
 
 
 def _middle(values: Sequence[float], if_few: tuple[float, float]) -> tuple[float, float]:
-    """The median, and how much the values scatter around it, as a standard deviation."""
+    """Return the median, and the scatter around it as a standard deviation."""
     if len(values) < _FEW:
         return if_few
     middle = statistics.median(values)
@@ -219,11 +204,11 @@ def _plain(row: Row) -> dict[str, Any]:
 
 
 def _table(process: Process) -> str:
-    """A table of the operations of a process, nested ones below those around them."""
+    """Return a table of the operations of a process, nested ones below those around them."""
     iterations = max(1, sum(row.count for row in process.rows if row.path[-1:] == ("iteration",)))
     total = max(process.corrected, 1e-12)
-    of_moves = f"; transitions for each of {iterations} iterations" if iterations > 1 else "; transitions in all"
-    lines = [f"{process.name} (pid {process.pid}), {process.corrected:.2f} s{of_moves}"]
+    moves_of = f"; transitions for each of {iterations} iterations" if iterations > 1 else "; transitions in all"
+    lines = [f"{process.name} (pid {process.pid}), {process.corrected:.2f} s{moves_of}"]
     for phase in dict.fromkeys(row.phase for row in process.rows):
         lines.append(f"{phase:<32}" + "".join(f"{name:>12}" for name in _HEAD))
         for row in sorted((row for row in process.rows if row.phase == phase), key=lambda row: row.path):

@@ -1,4 +1,4 @@
-"""The bottleneck in one sentence."""
+"""Summary of a profile in one sentence: the bottleneck and a remedy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlstruct.profiling.overlap import Floats
 from rlstruct.profiling.prices import WAIT
 
 WORDS = ("Python", "torch's operators", "the simulator", "calls of CUDA")
-"""How `rlstruct.profiling.breakdown.REGIONS` are called."""
+"""Names of `rlstruct.profiling.breakdown.REGIONS` in a sentence."""
 _LEARNING = "a larger batch for each call, or a smaller network"
 ADVICE = {
     "environment": "more workers (n_processes; `rlstruct tune` finds how many), or a simulator of rlstruct.sims",
@@ -27,7 +27,7 @@ ADVICE = {
     "optimiser": "fewer and larger gradient steps",
     "replay buffer": "fewer and larger batches, or a replay buffer on the learner's device (replay_device)",
     "weights": "rarer updates: longer batches (n_timesteps)",
-    "evaluation": "rarer evaluations (evaluation_interval), or a process of their own (evaluation_processes=1)",
+    "evaluation": "rarer evaluations (evaluation_interval), or a separate process for them (evaluation_processes=1)",
     "search": "more games for each search, or fewer simulations",
     "graph": "more environments: the GPU works on a whole batch at a time",
     "checkpoint": "rarer checkpoints (checkpoint_interval)",
@@ -43,20 +43,20 @@ _OWN = "operations within it, `with rlstruct.profiling.operation(...)`, to see w
 
 
 def main_process(processes: Sequence[Process]) -> Process:
-    """Return the process that learns: of those that no batcher has started, the one with the most in operations."""
+    """Return the process that learns: of those that no batcher started, the one with most time in operations."""
     mains = [one for one in processes if one.name == "main"] or list(processes)
     return max(mains, key=lambda one: sum(row.corrected.sum() for row in one.rows if row.path))
 
 
 def sentence_of(processes: Sequence[Process], gpus: Sequence[GpuUse]) -> str:
-    """Name the bottleneck of a run, and what to try."""
+    """Name the bottleneck of a run and a remedy to try."""
     main = main_process(processes)
     phase = _phase_of(main)
     rows = [row for row in main.rows if row.phase == phase]
     looped = [row for row in rows if "iteration" in row.path]
     name, share, words = _most(looped or [row for row in rows if row.path] or rows)
     whole = "an iteration" if looped else f"the time in {phase!r}"
-    end = _of_gpus(gpus, main.pid)
+    end = _gpu_sentence(gpus, main.pid)
     if name != WAIT:
         return f"{share} of {whole} is {words}: try {_advice(name)}.{end}"
     others = [one for one in processes if one is not main and any(row.phase == phase for row in one.rows)]
@@ -70,7 +70,7 @@ def sentence_of(processes: Sequence[Process], gpus: Sequence[GpuUse]) -> str:
 
 
 def _phase_of(process: Process) -> str:
-    """The phase with the most time in operations; the evaluation only if there is next to nothing else."""
+    """Return the phase with the most time in operations; the evaluation only if there is next to nothing else."""
     sums: dict[str, float] = {}
     for row in process.rows:
         weight = 1.0 if row.path else 1e-6
@@ -80,7 +80,7 @@ def _phase_of(process: Process) -> str:
 
 
 def _most(rows: Iterable[Row]) -> tuple[str, str, str]:
-    """The operation that takes most: its name, its share, and how it is called, with what takes most of it."""
+    """Return the longest operation: its name, its share, and words for it that include its largest region."""
     sums: dict[str, Floats] = {}
     for row in rows:
         # A simulator belongs to the environment around it; an iteration says nothing of what is done in it.
@@ -100,7 +100,7 @@ def _advice(name: str) -> str:
     return ADVICE.get(name, _OWN)
 
 
-def _of_gpus(gpus: Sequence[GpuUse], pid: int) -> str:
+def _gpu_sentence(gpus: Sequence[GpuUse], pid: int) -> str:
     for use in gpus:
         if use.pid == pid:
             reason = max(use.idle, key=lambda one: use.idle[one])

@@ -2,8 +2,10 @@
 
 from rlstruct.search.agent import SearchAgent
 from rlstruct.search.game import GameModel, RolloutModel, Simulator, split_frames
-from rlstruct.search.search import Method, Search, SearchConfig, SearchResult
 from rlstruct.search.tree import Model, Tree
+from rlstruct.search.tree_search import Method, SearchConfig, SearchResult, TreeSearch
+
+Search = TreeSearch  # its name in 0.2
 
 __all__ = [
     "GameModel",
@@ -16,5 +18,6 @@ __all__ = [
     "SearchResult",
     "Simulator",
     "Tree",
+    "TreeSearch",
     "split_frames",
 ]

@@ -1,4 +1,4 @@
-"""SearchAgent: a policy that searches before every move, and leaves what the search found in the trajectories."""
+"""SearchAgent: a policy that searches before every move and stores the results in the trajectories."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.engine.executors import EXECUTORS
 from rlstruct.engine.runner import Runner
-from rlstruct.engine.streams import lane_of
+from rlstruct.engine.streams import stream_on
 from rlstruct.errors import BadTypeError, BadValueError, warn_user
 from rlstruct.functional import random
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.search.game import GameModel, RolloutModel, split_frames
-from rlstruct.search.search import Search, SearchConfig
 from rlstruct.search.tree import Tensors, Tree
+from rlstruct.search.tree_search import SearchConfig, TreeSearch
 
 
 class SearchAgent(RL_Agent):
-    """Searches from what the environments show, all of them at once.
+    """Agent that searches from the frames of all environments at once.
 
-    It returns ``action`` [B] int64; ``action_policy`` [B, A], what a policy should learn; ``action_visits`` [B, A]; and
-    ``action_value`` [B], the return that the search expects of that policy, for who acts. Its state holds what
-    the settings want: ``moves`` [B] int64 of each episode so far (`SearchConfig.exploring_moves`), and the last trees
-    as ``tree/…`` (`SearchConfig.reuse_tree`). An empty state begins anew. On CUDA the search of a move with a model is
-    one graph; that is why the agent does not promise to be `pure`: a graph cannot be recorded within another.
+    It returns ``action`` [B] int64; ``action_policy`` [B, A], the target of a policy; ``action_visits`` [B, A]; and
+    ``action_value`` [B], the return that the search expects of that policy for the player to move. Its state holds, as
+    the settings ask, ``moves`` [B] int64 of each episode so far (`SearchConfig.exploring_moves`), and the last trees as
+    ``tree/…`` (`SearchConfig.reuse_tree`). An empty state begins anew. On CUDA the search of a move with a model is one
+    graph; therefore the agent is not `pure`: a graph cannot be captured within another.
 
     Args:
-        model: maps frames [B, ...] to logits [B, A] and value [B] of who acts next, as
+        model: maps frames [B, ...] to logits [B, A] and value [B] for the player to move, as
             `rlstruct.agents.ConvolutionalActorCritic` does; None plays random games to their ends.
         create_simulator: called as ``create_simulator(n_envs=1, device=…)``, such as `rlstruct.sims.ConnectFour`: a
-            `rlstruct.search.Simulator`, whose state follows from what it shows.
+            `rlstruct.search.Simulator`, whose state follows from its frames.
         config: settings of the search.
         discount: see `rlstruct.search.GameModel`.
         n_rollout_moves: greatest length of a random game.
-        device: where the agent lives; by default where the model is.
+        device: where the agent lives; by default the model's.
         stochastic: explore, by noise and by drawing actions; False takes the best action.
-        copy_model: keep a copy of the model, so that training goes on while this agent acts with its own weights.
+        copy_model: keep a copy of the model, so that training goes on while this agent acts with the old weights.
 
     Raises:
-        TypeError: the simulator cannot tell its state from what it shows.
-        ValueError: it leaves something to chance, see `GameModel`; or random games should be compiled.
+        TypeError: the simulator cannot derive its state from its frames.
+        ValueError: its transitions are random, see `GameModel`; or ``compiled`` is set for random games.
 
     Attributes:
         model: the agent's own network, or the shared one; or None.
-        search: what searches.
-        game: what it searches in.
-        n_inferences: states that its model has judged so far.
-        device: where observations and actions are.
+        search: the `TreeSearch`.
+        game: the model of the game.
+        n_inferences: number of states that the model has evaluated.
+        device: of observations and actions.
     """
 
     def __init__(
@@ -69,7 +69,6 @@ class SearchAgent(RL_Agent):
         stochastic: bool = True,
         copy_model: bool = True,
     ) -> None:
-        """Copy the model to ``device``, or share it, and make the simulator there."""
         found = None if model is None else next(model.parameters(), None)
         self.device = resolve_device(device or ("cpu" if found is None else found.device))
         self.model = copy.deepcopy(model).to(self.device) if model is not None and copy_model else model
@@ -94,12 +93,12 @@ class SearchAgent(RL_Agent):
             if self.model is None
             else GameModel(simulator, self.model, discount=discount)
         )
-        self.search = Search(self.game, settings, device=self.device)
+        self.search = TreeSearch(self.game, settings, device=self.device)
         self.n_inferences = 0
         # Random games end early where single steps are taken; as a graph they would all be played to the last move.
         graph = None if self.model is None else EXECUTORS["graph"](self.device)
         self._move = Runner(
-            self._search, self.model, self.device, graph, failed=_warn_unrecorded, lane=lane_of(self.device)
+            self._search, self.model, self.device, graph, failed=_warn_unrecorded, stream=stream_on(self.device)
         )
 
     def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
@@ -136,32 +135,24 @@ class SearchAgent(RL_Agent):
         return self._move(seen, observation["rng"], kept)
 
     def creator(self) -> Callable[..., RL_Agent]:
-        """Return what makes such an agent with the simulator's own settings; see `RL_Agent.creator`."""
+        """Return a factory of such agents with the simulator's own settings; see `RL_Agent.creator`."""
         config = replace(self.search.config, compiled=False)
         return partial(SearchAgent, create_simulator=type(self._simulator), discount=self.game.discount, config=config)
 
     def without_search(self) -> NetworkAgent:
-        """Return the agent that acts by the network alone, which shares it.
-
-        Raises:
-            TypeError: there is no network.
-        """
+        """Return an agent that acts by the network alone and shares it."""
         if self.model is None:
             raise BadTypeError("SearchAgent.without_search: this agent has no model, it plays random games.")
         return NetworkAgent(self.model)
 
     def update(self, info: Mapping[str, Tensor]) -> None:
-        """Take over new weights; see `RL_Agent.update`.
-
-        Raises:
-            TypeError: there is no model.
-        """
+        """Load new weights; see `RL_Agent.update`."""
         if self.model is None:
             raise BadTypeError("SearchAgent.update: this agent has no model, it plays random games.")
         self.model.load_state_dict(info)
 
     def _search(self, seen: Tensor | Tensors, rng: Tensor, kept: DictTensor) -> tuple[DictTensor, DictTensor]:
-        """Search from what is seen; return what the agent does, with its new state."""
+        """Search from frames; return the agent's answer and its new state."""
         model_key, search_key = random.split(rng, 2).unbind(1)
         explore, after = None, DictTensor()
         if (limit := self.search.config.exploring_moves) is not None:
@@ -181,12 +172,9 @@ def _warn_unrecorded(why_not: str) -> None:
 
 
 class NetworkAgent(RL_Agent):
-    """Takes the legal action that the network of a `SearchAgent` prefers; keeps no state.
+    """Agent that takes the legal action that the network of a `SearchAgent` prefers; stateless.
 
-    It returns ``action`` [B] int64, ``action_logits`` [B, A], -inf where an action is not legal, and ``value`` [B].
-
-    Args:
-        model: see `SearchAgent`.
+    It returns ``action`` [B] int64, ``action_logits`` [B, A], -inf for illegal actions, and ``value`` [B].
     """
 
     pure = True
@@ -201,7 +189,7 @@ class NetworkAgent(RL_Agent):
         agent_info: DictTensor,
         history: TemporalDictTensor | None = None,
     ) -> tuple[DictTensor, DictTensor]:
-        """Judge the frames; see `RL_Agent.__call__`."""
+        """Evaluate the frames; see `RL_Agent.__call__`."""
         nested = dict(observation.truncate_key("frame/").items())
         frame, legal = split_frames(nested or observation["frame"])
         logits, value = self.model(frame)

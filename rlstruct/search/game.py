@@ -1,4 +1,4 @@
-"""Games for a search: a simulator judged by a network, or by random play to the end."""
+"""Models of games for a search: a simulator evaluated by a network, or by random play to the end."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rlstruct.engine.waits import intended
+from rlstruct.engine.host_syncs import intended
 from rlstruct.errors import BadTypeError, BadValueError
 from rlstruct.functional import random
 from rlstruct.search.tree import Tensors
 
 _MOVES_BETWEEN_LOOKS = 8  # off the CPU, asking whether all random games are over stalls the device
-_KEY = "key"  # the random key in the state of a search, beside the simulator's fields
+_KEY = "key"  # the random key in the state of a search, next to the simulator's fields
 
 Network = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Maps frames [B, ...] to logits [B, A] and the value [B] of who acts next."""
+"""Function from frames [B, ...] to logits [B, A] and the value [B] for the player to move."""
 
 
 class Simulator(Protocol):
-    """A game, as `rlstruct.sims.TensorEnv` has them, with one more function: the state must follow from what is shown.
+    """A game, as a `rlstruct.sims.TensorEnv`, whose state follows from its frames.
 
     Attributes:
-        stochastic: whether `transition` draws random numbers.
+        stochastic: `transition` draws random numbers.
     """
 
     stochastic: bool
@@ -36,25 +36,24 @@ class Simulator(Protocol):
         """Show states: a frame; or a dict with one frame and with ``legal`` [B, A] bool."""
 
     def state_from(self, frames: Tensor | Tensors) -> Any:  # noqa: ANN401
-        """Return the states that show what `observe` returned."""
+        """Return the states whose frames `observe` returned."""
 
 
 class GameModel:
-    """A simulator as a search sees it, judged by a network.
+    """A simulator as a search sees it, evaluated by a network.
 
     Args:
-        simulator: the game; nothing is left to chance in it.
-        network: judges frames.
-        discount: of the next state's value: -1 for two players in turn, of whom one wins what the other loses; else
-            from 0 to 1.
+        simulator: the game; its transitions are deterministic.
+        network: evaluates frames.
+        discount: of the next state's value: -1 for two players in turn whose gains are each other's losses; else from 0
+            to 1.
 
     Raises:
-        ValueError: the simulator draws random numbers. A node keeps one next state for each action, so a search would
-            know what chance will do, and prefer actions that are good only if it does.
+        ValueError: the simulator draws random numbers. A node keeps one next state for each action, so the search would
+            foresee chance and prefer actions that are good only if it comes out that way.
     """
 
     def __init__(self, simulator: Simulator, network: Network | None = None, *, discount: float = -1.0) -> None:
-        """Judge nothing yet."""
         if simulator.stochastic:
             raise BadValueError(
                 f"GameModel: {type(simulator).__name__} draws random numbers in its transitions, expected a simulator "
@@ -62,15 +61,10 @@ class GameModel:
             )
         self.simulator, self.network, self.discount = simulator, network, discount
         self._keeps_key = False
-        self._kind: type[Any] = type(None)  # the class of states, known from the first ones on
+        self._kind: type[Any] = type(None)  # the class of states, known after the first
 
     def begin(self, state: Any, key: Tensor) -> Tensors:  # noqa: ANN401 - the simulator's own class
-        """Return simulator states as those of a search.
-
-        Args:
-            state: of the simulator.  [B, ...]
-            key: for random games (`RolloutModel`).  [B] int64
-        """
+        """Convert simulator states [B, ...] to states of a search; ``key`` [B] int64 is for random games."""
         self._kind = type(state)
         return {**vars(state), _KEY: key} if self._keeps_key else dict(vars(state))
 
@@ -82,17 +76,13 @@ class GameModel:
         return self.begin(after, key), reward, torch.where(terminated, 0.0, self.discount)
 
     def evaluate(self, state: Tensors) -> tuple[Tensor, Tensor]:
-        """Judge states; see `rlstruct.search.tree.Model`."""
+        """Evaluate states; see `rlstruct.search.tree.Model`."""
         frame, legal = split_frames(self.simulator.observe(self._inner(state)))
         logits, value = self.judge(state, frame, legal)
         return logits if legal is None else logits.masked_fill(~legal, -torch.inf), value
 
     def judge(self, state: Tensors, frame: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return logits [B, A] and value [B] of states and what they show.
-
-        Raises:
-            TypeError: there is no network.
-        """
+        """Return logits [B, A] and value [B] of states and their frames."""
         if self.network is None:
             raise BadTypeError("GameModel: there is no network. Pass one, or judge by random play with RolloutModel.")
         return self.network(frame)
@@ -102,22 +92,21 @@ class GameModel:
 
 
 class RolloutModel(GameModel):
-    """A simulator judged by one random game to the end from each state; all actions are equally likely.
+    """A simulator evaluated by one random game from each state; all actions are equally likely.
 
     Args:
         simulator: the game.
         n_actions: A.
-        n_moves: after so many moves a random game is broken off.
+        n_moves: greatest length of a random game.
         discount: see `GameModel`.
     """
 
     def __init__(self, simulator: Simulator, n_actions: int, n_moves: int, *, discount: float = -1.0) -> None:
-        """Play nothing yet."""
         super().__init__(simulator, discount=discount)
         self._n_actions, self._n_moves, self._keeps_key = n_actions, n_moves, True
 
     def judge(self, state: Tensors, frame: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return logits of 0, and what the player who acts next got in a random game."""
+        """Return logits of 0, and the return of a random game for the player to move."""
         key = state[_KEY]
         if legal is None:
             legal = torch.ones((key.shape[0], self._n_actions), dtype=torch.bool, device=key.device)
@@ -138,17 +127,10 @@ class RolloutModel(GameModel):
 
 
 def split_frames(frames: Tensor | Tensors) -> tuple[Tensor, Tensor | None]:
-    """Return the frame that a network sees, and which actions are legal, None if all are.
-
-    Args:
-        frames: what a simulator shows.
-
-    Raises:
-        ValueError: there are several frames beside ``legal``.
-    """
+    """Return the frame for a network and the mask of legal actions, None if all are, from a simulator's frames."""
     if isinstance(frames, Tensor):
         return frames, None
     others = [name for name in frames if name != "legal"]
     if len(others) != 1:
-        raise BadValueError(f"search: the simulator shows {sorted(frames)}, expected one frame, and 'legal' beside it.")
+        raise BadValueError(f"search: the simulator shows {sorted(frames)}, expected one frame, and perhaps 'legal'.")
     return frames[others[0]], frames.get("legal")

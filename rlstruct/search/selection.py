@@ -1,6 +1,6 @@
-"""Choice of the action to try next, and the final recommendation. Layer 4: pure functions, no host sync.
+"""Choice of the action to try next, and the final recommendation. Pure functions, no host sync.
 
-Nodes come as rows [..., A]: the logits of their actions, how often each was visited, and the mean return that followed.
+Nodes are rows [..., A]: the logits of their actions, the number of visits of each, and the mean return that followed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def puct_scores(
 
     Args:
         logits: of the prior policy; illegal actions have the lowest number of the dtype.  [..., A] float
-        visits: how often each action was taken.  [..., A] float
+        visits: number of visits of each action.  [..., A] float
         q: mean return of each action, 0 where it was not taken.  [..., A] float
-        raw_value: what the model says of the node.  [...] float
+        raw_value: the model's value of the node.  [...] float
         c_init: weight of the prior.
         c_base: number of visits from which that weight grows.
 
@@ -47,14 +47,8 @@ def puct_scores(
 def uct_scores(logits: Tensor, visits: Tensor, q: Tensor, *, c_init: float) -> Tensor:
     """Score actions by upper confidence bounds: Kocsis and Szepesvári, "Bandit based Monte-Carlo planning" (ECML 2006).
 
-    Args:
-        logits: illegal actions have the lowest number of the dtype.  [..., A] float
-        visits: see `puct_scores`, as is ``q``.
-        q: in [-1, 1].
-        c_init: width of the bounds, in units of the value.
-
-    Returns:
-        [..., A]; an action that was not taken yet comes before all that were, -inf if it is illegal.
+    An action that was not taken yet comes before all that were, -inf if it is illegal. Arguments as `puct_scores`, with
+    ``q`` in [-1, 1] and ``c_init`` the width of the bounds, in units of the value.
     """
     total = visits.sum(-1, keepdim=True)
     bound = q + c_init * (total.clamp(min=1.0).log() / visits.clamp(min=1.0)).sqrt()
@@ -68,15 +62,8 @@ def completed_values(
     """Return values of all actions, on the scale of logits; actions that were not taken get the mixed value.
 
     Danihelka, Guez, Schrittwieser and Silver, "Policy improvement by planning with Gumbel" (ICLR 2022), equation 8 and
-    appendix D.
-
-    Args:
-        logits: see `puct_scores`, as are ``visits``, ``q`` and ``raw_value``.
-        visits: [..., A] float
-        q: [..., A] float
-        raw_value: [...] float
-        value_scale: c_scale of the paper.
-        visit_offset: c_visit of the paper.
+    appendix D; ``value_scale`` and ``visit_offset`` are the paper's c_scale and c_visit. Other arguments as
+    `puct_scores`.
 
     Returns:
         [..., A] from 0 to (visit_offset + most visits) * value_scale.
@@ -94,28 +81,25 @@ def completed_values(
 
 
 def gumbel_scores(logits: Tensor, visits: Tensor, values: Tensor) -> Tensor:
-    """Score actions so that their visits come to follow the improved policy; equation 14 of Danihelka et al. (2022).
+    """Score actions so that their visits follow the improved policy; equation 14 of Danihelka et al. (2022).  [..., A].
 
-    Args:
-        logits: see `puct_scores`, as is ``visits``.  [..., A] float, as the result
-        visits: [..., A] float
-        values: from `completed_values`.  [..., A] float
+    ``values`` come from `completed_values`; other arguments as `puct_scores`.
     """
     return (logits + values).softmax(-1) - visits / (1.0 + visits.sum(-1, keepdim=True))
 
 
 def considered_scores(logits: Tensor, visits: Tensor, values: Tensor, gumbel: Tensor, considered: Tensor) -> Tensor:
-    """Score the root's actions for sequential halving: the best of those with as many visits as is their turn.
+    """Score the root's actions for sequential halving: the best among those with the due number of visits.
 
     Args:
-        logits: see `puct_scores`, as is ``visits``.  [B, A] float
+        logits: see `puct_scores`.  [B, A] float
         visits: [B, A] float
         values: from `completed_values`.  [B, A] float
         gumbel: noise that draws the first actions without replacement.  [B, A] float
-        considered: visits of the actions whose turn it is, see `considered_visits`.  [B] float
+        considered: the due number of visits, see `considered_visits`.  [B] float
 
     Returns:
-        [B, A], -inf for illegal actions and those whose turn it is not.
+        [B, A], -inf for all other actions.
     """
     score = (gumbel + (logits - logits.amax(-1, True)) + values).clamp(min=-1e9)
     turn = (visits == considered.unsqueeze(-1)) & is_legal(logits)
@@ -123,14 +107,14 @@ def considered_scores(logits: Tensor, visits: Tensor, values: Tensor, gumbel: Te
 
 
 def considered_visits(n_considered: int, n_simulations: int) -> tuple[int, ...]:
-    """Plan sequential halving: the visits that an action must have to be taken, simulation by simulation.
+    """Plan sequential halving: the number of visits of the actions that are due, simulation by simulation.
 
-    Karnin, Koren and Somekh, "Almost optimal exploration in multi-armed bandits" (ICML 2013), as it is used in
-    Danihelka et al. (2022), section 3: in each of log2(n) phases the remaining actions share an equal part of the
-    simulations, then the better half remains, until there are two.
+    Karnin, Koren and Somekh, "Almost optimal exploration in multi-armed bandits" (ICML 2013), as used in Danihelka et
+    al. (2022), section 3: in each of log2(n) phases the remaining actions share an equal part of the simulations, then
+    the better half remains, until there are two.
 
     Args:
-        n_considered: actions to begin with, at least 1.
+        n_considered: number of actions to begin with, at least 1.
         n_simulations: length of the plan.
 
     >>> considered_visits(4, 8)
@@ -150,19 +134,19 @@ def considered_visits(n_considered: int, n_simulations: int) -> tuple[int, ...]:
 
 
 def node_value(visits: Tensor, q: Tensor, raw_value: Tensor) -> Tensor:
-    """Return the mean over a node's own evaluation and all returns that went through it.  [...]."""
+    """Return the mean over a node's own evaluation and all returns that passed through it.  [...]."""
     return (raw_value + (visits * q).sum(-1)) / (1.0 + visits.sum(-1))
 
 
 def is_legal(logits: Tensor) -> Tensor:
-    """Tell which actions are legal by their logits, as `mask_logits` returns them.  [..., A] bool."""
+    """Return the mask of legal actions of logits from `mask_logits`.  [..., A] bool."""
     return logits > torch.finfo(logits.dtype).min
 
 
 def mask_logits(logits: Tensor) -> Tensor:
-    """Give actions at -inf the lowest number of the dtype, so that no softmax is undefined, even where all are illegal.
+    """Raise -inf to the lowest number of the dtype, so that softmax is defined even where all actions are illegal.
 
-    The greatest of the others becomes 0.  [..., A] float, as the result.
+    The greatest of the others becomes 0.  [..., A] float.
     """
     illegal = logits == -torch.inf
     return (logits - logits.amax(-1, True)).masked_fill(illegal, torch.finfo(logits.dtype).min)

@@ -1,8 +1,8 @@
-"""The trees of B searches as tensors of fixed shape: nothing waits for the device, no shape depends on data.
+"""Trees of B searches as tensors of fixed shape: nothing waits for the device, no shape depends on data.
 
 Node n of environment b has slot ``b * (N + 1) + n``; the root is node 0. The last slot of each environment is spare:
-what must have no effect is written there. Each node knows the action that the next simulation would take from it and
-where that leads, so that walking down costs one look-up for each level; only nodes on the way back up change.
+writes that must have no effect go there. Each node stores the action that the next simulation takes from it and the
+slot it leads to, so that descending costs one look-up for each level; only nodes on the way back up change.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rlstruct.engine.waits import intended
+from rlstruct.engine.host_syncs import intended
 from rlstruct.search.selection import mask_logits
 
 Tensors = dict[str, Tensor]
@@ -35,55 +35,37 @@ class Model(Protocol):
             action: [B] int64, an illegal one only where no action is legal.
 
         Returns:
-            ``(next state, reward, discount)``: the reward [B] float of who acts; the discount [B] float turns values of
-            the next state into values of this one: -1 where the other player acts next, 0 where the game is over.
+            ``(next state, reward, discount)``: the reward [B] float of the player to move; the discount [B] float turns
+            values of the next state into values of this one: -1 where the other player acts next, 0 at the end.
         """
 
     def evaluate(self, state: Tensors) -> tuple[Tensor, Tensor]:
-        """Judge B states.
+        """Evaluate B states.
 
         Args:
             state: [B, ...]
 
         Returns:
-            ``(logits, value)``: of the policy of who acts next, [B, A] float, -inf for illegal actions; and that
-            player's expected return, [B] float.
+            ``(logits, value)``: of the policy of the player to move, [B, A] float, -inf for illegal actions; and
+            that player's expected return, [B] float.
         """
 
 
 @dataclass
 class Tree:
-    """B trees of up to N nodes each.
+    """B trees of up to N nodes each, in ``S = B * (N + 1)`` slots."""
 
-    Attributes:
-        n_nodes: N.
-        edges: logits, visits and mean return of each action.  [B * (N + 1), 3, A] float
-        children: slot that each action leads to; the spare slot where it was not taken.  [B * (N + 1), A] int64
-        nodes: what the model says of each node, and reward and discount on the way to it.  [B * (N + 1), 3] float
-        action: which the next simulation takes here.  [B * (N + 1)] int64
-        onward: slot where the next simulation goes on from here; the spare slot if it stops here.
-            [B * (N + 1)] int64
-        state: of each node.  [B * (N + 1), ...]
-    """
-
-    n_nodes: int
-    edges: Tensor
-    children: Tensor
-    nodes: Tensor
-    action: Tensor
-    onward: Tensor
-    state: Tensors
+    n_nodes: int  # N
+    edges: Tensor  # logits, visits and mean return of each action.  [S, 3, A] float
+    children: Tensor  # slot that each action leads to; the spare slot where it was not taken.  [S, A] int64
+    nodes: Tensor  # the model's value of each node, and reward and discount on the way to it.  [S, 3] float
+    action: Tensor  # the action of the next simulation.  [S] int64
+    onward: Tensor  # slot where the next simulation continues; the spare slot if it stops here.  [S] int64
+    state: Tensors  # of each node.  [S, ...]
 
     @classmethod
     def plant(cls, state: Mapping[str, Tensor], logits: Tensor, value: Tensor, n_nodes: int) -> Tree:
-        """Make trees that have a root only.
-
-        Args:
-            state: of the roots.  [B, ...]
-            logits: [B, A] float, from `rlstruct.search.selection.mask_logits`.
-            value: [B] float
-            n_nodes: N.
-        """
+        """Make trees with a root only, from states [B, ...], masked logits [B, A] and values [B]."""
         B, A = logits.shape
         n_slots = B * (n_nodes + 1)
         spare = torch.arange(n_nodes, n_slots, n_nodes + 1, device=value.device)
@@ -97,36 +79,36 @@ class Tree:
             onward=each,
             state={name: part.new_zeros(n_slots, *part.shape[1:]) for name, part in state.items()},
         )
-        # A way that has ended leads on to the spare slot, where returns stay as they are.
+        # A path that has ended leads to the spare slot, where returns do not change.
         tree.nodes.index_copy_(0, spare, _columns(torch.zeros_like(value), torch.zeros_like(value), value.new_ones(B)))
         tree.put(tree.roots(), state, logits, value, torch.zeros_like(value), torch.ones_like(value))
         return tree
 
     def tensors(self) -> Tensors:
-        """Return all tensors by name, see `of`."""
+        """Return all tensors by name, for `of`."""
         return {name: getattr(self, name) for name in _FIELDS} | {f"state/{k}": v for k, v in self.state.items()}
 
     @classmethod
     def of(cls, n_nodes: int, tensors: Tensors) -> Tree:
-        """Return the tree whose tensors these are."""
+        """Return the tree of these tensors."""
         state = {name.removeprefix("state/"): v for name, v in tensors.items() if name.startswith("state/")}
         return cls(n_nodes, **{name: tensors[name] for name in _FIELDS}, state=state)
 
     def rows(self) -> Tensors:
-        """Return all tensors by name, where each environment counts its slots from its own root.  [B, N + 1, ...]."""
+        """Return all tensors by name, with slots counted from each environment's root.  [B, N + 1, ...]."""
         shaped = {name: part.view(-1, self.n_nodes + 1, *part.shape[1:]) for name, part in self.tensors().items()}
         first = self.roots().unsqueeze(1)
         return shaped | {"children": shaped["children"] - first.unsqueeze(2), "onward": shaped["onward"] - first}
 
     def keep(self, rows: Tensors, n_kept: int) -> None:
-        """Take over what an earlier search found behind the present roots, where it came across their states.
+        """Copy the subtrees that an earlier search has grown behind the current roots, where it visited their states.
 
-        Of several nodes with that state it is the oldest one. The first nodes that were made are kept, and the visits
-        of actions that lead to others.
+        Of several nodes with that state the oldest one counts. The nodes that were made first are kept, in the first
+        slots, and the visits of actions that lead to others.
 
         Args:
-            rows: of the earlier tree, as large as this one, see `rows`.
-            n_kept: most nodes to keep, the root among them; they take the first slots.
+            rows: `rows` of the earlier tree, which is as large as this one.
+            n_kept: greatest number of nodes to keep, including the root.
         """
         children, N = rows["children"], self.n_nodes
         B = len(children)
@@ -154,7 +136,7 @@ class Tree:
         self._take(kept, (place + first).view(-1))
 
     def _take(self, kept: Tensors, slots: Tensor) -> None:
-        """Copy nodes to slots, but for what the model has just said of the roots, and for the spare slots."""
+        """Copy nodes to slots, except the spare slots and the model's new evaluation of the roots."""
         mine = torch.cat([self.roots(), self.roots() + self.n_nodes])
         before = {name: part.index_select(0, mine) for name, part in self.tensors().items()}
         for name, part in self.tensors().items():
@@ -175,7 +157,7 @@ class Tree:
     def put(
         self, slot: Tensor, state: Mapping[str, Tensor], logits: Tensor, value: Tensor, reward: Tensor, discount: Tensor
     ) -> None:
-        """Write nodes that have no children.  [B, ...] each."""
+        """Write nodes without children.  [B, ...] each."""
         nothing = torch.zeros_like(logits)
         self.edges.index_copy_(0, slot, torch.stack([logits, nothing, nothing], 1))
         self.nodes.index_copy_(0, slot, _columns(value, reward, discount))
@@ -183,14 +165,14 @@ class Tree:
             self.state[name].index_copy_(0, slot, part)
 
     def grow(self, path: Tensor, model: Model, fresh: Tensor, root_scores: Scores, scores: Scores) -> None:
-        """Take the chosen action at the end of a way, judge where it leads, and remember the return: a simulation.
+        """Simulate once: take the chosen action at the end of a path, evaluate the next state, and back up the return.
 
-        A way that ends at the end of a game, or at the greatest depth, is judged again.
+        A path that ends at the end of a game, or at the greatest depth, is evaluated again.
 
         Args:
-            path: slots on the way, from `descend`, then spare ones.  [D, B] int64
+            path: slots from `descend`, then spare ones.  [D, B] int64
             model: the game.
-            fresh: slots for the nodes to come.  [B] int64
+            fresh: slots for the new nodes.  [B] int64
             root_scores: choose the next action of the roots.
             scores: choose the next action of all other nodes.
         """
@@ -214,21 +196,15 @@ class Tree:
         self.choose(torch.cat([path, leaf.unsqueeze(0)]), root_scores, scores)
 
     def choose(self, path: Tensor, root_scores: Scores, scores: Scores) -> None:
-        """Decide what the next simulation does in some nodes.
-
-        Args:
-            path: slots, the roots first.  [D, B] int64
-            root_scores: see `grow`, as is ``scores``.
-            scores: chooses in all other nodes.
-        """
+        """Choose the next simulation's actions in nodes ``path`` [D, B] int64, the roots first; see `grow`."""
         D, B = path.shape
         slots = path.view(-1)
         A = self.children.shape[1]
         logits, visits, q = self.edges.index_select(0, slots).view(D, B, 3, A).unbind(2)
         raw = self.nodes.index_select(0, slots)[:, 0].view(D, B)
-        of_roots = root_scores(logits[:1], visits[:1], q[:1], raw[:1])
+        first = root_scores(logits[:1], visits[:1], q[:1], raw[:1])
         others = scores(logits[1:], visits[1:], q[1:], raw[1:])
-        action = torch.cat([of_roots, others]).argmax(-1).view(-1)
+        action = torch.cat([first, others]).argmax(-1).view(-1)
         child = self.children.view(-1).index_select(0, slots * A + action)
         over = self.nodes.index_select(0, child)[:, 2] == 0.0
         spare = slots - slots % (self.n_nodes + 1) + self.n_nodes
@@ -236,38 +212,29 @@ class Tree:
         self.onward.index_copy_(0, slots, torch.where(over, spare, child))
 
     def root_edges(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return logits, visits and mean returns of the roots, [B, A] each, and what the model says of them, [B]."""
+        """Return logits, visits and mean returns of the roots, [B, A] each, and the model's values, [B]."""
         roots = self.roots()
         logits, visits, q = self.edges.index_select(0, roots).unbind(1)
         return logits, visits, q, self.nodes.index_select(0, roots)[:, 0]
 
     def descend(self, n_levels: int) -> Tensor:
-        """Follow the chosen actions from the roots.
-
-        Args:
-            n_levels: greatest number of nodes that a way may visit before it takes an action.
-
-        Returns:
-            The slots on the way, then spare ones.  [D, B] int64, D <= n_levels
-        """
+        """Follow the chosen actions from the roots over at most n levels: slots, then spare ones, [D <= n, B] int64."""
         slot = self.roots()
         spare = slot + self.n_nodes
         path = [slot]
         for _ in range(n_levels - 1):
             slot = self.onward.index_select(0, slot)
             if slot.is_cpu:
-                with intended():  # sync: none, on the CPU there is nobody to wait for; most ways are short
+                with intended():  # sync: none on the CPU; most paths are short
                     if torch.equal(slot, spare):
                         break
             path.append(slot)
         return torch.stack(path)
 
     def _returns(self, behind: Tensor, value: Tensor) -> Tensor:
-        """Return what followed from each node of a way, from its own player's view.
+        """Return what followed each node of a path, from its own player's view.  [D, B].
 
-        Args:
-            behind: the node that came after each, then spare ones.  [D, B]
-            value: of the last one.  [B]
+        ``behind`` [D, B] are the nodes after each, then spare ones; ``value`` [B] is that of the last.
         """
         _, reward, discount = self.nodes.index_select(0, behind.view(-1)).view(*behind.shape, 3).unbind(-1)
         returns = []
@@ -277,7 +244,7 @@ class Tree:
         return torch.stack(returns[::-1])
 
     def _remember(self, path: Tensor, returns: Tensor) -> None:
-        """Count a return for the action that was taken in each node of a way.  [D, B] each."""
+        """Count a return for the action taken in each node of a path.  [D, B] each."""
         slots, A = path.view(-1), self.children.shape[1]
         edges = self.edges.index_select(0, slots)  # [D * B, 3, A]
         logits, visits, q = edges.unbind(1)
@@ -288,7 +255,7 @@ class Tree:
 
 
 def judge(model: Model, state: Tensors) -> tuple[Tensor, Tensor]:
-    """Ask a model for logits, masked, and values."""
+    """Return the model's masked logits and its values."""
     logits, value = model.evaluate(state)
     return mask_logits(logits), value
 

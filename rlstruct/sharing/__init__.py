@@ -2,10 +2,13 @@
 
 from rlstruct.errors import SharingError
 from rlstruct.sharing.daemon import Daemon, mps
-from rlstruct.sharing.placement import MigInstance, Mode, Placement, describe, mig_instances, no_green_contexts
+from rlstruct.sharing.gpu_sharing import GpuSharing, MigInstance, Mode, describe, mig_instances, no_green_contexts
+
+Placement = GpuSharing  # its name in 0.2
 
 __all__ = [
     "Daemon",
+    "GpuSharing",
     "MigInstance",
     "Mode",
     "Placement",

@@ -1,4 +1,4 @@
-"""mps: a private MPS daemon for one GPU, for as long as a block runs.
+"""mps: a private MPS daemon for one GPU, for the duration of a block.
 
 Without MPS the processes on a GPU take turns: while a kernel of one runs, those of the others wait, however small it
 is. Under MPS their kernels run at the same time.
@@ -31,13 +31,13 @@ MOST_CLIENTS = 48
 _logger = logging.getLogger(__name__)
 _running: dict[str, Daemon] = {}  # by GPU
 _lock = threading.RLock()
-_MEND = "Look at what it said, or share the GPU in turns: sharing='none'."
+_FIX = "Read its output, or share the GPU in turns: sharing='none'."
 _ASK_SECONDS = 5.0
-_END_SECONDS = 30.0  # longer than the keeper takes at most
+_END_SECONDS = 30.0  # longer than the keeper ever takes
 
 
 class Daemon:
-    """A private MPS daemon; `mps` makes it.
+    """Private MPS daemon, made by `mps`.
 
     Args:
         gpu: UUID of its GPU.
@@ -49,7 +49,7 @@ class Daemon:
         gpu: UUID of its GPU.
         folder: of its pipes and logs, for this user only; deleted when it ends.
         limits: thread_percentage and memory_limit.
-        users: how many blocks it is for.
+        users: number of blocks that use it.
     """
 
     def __init__(self, gpu: str, thread_percentage: float | None, memory_limit: int | None, seconds: float) -> None:
@@ -81,15 +81,12 @@ class Daemon:
             raise
 
     def environment(self, thread_percentage: float | None = None) -> dict[str, str]:
-        """Return what must be in the environment of a process before it starts, so that it becomes a client.
+        """Return the environment variables with which a process starts as a client.
 
-        It sees the GPU as ``cuda:0``, and no other.
-
-        Args:
-            thread_percentage: of the GPU's threads, the most that this process gets; the daemon's own limit stays.
+        It sees the GPU as ``cuda:0``, and no other. ``thread_percentage`` limits this process further than the daemon.
         """
         variables = {
-            "CUDA_VISIBLE_DEVICES": self.gpu,  # by UUID: an index would be counted among what the daemon sees
+            "CUDA_VISIBLE_DEVICES": self.gpu,  # by UUID: an index would count the GPUs that the daemon sees
             "CUDA_MPS_PIPE_DIRECTORY": str(self.folder / "pipe"),
             "CUDA_MPS_LOG_DIRECTORY": str(self.folder / "log"),
         }
@@ -102,12 +99,7 @@ class Daemon:
         return self._keeper.poll() is None
 
     def ask(self, command: str, seconds: float = _ASK_SECONDS) -> str:
-        """Give the daemon a command of ``nvidia-cuda-mps-control``, and return what it answers.
-
-        Args:
-            command: such as ``"get_server_list"``.
-            seconds: how long it may take; nothing is answered after that.
-        """
+        """Send a command of ``nvidia-cuda-mps-control`` and return the answer; "" after so many seconds."""
         try:
             run = subprocess.run(
                 [self._program],
@@ -123,13 +115,9 @@ class Daemon:
         return run.stdout.strip() if run.returncode == 0 else ""
 
     def end(self, *, quiet: bool = False) -> str:
-        """End the daemon with all that belongs to it, in a few seconds at most. In a forked child this does nothing.
+        """End the daemon and its servers within seconds, and return its last output. Do nothing in a forked child.
 
-        Args:
-            quiet: do not warn if it has ended before.
-
-        Returns:
-            What it said last.
+        Unless ``quiet``, warn if it had ended by itself.
         """
         if os.getpid() != self._pid or self._keeper.stdin is None or self._keeper.stdin.closed:
             return ""
@@ -141,12 +129,12 @@ class Daemon:
         if self._keeper.returncode and not quiet:
             warn_user(
                 f"mps: the daemon of {self.gpu} had ended by itself; clients that started after that shared the GPU in "
-                f"turns. It said:\n{said}"
+                f"turns. Its output:\n{said}"
             )
         return said
 
     def _begin(self, deadline: float, seconds: float) -> None:
-        """Wait until the daemon answers, and until its server is there: CUDA itself would wait for it without limit."""
+        """Wait until the daemon answers and its server runs; CUDA would wait for the server without limit."""
         self._wait("get_default_active_thread_percentage", lambda answer: answer[:1].isdigit(), deadline, seconds)
         self.ask(f"start_server -uid {os.getuid()}", deadline - time.monotonic())
         servers = self._wait("get_server_list", lambda answer: answer.isdigit(), deadline, seconds)
@@ -157,12 +145,12 @@ class Daemon:
         while not good(answer := self.ask(command, min(_ASK_SECONDS, deadline - time.monotonic()))):
             if not self.alive():
                 raise SharingError(
-                    f"mps: the daemon for {self.gpu} ended at once. {_MEND} It said:\n{self.end(quiet=True)}"
+                    f"mps: the daemon for {self.gpu} ended at once. {_FIX} Its output:\n{self.end(quiet=True)}"
                 )
             if time.monotonic() >= deadline:
                 raise SharingError(
                     f"mps: the daemon for {self.gpu} was not ready within {seconds:g} s: {command!r} was answered by "
-                    f"{answer!r}. {_MEND} It said:\n{self.end(quiet=True)}"
+                    f"{answer!r}. {_FIX} Its output:\n{self.end(quiet=True)}"
                 )
             time.sleep(0.02)
         return answer
@@ -178,25 +166,25 @@ def mps(
 ) -> Iterator[Daemon]:
     """Let processes that start inside share a GPU at the same time, instead of in turns.
 
-    A private MPS daemon runs for as long as the block does, however that ends, a crash of this process included.
+    A private MPS daemon runs for the duration of the block, even if this process crashes in it.
     `RL_Batcher(sharing="mps")` makes one by itself, or uses that of the block around it. Other processes become clients
     by their environment::
 
         with mps() as daemon:
             subprocess.run(command, env=os.environ | daemon.environment(thread_percentage=25))
 
-    This process does not: what it does on the GPU itself goes on taking turns with the clients. A second block for the
-    same GPU in this process has the same daemon.
+    This process does not: its own work on the GPU still takes turns with the clients. A second block for the same GPU
+    in this process shares the daemon.
 
     Args:
         device: the GPU; a device of torch, or a UUID such as ``"GPU-8a6e…"``.
-        thread_percentage: of the GPU's threads, the most that one client gets; more than 0, at most 100.
-        memory_limit: of GPU memory, the most that one client gets.  bytes, at least 2**20
-        seconds: how long the daemon may take until it answers.
+        thread_percentage: most of the GPU's threads that one client gets; more than 0, at most 100.
+        memory_limit: most GPU memory that one client gets.  bytes, at least 2**20
+        seconds: how long to wait for the daemon's first answer.
 
     Raises:
-        SharingError: MPS is not installed, or the daemon does not start; the message has what it said.
-        ValueError: no such GPU, a limit is out of range, or the daemon that runs has other limits.
+        SharingError: MPS is not installed, or the daemon does not start; the message has its output.
+        ValueError: no such GPU, a limit is out of range, or the running daemon has other limits.
     """
     gpu = gpu_of(device)
     check_percentage("mps", thread_percentage)
@@ -228,11 +216,7 @@ def mps(
 
 
 def gpu_of(device: DeviceLike) -> str:
-    """Return the UUID of a GPU, a device of torch; a UUID is returned unchanged.
-
-    Raises:
-        ValueError: it does not exist, or is no GPU.
-    """
+    """Return the UUID of a GPU, a device of torch; a UUID is returned unchanged."""
     if isinstance(device, str) and device.startswith(("GPU-", "MIG-")):
         return device
     resolved = resolve_device(device)
@@ -251,7 +235,7 @@ def check_percentage(where: str, thread_percentage: float | None) -> None:
 
 
 def missing() -> str:
-    """Say why MPS cannot be had, "" if its program is here."""
+    """Return the reason why MPS is unavailable, "" if its program is installed."""
     if shutil.which(PROGRAM):
         return ""
     return (

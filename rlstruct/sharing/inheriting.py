@@ -14,8 +14,8 @@ _starting = threading.RLock()
 def inheriting(variables: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for the processes that start inside, and restore them afterwards.
 
-    Blocks may be nested in one thread. Other threads wait at theirs, so that no process inherits their variables, and
-    none of them restores what this one has set.
+    Blocks may be nested in one thread. Other threads wait at theirs, so that no process inherits another thread's
+    variables.
     """
     with _starting:
         before = {name: os.environ.get(name) for name in variables}

@@ -1,11 +1,11 @@
-"""Keeps an MPS daemon as long as the process that wants it lives, and leaves nothing of it behind. Run as a script.
+"""Keeper of an MPS daemon: a script that ends the daemon with the process it is for, and leaves nothing behind.
 
     python -I -S keeper.py PROGRAM FOLDER PARENT
 
 It is a separate process, so that a parent that is killed takes its daemon with it. PROGRAM is started in the
 foreground. Once something arrives on standard input, or PARENT is gone, or the daemon has ended by itself, this script
-ends daemon and servers, deletes FOLDER, and writes what their logs said last to standard output. It exits with 1 if the
-daemon had ended by itself.
+ends daemon and servers, deletes FOLDER, and writes the last lines of their logs to standard output. It exits with 1 if
+the daemon had ended by itself.
 """
 
 import contextlib
@@ -20,21 +20,15 @@ import time
 from pathlib import Path
 
 QUIT_SECONDS = 3.0
-"""How long clients may go on after the end was asked for."""
+"""Grace period of the clients after the request to end."""
 _KILL_SECONDS = 5.0
 _POLL_SECONDS = 0.5
-_SET_CHILD_SUBREAPER = 36  # PR_… of linux/prctl.h: whatever the daemon leaves behind becomes a child of this process
+_SET_CHILD_SUBREAPER = 36  # PR_… of linux/prctl.h: processes that the daemon leaves become children of this one
 _TAIL = 1500  # characters of each log
 
 
 def keep(program: str, folder: Path, parent: int) -> int:
-    """Start the daemon, wait, end it, and return the exit code.
-
-    Args:
-        program: the control program of MPS.
-        folder: with ``pipe`` and ``log`` in it, as this process's environment says too.
-        parent: the process that the daemon is for.
-    """
+    """Start the daemon for a parent, wait, end it, and return the exit code; ``folder`` has ``pipe`` and ``log``."""
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent decides, and it may be the last to go
         signal.signal(number, lambda *_: None)
@@ -55,13 +49,13 @@ def keep(program: str, folder: Path, parent: int) -> int:
 
 
 def said(folder: Path) -> str:
-    """Return the last lines of what daemon and server have said."""
+    """Return the last lines of the logs of daemon and server."""
     logs = [folder / "log" / name for name in ("output", "control.log", "server.log")]
     return "\n".join(log.read_text(errors="replace")[-_TAIL:].strip() for log in logs if log.is_file()).strip()
 
 
 def _quit(program: str, daemon: "subprocess.Popen[bytes]", output: int) -> None:
-    """Ask the daemon to end, and give it a few seconds."""
+    """Ask the daemon to end, and wait a few seconds."""
     order = f"quit -t {QUIT_SECONDS:.0f}\n".encode()
     with contextlib.suppress(subprocess.TimeoutExpired):  # then it is killed
         subprocess.run([program], input=order, stdout=output, stderr=output, timeout=QUIT_SECONDS + 1, check=False)
@@ -69,7 +63,7 @@ def _quit(program: str, daemon: "subprocess.Popen[bytes]", output: int) -> None:
 
 
 def _kill_children() -> None:
-    """Kill what is left, whoever started it; what the killed ones leave becomes a child of this process in turn."""
+    """Kill all remaining children; processes that they leave become children in turn."""
     deadline = time.monotonic() + _KILL_SECONDS
     with contextlib.suppress(ChildProcessError):  # there are none
         while time.monotonic() < deadline:

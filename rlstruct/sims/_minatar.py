@@ -1,11 +1,11 @@
 """Shared parts of the five MinAtar games: sticky actions, action sets, painting of frames.
 
 Young and Tian, "MinAtar: an Atari-inspired testbed for thorough and reproducible reinforcement learning experiments",
-2019. The games equal version 1.0.15 of the package `minatar`, but for one thing: an episode begins with "nothing" as
-the action that may stick, instead of the last action of the episode before.
+2019. The games equal version 1.0.15 of the package `minatar` with one exception: the action that may stick to the first
+step of an episode is "nothing", not the last action of the previous episode.
 
 Frames are [10, 10, channels] bool: row from above, column, channel. Actions count through nothing, left, up, right,
-down, fire; with the minimal set, through those of them that do something in the game.
+down, fire; with the minimal set, through those that do something in the game.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ STICKY_STREAM = 90  # of the step's key; the games draw from the streams below
 
 
 def start(value: bool | int, *shape: int) -> Any:  # noqa: ANN401 - a field's type is Tensor
-    """Declare a field of a state, [B, *shape] bool or int64, by the value with which games begin."""
+    """Declare a field of a state, [B, *shape] bool or int64, by its value at the start of a game."""
     return field(metadata={"value": value, "shape": shape})
 
 
 class MinAtarGame(TensorEnv[State]):
-    """A game on ten by ten cells.
+    """Base class of games on ten by ten cells.
 
     Attributes:
         state: dataclass whose fields are declared by `start`, one of them ``last_action``.
-        channels: what each channel of a frame shows.
+        channels: names of the channels of a frame.
         useful_actions: the actions that do something.
 
     Args:
         n_envs: B.
         seed: environment j draws from ``seed + j``.
-        sticky_probability: with this probability the last action is taken again.
-        ramping: whether the game gets harder with time.
-        minimal_actions: whether only the useful actions can be chosen, or all six.
-        settings: keyword arguments of `TensorEnv`. The games have no time limit of their own, but for Freeway.
+        sticky_probability: probability that the last action is repeated.
+        ramping: the game gets harder with time.
+        minimal_actions: offer only the useful actions, not all six.
+        settings: keyword arguments of `TensorEnv`. Only Freeway has its own time limit.
     """
 
     state: ClassVar[type[Any]]
@@ -91,7 +91,7 @@ class MinAtarGame(TensorEnv[State]):
         return state
 
     def transition(self, state: State, action: Tensor, key: Tensor) -> tuple[State, Tensor, Tensor]:
-        """Take the action, or the last one again."""
+        """Take the action, or repeat the last one."""
         chosen = self._table.index_select(0, action)
         sticks = uniform(key, (), STICKY_STREAM) < self.sticky_probability
         last: Any = state
@@ -112,7 +112,7 @@ class MinAtarGame(TensorEnv[State]):
 
 
 def paint(row: Tensor, column: Tensor, on: Tensor) -> Tensor:
-    """Paint the cells of N things [B, N] that are ``on`` the board, [B, 100] bool."""
+    """Paint the cells of those of N things [B, N] that are ``on`` the board, [B, 100] bool."""
     shown = on & (column >= 0) & (column < SIZE)
     cell = torch.where(shown, row * SIZE + column, CELLS)  # the last cell is cut off below
     board = torch.zeros(row.shape[0], CELLS + 1, dtype=torch.bool, device=row.device)
@@ -130,7 +130,7 @@ def walk(column: Tensor, action: Tensor) -> Tensor:
 
 
 def harder(state: Any, when: Tensor, move_speed: int) -> dict[str, Tensor]:  # noqa: ANN401 - of two games
-    """Return the fields that change where (``when`` [B]) games get harder: things come, and sometimes move, faster.
+    """Return the fields that change where (``when`` [B]) games get harder: things appear, and sometimes move, faster.
 
     ``move_speed`` is the lowest one.
     """

@@ -7,7 +7,7 @@ A simulation is one dict of tensors [B, ...], the carry. Its names are the same 
 ``state_key``            key of the running episode, if the simulator draws random numbers
 ``env_key, episode``     key of the environment, number of its episode
 ``elapsed``              steps taken in this episode
-``running, terminated``  who still runs, whose episode ended by itself (episodic only)
+``running, terminated``  masks of running and of terminated episodes (episodic only)
 ``last_…``               the last actions (episodic only)
 ======================== ===================================================================================
 """
@@ -23,7 +23,7 @@ from torch import Tensor
 from rlstruct.core import Layout, TensorSpec, expect
 from rlstruct.core.named import part_of
 from rlstruct.engine.compiled import Compiled
-from rlstruct.engine.private import version_of
+from rlstruct.engine.torch_private import version_of
 from rlstruct.errors import UsageError
 from rlstruct.functional.masks import rows_of
 from rlstruct.functional.random import child_key
@@ -31,40 +31,40 @@ from rlstruct.sims._state import Tensors, fields_of, make_state
 from rlstruct.spaces import Limits
 
 Answer = tuple[Tensors, Tensors, Tensors, Tensors]
-"""What changes in the carry; `reached`; `current` (empty if episodic: it is `reached`); the masks ``ran`` and
+"""Changes of the carry; `reached`; `current` (empty if episodic: it equals `reached`); the masks ``ran`` and
 ``running`` (episodic only). Masks that are False everywhere are left out."""
 
 _MOST_AHEAD, _MOST_ROWS = 16, 1 << 16  # steps; rows drawn at once: more do not stay in a cache
-_MORE_ELSEWHERE = 2  # times as many of both off the CPU, where few launches count
+_MORE_ELSEWHERE = 2  # times as many of both off the CPU, where launches cost most
 _LARGE = 1 << 12  # bytes: on the CPU larger tensors are faster one by one
 
 
 class Simulation:
-    """Pure functions that begin, move and show the B environments of one simulator."""
+    """Pure functions that start, step and show the B environments of one simulator."""
 
     def __init__(self, simulator: Any, device: torch.device) -> None:  # noqa: ANN401 - a TensorEnv, which uses this
         self._simulator = simulator
         self._plain_action = not isinstance(simulator.action_space, spaces.Dict | spaces.Tuple)
-        # What `transition` gets if it says that it draws nothing: empty, so that drawing from it fails.
+        # The key of a `transition` that declares to draw nothing: empty, so that drawing from it fails.
         self._no_key = torch.zeros(0, dtype=torch.int64, device=device)
         self._limits = Limits(simulator.action_space, "action", device)
-        self._kind: type[Any] = type(None)  # the class of states, known from the first one on
+        self._kind: type[Any] = type(None)  # the class of states, known after the first
 
     def initial(self, key: Tensor) -> Tensors:
-        """Draw start states: the fields of n of them, for keys [n] int64."""
+        """Draw the fields of n start states for keys [n] int64."""
         state = self._simulator.initial(key)
         self._kind = type(state)
         return fields_of(f"{type(self._simulator).__name__}.initial", state)
 
     def begin(self, carry: Tensors, episode: Tensor) -> Tensors:
-        """Draw the states with which these episodes [B] begin, with their keys and numbers, by names in the carry."""
+        """Draw the start states of these episodes [B], with their keys and numbers, by names in the carry."""
         key = child_key(carry["env_key"], episode)
         begun = {f"state/{name}": value for name, value in self.initial(key).items()}
         begun |= {"state_key": key} if self._simulator.stochastic else {}
         return {**begun, "episode": episode}
 
     def step(self, carry: Tensors, action: Tensors, starts: StartStates | None = None) -> Answer:
-        """Take one step in every environment that runs; None for ``starts`` draws start states in this step."""
+        """Take one step in every environment that runs; without ``starts`` draw start states in this step."""
         action = self._limits.clamp(action)
         if not self._simulator.auto_reset:
             return self._step(carry, action)
@@ -72,9 +72,9 @@ class Simulation:
 
     @torch.no_grad()
     def check_transition(self, carry: Tensors, action: Tensors) -> None:
-        """Raise unless `transition` keeps the shapes, dtypes and device of states, and answers one number per row.
+        """Raise unless `transition` keeps the shapes, dtypes and device of states, and returns one number per row.
 
-        Restarts mix what it returns with other rows, and would repeat or round it. Nor may it write to its arguments.
+        Restarts mix its results with other rows, and would repeat or round them. Nor may it write to its arguments.
         """
         fields, episode = part_of(carry, "state/"), carry["episode"]
         action = self._limits.clamp(action)
@@ -96,7 +96,7 @@ class Simulation:
     def frames(self, fields: Tensors, *, kept: bool = True) -> Tensors:
         """Show states as ``frame`` or ``frame/<key>``.
 
-        If they are ``kept`` in the carry, a frame that is one of them is copied, so no caller can write into it.
+        If the states are ``kept`` in the carry, frames that are fields are copied, so that no caller writes into them.
         """
         seen = self._simulator.observe(self.state(fields))
         frames = {"frame": seen} if isinstance(seen, Tensor) else {f"frame/{key}": v for key, v in seen.items()}
@@ -108,7 +108,7 @@ class Simulation:
         return make_state(self._kind, fields)
 
     def _step_and_restart(self, carry: Tensors, action: Tensors, starts: StartStates | None) -> Answer:
-        """Every environment knows its next start state in every step, and takes it if its episode has ended."""
+        """Step environments that know their next start state and take it when their episode ends."""
         moved, reward, terminated = self._transition(carry, action)
         now = {f"state/{name}": value for name, value in moved.items()}
         if self._simulator.stochastic:
@@ -125,9 +125,10 @@ class Simulation:
         return after, reached, current, {}
 
     def restart(self, carry: Tensors, done: Tensor, now: Tensors) -> tuple[Tensors, Tensors]:
-        """Put the next episode's start in the place of what has ended (``done`` [B]): what is drawn, 0 for all else.
+        """Replace ended episodes (``done`` [B]) by the start of the next: drawn fields, 0 for all others.
 
-        Returns ``now``, the reward and a copy of the action among it, and what comes after.
+        Returns:
+            ``now``, with reward and a copy of the action, and the tensors after the restart.
         """
         fresh = self.begin(carry, carry["episode"] + 1)
         after = {
@@ -137,7 +138,7 @@ class Simulation:
         return {name: _kept(name, value) for name, value in now.items()}, after
 
     def _step(self, carry: Tensors, action: Tensors) -> Answer:
-        """Environments whose episode has ended idle: they show their end, with reward 0."""
+        """Step episodic environments; ended ones idle and show their end, with reward 0."""
         ran = carry["running"]
         moved, reward, terminated = self._transition(carry, action)
         fields = {name: _choose(ran, value, carry[f"state/{name}"]) for name, value in moved.items()}
@@ -168,7 +169,7 @@ class Simulation:
 
 
 class StartStates:
-    """The start states of the next episodes, drawn for several steps at once: eager drawing costs more than a step.
+    """Start states of the next episodes, drawn for several steps at once: drawing eagerly costs more than a step.
 
     A step ends at most one episode of an environment, so the next n episodes are enough for n steps.
     """
@@ -176,13 +177,13 @@ class StartStates:
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
         self._left = 0
-        self._row: Tensor  # where the start of each environment's next episode is.  [B]
-        self._packs: list[tuple[list[str], Tensor]] = []  # names of one dtype and shape, and how they start
+        self._row: Tensor  # index of the start of each environment's next episode.  [B]
+        self._packs: list[tuple[list[str], Tensor]] = []  # names of one dtype and shape, and their start values
         self.episode: Tensor | None = None
-        """The tensor with which the next step must begin; with any other the simulation was set elsewhere."""
+        """The tensor with which the next step must begin; another one shows that the state was replaced."""
 
     def restart(self, carry: Tensors, done: Tensor, now: Tensors) -> tuple[Tensors, Tensors]:
-        """Do what `Simulation.restart` does, for all tensors of one dtype and shape at once."""
+        """Restart as `Simulation.restart` does, with all tensors of one dtype and shape at once."""
         if self._left == 0 or carry["episode"] is not self.episode:
             self._draw(carry, now)
         self._left -= 1
@@ -209,7 +210,7 @@ class StartStates:
         keys = {"env_key": carry["env_key"].expand(n, B).flatten()}
         drawn = self._simulation.begin({**carry, **keys}, ahead.flatten())  # [n * B, ...]
         rows = torch.arange((n + 1) * B, device=device)
-        self._row, drawn["row"] = rows[:B], rows[B:]  # where the start of the next episode is, B behind the last one's
+        self._row, drawn["row"] = rows[:B], rows[B:]  # the next episode's start is B behind the last one's
         alike: dict[object, list[str]] = {}
         for name, value in [*now.items(), ("row", self._row)]:
             alone = value.is_cpu and value.nbytes > _LARGE
@@ -223,7 +224,7 @@ class StartStates:
 
 
 class TorchStepper:
-    """Calls the simulator's own functions of tensors."""
+    """Stepper that calls the simulator's own functions of tensors, eagerly or compiled."""
 
     def __init__(self, simulation: Simulation, *, compiled: bool, starts: StartStates | None = None) -> None:
         self._simulation = simulation
@@ -240,7 +241,7 @@ class TorchStepper:
 
 
 def _kept(name: str, value: Tensor) -> Tensor:
-    """Copy the action, which the agent may write over."""
+    """Copy the action, which the agent may overwrite."""
     return value.clone() if name.startswith("last_") else value
 
 

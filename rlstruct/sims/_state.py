@@ -1,4 +1,4 @@
-"""A simulator's state, a frozen dataclass or a DictTensor, as a dict of tensors and back."""
+"""Conversion of a simulator's state, a frozen dataclass or a DictTensor, to a dict of tensors and back."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def layout_of_rows(space: Mapping[str, Leaf]) -> Layout:
 
 
 def columns(*values: Tensor) -> Tensor:
-    """Put D values [B] side by side, [B, D]. On the CPU each is contiguous in memory, several times faster to stack.
+    """Put D values [B] next to each other, [B, D]; on the CPU each is contiguous, which is much faster to stack.
 
     >>> columns(torch.tensor([1, 2]), torch.tensor([3, 4]))
     tensor([[1, 3],

@@ -28,26 +28,16 @@ _Angles = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class AcrobotState:
-    """Angles and velocities of the two links.
+    """Angles and velocities of the two links, [B] float each."""
 
-    Attributes:
-        theta1: angle of the first link from hanging down, rad, in [-pi, pi].  [B] float
-        theta2: angle of the second link to the first, rad, in [-pi, pi].      [B] float
-        theta1_dot: velocity of theta1, rad/s.                                 [B] float
-        theta2_dot: velocity of theta2, rad/s.                                 [B] float
-    """
-
-    theta1: Tensor
-    theta2: Tensor
-    theta1_dot: Tensor
-    theta2_dot: Tensor
+    theta1: Tensor  # of the first link from hanging down, rad, in [-pi, pi]
+    theta2: Tensor  # of the second link to the first, rad, in [-pi, pi]
+    theta1_dot: Tensor  # rad/s
+    theta2_dot: Tensor  # rad/s
 
 
 class Acrobot(TensorEnv[AcrobotState]):
-    """Swing two links up with a torque of -1, 0 or 1 N m at the joint between them; reward -1 per step until then.
-
-    Arguments as `TensorEnv`.
-    """
+    """Swing two links up with a torque of -1, 0 or 1 N m at the joint between them; reward -1 per step until then."""
 
     action_space = spaces.Discrete(3)
     observation_space = box([-1, -1, -1, -1, -MAX_SPEED_1, -MAX_SPEED_2], [1, 1, 1, 1, MAX_SPEED_1, MAX_SPEED_2])

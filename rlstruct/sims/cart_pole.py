@@ -29,26 +29,16 @@ MAX_X, MAX_THETA = 2.4, 12 * 2 * math.pi / 360  # m, rad
 
 @dataclass(frozen=True)
 class CartPoleState:
-    """Positions and velocities of carts and poles.
+    """Positions and velocities of carts and poles, [B] float each."""
 
-    Attributes:
-        x: position, m.                [B] float
-        x_dot: velocity, m/s.          [B] float
-        theta: angle of the pole from upright, rad.  [B] float
-        theta_dot: its velocity, rad/s.  [B] float
-    """
-
-    x: Tensor
-    x_dot: Tensor
-    theta: Tensor
-    theta_dot: Tensor
+    x: Tensor  # m
+    x_dot: Tensor  # m/s
+    theta: Tensor  # of the pole from upright, rad
+    theta_dot: Tensor  # rad/s
 
 
 class CartPole(TensorEnv[CartPoleState]):
-    """Push a cart left (0) or right (1) so that the pole on it stays up; reward 1 per step. As CartPole-v1.
-
-    Arguments as `TensorEnv`.
-    """
+    """Push a cart left (0) or right (1) so that the pole on it stays up; reward 1 per step. As CartPole-v1."""
 
     action_space = spaces.Discrete(2)
     observation_space = box(

@@ -22,27 +22,22 @@ FULL = sum(((1 << ROWS) - 1) << (7 * c) for c in range(COLUMNS))
 
 @dataclass(frozen=True)
 class ConnectFourState:
-    """Stones on the boards.
+    """Stones on the boards, [B] int64 with one bit each."""
 
-    Attributes:
-        mine: stones of the player to move.      [B] int64, one bit each
-        theirs: stones of the one who has moved.  [B] int64
-    """
-
-    mine: Tensor
-    theirs: Tensor
+    mine: Tensor  # of the player to move
+    theirs: Tensor  # of the player who has just moved
 
 
 class ConnectFour(TensorEnv[ConnectFourState]):
     """Two players drop stones into seven columns; four in a line win. Each step is one move, of both players in turn.
 
-    The frame shows the game to whoever moves next: ``frame/board`` [2, 6, 7] bool, own and other stones, row 0 on top;
-    ``frame/legal`` [7] bool, the columns that are not full. The reward is that of the player who has just moved: 1 for
-    four in a line, -1 for a stone into a full column, which ends the game too; a full board ends it with 0.
+    The frame shows the game to the player who moves next: ``frame/board`` [2, 6, 7] bool, own and other stones, row 0
+    on top; ``frame/legal`` [7] bool, the columns that are not full. The reward is that of the player who has just
+    moved: 1 for four in a line, -1 for a stone into a full column, which also ends the game; 0 for a full board.
 
     Args:
         n_envs: B.
-        seed: of no effect, as nothing is drawn.
+        seed: ignored, since nothing is random.
         settings: keyword arguments of `TensorEnv`.
     """
 
@@ -84,29 +79,19 @@ class ConnectFour(TensorEnv[ConnectFourState]):
         return {"board": ((both >> self._bits) & 1) == 1, "legal": ((stones >> self._top) & 1) == 0}
 
     def state_from(self, frames: dict[str, Tensor]) -> ConnectFourState:
-        """Return the states that boards show, for a search.
-
-        Args:
-            frames: ``board`` [B, 2, 6, 7] bool, as `observe` returns it.
-        """
+        """Return the states that show ``board`` [B, 2, 6, 7] bool, for a search."""
         mine, theirs = (frames["board"].to(torch.int64) << self._bits).sum((2, 3)).unbind(1)
         return ConnectFourState(mine, theirs)
 
 
 def four_in_line(stones: Tensor) -> Tensor:
-    """Tell whether a player has four stones in a line.
-
-    Args:
-        stones: [B] int64, one bit each.
-
-    Returns:
-        [B] bool.
+    """Return which players [B] have four stones in a line, for stones [B] int64, one bit each.
 
     >>> four_in_line(torch.tensor([0b1111, 0b10111, 1 | 1 << 7 | 1 << 14 | 1 << 21]))
     tensor([ True, False,  True])
     """
     lines = torch.zeros_like(stones)
-    for direction in (1, 7, 6, 8):  # up, aside, and both diagonals
+    for direction in (1, 7, 6, 8):  # up, sideways, and both diagonals
         pairs = stones & (stones >> direction)
         lines = lines | (pairs & (pairs >> 2 * direction))
     return lines != 0

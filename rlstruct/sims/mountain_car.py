@@ -24,15 +24,10 @@ POWER, CONTINUOUS_GOAL = 0.0015, 0.45
 
 @dataclass(frozen=True)
 class MountainCarState:
-    """Positions and velocities of cars.
+    """Positions and velocities of cars, [B] float each."""
 
-    Attributes:
-        x: position, in [-1.2, 0.6].    [B] float
-        x_dot: speed, in [-0.07, 0.07].  [B] float
-    """
-
-    x: Tensor
-    x_dot: Tensor
+    x: Tensor  # in [-1.2, 0.6]
+    x_dot: Tensor  # in [-0.07, 0.07]
 
 
 class _MountainCar(TensorEnv[MountainCarState]):
@@ -59,10 +54,7 @@ class _MountainCar(TensorEnv[MountainCarState]):
 
 
 class MountainCar(_MountainCar):
-    """Drive up a hill that is too steep: left (0), nothing (1), right (2); reward -1 per step. As MountainCar-v0.
-
-    Arguments as `TensorEnv`.
-    """
+    """Drive up a hill that is too steep: left (0), nothing (1), right (2); reward -1 per step. As MountainCar-v0."""
 
     action_space = spaces.Discrete(3)
     default_time_limit: ClassVar[int | None] = 200
@@ -77,10 +69,7 @@ class MountainCar(_MountainCar):
 
 
 class MountainCarContinuous(_MountainCar):
-    """Drive up a hill that is too steep, with a force in [-1, 1]; 100 for the top, less the work. As gymnasium's.
-
-    Arguments as `TensorEnv`.
-    """
+    """Drive up a hill that is too steep, with a force in [-1, 1]; 100 for the top, less the work. As gymnasium's."""
 
     action_space = box([-1.0], [1.0])
     default_time_limit: ClassVar[int | None] = 999

@@ -19,22 +19,14 @@ STEP, GRAVITY, MASS, LENGTH = 0.05, 10.0, 1.0, 1.0  # s, m/s^2, kg, m
 
 @dataclass(frozen=True)
 class PendulumState:
-    """Angles and velocities of pendulums.
+    """Angles and velocities of pendulums, [B] float each."""
 
-    Attributes:
-        theta: angle from upright, rad, not wrapped.  [B] float
-        theta_dot: its velocity, rad/s.               [B] float
-    """
-
-    theta: Tensor
-    theta_dot: Tensor
+    theta: Tensor  # from upright, rad, not wrapped
+    theta_dot: Tensor  # rad/s
 
 
 class Pendulum(TensorEnv[PendulumState]):
-    """Swing a pendulum up and hold it there with a torque in [-2, 2] N m. As Pendulum-v1; never terminates.
-
-    Arguments as `TensorEnv`.
-    """
+    """Swing a pendulum up and hold it there with a torque in [-2, 2] N m. As Pendulum-v1; never terminates."""
 
     action_space = box([-MAX_TORQUE], [MAX_TORQUE])
     observation_space = box([-1, -1, -MAX_SPEED], [1, 1, MAX_SPEED])

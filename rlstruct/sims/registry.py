@@ -17,7 +17,7 @@ _ATARI = "ALE/"
 
 
 def names() -> list[str]:
-    """Return the names that `make` knows, without those of Atari games, which begin with ``ALE/``.
+    """Return the names that `make` knows, except those of Atari games, which begin with ``ALE/``.
 
     >>> "CartPole-v1" in names()
     True
@@ -42,13 +42,6 @@ def make(name: str, n_envs: int, seed: int = 0, **settings: Any) -> TensorEnv[An
         n_envs: B.
         seed: environment j draws from ``seed + j``.
         settings: keyword arguments of the simulator, such as ``device``, ``backend``, ``time_limit``.
-
-    Returns:
-        A VecEnv.
-
-    Raises:
-        ValueError: no simulator has this name; the message suggests the nearest.
-        ImportError: an Atari game needs Warp and ale-py.
 
     >>> make("CartPole-v1", n_envs=3).n_envs()
     3

@@ -1,6 +1,6 @@
-"""TensorEnv: write a simulator in three functions of tensors; restarts, limits and keys are done here.
+"""TensorEnv: a simulator as three functions of tensors, with restarts, time limits and random keys added.
 
-The simulator says how a state begins, moves and looks; all else that `VecEnv` promises is here and in
+The simulator defines how a state begins, moves and looks; everything else that `VecEnv` promises is here and in
 `rlstruct.sims._simulation`. Nothing in `TensorEnv.step` waits for the device and no shape depends on data, so a step
 may be compiled, or captured as a graph.
 
@@ -41,32 +41,32 @@ if TYPE_CHECKING:
 State = TypeVar("State")
 Backend = Literal["torch", "compile", "warp"]
 
-_SALT = 0x51D  # which child of the seed: apart from what the batcher gives to agents with the same seed
+_SALT = 0x51D  # the child of the seed: differs from the keys that the batcher gives to agents with the same seed
 
 
 class TensorEnv(VecEnv, Generic[State]):
     """B copies of a simulator whose state is tensors, on any device. Write `initial`, `transition` and `observe`.
 
     The class also sets ``action_space`` and ``observation_space`` (gymnasium spaces of one environment). Never write to
-    the tensors that come out: observations share some of them.
+    the returned tensors: observations share some of them.
 
     Attributes:
-        stochastic: whether `transition` draws random numbers. If not, it gets an empty key, and steps are cheaper.
+        stochastic: `transition` draws random numbers. Otherwise its key is empty, and steps are cheaper.
         default_time_limit: the time limit of the task, None for none.
         kernel_module: the module whose ``KERNEL`` is the `kernel` of this class; "" for none.
 
     Args:
         n_envs: B.
         seed: environment j draws from ``seed + j``.
-        device: where everything lives.
-        dtype: of states and frames of floating-point numbers. ``torch.float64`` also turns a float32 observation space
-            into one of float64.
-        auto_reset: whether ended environments restart within the step; otherwise they idle until `reset`.
+        device: device of the simulation.
+        dtype: of floating-point states and frames. ``torch.float64`` also turns a float32 observation space into one of
+            float64.
+        auto_reset: ended environments restart within the step; otherwise they idle until `reset`.
         time_limit: an episode is truncated after this many steps; None for never, "default" for the limit of the task.
-        backend: ``"torch"`` runs the functions as they are written, ``"compile"`` turns a whole step into one kernel
-            (TorchInductor; the first step takes some 20 seconds). ``"warp"`` is ``"torch"``, but that a batch of
-            RL_Batcher with a small network becomes one launch of the simulator's `kernel` (the extra ``warp``). Equal
-            results, floating-point numbers to rounding.
+        backend: ``"torch"`` runs the functions eagerly, ``"compile"`` turns a whole step into one kernel
+            (TorchInductor; the first step takes some 20 seconds). ``"warp"`` (an extra) is ``"torch"``, except that a
+            batch of RL_Batcher with a small network becomes one launch of the simulator's `kernel`. Results are equal,
+            floating-point numbers to rounding.
 
     Raises:
         ValueError: an argument is out of range, or the device does not exist or cannot compile, or there is no kernel.
@@ -100,7 +100,7 @@ class TensorEnv(VecEnv, Generic[State]):
             raise BadValueError(f"{self._name}: got backend={backend!r}, expected 'torch', 'compile' or 'warp'.")
         if backend != "torch" and self._device.type not in ("cpu", "cuda"):
             raise BadValueError(f"{self._name}: {backend!r} works on cpu and cuda, not on {self._device}: use 'torch'.")
-        self.action_space = deepcopy(self.action_space)  # of the class: seeding one must not seed those of others
+        self.action_space = deepcopy(self.action_space)  # the class's: seeding one must not seed others
         self.observation_space = _in_dtype(deepcopy(self.observation_space), dtype)
         self.dtype, self.auto_reset, self.backend = dtype, auto_reset, backend
         self._n_envs = n_envs
@@ -112,8 +112,8 @@ class TensorEnv(VecEnv, Generic[State]):
         seeds = torch.arange(seed, seed + n_envs, dtype=torch.int64, device=self._device)
         self._carry: Tensors = {"env_key": child_key(seeds, _SALT), "episode": torch.full_like(seeds, -1)}
         self._stepper = self._make_stepper()
-        self._moved = False  # whether what `transition` returns was looked at
-        self._current = DictTensor()  # what was shown last
+        self._moved = False  # `transition` was checked
+        self._current = DictTensor()  # the last observation
         self._idle = IdleWatch(self._name, self.time_limit)
         self._kernels: Any = importlib.import_module("rlstruct.sims.kernels.fused") if backend == "warp" else None
         if self._kernels is not None:
@@ -135,8 +135,8 @@ class TensorEnv(VecEnv, Generic[State]):
         """Take one step in every environment. Write to no argument.
 
         Args:
-            state: where they are.  [B, ...]
-            action: what the agents do, a tensor; for nested spaces a dict of them (``x``, ``x/y``).  [B, ...]
+            state: current states.  [B, ...]
+            action: the agents' actions, a tensor; for nested spaces a dict of them (``x``, ``x/y``).  [B, ...]
             key: a fresh key for each environment, empty unless ``stochastic``.  [B] int64
 
         Returns:
@@ -145,10 +145,7 @@ class TensorEnv(VecEnv, Generic[State]):
 
     @abstractmethod
     def observe(self, state: State) -> Tensor | Tensors:
-        """Show the states to the agent.
-
-        Args:
-            state: where the environments are.  [B, ...]
+        """Show the states [B, ...] to the agent.
 
         Returns:
             A frame for each; for nested spaces a dict of them (``x``, ``x/y``). No view of the state.  [B, ...]
@@ -157,10 +154,7 @@ class TensorEnv(VecEnv, Generic[State]):
     def kernel(self) -> GameKernel:
         """Return the same three functions for one environment, as Warp functions, for ``backend="warp"``.
 
-        Override it to give your own simulator a kernel; `rlstruct.sims.kernels.GameKernel` says how.
-
-        Raises:
-            ValueError: this simulator has none.
+        Override it to give your own simulator a kernel, see `rlstruct.sims.kernels.GameKernel`.
         """
         if not self.kernel_module:
             raise BadValueError(
@@ -183,13 +177,8 @@ class TensorEnv(VecEnv, Generic[State]):
         """Begin the next episode in every environment; see `VecEnv.reset`.
 
         Args:
-            env_info: ``state/<field>`` lets these episodes, not later ones, begin from states of your own, [B, ...] on
-                the CPU. Other keys are left alone.
-
-        Raises:
-            KeyError: the state has no such field.
-            ShapeMismatchError: a field or frame has another shape or dtype than it must have.
-            DeviceMismatchError: a field is on another device.
+            env_info: ``state/<field>``, [B, ...] on the CPU, replaces the start states of these episodes only. Other
+                keys are ignored.
         """
         given = part_of(dict(env_info.items()) if env_info is not None else {}, "state/")
         self._carry = self._begun({name: value.to(self._device) for name, value in given.items()})
@@ -199,17 +188,7 @@ class TensorEnv(VecEnv, Generic[State]):
 
     @operation("simulator")
     def step(self, action: DictTensor) -> Stepped:
-        """Take one step in every environment that runs; see `VecEnv.step`.
-
-        Raises:
-            TypeError: the action is no DictTensor.
-            RuntimeError: `reset` was not called, or has not been called for 1,000 steps after the last episode ended.
-            KeyError: a key of the action is missing.
-            ShapeMismatchError: the action has another shape or dtype than the action space says, or what `transition`
-                returned in the first step has another one than it must have.
-            DeviceMismatchError: the action, or what `transition` returned, is on another device.
-            RuntimeError: `transition` wrote to an argument, which is looked at in the first step.
-        """
+        """Take one step in every environment that runs; see `VecEnv.step`."""
         sent = self._sent(action)
         if not self._moved:
             self._simulation.check_transition(self._carry, sent)
@@ -226,24 +205,18 @@ class TensorEnv(VecEnv, Generic[State]):
         return Stepped((seen, masks["ran"]), (after, masks["running"]), restarted=self.auto_reset)
 
     def fused_rollout(self, perceptron: Perceptron, n_timesteps: int) -> FusedRollout | None:
-        """Return what takes T steps with an agent in one launch (`rlstruct.engine.fused`); None if no kernel can."""
-        watched = type(self).step is not TensorEnv.step or "step" in vars(self)  # somebody wants to see single steps
+        """Return a launch of T steps with an agent (`rlstruct.engine.fused`), or None if no kernel can."""
+        watched = type(self).step is not TensorEnv.step or "step" in vars(self)  # a caller wants single steps
         if self._kernels is None or not self.auto_reset or watched:
             return None
         rollout: FusedRollout | None = self._kernels.fused_rollout(self, perceptron, n_timesteps)
         return rollout
 
     def get_state(self, ids: Sequence[int] | Tensor | None = None) -> State:
-        """Copy the states of some environments.
+        """Copy the states of some environments.  [K, ...].
 
         Args:
-            ids: which ones, a list or [K] int64 on the device; None for all.
-
-        Returns:
-            Their states, in that order.  [K, ...]
-
-        Raises:
-            RuntimeError: `reset` was not called.
+            ids: a list or [K] int64 on the device; None for all.
         """
         self._check_begun("get_state")
         rows, fields = self._rows(ids), part_of(self._carry, "state/")
@@ -251,18 +224,14 @@ class TensorEnv(VecEnv, Generic[State]):
         return state
 
     def set_state(self, ids: Sequence[int] | Tensor | None, state: State) -> Observed:
-        """Begin a new episode in some environments, from states of your own; the others go on.
+        """Begin a new episode in some environments, from states of your own; the others continue.
 
         Args:
-            ids: which ones, each once, a list or [K] int64 on the device; None for all.
-            state: where they begin, on any device: one recorded on the CPU is copied to this one.  [K, ...]
+            ids: each environment at most once, a list or [K] int64 on the device; None for all.
+            state: start states, copied to this device if they are elsewhere.  [K, ...]
 
         Returns:
-            What the agent acts on next, in all environments: ``(current, still_running)``.
-
-        Raises:
-            RuntimeError: `reset` was not called.
-            KeyError, ShapeMismatchError: the state has other fields, shapes or dtypes.
+            The next observation of all environments: ``(current, still_running)``.
         """
         self._check_begun("set_state")
         carry, fields = self._carry, part_of(self._carry, "state/")
@@ -285,19 +254,19 @@ class TensorEnv(VecEnv, Generic[State]):
         return current, carry.get("running", self._yes)
 
     def carry(self) -> Tensors:
-        """Return all tensors that one step hands to the next, by name: the whole simulation. They never change.
+        """Return all tensors that one step passes to the next, by name: the whole simulation. They never change.
 
-        A CUDA graph of some steps keeps going from where it stopped, if it begins with ``env.set_carry(env.carry())``
-        and ends by copying the new tensors into those that it began with.
+        A CUDA graph of several steps continues across replays if it begins with ``env.set_carry(env.carry())`` and ends
+        by copying the new tensors into the first ones.
         """
         return dict(self._carry)
 
     def set_carry(self, tensors: Tensors, shown: Tensors | None = None) -> None:
-        """Go on from what `carry` returned, here or in an environment made alike, bit by bit.
+        """Restore a state from `carry`, in this or an identically built environment. Bit-exact.
 
         Args:
             tensors: the carry.
-            shown: the observation that belongs to it; `set_state` answers with it for environments that go on.
+            shown: the observation that belongs to it; `set_state` returns it for environments that continue.
         """
         self._carry = dict(tensors)
         self._idle.begin()
@@ -319,7 +288,7 @@ class TensorEnv(VecEnv, Generic[State]):
         self.set_carry(saved, part_of(moved, "shown/"))
 
     def _begun(self, given: Tensors) -> Tensors:
-        """Return the carry with which all environments begin their next episode, from given states or those drawn."""
+        """Return the carry at the start of all environments' next episode, from given or drawn states."""
         carry = {**self._carry, "episode": self._carry["episode"] + 1}
         carry |= self._simulation.begin(carry, carry["episode"])
         expected = Layout.of(own := part_of(carry, "state/"), drop=1)

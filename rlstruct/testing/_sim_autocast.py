@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from rlstruct.engine.private import schema_of
+from rlstruct.engine.torch_private import schema_of
 
 LOWER: Final = (
     "_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution prelu "
@@ -37,8 +37,13 @@ WIDEST: Final = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler inde
 
 
 def autocast_kernels() -> Iterator[tuple[Any, Callable[..., Any]]]:
-    """Give each operator that autocast treats, with what runs in its place while autocast is on."""
-    for names, wanted in ((LOWER, _lower), (SINGLE, _single), (WIDEST, _widest)):
+    """Yield each operator that autocast treats, with its replacement while autocast is on."""
+    groups = (
+        (LOWER, lambda tensors: torch.get_autocast_dtype("sim")),
+        (SINGLE, lambda tensors: torch.float32),
+        (WIDEST, _widest),
+    )
+    for names, wanted in groups:
         for name in names.split():
             packet = getattr(torch.ops.aten, name)
             for overload in packet.overloads():
@@ -64,14 +69,6 @@ def _is_cast(value: object) -> bool:
         and value.is_floating_point()
         and value.dtype is not torch.float64
     )
-
-
-def _lower(tensors: list[Tensor]) -> torch.dtype:
-    return torch.get_autocast_dtype("sim")
-
-
-def _single(tensors: list[Tensor]) -> torch.dtype:
-    return torch.float32
 
 
 def _widest(tensors: list[Tensor]) -> torch.dtype:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Generator
 
-from rlstruct.engine.private import address_of
+from rlstruct.engine.torch_private import address_of
 from rlstruct.testing._sim_devices import SimDeviceMismatchError, indexed
 from rlstruct.testing.host_sync import calling_line
 

@@ -1,10 +1,9 @@
-"""A graph for the simulated accelerator: what a CUDA graph does, operator by operator.
+"""Graphs of the simulated accelerator: capture and replay as with CUDA graphs, operator by operator.
 
-While work is recorded, every operator is noted with the very tensors that it met. A replay runs the same
-operators on the same tensors and writes their results into the memory that the recording gave them; no Python of the
-work runs again. So whatever a CUDA graph gets wrong in silence goes wrong here too, on a laptop: a number that was read
-on the host stays, a tensor that took another's place is not seen, a result that is not copied back is lost. A wait for
-the device raises, as it does while CUDA records.
+A capture notes every operator with its tensors. A replay runs the same operators on the same tensors and writes their
+results into the memory of the capture; no Python of the work runs again. So the silent mistakes of CUDA graphs show on
+a laptop: a number that was read on the host stays, a replaced tensor is not seen, a result that is not copied back is
+lost. A wait for the device raises, as it does during a CUDA capture.
 """
 
 # ruff: noqa: ANN401  (torch passes whatever an operator takes and returns)
@@ -18,12 +17,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from rlstruct.engine.private import TorchDispatchMode, is_composite, schema_of
+from rlstruct.engine.torch_private import TorchDispatchMode, is_composite, schema_of
 from rlstruct.testing.host_sync import forbid_host_sync
 
 
 def record(work: Callable[[], None]) -> Callable[[], None]:
-    """Record work without lasting effect, as CUDA does, and return what replays it."""
+    """Capture work without lasting effect, as CUDA does, and return the function that replays it."""
     recording = _Recording()
     try:
         with forbid_host_sync(), recording:
@@ -56,7 +55,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch g
         return results
 
     def undo(self) -> None:
-        """Give memory that was there before its values again, and make the results of the recording unusable."""
+        """Restore older memory, and make the results of the capture unusable."""
         with torch.no_grad():
             for tensor, before in reversed(self._before):
                 tensor.copy_(before)
@@ -75,7 +74,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch g
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
-    """Give the arguments that an operator writes to."""
+    """Yield the arguments that an operator writes to."""
     for position, argument in enumerate(schema_of(func).arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[position] if position < len(args) else kwargs.get(argument.name)
@@ -83,7 +82,7 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
 
 
 def _fresh(func: Any, results: Any) -> list[tuple[int, Tensor]]:
-    """Give the results that are new memory, neither arguments nor views of them, with their positions."""
+    """Return the results in new memory, neither arguments nor views of them, with their positions."""
     if any(returned.alias_info is not None for returned in schema_of(func).returns):
         return []
     return [(i, leaf) for i, leaf in enumerate(tree_leaves(results)) if isinstance(leaf, Tensor)]

@@ -1,4 +1,4 @@
-"""The tensor of the simulated accelerator, and the rules of what it may meet.
+"""The tensor of the simulated accelerator, and the rules for its operations with other tensors.
 
 A SimTensor wraps a CPU tensor. Every operation arrives at ``__torch_dispatch__``: the devices of its arguments are
 checked against CUDA's rules, the operation runs on the CPU tensors inside, and its results are wrapped. A view wraps a
@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from rlstruct.engine.private import disabled_torch_function, is_composite, schema_of, wrapper_of
+from rlstruct.engine.torch_private import disabled_torch_function, is_composite, schema_of, wrapper_of
 from rlstruct.testing._sim_devices import SimDeviceMismatchError, indexed
 from rlstruct.testing._sim_generator import check_generator
 from rlstruct.testing.host_sync import calling_line
@@ -42,7 +42,7 @@ def _lstm_cell(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One step of an LSTM (Hochreiter and Schmidhuber, 1997), gates in torch's order; [B, H] out of [B, 4 H].
+    """Take one step of an LSTM (Hochreiter and Schmidhuber, 1997), gates in torch's order; [B, H] out of [B, 4 H].
 
     The last result is a workspace that is never read.
     """
@@ -61,7 +61,7 @@ def _gru_cell(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """One step of a GRU (Cho et al., 2014), gates in torch's order; [B, H] out of [B, 3 H].
+    """Take one step of a GRU (Cho et al., 2014), gates in torch's order; [B, H] out of [B, 3 H].
 
     The last result is a workspace that is never read.
     """
@@ -82,7 +82,7 @@ DECOMPOSED: Final[dict[str, Callable[..., Any]]] = {
 
 
 class SimTensor(torch.Tensor):
-    """A tensor on ``sim:i``. Never made by name: use ``device="sim:1"`` or ``.to("sim:1")`` as on any device."""
+    """A tensor on ``sim:i``. Make it with ``device="sim:1"`` or ``.to("sim:1")`` as on any device."""
 
     __module__ = "rlstruct.testing.sim_device"
     _inner: Tensor  # the CPU tensor that holds the values; views of a SimTensor hold views of it
@@ -100,7 +100,7 @@ class SimTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Check the devices, run the operation on the CPU tensors inside, wrap what comes out."""
+        """Check the devices, run the operation on the CPU tensors inside, and wrap the results."""
         kwargs = kwargs or {}
         if is_composite(func):  # in inference mode nothing above this has taken it apart
             return func.decompose(*args, **kwargs)
@@ -228,7 +228,7 @@ def unwrap(value: Any, met: list[Tensor]) -> Any:
 
 
 def _places(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, str, Tensor]]:
-    """Give every tensor argument of the call: its entry in the schema, its name for a message, the tensor."""
+    """Yield every tensor argument of the call: its entry in the schema, its name for a message, the tensor."""
     for position, argument in enumerate(schema_of(func).arguments):
         value = args[position] if position < len(args) else kwargs.get(argument.name)
         if isinstance(value, Tensor):
@@ -277,7 +277,7 @@ def _refuse_mixture(func: Any, name: str, device: torch.device, args: Any, kwarg
 
 
 def _follow_shape(met: list[Tensor]) -> None:
-    """Give wrappers the shape of their tensors again after unsqueeze_, t_, resized outputs and the like."""
+    """Restore the shape of wrappers after unsqueeze_, t_, resized outputs and the like."""
     for tensor in met:
         if isinstance(tensor, SimTensor):
             inner = tensor._inner

@@ -1,10 +1,10 @@
-"""check_agent: does an agent keep every promise of the RL_Agent contract?"""
+"""check_agent: test of an agent against the contract of `RL_Agent`, property by property."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,9 @@ from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.engine.executors import EXECUTORS, agent_step
 from rlstruct.engine.precision import Precision
-from rlstruct.engine.promise import PurityError, check_equal
+from rlstruct.engine.purity import PurityError, check_equal
 from rlstruct.engine.runner import Runner
-from rlstruct.engine.streams import lane_of
+from rlstruct.engine.streams import stream_on
 from rlstruct.functional.random import step_keys
 from rlstruct.replay import replay_agent
 from rlstruct.rl_agent import RL_Agent, RL_Agent_CheckDevice
@@ -59,16 +59,9 @@ def check_agent(
     host_syncs: bool = False,
     executors: bool = True,
 ) -> None:
-    """Let an agent act for a few steps and compare all that it does with the contract of `RL_Agent`.
+    """Let an agent act for a few steps and test the properties that the contract of `RL_Agent` demands.
 
-    Looks at: where tensors are (with `RL_Agent_CheckDevice`); the initial state for 1 and for B environments; keys,
-    dtypes, shapes and values of actions against the action space; constant keys of actions and states; that arguments
-    are not written to; that equal arguments give equal answers; that no row depends on another; that a replay of the
-    collected trajectories gives the stored outputs again, and `states_at`, if it answers, the states; that `update`
-    copies the weights it is given; that no module drops or averages as it does in training.
-
-    Of a pure agent it also changes whatever may be read besides weights and arguments, one thing at
-    a time (see `rlstruct.testing.purity`), and lets it act compiled and as a recorded graph, where these are there.
+    Tested are the devices of all tensors (with `RL_Agent_CheckDevice`), and each of `PROPERTIES`.
 
     Args:
         agent: the agent to check, on ``device``. Its weights are the same afterwards if they can be found.
@@ -76,67 +69,65 @@ def check_agent(
         device: where the agent lives, by default where ``env`` does; ``"sim:1"`` finds device mistakes on a machine
             without a GPU.
         agent_info: settings of the environments' policies, on the CPU.  [B] or empty
-        weights: what `update` takes; by default the state_dict of the agent's model, if it has an nn.Module.
-        n_steps: how many steps to act.
+        weights: argument of `update`; by default the state_dict of the agent's model, if it has an nn.Module.
+        n_steps: number of steps.
         seed: of the random keys, the sampled frames, and `RL_Agent.seed`.
         tolerance: allowed difference of floating-point outputs between two batch sizes, and in the replay.
         draws_from_rng: False for an agent that draws from torch's generator, which is then seeded before each call;
             rows and replay are not compared.
-        host_syncs: whether the agent is watched for host syncs too, with `forbid_host_sync`.
+        host_syncs: also forbid host syncs, with `forbid_host_sync`.
         executors: False spares an agent that promises to be pure from being compiled, which takes seconds.
 
     Raises:
-        ConformanceError: naming the call, the key, what was found, what was expected, and the fix.
+        ConformanceError: naming the call, the key, the found and the expected value, and the fix.
         DeviceMismatchError: a tensor is on the wrong device.
         TypeError: the agent returned something else than a pair of DictTensors.
     """
     device = env.device if device is None else resolve_device(device)
     env = env if env.device == device else DeviceEnv(env, device)
-    guard = forbid_host_sync if host_syncs else None
-    watched = RL_Agent_CheckDevice(agent, device, host_syncs=guard)
-    kit = _Kit(watched, env, agent_info, seed=seed, tolerance=tolerance, draws_from_rng=draws_from_rng)
+    watched = RL_Agent_CheckDevice(agent, device, host_syncs=forbid_host_sync if host_syncs else None)
+    info = DictTensor() if agent_info is None else agent_info
+    if watched.agent_info_on_device and not info.empty():
+        info = info.to(device)
     agent.seed(seed)
-    check_modes(kit.name, _unwrapped(agent))
-    kit.check_initial_state()
-    with torch.no_grad():
-        steps = kit.act(n_steps)
-        for t, step in enumerate(steps):
-            kit.check_repeated(f"{kit.name}.__call__ (step {t})", step)
-            if draws_from_rng:
-                kit.check_rows(f"{kit.name}.__call__ (step {t})", step)
-    if draws_from_rng:
-        kit.check_replay(steps)
-    kit.check_update(steps[-1], weights)
-    if _unwrapped(agent).pure:
-        kit.check_purity(steps[-1])
-        if executors and not agent.require_history():
-            kit.check_executors(steps)
+    kit = _Kit(watched, env, info, weights, n_steps, seed, tolerance, draws_from_rng, executors)
+    for _, applies, check in PROPERTIES:
+        if applies(kit):
+            check(kit)
 
 
+@dataclass
 class _Kit:
-    """The agent under watch, in its environment."""
+    """The agent under watch, in its environment, with the arguments of `check_agent`."""
 
-    def __init__(
-        self,
-        agent: RL_Agent_CheckDevice,
-        env: VecEnv,
-        agent_info: DictTensor | None,
-        *,
-        seed: int,
-        tolerance: float,
-        draws_from_rng: bool,
-    ) -> None:
-        self.agent, self.env = agent, env
-        self.draws_from_rng = draws_from_rng
-        self.name = type(agent.agent).__name__
-        self.seed, self.tolerance = seed, tolerance
-        info = DictTensor() if agent_info is None else agent_info
-        wants_device = agent.agent_info_on_device and not info.empty()
-        self.agent_info = info.to(env.device) if wants_device else info
-        self.B = env.n_envs()
+    agent: RL_Agent_CheckDevice
+    env: VecEnv
+    agent_info: DictTensor
+    weights: Mapping[str, Tensor] | None
+    n_steps: int
+    seed: int
+    tolerance: float
+    draws_from_rng: bool
+    executors: bool
+    steps: list[_Step] = field(default_factory=list)  # filled by `check_acting`
+
+    @property
+    def plain(self) -> RL_Agent:
+        """The user's agent."""
+        return _unwrapped(self.agent)
+
+    @property
+    def name(self) -> str:
+        """Its class, for messages."""
+        return type(self.agent.agent).__name__
+
+    @property
+    def B(self) -> int:
+        """Number of environments."""
+        return self.env.n_envs()
 
     def check_initial_state(self) -> None:
-        """The initial state has B rows, and the same columns for every B."""
+        """Ask for the states of 1 and of B environments."""
         states = {}
         for B in (1, self.B):
             where = f"{self.name}.initial_state(agent_info, {B})"
@@ -147,14 +138,15 @@ class _Kit:
         fix = "The state has the same keys, dtypes and shapes for every B."
         check_layout(where, states[self.B], states[1].specs(), fix, self.B)
 
-    def act(self, n_steps: int) -> list[_Step]:
-        """Let the agent act, checking each answer by itself."""
+    @torch.no_grad()
+    def check_acting(self) -> None:
+        """Let the agent act, and check each answer by itself."""
         observation, _ = self.env.reset(None)
         state = self.agent.initial_state(self.agent_info, self.B)
         seeds = torch.arange(self.seed, self.seed + self.B, device=self.env.device)
-        keys = step_keys(seeds, 0, torch.arange(n_steps, device=self.env.device))  # [T, B]
-        steps: list[_Step] = []
-        for t in range(n_steps):
+        keys = step_keys(seeds, 0, torch.arange(self.n_steps, device=self.env.device))  # [T, B]
+        steps = self.steps
+        for t in range(self.n_steps):
             seen = observation + DictTensor({"rng": keys[t]})
             history = self._history(steps, seen) if self.agent.require_history() else None
             where = f"{self.name}.__call__ (step {t})"
@@ -168,15 +160,20 @@ class _Kit:
             (reached, _), (observation, _) = self.env.step(action)
             steps.append(_Step(state, seen, history, action, reached))
             state = new_state
-        return steps
 
-    def check_repeated(self, where: str, step: _Step) -> None:
-        """Equal arguments give equal answers."""
-        first, second = self._answer(step), self._answer(step)
-        check_same(f"{where}, called twice with the same arguments", second, first, _RNG)
+    def check_repeated(self) -> None:
+        """Call the agent twice in every step."""
+        for t, step in enumerate(self.steps):
+            where = f"{self.name}.__call__ (step {t}), called twice with the same arguments"
+            check_same(where, self._answer(step), self._answer(step), _RNG)
 
-    def check_rows(self, where: str, step: _Step) -> None:
-        """No row depends on another: neither on its position, nor on what else is there."""
+    @torch.no_grad()
+    def check_rows(self) -> None:
+        """Reverse the rows of every step, and call the agent with single rows."""
+        for t, step in enumerate(self.steps):
+            self._check_rows_of(f"{self.name}.__call__ (step {t})", step)
+
+    def _check_rows_of(self, where: str, step: _Step) -> None:
         expected = self._answer(step)
         backwards = list(range(self.B))[::-1]
         for rows in (backwards, [0], [self.B - 1]):
@@ -185,8 +182,9 @@ class _Kit:
             got = _joined(*self.agent(state, step.observation.index(rows), info, history))
             check_same(f"{where}, rows {rows} only", got, expected.index(rows), _ROWS, tolerance=self.tolerance)
 
-    def check_replay(self, steps: list[_Step]) -> None:
-        """A replay over the collected trajectories gives the states and the stored outputs."""
+    def check_replay(self) -> None:
+        """Replay the collected trajectories."""
+        steps = self.steps
         trajectories = self._trajectories(steps)
         self._check_states_at(trajectories, steps)
         replayed = replay_agent(self.agent, trajectories)
@@ -200,7 +198,7 @@ class _Kit:
             check_same(f"replay_agent({self.name}), step {t}", got, expected, fix, tolerance=self.tolerance)
 
     def _check_states_at(self, trajectories: Trajectories, steps: list[_Step]) -> None:
-        """States returned without acting are those with which it acted."""
+        """Compare the states that `states_at` returns with those of the steps."""
         fix = "Return the state with which step t of row b acted as row b * T + t, or None."
         backwards = torch.arange(self.B * len(steps), device=self.env.device).flip(0)
         for numbers in (None, backwards):
@@ -214,11 +212,12 @@ class _Kit:
                 wanted = DictTensor({key: expected if numbers is None else expected.flip(0)})
                 check_same(f"{where}, {key!r}", DictTensor({key: states[key]}).map(on_cpu), wanted.map(on_cpu), fix)
 
-    def check_update(self, step: _Step, weights: Mapping[str, Tensor] | None) -> None:
-        """`update` takes the weights over, all of them, as a copy.
+    def check_update(self) -> None:
+        """Update to other weights and back.
 
-        Skipped where there are no weights to be found, and for an agent that defines no `update`.
+        Skipped without weights, and for an agent that defines no `update`.
         """
+        step, weights = self.steps[-1], self.weights
         module = _model(self.agent.agent)
         given = weights if weights is not None else None if module is None else module.state_dict()
         takes_none = weights is None and type(self.agent.agent).update is RL_Agent.update
@@ -229,12 +228,12 @@ class _Kit:
         other = {k: v * 0.5 + 0.25 if v.is_floating_point() else v.clone() for k, v in original.items()}
         self.agent.update({k: v.clone() for k, v in original.items()})
         before = self._answer(step)
-        lent = {k: v.clone() for k, v in other.items()}
-        self.agent.update(lent)
+        passed = {k: v.clone() for k, v in other.items()}
+        self.agent.update(passed)
         if module is not None and weights is None:
             self._check_taken(where, module, other)
         changed = self._answer(step)
-        for value in lent.values():
+        for value in passed.values():
             value.fill_(1)  # what a batcher does when it publishes the next version
         fix = "Copy the weights, as load_state_dict does: the batcher writes to these tensors again."
         check_same(f"{where}, after its argument changed", self._answer(step), changed, fix)
@@ -242,9 +241,9 @@ class _Kit:
         fix = "The same weights must give the same answers: update all that the answers depend on."
         check_same(f"{where}, back to the first weights", self._answer(step), before, fix)
 
-    def check_purity(self, step: _Step) -> None:
-        """The answer depends on weights and arguments only."""
-        agent = _unwrapped(self.agent)
+    def check_purity(self) -> None:
+        """Change every other value that the agent may read."""
+        agent, step = self.plain, self.steps[-1]
         arguments = (step.state, step.observation, self.agent_info, step.history)
 
         @torch.no_grad()
@@ -254,9 +253,9 @@ class _Kit:
         check_pure(self.name, agent, answer)
 
     @torch.no_grad()
-    def check_executors(self, steps: list[_Step]) -> None:
-        """Every executor gives what the agent gives, also with new weights and a new agent_info."""
-        agent, device = _unwrapped(self.agent), self.env.device
+    def check_executors(self) -> None:
+        """Compare every executor with the agent, also with new weights and a new agent_info."""
+        agent, device, steps = self.plain, self.env.device, self.steps
         act = agent_step(agent)
         made = {name: make_on(device) for name, make_on in EXECUTORS.items()}
         if not self.agent_info.empty() and not agent.agent_info_on_device:
@@ -265,7 +264,7 @@ class _Kit:
         for name, make in made.items():
             if make is None:
                 continue
-            runner = Runner(act, agent, device, make, alike=True, lane=lane_of(device))
+            runner = Runner(act, agent, device, make, alike=True, stream=stream_on(device))
             before = [parameter.clone() for parameter in parameters]
             for i, step in enumerate((*steps[:3], *steps[:1])):
                 info = self.agent_info.map(functools.partial(torch.roll, shifts=i, dims=0))
@@ -291,7 +290,7 @@ class _Kit:
                 fail(where, key, "the old weights", "those that were given", fix)
 
     def _answer(self, step: _Step) -> DictTensor:
-        """The agent's answer to the arguments of a step, on the CPU."""
+        """Return the agent's answer to the arguments of a step, on the CPU."""
         if not self.draws_from_rng:
             torch.manual_seed(self.seed)
         with torch.no_grad():
@@ -326,7 +325,7 @@ class _Kit:
 
 
 def _joined(action: DictTensor, new_state: DictTensor) -> DictTensor:
-    """All that a call returned, on the CPU."""
+    """Return the whole answer of a call, on the CPU."""
     return (action.prepend_key("action/") + new_state.prepend_key("new_state/")).map(on_cpu)
 
 
@@ -335,10 +334,32 @@ def _unwrapped(agent: RL_Agent) -> RL_Agent:
 
 
 def _model(agent: RL_Agent) -> nn.Module | None:
-    """The agent's network: the agent itself, or its attribute ``model``, or its only nn.Module."""
+    """Return the agent's network: the agent itself, or its attribute ``model``, or its only nn.Module."""
     if isinstance(agent, nn.Module):
         return agent
     modules = {name: value for name, value in vars(agent).items() if isinstance(value, nn.Module)}
     if "model" in modules:
         return modules["model"]
     return next(iter(modules.values())) if len(modules) == 1 else None
+
+
+def _always(kit: _Kit) -> bool:
+    return True
+
+
+PROPERTIES: tuple[tuple[str, Callable[[_Kit], bool], Callable[[_Kit], None]], ...] = (
+    ("no module drops or averages as in training", _always, lambda kit: check_modes(kit.name, kit.plain)),
+    ("the initial state has B rows and the same columns for every B", _always, _Kit.check_initial_state),
+    ("answers fit action space and initial state, and arguments are not written to", _always, _Kit.check_acting),
+    ("equal arguments give equal answers", _always, _Kit.check_repeated),
+    ("no row depends on another", lambda kit: kit.draws_from_rng, _Kit.check_rows),
+    ("a replay gives the stored outputs, states_at the states", lambda kit: kit.draws_from_rng, _Kit.check_replay),
+    ("update copies all weights", _always, _Kit.check_update),
+    ("a pure agent depends on weights and arguments only", lambda kit: kit.plain.pure, _Kit.check_purity),
+    (
+        "every executor gives the answers of a pure agent",
+        lambda kit: kit.plain.pure and kit.executors and not kit.plain.require_history(),
+        _Kit.check_executors,
+    ),
+)
+"""The properties in the order in which `check_agent` tests them: name, condition, and check."""

@@ -1,6 +1,6 @@
-"""Find code that writes to a batch. Batches are read-only, because several of their keys may be views of one tensor.
+"""forbid_batch_writes: a guard that finds code that writes to a batch. Batches are read-only.
 
-``observation/x`` and ``_observation/x`` share memory in most batches, and do not where an environment restarted. So
+``observation/x`` and ``_observation/x`` share memory in most batches, but not where an environment restarted. So
 arithmetic in place on both happens twice in some batches and once in others. Inside ``forbid_batch_writes`` it raises:
 
 >>> import torch
@@ -19,7 +19,7 @@ Operators of torch raise at the line that calls them. Writes of others (numpy, W
 replayed CUDA graph) are found at the end of the block, by values: this needs a copy of the batch.
 """
 
-# ruff: noqa: ANN401  (torch hands over whatever an operator takes and returns)
+# ruff: noqa: ANN401  (torch passes whatever an operator takes and returns)
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from typing import Any
 from torch import Tensor
 
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
-from rlstruct.engine.private import Watching, is_composite, schema_of
+from rlstruct.engine.torch_private import Watching, is_composite, schema_of
 from rlstruct.errors import Explained
 from rlstruct.testing.host_sync import allow_host_sync, calling_line
 
@@ -39,7 +39,7 @@ _FIX = "Make a new tensor instead (x = x / 255), or write to a copy: batch.clone
 
 
 class BatchWriteError(Explained, RuntimeError):
-    """Something wrote to a batch, which is read-only; the message names the keys, and the line if torch wrote."""
+    """Error: a write to a batch, which is read-only; it names the keys, and the line of an operator of torch."""
 
 
 @contextlib.contextmanager
@@ -47,10 +47,10 @@ def forbid_batch_writes(*batches: Trajectories | DictTensor | TemporalDictTensor
     """Raise where code inside writes to the memory of a batch.
 
     Args:
-        batches: what `RL_Batcher.get` returned, or any other structure; they stay usable.
+        batches: from `RL_Batcher.get`, or any other structures; they stay usable.
 
     Raises:
-        BatchWriteError: with the keys that the write reaches, and what to do instead.
+        BatchWriteError: with the keys that share the written memory, and a remedy.
     """
     tensors: list[tuple[str, Tensor]] = [item for batch in batches for item in _named(batch)]
     before = [(name, tensor, tensor.detach().clone()) for name, tensor in tensors]
@@ -65,7 +65,7 @@ def forbid_batch_writes(*batches: Trajectories | DictTensor | TemporalDictTensor
 
 
 class _Operators(Watching):  # type: ignore[no-untyped-call]  # torch gives its base no types
-    """Raises before an operator writes to the memory of these tensors."""
+    """Guard that raises before an operator writes to the memory of these tensors."""
 
     def __init__(self, tensors: list[tuple[str, Tensor]]) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class _Operators(Watching):  # type: ignore[no-untyped-call]  # torch gives its 
 
 @functools.cache
 def _written(func: Any) -> tuple[tuple[int | None, str], ...]:
-    """Return place and name of each argument that an operator writes to; no place where only the name will do."""
+    """Return position and name of each argument that an operator writes to; None for keyword-only ones."""
     return tuple(
         (None if argument.kwarg_only else i, argument.name)
         for i, argument in enumerate(schema_of(func).arguments)
@@ -104,7 +104,7 @@ def _written(func: Any) -> tuple[tuple[int | None, str], ...]:
 
 
 def _bytes_of(tensor: Tensor) -> tuple[int, int]:
-    """Return where the memory of a tensor begins and ends, gaps of its strides included."""
+    """Return the range of a tensor's memory, including gaps of its strides."""
     if tensor.numel() == 0:
         return 0, 0
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -17,19 +17,19 @@ from rlstruct.core.layout import Named, mismatch
 from rlstruct.errors import Explained
 from rlstruct.spaces import Leaf
 
-# Frames are often computed in float32 and bounds in float64: a rounding beyond the bound is no fault.
+# Frames are often computed in float32 and bounds in float64: rounding may exceed the bound.
 _ROUNDING = 1e-5
 
 
 class ConformanceError(Explained, AssertionError):
-    """A class does not do what its contract says.
+    """A class breaks its contract.
 
     Attributes:
-        where: the call at which it showed, such as ``"MyEnv.step (call 3)"``.
-        key: the tensor that is wrong, None when it is none.
-        got: what was found.
-        expected: what the contract says.
-        fix: what to do about it.
+        where: the call that showed it, such as ``"MyEnv.step (call 3)"``.
+        key: the wrong tensor, None for anything else.
+        got: the found value.
+        expected: the value that the contract demands.
+        fix: the remedy.
     """
 
     where: str = ""
@@ -55,7 +55,7 @@ def fail(where: str, key: str | None, got: object, expected: object, fix: str) -
 
 
 def holds(mask: Tensor) -> bool:
-    """Tell whether a mask is True everywhere, wherever it lives."""
+    """Return True if a mask is True everywhere, on any device."""
     return bool(mask.all())  # sync: the kit checks values, several times a step
 
 
@@ -65,7 +65,7 @@ def on_cpu(tensor: Tensor) -> Tensor:
 
 
 def same(got: Tensor, expected: Tensor, tolerance: float = 0.0) -> Tensor:
-    """Compare values [B, ...], where not-a-number equals itself; return which rows agree, [B] bool.
+    """Return which rows of values [B, ...] agree, [B] bool; not-a-number equals itself.
 
     Floating-point numbers may differ by the tolerance, relative for those above 1; integers must be equal.
     """
@@ -81,7 +81,7 @@ def check_same(
 ) -> None:
     """Compare two structures on the CPU, key by key and row by row; see `same`.
 
-    ``fixes`` may be a fix for each key, or for the part of it before the first ``/``; ``""`` is that of the rest.
+    ``fixes`` is the remedy, or remedies by key or by the part of it before the first ``/``; ``""`` is the default.
     """
     table = {"": fixes} if isinstance(fixes, str) else fixes
     check_layout(where, got, Layout.of(expected), table)
@@ -129,7 +129,7 @@ def check_in_space(where: str, key: str, tensor: Tensor, leaf: Leaf, n_rows: int
 
 
 def _outside(leaf: Leaf, rows: Tensor) -> Tensor:
-    """Find the values [n, ...], on the CPU, that are NaN or beyond the space's bounds by more than rounding."""
+    """Return where values [n, ...], on the CPU, are NaN or beyond the space's bounds by more than rounding."""
     low, high = (torch.from_numpy(np.array(bound)) for bound in leaf.bounds())
     values = rows
     if rows.is_floating_point():

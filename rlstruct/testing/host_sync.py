@@ -1,7 +1,7 @@
-"""Find the calls that make the host wait for the device, with no GPU at hand.
+"""forbid_host_sync: a guard that finds calls that make the host wait for the device, even without a GPU.
 
-``x.item()``, ``if x > 0:``, ``x[mask]`` and their like stop the program until the device has caught up. On a laptop
-nothing shows it; on a GPU it is most of the time. Inside ``forbid_host_sync()`` each such call raises, on any device:
+``x.item()``, ``if x > 0:``, ``x[mask]`` and the like stop the program until the device has caught up. On a laptop
+that is invisible; on a GPU it can take most of the time. Inside ``forbid_host_sync()`` each such call raises:
 
 >>> import torch
 >>> from rlstruct.testing import forbid_host_sync
@@ -17,8 +17,8 @@ rlstruct.testing.host_sync.HostSyncError: ...: indexing by a boolean mask makes 
 It watches torch's Python calls (``item tolist numpy cpu``), the operators below them (``nonzero``, mask indexing,
 copies between devices, ...), and on CUDA torch's own alarm, ``torch.cuda.set_sync_debug_mode``. ``x.to("cpu")`` is a
 copy only where ``x`` is elsewhere: on CUDA, or on the simulated accelerator (``rlstruct.testing.sim_device``). An
-intended wait goes into ``allow_host_sync()``; ``count_host_syncs()`` counts instead of raising. Nobody looks into code
-under ``torch.compile``: it stays compiled.
+intended wait goes into ``allow_host_sync()``; ``count_host_syncs()`` counts instead of raising. Code under
+``torch.compile`` is not watched: it stays compiled.
 """
 
 # ruff: noqa: ANN401  (torch passes whatever a call takes and returns)
@@ -38,11 +38,20 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from rlstruct.engine.private import Watching, is_composite
-from rlstruct.engine.waits import CROSS, NUMBER, SHAPE, guards, intended, is_accelerator, judge_operator, set_guards
+from rlstruct.engine.host_syncs import (
+    CROSS,
+    NUMBER,
+    SHAPE,
+    guards,
+    intended,
+    is_accelerator,
+    judge_operator,
+    set_guards,
+)
+from rlstruct.engine.torch_private import Watching, is_composite
 from rlstruct.errors import Explained
 
-# Python calls by the name of the method, and how to do without.
+# Python calls by the name of the method, and the remedy.
 _FUNCTIONS: Final = {
     **dict.fromkeys(("item", "tolist", "numpy", "__array__", "cpu", "__repr__"), NUMBER),
     **dict.fromkeys(("__bool__", "__int__", "__float__", "__index__", "__complex__", "is_nonzero"), NUMBER),
@@ -58,18 +67,14 @@ _TOOLS: Final = tuple(
 
 
 class HostSyncError(Explained, RuntimeError):
-    """A call made the host wait for the device where that is forbidden; the message names the call and its line."""
+    """Error: a call made the host wait for the device where that is forbidden; it names the call and its line."""
 
 
 @dataclass
 class HostSyncCount:
-    """Result of ``count_host_syncs``.
+    """Result of ``count_host_syncs``."""
 
-    Attributes:
-        calls: one line of text per wait: file, line and call, in order.
-    """
-
-    calls: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)  # a line of text for each wait: file, line and call, in order
 
     @property
     def count(self) -> int:
@@ -82,7 +87,7 @@ def forbid_host_sync() -> Iterator[None]:
     """Raise at every call inside that makes the host wait for the device; also on a CPU, where it would cost nothing.
 
     Raises:
-        HostSyncError: with the call, the file and line that made it, and what to do instead.
+        HostSyncError: with the call, its file and line, and a remedy.
     """
     with _watching(_raise), _cuda_alarm("error"):
         try:
@@ -95,11 +100,7 @@ def forbid_host_sync() -> Iterator[None]:
 
 @contextlib.contextmanager
 def count_host_syncs() -> Iterator[HostSyncCount]:
-    """Count the calls inside that make the host wait, and let them happen.
-
-    Yields:
-        The count, with the list of calls; still readable afterwards.
-    """
+    """Count the calls inside that make the host wait, and allow them. The yielded count stays readable afterwards."""
     found = HostSyncCount()
     with _watching(lambda place, call, fix: found.calls.append(f"{place}: {call}")):
         yield found
@@ -120,7 +121,7 @@ def _raise(place: str, call: str, fix: str) -> None:
 
 
 class _Watch:
-    """Shared state of the two modes: the report function, and whether to look away."""
+    """Shared state of the two modes: the report function, and whether they are paused."""
 
     def __init__(self, report: Callable[[str, str, str], None]) -> None:
         self.report = report
@@ -153,7 +154,7 @@ def _watching(report: Callable[[str, str, str], None]) -> Iterator[None]:
 @contextlib.contextmanager
 def _cuda_alarm(mode: str) -> Iterator[None]:
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        yield  # nothing can wait for CUDA yet, and a look must not start it
+        yield  # nothing can wait for CUDA yet, and looking must not start it
         return
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():  # once in a process torch says that the alarm is a prototype
@@ -166,7 +167,7 @@ def _cuda_alarm(mode: str) -> Iterator[None]:
 
 
 class _Functions(TorchFunctionMode):
-    """Sees torch's Python calls, by the name the user wrote."""
+    """Watcher of torch's Python calls, by the name that the user wrote."""
 
     def __init__(self, watch: _Watch) -> None:
         super().__init__()
@@ -204,7 +205,7 @@ class _Functions(TorchFunctionMode):
 
 
 class _Operators(Watching):  # type: ignore[no-untyped-call]
-    """Sees the operators below the Python calls."""
+    """Watcher of the operators below the Python calls."""
 
     def __init__(self, watch: _Watch) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Test of an agent's promise to be pure: finds and names what it depends on besides weights and arguments."""
+"""Test of an agent's promise to be pure: it names what the answer depends on besides weights and arguments."""
 
 # ruff: noqa: ANN401  (attributes and globals hold anything)
 
@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.core import DictTensor
-from rlstruct.engine.promise import RANDOM_IN_TRAINING, modules_of
+from rlstruct.engine.purity import RANDOM_IN_TRAINING, modules_of
 from rlstruct.testing.conformance import fail
 
 _OF_MODULES = frozenset(vars(nn.Module()))
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _EXPECTED = "an answer that depends on parameters, buffers and arguments only, since the class has pure = True"
-_MEND = "Make it a buffer of a module, pass it in agent_info, or declare it typing.Final if it never changes."
+_FIX = "Make it a buffer of a module, pass it in agent_info, or declare it typing.Final if it never changes."
 
 
 def check_modes(name: str, agent: object) -> None:
@@ -40,15 +40,12 @@ def check_modes(name: str, agent: object) -> None:
 
 
 def check_pure(name: str, agent: object, answer: Callable[[], DictTensor]) -> None:
-    """Change whatever an agent may read besides weights and arguments, one thing at a time, and put it back.
+    """Change everything that an agent may read besides weights and arguments, one value at a time, and restore it.
 
-    Looked at are numbers, bools, strings, arrays and tensors: in the attributes of the agent, of objects, containers
-    and modules within it, of their classes, and in the globals and closures that their code reads. Not looked at: what
-    is declared `typing.Final`, what a read-only property shows, and what belongs to a library. ``answer`` calls the
-    agent eagerly, always with the same arguments, and returns everything that it does, on the CPU.
-
-    Raises:
-        ConformanceError: it names what the answer depends on, or what the agent changes.
+    Examined are numbers, bools, strings, arrays and tensors: in the attributes of the agent, of objects, containers
+    and modules within it, of their classes, and in the globals and closures that their code reads. Not
+    examined are values declared `typing.Final`, values behind a read-only property, and libraries. ``answer`` calls the
+    agent eagerly, always with the same arguments, and returns its whole answer, on the CPU.
     """
     seen = {id(tensor) for tensor in weights_of_modules(agent)}
     places = [(place, _copied(place.get())) for place in _inside(agent, name, seen)]
@@ -69,7 +66,7 @@ def check_pure(name: str, agent: object, answer: Callable[[], DictTensor]) -> No
         finally:
             place.put(before)
         if not same:
-            fail(name, None, f"an answer that depends on {place.path}", _EXPECTED, _MEND)
+            fail(name, None, f"an answer that depends on {place.path}", _EXPECTED, _FIX)
 
 
 def weights_of_modules(agent: object) -> list[Tensor]:
@@ -78,7 +75,7 @@ def weights_of_modules(agent: object) -> list[Tensor]:
 
 
 class _Place(NamedTuple):
-    """Something that can be changed: how to say it, what is there, and how to put something else there."""
+    """A place that can be changed: its name in a message, and functions that get and set its value."""
 
     path: str
     get: Callable[[], Any]
@@ -95,7 +92,7 @@ class _Place(NamedTuple):
 
 
 def _at(place: _Place, seen: set[int]) -> Iterator[_Place]:
-    """Everything that can be changed at a place or within it; ``seen`` holds the ids of what was looked at."""
+    """Yield every place that can be changed at a place or within it; ``seen`` holds the ids of examined values."""
     value = place.get()
     if isinstance(value, tuple) and type(value) is tuple:
         for i in range(len(value)):
@@ -141,7 +138,7 @@ def _inside(value: Any, path: str, seen: set[int]) -> Iterator[_Place]:
 
 
 def _object(value: Any, path: str, seen: set[int]) -> Iterator[_Place]:
-    """The attributes of an object and of its classes, and what their methods read."""
+    """Yield the attributes of an object and of its classes, and the places that their methods read."""
     kind, own, skipped = type(value), getattr(value, "__dict__", {}), frozenset[str]()
     if isinstance(value, nn.Module):
         skipped = _OF_MODULES
@@ -164,7 +161,7 @@ def _object(value: Any, path: str, seen: set[int]) -> Iterator[_Place]:
 
 
 def _function(function: FunctionType, seen: set[int]) -> Iterator[_Place]:
-    """List what the code of a function reads: its closure, globals of its module, attributes of other modules."""
+    """Yield the places that a function reads: its closure, globals of its module, attributes of other modules."""
     code, name = function.__code__, function.__module__ or ""
     if id(code) in seen or _is_library(function.__module__) or name.startswith("rlstruct."):
         return
@@ -191,7 +188,7 @@ def _escaped(path: str) -> str:
 
 
 def _names(code: CodeType) -> set[str]:
-    """The globals and attributes that code names, also in functions within it."""
+    """Return the globals and attributes that code names, also in functions within it."""
     reading = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD")
     found = {str(step.argval) for step in dis.get_instructions(code) if step.opname in reading}
     return found.union(*(_names(part) for part in code.co_consts if isinstance(part, CodeType)))
@@ -235,7 +232,7 @@ def _copied(value: Any) -> Any:
 
 
 def _other(value: Any) -> Any:
-    """Another value of the same kind."""
+    """Return another value of the same kind."""
     if isinstance(value, str):
         return value + "_"
     if isinstance(value, bool):

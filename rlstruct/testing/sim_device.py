@@ -50,7 +50,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.device import register_backend
-from rlstruct.engine.private import operator_names, register_python_backend, schema_of, wrap_backward
+from rlstruct.engine.torch_private import operator_names, register_python_backend, schema_of, wrap_backward
 from rlstruct.errors import UsageError
 from rlstruct.testing import _sim_generator
 from rlstruct.testing._sim_autocast import autocast_kernels

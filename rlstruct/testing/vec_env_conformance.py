@@ -1,4 +1,4 @@
-"""check_vec_env: does an environment keep every promise of the VecEnv contract?"""
+"""check_vec_env: test of an environment against the contract of `VecEnv`, call by call."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ _ALWAYS = (
     "An auto-resetting environment always runs. Only one whose restarts_take_steps is True may leave out the step "
     "after an episode's end, and restarts in it."
 )
-# How many calls back a returned tensor is compared with its first value; those of the first reset always are.
+# Calls for which a returned tensor is compared with its first value; those of the first reset always are.
 _REMEMBERED_CALLS = 4
 _STEPS_OF_SECOND_RUN = 40
-_ENDS_TO_TELL = 5  # this many ends that all show a first frame are no coincidence
+_ENDS_TO_REPORT = 5  # this many ends that all show a first frame are no coincidence
 
 
 def check_vec_env(
@@ -67,28 +67,25 @@ def check_vec_env(
     check_bounds: bool = True,
     ends_as_it_begins: bool = False,
 ) -> None:
-    """Step a VecEnv with random actions and compare all that it does with the contract of `VecEnv`.
+    """Step a VecEnv with random actions and compare every answer with the contract of `VecEnv`.
 
-    Looks at: B, devices, keys, dtypes, shapes, bounds of the observation space; the values after a reset; the masks;
-    reached and current; restarts; idle rows; that no returned tensor changes later and no action is written to; that
-    ``env_info`` may be missing or empty; that equal seeds show equal things, also through ``step_into`` (see
-    `rlstruct.in_place.StepsInto`), where an environment has it; that
-    `close` may be called twice.
-
-    An auto-resetting environment may restart on its own clock, one step after an episode's end (see `VecEnv.step`),
-    unless its ``restarts_take_steps`` is False.
+    Tested are B, devices, keys, dtypes, shapes, bounds of the observation space; the values after a reset; the masks;
+    reached and current; restarts, in the step that ends an episode or in the next one (`VecEnv.restarts_take_steps`);
+    idle rows; that returned tensors never change and actions are not written to; that ``env_info`` may be missing or
+    empty; that equal seeds give equal results, also through ``step_into`` (see `rlstruct.in_place.StepsInto`), if there
+    is one; that `close` may be called twice.
 
     Args:
-        env: an environment, or better what makes one: then seeds are checked too. Closed afterwards.
+        env: an environment, or better a factory: then seeds are checked too. Closed afterwards.
         env_args: with a factory, its arguments besides ``seed``.
-        n_steps: how many steps to take; take enough for episodes to end.
+        n_steps: number of steps; take enough for episodes to end.
         seed: passed to the factory; seeds the random actions.
-        check_bounds: whether frames must lie within the observation space, to rounding.
-        ends_as_it_begins: whether episodes may all end in the very frame that the next one begins with. Else that is
-            taken for the mistake that it nearly always is: the final observation is lost.
+        check_bounds: frames must lie within the observation space, to rounding.
+        ends_as_it_begins: all episodes may end in the frame with which the next one begins. By default that fails,
+            because it nearly always means that the final observation is lost.
 
     Raises:
-        ConformanceError: naming the call, the key, what was found, what was expected, and the fix.
+        ConformanceError: naming the call, the key, the found and the expected value, and the fix.
     """
     factory = None if isinstance(env, VecEnv) else env
     made = env if isinstance(env, VecEnv) else env(**(env_args or {}), seed=seed)
@@ -131,7 +128,7 @@ def _check_seeds(create: Callable[[], VecEnv], seed: int, n_steps: int) -> None:
 
 
 class _Placed(EnvWrapper):
-    """Steps an environment by its ``step_into``, in memory that held something else, and shows it as ``step`` does."""
+    """Wrapper that steps by ``step_into``, in poisoned memory, and returns what ``step`` would return."""
 
     def reset(self, env_info: DictTensor | None = None) -> Observed:
         """Remember the observation: the next step reads it."""
@@ -141,7 +138,11 @@ class _Placed(EnvWrapper):
 
     def step(self, action: DictTensor) -> Stepped:
         """Step into poisoned memory."""
-        out, final = (ObservationBuffer.of(self._last.observation().map(_poisoned)) for _ in range(2))
+
+        def poison(tensor: Tensor) -> Tensor:
+            return torch.full_like(tensor, 77 if tensor.dtype is not torch.bool else 1)
+
+        out, final = (ObservationBuffer.of(self._last.observation().map(poison)) for _ in range(2))
         for flag in out.flags:
             flag.fill(False)
         untouched = final.observation().clone()
@@ -153,21 +154,14 @@ class _Placed(EnvWrapper):
         self._last, self._running, current = out, running, out.observation()
         others = torch.ones(self.n_envs(), dtype=torch.bool, device="cpu")
         others[list(rows)] = False
-        where, fix = (
-            f"{type(self.env).__name__}.step_into",
-            "Write to `final` in the rows that restart, and nowhere else.",
-        )
+        where, fix = f"{type(self.env).__name__}.step_into", "Write to `final` only in rows that restart."
         check_same(where, final.observation().map(lambda v: v[others]), untouched.map(lambda v: v[others]), fix)
         reached = masked_dicttensor(final.observation(), current, others)
         return Stepped((reached, ran), (current, running), restarted=bool(len(rows)))
 
 
-def _poisoned(tensor: Tensor) -> Tensor:
-    return torch.full_like(tensor, 77 if tensor.dtype is not torch.bool else 1)
-
-
 class _Walk:
-    """One environment under watch: every call is checked against the state that the last one left."""
+    """One environment under watch: every call is checked against the state after the last one."""
 
     def __init__(self, env: VecEnv, seed: int, check_bounds: bool) -> None:
         self.env = env
@@ -256,8 +250,8 @@ class _Walk:
         return torch.stack([same(one[key], other[key]) for key in self._frames]).all(dim=0)  # [B]
 
     def check_final_frames(self) -> None:
-        """Fail if every episode has ended in the first frame of the next one, although frames do change."""
-        if self._n_changes and self._n_ends >= _ENDS_TO_TELL and self._n_lost == self._n_ends:
+        """Fail if every episode ended in the first frame of the next one, although frames do change."""
+        if self._n_changes and self._n_ends >= _ENDS_TO_REPORT and self._n_lost == self._n_ends:
             fail(
                 f"{self.name}.step, reached",
                 next(iter(self._frames)),
@@ -327,7 +321,7 @@ class _Walk:
             fail(where, "reward", short(reward), "finite numbers", "Look for a division by zero in the environment.")
 
     def _fresh(self, observation: DictTensor) -> DictTensor:
-        """The observation as it must be at the start of an episode."""
+        """Return the observation that the start of an episode requires."""
         columns = dict(observation.items())
         for key in ("reward", "terminated", "truncated", "done", *self._last_actions):
             columns[key] = torch.zeros_like(columns[key])

@@ -1,4 +1,4 @@
-"""Learners that are forks of a process of their own, on machines that are names."""
+"""Learners that are forks of a separate process, on machines that are names."""
 
 from __future__ import annotations
 

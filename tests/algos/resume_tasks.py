@@ -19,11 +19,13 @@ from rlstruct.agents import (
     QNetwork,
     RecurrentActorCritic,
     RecurrentAgent,
+    SoftActorCritic,
+    SquashedGaussianAgent,
 )
-from rlstruct.algos import a2c, dqn, ppo, reinforce
+from rlstruct.algos import a2c, dqn, ppo, reinforce, sac
 from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.result import TrainingResult
 from rlstruct.algos.run_folder import RunFolder
-from rlstruct.algos.training import TrainingResult
 from rlstruct.sims import make
 
 COMMON: dict[str, Any] = {
@@ -61,6 +63,17 @@ def create_q_network() -> QNetwork:
     return QNetwork(4, 2, hidden=(16,))
 
 
+def create_pendulum(n_envs: int, seed: int) -> Any:
+    return make("Pendulum-v1", n_envs, seed, time_limit=60)
+
+
+def create_soft_network() -> SoftActorCritic:
+    return SoftActorCritic(3, (-2.0,), (2.0,), hidden=(16,))
+
+
+SAC = sac.SACConfig(
+    n_env_steps=800, n_timesteps=8, learning_starts=150, n_updates=2, batch_size=16, replay_capacity=400, **COMMON
+)
 DQN = dqn.DQNConfig(
     n_env_steps=800, n_timesteps=8, learning_starts=150, n_updates=2, batch_size=16, replay_capacity=400, **COMMON
 )
@@ -93,6 +106,7 @@ TASKS: dict[str, tuple[Any, TrainingConfig, Callable[[], Any], Any, Any]] = {
     "ppo": (ppo, PPO, create_network, ActorCriticAgent, create_sim),
     "ppo, recurrent": (ppo, PPO, create_recurrent_network, RecurrentAgent, create_sim),
     "dqn": (dqn, DQN, create_q_network, QAgent, create_sim),
+    "sac": (sac, SAC, create_soft_network, SquashedGaussianAgent, create_pendulum),
     "dqn, prioritised": (dqn, replace(DQN, prioritised=True), create_q_network, QAgent, create_sim),
 }
 

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import math
 import pathlib
+import re
 from typing import Any
 
 import gymnasium
@@ -27,8 +28,8 @@ from rlstruct.agents import (
 )
 from rlstruct.algos import a2c
 from rlstruct.algos.a2c import A2CConfig, A2CLearner, train
+from rlstruct.algos.result import TrainingResult
 from rlstruct.algos.run_folder import RunFolder
-from rlstruct.algos.training import TrainingResult
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.testing import allow_host_sync, forbid_host_sync
 
@@ -407,7 +408,7 @@ def create_raw_gymnasium(n_envs: int, seed: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("factory", "error", "told"),
+    ("factory", "error", "said"),
     [
         (lambda: create_env(2, 0), TypeError, "create_env is a GymEnvInf, expected a function or a class"),
         (lambda: gymnasium.make("CartPole-v1"), TypeError, "create_env is a TimeLimit, expected a function or a class"),
@@ -420,8 +421,8 @@ def create_raw_gymnasium(n_envs: int, seed: int) -> Any:
         (lambda: create_raw_gymnasium, WorkerError, "create_env returned a TimeLimit, expected a VecEnv"),
     ],
 )
-def test_what_is_no_factory_of_environments_is_refused(factory: Any, error: type[Exception], told: str) -> None:
-    with pytest.raises(error, match=f"(?i){told}"):
+def test_what_is_no_factory_of_environments_is_refused(factory: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=f"(?i){said}"):
         train(SMALL, create_model, ActorCriticAgent, factory())
 
 
@@ -513,3 +514,15 @@ def test_the_run_folder_gets_the_losses_the_lag_and_the_returns_of_episodes(tmp_
     checkpoint = torch.load(run.path / "checkpoint.pt", weights_only=True)
     assert checkpoint["policy_version"] == len(losses)
     assert checkpoint["config"] == dataclasses.asdict(SMALL)
+
+
+def test_a_result_is_summarised_in_five_lines() -> None:
+    result = train_small(n_env_steps=200)
+    what, before, after, learning, losses = repr(result).splitlines()
+    assert re.fullmatch(r"TrainingResult: ActorCritic with [\d,]+ parameters on cpu", what)
+    assert before == f"  before: {result.before}"
+    assert after == f"  after: {result.after}"
+    assert f"{result.env_steps:,} environment steps" in learning
+    assert losses.startswith(f"  ends with loss {result.losses['loss'][-1]:.3g}, ")
+    stopped = dataclasses.replace(result, losses={}, stopped="enough")
+    assert repr(stopped).splitlines()[3:] == [f"{learning}; stopped: enough", "  ends with no loss"]

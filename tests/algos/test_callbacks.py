@@ -84,14 +84,14 @@ class Stops(Callback):
 
     def on_update(self, context: TrainingContext) -> None:
         if context.updates == self.updates:
-            context.stop("it was told to")
+            context.stop("it was asked to")
 
 
 def test_a_callback_stops_the_training(tmp_path: Path) -> None:
     journal = Journal()
     with new_folder(tmp_path) as run:
         result = train([Stops(5), journal], run)
-    assert result.stopped == "it was told to"
+    assert result.stopped == "it was asked to"
     assert result.env_steps == 5 * 128
     assert result.after.env_steps == 5 * 128
     assert journal.lines[-2:] == ["evaluation at 640", "end"]

@@ -22,7 +22,7 @@ from rlstruct.agents.convolutional import ConvolutionalTrunk
 from rlstruct.algos import ppo
 from rlstruct.algos.learner import replay_with_next_values
 from rlstruct.batchers import RL_Batcher
-from rlstruct.engine.private import TorchDispatchMode
+from rlstruct.engine.torch_private import TorchDispatchMode
 from rlstruct.replay import replay_agent
 from rlstruct.sims import make
 

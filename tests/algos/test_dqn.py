@@ -15,8 +15,8 @@ from rlstruct.agents import QAgent, QNetwork
 from rlstruct.algos import dqn
 from rlstruct.algos.dqn import DQNConfig, DQNLearner, train
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer
+from rlstruct.algos.result import TrainingResult
 from rlstruct.algos.run_folder import RunFolder
-from rlstruct.algos.training import TrainingResult
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf, GymVectorEnv
 from rlstruct.testing import allow_host_sync, forbid_host_sync
@@ -192,7 +192,7 @@ def test_worker_processes_give_the_losses_of_this_process() -> None:
 
 
 class Corridor(gymnasium.Env[Any, Any]):
-    """Twenty steps, each rewarded with 1. Shows which step it is, unless it is only cut off, which nobody can see."""
+    """Twenty steps, each rewarded with 1. Shows which step it is, unless it is only cut off, which no agent can see."""
 
     observation_space = spaces.Box(0.0, 1.0, (21,), np.float32)
     action_space = spaces.Discrete(2)

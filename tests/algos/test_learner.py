@@ -72,7 +72,7 @@ def test_agents_that_want_a_history_are_refused_by_name() -> None:
 
 
 class Unreplayed(a2c.A2CLearner):
-    """Computes its loss from what was collected, as nobody should."""
+    """Computes its loss from what was collected, which is wrong."""
 
     def terms(self, batch: Any) -> Any:
         return {"loss": -batch.trajectories["action/log_probability"].mean()}
@@ -84,6 +84,20 @@ def test_a_loss_of_collected_numbers_alone_names_replay_agent() -> None:
     trajectories = collect(make_agent, {"kind": "feed-forward", "model": model}, True)
     with pytest.raises(ValueError, match=r"Unreplayed.terms: the loss carries no gradient.*replay_agent"):
         learner.update(trajectories, 0.0)
+
+
+def test_a_gradient_in_another_memory_layout_moves_the_weights_as_in_their_own() -> None:
+    moved = []
+    for transposed in (False, True):
+        torch.manual_seed(0)
+        learner = a2c.A2CLearner.create(ActorCritic(4, 2, hidden=(8,)), ActorCriticAgent, a2c.A2CConfig())
+        gradient = {str(i): torch.randn_like(weight) for i, weight in enumerate(learner.model.parameters())}
+        if transposed:
+            gradient = {i: one.t().contiguous().t() for i, one in gradient.items()}
+        for _ in range(2):
+            learner.descend({"loss": torch.zeros(())}, gradient)
+        moved.append([weight.detach() for weight in learner.model.parameters()])
+    assert all(map(torch.equal, *moved))
 
 
 def wrong(learner: a2c.A2CLearner, kind: str) -> Any:

@@ -103,7 +103,7 @@ def test_an_update_of_an_agent_with_a_state_is_recorded_and_gives_the_plain_ones
         torch.manual_seed(3)
         model = create_model().to(DEVICE)
         learner = ppo.PPOLearner.create(model, create_agent, dataclasses.replace(config, graph=graph))
-        for i, batch in enumerate(batches):  # the first as it is, the second is recorded, the others are replays
+        for i, batch in enumerate(batches):  # the first eagerly, the second is recorded, the others are replays
             learner.update(batch, i / 10)
         return [weight.detach().to("cpu") for weight in model.parameters()]
 

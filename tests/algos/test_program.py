@@ -1,4 +1,4 @@
-"""Updates as they are, compiled, and as one recorded graph: the same weights; and who may not be recorded."""
+"""Updates eagerly, compiled, and as one recorded graph: the same weights; and who may not be recorded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from picture_env import SIDES, PictureEnv
-from replaying_learners import REPLAYING, check_recorded_gradient_steps, replaying
+from replaying_learners import REPLAYING, batches_for, check_recorded_gradient_steps, replaying
 from resume_tasks import create_network, create_sim
 from torch import Tensor, nn
 
@@ -27,7 +27,7 @@ from rlstruct.algos import GradientLearner, a2c, dqn, ppo
 from rlstruct.batchers import RL_Batcher
 from rlstruct.engine.compiled import Compiled
 from rlstruct.engine.executors import EXECUTORS
-from rlstruct.engine.promise import PurityError
+from rlstruct.engine.purity import PurityError
 from rlstruct.profiling import operation, profile
 from rlstruct.profiling.events import load
 from rlstruct.profiling.overlap import lookup
@@ -209,12 +209,22 @@ def test_a_compiled_update_is_the_update_to_rounding(kind: str, monkeypatch: pyt
     monkeypatch.setattr(compiled, "terms", lambda batch: losses.append(1) or type(compiled).terms(compiled, batch))
     expected, found = learn(plain, batches), learn(compiled, batches)
     sizes = 2 if "uneven" in kind else 1
-    assert len(losses) == 2 * sizes  # as it is and traced, once for each size of a minibatch; then nobody calls Python
+    assert len(losses) == 2 * sizes  # eagerly and traced, once for each size of a minibatch; then no Python runs
     for one, other in zip(expected, found, strict=True):
         close(one, other)
     close(weights(plain), weights(compiled))
 
 
+@pytest.mark.slow  # a C++ compiler
+def test_a_compiled_gradient_step_of_sac_is_the_step_to_rounding() -> None:
+    plain, compiled = (replaying("sac", "cpu", False, compile_update=compiled) for compiled in (False, True))
+    for batch in batches_for("sac", 3):
+        close(*(learner.update(batch, 0.5) for learner in (plain, compiled)))
+    close(*map(weights, (plain, compiled)))
+    assert compiled._gradients.executor == "compiled"
+
+
+@pytest.mark.slow  # a C++ compiler
 def test_compiled_values_of_actions_are_those_to_rounding() -> None:
     config = dqn.DQNConfig(**SMALL, learning_starts=0, n_updates=3, batch_size=8, replay_capacity=100)
     learners = []
@@ -255,7 +265,7 @@ class Reading(ActorCriticAgent):
     ("kind", "device", "changes", "said"),
     [
         ("ppo", SIM, {}, "an update cannot be recorded as one graph and runs step by step"),
-        ("a2c", "cpu", {"compile_update": True}, "an update cannot be compiled and runs as it is"),
+        ("a2c", "cpu", {"compile_update": True}, "an update cannot be compiled and runs eagerly"),
     ],
 )
 def test_what_cannot_be_frozen_warns_once_and_learns_the_same(

@@ -15,7 +15,7 @@ from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic
 from rlstruct.algos import reinforce
 from rlstruct.algos.build import PlacedEnv, cpu_copy, create_batchers
 from rlstruct.algos.reinforce import ReinforceConfig, ReinforceLearner, train
-from rlstruct.algos.training import TrainingResult
+from rlstruct.algos.result import TrainingResult
 from rlstruct.envs import GymEnv
 from rlstruct.testing import allow_host_sync, forbid_host_sync
 

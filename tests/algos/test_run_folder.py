@@ -21,6 +21,7 @@ from fake_envs import create_counting_env
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos import a2c, checkpoint
 from rlstruct.algos.evaluation import Evaluation
+from rlstruct.algos.progress_bar import LogLines, create_bar
 from rlstruct.algos.run_folder import RunFolder
 
 for package in ("tqdm", "tensorboard", "matplotlib"):
@@ -270,3 +271,33 @@ def test_where_files_cannot_be_locked_a_warning_says_so(tmp_path: Path, monkeypa
     monkeypatch.setattr(checkpoint.fcntl, "flock", refuse)
     with pytest.warns(UserWarning, match=r"cannot lock files .*No locks available"):
         make_folder(tmp_path).close()
+
+
+def test_log_files_get_a_line_every_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    bar = create_bar(30_000, True)  # the standard error stream of a test is no terminal
+    assert isinstance(bar, LogLines)
+    for _ in range(25):
+        now[0] += 1.0
+        bar.update(1_000)
+        bar.set_postfix({"return": "12.5"})
+    assert capsys.readouterr().err.splitlines() == [
+        "10,000 of 30,000 steps, 1,000 per second, return 12.5",
+        "20,000 of 30,000 steps, 1,000 per second, return 12.5",
+    ]
+
+
+def test_notebooks_and_terminals_get_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    bar = create_bar(100_000, True)
+    bar.update(42_000)
+    bar.set_postfix({"return": "123.4", "evaluation": "500.0"})
+    bar.close()
+    last = capsys.readouterr().err.replace("\n", "").split("\r")[-1].rstrip()  # tqdm clears a longer line before
+    assert last.startswith("42.0k/100k |")
+    assert last.endswith("return=123.4, evaluation=500.0")
+    assert len(last) <= 80

@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,13 @@ import pytest
 import torch
 from resume_tasks import config_of, create_sim, train
 
-from rlstruct.algos import dqn, ppo
+from rlstruct.algos import dqn, ppo, sac
 from rlstruct.algos.learner import GradientLearner
 from rlstruct.algos.process_group import learners
 from rlstruct.algos.replay_buffer import ReplayBuffer
+from rlstruct.algos.result import TrainingResult
 from rlstruct.algos.run_folder import RunFolder
-from rlstruct.algos.training import TrainingLoop, TrainingResult
+from rlstruct.algos.training import TrainingLoop
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.errors import LearnerError
 from rlstruct.functional import random
@@ -32,8 +32,9 @@ EQUAL: dict[str, dict[str, Any]] = {  # ten gradient steps, or a few more
     "ppo, normalised": {"n_env_steps": 120},
     "ppo, recurrent": {"n_env_steps": 120, "n_minibatches": 2, "target_kl": None},
     "dqn": {"n_env_steps": 320},
+    "sac": {"n_env_steps": 320},
 }
-RESUMED = ("dqn", "a2c, recurrent, overlap")
+RESUMED = ("dqn", "sac", "a2c, recurrent, overlap")
 BROKEN = "an environment that breaks in one learner"
 
 
@@ -59,9 +60,9 @@ def train_seeing(name: str) -> tuple[TrainingResult, list[torch.Tensor]]:
 class TwoBuffers:
     """The replay buffers of two learners, each with its half of the environments."""
 
-    def __init__(self, config: dqn.DQNConfig) -> None:
-        half = replace(config, replay_capacity=config.replay_capacity // 2, n_envs=config.n_envs // 2)
-        self.both: list[ReplayBuffer] = [dqn._create_buffer(half, config.seed + rank) for rank in range(2)]
+    def __init__(self, whole: ReplayBuffer, seed: int) -> None:
+        settings: dict[str, Any] = {"n_step": whole.n_step, "discount": whole.discount}
+        self.both = [ReplayBuffer(whole.capacity // 2, **settings, seed=seed + rank) for rank in range(2)]
         self.device = self.both[0].device
 
     def extend(self, trajectories: Trajectories) -> None:
@@ -84,16 +85,29 @@ def shuffled_by_two(self: ppo.PPOLearner, n_rows: int, epoch: int) -> tuple[torc
     return tuple(torch.cat(two) for two in zip(*minibatches, strict=True))
 
 
+def keys_of_two(self: sac.SACLearner) -> torch.Tensor:
+    """Return the keys that the policies of two learners draw from, each for its half of the batch."""
+    lanes = torch.arange(self.config.batch_size)
+    both = [random.step_keys(self._seed + rank, self.policy_version, lanes).view(2, -1) for rank in range(2)]
+    return torch.cat(both, 1)
+
+
 def train_as_one(name: str) -> tuple[TrainingResult, list[torch.Tensor]]:
     """Train in one process on the shuffles and draws of two."""
-    create = dqn.DQNLearner.__init__
 
-    def with_two_buffers(self: dqn.DQNLearner, model: Any, create_agent: Any, config: dqn.DQNConfig) -> None:
-        create(self, model, create_agent, config)
-        self.buffer = TwoBuffers(config)  # type: ignore[assignment]
+    def let_it_have_two_buffers(patch: pytest.MonkeyPatch, kind: Any) -> None:
+        create = kind.__init__
+
+        def with_two_buffers(self: Any, model: Any, agent: Any, config: Any) -> None:
+            create(self, model, agent, config)
+            self.buffer = TwoBuffers(self.buffer, config.seed)
+
+        patch.setattr(kind, "__init__", with_two_buffers)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dqn.DQNLearner, "__init__", with_two_buffers)
+        for kind in (dqn.DQNLearner, sac.SACLearner):
+            let_it_have_two_buffers(patch, kind)
+        patch.setattr(sac.SACLearner, "keys", keys_of_two)
         patch.setattr(ppo.PPOLearner, "shuffled", shuffled_by_two)
         return train_seeing(name)
 

@@ -4,7 +4,7 @@ Run: ``make soak``, ten minutes; ``python tests/batchers/soak.py --seconds 60 --
 collects, breaks something, and compares every row with a count in plain Python. It ends with exit code 1 at the first
 round that goes wrong; ``--seed S --first-round I`` begins with that round. Linux only.
 
-On 2026-11-21 seeds 31 and 32 ran for ten minutes each, beside much other work: 66 rounds, 10,581 rows as counted, 18
+On 2026-11-21 seeds 31 and 32 ran for ten minutes each, next to much other work: 66 rounds, 10,581 rows as counted, 18
 workers replaced, nothing left behind, memory up by 2.4 and 0.1 MB over the last half.
 """
 
@@ -54,7 +54,7 @@ LATE = ("hangs", "SIGSTOP")
 ALONE = ("os._exit", "SystemExit", "segmentation fault", "hangs")  # would take this process along
 
 
-logging.disable(logging.WARNING)  # here and in the workers: every fault would be told twice
+logging.disable(logging.WARNING)  # here and in the workers: every fault would be reported twice
 
 
 class Unpicklable(Exception):
@@ -106,7 +106,7 @@ def create_env(n_envs: int, seed: int, lengths: list[int], auto_reset: bool, fau
 
 
 class SoakAgent(RngAgent):
-    """Shows its weights, and fails in the environments that it is told to."""
+    """Shows its weights, and fails in the environments that it is given."""
 
     def __init__(self, faults: dict[int, tuple[str, int]]) -> None:
         super().__init__()
@@ -344,7 +344,7 @@ class Round:
             self.rows += real
 
     def _expected(self, error: WorkerError) -> str:
-        """Only what was done may be told, of whom it was done to."""
+        """Accept only what was done, of the worker that it was done to."""
         self._matches(str(error))
         # Whoever fails before there is an environment is not started again.
         assert not self.restarts or not self.counters or isinstance(error, WorkerTimeout), error
@@ -370,7 +370,7 @@ def held() -> dict[str, Any]:
 
 
 def live(one: Round) -> str:
-    """Run a round, in a thread of its own if it wants one."""
+    """Run a round, in a separate thread if it wants one."""
     if not one.in_thread:
         return one.run()
     ended: list[Any] = []
@@ -406,18 +406,18 @@ def main() -> None:
     start, i = time.monotonic(), options.first_round
     while time.monotonic() - start < options.seconds:
         one = Round(f"{options.seed}-{i}")
-        told, begun = str(one), time.monotonic()
+        shown, begun = str(one), time.monotonic()
         try:
             ended = live(one)
             after = held()
             assert after == before, f"left behind: {after}, before: {before}"
         except BaseException:
-            print(f"FAILED: seed {options.seed}, round {i}: {told}", flush=True)
+            print(f"FAILED: seed {options.seed}, round {i}: {shown}", flush=True)
             raise
         rows, replaced = rows + one.rows, replaced + one.n_lost
         memory.append(psutil.Process().memory_info().rss / 2**20)
         took = f"{time.monotonic() - begun:.1f} s, {memory[-1]:.0f} MB"
-        print(f"{i}: {told}: {ended}; {one.rows} rows, {took}", flush=True)
+        print(f"{i}: {shown}: {ended}; {one.rows} rows, {took}", flush=True)
         i += 1
     quarter = max(1, len(memory) // 4)
     growth = sum(memory[-quarter:]) / quarter - sum(memory[quarter : 2 * quarter]) / max(

@@ -17,7 +17,7 @@ from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.batchers import RL_Batcher
 from rlstruct.batchers.checks import BatchChecks
 from rlstruct.batchers.slab import Steps
-from rlstruct.engine.streams import Later
+from rlstruct.engine.streams import AsyncRead
 from rlstruct.errors import WorkerError
 from rlstruct.functional.random import categorical
 from rlstruct.sims import make
@@ -45,8 +45,8 @@ def test_a_simulator_gets_no_action_beyond_its_last_one_unnoticed(value: int, n_
     with RL_Batcher(8, WrongAgent, make, n_processes=n_processes, seed=0, **settings) as batcher:
         batcher.reset()
         batcher.execute()
-        told = rf"environment 2, seed 2.*'action' of environment 2 in step 2 of the batch is {value}, .*Discrete\(2\)"
-        with pytest.raises(WorkerError, match=told) as error:
+        text = rf"environment 2, seed 2.*'action' of environment 2 in step 2 of the batch is {value}, .*Discrete\(2\)"
+        with pytest.raises(WorkerError, match=text) as error:
             batcher.get()
     assert (error.value.environment, error.value.step) == (2, 2)
 
@@ -76,11 +76,11 @@ def test_every_part_of_a_nested_space_has_its_range() -> None:
     }
     BatchChecks(space).check(Steps(good), 1, 0)
     outputs, start = "one output per action", "begin with 5: add that to the index"
-    for key, wrong, mend in (
+    for key, wrong, fix in (
         ("a", [[[1, 3]]], outputs), ("b/0", [[4]], start), ("b/0", [[7]], start), ("b/1", [[[2, 0]]], outputs)
     ):  # fmt: skip
         bad = {**good, f"action/action/{key}": torch.tensor(wrong)}
-        with pytest.raises(ValueError, match=f"action 'action/{key}' of environment 0 in step 0.*{mend}"):
+        with pytest.raises(ValueError, match=f"action 'action/{key}' of environment 0 in step 0.*{fix}"):
             BatchChecks(space).check(Steps(bad), 1, 0)
         BatchChecks(space).check(Steps({**bad, "running": torch.zeros(1, 1, dtype=torch.bool)}), 1, 0)  # it idles
         BatchChecks(space).check(Steps(bad), 0, 0)  # no step was taken
@@ -129,7 +129,7 @@ def test_off_the_cpu_nan_is_found_before_a_restart_and_after_it(
         looking.check(frames_of(stream, reached), 2, 0)
 
 
-class Slow(Later):
+class Slow(AsyncRead):
     """A device that is through with its work only when it is waited for."""
 
     def read(self) -> None:
@@ -139,7 +139,7 @@ class Slow(Later):
 def test_what_is_wrong_in_the_last_batch_is_logged_at_the_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("rlstruct.batchers.checks.Later", Slow)
+    monkeypatch.setattr("rlstruct.batchers.checks.AsyncRead", Slow)
     agent = ActorCriticAgent(ActorCritic(4, 2), device="sim:1")
     env_args = {"name": "CartPole-v1", "n_envs": 4, "device": "sim:1"}
     with RL_Batcher(8, lambda: agent, make, env_args=env_args, seed=0, device="sim:1", graph=False) as batcher:

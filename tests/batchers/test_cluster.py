@@ -26,6 +26,7 @@ from rlstruct.sims import make
 
 ray = pytest.importorskip("ray", reason="needs the extra: pip install 'rlstruct[ray]'")
 pytestmark = [
+    pytest.mark.slow,  # Ray starts two nodes, and ten programs on each
     # What Ray says of itself, and files that it closes when it is collected.
     pytest.mark.filterwarnings("ignore:Tip. In future versions of Ray:FutureWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -72,7 +73,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 class PlaceAgent(RngAgent):
-    """Shows the node that it is on, and what its process was told about threads."""
+    """Shows the node that it is on, and what its environment says about threads."""
 
     def __call__(self, *arguments: Any) -> tuple[DictTensor, DictTensor]:
         action, state = super().__call__(*arguments)
@@ -243,7 +244,7 @@ def test_a_node_is_killed_in_the_middle(cluster: Cluster) -> None:
         batcher.reset()
         batcher.execute()
         found, dead = [], [-1]
-        # An actor may go on for a while before it is told that its node is gone.
+        # An actor may go on for a while before it learns that its node is gone.
         while len(found) < 8 or (sorted({one.worker for one in batcher.lost_episodes}) != dead and len(found) < 1000):
             batcher.execute()
             if len(found) == 3:
@@ -274,7 +275,7 @@ def test_a_node_is_killed_in_the_middle(cluster: Cluster) -> None:
         old, new = one.batch, n_batches - one.batch
         assert seeds == [one.seed] * old + [new_seed] * new
         assert steps == [T * i for i in range(old)] + [T * i for i in range(new)]
-    for batch in found:  # each environment counts its own steps, with the numbers of its own seed
+    for batch in found:  # each environment counts its own steps, with the numbers of its seed
         frames = batch.trajectories["observation/frame"]
         assert frames[:, :, 0].eq(batch.info["env_seed"].unsqueeze(1)).all()
 

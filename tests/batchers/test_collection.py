@@ -27,7 +27,7 @@ def collect(batcher: RL_Batcher, n: int) -> list[Trajectories]:
 
 def poison(batcher: RL_Batcher) -> None:
     """Fill the memory that the batcher writes into with rubbish, but for the observation that comes next."""
-    slab = batcher._backend._collector.slab
+    slab = batcher._backend._collector._slab
     for name, tensor in slab.tensors.items():
         written = tensor[:-1] if name.startswith("stream/") else tensor
         written.fill_(True if tensor.dtype is torch.bool else 77)

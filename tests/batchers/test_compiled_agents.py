@@ -25,7 +25,7 @@ from rlstruct.agents import (
 )
 from rlstruct.batchers import RL_Batcher
 from rlstruct.core import Trajectories
-from rlstruct.engine.promise import PurityError
+from rlstruct.engine.purity import PurityError
 from rlstruct.errors import WorkerError
 from rlstruct.sims import make
 
@@ -126,10 +126,10 @@ def test_an_agent_that_cannot_be_compiled_acts_as_it_is_with_one_warning(habit: 
         batcher(Stubborn, True, agent_args=arguments) as stubborn,
         batcher(Stubborn, False, agent_args=arguments) as it,
     ):
-        with pytest.warns(UserWarning, match="cannot be compiled and runs as it is") as told:
+        with pytest.warns(UserWarning, match="cannot be compiled and runs eagerly") as caught:
             first = collect(stubborn)
-        assert len(told) == 1
-        assert told[0].filename == __file__
+        assert len(caught) == 1
+        assert caught[0].filename == __file__
         assert_equal(first, collect(it))
         assert_equal(collect(stubborn), collect(it))
 
@@ -138,9 +138,9 @@ def test_an_agent_that_cannot_be_compiled_acts_as_it_is_with_one_warning(habit: 
 def test_a_promise_that_is_seen_to_be_broken_is_an_error(habit: str) -> None:
     with batcher(Stubborn, True, agent_args={"habit": habit}) as stubborn:
         stubborn.execute()
-        with pytest.raises(WorkerError, match="`pure = True` promises") as told:
+        with pytest.raises(WorkerError, match="`pure = True` promises") as caught:
             stubborn.get()
-    assert isinstance(told.value.__cause__, PurityError)
+    assert isinstance(caught.value.__cause__, PurityError)
 
 
 def test_an_agent_that_changes_its_tensors_acts_as_often_as_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,11 +154,11 @@ def test_an_agent_that_changes_its_tensors_acts_as_often_as_it_is_asked(monkeypa
 
 
 def test_an_agent_that_counts_has_broken_its_promise_without_a_compiler_too() -> None:
-    with batcher(Stubborn, False, agent_args={"habit": "counts"}) as stubborn:
+    with (
+        batcher(Stubborn, False, agent_args={"habit": "counts"}) as stubborn,
+        pytest.raises(WorkerError, match="`pure = True` promises"),
+    ):
         collect(stubborn)
-        stubborn.execute()
-        with pytest.raises(WorkerError, match="`pure = True` promises"):
-            stubborn.get()
 
 
 def collect_often(made: RL_Batcher) -> None:
@@ -183,7 +183,7 @@ class Gained(RL_Agent):
 
 @pytest.mark.parametrize("way", ["compiled", "graph"])
 def test_a_promise_that_is_broken_between_two_batches_is_an_error(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlstruct.batchers.collector._STEPS_BETWEEN_DOUBTS", 24)  # two batches
+    monkeypatch.setattr("rlstruct.batchers.collector._STEPS_BETWEEN_PROBES", 24)  # two batches
     device = resolve_device("cpu" if way == "compiled" else "sim:1")
     env_args = {"name": "CartPole-v1", "n_envs": 3, "device": device}
     with RL_Batcher(
@@ -192,31 +192,31 @@ def test_a_promise_that_is_broken_between_two_batches_is_an_error(way: str, monk
         made.reset()
         collect_often(made)
         monkeypatch.setattr(f"{__name__}.GAIN", 2.0)
-        with pytest.raises(WorkerError, match="'shown' is another one than the agent gives as it is") as told:
+        with pytest.raises(WorkerError, match="'shown' is not what the agent gives eagerly") as caught:
             collect_often(made)
-    assert isinstance(told.value.__cause__, PurityError)
+    assert isinstance(caught.value.__cause__, PurityError)
 
 
 def test_an_agent_that_promises_nothing_acts_as_it_is_with_one_warning() -> None:
     with batcher(create_version_agent, True) as made:
-        with pytest.warns(UserWarning, match="set `pure = True` on its class") as told:
+        with pytest.warns(UserWarning, match="set `pure = True` on its class") as caught:
             collect(made)
-        assert len(told) == 1
+        assert len(caught) == 1
         made.update({"w": torch.full((1,), 3.0)})
         assert bool((collect(made).trajectories["action/lowest"] == 3.0).all())
 
 
 def create_remembering() -> RL_Agent:
-    SumOfHistoryAgent.pure = True  # in a worker of its own
+    SumOfHistoryAgent.pure = True  # in a separate worker
     return SumOfHistoryAgent()
 
 
 def test_workers_warn_once_together() -> None:
     with batcher(create_remembering, True, n_processes=2) as compiled:
-        with pytest.warns(UserWarning, match="it wants a history") as told:
+        with pytest.warns(UserWarning, match="it wants a history") as caught:
             collect(compiled)
         collect(compiled)
-    assert len(told) == 1
+    assert len(caught) == 1
 
 
 def test_without_a_compiler_the_agent_acts_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

@@ -48,7 +48,7 @@ def create_moved(n_envs: int, seed: int, device: str) -> VecEnv:
 
 
 class Heavy(CountingEnv):
-    """Holds memory of its own."""
+    """Holds much memory."""
 
     def __init__(self, n_envs: int, seed: int, length: int) -> None:
         super().__init__(n_envs, seed)

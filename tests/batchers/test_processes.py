@@ -52,7 +52,7 @@ def tell(batcher):
 
 
 class Program:
-    """A script that runs as a process group of its own."""
+    """A script that runs as a separate process group."""
 
     def __init__(self, folder: Path, body: str, *, guard: bool = True) -> None:
         body = textwrap.dedent(body)

@@ -133,7 +133,7 @@ def test_batches_are_bit_equal_to_those_ordered_one_by_one(n_processes: int, T: 
         for key, value in expected.items():
             assert torch.equal(copy[key], value), key
         now = tensors_of(batch)
-        assert all(torch.equal(now[key], value) for key, value in copy.items())  # nobody has written to it since
+        assert all(torch.equal(now[key], value) for key, value in copy.items())  # nothing has written to it since
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +195,7 @@ def test_weights_are_those_of_the_order_and_never_torn(batcher: RL_Batcher) -> N
     order(1000.0)
     for i in range(25):
         order(float(i))
-        batcher.update(weights(-2.0))  # for nobody: the next order brings others
+        batcher.update(weights(-2.0))  # read by none: the next order brings others
         batch, _ = batcher.get()
         assert batch is not None
         assert (batch.info["policy_version"] == versions.popleft()).all()

@@ -77,7 +77,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recordings]:
 def test_beside_a_recorded_batch_there_is_no_slab_that_nothing_is_written_to(
     device: str, recordings: Recordings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlstruct.batchers.fast_collector._WORTH_GIVING", 1)
+    monkeypatch.setattr("rlstruct.batchers.collector._WORTH_GIVING", 1)
     agents = {"model": ActorCritic(4, 2), "device": device}
     env_args = {"name": "CartPole-v1", "n_envs": B, "device": device}
     others = [one for one in gc.get_objects() if type(one) is Slab]  # tests before this one may have left some
@@ -436,7 +436,7 @@ def test_a_learner_that_writes_to_its_batch_changes_nothing_else(kind: str) -> N
             8, ScaleAgent, create_and_keep, agent_args={"device": "cpu"}, env_args={"n_envs": 8}, seed=0
         ) as batcher:
             for i in range(4):
-                if i % 2 == 0:  # in the second batch some come to idle, and repeat their last observation
+                if i % 2 == 0:  # in the second batch some begin to idle, and repeat their last observation
                     batcher.reset()
                 batch = next_batch(batcher)
                 found.append(batch.trajectories["observation/frame"].clone())

@@ -1,4 +1,4 @@
-"""A batcher that goes on from a saved state hands over the batches that the first one would have."""
+"""A batcher that goes on from a saved state returns the batches that the first one would have."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from rlstruct import DeviceEnv, DictTensor, RL_Agent
 from rlstruct.adapters import TorchVectorEnv
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.batchers import RL_Batcher
-from rlstruct.engine.streams import lane_of
+from rlstruct.engine.streams import stream_on
 from rlstruct.sims import CartPole
 from rlstruct.testing import count_host_syncs
 
@@ -109,9 +109,9 @@ def test_a_moved_environment_waits_for_its_actions_only() -> None:
 def test_weights_from_the_cpu_travel_as_one() -> None:
     weights = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(5, dtype=torch.float64), "c": torch.zeros(0)}
     weights["d"] = torch.ones(2, device=DEVICE)
-    lane = lane_of(torch.device(DEVICE))
+    stream = stream_on(torch.device(DEVICE))
     with count_host_syncs() as found:
-        taken = lane.take(weights)
+        taken = stream.take(weights)
     assert found.calls == []
     for key, weight in weights.items():
         assert taken[key].is_cuda

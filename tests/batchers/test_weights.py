@@ -116,7 +116,7 @@ def test_first_states_are_made_with_the_last_update(n_processes: int) -> None:
 
 
 class SharedModelAgent(RL_Agent):
-    """Acts with the models that it gets, and keeps no copies of its own."""
+    """Acts with the models that it gets, and keeps no copies."""
 
     def __init__(self, model: torch.nn.Linear, models: dict[str, Any], scale: torch.Tensor) -> None:
         self.model, self.scale = model, scale
@@ -154,7 +154,7 @@ def test_a_model_in_agent_args_is_the_agents_own(n_processes: int) -> None:
             assert batch.trajectories["action/tied"].all()  # what two arguments share, their copies share
             if version == 0 and model.weight.item() == 5.0:
                 batcher.update(model.state_dict())
-            torch.nn.init.constant_(model.weight, 5.0)  # as an optimiser does it: not told to the batcher
+            torch.nn.init.constant_(model.weight, 5.0)  # as an optimiser does it: the batcher does not see it
 
 
 def test_weights_are_read_before_update_returns(batcher: RL_Batcher) -> None:

@@ -35,7 +35,7 @@ def accelerator(request: pytest.FixtureRequest) -> torch.device:
 
 
 class Tables(TensorEnv[DictTensor]):
-    """Looks its rewards up by the action, in two ways; the parts of its action have ranges of their own."""
+    """Looks its rewards up by the action, in two ways; the parts of its action have different ranges."""
 
     stochastic = False
     action_space = spaces.Dict(one=spaces.Discrete(3, start=2), many=spaces.MultiDiscrete([2, 4]))

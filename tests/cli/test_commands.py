@@ -79,7 +79,8 @@ def train(*options: str) -> pathlib.Path:
         ("ppo", ["--env", "CartPole-v1", "--simulator", "torch", "--recurrent"], "recurrent policy"),
         ("ppo", ["--env", "CartPole-v1", "--network", "normalise=true"], "policy, perceptron, normalised"),
         ("dqn", ["--env", "Seaquest-MinAtar"], "convolutional network of action values, duelling"),
-        # Who says how wide a perceptron shall be gets one, also for images: as the tuned settings of Breakout do.
+        ("sac", ["--env", "Pendulum-v1", "--network", "hidden=[16]"], "squashed Gaussian policy, perceptron"),
+        # Who says how wide a perceptron is to be gets one, also for images: as the tuned settings of Breakout do.
         ("a2c", ["--env", "Breakout-MinAtar", "--n-minibatches", "1"], "policy, perceptron"),
         ("dqn", ["--env", "Breakout-MinAtar", "--network", "hidden=[16]"], "perceptron of action values, duelling"),
         ("dqn", ["--env", "FrozenLake-v1", "--env-options", "is_slippery=false"], "perceptron of action values"),
@@ -88,7 +89,7 @@ def train(*options: str) -> pathlib.Path:
 def test_train_picks_the_agent_and_leaves_a_run_that_can_be_evaluated(
     algorithm: str, options: list[str], agent: str, capsys: Capture
 ) -> None:
-    extra = ["--learning-starts", "50", "--n-updates", "1"] if algorithm == "dqn" else []
+    extra = ["--learning-starts", "50", "--n-updates", "1"] if algorithm in ("dqn", "sac") else []
     folder = train(algorithm, *SMALL, *options, *extra)
     assert folder.name.startswith(f"{algorithm}-{options[1]}-seed0-")
     stored = json.loads((folder / "config.json").read_text())
@@ -271,7 +272,7 @@ def test_a_training_that_stops_at_its_target_shows_the_return_that_stopped_it(ca
 
 
 def test_the_evaluation_that_ended_a_training_is_drawn_and_the_final_one_counts(tmp_path: pathlib.Path) -> None:
-    # 90 reached the target; 70 are other episodes of the same weights. What is learnt beside is written in between.
+    # 90 reached the target; 70 are other episodes of the same weights. What is learnt besides is written in between.
     lines = ["env_steps,evaluation/mean_return", "0,20", "50,", "25,40", "50,90", "50,70"]
     (tmp_path / "metrics.csv").write_text("\n".join(lines))
     curve = read_curve(tmp_path, "evaluation/mean_return")
@@ -341,7 +342,8 @@ def test_an_mp4_without_its_package_is_told_before_anything_is_drawn(
     [
         (
             ["trian"],
-            "there is no command 'trian', only train, evaluate, export, plot, play, tune, profile, envs, devices. Did",
+            "there is no command 'trian', only train, evaluate, export, plot, play, tune, profile, explain, envs, "
+            "devices. Did",
         ),
         (["train", "a2d", "--env", "CartPole-v1"], "Did you mean 'a2c'?"),
         (["train", "--env", "CartPole-v1"], "name the algorithm first"),
@@ -366,6 +368,8 @@ def test_an_mp4_without_its_package_is_told_before_anything_is_drawn(
             "--replay-device cuda:7: cuda",
         ),
         (["train", "dqn", "--env", "Pendulum-v1"], "take ppo, a2c or reinforce"),
+        (["train", "sac", "--env", "CartPole-v1"], "SAC draws bounded continuous actions"),
+        (["train", "sac", "--env", "Pendulum-v1", "--recurrent"], "SAC has no agent with a memory"),
         (["train", "dqn", "--env", "CartPole-v1", "--recurrent"], "take ppo or a2c"),
         (["train", "a2c", "--env", "Breakout-MinAtar", "--recurrent"], "no bundled agent remembers images"),
         (["train", "a2c", "--env", "ConnectFour-v0"], "this environment shows a Dict space"),
@@ -441,7 +445,10 @@ def test_a_limit_of_open_files_is_told_in_one_sentence() -> None:
     limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (24, 24))
     found = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, check=False)
     assert found.returncode == 2
-    assert re.fullmatch(r"rlstruct train: worker \d cannot be started: Too many open files\. [^\n]*\.\n", found.stderr)
+    assert re.fullmatch(
+        r"rlstruct train: worker \d cannot be started: Too many open files\. [^\n]*\.\nTo read more: [^\n]*\n",
+        found.stderr,
+    )
 
 
 @pytest.mark.parametrize(
@@ -460,7 +467,7 @@ def test_a_wrong_option_names_the_right_one(options: list[str], says: str, capsy
     assert says in capsys.readouterr().err
 
 
-# Beside the user, not on PYTHONPATH; its constructor knows no render_mode.
+# In the current folder, not on PYTHONPATH; its constructor knows no render_mode.
 MODULE = """
 import gymnasium
 import numpy as np
@@ -492,7 +499,7 @@ def test_the_first_hour_of_an_environment_of_ones_own(capsys: Capture, monkeypat
     (folder,) = run.iterdir()
     assert load(folder).config.n_env_steps == 100
     said = capsys.readouterr().out
-    assert f"next: rlstruct evaluate '{folder}'   rlstruct plot '{folder}'" in said
+    assert f"next: rlstruct evaluate '{folder}'\n      rlstruct plot '{folder}'" in said
     steps = [int(line.split(",")[0]) for line in (folder / "metrics.csv").read_text().splitlines()[1:]]
     assert steps == sorted(steps)
     assert main(["evaluate", str(folder), "--episodes", "3", "--out", "found/of.json"]) == 0
@@ -553,7 +560,7 @@ def test_envs_lists_what_can_be_learnt_here(capsys: Capture) -> None:
     assert main(["envs", "blackjack"]) == 0
     told = capsys.readouterr().out
     assert told.startswith("gymnasium:\n")
-    assert "Blackjack-v1" in told.split()  # beside ALE/Blackjack-v5, which is another game
+    assert "Blackjack-v1" in told.split()  # besides ALE/Blackjack-v5, which is another game
     assert main(["envs", "--help"]) == 0
 
 
@@ -609,13 +616,13 @@ def test_runs_in_several_environments_have_a_panel_each(tmp_path: pathlib.Path, 
     assert f"left out, nothing was logged there: {', '.join(others)}" in said
     assert main(["plot", str(folders[0]), "nowhere"]) == 2  # a slip of the pen is no profile
     with Image.open("panels.png") as picture:
-        assert picture.size == (1575, 960)  # two panels, labels beside them
+        assert picture.size == (1575, 960)  # two panels, labels next to them
 
 
 def test_the_documentation_shows_commands_that_are_understood() -> None:
     root = pathlib.Path(__file__).parents[2]
     text = "\n".join(page.read_text() for page in (root / "README.md", *(root / "docs").rglob("*.md")))
-    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text.replace("\\\n", " "), re.DOTALL | re.MULTILINE)
     lines = {line for line in "\n".join(blocks).splitlines() if line.startswith("rlstruct ")}
     commands = [shlex.split(line, comments=True)[1:] for line in lines]
     assert {words[0] for words in commands} >= {"train", "evaluate", "plot", "play", "profile", "tune", "devices"}
@@ -687,7 +694,7 @@ def test_a_warning_is_one_line_and_names_no_file_of_ours(capsys: Capture) -> Non
 @pytest.mark.parametrize(
     ("word", "known", "meant"),
     [
-        ("sac", ALGORITHMS, ""),
+        ("sax", ALGORITHMS, "sac"),
         ("td3", ALGORITHMS, ""),
         ("a3c", ALGORITHMS, "a2c"),
         ("pop", ALGORITHMS, "ppo"),
@@ -774,7 +781,7 @@ def test_ctrl_c_in_a_training_ends_it_at_once_with_its_checkpoint_and_its_proces
     assert said.endswith(f"--resume {saved[0].parent} (its curve: rlstruct plot {saved[0].parent})\n")
     assert workers
     left = psutil.wait_procs(workers, timeout=1)[1]
-    assert not [one for one in left if one.status() != psutil.STATUS_ZOMBIE]  # nobody may have asked how it ended
+    assert not [one for one in left if one.status() != psutil.STATUS_ZOMBIE]  # its exit status may not have been read
     assert torch.load(saved[0], weights_only=True)["env_steps"] >= 0
 
 

@@ -43,7 +43,7 @@ def test_pong_is_learnt_from_end_to_end(
     assert stored["agent"].startswith("convolutional")
     assert stored["config"].get("n_stack", 4) == 4  # the replay buffer keeps each frame once
     assert (run / "checkpoint.pt").exists()
-    assert "after training: return 0.0" in capsys.readouterr().out  # nobody scores within 200 frames
+    assert "after training: return 0.0" in capsys.readouterr().out  # no agent scores within 200 frames
     if options[0] == "dqn":
         assert main(["play", str(run), "--steps", "3", "--out", "pong.png"]) == 0
 

@@ -55,7 +55,7 @@ def test_a_training_is_tuned_and_repeated_with_the_answer(capsys: Capture) -> No
     assert f"paste: --n-processes 0 --n-envs {config.n_envs} --n-timesteps {config.n_timesteps}" in said
     assert config.n_envs in (4, 8)
     assert config.n_timesteps in (4, 8)
-    # The same again is told from the cache.
+    # The same again is reported from the cache.
     assert main(["tune", "a2c", "--env", "CartPole-v1", "--learn", *SMALL, "--n-timesteps", "4", "8"]) == 0
     assert "from the cache" in capsys.readouterr().out
     assert main(["tune", "a2c", "--env", "CartPole-v1", *SMALL, "--n-timesteps", "4", "8"]) == 0

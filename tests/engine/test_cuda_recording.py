@@ -58,7 +58,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 def test_a_recording_is_ended_before_it_is_replayed(cuda: Cuda) -> None:
     replay = recording.record_cuda(lambda: cuda.append("work"))
     replay()
-    # torch 2.13 frees workspaces of cuBLAS with any graph: the graph makes its own, and leaves them to nobody.
+    # torch 2.13 frees workspaces of cuBLAS with any graph: the graph makes its own, and leaves them to none.
     assert cuda == [*BEGIN, "work", "end", "clear", "replay"]
 
 
@@ -68,7 +68,7 @@ def test_work_that_raises_ends_the_recording_too(cuda: Cuda) -> None:
 
     with pytest.raises(KeyError, match="frame"):
         recording.record_cuda(work)
-    assert cuda == [*BEGIN, "end", "clear"]  # torch has told its allocator
+    assert cuda == [*BEGIN, "end", "clear"]  # torch has informed its allocator
 
 
 @pytest.mark.parametrize("n_failures", [1, 2])

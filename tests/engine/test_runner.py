@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rlstruct import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.core.pytree import Structure, named_tensors
-from rlstruct.engine.promise import PurityError, Unavailable
+from rlstruct.engine.purity import PurityError, Unavailable
 from rlstruct.engine.runner import Runner
 
 CPU = torch.device("cpu")

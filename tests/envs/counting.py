@@ -70,7 +70,7 @@ class Counting(gymnasium.Env[Any, Any]):
 
 
 class Breaking(Counting):
-    """Raises in the method that it is told, "step", "reset" or "close"; in none if it is ""."""
+    """Raises in the method that is named, "step", "reset" or "close"; in none if it is ""."""
 
     def __init__(self, at: str) -> None:
         super().__init__()

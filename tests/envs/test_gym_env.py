@@ -230,7 +230,7 @@ def test_a_reward_that_is_no_number_is_refused() -> None:
 
 
 class Answering(Counting):
-    """Returns from `reset`, or from `step`, what it is told to."""
+    """Returns from `reset`, or from `step`, what it is given."""
 
     def __init__(self, *, first: Any = None, then: Any = None) -> None:
         super().__init__()

@@ -287,7 +287,7 @@ def test_the_bits_are_the_same_on_every_device(device: torch.device) -> None:
     assert torch.equal(random.uniform(keys.to(device), (3,)).cpu(), random.uniform(keys, (3,)))
     assert torch.equal(random.split(keys.to(device), 3).cpu(), random.split(keys, 3))
     same = random.categorical(logits.to(device), keys.to(device)).cpu() == random.categorical(logits, keys)
-    assert same.float().mean().item() > 0.99  # softmax may round differently beside a class border
+    assert same.float().mean().item() > 0.99  # softmax may round differently at a class border
 
 
 def test_a_key_that_is_written_to_draws_anew() -> None:

@@ -48,7 +48,7 @@ LAYERS = {
     "rlstruct.__main__": 7,
 }
 NOT_IMPORTED_BY_THE_LIBRARY = {"tests", "tutorials", "benchmarks"}
-# Edges inside one layer: small, acyclic, and each for the reason beside it.
+# Edges inside one layer: small, acyclic, and each for the reason next to it.
 SAME_LAYER = {
     ("rlstruct.device", "rlstruct.errors"),  # raises them
     ("rlstruct.profiling", "rlstruct.errors"),  # the same
@@ -131,7 +131,7 @@ def layer_complaints(source: str, module: str, is_package: bool = False) -> list
     for line, name in imports(source, module, is_package):
         other = unit(name)
         if other in NOT_IMPORTED_BY_THE_LIBRARY:
-            complaints.append(f"{line}: {own} imports {name}: nobody imports {other}")
+            complaints.append(f"{line}: {own} imports {name}: no module imports {other}")
             continue
         if not other.startswith("rlstruct") or other == own or (own, other) in SAME_LAYER:
             continue
@@ -205,7 +205,7 @@ def craft_complaints(source: str) -> list[str]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
             complaints.append(f"{node.lineno}: print: use logging")
         if isinstance(node, ast.Assert):
-            complaints.append(f"{node.lineno}: assert vanishes under python -O: raise an error that names the mend")
+            complaints.append(f"{node.lineno}: assert vanishes under python -O: raise an error that names the fix")
         if isinstance(node, ast.ExceptHandler) and node.type is None:
             complaints.append(f"{node.lineno}: bare except: name the exceptions")
     return complaints
@@ -237,7 +237,7 @@ def size_complaints(source: str) -> list[str]:
 
 
 def private_complaints(source: str) -> list[str]:
-    """Private names of torch: they belong into `rlstruct.engine.private`, which knows what happens without them.
+    """Private names of torch: they belong into `rlstruct.engine.torch_private`, which knows what happens without them.
 
     torch documents the ``_foreach`` functions, and ``torch.utils._pytree`` as the place where a class is registered.
     """
@@ -251,7 +251,7 @@ def private_complaints(source: str) -> list[str]:
         elif isinstance(node, ast.Attribute):
             if node.attr in PRIVATE_ATTRIBUTES:
                 complaints.append(
-                    f"{node.lineno}: .{node.attr} is a private name of torch: use rlstruct.engine.private"
+                    f"{node.lineno}: .{node.attr} is a private name of torch: use rlstruct.engine.torch_private"
                 )
                 continue
             dotted = ast.unparse(node)
@@ -261,5 +261,5 @@ def private_complaints(source: str) -> list[str]:
             if first == "torch" and any(
                 part.startswith("_") and not part.startswith(("__", "_foreach", "_pytree")) for part in parts
             ):
-                complaints.append(f"{node.lineno}: {name} is private to torch: use rlstruct.engine.private")
+                complaints.append(f"{node.lineno}: {name} is private to torch: use rlstruct.engine.torch_private")
     return complaints

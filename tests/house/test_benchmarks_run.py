@@ -24,11 +24,11 @@ from rlstruct.algos.config import TrainingConfig
 
 SCRIPTS = sorted(file.stem for file in (ROOT / "benchmarks").glob("[a-z]*.py"))
 PARTS = {
-    "first_launch", "sync", "limits", "policy", "simulation", "training", "tricks", "launches", "compiled",
+    "first_launch", "sync", "policy", "simulation", "training", "trained", "launches",
     "profiling", "summary",
 }  # fmt: skip
 EVERYWHERE = {"SyncVectorEnv", "numpy-vectorised", "torch eager"}
-LEFT_OUT = {"it compiles for half a minute", "it takes minutes: --quick leaves it out"}
+LEFT_OUT = {"it takes minutes: --quick leaves it out"}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -44,7 +44,7 @@ def test_the_tables_of_the_page_are_what_the_results_say(monkeypatch: pytest.Mon
     pages = {page: page.read_text() for page in tables.PAGES}
     assert {page: tables.rendered(text) for page, text in pages.items()} == pages, "run python benchmarks/tables.py"
     assert sum(text.count("<!-- end -->") for text in pages.values()) == len(tables.TABLES)
-    assert tables.rendered("<!-- imports -->\nold\n<!-- end -->") != "<!-- imports -->\nold\n<!-- end -->"
+    assert tables.rendered("<!-- scaling -->\nold\n<!-- end -->") != "<!-- scaling -->\nold\n<!-- end -->"
 
 
 def test_the_pages_of_the_algorithms_say_what_every_setting_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,6 +236,71 @@ def test_a_rung_that_hangs_ends_the_program_and_is_left_out_when_it_is_resumed(
     run.rate("policy", 64, [partial(hanging, "slow"), lambda: Rung("good", lambda: time.sleep(1e-4), 1)])
     assert [row["rung"] for row in run.rows if "steps_per_second" in row] == ["good"]
     assert run.measured("policy", N=64)
+
+
+def test_many_steps_in_a_launch_are_those_of_many_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("warp", reason="needs the extra warp")
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from _fusion_kernel import Launch
+
+    single, fused, recorded = (
+        Launch(5, *how, torch.device("cpu")) for how in ((1, 3, True), (200, 3, False), (200, 3, True))
+    )
+    for _ in range(600):
+        single()
+    for launch in (fused, recorded):
+        for _ in range(3):
+            launch()
+        assert torch.equal(launch.state, single.state)
+        assert torch.equal(launch.tensors["clock"], single.tensors["clock"])
+    assert single.state.abs().sum(1).gt(0).all()  # the extra floats change too
+    assert single.tensors["clock"][1].ge(1).all()  # episodes have ended
+    # What is not recorded is the last step of what is.
+    assert torch.equal(fused.tensors["reached_frame"][0], recorded.tensors["reached_frame"][-1])
+    assert not torch.equal(recorded.tensors["reached_frame"][0], recorded.tensors["reached_frame"][-1])
+
+
+def test_gains_of_fusion_are_ratios_to_one_step_of_the_fewest_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import _fusion
+
+    rates = {(8, 1): 10.0, (8, 4): 30.0, (16, 1): 20.0, (16, 4): 80.0}
+    rows = [
+        {
+            "part": "fusion",
+            "W": 0,
+            "N": n,
+            "rung": f"{k} a launch",
+            "recorded": record,
+            "steps_per_second": rate * (1 + record),
+        }
+        for (n, k), rate in rates.items()
+        for record in (False, True)
+    ]
+    assert _fusion.gains(rows) == [{"W": 0, "N": 8, "vectorised": 2.0, "fused": 3.0, "both": 8.0, "product": 6.0}]
+    table = _fusion.fusion_table(rows)
+    assert table[2:4] == ["| 0 | 8 | 5e+07 / 1e+08 | 3.00 / 3.00 |", "| 0 | 16 | 2.5e+07 / 5e+07 | 4.00 / 4.00 |"]
+    assert table[-1] == "| 0 | 2.0 | 3.0 | 6.0 | 8.0 |"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_the_quick_experiments_measure_every_row(device: str, tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("warp", reason="needs the extra warp")
+    script = str(ROOT / "benchmarks" / "experiments.py")
+    command = [sys.executable, script, "--quick", "--device", device, "--out", str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    rows = json.loads(next(tmp_path.glob("experiments-*.json")).read_text())["rows"]
+    measured = [row for row in rows if "steps_per_second" in row]
+    cells = {(row["W"], row["N"], row["rung"], row["recorded"]) for row in measured if row["part"] == "fusion"}
+    assert cells == {
+        (w, n, f"{k} a launch", r) for w in (0, 12) for n in (8, 16) for k in (1, 4) for r in (True, False)
+    }
+    assert {row["rung"] for row in measured if row["part"] == "compilers"} >= EVERYWHERE | {"Warp, 1 a launch"}
+    assert {row["left_out"] for row in rows if "left_out" in row} <= {"not installed"}
+    assert len(list(tmp_path.glob("*.png"))) == 2
 
 
 def test_the_plain_search_plays_connect_four(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ def test_the_agent_of_the_readme_passes_a_type_checker(tmp_path: pathlib.Path) -
     package.mkdir(parents=True)
     for source in [*(ROOT / "rlstruct").iterdir(), *(ROOT / name for name in ("agents", "batchers", "algos"))]:
         (package / source.name).symlink_to(source)
-    snippet = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
+    snippet = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
     wrong = snippet.replace("batcher.get()", "batcher.get(blocking=False)")  # may be None, None
     for name, code in (("right", snippet), ("wrong", wrong)):
         (tmp_path / f"{name}.py").write_text(code)
@@ -112,17 +112,31 @@ def test_the_agent_of_the_readme_passes_a_type_checker(tmp_path: pathlib.Path) -
 
 
 @pytest.mark.slow
-def test_the_device_mistake_of_the_readme_is_found_with_the_message_that_it_shows(tmp_path: pathlib.Path) -> None:
+def test_the_first_lines_of_the_readme_print_the_result_below_them(tmp_path: pathlib.Path) -> None:
     readme = (ROOT / "README.md").read_text()
-    agent, check = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    message = re.search(r"```\nSimDeviceMismatchError: (.*?)```", readme, re.DOTALL)
-    assert message is not None
-    classes = agent.partition("if __name__")[0]
-    (tmp_path / "agent.py").write_text(classes + check)
+    shown = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", readme, re.DOTALL)
+    assert shown is not None
+    (tmp_path / "first.py").write_text(shown[1])
+    run = run_python(["first.py"], tmp_path)
+    assert run.returncode == 0, run.stderr
+    words, expected = (re.sub(r"[-+\d.,e]*\d", "N", text) for text in (run.stdout, shown[2]))
+    assert words == expected  # numbers depend on the machine and on the version of torch
+    after = re.search(r"after: return ([\d.]+)", run.stdout)
+    assert after is not None
+    assert float(after[1]) > 400
+
+
+@pytest.mark.slow
+def test_the_device_mistake_of_the_documentation_is_found_with_the_message_that_it_shows(
+    tmp_path: pathlib.Path,
+) -> None:
+    section = (ROOT / "docs" / "devices.md").read_text().partition("## Device mistakes, found on a laptop")[2]
+    shown = re.search(r"```python\n(.*?)```\n\n```\nSimDeviceMismatchError: (.*?)```", section, re.DOTALL)
+    assert shown is not None
+    (tmp_path / "agent.py").write_text(shown[1])
     run = run_python(["agent.py"], tmp_path)
-    assert " ".join(message.group(1).split()) in run.stderr
-    moved = classes.replace("torch.nn.Linear(4, 2)", 'torch.nn.Linear(4, 2).to("sim:1")')
-    (tmp_path / "right.py").write_text("import rlstruct.testing.sim_device\n" + moved + check)
+    assert " ".join(shown[2].split()) in run.stderr
+    (tmp_path / "right.py").write_text(shown[1].replace("torch.nn.Linear(4, 2)", 'torch.nn.Linear(4, 2).to("sim:1")'))
     run = run_python(["right.py"], tmp_path)
     assert run.returncode == 0, run.stderr
 

@@ -64,7 +64,7 @@ def test_folders_are_mapped_as_the_checkers_think(pyproject: dict[str, Any]) -> 
 
 def test_the_wheel_holds_the_files_of_the_tree_and_no_other(wheel: pathlib.Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert names == {installed_path(file) for file in library_files()} | {"rlstruct/py.typed"}
+    assert names == {installed_path(file) for file in library_files()} | {"rlstruct/py.typed", "rlstruct/cli/faults.md"}
 
 
 # What the extras bring, as far as this package imports it.
@@ -142,7 +142,7 @@ def test_versions_agree(pyproject: dict[str, Any]) -> None:
 
 def test_the_releases_of_torch_agree(pyproject: dict[str, Any]) -> None:
     """The range that is allowed, the releases that .ci/torch_versions runs by itself, CI's matrix, and the warning."""
-    from rlstruct.engine.private import TESTED
+    from rlstruct.engine.torch_private import TESTED
 
     requirement = next(line for line in pyproject["project"]["dependencies"] if line.startswith("torch"))
     oldest, limit = (int(minor) for minor in re.findall(r"2\.(\d+)", requirement))
@@ -171,4 +171,4 @@ def test_the_versions_of_python_agree(pyproject: dict[str, Any]) -> None:
 
 def test_the_readme_says_what_each_extra_brings(pyproject: dict[str, Any]) -> None:
     table = re.findall(r"^\| (`.*?`) \| ", (ROOT / "README.md").read_text().partition("| extra |")[2], re.MULTILINE)
-    assert sorted(re.findall(r"`(\w+)`", " ".join(table))) == sorted(pyproject["project"]["optional-dependencies"])
+    assert sorted(re.findall(r"`([\w-]+)`", " ".join(table))) == sorted(pyproject["project"]["optional-dependencies"])

@@ -118,6 +118,43 @@ def test_public_names_are_explained(package: str) -> None:
     assert silent == []
 
 
+def test_recorded_output_belongs_to_tutorials_and_is_shown_with_its_commit() -> None:
+    recorded = {file.stem for file in (ROOT / "docs" / "tutorials").glob("*.txt")}
+    assert recorded - {script.stem for script in TUTORIALS} == set()
+    heading, when, text, *pictures = build_docs.recorded("08_evaluation_checkpoints_and_plots")
+    assert heading == "## Output"
+    assert re.fullmatch("On two CPU cores, at commit `[0-9a-f]{7}`:", when)
+    assert text.startswith("```text\n")
+    assert "![curves](08_evaluation_checkpoints_and_plots-curves.png)" in pictures
+    assert build_docs.recorded("99_missing") == []
+
+
+@pytest.mark.parametrize(
+    ("remote", "address"),
+    [
+        ("git@example.org:team/rlstruct.git", "https://example.org/team/rlstruct"),
+        ("ssh://git@example.org/team/rlstruct", "https://example.org/team/rlstruct"),
+        ("https://example.org/team/rlstruct.git", "https://example.org/team/rlstruct"),
+        ("/a/folder", ""),
+    ],
+)
+def test_the_address_of_the_repository_comes_from_its_remote(
+    remote: str, address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+    monkeypatch.setattr(build_docs, "ROOT", tmp_path)
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    subprocess.run(["git", "-C", str(tmp_path), "remote", "add", "origin", remote], check=True)
+    assert build_docs.repository() == address
+    monkeypatch.setenv("GITHUB_REPOSITORY", "team/other")
+    assert build_docs.repository().endswith("/team/other")
+
+
+def test_the_most_important_name_comes_first() -> None:
+    assert build_docs.public_names("rlstruct.batchers")[0] == "rlstruct.batchers.RL_Batcher"
+    assert build_docs.PACKAGES[0] == "rlstruct.batchers"
+
+
 @pytest.mark.parametrize("script", TUTORIALS, ids=lambda file: file.name)
 def test_a_tutorial_is_a_whole_notebook(script: Path) -> None:
     notebook = build_docs.notebook(script.read_text())

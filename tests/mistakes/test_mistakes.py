@@ -229,7 +229,7 @@ MISTAKES: dict[str, Callable[[], object]] = {
     ),
     "Weights of another network": lambda: update_with(torch.nn.Linear(4, 3).state_dict()),
     "Weights that are no tensors": lambda: update_with({"weight": [[0.0]], "bias": [0.0]}),
-    "An agent_info that the agent expects, and nobody gives": lambda: cartpole(Asking),
+    "An agent_info that the agent expects, and does not get": lambda: cartpole(Asking),
     "The configuration of another algorithm": lambda: train(a2c, ppo.PPOConfig(**SHORT), ActorCriticAgent),
     "A factory that does not take what a training passes": lambda: train(
         a2c, a2c.A2CConfig(**SHORT), lambda model: ActorCriticAgent(model)
@@ -244,7 +244,7 @@ MISTAKES: dict[str, Callable[[], object]] = {
 }
 
 
-def told(title: str) -> str:
+def shown(title: str) -> str:
     """Return the answer to a mistake as the page shows it: without numbers and paths that differ between machines."""
     with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever it is, the page shows it
         MISTAKES[title]()
@@ -260,7 +260,7 @@ def told(title: str) -> str:
 
 
 def test_what_people_are_told() -> None:
-    sections = [f"{number}. {title}\n\n{told(title)}\n" for number, title in enumerate(MISTAKES, 1)]
+    sections = [f"{number}. {title}\n\n{shown(title)}\n" for number, title in enumerate(MISTAKES, 1)]
     page = "\n\n".join(sections)
     if os.environ.get("RLSTRUCT_WRITE"):
         PAGE.write_text(page)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rlstruct import DictTensor, RL_Agent, TemporalDictTensor, VecEnv
 from rlstruct import agents as bundled
 from rlstruct.agents.model_agent import ModelAgent
-from rlstruct.algos import alphazero, dqn, ppo
+from rlstruct.algos import alphazero, dqn, ppo, sac
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.envs import GymEnvInf
 from rlstruct.search import SearchAgent
@@ -144,6 +144,13 @@ TASKS = {
         lambda: bundled.Normalised(bundled.RecurrentActorCritic(4, 2, n_hidden=8), (4,)), bundled.RecurrentAgent
     ),
     "values": Task(lambda: bundled.QNetwork(4, 2, hidden=(8,), duelling=True), bundled.QAgent, **DQN),
+    "soft": Task(
+        lambda: bundled.SoftActorCritic(3, (-2.0,), (2.0,), hidden=(8,)),
+        bundled.SquashedGaussianAgent,
+        PENDULUM,
+        sac,
+        sac.SACConfig(**SMALL, learning_starts=8, n_updates=2, batch_size=8, replay_capacity=100),
+    ),
     "stacks": Task(
         lambda: bundled.ConvolutionalActorCritic(STACK, 3, n_features=8, layers=((4, 3, 1),)),
         partial(bundled.StackingAgent.create, create_agent=bundled.ActorCriticAgent, shape=STACK),

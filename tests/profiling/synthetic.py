@@ -14,7 +14,7 @@ Marks = list[Any]
 
 @dataclass
 class Script:
-    """A process of which every nanosecond is told; measuring can cost something, before each event that is noted.
+    """A process whose every nanosecond is given; measuring can cost something, before each event that is noted.
 
     It is watched, until `slice` says otherwise.
     """

@@ -96,7 +96,7 @@ def test_a_slower_machine_makes_recording_slower_too(tmp_path: pathlib.Path) -> 
         script.enter("optimiser").operator(slower * MS // 2).leave()
     script.write(tmp_path)
     (process,) = broken_down(tmp_path)
-    # The very first operation stands in a place of its own, where there is nothing to compare.
+    # The very first operation stands alone, without anything to compare it with.
     assert process.prices.event == pytest.approx(1.4 * 70e-6, rel=2e-3)
     assert process.corrected == pytest.approx(1.5e-3 * (120 + 2 * 80), rel=1e-4)
 
@@ -135,7 +135,7 @@ def test_a_wait_is_as_much_shorter_as_its_slowest_worker_is_without_measuring(tm
     evaluation = Script("rlstruct-worker-0", 4, parent=1, phase="evaluation", operator_cost=100_000)
     for kind in 25 * [WATCHED, PLAIN]:
         evaluation.slice(kind).enter("agent").operator(1000).leave()
-    evaluation.write(tmp_path)  # nobody waits for this one
+    evaluation.write(tmp_path)  # no process waits for this one
     Script().enter("wait").python(23 * MS).leave().python(MS).write(tmp_path)
     parent, first, second, other = broken_down(tmp_path)
     assert (parent.name, first.pid, second.pid, other.pid) == ("main", 2, 3, 4)

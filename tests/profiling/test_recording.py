@@ -55,7 +55,7 @@ def test_an_exception_ends_all_that_is_open(tmp_path: pathlib.Path) -> None:
 
     @operation("outer")
     def fails() -> float:
-        clock.enter(1)  # and nobody ends it
+        clock.enter(1)  # and does not end it
         return 1 / 0
 
     with profile(tmp_path, operators=False):
@@ -321,7 +321,7 @@ def test_what_a_window_recorded_is_freed_at_its_end(tmp_path: pathlib.Path) -> N
 
 
 def test_a_capture_is_recorded_between_windows(tmp_path: pathlib.Path) -> None:
-    with recorded():  # nobody profiles
+    with recorded():  # without a profile
         pass
     with profile(tmp_path, window=0.2):  # and again from 0.6 s on
         time.sleep(0.25)

@@ -62,14 +62,14 @@ def test_a_window_of_the_evaluation_alone_is_told_as_such(tmp_path: pathlib.Path
 def test_the_report_says_what_it_took_away_and_what_is_uncertain(tmp_path: pathlib.Path) -> None:
     iterations(Script(operation_cost=100_000), MS).write(tmp_path)
     text = str(read(tmp_path))
-    assert "What it costs to record torch's operators is not: there are too few slices" in text
+    assert "The cost of recording torch's operators is not: too few slices" in text
     assert "in 1 window(s)" in text
     assert "is sampled" in text
     assert "100.00 us an operation" in text
     assert "    simulator" in text
 
 
-def test_a_negative_cost_is_none_and_told(tmp_path: pathlib.Path) -> None:
+def test_a_negative_cost_is_none_and_reported(tmp_path: pathlib.Path) -> None:
     script = Script(operator_cost=-50_000)
     for kind in 30 * [WATCHED, PLAIN]:
         script.slice(kind).enter("loss").python(MS).operator(MS).leave()
@@ -78,7 +78,7 @@ def test_a_negative_cost_is_none_and_told(tmp_path: pathlib.Path) -> None:
     assert report.processes[0].prices.event == pytest.approx(-50e-6)
     assert report.processes[0].corrected == pytest.approx(report.processes[0].seconds)
     assert "0.00 us an operator of torch" in str(report)
-    assert "came out negative and counts as 0: more repetitions are needed" in str(report)
+    assert "came out negative and counts as 0: record for longer" in str(report)
 
 
 def test_what_is_saved_can_be_read_by_others(tmp_path: pathlib.Path) -> None:

@@ -55,7 +55,7 @@ class Bitboard:
 
 
 def random_positions(seed: int, n_moves: range) -> Bitboard:
-    """Play at random until nobody has won after a number of moves from a range."""
+    """Play at random until no player has won after a number of moves from a range."""
     draw = random.Random(seed)
     while True:
         board = Bitboard()

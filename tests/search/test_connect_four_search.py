@@ -15,7 +15,7 @@ from rlstruct.agents import ConvolutionalActorCritic
 from rlstruct.batchers import RL_Batcher
 from rlstruct.core import DictTensor
 from rlstruct.functional.random import child_key
-from rlstruct.search import GameModel, RolloutModel, Search, SearchAgent, SearchConfig
+from rlstruct.search import GameModel, RolloutModel, SearchAgent, SearchConfig, TreeSearch
 from rlstruct.search.game import split_frames
 from rlstruct.sims import CartPole, ConnectFour
 from rlstruct.testing import check_agent, forbid_host_sync
@@ -48,7 +48,7 @@ def network() -> Network:
 def searched(boards: list[Bitboard], config: SearchConfig) -> torch.Tensor:
     game = GameModel(ConnectFour(1), knows_nothing)
     key = child_key(torch.arange(len(boards)), 0)
-    return Search(game, config)(game.begin(as_state(boards), key), key).action
+    return TreeSearch(game, config)(game.begin(as_state(boards), key), key).action
 
 
 @pytest.mark.parametrize("method", ["puct", "gumbel", "uct"])
@@ -92,7 +92,7 @@ def test_on_an_accelerator_nothing_waits_and_a_graph_finds_the_same(method: str)
     here, there = make(device="cpu"), make(device="sim:0")
     expected, _ = here(DictTensor(), observed(ConnectFour(5), 8), DictTensor())
     observation = observed(ConnectFour(5, device="sim:0"), 8)
-    for _ in range(3):  # as it is, recorded, replayed
+    for _ in range(3):  # eager, recorded, replayed
         with forbid_host_sync():
             found, _ = there(DictTensor(), observation, DictTensor())
         for key, value in expected.items():
@@ -128,7 +128,7 @@ def test_one_row_does_not_depend_on_the_others() -> None:
     config = SearchConfig(method="puct", n_simulations=30)
     game = GameModel(ConnectFour(1), network())
     key = child_key(torch.arange(12), 3)
-    search = Search(game, config)
+    search = TreeSearch(game, config)
     with torch.no_grad():
         whole = search(game.begin(as_state(boards), key), key)
         half = search(game.begin(as_state(boards[6:]), key[6:]), key[6:])
@@ -138,14 +138,14 @@ def test_one_row_does_not_depend_on_the_others() -> None:
 
 def test_memory_is_known_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     game = GameModel(ConnectFour(1), knows_nothing)
-    search = Search(game, SearchConfig(n_simulations=100))
+    search = TreeSearch(game, SearchConfig(n_simulations=100))
     state = game.begin(as_state([Bitboard()] * 8), torch.arange(8))
     tree = search(state, torch.arange(8)).tree
     tensors = [tree.edges, tree.children, tree.nodes, tree.action, tree.onward, *tree.state.values()]
     assert search.memory_needed(state, 7) == sum(t.numel() * t.element_size() for t in tensors)
-    monkeypatch.setattr("rlstruct.search.search.free_memory", lambda device: 1000)
+    monkeypatch.setattr("rlstruct.search.tree_search.free_memory", lambda device: 1000)
     with pytest.raises(MemoryError, match=r"100 simulations in 8 environments take .* and cpu has .* Search in fewer"):
-        Search(game, SearchConfig(n_simulations=100))(state, torch.arange(8))
+        TreeSearch(game, SearchConfig(n_simulations=100))(state, torch.arange(8))
 
 
 def solve(board: Bitboard) -> int:
@@ -169,7 +169,7 @@ def test_random_games_give_their_results_to_who_moves_next() -> None:
     game = RolloutModel(ConnectFour(1), 7, n_moves=5)
     _, value = game.evaluate(game.begin(as_state(boards), torch.arange(20)))
     assert value.tolist() == [solve(board) for board in boards]
-    # One move is left of the empty board's game: nobody can have won.
+    # One move is left of the empty board's game: neither player can have won.
     game = RolloutModel(ConnectFour(1), 7, n_moves=6)
     _, value = game.evaluate(game.begin(as_state([Bitboard()] * 9), torch.arange(9)))
     assert (value == 0).all()
@@ -238,7 +238,7 @@ def test_what_the_search_expects_is_not_lowered_by_bad_actions_that_it_tried() -
     board = Bitboard().play(3).play(0).play(3).play(0).play(3).play(1)
     game = GameModel(ConnectFour(1), knows_nothing)
     config = SearchConfig(n_simulations=32, gumbel_scale=0.0)
-    found = Search(game, config)(game.begin(as_state([board]), torch.arange(1)), torch.arange(1))
+    found = TreeSearch(game, config)(game.begin(as_state([board]), torch.arange(1)), torch.arange(1))
     assert found.action.tolist() == [3]
     torch.testing.assert_close(found.expected, (found.policy * found.q).sum(-1))
     assert found.value < 0.8 < found.expected

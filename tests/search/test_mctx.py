@@ -10,7 +10,7 @@ import torch
 from random_models import CASES, Case, tables
 from torch import Tensor
 
-from rlstruct.search import Search, SearchConfig
+from rlstruct.search import SearchConfig, TreeSearch
 from rlstruct.search.selection import considered_visits, mask_logits
 from rlstruct.testing import forbid_host_sync
 
@@ -44,7 +44,7 @@ def test_finds_what_mctx_finds(number: int, device: torch.device) -> None:
         max_depth=case.max_depth,
         n_considered=case.n_considered,
     )
-    search = Search(games, config, device=device)
+    search = TreeSearch(games, config, device=device)
     state = {"number": torch.zeros_like(games.rows)}
     with forbid_host_sync():
         logits, value = games.evaluate(state)

@@ -14,7 +14,7 @@ from rlstruct.algos.arena import play_match
 from rlstruct.batchers import RL_Batcher
 from rlstruct.core import DictTensor
 from rlstruct.functional.random import child_key
-from rlstruct.search import GameModel, Search, SearchAgent, SearchConfig, Tree
+from rlstruct.search import GameModel, SearchAgent, SearchConfig, Tree, TreeSearch
 from rlstruct.search.tree import judge
 from rlstruct.sims import ConnectFour
 from rlstruct.testing import forbid_host_sync
@@ -30,8 +30,8 @@ def opinion(frame: Tensor) -> tuple[Tensor, Tensor]:
     return out[:, :7], out[:, 7].tanh()
 
 
-def searched(boards: list[Bitboard], config: SearchConfig = CONFIG, **given: object) -> tuple[Search, Tree]:
-    search = Search(GameModel(ConnectFour(1), opinion), config)
+def searched(boards: list[Bitboard], config: SearchConfig = CONFIG, **given: object) -> tuple[TreeSearch, Tree]:
+    search = TreeSearch(GameModel(ConnectFour(1), opinion), config)
     game: GameModel = search.model  # type: ignore[assignment]
     key = child_key(torch.arange(len(boards)), 0)
     return search, search(game.begin(as_state(boards), key), key, **given).tree  # type: ignore[arg-type]

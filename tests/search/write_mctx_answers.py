@@ -20,7 +20,7 @@ FILE = pathlib.Path(__file__).with_name("mctx_answers.npz")
 
 
 def answer(case: Case, number: int) -> dict[str, np.ndarray]:
-    """Search the games of a case by mctx, with the noise of the tables in place of its own."""
+    """Search the games of a case by mctx, with the noise of the tables instead of its noise."""
     games = {name: jnp.asarray(table) for name, table in tables(case, number).items()}
     rows = jnp.arange(case.n_games)
     low = jnp.finfo(jnp.float64).min

@@ -1,6 +1,6 @@
-"""A fake nvidia-cuda-mps-control: a script for the PATH that answers as the real one, and writes down what it is told.
+"""A fake nvidia-cuda-mps-control: a script for the PATH that answers as the real one, and writes down its orders.
 
-FAKE_MPS_FOLDER: where ``told.jsonl`` goes. FAKE_MPS_FAULT: ``dies`` (the daemon ends at once), ``mute`` (it answers
+FAKE_MPS_FOLDER: where ``orders.jsonl`` goes. FAKE_MPS_FAULT: ``dies`` (the daemon ends at once), ``mute`` (it answers
 nothing), ``no_server`` (its server never becomes active), ``stubborn`` (neither ``quit`` nor SIGTERM ends it).
 """
 
@@ -21,7 +21,7 @@ pipe, fault = os.environ["CUDA_MPS_PIPE_DIRECTORY"], os.environ.get("FAKE_MPS_FA
 variables = {{k: v for k, v in os.environ.items() if k.startswith("CUDA_")}}
 
 def tell(**what):
-    with open(os.environ["FAKE_MPS_FOLDER"] + "/told.jsonl", "a") as file:
+    with open(os.environ["FAKE_MPS_FOLDER"] + "/orders.jsonl", "a") as file:
         file.write(json.dumps(what | {{"pid": os.getpid(), "environment": variables}}) + "\n")
 
 def serve(sleeper):
@@ -39,7 +39,7 @@ def serve(sleeper):
         if command == "get_default_active_thread_percentage":
             answer = os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "100.0")
         if command.startswith("start_server"):
-            server = subprocess.Popen(sleeper, start_new_session=True)  # as the real one, a session of its own
+            server = subprocess.Popen(sleeper, start_new_session=True)  # a separate session, as the real one has
             tell(server=server.pid)
         if command == "get_server_list" and server:
             answer = str(server.pid)
@@ -74,7 +74,7 @@ else:
 
 
 class FakeMps:
-    """The fake on the PATH, and what it was told."""
+    """The fake on the PATH, and its orders."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Put it first on the PATH; daemons put their folders into ``folder`` too."""
@@ -95,21 +95,21 @@ class FakeMps:
         """Let daemons that start from here on have a fault."""
         self._monkeypatch.setenv("FAKE_MPS_FAULT", name)
 
-    def told(self, key: str) -> list[Any]:
+    def orders(self, key: str) -> list[Any]:
         """Return the values written under a key, in order."""
-        path = self.folder / "told.jsonl"
+        path = self.folder / "orders.jsonl"
         lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         return [line[key] for line in lines if key in line]
 
     def environment(self) -> dict[str, str]:
         """CUDA variables of the newest daemon."""
-        lines = [json.loads(line) for line in (self.folder / "told.jsonl").read_text().splitlines()]
+        lines = [json.loads(line) for line in (self.folder / "orders.jsonl").read_text().splitlines()]
         found: dict[str, str] = next(line["environment"] for line in reversed(lines) if "daemon" in line)
         return found
 
     def left(self) -> list[str]:
         """Processes and folders of daemons that are still there."""
-        pids = self.told("daemon") + self.told("server")
+        pids = self.orders("daemon") + self.orders("server")
         return [str(pid) for pid in pids if is_alive(pid)] + [
             str(path) for path in (self.folder / "tmp").glob("rlstruct-*")
         ]

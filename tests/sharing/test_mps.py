@@ -1,4 +1,4 @@
-"""The daemon's life, against a fake: what it is told, what it sees, and that nothing of it is left however it ends."""
+"""The daemon's life, against a fake: its orders, its environment, and that nothing of it is left however it ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_daemon_is_private_asked_and_ended(fake: FakeMps, monkeypatch: pytest.
     monkeypatch.setenv("CUDA_MPS_PROTOCOL_VERSION", "3")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")
     with mps("GPU-a") as daemon:
-        (pid,), (server,) = fake.told("daemon"), fake.told("server")
+        (pid,), (server,) = fake.orders("daemon"), fake.orders("server")
         assert is_alive(pid)
         assert is_alive(server)
         assert daemon.folder.stat().st_mode & 0o777 == 0o700
@@ -39,7 +39,7 @@ def test_a_daemon_is_private_asked_and_ended(fake: FakeMps, monkeypatch: pytest.
         assert daemon.ask("get_server_list") == str(server)
         assert os.environ["CUDA_MPS_PIPE_DIRECTORY"] == "/somebody/elses"
     assert fake.left() == []
-    commands = fake.told("command")
+    commands = fake.orders("command")
     assert commands[0] == "get_default_active_thread_percentage"
     assert f"start_server -uid {os.getuid()}" in commands
     assert commands[-1] == "quit -t 3"
@@ -58,14 +58,14 @@ def test_two_blocks_for_one_gpu_have_one_daemon_and_two_gpus_have_two(fake: Fake
         with mps("GPU-a") as inner, mps("GPU-b") as other:
             assert inner is outer
             assert other.folder != outer.folder
-            assert len(fake.told("daemon")) == 2
+            assert len(fake.orders("daemon")) == 2
             with pytest.raises(ValueError, match=r"\(50, None\)\. Pass the same"), mps("GPU-a", thread_percentage=20):
                 pass
-        assert outer.ask("get_server_list") == str(fake.told("server")[0])
-        assert [is_alive(pid) for pid in fake.told("daemon")] == [True, False]
+        assert outer.ask("get_server_list") == str(fake.orders("server")[0])
+        assert [is_alive(pid) for pid in fake.orders("daemon")] == [True, False]
     assert fake.left() == []
     with mps("GPU-a"):
-        assert len(fake.told("daemon")) == 3
+        assert len(fake.orders("daemon")) == 3
 
 
 def test_a_daemon_that_ends_at_once_is_an_error_with_what_it_said(fake: FakeMps) -> None:
@@ -138,7 +138,7 @@ def test_a_forked_child_leaves_its_parents_daemon_alone(fake: FakeMps) -> None:
 
 def test_signals_to_the_group_do_not_end_the_daemon_before_its_clients(fake: FakeMps) -> None:
     with mps("GPU-a") as daemon:
-        keeper = int(Path(f"/proc/{fake.told('daemon')[0]}/stat").read_text().rpartition(")")[2].split()[1])
+        keeper = int(Path(f"/proc/{fake.orders('daemon')[0]}/stat").read_text().rpartition(")")[2].split()[1])
         assert os.getsid(keeper) == keeper
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             os.kill(keeper, number)
@@ -147,10 +147,10 @@ def test_signals_to_the_group_do_not_end_the_daemon_before_its_clients(fake: Fak
         assert daemon.ask("get_server_list")
 
 
-def test_a_daemon_that_ends_by_itself_is_told(fake: FakeMps) -> None:
+def test_a_daemon_that_ends_by_itself_is_reported(fake: FakeMps) -> None:
     with contextlib.ExitStack() as block:
         daemon = block.enter_context(mps("GPU-a"))
-        os.kill(fake.told("daemon")[0], signal.SIGKILL)
+        os.kill(fake.orders("daemon")[0], signal.SIGKILL)
         deadline = time.monotonic() + 10
         while daemon.alive() and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -182,7 +182,7 @@ def test_a_missing_program_is_named_with_its_package(monkeypatch: pytest.MonkeyP
 def test_wrong_arguments_start_nothing(fake: FakeMps, device: str, limits: dict[str, int], said: str) -> None:
     with pytest.raises(ValueError, match=said), mps(device, **limits):
         pass
-    assert fake.told("daemon") == []
+    assert fake.orders("daemon") == []
 
 
 def test_clients_get_there(fake: FakeMps) -> None:
@@ -192,4 +192,4 @@ def test_clients_get_there(fake: FakeMps) -> None:
         run = subprocess.run(
             order, input="get_server_list\n", env=environment, capture_output=True, text=True, check=True
         )
-        assert run.stdout.strip() == str(fake.told("server")[0])
+        assert run.stdout.strip() == str(fake.orders("server")[0])

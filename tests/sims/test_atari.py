@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import pathlib
 from typing import Any
 
 import numpy as np
@@ -19,16 +17,13 @@ import gymnasium
 
 from rlstruct import sims
 from rlstruct.core import DictTensor
-from rlstruct.sims.atari import Atari, read_ale_state, write_ale_state
+from rlstruct.sims.atari import Atari, open_ale, read_ale_state, write_ale_state
 from rlstruct.sims.atari.ale_game import read_palette
-from rlstruct.sims.atari.compare import open_ale
 from rlstruct.sims.atari.games import RULES
 from rlstruct.sims.atari.judge import OVER, Counter
 from rlstruct.sims.atari.picture import area_weights
 from rlstruct.sims.atari.rules import Rules, tables
 from rlstruct.testing import check_vec_env
-
-RESULTS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "atari_rules.json"
 
 
 def gymnasiums(game: str, *, gray: bool = True, lives: bool = False, size: int = 84) -> Any:
@@ -103,13 +98,13 @@ def test_a_game_goes_on_from_its_carry_and_does_not_see_its_neighbours() -> None
     (again, _), _ = made.step(DictTensor({"action": plan[-1]}))
     assert all((again[key] == seen[key]).all() for key in seen.keys())
     kept = made.get_state()
-    for key in again.keys():  # nobody can write into the simulation
+    for key in again.keys():  # writing to them does not change the simulation
         again[key].zero_()
     assert all(torch.equal(value, vars(kept)[name]) for name, value in vars(made.get_state()).items())
 
 
 @pytest.mark.parametrize(
-    ("n_seeds", "n_steps"), [(32, 64), pytest.param(2, 512, marks=[pytest.mark.exhaustive, pytest.mark.timeout(600)])]
+    ("n_seeds", "n_steps"), [(16, 64), pytest.param(2, 512, marks=[pytest.mark.exhaustive, pytest.mark.timeout(600)])]
 )
 def test_sticky_consoles_of_many_seeds_stay_where_ales_are(n_seeds: int, n_steps: int) -> None:
     ales = [open_ale("seaquest", seed) for seed in range(n_seeds)]
@@ -212,13 +207,6 @@ def test_rewards_lives_and_ends_are_ales_in_each_frame(game: str) -> None:
 def test_rewards_lives_and_ends_are_ales_for_long(game: str) -> None:
     both = says(game, 6000, seed=7)
     assert [ours for ours, _ in both] == [theirs for _, theirs in both]
-
-
-def test_the_results_say_that_all_games_count_as_ale_does() -> None:
-    rows = json.loads(RESULTS.read_text())["rows"]
-    assert {row["game"] for row in rows} == RULES.keys()
-    assert [row for row in rows if row["rewards"] or row["lives"] or row["ends"]] == []
-    assert len(RULES) >= 60
 
 
 def test_rules_add_up_bytes_and_find_ends() -> None:

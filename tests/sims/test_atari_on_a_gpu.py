@@ -73,7 +73,7 @@ def test_random_programs_do_the_same(mapper: str) -> None:
 @pytest.mark.parametrize("game", CARTRIDGES)
 def test_games_do_the_same(game: str) -> None:
     pytest.importorskip("ale_py", reason="needs the extra atari: its ROMs")
-    from rlstruct.sims.atari.compare import open_ale, open_consoles
+    from rlstruct.sims.atari import open_ale, open_consoles
 
     ale = open_ale(game, 0)
     twins = [open_consoles(game, ale, 40, device) for device in DEVICES]  # in two warps

@@ -51,7 +51,7 @@ def test_trajectories_are_those_of_the_eager_backend(name: str, settings: dict) 
 @pytest.mark.slow
 @pytest.mark.parametrize("n_envs", [1, 3, 33])
 def test_compiled_draws_are_those_of_eager_torch(n_envs: int) -> None:
-    """Numbers with keys of their own, which once overflowed in C++: only the first of them was ever written."""
+    """Numbers with separate keys, which once overflowed in C++: only the first of them was ever written."""
 
     def draw(given: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor]]:
         key = given["key"]

@@ -47,14 +47,15 @@ class Board:
         return [[[cell == stone for cell in row] for row in self.cells] for stone in (own, other)]
 
 
-def test_equals_the_board_on_paper_in_a_hundred_thousand_moves() -> None:
+@pytest.mark.parametrize("n_moves", [12_000, pytest.param(100_000, marks=pytest.mark.exhaustive)])
+def test_equals_the_board_on_paper_in_every_move(n_moves: int) -> None:
     assert len(FOURS) == 69
     B = 400
     env = ConnectFour(B)
     current, _ = env.reset()
     boards = [Board() for _ in range(B)]
     seen = {"won": 0, "illegal": 0, "full": 0}
-    for t in range(250):
+    for t in range(n_moves // B):
         key = child_key(torch.arange(B), t)
         anything = randint(child_key(key, 1), 7)
         legal = (uniform(child_key(key, 2), (7,)) * current["frame/legal"]).argmax(1)
@@ -82,23 +83,24 @@ def test_a_full_board_is_a_draw() -> None:
         assert bool(reached["terminated"]) == (i == 41)
 
 
-def test_known_numbers_of_positions() -> None:
-    # All 7^6 openings of six moves: the numbers of distinct positions are those of OEIS A212693.
+@pytest.mark.parametrize("n_moves", [5, pytest.param(6, marks=pytest.mark.exhaustive)])
+def test_known_numbers_of_positions(n_moves: int) -> None:
+    # All 7^n openings: the numbers of distinct positions are those of OEIS A212693.
     expected = [7, 49, 238, 1120, 4263, 16422]
-    plays = torch.tensor(list(itertools.product(range(7), repeat=6)))
+    plays = torch.tensor(list(itertools.product(range(7), repeat=n_moves)))
     env = make("ConnectFour-v0", len(plays), auto_reset=False)
     env.reset()
-    for t in range(6):
+    for t in range(n_moves):
         env.step(DictTensor({"action": plays[:, t].contiguous()}))
         state = env.get_state()
         assert len(torch.stack([state.mine, state.theirs], 1).unique(dim=0)) == expected[t]
     assert env.carry()["running"].all()
-    # The seventh move: 7 of the 823,543 sequences drop a seventh stone into one column.
+    # Of six equal moves, seven sequences in all, the next into the same column is the seventh stone there.
     state = env.get_state()
     for column in range(7):
         env.set_state(None, state)
         (reached, _), _ = env.step(DictTensor({"action": torch.full((len(plays),), column)}))
-        assert int((reached["reward"] == -1).sum()) == 1
+        assert int((reached["reward"] == -1).sum()) == (n_moves == 6)
 
 
 @pytest.mark.filterwarnings("ignore")  # envpool's own

@@ -62,6 +62,7 @@ def test_all_kernels_are_looked_at() -> None:
     assert found == KERNELS
 
 
+@pytest.mark.slow  # up to a minute for a compiler
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("module", KERNELS)
 def test_a_kernel_neither_spills_nor_takes_more_registers_than_it_may(module: str, tmp_path: pathlib.Path) -> None:

@@ -16,9 +16,17 @@ pytest.importorskip("warp", reason="needs the extra warp")
 pytest.importorskip("ale_py", reason="needs the extra atari: its ROMs are the oracle")
 
 import ale_py
+from ale_comparison import compare_with_ale
 
-from rlstruct.sims.atari import FIELDS, Consoles, compare_with_ale, playable_games, read_ale_state, write_ale_state
-from rlstruct.sims.atari.compare import open_ale, open_consoles
+from rlstruct.sims.atari import (
+    FIELDS,
+    Consoles,
+    open_ale,
+    open_consoles,
+    playable_games,
+    read_ale_state,
+    write_ale_state,
+)
 from rlstruct.sims.atari.opcodes import BRANCH, CARRY_IS_SIGN, CYCLES, FLOW, FREQUENT, JAM, LENGTHS, WORDS, make_table
 
 SAMPLE = {
@@ -75,7 +83,7 @@ def test_the_table_lists_all_games_and_is_what_the_results_say(monkeypatch: pyte
 
 
 def test_consoles_do_not_see_their_neighbours() -> None:
-    # 4 consoles in one launch against 4 ALEs, each with actions of its own.
+    # 4 consoles in one launch against 4 ALEs, each with its own actions.
     oracles = [open_ale("seaquest", 0) for _ in range(4)]
     consoles = open_consoles("seaquest", oracles[0], 4)
     plan = np.random.default_rng(0).integers(18, size=(40, 4))

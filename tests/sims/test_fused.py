@@ -337,6 +337,7 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
         make("CartPole-v1", 2, backend="warp")
 
 
+@pytest.mark.slow  # a compiler
 def test_every_thread_loads_four_weights_at_once_and_spills_none(tmp_path: pathlib.Path) -> None:
     """Compiled for a GPU, where there need not be one."""
     import warp

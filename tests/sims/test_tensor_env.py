@@ -40,7 +40,7 @@ class Counter(TensorEnv[Count]):
 
 
 class Dice(TensorEnv[DictTensor]):
-    """Throws a die per step, nested spaces, a state without a class of its own; six ends."""
+    """Throws a die per step, nested spaces, a state without its own class; six ends."""
 
     action_space = spaces.Dict(left=spaces.Discrete(2), right=spaces.Box(-1, 1, (2,)))
     observation_space = spaces.Dict(die=spaces.Discrete(7), pushed=spaces.Box(-1, 1, (2,)))
@@ -165,7 +165,7 @@ def test_states_go_out_and_come_back() -> None:
     assert current["frame"].tolist() == [frames[0], frames[2], frames[2], frames[0]]
     assert current["initial_state"].tolist() == [False, True, False, True]
     assert running.all()
-    state.value.fill_(-7)  # what was handed out or in is nobody else's
+    state.value.fill_(-7)  # the simulation keeps copies
     assert env.get_state().value.tolist() == current["frame"].tolist()
 
 

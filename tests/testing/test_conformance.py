@@ -390,7 +390,7 @@ class WrongInPlace(GymEnvInf):
     [
         (lambda out, final: out.frames[0].fill(0), "write every key of `out`, in every row"),
         (lambda out, final: out.last_action[0].fill(7), r"WrongInPlace \(step_into\).*Return a copy of the action"),
-        (lambda out, final: final.reward.fill(7), "Write to `final` in the rows that restart, and nowhere else"),
+        (lambda out, final: final.reward.fill(7), "Write to `final` only in rows that restart"),
     ],
 )
 def test_an_environment_that_shows_something_else_in_given_memory_is_found(change: Any, message: str) -> None:

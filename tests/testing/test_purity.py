@@ -42,7 +42,7 @@ class Deep:
 
 
 class Scaled(nn.Module):
-    """A module of the user's, with a number and a tensor beside its parameters."""
+    """A module of the user's, with a number and a tensor besides its parameters."""
 
     def __init__(self) -> None:
         super().__init__()

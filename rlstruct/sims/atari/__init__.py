@@ -15,9 +15,9 @@ except ImportError as error:
     ) from error
 
 from rlstruct.sims.atari.ale_state import AleState, read_ale_state, write_ale_state
-from rlstruct.sims.atari.compare import Comparison, compare_with_ale, playable_games
 from rlstruct.sims.atari.env import Atari, AtariState
 from rlstruct.sims.atari.machine import FIELDS, MAPPERS, Consoles
+from rlstruct.sims.atari.opening import open_ale, open_consoles, playable_games
 
 __all__ = [
     "FIELDS",
@@ -25,9 +25,9 @@ __all__ = [
     "AleState",
     "Atari",
     "AtariState",
-    "Comparison",
     "Consoles",
-    "compare_with_ale",
+    "open_ale",
+    "open_consoles",
     "playable_games",
     "read_ale_state",
     "write_ale_state",

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlstruct.sims.atari.ale_state import AleState, read_ale_state, write_ale_state
-from rlstruct.sims.atari.compare import open_ale, rom_path
+from rlstruct.sims.atari.opening import open_ale, rom_path
 
 NOTHING, PRESS_FIRE = 0, 1
 
@@ -29,23 +29,19 @@ class Beginning:
 
 @dataclass(frozen=True)
 class AleGame:
-    """A game as ale-py ships it."""
+    """A game that ale-py ships."""
 
     name: str  # ALE's, such as ``space_invaders``
     rom: bytes  # the bytes of its cartridge
     actions: tuple[int, ...]  # ALE's numbers of the actions that do something
     legal: tuple[int, ...]  # all numbers that ALE takes
-    gray: npt.NDArray[np.uint8]  # how bright each number of a colour is.  [256, 1] uint8
-    colors: npt.NDArray[np.uint8]  # red, green and blue of each.  [256, 3] uint8
+    gray: npt.NDArray[np.uint8]  # brightness by number of colour.  [256, 1] uint8
+    colors: npt.NDArray[np.uint8]  # red, green and blue by number of colour.  [256, 3] uint8
 
 
 @functools.cache
 def rom_ids() -> dict[str, str]:
-    """List the games of ale-py: gymnasium's name of each, such as ``SpaceInvaders``, to ALE's.
-
-    Raises:
-        ImportError: ale-py is not installed.
-    """
+    """List the games of ale-py: gymnasium's name of each, such as ``SpaceInvaders``, to ALE's."""
     from ale_py import roms
 
     return {"".join(word.capitalize() for word in name.split("_")): name for name in sorted(roms.get_all_rom_ids())}
@@ -53,12 +49,7 @@ def rom_ids() -> dict[str, str]:
 
 @functools.lru_cache(maxsize=8)
 def load_game(name: str) -> AleGame:
-    """Ask ale-py for what does not depend on how a game is played.
-
-    Raises:
-        ImportError: ale-py is not installed.
-        ValueError: it ships no game of this name.
-    """
+    """Ask ale-py for the properties of a game that do not depend on how it is played."""
     ale = open_ale(name, 0)
     gray, colors = read_palette(ale)
     return AleGame(
@@ -72,14 +63,11 @@ def load_game(name: str) -> AleGame:
 
 
 def read_palette(ale: Any) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """Read ALE's colours off its screen, where a program of ours shows them all.
-
-    Args:
-        ale: an ``ale_py.ALEInterface``; it is where it was afterwards.
+    """Read ALE's colours off its screen while a program of ours shows them all; the game's state is restored.
 
     Returns:
-        Brightness, and red, green and blue, of each number of a colour; 0 for those that the game cannot show.
-        [256, 1] and [256, 3] uint8
+        Brightness [256, 1], and red, green and blue [256, 3], uint8, by number of colour; 0 for colours that the game
+        cannot show.
     """
     import ale_py
 
@@ -102,15 +90,8 @@ def read_palette(ale: Any) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]
 def beginnings(name: str, n: int, *, seed: int = 0, fire: int = 0) -> list[Beginning]:
     """Let ALE begin a game, and do nothing for 1 to n frames, as AtariPreprocessing does.
 
-    Args:
-        name: ALE's name of the game.
-        n: how many beginnings; 0 for one, without a frame of nothing.
-        seed: of ALE's random numbers.
-        fire: frames for which FIRE is pressed after that, if the game knows it.
-
-    Raises:
-        ImportError: ale-py is not installed.
-        ValueError: it ships no such game.
+    With ``n=0`` there is one beginning, without a frame of nothing. Afterwards FIRE is pressed for ``fire`` frames, if
+    the game knows it.
     """
     import ale_py
 
@@ -129,12 +110,7 @@ def beginnings(name: str, n: int, *, seed: int = 0, fire: int = 0) -> list[Begin
 
 
 def beginning(ale: Any, screens: list[npt.NDArray[np.uint8]] | None = None) -> Beginning:
-    """Return where a game in ALE, an ``ale_py.ALEInterface``, is, as a place to begin.
-
-    Args:
-        ale: the game.
-        screens: its last pictures, one or two; None for the one that it shows.  [lines, 160] uint8 each
-    """
+    """Return the current state of a game in ALE as a place to begin, with its last one or two pictures."""
     pictures = screens or [ale.getScreen()]
     state = read_ale_state(ale.cloneState().serialize())
     return Beginning(state, np.stack([pictures[0], pictures[-1]]), ale.lives())

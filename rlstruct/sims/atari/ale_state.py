@@ -1,7 +1,7 @@
-"""ALE's states as bytes: read into our registers, so that a machine can start from one and be compared with one.
+"""Reader and writer of ALE's states: a console can start from one and be compared with one.
 
-What ``ale_py.ALEState.serialize()`` returns is a sequence of little-endian int32 and of texts with their lengths; truth
-values are two magic numbers. The layout was found by looking at states.
+``ale_py.ALEState.serialize()`` returns a sequence of little-endian int32 and of texts with their lengths; booleans are
+two magic numbers. The layout was found by inspecting states.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TIA = (
     "hide0", "hide1", "collisions", "x0", "x1", "x_missile0", "x_missile1", "x_ball", "", "", "hmove_clock",
     "hmove_blank", "stars", "stars_line", "dump", "dump_end",
 )  # fmt: skip
-"""Our name of each number; "" for what follows from others."""
+"""Our name of each number; "" for numbers that follow from others."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +40,20 @@ class AleState:
 
     registers: dict[str, int]  # our name of a register to its value
     ram: npt.NDArray[np.uint8]  # of the RIOT.  [128] uint8
-    cartridge: tuple[int, ...]  # the numbers that ALE keeps of the cartridge: its bank, or its slices, and its RAM
+    cartridge: tuple[int, ...]  # ALE's numbers for the cartridge: its bank, or its slices, and its RAM
     mapper: str  # ALE's name of the kind of cartridge, such as ``F8``
-    lines: tuple[int, int]  # the first line of the picture, and how many it has
+    lines: tuple[int, int]  # first line and number of lines of the picture
     paddles: tuple[int, int]  # resistances of the first two paddles in ohms
     paddle_range: tuple[int, int]  # the least and the most that they can be turned to
 
 
 def _plain(number: int) -> int:
-    """Truth values as 0 and 1."""
+    """Return booleans as 0 and 1, other numbers unchanged."""
     return {_YES: 1, _NO: 0}.get(number, number)
 
 
 class _Reader:
-    """Reads numbers and texts one after the other, and remembers where named numbers are."""
+    """Reader of one number or text after the other, which remembers the places of named numbers."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
@@ -74,7 +74,7 @@ class _Reader:
         return self._data[self._at - length : self._at]
 
     def enter(self) -> int:
-        """Go into a text; returns where it ends."""
+        """Go into a text and return its end."""
         (length,) = self.numbers(1)
         return self._at + length
 
@@ -86,24 +86,14 @@ class _Reader:
 
 
 def read_ale_state(serialized: bytes) -> AleState:
-    """Read a state of ALE: what ``ale.cloneState().serialize()`` returns, with ale-py 0.12.
-
-    Raises:
-        ValueError: the bytes are no such state.
-    """
+    """Read a state of ALE, the bytes of ``ale.cloneState().serialize()`` with ale-py 0.12."""
     return _read(_Reader(serialized))
 
 
 def write_ale_state(serialized: bytes, *, ram: npt.NDArray[np.uint8] | None = None, **registers: int) -> bytes:
-    """Change a state of ALE, to ask ALE what it makes of it; returns bytes for ``ale_py.ALEState``.
+    """Return a state of ALE with other RAM, [128] uint8, or other registers, as bytes for ``ale_py.ALEState``.
 
-    Args:
-        serialized: as for `read_ale_state`.
-        ram: new bytes of the RAM; None leaves them.  [128] uint8
-        registers: new values by our names, as `read_ale_state` returns them.
-
-    Raises:
-        ValueError: the bytes are no such state.
+    Registers have the names that `read_ale_state` gives them.
     """
     reader, changed = _Reader(serialized), bytearray(serialized)
     _read(reader)
@@ -122,7 +112,7 @@ def write_ale_state(serialized: bytes, *, ram: npt.NDArray[np.uint8] | None = No
 
 
 def _read(reader: _Reader) -> AleState:
-    """Read all that a state says."""
+    """Read all sections of a state."""
     try:
         left, right, *_ = reader.numbers(6)
         end = reader.enter()

@@ -1,12 +1,12 @@
-"""Cartridges: which kilobyte of the ROM lies in each of the four windows that the processor sees."""
+"""Cartridges: the kilobytes of the ROM in the four windows that the processor sees."""
 
 import warp as wp
 
 from rlstruct.sims.atari.state import Registers, Shared, byte_of_ram, byte_of_rom, set_byte_of_ram
 
 FIXED, F8, F6, F8SC, F6SC, E0, FE = range(7)
-"""How a cartridge switches banks: not at all, two or four banks of 4 KB (SC: with 128 bytes of RAM), 8 slices of 1 KB
-in three windows, or by bit 13 of the address."""
+"""Ways to switch banks: none, two or four banks of 4 KB (SC: with 128 bytes of RAM), 8 slices of 1 KB in three windows,
+or by bit 13 of the address."""
 
 WHOLE_BANK = wp.uint32(0x04040404)
 FIRST_BANK = wp.uint32(0x03020100)

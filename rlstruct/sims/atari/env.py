@@ -36,24 +36,14 @@ _CUT_LAST, _CUT_EARLIER, _FIRST = 1, 2, 3  # codes for `look`: games that ended,
 
 @dataclass(frozen=True)
 class AtariState:
-    """State of B consoles.
+    """State of B consoles."""
 
-    Attributes:
-        registers: of the chips, see `rlstruct.sims.atari.FIELDS`.  [B, F] int32
-        ram: 128 bytes of the console, 128 of the cartridge.  [B, 256] uint8
-        screens: the last two pictures that were drawn.  [B, 2, lines * 160] uint8
-        frames: what the agent sees.  [B, stack, height, width] or [..., 3] uint8
-        action: the last action that the console took, as ALE numbers it.  [B] int32
-        tally: score, lives, whether the game is over, a byte that the rules remember, sets.
-            [B, 5] int32
-    """
-
-    registers: Tensor
-    ram: Tensor
-    screens: Tensor
-    frames: Tensor
-    action: Tensor
-    tally: Tensor
+    registers: Tensor  # of the chips, see `rlstruct.sims.atari.FIELDS`.  [B, F] int32
+    ram: Tensor  # 128 bytes of the console, 128 of the cartridge.  [B, 256] uint8
+    screens: Tensor  # the last two pictures that were drawn.  [B, 2, lines * 160] uint8
+    frames: Tensor  # the observation.  [B, stack, height, width] or [..., 3] uint8
+    action: Tensor  # the console's last action, as ALE numbers it.  [B] int32
+    tally: Tensor  # score, lives, whether the game is over, a byte that the rules remember, sets.  [B, 5] int32
 
 
 class Atari(TensorEnv[AtariState]):
@@ -139,7 +129,7 @@ class Atari(TensorEnv[AtariState]):
         self._places = self.from_beginnings(begun)
 
     def _prepare(self, gray: bool, brighter: bool, lines: int, height: int, width: int) -> None:
-        """Put what no step changes into the memory of the device."""
+        """Move constants to the memory of the device."""
         self._chosen = torch.tensor(self.actions, dtype=torch.int32, device=self._device)
         self._board, self._view = Board(), View()
         self._board.rom = wp.from_torch(self._reader.rom.to(self._device))
@@ -148,7 +138,7 @@ class Atari(TensorEnv[AtariState]):
         self._board.mapper = self._reader.mapper_number
         self._counter = Counter(RULES[self.game.name], self._device)
         palette = np.ascontiguousarray((self.game.gray if gray else self.game.colors).T, np.float32)
-        # By torch, as all else here: Warp would copy on a stream of its own, which nothing waits for.
+        # By torch: Warp would copy on a separate stream, for which nothing waits.
         tables = {"palette": palette, "rows": area_weights(lines, height), "columns": area_weights(WIDTH, width)}
         for name, table in tables.items():
             setattr(self._view, name, wp.from_torch(torch.tensor(table, dtype=torch.float32, device=self._device)))
@@ -191,11 +181,7 @@ class Atari(TensorEnv[AtariState]):
         return state.frames
 
     def screen(self, row: int) -> Tensor:
-        """Show the last picture of one console's television in red, green and blue.  [lines, 160, 3] uint8.
-
-        Raises:
-            RuntimeError: `reset` was not called.
-        """
+        """Return the last picture of one console's television in red, green and blue.  [lines, 160, 3] uint8."""
         self._check_begun("screen")
         last = self._carry["state/registers"][row, FIELDS.index("n_frames")] & 1
         picture = self._carry["state/screens"][row, last.long()].view(-1, WIDTH)
@@ -203,18 +189,14 @@ class Atari(TensorEnv[AtariState]):
         return shown
 
     def state_of(self, ales: Sequence[Any]) -> AtariState:
-        """Read where games in ALE are, to go on from there: give it to `set_state`.
+        """Read the current states of K ``ale_py.ALEInterface`` with the same game, for `set_state`.  [K, ...].
 
-        Args:
-            ales: K ``ale_py.ALEInterface`` with the same game.
-
-        Returns:
-            Their states; the stack shows the present screen only.  [K, ...]
+        Their stacks show the present screen only.
         """
         return self.from_beginnings([beginning(ale) for ale in ales])
 
     def from_beginnings(self, begun: Sequence[Beginning]) -> AtariState:
-        """Turn K places in games of ALE into states of ours.  [K, ...]."""
+        """Convert K places in games of ALE to states.  [K, ...]."""
         registers, ram = (t.to(self._device) for t in self._reader.read([place.state for place in begun]))
         tally = self._counter.begin([place.state.ram for place in begun], [place.lives for place in begun])
         pictures = np.stack([place.screens for place in begun]).reshape(len(begun), 2, -1)
@@ -228,7 +210,7 @@ class Atari(TensorEnv[AtariState]):
         return AtariState(registers, ram, screens, stack, torch.zeros_like(last), tally)
 
     def _look(self, before: Tensor, after: Tensor, registers: Tensor, cut: Tensor, shown: Tensor) -> Tensor:
-        """Turn screens into one observation; games that ended earlier show what was shown."""
+        """Make one observation of screens; games that ended earlier keep what they showed."""
         seen = shown.clone()
         pixels = seen if seen.dim() == 4 else seen.unsqueeze(3)
         last = (registers[:, FIELDS.index("n_frames")] & 1).contiguous()
@@ -242,10 +224,10 @@ class Atari(TensorEnv[AtariState]):
 
 
 class _Starts(StartStates):
-    """Draws the start states of one step at a time, and on the CPU only where an episode ended: they are large."""
+    """Start states drawn for one step at a time, on the CPU only where an episode ended, because they are large."""
 
     def restart(self, carry: Tensors, done: Tensor, now: Tensors) -> tuple[Tensors, Tensors]:
-        """See `StartStates.restart`."""
+        """Restart ended episodes; see `StartStates.restart`."""
         if done.is_cpu and not done.numpy().any():  # sync: of CPU memory
             # Copies of what is shown too: an agent may write over it.
             shown = [name for name, value in now.items() if value.dim() == 1 or name == "state/frames"]
@@ -255,7 +237,7 @@ class _Starts(StartStates):
 
 
 def _find(game: str) -> str:
-    """ALE's name of a game."""
+    """Return ALE's name of a game."""
     short = game.removeprefix("ALE/").rsplit("-v", 1)[0]
     name = rom_ids().get(short, short)
     if name not in RULES:

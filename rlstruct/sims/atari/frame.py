@@ -1,4 +1,4 @@
-"""One frame of every console: the kernel, what an action presses, and what happens before and after instructions."""
+"""One frame of every console: the kernel, the effect of an action, and the work before and after instructions."""
 
 import warp as wp
 
@@ -8,12 +8,12 @@ from rlstruct.sims.atari.state import Board, Console, Outer, Registers, on_a_cpu
 from rlstruct.sims.atari.tia import LINE, gray
 
 JOYSTICK, RIGHT_JOYSTICK, PADDLE, SECOND_PADDLE = range(4)
-"""What the player holds."""
+"""Controllers."""
 PADDLE_STEP = 23000  # ohms that a paddle turns in a frame
 
 LEFT, RIGHT = 4, 8  # up and down are 1 and 2: the order of SWCHA's bits
 DIRECTIONS = wp.uint64(0x6A59248100)
-"""What ALE's actions 0 to 9 press, four bits each; 10 to 17 are 2 to 9 with FIRE, and 1 is FIRE alone."""
+"""Directions of ALE's actions 0 to 9, four bits each; 10 to 17 are 2 to 9 with FIRE, and 1 is FIRE alone."""
 
 
 @wp.func

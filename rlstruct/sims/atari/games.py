@@ -1,7 +1,7 @@
 """Special rules of some games, by ALE's names: controllers, and how they count.
 
 The rules were found by asking ale-py: ``python benchmarks/atari_rules.py`` changes single bytes of the RAM in states of
-ALE, and looks at what it then says of reward, lives and end.
+ALE, and reads the reward, the lives and the end that ALE then reports.
 """
 
 from rlstruct.sims.atari.rules import Rules
@@ -12,7 +12,7 @@ RIGHT_JOYSTICK = frozenset({"surround", "wizard_of_wor"})
 NO_HMOVE_BLANKS = frozenset({"asteroids", "battle_zone", "darkchambers", "ms_pacman"})
 """ALE shows the left 8 pixels of these games although HMOVE blanks them on a console."""
 TWO_PLAYERS = frozenset({"combat", "joust", "maze_craze", "warlords"})
-"""ROMs that ale-py ships, but that its interface of one player does not load."""
+"""ROMs that ale-py ships but cannot load for one player."""
 
 RULES = {
     "air_raid": Rules(score="10000*d40 100*d41 d42", lives="1", over="39==255"),
@@ -130,4 +130,4 @@ RULES = {
     "yars_revenge": Rules(score="10000*d96 100*d97 d98", lives="b30>>4&15", over="30<16"),
     "zaxxon": Rules(score="10000*d104 100*d105", lives="b106&7", over="106&7==0"),
 }
-"""How games count that can be played as `Atari`."""
+"""Scoring rules of the games that `Atari` plays."""

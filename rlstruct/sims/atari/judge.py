@@ -1,4 +1,4 @@
-"""Reward, lives and the end of the game after a frame: a kernel that looks bytes of the RAM up in `rules.Tables`."""
+"""Reward, lives and the end of the game after a frame: a kernel that looks up bytes of the RAM in `rules.Tables`."""
 
 from __future__ import annotations
 
@@ -99,18 +99,13 @@ def judge(
 
 
 class Counter:
-    """Counts for any number of consoles that play one game.
-
-    Args:
-        rules: of the game.
-        device: the CPU or a CUDA device.
-    """
+    """Scorer of any number of consoles that play one game."""
 
     def __init__(self, rules: Rules, device: torch.device) -> None:
         self._rules, self._device = rules, device
         made, book = tables(rules), Rulebook()
         for name in ("addresses", "score", "sets", "lives", "over"):
-            # By torch: Warp would copy on a stream of its own, which nothing waits for.
+            # By torch: Warp would copy on a separate stream, for which nothing waits.
             table = torch.tensor(getattr(made, name), dtype=torch.int32, device=device)
             setattr(book, name, wp.from_torch(table))
         book.ways, book.wraps = made.ways, rules.wraps
@@ -121,12 +116,7 @@ class Counter:
         self._book = book
 
     def begin(self, memories: Sequence[npt.NDArray[np.uint8]], lives: Sequence[int]) -> Tensor:
-        """Begin to count where games are: return a tally [K, 5] int32.
-
-        Args:
-            memories: the RAM of K consoles.  [128] uint8 each
-            lives: as ALE counts them, K numbers.
-        """
+        """Return a fresh tally [K, 5] int32 for K games with this RAM, [128] uint8 each, and these lives."""
         rows = []
         for ram, n in zip(memories, lives, strict=True):
             score, sets = count(self._rules, ram)
@@ -136,13 +126,13 @@ class Counter:
     def count(self, ram: Any, tally: Any, running: Any = None, rewards: Any = None) -> Any:
         """Count after a frame, and return the rewards [B] int32.
 
-        Tensors of torch, or arrays of Warp, which many calls need not make anew.
+        The arguments are tensors of torch, or arrays of Warp, which need not be made again for many calls.
 
         Args:
-            ram: of B consoles.  [B, 256] uint8
-            tally: what was counted, in place.  [B, 5] int32
+            ram: [B, 256] uint8
+            tally: updated in place.  [B, 5] int32
             running: 0 leaves a row unchanged; None for all.  [B] int32
-            rewards: to which this frame's are added; None for new ones.  [B] int32
+            rewards: where this frame's rewards are added; None for new ones.  [B] int32
         """
         running = torch.ones_like(tally[:, 0]) if running is None else running
         rewards = torch.zeros_like(tally[:, 0]) if rewards is None else rewards

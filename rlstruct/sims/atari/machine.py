@@ -39,25 +39,22 @@ _NOT_IN_ALE = frozenset(
 
 
 class Consoles:
-    """B consoles with the same cartridge, on any device. They have no state before `load`.
+    """B consoles with the same cartridge, on any device; without state before `load`.
 
     Attributes:
         registers: the registers of `FIELDS`.  [B, F] int32
         ram: 128 bytes of the console, 128 of the cartridge.  [B, 256] uint8
-        opcodes: what `make_table` of `opcodes` says.  [256] int32
+        opcodes: the words of `opcodes.make_table`.  [256] int32
         rom: the bytes of the cartridge, 2 KB twice.  [bytes of the ROM] uint8
-        program: what `make_program` makes of it.  [bytes of the ROM] int64
-        mapper_number: how the cartridge switches banks, as kernels number it.
+        program: its instructions, from `opcodes.make_program`.  [bytes of the ROM] int64
+        mapper_number: of `mapper`, in kernels.
 
     Args:
         rom: the bytes of the cartridge.
-        mapper: how it switches banks, a key of `MAPPERS`.
+        mapper: its way to switch banks, a key of `MAPPERS`.
         n: B.
-        game: ALE's name of the game, for what `games` says about it.
-        device: where everything lives: the CPU or a CUDA device.
-
-    Raises:
-        ValueError: the mapper is unknown, or the ROM is not as long as it says.
+        game: ALE's name of the game, to look it up in `games`.
+        device: the CPU or a CUDA device.
     """
 
     def __init__(self, rom: bytes, mapper: str, n: int, *, game: str = "", device: DeviceLike = "cpu") -> None:
@@ -80,18 +77,11 @@ class Consoles:
         self._board.rom, self._board.opcodes = wp.from_torch(self.rom), wp.from_torch(self.opcodes)
         self._board.program = wp.from_torch(self.program, dtype=wp.uint64)
         self._board.mapper = self.mapper_number = MAPPERS[mapper]
-        self._placed: tuple[Tensor, ...] = ()  # the memory that kernels were shown last
+        self._placed: tuple[Tensor, ...] = ()  # the memory that kernels point at
         self._everybody = wp.from_torch(torch.ones(n, dtype=torch.int32, device=self.device))
 
     def load(self, states: Sequence[AleState]) -> None:
-        """Go on from states of ALE.
-
-        Args:
-            states: one for each console, or one for all; with the same cartridge as ours.
-
-        Raises:
-            ValueError: there are neither one nor B states, or one is of another kind of cartridge.
-        """
+        """Continue from states of ALE with the same cartridge: one for each console, or one for all."""
         n = len(self.registers)
         if len(states) not in (1, n):
             raise BadValueError(f"Consoles.load: got {len(states)} states, expected 1 or {n}.")
@@ -100,11 +90,7 @@ class Consoles:
         self.ram.copy_(ram.expand(n, -1))
 
     def read(self, states: Sequence[AleState]) -> tuple[Tensor, Tensor]:
-        """Turn K states of ALE into ours: registers [K, F] int32 and memory [K, 256] uint8, on the CPU.
-
-        Raises:
-            ValueError: one is of another kind of cartridge than ours.
-        """
+        """Convert K states of ALE to ours: registers [K, F] int32 and memory [K, 256] uint8, on the CPU."""
         rows, memories = np.zeros((len(states), len(FIELDS)), np.int32), np.zeros((len(states), 256), np.uint8)
         for row, memory, state in zip(rows, memories, states, strict=True):
             if state.mapper != self.mapper:
@@ -117,12 +103,7 @@ class Consoles:
         return torch.from_numpy(rows), torch.from_numpy(memories)
 
     def run(self, actions: Tensor, *, draw: bool = False) -> None:
-        """Run a frame.
-
-        Args:
-            actions: ALE's number of the action of each console, 0 to 17.  [B] int32
-            draw: whether `screen` shows the frame afterwards.
-        """
+        """Run a frame with ALE's actions 0 to 17, [B] int32; draw it only for `screen`."""
         memory = (self.registers, self.ram, self._screens)
         if len(self._placed) != len(memory) or not all(map(operator.is_, memory, self._placed)):
             self._placed, self._consoles = memory, place_consoles(self._board, memory)
@@ -134,9 +115,9 @@ class Consoles:
         return column
 
     def screen(self) -> Tensor:
-        """Return what the last frame showed, if it was drawn: numbers of colours as those of ``ale.getScreen()``.
+        """Return the last drawn frame, in numbers of colours as ``ale.getScreen()``.  [B, lines, 160] uint8.
 
-        Lines that the frame did not reach show what was there two frames ago.  [B, lines, 160] uint8
+        Lines that the frame did not reach show the frame before the last.
         """
         rows = torch.arange(len(self.registers), device=self.device)
         pixels: Tensor = self._screens[rows, (self.register("n_frames") & 1).long()]
@@ -144,17 +125,13 @@ class Consoles:
         return pixels.view(-1, MOST_PICTURE_LINES, 160)[:, :lines]
 
     def show(self, picture: Tensor) -> None:
-        """Replace the last frame's picture in all consoles, [lines, 160] uint8: later frames may leave pixels of it."""
+        """Replace the last picture in all consoles, [lines, 160] uint8: short frames leave pixels of it."""
         rows = torch.arange(len(self.registers), device=self.device)
         last = (self.register("n_frames") & 1).long()
         self._screens[rows, last, : picture.numel()] = picture.reshape(-1)
 
     def differences(self, i: int, state: AleState) -> dict[str, tuple[int, int]]:
-        """Compare console i with a state of ALE, field by field.
-
-        Returns:
-            Name to (got, expected) of all that differs; bytes of the RAM are named by their address.
-        """
+        """Compare console i with a state of ALE: name to (got, expected) of each difference; RAM by its address."""
         ours = dict(zip(FIELDS, self.registers[i].tolist(), strict=True))  # sync: a comparison on the host
         pairs = {name: (ours[name], value) for name, value in self._expected(state).items() if name not in _NOT_IN_ALE}
         memory = self.ram[i].tolist()  # sync: a comparison on the host
@@ -164,7 +141,7 @@ class Consoles:
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
     def _expected(self, state: AleState) -> dict[str, int]:
-        """The registers that a state of ALE stands for."""
+        """Return the registers that a state of ALE stands for."""
         first, lines = state.lines
         paddles: tuple[int, ...] = (-1, -1)
         controller = JOYSTICK
@@ -199,7 +176,7 @@ class Consoles:
 
 
 def place_consoles(board: Any, memory: tuple[Tensor, Tensor, Tensor]) -> Any:
-    """Show kernels where B consoles are; nothing is copied. Returns the consoles, for `run_consoles`.
+    """Point kernels at the memory of B consoles, and return the consoles for `run_consoles`; nothing is copied.
 
     Args:
         board: a `Board` with its ROM, program, opcodes and mapper.
@@ -217,14 +194,14 @@ def place_consoles(board: Any, memory: tuple[Tensor, Tensor, Tensor]) -> Any:
 
 
 def run_consoles(board: Any, consoles: Any, actions: Tensor, running: Any, *, draw: bool) -> None:
-    """Run a frame of B consoles in place.
+    """Run a frame of the ``consoles`` that `place_consoles` returned, in place.
 
     Args:
-        board: what `place_consoles` was given.
-        consoles: what it returned.
-        actions: ALE's number of the action of each console, 0 to 17.  [B] int32
+        board: as for `place_consoles`.
+        consoles: its result.
+        actions: ALE's actions, 0 to 17.  [B] int32
         running: 0 leaves a console unchanged.  [B] int32, of torch or Warp
-        draw: whether the screens show the frame afterwards.
+        draw: draw the frame on the screens.
     """
     board.draw = int(draw)
     apart = APART if actions.is_cuda else 1
@@ -232,15 +209,7 @@ def run_consoles(board: Any, consoles: Any, actions: Tensor, running: Any, *, dr
 
 
 def launch(device: torch.device, kernel: Any, shape: int | Sequence[int], *inputs: Any, block: int = 256) -> None:
-    """Launch a kernel of Warp on torch's stream; nothing waits for the device, and tensors are not copied.
-
-    Args:
-        device: the CPU or a CUDA device.
-        kernel: the kernel.
-        shape: how many threads along each axis.
-        inputs: its arguments.
-        block: threads in a block, on a GPU.
-    """
+    """Launch a kernel on torch's stream, without waiting and without copies; ``block`` threads in a block on a GPU."""
     given = [wp.from_torch(value) if isinstance(value, Tensor) else value for value in inputs]
     stream = None
     if device.type == "cuda":

@@ -1,6 +1,6 @@
-"""The instructions of the 6507 as data: one word for each of 256 opcodes says what every phase of an instruction does.
+"""Instructions of the 6507 as data: one word for each of 256 opcodes defines every phase of an instruction.
 
-From the published description of the NMOS 6502, with those of its undocumented opcodes that games use.
+From the published description of the NMOS 6502, with the undocumented opcodes that games use.
 """
 
 import numpy as np
@@ -10,17 +10,17 @@ IMPLIED, IMMEDIATE, ZERO, ZERO_X, ZERO_Y, RELATIVE, INDEXED_X, INDEXED_Y, ABSOLU
     range(12)
 )
 PUSH, PULL = 12, 13
-"""How an operand is found: `RELATIVE` to `INDEXED_Y` and all before have one byte, `ABSOLUTE` to `INDIRECT` two."""
+"""Addressing modes: `RELATIVE` to `INDEXED_Y` and all before have one byte, `ABSOLUTE` to `INDIRECT` two."""
 MODE, CYCLES, PAGE, READ, WRITE, SOURCE, UNARY, BINARY, TARGET, NZ, FLOW = 0, 4, 8, 9, 10, 11, 14, 17, 20, 23, 24
-"""Where each field of the word begins."""
+"""First bit of each field of the word."""
 FROM_MEMORY, FROM_A, FROM_X, FROM_Y, FROM_SP, FROM_STATUS, FROM_A_AND_X, FROM_A_AND_MEMORY = range(8)
 KEEP, ASL, ROL, LSR, ROR, INC, DEC = range(7)
 NOTHING, ORA, AND, EOR, ADC, SBC, COMPARE, BIT = range(8)
 TO_NOWHERE, TO_A, TO_X, TO_Y, TO_SP, TO_STATUS, TO_A_AND_X = range(7)
 ALONG, CARRY_IS_SIGN, WAIT_WHILE_PLUS, WAIT_WHILE_MINUS, WAIT_WHILE_NOT_ZERO = range(5)
-"""What else an instruction does. `WAIT`: it loads the timer, and a branch back to it follows; see `riot.wait`."""
+"""Side effects of an instruction. `WAIT`: it loads the timer, and a branch back to it follows; see `riot.wait`."""
 BRANCH, JUMP, CALL, RETURN, FROM_INTERRUPT, BREAK, SET_FLAG, JAM = range(5, 13)
-"""What an instruction does instead of computing with data."""
+"""Actions of instructions that do not compute with data."""
 
 _MODE_CYCLES = {
     IMPLIED: 2, IMMEDIATE: 2, ZERO: 3, ZERO_X: 4, ZERO_Y: 4, RELATIVE: 2, INDEXED_X: 6, INDEXED_Y: 5,
@@ -41,18 +41,18 @@ def word(
     flow: int = ALONG,
     cycles: int = 0,
 ) -> int:
-    """Pack what an instruction does into one word.
+    """Pack the definition of an instruction into one word.
 
     Args:
-        mode: how its operand is found.
-        source: where the value comes from.
-        unary: what is done to the value; `store` then writes it back.
-        binary: what is done with the value and A (`COMPARE`: the register that `target` names, which is kept).
-        target: where the result goes.
-        nz: whether the result sets N and Z.
-        store: whether the value is written to memory.
-        flow: what else happens.
-        cycles: how long it takes, where the addressing mode does not say it.
+        mode: addressing mode of the operand.
+        source: source of the value.
+        unary: operation on the value; `store` then writes it back.
+        binary: operation on the value and A (`COMPARE`: on the register that `target` names, which is kept).
+        target: destination of the result.
+        nz: the result sets N and Z.
+        store: the value is written to memory.
+        flow: side effect, or action of an instruction that does not compute.
+        cycles: duration, where the addressing mode does not determine it.
     """
     reads = mode not in (IMPLIED, IMMEDIATE, RELATIVE, INDIRECT, PUSH) and source in (FROM_MEMORY, FROM_A_AND_MEMORY)
     page = mode in _INDEXED and reads and not store
@@ -188,13 +188,14 @@ WORDS = tuple(map(int, make_table()))
 LENGTHS = tuple(
     1 if mode in (IMPLIED, PUSH, PULL) else 3 if mode >= ABSOLUTE else 2 for mode in (w & 15 for w in WORDS)
 )
-"""How many bytes each opcode has with its operand."""
+"""Bytes of each opcode with its operand."""
 
 
 def _waits(code: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Find the loops that do nothing but wait for the RIOT's timer: a load of INTIM or TIMINT, and a branch back to it.
+    """Find the loops that only wait for the RIOT's timer: a load of INTIM or TIMINT, and a branch back to it.
 
-    Returns how the instruction at each byte waits, 0 where it does not.  [bytes of the ROM] uint64
+    Returns:
+        The kind of wait at each byte, 0 for none.  [bytes of the ROM] uint64
     """
     low, high, branch, back = (np.roll(code, -k) for k in (1, 2, 3, 4))
     loads = np.isin(code, (0xAC, 0xAD, 0xAE))  # LDY, LDA, LDX
@@ -208,15 +209,15 @@ def _waits(code: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def make_program(rom: bytes, *, with_ram: bool = False, switches: bool = True) -> npt.NDArray[np.uint64]:
-    """Make the instructions that begin at each byte of a ROM, so that one access reads all of one.
+    """Decode the instruction that begins at each byte of a ROM, so that one access reads all of it.
 
     Args:
         rom: the bytes of the cartridge.
-        with_ram: whether the second 128 bytes that the processor sees of it are RAM.
-        switches: whether reading some addresses switches banks.
+        with_ram: the processor sees RAM in its second 128 bytes.
+        switches: reading some addresses switches banks.
 
     Returns:
-        From the lowest byte on: opcode, both bytes after it, one for how many bytes the instruction has (2 bits) and
+        From the lowest byte on: opcode, the next two bytes, one byte with the instruction's length (2 bits) and
         its number in `FREQUENT`, counted from 1 (6 bits), and the word of `make_table`. The length is 0 where the bytes
         must be read one by one: at the end of a kilobyte, before the addresses that switch banks, and before and in
         RAM. The number is 0 there, where a program waits, and for other opcodes.  [bytes of the ROM] uint64

@@ -1,7 +1,7 @@
 """Observations of an agent: the brighter of two frames, grey or colour, averaged over areas to a square, on the device.
 
-The average is that of OpenCV's ``INTER_AREA``, to which ale-py and gymnasium leave it: weights and sums in single
-precision, rows after columns, in its order, because its rounding shows where an average ends in one half.
+The average is that of OpenCV's ``INTER_AREA``, which ale-py and gymnasium use: weights and sums in single precision,
+rows after columns, in its order, because its rounding is visible where an average ends in one half.
 """
 
 from __future__ import annotations
@@ -162,11 +162,11 @@ def look(
 
 
 def area_weights(n_sources: int, n_pixels: int) -> npt.NDArray[np.float32]:
-    """Compute what each pixel of a smaller picture takes from the larger one, along one axis.
+    """Compute the share of each source pixel in each pixel of a smaller picture, along one axis.
 
     Args:
         n_sources: pixels of the larger picture.
-        n_pixels: pixels of the smaller one, at least a third as many; or as many, to take each unchanged.
+        n_pixels: pixels of the smaller one, at least a third as many; or as many, to copy each unchanged.
 
     Returns:
         The first source of each pixel, and the weights of the sources from there on.  [n_pixels, 1 + MOST_SOURCES]

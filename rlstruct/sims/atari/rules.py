@@ -1,7 +1,7 @@
-"""Reward, lives and the end of a game, read from the console's RAM: what `games` says of a game, as tables.
+"""Scoring rules of games, from `games`, as tables: reward, lives and the end, read from the console's RAM.
 
-Every rule is a sum, or a conjunction, of what single bytes say. So a rule becomes a few tables of 256 entries, one for
-each byte that it reads, and the kernel of `judge` knows nothing about games.
+Every rule is a sum or a conjunction over single bytes, so it becomes a few tables of 256 entries, one for each
+byte that it reads, and the kernel of `judge` needs no code for single games.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlstruct.errors import BadValueError
 
 MOST_WAYS = 29  # to end a game: bits of a word
 DROPS, HELD = 1 << 29, 1 << 30
-"""The bits that say that a life may be lost, and that lives are not read."""
+"""Bits: a life may be lost; lives are not read."""
 _BYTES = np.arange(256)
 _HIGH, _LOW = _BYTES >> 4, _BYTES & 15
 _CONDITION = re.compile(r"(\d+)(?:&(\d+))?(==|!=|<|>)(\d+)")
@@ -38,23 +38,23 @@ class Rules:
     """Scoring rules of a game.
 
     Attributes:
-        score: what is added up: words such as ``10000*d57``, weight, shape and address. The shapes are ``d`` two
-            decimal digits, ``b`` the byte, ``l`` and ``h`` its lower and upper half, ``z`` and ``y`` the same where ten
-            shows no digit, ``e`` a digit in steps of eight; ``b5>>3&7`` takes bits.
-        sets: the same for what counts more than points: in a frame in which it changes, its change is the reward.
-        lives: the same, and numbers; none are left when the game is over.
-        over: how a game ends: conditions on bytes such as ``39==83 123&15==0``, all of which must hold; ``|`` between
-            several ways.
-        held: while which conditions lives stay as they were; "" for never.
-        drops: while which conditions one life less counts; until then lives stay as they were. "" for always.
-        special: bytes that stand for another score than their shape says: address, byte, number.
-        special_lives: the same for lives.
-        wraps: after what score the display begins again from 0; 0 for never.
-        least: the least that one frame gives; None for no limit.
-        most: the most that one frame gives; None for no limit.
-        still_at_end: the frame that ends the game gives nothing.
-        before: the address of a byte that conditions can also read as it was before the frame, at address 128.
-        counts_down: lives go down by one whenever that byte does, wherever it begins.
+        score: sum of words such as ``10000*d57``: weight, shape and address. The shapes are ``d`` two decimal digits,
+            ``b`` the byte, ``l`` and ``h`` its lower and upper half, ``z`` and ``y`` the same where ten shows no digit,
+            ``e`` a digit in steps of eight; ``b5>>3&7`` takes bits.
+        sets: a sum that counts more than points: in a frame in which it changes, its change is the reward.
+        lives: a sum, also of numbers; 0 when the game is over.
+        over: end of the game: conditions on bytes such as ``39==83 123&15==0``, all of which must hold; ``|`` separates
+            alternatives.
+        held: conditions under which lives do not change; "" for never.
+        drops: conditions under which the loss of one life counts; otherwise lives do not change. "" for always.
+        special: bytes with another score than their shape says: address, byte, number.
+        special_lives: likewise for lives.
+        wraps: score after which the display begins again from 0; 0 for never.
+        least: least reward of a frame; None for no limit.
+        most: greatest reward of a frame; None for no limit.
+        still_at_end: the frame that ends the game gives no reward.
+        before: the address of a byte whose value before the frame conditions can read, at address 128.
+        counts_down: lives go down by one whenever that byte does, whatever its first value.
     """
 
     score: str = ""
@@ -75,22 +75,19 @@ class Rules:
 
 @dataclass(frozen=True)
 class Tables:
-    """Rules as tables; T is how many bytes they read."""
+    """Rules as tables over the T bytes that they read."""
 
     addresses: npt.NDArray[np.int32]  # of the bytes in RAM.  [T] int32
     score: npt.NDArray[np.int32]  # what each value of each byte adds.  [T, 256] int32
     sets: npt.NDArray[np.int32]  # the same for sets.  [T, 256] int32
     lives: npt.NDArray[np.int32]  # the same for lives.  [T, 256] int32
-    # One bit for each way to end, set where this byte does not speak against it; `DROPS` and `HELD` likewise. [T, 256]
+    # One bit for each way to end, set where this byte does not exclude it; `DROPS` and `HELD` likewise.  [T, 256]
     over: npt.NDArray[np.int32]
-    ways: int  # the bits that begin as set: `DROPS` always, `HELD` if the rules say so
+    ways: int  # the bits that are set at first: `DROPS` always, `HELD` if the rules have it
 
 
 def tables(rules: Rules) -> Tables:
-    """Write the rules of a game as tables; byte 0 is read if they read none.
-
-    Raises:
-        ValueError: a word of the rules cannot be read.
+    """Convert the rules of a game to tables; rules that read no byte read byte 0.
 
     >>> (tables(Rules(score="b13", over="13==21")).over[0, [20, 21]] & 1).tolist()
     [0, 1]

@@ -30,13 +30,13 @@ class GameKernel:
     """A simulator as Warp functions of one environment; `TensorEnv.kernel` of your simulator returns one.
 
     The functions do what the methods of the same name do, for one environment instead of B, with the state as a vector
-    that holds the fields in the order of the dataclass; ``rlstruct/sims/cart_pole_kernel.py`` is an example. They must
-    agree with the methods: ``docs/kernels.md`` has a whole example, and compares them. All three are decorated with
-    ``@wp.func``, and nothing in them depends on the device.
+    of the dataclass's fields in their order; ``rlstruct/sims/cart_pole_kernel.py`` is an example. They must agree with
+    the methods: ``docs/kernels.md`` compares them in a whole example. All three are decorated with ``@wp.func`` and do
+    not depend on the device.
 
     Attributes:
         state: ``wp.types.vector(length=F, dtype=wp.float32)``; each field of the state is a float32 tensor [B].
-        frame: what `observe` returns, ``wp.types.vector(length=D, dtype=wp.float32)``.
+        frame: result of `observe`, ``wp.types.vector(length=D, dtype=wp.float32)``.
         initial: ``(key: wp.uint64) -> state``; draw from the key with `rlstruct.sims.kernels.random`.
         transition: ``(state, action: wp.int64, key: wp.uint64) -> (state, reward: wp.float32, terminated: bool)``.
         observe: ``(state) -> frame``.
@@ -51,7 +51,7 @@ class GameKernel:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Keep Warp from printing what it compiles; errors are shown."""
+    """Silence Warp's compilation messages; errors are shown."""
     level = wp.config.log_level
     wp.config.log_level = wp.LOG_ERROR
     try:

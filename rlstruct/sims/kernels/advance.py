@@ -40,10 +40,7 @@ class Memory:
 def make_advance(game: GameKernel, chooser: Any, choose: Any) -> Any:
     """Make the kernel ``(memory, chooser, n_steps, time_limit)`` of a game, for B threads; ``time_limit`` 0 is none.
 
-    Args:
-        game: its three functions.
-        chooser: a struct that ``choose`` gets.
-        choose: the Warp function ``(chooser, k, i, frame) -> action`` that knows what the agent does at step k.
+    The Warp function ``choose(chooser, k, i, frame)`` returns the agent's action at step k from its struct ``chooser``.
     """
     initial, transition, observe = game.initial, game.transition, game.observe
     load, save = _make_access(game)
@@ -89,7 +86,7 @@ def make_advance(game: GameKernel, chooser: Any, choose: Any) -> Any:
 
 
 def _make_access(game: GameKernel) -> tuple[Any, Any]:
-    """Make what moves a state between registers and memory."""
+    """Make the functions that load a state from memory into registers and save it."""
     State, n_fields = game.state, game.state._length_
 
     @wp.func

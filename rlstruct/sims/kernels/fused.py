@@ -29,7 +29,7 @@ BLOCK = 64
 
 
 def fused_rollout(env: Any, perceptron: Perceptron, n_timesteps: int) -> FusedRollout | None:
-    """See `TensorEnv.fused_rollout`; all hidden layers of both networks must be of one width."""
+    """Return a launch for `TensorEnv.fused_rollout`, or None unless all hidden layers have one width."""
     n_inputs, width = env.observation_space.shape[0], perceptron.actor[0][0].shape[0]
     depth = len(perceptron.actor)
     found = [[tuple(weight.shape) for weight, _ in layers] for layers in (perceptron.actor, perceptron.critic)]
@@ -45,9 +45,9 @@ def fused_rollout(env: Any, perceptron: Perceptron, n_timesteps: int) -> FusedRo
 
 
 class FusedLaunch:
-    """The kernel of a simulator with an agent in it, a `rlstruct.engine.fused.FusedRollout`.
+    """The kernel of a simulator with an agent in it, as a `rlstruct.engine.fused.FusedRollout`.
 
-    The launch is recorded once; a batch allocates what it writes, sets addresses and launches.
+    The launch is recorded once; a batch allocates its results, sets addresses and launches.
     """
 
     def __init__(self, env: Any, perceptron: Perceptron, n_timesteps: int) -> None:
@@ -92,7 +92,7 @@ class FusedLaunch:
         return record
 
     def _allocate(self) -> tuple[Tensors, Tensors, Tensors]:
-        """Make what a launch writes: the state after it, what the steps show, and what the agent says."""
+        """Allocate the results of a launch: the state after it, what the steps show, and the agent's outputs."""
         T, B, device = self._T, self._env.n_envs(), self._env.device
 
         def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -107,7 +107,7 @@ class FusedLaunch:
         return changed, shown, said
 
     def _held(self) -> Tensors:
-        """Put together where the simulation is."""
+        """Stack the current state of the simulation."""
         carry, B = self._env.carry(), self._env.n_envs()
         fields = part_of(carry, "state/")
         found = {name: (tuple(value.shape), value.dtype) for name, value in fields.items()}
@@ -123,7 +123,7 @@ class FusedLaunch:
         }
 
     def _go_on(self, changed: Tensors, shown: Tensors) -> None:
-        """Let the environments go on from what a launch wrote."""
+        """Set the environments to the state after a launch."""
         carry = self._env.carry()
         carry["elapsed"], carry["episode"], state_key = changed["next_clock"].unbind(0)
         if self._env.stochastic:
@@ -132,7 +132,7 @@ class FusedLaunch:
         self._env.set_carry({**carry, **dict(zip(names, changed["next_state"].unbind(0), strict=True))}, shown)
 
     def _record(self, first: Tensors, rng: Tensor, stream: Tensors, shown: Tensors, said: Tensors) -> Tensors:
-        """Name what a launch wrote as FusedRollout says."""
+        """Name the results of a launch as FusedRollout does."""
         flags = shown["flags"].unbind(1)  # of [T, B]
         ends = dict(zip(("terminated", "truncated", "done"), flags, strict=True))
         current = dict(zip(ends, ends["done"].new_zeros((3, self._T + 1, rng.shape[1])), strict=True))
@@ -153,7 +153,7 @@ class FusedLaunch:
 
 
 def check_kernel(env: Any) -> None:
-    """Raise unless the kernel of a simulator is its own, and one of a kind that is known here."""
+    """Raise unless the kernel of a simulator is its own, for spaces that kernels support."""
     kind, game = type(env), env.kernel()
     age = next(i for i, cls in enumerate(kind.__mro__) if {"kernel", "kernel_module"} & vars(cls).keys())
     changed = [m for cls in kind.__mro__[:age] for m in ("initial", "transition", "observe") if m in vars(cls)]
@@ -176,7 +176,7 @@ def check_kernel(env: Any) -> None:
 
 
 def _point(struct: Any, tensors: Tensors) -> None:
-    """Let arrays of a recorded launch be these tensors, of the shapes and strides that were recorded.
+    """Point the arrays of a recorded launch at these tensors, which have the recorded shapes and strides.
 
     Wrapping them with ``wp.from_torch`` again takes ten times as long, and a launch sets two dozen of them.
     """
@@ -203,7 +203,7 @@ def _pack(layers: Layers) -> Tensor:
 
 
 def _behind(first: Tensor, n_steps: int) -> Tensor:
-    """Memory for a first value and K more, [K + 1, ...]."""
+    """Return memory for a first value and K more, [K + 1, ...]."""
     memory = first.new_empty((n_steps + 1, *first.shape))
     memory[0].copy_(first)
     return memory

@@ -44,13 +44,13 @@ ACTIVATIONS = {"Tanh": tanh, "ReLU": relu}
 
 
 def make_perceptron(game: GameKernel, n_actions: int, width: int, n_hidden: int, activation: str) -> tuple[Any, Any]:
-    """Make the chooser of `rlstruct.sims.kernels.advance.make_advance` that asks an actor-critic.
+    """Make the chooser of `rlstruct.sims.kernels.advance.make_advance` that evaluates an actor-critic.
 
     Args:
         game: for its frames.
         n_actions: A.
         width: of all hidden layers, a multiple of 4.
-        n_hidden: how many hidden layers each network has, at least 1.
+        n_hidden: number of hidden layers of each network, at least 1.
         activation: one of ACTIVATIONS.
 
     Returns:
@@ -87,7 +87,7 @@ def make_perceptron(game: GameKernel, n_actions: int, width: int, n_hidden: int,
 
 
 def _make_evaluate(game: GameKernel, n_actions: int, width: int, n_hidden: int, activate: Any) -> Any:
-    """Frame in, up to A outputs of one network out."""
+    """Make the function from a frame to up to A outputs of one network."""
     Frame, n_inputs = game.frame, game.frame._length_
     Hidden = wp.types.vector(length=max(width, 4 * ((n_inputs + 3) // 4)), dtype=wp.float32)
     Output = wp.types.vector(length=4 * ((n_actions + 3) // 4), dtype=wp.float32)
@@ -131,7 +131,7 @@ def _make_evaluate(game: GameKernel, n_actions: int, width: int, n_hidden: int, 
 
 
 def _make_sample(n_actions: int) -> Any:
-    """Draw as `rlstruct.functional.random.categorical` does, with the logarithm of the probability."""
+    """Make the function that draws as `rlstruct.functional.random.categorical`, with the log-probability."""
     Output = wp.types.vector(length=4 * ((n_actions + 3) // 4), dtype=wp.float32)
 
     @wp.func

@@ -142,7 +142,7 @@ def test_nothing_is_started_that_is_projected_beyond_the_limit(limit: int, overh
         assert (probe.measured is None) == (probe.projected > limit)
         if probe.measured is None:
             assert probe.why.startswith("not started: ")
-    # Environments take memory of their own, which the second probe in a line shows: until then too little is expected.
+    # Environments take memory, too, which the second probe in a line shows: until then too little is expected.
     assert all(surface.memory(candidate) <= 1.05 * limit for candidate in surface.measured)
     fitting = [c for c in grid() if surface.memory(c) <= limit and c.n_processes == 0]
     assert (found.best is not None) == bool(surface.measured)

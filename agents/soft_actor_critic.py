@@ -1,0 +1,145 @@
+"""An agent that draws bounded continuous actions from a squashed normal distribution, and its networks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlstruct.agents.model_agent import ModelAgent
+from rlstruct.agents.networks import MLP, as_features
+from rlstruct.core import DictTensor, TemporalDictTensor
+from rlstruct.errors import BadValueError
+from rlstruct.functional import random, squashed
+from rlstruct.policies.blueprint import KeepsArguments
+
+_LOG_STD = -5.0, 2.0  # narrowest and widest policy, as in CleanRL
+
+
+class Critics(KeepsArguments, nn.Module):
+    """N networks of action values, which share nothing and compute side by side.
+
+    Args:
+        n_inputs: D + A, entries of a frame and of an action.
+        hidden: width of each hidden layer.
+        n_critics: N.
+    """
+
+    def __init__(self, n_inputs: int, *, hidden: Sequence[int] = (256, 256), n_critics: int = 2) -> None:
+        super().__init__()
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        for width_in, width_out in pairwise([n_inputs, *hidden, 1]):
+            layers = [nn.Linear(width_in, width_out) for _ in range(n_critics)]
+            self.weights.append(nn.Parameter(torch.stack([layer.weight.detach() for layer in layers])))
+            self.biases.append(nn.Parameter(torch.stack([layer.bias.detach() for layer in layers]).unsqueeze(1)))
+
+    def forward(self, frame: Tensor, action: Tensor, *, constant: bool = False) -> Tensor:
+        """Judge actions.
+
+        Args:
+            frame: what the environments show.  [B, ...] any dtype
+            action: [B, A] float.
+            constant: let gradients flow into the actions only, and not into the weights.
+
+        Returns:
+            Q_n(s, a).  [N, B]
+        """
+        seen = as_features(frame, self)  # [B, D]
+        features = torch.cat([seen, action.to(seen.dtype)], dim=-1)  # [B, D + A]
+        x, last = features.expand(len(self.weights[0]), -1, -1), len(self.weights) - 1  # [N, B, D + A]
+        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            weight, bias = (weight.detach(), bias.detach()) if constant else (weight, bias)
+            x = torch.baddbmm(bias, x, weight.mT)  # [N, B, width]
+            x = x if i == last else torch.relu(x)
+        return x.squeeze(-1)
+
+
+class SoftActorCritic(KeepsArguments, nn.Module):
+    """The networks of soft actor-critic: a policy, twin critics, and the temperature.
+
+    Args:
+        n_inputs: D, the number of entries of a frame, counted over all its axes.
+        low: lowest values of the A dimensions of a Box action space.
+        high: highest values.
+        hidden: width of each hidden layer of every network.
+
+    Raises:
+        ValueError: a bound is not finite, or there is no room between them.
+
+    Attributes:
+        critics: see `Critics`.
+        log_temperature: logarithm of the weight of the entropy, alpha.  [] float
+        center: middle of the action space.  [A] float
+        scale: half its width.               [A] float
+    """
+
+    center: Tensor
+    scale: Tensor
+
+    def __init__(
+        self, n_inputs: int, low: Sequence[float], high: Sequence[float], *, hidden: Sequence[int] = (256, 256)
+    ) -> None:
+        super().__init__()
+        if len(low) != len(high) or not all(-torch.inf < a < b < torch.inf for a, b in zip(low, high, strict=True)):
+            raise BadValueError(
+                f"SoftActorCritic: the bounds are {list(low)} and {list(high)}, expected finite ones with low < high. "
+                "Bound the actions with gymnasium.wrappers.RescaleAction or ClipAction, or take PPO."
+            )
+        self.actor = MLP(n_inputs, 2 * len(low), hidden=hidden, activation=nn.ReLU, orthogonal=False)
+        self.critics = Critics(n_inputs + len(low), hidden=hidden)
+        device = torch.get_default_device()
+        self.log_temperature = nn.Parameter(torch.zeros((), device=device))
+        for name, values in (
+            ("center", [(a + b) / 2 for a, b in zip(low, high, strict=True)]),
+            ("scale", [(b - a) / 2 for a, b in zip(low, high, strict=True)]),
+        ):
+            self.register_buffer(name, torch.tensor(values, device=device), persistent=False)
+
+    def forward(self, frame: Tensor) -> Tensor:
+        """Return the policy in frames [B, ...] of any dtype: mean and log sigma before the squashing.  [B, 2 A]."""
+        mean, log_std = self.actor(as_features(frame, self)).chunk(2, dim=-1)
+        low, high = _LOG_STD
+        return torch.cat([mean, low + 0.5 * (high - low) * (torch.tanh(log_std) + 1.0)], dim=-1)
+
+
+class SquashedGaussianAgent(ModelAgent[Any]):
+    """Draws continuous actions within the bounds of the action space; keeps no state.
+
+    It returns ``action`` [B, A] and ``log_probability`` [B], the logarithm of the density that the action was drawn
+    from, both with gradients. With ``agent_info["epsilon"]`` [B] float, that share of the actions is uniform. Without
+    ``stochastic`` it returns the squashed mean as ``action``, and nothing else.
+
+    Args:
+        model: maps ``frame`` to mean and log sigma [B, 2 A], and has ``center`` and ``scale`` [A] of the actions, as
+            `SoftActorCritic` has.
+        device: see `ModelAgent`, as are ``stochastic`` and ``copy_model``.
+    """
+
+    pure = True
+    agent_info_on_device = True  # epsilon meets numbers that are drawn on the device
+
+    def __call__(
+        self,
+        state: DictTensor,
+        observation: DictTensor,
+        agent_info: DictTensor,
+        history: TemporalDictTensor | None = None,
+    ) -> tuple[DictTensor, DictTensor]:
+        """Act on ``observation["frame"]``, drawing from ``observation["rng"]``; see `RL_Agent.__call__`."""
+        model = self.model
+        mean, log_std = model(observation["frame"]).chunk(2, dim=-1)  # [B, A] each
+        if not self.stochastic:
+            return DictTensor({"action": model.center + model.scale * torch.tanh(mean.detach())}), state
+        key = observation["rng"]
+        unit, log_probability = squashed.sample_with_log_probability(mean, log_std, key)
+        if "epsilon" in agent_info:
+            explore = random.uniform(key, stream=0) < agent_info["epsilon"]
+            random_unit = 2.0 * random.uniform(key, (mean.shape[-1],)).to(mean.dtype) - 1.0
+            unit = torch.where(explore.unsqueeze(-1), random_unit, unit)
+            log_probability = log_probability.masked_fill(explore, -mean.shape[-1] * math.log(2.0))
+        log_probability = log_probability - model.scale.log().sum()
+        return DictTensor({"action": model.center + model.scale * unit, "log_probability": log_probability}), state

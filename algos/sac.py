@@ -1,0 +1,227 @@
+"""SAC: a policy that keeps its actions as random as their values allow, learnt from a replay buffer.
+
+Haarnoja et al., "Soft actor-critic algorithms and applications" (2018, arXiv 1812.05905), algorithm 1. Critics, policy
+and temperature take their gradient steps together, as in the authors' code: the sum of the three losses is
+differentiated once, and each of them depends on its own networks alone.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rlstruct.algos.algorithm import Algorithm
+from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.follower import Follower
+from rlstruct.algos.learner import GradientLearner, mean_terms
+from rlstruct.algos.replay_buffer import ReplayBuffer, least_capacity
+from rlstruct.core import DictTensor, Trajectories
+from rlstruct.errors import BadTypeError
+from rlstruct.functional import random
+from rlstruct.functional.q_learning import td_target
+from rlstruct.options import option
+from rlstruct.profiling import operation
+from rlstruct.rl_agent import RL_Agent
+
+
+@dataclass(frozen=True, kw_only=True)
+class SACConfig(TrainingConfig):
+    """Settings of SAC and those of `TrainingConfig`; ``learning_rate`` is that of the policy.
+
+    Attributes:
+        critic_learning_rate: of the critics and of the temperature.
+        batch_size: steps of one gradient step.
+        n_updates: gradient steps for each batch that is collected.
+        target_update_rate: share by which the target critics follow at each gradient step (Polyak averaging).
+        target_entropy: of the policy, in nats with the actions scaled to -1..1; None for -1 for each dimension.
+        replay_capacity: observations that the buffer keeps, see ReplayBuffer.
+        replay_device: where it keeps them; None for the learner's device.
+        learning_starts: environment steps before the first gradient step, taken with uniform actions.
+        overlap: collect the next batch while learning. It pays with worker processes.
+    """
+
+    n_env_steps: int = 100_000
+    n_timesteps: int = 16
+    n_envs: int = 4
+    n_processes: int = 0
+    learning_rate: float = 3e-4
+    final_learning_rate_fraction: float = 1.0
+    evaluation_stochastic: bool = False
+    log_interval: int = 25
+    critic_learning_rate: float = option(1e-3, at_least=0)
+    batch_size: int = option(256, at_least=1, divided=True)
+    n_updates: int = option(64, at_least=1)
+    target_update_rate: float = option(0.005, at_least=0, at_most=1)
+    target_entropy: float | None = option(None)
+    replay_capacity: int = option(1_000_000, at_least=1, divided=True)
+    replay_device: str | None = None
+    learning_starts: int = option(1000, at_least=0)
+    overlap: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        n_envs = self.n_envs * max(1, self.n_processes)
+        least = least_capacity(n_envs, self.n_timesteps)
+        words = f"at least {least}: {self.n_timesteps} steps of {n_envs} environments, each of which may end an episode"
+        self.require("replay_capacity", self.replay_capacity >= least, words)
+
+
+@operation("loss")
+def losses(
+    agent: RL_Agent, model: nn.Module, target_critics: nn.Module, batch: DictTensor, config: SACConfig
+) -> dict[str, Tensor]:
+    """Compute the losses of a batch; equations 5, 7 and 18 of the paper.
+
+    Args:
+        agent: acts with ``model``, see `rlstruct.agents.SquashedGaussianAgent`.
+        model: the networks that learn, see `rlstruct.agents.SoftActorCritic`.
+        target_critics: judge the actions in the states that the steps led to.
+        batch: what `ReplayBuffer.sample` gives, and keys ``observation/rng`` and ``_observation/rng`` [K] int64, from
+            which the agent draws.  [K]
+        config: its ``reward_scale`` and ``target_entropy``.
+
+    Returns:
+        ``loss`` [], the sum of ``critic_loss``, ``policy_loss`` and ``temperature_loss``; without gradients ``value``
+        of the actions taken, ``temperature``, and ``entropy`` in the units of ``target_entropy``.  [] each
+    """
+    networks: Any = model  # with parts that nn.Module does not know
+    seen, action = batch.truncate_key("observation/"), batch["action/action"]
+    temperature: Tensor = networks.log_temperature.exp()
+    with torch.no_grad():
+        reached = batch.truncate_key("_observation/")
+        following, _ = agent(DictTensor(), reached, DictTensor())
+        judged = target_critics(reached["frame"], following["action"]).amin(0)  # [K]
+        next_value = judged - temperature * following["log_probability"]
+        target = td_target(batch["reward"] * config.reward_scale, batch["discount"], batch["terminated"], next_value)
+    values: Tensor = networks.critics(seen["frame"], action)  # [N, K]
+    critic_loss = 0.5 * (values - target).square().mean(-1).sum()
+    drawn, _ = agent(DictTensor(), seen, DictTensor())
+    log_probability = drawn["log_probability"]
+    judged = networks.critics(seen["frame"], drawn["action"], constant=True).amin(0)
+    policy_loss = (temperature.detach() * log_probability - judged).mean()
+    entropy = -log_probability.detach().mean() - networks.scale.log().sum()
+    target_entropy = -action.shape[-1] if config.target_entropy is None else config.target_entropy
+    temperature_loss = temperature * (entropy - target_entropy)
+    return {
+        "loss": critic_loss + policy_loss + temperature_loss,
+        "critic_loss": critic_loss.detach(),
+        "policy_loss": policy_loss.detach(),
+        "temperature_loss": temperature_loss.detach(),
+        "value": values.detach().mean(),
+        "entropy": entropy,
+        "temperature": temperature.detach(),
+    }
+
+
+class SACLearner(GradientLearner):
+    """The networks that learn, the slow copy of the critics, and the replay buffer.
+
+    Attributes:
+        model: policy, critics and temperature.
+        target_critics: judge the states that steps led to.
+        buffer: the collected steps, on any device.
+    """
+
+    settings: ClassVar[type[TrainingConfig]] = SACConfig
+    config: SACConfig
+
+    def __init__(self, model: nn.Module, agent: RL_Agent, config: SACConfig) -> None:
+        """Create the target critics, the optimiser and the replay buffer."""
+        if missing := [name for name in ("critics", "log_temperature", "scale") if not hasattr(model, name)]:
+            raise BadTypeError(
+                f"SAC: the network, {type(model).__name__}, has no {' and no '.join(missing)}. Let create_model return "
+                "rlstruct.agents.SoftActorCritic, or a network with the same parts."
+            )
+        self.overlap = config.overlap
+        networks: Any = model
+        self.target_critics: nn.Module = copy.deepcopy(networks.critics).requires_grad_(False)
+        super().__init__(model, agent, config)
+        self._target = Follower(self.target_critics, networks.critics)
+        critics: list[Tensor] = [*networks.critics.parameters(), networks.log_temperature]
+        (group,), known = self.optimizer.param_groups, {id(weight) for weight in critics}
+        group["params"] = [weight for weight in group["params"] if id(weight) not in known]
+        self.optimizer.add_param_group({"params": critics, "initial_lr": config.critic_learning_rate})
+        seed = config.seed + self.learners.rank
+        self.buffer = ReplayBuffer(
+            config.replay_capacity,
+            device=config.replay_device or config.learner_device,
+            discount=config.discount,
+            seed=seed,
+        )
+        self._seed = torch.full((1,), seed, dtype=torch.int64, device=self.device)
+        self._lanes = torch.arange(2 * config.batch_size, device=self.device)
+
+    def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
+        """Add a batch to the replay buffer, and take ``n_updates`` gradient steps.
+
+        Args:
+            trajectories: the next steps of every environment, on any device.  [B, T]
+            fraction_done: see `GradientLearner.update`.
+
+        Returns:
+            Detached means over the gradient steps of the terms of `losses`, on the learner's device; nothing while the
+            buffer fills.  [] each
+        """
+        self.buffer.extend(trajectories.to(self.buffer.device))
+        if self._fills(fraction_done):
+            return {}
+        self.anneal(fraction_done)
+        return mean_terms([self.learn() for _ in range(self.config.n_updates)])
+
+    def learn(self) -> dict[str, Tensor]:
+        """Take one gradient step on a batch from the buffer; see `update`."""
+        batch = self.buffer.sample(self.config.batch_size).to(self.device, non_blocking=True)
+        key, next_key = self.keys()
+        terms = self.run(batch + DictTensor({"observation/rng": key, "_observation/rng": next_key}))
+        self._target.follow(self.config.target_update_rate)
+        return terms
+
+    def keys(self) -> Tensor:
+        """Return what the policy draws from in the next gradient step: in the states seen and those reached.
+
+        Returns:
+            [2, K] int64 on the learner's device.
+        """
+        return random.step_keys(self._seed, self.policy_version, self._lanes).view(2, -1)
+
+    def _depends_on(self) -> tuple[object, bool]:
+        return (self.agent, self.target_critics), self.agent.pure
+
+    def terms(self, batch: DictTensor) -> dict[str, Tensor]:
+        """Compute `losses` of a sampled batch."""
+        return losses(self.agent, self.model, self.target_critics, batch, self.config)
+
+    def agent_info(self, fraction_done: float, n_envs: int) -> DictTensor:
+        """Return the ``epsilon`` of each environment, 1 while the buffer fills.  [B] float32 on the CPU."""
+        return DictTensor({"epsilon": torch.full((n_envs,), float(self._fills(fraction_done)), device="cpu")})
+
+    def _fills(self, fraction_done: float) -> bool:
+        return fraction_done * self.config.n_env_steps < self.config.learning_starts
+
+    def state_dict(self) -> dict[str, object]:
+        """Return what a checkpoint needs, the replay buffer included."""
+        own = {"target_critics": self.target_critics.state_dict(), "replay_buffer": self.buffer.state_dict()}
+        return {**super().state_dict(), **own}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called; see `GradientLearner.load_state_dict`."""
+        super().load_state_dict(state)
+        self.target_critics.load_state_dict(state["target_critics"])
+        self.buffer.load_state_dict(state["replay_buffer"])
+
+
+train: Algorithm[SACConfig] = Algorithm(
+    SACLearner, "replay buffer, twin critics, entropy; continuous actions", agents="soft"
+)
+"""Train a policy for bounded continuous actions; arguments are those of `Algorithm.__call__`.
+
+The network is `rlstruct.agents.SoftActorCritic`, or has the same parts. The agent keeps no state, heeds
+``agent_info["epsilon"]`` and returns ``action`` and ``log_probability`` with gradients, as
+`rlstruct.agents.SquashedGaussianAgent` does.
+"""

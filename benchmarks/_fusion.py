@@ -1,0 +1,237 @@
+"""Vectorisation and kernel fusion, after Gleeson et al., "Optimizing Data Collection in Deep RL" (MLBench 2022).
+
+``fusion``: K steps of N CartPoles in one launch, with W further floats of state that every step reads and writes; with
+what each step shows kept (recorded), or only the last. ``compilers``: the same game in numpy, torch, torch compiled,
+JAX where it is installed, and Warp.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import _gpu_rungs
+import torch
+from _gpu_rungs import MakeRung, Rung, synchronize
+from _report import Row, table
+
+from rlstruct.sims import cart_pole as game
+
+if TYPE_CHECKING:
+    from _gpu_run import Ladder
+
+Sizes = Mapping[str, Sequence[int]]
+STEPS = 64  # single steps between two waits for the device
+MOST_RECORDED = 1 << 26  # environment steps in one launch: what they show takes 4 GiB
+
+
+def fused_rung(name: str, n_envs: int, n_steps: int, n_extra: int, record: bool, device: torch.device) -> Rung:
+    """Return K steps in a launch, and so many launches as take 64 steps at least."""
+    from _fusion_kernel import Launch
+
+    launch, n_launches = Launch(n_envs, n_steps, n_extra, record, device), max(1, STEPS // n_steps)
+
+    def run() -> None:
+        for _ in range(n_launches):
+            launch()
+        synchronize(device)
+
+    return Rung(name, run, n_launches * n_steps)
+
+
+def jax_rung(name: str, n_envs: int, n_steps: int) -> Rung:
+    """Return CartPole in JAX, which restarts by itself, with K steps in a call of what XLA compiled."""
+    import jax
+    from jax import numpy as jnp
+
+    def initial(key: Any) -> Any:  # noqa: ANN401 - arrays of JAX, here and below
+        return jax.random.uniform(key, (4,), minval=-0.05, maxval=0.05)
+
+    def step(carry: Any, nothing: None) -> Any:  # noqa: ANN401
+        (_, x_dot, theta, theta_dot), key, elapsed = carry
+        force = jnp.where(theta + 0.5 * theta_dot > 0.0, game.FORCE, -game.FORCE)
+        sin, cos = jnp.sin(theta), jnp.cos(theta)
+        push = (force + game.POLE_MASS * game.HALF_LENGTH * theta_dot**2 * sin) / game.TOTAL_MASS
+        inertia = game.HALF_LENGTH * (4.0 / 3.0 - game.POLE_MASS * cos**2 / game.TOTAL_MASS)
+        theta_acc = (game.GRAVITY * sin - cos * push) / inertia
+        x_acc = push - game.ARM * theta_acc * cos
+        rates = jnp.stack([x_dot, x_acc, theta_dot, theta_acc])
+        moved = carry[0] + game.STEP * rates
+        ended = (abs(moved[0]) > game.MAX_X) | (abs(moved[2]) > game.MAX_THETA) | (elapsed == 499)
+        key, fresh = jax.random.split(key)
+        return (jnp.where(ended, initial(fresh), moved), key, jnp.where(ended, 0, elapsed + 1)), (moved, ended)
+
+    advance = jax.jit(jax.vmap(lambda carry: jax.lax.scan(step, carry, None, n_steps)))
+    keys = jax.random.split(jax.random.PRNGKey(0), n_envs)
+    carry, n_calls = (jax.vmap(initial)(keys), keys, jnp.zeros(n_envs, int)), max(1, STEPS // n_steps)
+
+    def run() -> None:
+        nonlocal carry
+        for _ in range(n_calls):
+            carry, seen = advance(carry)
+        jax.block_until_ready(seen)
+
+    return Rung(f"{name}, on {jax.default_backend()}", run, n_calls * n_steps)
+
+
+def a_launch(n_steps: int) -> str:
+    """Name a rung."""
+    return f"{n_steps} a launch"
+
+
+def measure_fusion(run: Ladder, sizes: Sizes) -> None:
+    """Measure every number of steps in a launch side by side, for each number of floats and environments."""
+    for n_extra in sizes["W"]:
+        for n_envs in sizes["N"]:
+            for record in (True, False):
+                where = {"W": n_extra, "recorded": record}
+                if run.measured("fusion", N=n_envs, **where):
+                    continue
+                if not run.left(10, "fusion"):
+                    return
+                makers = [
+                    partial(fused_rung, a_launch(k), n_envs, k, n_extra, record, run.device)
+                    for k in sizes["K"]
+                    if not record or k * n_envs <= MOST_RECORDED
+                ]
+                run.rate("fusion", n_envs, makers, **where)
+
+
+def measure_compilers(run: Ladder, sizes: Sizes) -> None:
+    """Measure frameworks and compilers side by side, at each number of environments."""
+    has_jax = importlib.util.find_spec("jax") is not None
+    if not has_jax and not run.measured("compilers", rung="JAX"):
+        run.add(part="compilers", rung="JAX", left_out="not installed")
+    for n_envs in sizes["N"]:
+        if run.measured("compilers", N=n_envs):
+            continue
+        if not run.left(45, "compilers"):
+            return
+        rungs: list[MakeRung] = _gpu_rungs.simulation_rungs(n_envs, run.device)
+        if not run.quick:
+            rungs.append(partial(_gpu_rungs.step_rung, "torch.compile", n_envs, run.device, "compile"))
+        for k in sizes["K"]:
+            rungs.append(partial(fused_rung, f"Warp, {a_launch(k)}", n_envs, k, 0, True, run.device))
+            if has_jax:
+                rungs.append(partial(jax_rung, f"JAX, {k} a call", n_envs, k))
+        run.rate("compilers", n_envs, rungs)
+
+
+def rates(rows: Sequence[Row]) -> dict[tuple[int, int, int, bool], float]:
+    """Return steps per second by W, N, K, and whether each step is recorded."""
+    measured = [row for row in rows if row["part"] == "fusion" and "steps_per_second" in row]
+    return {
+        (row["W"], row["N"], int(row["rung"].split()[0]), row["recorded"]): row["steps_per_second"] for row in measured
+    }
+
+
+def gains(rows: Sequence[Row]) -> list[Row]:
+    """Return for each W, without records: what more environments gain, what more steps a launch gain, and both."""
+    found, rows_found = rates(rows), []
+    for n_extra in sorted({w for w, *_ in found}):
+        own = {(n, k): rate for (w, n, k, record), rate in found.items() if w == n_extra and not record}
+        if not own:  # the run was cut
+            continue
+        few, base = min(n for n, _ in own), own[min(own)]
+        alone = {
+            "vectorised": max(rate for (_, k), rate in own.items() if k == 1) / base,
+            "fused": max(rate for (n, _), rate in own.items() if n == few) / base,
+            "both": max(own.values()) / base,
+        }
+        rows_found.append({"W": n_extra, "N": few, **alone, "product": alone["vectorised"] * alone["fused"]})
+    return rows_found
+
+
+def fusion_table(rows: Sequence[Row]) -> list[str]:
+    """Tabulate how many times as fast K steps in a launch are as one, recorded and not; and whether gains multiply."""
+    found = rates(rows)
+    ks = sorted({k for _, _, k, _ in found if k > 1})
+    lines: list[list[object]] = []
+    for w, n in sorted({(w, n) for w, n, *_ in found}):
+        one = [found.get((w, n, 1, record), math.nan) for record in (True, False)]
+        ratios = [
+            [found.get((w, n, k, record), math.nan) / single for record, single in zip((True, False), one, strict=True)]
+            for k in ks
+        ]
+        cells = [" / ".join("" if math.isnan(ratio) else f"{ratio:.2f}" for ratio in both) for both in ratios]
+        lines.append([w, f"{n:,}", f"{1e9 / one[0]:.3g} / {1e9 / one[1]:.3g}", *cells])
+    head = "extra floats | environments | ns per environment step, one step a launch: recorded / not | " + " | ".join(
+        f"{k} steps" for k in ks
+    )
+    multiply = [
+        [one["W"], *(f"{one[key]:.1f}" for key in ("vectorised", "fused", "product", "both"))] for one in gains(rows)
+    ]
+    titles = "extra floats | more environments | more steps a launch | product | both, measured"
+    return [*table(head, lines, 0), "", *table(titles, multiply, 0)]
+
+
+def compilers_table(rows: Sequence[Row]) -> list[str]:
+    """Tabulate million steps per second by framework and number of environments."""
+    measured = [row for row in rows if row["part"] == "compilers" and "steps_per_second" in row]
+    sizes = sorted({row["N"] for row in measured})
+    found = {(row["rung"], row["N"]): row["steps_per_second"] for row in measured}
+    lines = [
+        [name, *(f"{found[name, n] / 1e6:.3g}" if (name, n) in found else "" for n in sizes)]
+        for name in dict.fromkeys(row["rung"] for row in measured)
+    ]
+    why = [row for row in rows if row["part"] == "compilers" and "left_out" in row and "rung" in row]
+    left_out = list(dict.fromkeys(f"{row['rung']}: {row['left_out']}." for row in why))
+    head = "million steps per second | " + " | ".join(f"{n:,} environments" for n in sizes)
+    return [*table(head, lines), "", *left_out]
+
+
+def summarise(run: Ladder) -> None:
+    """Add the ratios that the paper names."""
+    measured = {row["part"] for row in run.rows if "steps_per_second" in row}
+    ratios: list[tuple[str, float | None, float | None]] = []
+    for one in gains(run.rows) if "fusion" in measured else ():
+        ratios.append((f"fusion at {one['N']} environments, {one['W']} extra floats", one["fused"], None))
+        ratios.append((f"both over the product, {one['W']} extra floats", one["both"] / one["product"], 0.5))
+    if "compilers" in measured:
+        for n in sorted({row["N"] for row in run.rows if row["part"] == "compilers" and "N" in row}):
+            eager, compiled, numpy = (
+                run.best("compilers", name, N=n) for name in ("torch eager", "torch.compile", "numpy-vectorised")
+            )
+            ratios.append((f"compiled over eager, {n}", compiled / eager if compiled and eager else None, None))
+            ratios.append((f"eager over numpy, {n}", eager / numpy if eager and numpy else None, None))
+    for name, value, target in ratios:
+        met = None if target is None else "not measured" if value is None else value >= target
+        run.add(part="summary", ratio=name, value=value, target=target, met=met)
+
+
+def draw_fusion(rows: Sequence[Row], figure: Any) -> None:  # noqa: ANN401 - of matplotlib, here and below
+    """Draw the gain over steps in a launch, a panel for each number of environments, a line for each W."""
+    found = rates(rows)
+    sizes, extras = sorted({n for _, n, *_ in found}), sorted({w for w, *_ in found})
+    figure.set_size_inches(3.6 * len(sizes), 3.8)
+    panels = figure.subplots(1, len(sizes), sharey=True, squeeze=False)[0]
+    for axes, n in zip(panels, sizes, strict=True):
+        for w, colour in zip(extras, ("#1f5fa8", "#2f9e62", "#d9722e", "#a23b72", "#555555"), strict=False):
+            for record, style in ((False, "-"), (True, "--")):
+                ks = sorted(k for w_, n_, k, r in found if (w_, n_, r) == (w, n, record))
+                gain = [found[w, n, k, record] / found[w, n, 1, record] for k in ks]
+                axes.loglog(ks, gain, style, color=colour, marker="o", markersize=3, base=2,
+                            label=f"{w} extra floats" if not record else None)  # fmt: skip
+        axes.axhline(1.0, color="#9aa5b1", linewidth=1)
+        axes.set_title(f"{n:,} environments", fontsize=9)
+        axes.xaxis.set_major_formatter("{x:.0f}")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_xlabel("steps in a launch")
+    panels[0].set_ylabel("speed, over one step a launch")
+    panels[0].legend(fontsize=8, title="dashed: every step recorded", title_fontsize=8)
+
+
+def draw_compilers(rows: Sequence[Row], figure: Any) -> None:  # noqa: ANN401
+    """Draw rates over the number of environments, a line for each framework."""
+    measured = [row for row in rows if row["part"] == "compilers" and "steps_per_second" in row]
+    figure.set_size_inches(6.5, 4.2)
+    axes = figure.subplots()
+    for name in dict.fromkeys(row["rung"] for row in measured):
+        points = [(row["N"], row["steps_per_second"]) for row in measured if row["rung"] == name]
+        axes.loglog(*zip(*points, strict=True), marker="o", markersize=3, label=name)
+    axes.set_xlabel("environments")
+    axes.set_ylabel("steps per second")
+    axes.legend(fontsize=8)

@@ -1,0 +1,144 @@
+"""Headline experiments of the systems that this library follows, one command for all of them.
+
+    python benchmarks/experiments.py                           all, at the size of this machine's CPU or GPU
+    python benchmarks/experiments.py --parts fusion --resume   some; goes on where a run with the same commit was cut
+    python benchmarks/experiments.py --quick --out DIR         a look whether they run
+
+Each prints its table, draws one figure, and writes rows into ``results/experiments-DEVICE-COMMIT.json`` as they come.
+A complete run replaces older results of the same experiment; ``python benchmarks/tables.py`` then writes it into its
+page, which shows the figure. Timings are medians of interleaved repeats after a warm-up, compilation left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any
+
+import _fusion
+import _gpu_run
+import _report
+
+RESULTS, DOCS = _report.RESULTS, _report.RESULTS.parents[1] / "docs"
+Sizes = Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One entry of the list.
+
+    Attributes:
+        system: whose experiment it is.
+        page: where its table stands, and what the system's own numbers are.
+        sizes: for ``cpu``, ``cuda`` and ``quick``, by the name of what is varied.
+        measure: adds rows whose part is the experiment's name; what is measured is not measured again.
+        table: of its rows, as lines of markdown.
+        draw: its rows into a figure of matplotlib.
+    """
+
+    system: str
+    page: str
+    sizes: Mapping[str, Sizes]
+    measure: Callable[[_gpu_run.Ladder, Sizes], None]
+    table: Callable[[Sequence[_report.Row]], list[str]]
+    draw: Callable[[Sequence[_report.Row], Any], None]
+
+
+_STEPS = (1, 4, 16, 64, 256)
+_FEW, _MANY = (64, 1024, 8192), (64, 1024, 1 << 14, 1 << 17, 1 << 20)
+EXPERIMENTS = {
+    "fusion": Experiment(
+        system="vectorisation and kernel fusion (Gleeson et al., 2022)",
+        page="docs/kernels.md",
+        sizes={
+            "cpu": {"K": _STEPS, "N": _FEW, "W": (0, 12, 60, 124)},
+            "cuda": {"K": _STEPS, "N": _MANY, "W": (0, 12, 60, 124)},
+            "quick": {"K": (1, 4), "N": (8, 16), "W": (0, 12)},
+        },
+        measure=_fusion.measure_fusion,
+        table=_fusion.fusion_table,
+        draw=_fusion.draw_fusion,
+    ),
+    "compilers": Experiment(
+        system="vectorisation and kernel fusion (Gleeson et al., 2022)",
+        page="docs/kernels.md",
+        sizes={
+            "cpu": {"K": (1, 64), "N": _FEW},
+            "cuda": {"K": (1, 64), "N": _MANY},
+            "quick": {"K": (1, 4), "N": (8,)},
+        },
+        measure=_fusion.measure_compilers,
+        table=_fusion.compilers_table,
+        draw=_fusion.draw_compilers,
+    ),
+}
+
+
+class Run(_gpu_run.Ladder):
+    """A run of some experiments."""
+
+    name = "experiments"
+
+
+def measure(name: str, run: Run) -> None:
+    """Take one experiment: rows, table and figure."""
+    one = EXPERIMENTS[name]
+    print(f"\n## {name}: {one.system}, {one.page}\n", flush=True)
+    one.measure(run, one.sizes["quick" if run.quick else run.device.type])
+    own = [row for row in run.rows if row["part"] == name]
+    if not any("left_out" not in row for row in own):
+        return
+    print("\n".join(one.table(own)), flush=True)
+    if (pyplot := _report.pyplot()) is not None:
+        figure = pyplot.figure(layout="constrained")
+        one.draw(own, figure)
+        shown = run.device.type == "cpu" and run.path.parent == RESULTS
+        path = DOCS / f"{name}.png" if shown else run.path.with_name(f"{run.path.stem}-{name}.png")
+        figure.savefig(path, dpi=120)
+        pyplot.close(figure)
+        print(f"Drawn: {path}")
+
+
+def summarise(run: Run) -> None:
+    """Add the ratios that systems name, which come last."""
+    run.rows = [row for row in run.rows if row["part"] != "summary"]
+    _fusion.summarise(run)
+
+
+def forget_older(run: Run, names: Sequence[str]) -> None:
+    """Remove older results of experiments that this run has completed on the same device."""
+    cut = {row["part"] for row in run.rows if row.get("left_out") == _gpu_run.NO_TIME}
+    ending = run.path.stem.rpartition("-")[2]
+    for name, path in product(set(names) - cut, run.path.parent.glob(run.path.name.replace(ending, "*"))):
+        if path != run.path:
+            found = json.loads(path.read_text())
+            found["rows"] = [row for row in found["rows"] if row["part"] not in {name, "summary"}]
+            path.write_text(json.dumps(found, indent=1) + "\n")
+            if not found["rows"]:
+                path.unlink()
+
+
+def rows_of(name: str, device: str = "cpu") -> tuple[list[_report.Row], str]:
+    """Return the newest rows of an experiment, and their commit; none where it has not been measured."""
+    for path in sorted(_report.RESULTS.glob(f"experiments-{device}-*.json")):
+        found = json.loads(path.read_text())
+        if rows := [row for row in found["rows"] if row["part"] == name]:
+            return rows, found["machine"]["commit"]
+    return [], ""
+
+
+def main() -> None:
+    """Measure, print, write JSON and figures."""
+    parts = {name: partial(measure, name) for name in EXPERIMENTS}
+    options = _gpu_run.parser(__doc__, parts).parse_args()
+    run = _gpu_run.begin(Run, options)
+    _gpu_run.measure(run, {name: parts[name] for name in options.parts}, summarise)
+    if not options.quick:
+        forget_older(run, options.parts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Operators of torch that make the host wait for a device, and how to see them all.
+
+Waits cost most of the time on a GPU, and a CUDA graph cannot record them: `rlstruct.testing.forbid_host_sync` looks for
+them, and so does whoever records a graph, before CUDA meets them.
+"""
+
+# ruff: noqa: ANN401  (torch passes whatever an operator takes)
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+_PUT = "Put intended ones into allow_host_sync(); otherwise keep the value on the device: "
+MASK: Final = _PUT + "torch.where(mask, a, b), or masked sums."
+FILL: Final = _PUT + "index_fill_ takes the number without a copy."
+NUMBER: Final = _PUT + "return the tensor, and read it once every k steps."
+SHAPE: Final = _PUT + "its result has a shape that depends on data; use torch.where with fixed shapes."
+DRAW: Final = _PUT + "draw with rlstruct.functional.random."
+CROSS: Final = _PUT + "move data once, or copy with non_blocking=True from pinned memory."
+
+# Operators whose CUDA kernels wait, by overload packet.
+_OPERATORS: Final = {
+    **dict.fromkeys(("equal", "is_nonzero"), NUMBER),
+    **dict.fromkeys(("nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive"), SHAPE),
+    **dict.fromkeys(("bincount", "histc"), SHAPE),
+    **dict.fromkeys(("mode", "_linalg_check_errors", "_ctc_loss"), NUMBER),
+    **dict.fromkeys(("multinomial",), DRAW),  # checks its probabilities on the host
+}
+_INDEXING: Final = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
+
+
+_local = threading.local()
+
+
+def guards() -> tuple[Callable[[], AbstractContextManager[Any]], ...]:
+    """Return how to pause each guard that watches this thread for waits."""
+    found: tuple[Callable[[], AbstractContextManager[Any]], ...] = getattr(_local, "guards", ())
+    return found
+
+
+def set_guards(pauses: tuple[Callable[[], AbstractContextManager[Any]], ...]) -> None:
+    """Say how to pause each guard that watches this thread."""
+    _local.guards = pauses
+
+
+@contextlib.contextmanager
+def intended() -> Iterator[None]:
+    """Let the waits inside pass all guards of this thread."""
+    with contextlib.ExitStack() as stack:
+        for pause in guards():
+            stack.enter_context(pause())
+        yield
+
+
+def judge_operator(func: Any, args: Any, kwargs: Any, writes_number: bool) -> tuple[str, str]:
+    """Say what an operator does if it waits, in words, and how to do without; two empty texts if it does not wait.
+
+    ``func`` and its arguments are as ``__torch_dispatch__`` gets them. ``writes_number``: it writes a Python number
+    through an index: CUDA does not wait where that is a mask.
+    """
+    name = func.overloadpacket.__name__
+    if name == "_local_scalar_dense":
+        return "reading a number, item() or bool(),", NUMBER
+    if name in _OPERATORS:
+        return name, _OPERATORS[name]
+    if name in _INDEXING:
+        tensor, indices = args[:2]
+        writes_number = name == "index_put_" and writes_number
+        if any(map(_is_mask, indices)) != writes_number:
+            return ("writing a number through indices", FILL) if writes_number else ("indexing by a boolean mask", MASK)
+        if is_accelerator(tensor.device) and any(i is not None and not is_accelerator(i.device) for i in indices):
+            return f"indexing a tensor on {tensor.device} by indices on cpu", CROSS
+    if name == "normal" and isinstance(args[-1], Tensor):
+        return "torch.normal with a tensor of deviations", DRAW  # checks them on the host
+    if name == "repeat_interleave" and isinstance(args[0], Tensor) and kwargs.get("output_size") is None:
+        return "repeat_interleave without output_size", SHAPE
+    if name in ("copy_", "_to_copy"):
+        source, target, non_blocking = _copied(name, args, kwargs)
+        crosses = is_accelerator(source) != is_accelerator(target)
+        if crosses and (not non_blocking or is_accelerator(source)):
+            return f"copying from {source} to {target}", CROSS
+    return "", ""
+
+
+def judge_recorded(func: Any, args: Any, kwargs: Any) -> str:
+    """Say why an operator has no place in a graph: it waits, or it copies what the host holds now, for all replays.
+
+    The arguments are those of `judge_operator`; the answer is empty if it can be recorded.
+    """
+    name = func.overloadpacket.__name__
+    if name in ("copy_", "_to_copy"):
+        source, target, _ = _copied(name, args, kwargs)
+        return f"copying from {source} to {target}" if is_accelerator(source) != is_accelerator(target) else ""
+    # CUDA writes one value through a mask by masked_fill_.
+    writes_number = name == "index_put_" and args[2].numel() == 1 and any(map(_is_mask, args[1]))
+    return judge_operator(func, args, kwargs, writes_number)[0]
+
+
+def is_accelerator(device: Any) -> bool:
+    """Return True if a device, or what names one, works asynchronously to the host; None does not."""
+    return device is not None and torch.device(device).type not in ("cpu", "meta")
+
+
+def _copied(name: str, args: Any, kwargs: Any) -> tuple[torch.device, torch.device, bool]:
+    """From where to where ``copy_`` or ``_to_copy`` copies, and whether the host goes on meanwhile."""
+    if name == "copy_":
+        return args[1].device, args[0].device, bool(kwargs.get("non_blocking", len(args) > 2 and args[2]))
+    source: torch.device = args[0].device
+    return source, torch.device(kwargs.get("device") or source), bool(kwargs.get("non_blocking", False))
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)

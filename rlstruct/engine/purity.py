@@ -1,0 +1,159 @@
+"""Weights of an agent that promises to be pure, and checks of that promise."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlstruct.core.pytree import named_tensors
+from rlstruct.engine.precision import EXACT, count_different, difference, evidence
+from rlstruct.engine.streams import AsyncRead
+from rlstruct.errors import Explained
+from rlstruct.rl_agent import RL_Agent
+
+_SURE, _LEAST_LOOKS = 40.0, 2  # nats of evidence, see `PurityProbe`
+_OF_MODULES = ("_parameters", "_buffers", "_modules")
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+RANDOM_IN_TRAINING = (*_DROPOUT, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+"""Modules whose answer, in train mode, depends on a generator or on the rest of the batch."""
+FIX = (
+    "`pure = True` promises that what __call__ returns depends on parameters, buffers and arguments only, but this "
+    "depends on something else: a global, a Python value that changes, torch's generator. "
+    "rlstruct.testing.check_agent finds out what; or set pure = False."
+)
+
+
+class Unavailable(Exception):
+    """A step has no such executor, for the reason given."""
+
+
+class PurityError(Explained, RuntimeError):
+    """A step that promises to be pure gives other results when an executor takes it."""
+
+
+def weights_of(owner: object) -> dict[str, Tensor]:
+    """Return the tensors that an agent acts with, by name: parameters, buffers, and tensors in its own attributes."""
+    found = {path: value for path, value in _parts(owner) if isinstance(value, Tensor)}
+    for path, module in modules_of(owner).items():
+        held = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        found |= {f"{path}.{key}".strip("."): tensor for key, tensor in held}
+    return found
+
+
+def modules_of(owner: object) -> dict[str, nn.Module]:
+    """Return the modules of an agent and all modules within them, by name."""
+    found: dict[str, nn.Module] = {}
+    for path, value in _parts(owner):
+        if isinstance(value, nn.Module):
+            found |= {f"{path}.{key}".strip("."): module for key, module in value.named_modules()}
+    return found
+
+
+class WeightsWatch:
+    """Watch over an owner's weights, for other tensors in their place. New values in the same tensors are no change.
+
+    Attributes:
+        modes: whether each module was in train mode, at the last look.
+        places: where the weights were then, see `place_of`.
+    """
+
+    def __init__(self, owner: object) -> None:
+        self._owner = owner
+        self.modes: dict[str, bool] = {}
+        self.places: dict[str, tuple[object, ...]] = {}
+        self.replaced()
+
+    def replaced(self) -> bool:
+        """Return True if a tensor has another place or layout, or a module another mode, than at the last look."""
+        before = self.modes, self.places
+        self.modes = {name: module.training for name, module in modules_of(self._owner).items()}
+        self.places = {name: place_of(tensor) for name, tensor in weights_of(self._owner).items()}
+        return before != (self.modes, self.places)
+
+
+def check_equal(expected: Any, found: Any, eps: float = EXACT) -> None:  # noqa: ANN401 - pytrees
+    """Raise PurityError unless an executor has found [B, ...] what the step itself gives, to rounding."""
+    if odd := difference(named_tensors(expected), named_tensors(found), eps):
+        raise PurityError(f"{odd}. {FIX}")
+
+
+def why_unlike(expected: Any, found: Any, again: Callable[[], Any], eps: float, device: torch.device) -> str:  # noqa: ANN401
+    """Compare a step's results with those of its compiled code; say why the code cannot be used, "" if it can.
+
+    ``again`` takes the same step once more, to tell a broken promise from a compiler that rounds in its own way.
+
+    Raises:
+        PurityError: results differ, and so does the step itself when it is taken again.
+    """
+    wanted = named_tensors(expected)
+    odd = difference(wanted, named_tensors(found), eps)
+    if odd:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            if difference(wanted, named_tensors(again()), eps):
+                raise PurityError(f"{odd}. {FIX}")
+    return odd and f"{odd}, more than rounding explains; the step itself gives the same again"
+
+
+class PurityProbe:
+    """Comparison, now and then, of what an executor gave with what eager steps give; nothing waits for the device.
+
+    A promise may be broken between two batches, by a global that changes for example. Rounding differs between
+    executors, so a draw may be flipped in a few rows: in float32, in 1e-8 to 2e-7 of them per look. Looks in a row add
+    up the `evidence` that more than one row in 1,000 differs (one in 50 if anything is coarser than float32), and start
+    again where it is 0. From 40 nats and two looks on, that is a broken promise.
+
+    A day at 2^20 environments and 1e9 steps a second has 165,000 looks. Each expects 0.2 flipped rows, and any evidence
+    takes 1,049: the probability is below 10^-3500. The worst number of environments is one below 2,000, where two rows
+    are evidence: 5e-8 per look, at 1e7 steps a second 1e6 looks a day, and 40 nats take a dozen rows or more, each of
+    which is 5,000 times rarer than the bound assumes. With coarse numbers, and flips as frequent as the bound, one run
+    of looks reaches 40 nats with a probability of 1e-17 or so.
+    """
+
+    def __init__(self) -> None:
+        self._later: list[tuple[list[str], int, float, AsyncRead]] = []
+        self._looks, self._nats = 0, 0.0
+
+    def look(self, expected: Mapping[str, Tensor], found: Mapping[str, Tensor], eps: float = EXACT) -> None:
+        """Compare [B, ...] with the same keys, shapes and dtypes, and judge what earlier looks have found."""
+        n_different = [count_different(value, found[key], eps) for key, value in expected.items()]
+        rows = len(next(iter(expected.values())))
+        self._later.append((list(expected), rows, eps, AsyncRead(torch.stack(n_different))))
+        while self._later and (numbers := self._later[0][-1].read()) is not None:
+            names, rows, eps, _ = self._later.pop(0)
+            n, odd = max(zip(numbers, names, strict=True), key=operator.itemgetter(0))
+            self.judge(odd, n, rows, eps)
+
+    def judge(self, odd: str, n_different: int, rows: int, eps: float = EXACT) -> None:
+        """Add up what a look has found: key ``odd`` is the one that differs in most rows.
+
+        Raises:
+            PurityError: rounding cannot explain this look and those before.
+        """
+        nats = evidence(n_different, rows, eps)
+        self._looks, self._nats = (self._looks + 1, self._nats + nats) if nats else (0, 0.0)
+        if self._looks >= _LEAST_LOOKS and self._nats >= _SURE:
+            raise PurityError(f"{odd!r} is not what the agent gives eagerly, in {n_different} of {rows} rows. {FIX}")
+
+
+def place_of(tensor: Tensor) -> tuple[object, ...]:
+    """Return where a tensor is, and then its layout: equal for tensors that show the same memory in the same way."""
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
+
+
+def _parts(value: object, path: str = "") -> Iterator[tuple[str, nn.Module | Tensor]]:
+    """Yield the modules and tensors that an agent holds, directly, in containers or in an agent within it."""
+    if isinstance(value, nn.Module | Tensor):
+        yield path, value
+    inner: Mapping[object, object] = {}
+    if isinstance(value, RL_Agent):
+        inner = {key: part for key, part in vars(value).items() if key not in _OF_MODULES and part is not value}
+    elif isinstance(value, Mapping):
+        inner = value
+    elif isinstance(value, list | tuple):
+        inner = dict(enumerate(value))
+    for key, part in inner.items():
+        yield from _parts(part, f"{path}.{key}".strip("."))

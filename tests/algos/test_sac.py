@@ -1,0 +1,242 @@
+"""SAC: losses and gradients of a plain implementation, targets by hand, and true values at an episode's end."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from resume_tasks import SAC, create_pendulum, create_soft_network
+from torch import Tensor, nn
+from torch.distributions import AffineTransform, Independent, Normal, TanhTransform, TransformedDistribution
+
+from rlstruct import DictTensor
+from rlstruct.agents import MLP, SoftActorCritic, SquashedGaussianAgent
+from rlstruct.algos.sac import SACConfig, SACLearner, losses, train
+from rlstruct.batchers import RL_Batcher
+from rlstruct.envs import GymEnvInf
+from rlstruct.functional import gaussian
+from rlstruct.functional.random import step_keys
+from rlstruct.testing import allow_host_sync, forbid_host_sync
+
+K = 6
+
+
+def create_learner(**changes: Any) -> SACLearner:
+    torch.manual_seed(2)
+    config = dataclasses.replace(SAC, **changes)
+    model = SoftActorCritic(3, (-2.0, 0.0), (2.0, 1.0), hidden=(8, 8)).to(config.learner_device)
+    return SACLearner.create(model, SquashedGaussianAgent, config)
+
+
+def batch_of(K: int = K) -> DictTensor:
+    keys = step_keys(torch.arange(2 * K), 5, torch.arange(1))[0]
+    return DictTensor(
+        {
+            "observation/frame": torch.randn(K, 3),
+            "_observation/frame": torch.randn(K, 3),
+            "observation/rng": keys[:K],
+            "_observation/rng": keys[K:],
+            "action/action": torch.rand(K, 2) * torch.tensor([4.0, 1.0]) - torch.tensor([2.0, 0.0]),
+            "reward": torch.randn(K),
+            "discount": torch.full((K,), 0.9),
+            "terminated": torch.arange(K) < 2,  # the others go on, or are truncated
+        }
+    )
+
+
+def value(critics: Any, n: int, frame: Tensor, action: Tensor) -> Tensor:
+    """The value of one of the critics, with plain layers."""
+    x = torch.cat([frame, action], -1)
+    for i, (weight, bias) in enumerate(zip(critics.weights, critics.biases, strict=True)):
+        x = nn.functional.linear(x, weight[n], bias[n, 0])
+        x = x if i == len(critics.weights) - 1 else x.relu()
+    return x.squeeze(-1)
+
+
+def drawn(model: Any, frame: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """An action in each frame and its log-probability, with torch's own distributions."""
+    mean, log_std = model(frame).chunk(2, -1)
+    noise = gaussian.sample(torch.zeros(len(frame), 2), torch.zeros(2), key)
+    affine = AffineTransform(torch.tensor([0.0, 0.5]), torch.tensor([2.0, 0.5]), event_dim=1)
+    transforms = [TanhTransform(cache_size=1), affine.with_cache()]
+    policy = TransformedDistribution(Independent(Normal(mean, log_std.exp()), 1), transforms)
+    action = mean + log_std.exp() * noise
+    for transform in transforms:
+        action = transform(action)
+    return action, policy.log_prob(action)
+
+
+@pytest.mark.parametrize("target_entropy", [None, 0.7])
+def test_losses_and_gradients_are_those_of_three_separate_losses(target_entropy: float | None) -> None:
+    learner = create_learner(reward_scale=2.0, target_entropy=target_entropy)
+    model: Any = learner.model
+    with torch.no_grad():
+        model.log_temperature.fill_(-0.5)
+        for weight in learner.target_critics.parameters():
+            weight.add_(0.1 * torch.randn_like(weight))
+    batch = batch_of()
+    frame, reached = batch["observation/frame"], batch["_observation/frame"]
+    alpha = model.log_temperature.exp()
+    with torch.no_grad():
+        action, log_probability = drawn(model, reached, batch["_observation/rng"])
+        judged = torch.minimum(*(value(learner.target_critics, n, reached, action) for n in range(2)))
+        follows = 0.9 * (judged - alpha * log_probability)
+        target = 2.0 * batch["reward"] + torch.where(batch["terminated"], 0.0, follows)
+    q = [value(model.critics, n, frame, batch["action/action"]) for n in range(2)]
+    critic_loss = 0.5 * ((q[0] - target) ** 2).mean() + 0.5 * ((q[1] - target) ** 2).mean()
+    action, log_probability = drawn(model, frame, batch["observation/rng"])
+    best = torch.minimum(*(value(model.critics, n, frame, action) for n in range(2)))
+    policy_loss = (alpha.detach() * log_probability - best).mean()
+    # In units of -1..1 the density is as many times larger as the action space is: 2 * 0.5 = 1, so log 1 = 0 here.
+    wanted = -2.0 if target_entropy is None else target_entropy
+    temperature_loss = -(alpha * (log_probability.detach() + wanted)).mean()
+    expected = {"critic_loss": critic_loss, "policy_loss": policy_loss, "temperature_loss": temperature_loss}
+    parts: dict[str, list[nn.Parameter]] = {
+        "critic_loss": list(model.critics.parameters()),
+        "policy_loss": list(model.actor.parameters()),
+        "temperature_loss": [model.log_temperature],
+    }
+    terms, gradient = learner.gradient(batch)
+    number = {id(weight): str(i) for i, weight in enumerate(model.parameters())}
+    for name, loss in expected.items():
+        torch.testing.assert_close(terms[name], loss.detach())
+        for weight, theirs in zip(parts[name], torch.autograd.grad(loss, parts[name], retain_graph=True), strict=True):
+            assert theirs.abs().max() > 0
+            torch.testing.assert_close(gradient[number[id(weight)]], theirs, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(terms["loss"], sum(expected.values()).detach())  # type: ignore[union-attr]
+    torch.testing.assert_close(terms["entropy"], -log_probability.detach().mean())
+    assert sum(map(len, parts.values())) == len(number) == len(gradient)
+    assert all(weight.grad is None and not weight.requires_grad for weight in learner.target_critics.parameters())
+
+
+def test_target_entropy_does_not_depend_on_the_unit_of_the_actions() -> None:
+    entropies = []
+    for scale in (1.0, 8.0):
+        torch.manual_seed(2)
+        model = SoftActorCritic(3, (-scale, -scale), (scale, scale), hidden=(8,))
+        agent = SquashedGaussianAgent(model, copy_model=False)
+        entropies.append(losses(agent, model, model.critics, batch_of(50), SAC)["entropy"])
+    torch.testing.assert_close(*entropies)
+
+
+@pytest.fixture
+def filled() -> Any:
+    """A function that makes a learner whose buffer holds some steps."""
+
+    def make(**changes: Any) -> SACLearner:
+        config = dataclasses.replace(SAC, **changes)
+        torch.manual_seed(2)
+        learner = SACLearner.create(create_soft_network().to(config.learner_device), SquashedGaussianAgent, config)
+        factories: Any = SquashedGaussianAgent, create_pendulum
+        args: Any = {"agent_args": {"model": create_soft_network()}, "env_args": {"n_envs": 4}}
+        with RL_Batcher(20, *factories, **args, seed=0) as batcher:
+            batcher.reset()
+            batcher.execute()
+            learner.buffer.extend(batcher.get()[0].to(learner.buffer.device))
+        return learner
+
+    return make
+
+
+@pytest.mark.parametrize("learner_device", ["cpu", "sim:0", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_one_step_moves_all_networks_by_their_rates_and_never_syncs(
+    filled: Any, learner_device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = filled(learner_device=learner_device, learning_rate=0.001, critic_learning_rate=0.01)
+    # Adam counts its steps in a tensor on the CPU, wherever the weights are: reading that waits for no device.
+    monkeypatch.setattr(learner.optimizer, "step", allow_host_sync()(learner.optimizer.step))
+    learner.anneal(0.0)
+    before = {name: weight.detach().to("cpu", copy=True) for name, weight in learner.model.named_parameters()}
+    with forbid_host_sync():
+        terms = learner.learn()
+    assert all(not term.requires_grad and term.dim() == 0 for term in terms.values())
+    for name, weight in learner.model.named_parameters():
+        moved = (weight.detach().to("cpu") - before[name]).abs().max().item()  # Adam's first step is its rate
+        assert moved == pytest.approx(0.001 if name.startswith("actor") else 0.01, rel=1e-3), name
+
+
+def test_all_rates_fall_with_the_training(filled: Any) -> None:
+    learner = filled(learning_rate=0.001, critic_learning_rate=0.01, final_learning_rate_fraction=0.5)
+    for done, share in ((0.0, 1.0), (0.5, 0.75), (1.0, 0.5)):
+        learner.anneal(done)
+        rates = [group["lr"] for group in learner.optimizer.param_groups]
+        assert rates == pytest.approx([0.001 * share, 0.01 * share])
+
+
+def test_the_target_follows_the_critics_alone(filled: Any) -> None:
+    learner = filled(target_update_rate=0.25)
+    expected = [weight.clone() for weight in learner.target_critics.parameters()]
+    for _ in range(3):
+        learner.learn()
+        learnt = learner.model.critics.parameters()
+        expected = [0.75 * old + 0.25 * new.detach() for old, new in zip(expected, learnt, strict=True)]
+    torch.testing.assert_close(list(learner.target_critics.parameters()), expected)
+
+
+def test_draws_differ_from_step_to_step_and_from_state_to_state(filled: Any) -> None:
+    learner = filled()
+    keys = learner.keys()
+    learner.learn()
+    assert len(torch.cat([keys, learner.keys()]).unique()) == 4 * learner.config.batch_size
+
+
+def test_actions_are_uniform_until_learning_starts() -> None:
+    learner = create_learner(n_env_steps=800, learning_starts=200)
+    for done, epsilon in ((0.0, 1.0), (0.2499, 1.0), (0.25, 0.0), (1.0, 0.0)):
+        assert learner.agent_info(done, 3)["epsilon"].tolist() == [epsilon] * 3
+
+
+class Paid(gymnasium.Env[Any, Any]):
+    """Rewards each step with 1; after three steps an episode is cut off, or after one it terminates."""
+
+    observation_space = spaces.Box(0.0, 1.0, (1,), np.float32)
+    action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def __init__(self, terminates: bool) -> None:
+        self.terminates, self.taken = terminates, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.taken = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.taken += 1
+        cut = not self.terminates and self.taken == 3
+        return np.zeros(1, np.float32), 1.0, self.terminates, cut, {}
+
+
+@pytest.mark.parametrize(("terminates", "expected"), [(True, 1.0), (False, 5.0)])
+def test_truncated_episodes_go_on_and_terminated_ones_do_not(terminates: bool, expected: float) -> None:
+    def create_model() -> SoftActorCritic:
+        model = SoftActorCritic(1, (-1.0,), (1.0,), hidden=())
+        nn.init.constant_(model.log_temperature, -30.0)  # entropy is worth nothing
+        return model
+
+    def create_env(n_envs: int, seed: int) -> GymEnvInf:
+        return GymEnvInf([Paid(terminates) for _ in range(n_envs)], seed=seed)
+
+    config = SACConfig(
+        n_env_steps=320, n_envs=4, n_timesteps=8, n_updates=60, discount=0.8, batch_size=32, learning_starts=32,
+        critic_learning_rate=0.05, final_learning_rate_fraction=0.01, target_update_rate=0.3, replay_capacity=1000,
+        evaluation_episodes=1, evaluation_processes=0, evaluation_timesteps=3, evaluation_interval=10**6,
+    )  # fmt: skip
+    model: Any = train(config, create_model, SquashedGaussianAgent, create_env).model
+    values = model.critics(torch.zeros(3, 1), torch.tensor([[-0.9], [0.0], [0.9]]))
+    # Cut off: 1 + 0.8 + 0.8^2 + … = 1 / 0.2. Terminated: the one reward.
+    torch.testing.assert_close(values, torch.full((2, 3), expected), rtol=0, atol=0.05)
+
+
+def test_another_network_is_refused_with_what_it_lacks() -> None:
+    with pytest.raises(TypeError, match="the network, MLP, has no critics and no log_temperature and no scale"):
+        SACLearner.create(MLP(3, 2), SquashedGaussianAgent, SAC)
+
+
+def test_a_buffer_that_holds_less_than_one_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match="replay_capacity is 67, expected at least 68: 8 steps of 4 environments"):
+        dataclasses.replace(SAC, replay_capacity=67)

@@ -1,0 +1,41 @@
+"""`rlstruct explain` prints the page of an error without a network."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlstruct.cli import explain
+from rlstruct.cli.main import main
+from rlstruct.errors import WorkerError
+
+
+@pytest.mark.parametrize("name", ["WorkerError", "workererror", "rlstruct.errors.WorkerError", WorkerError.topic])
+def test_the_page_of_an_error_is_printed_within_80_columns(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", name]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("WorkerError\n-----------\nSomething raised, or died, while a batch was collected.")
+    assert "- the message says: `agent.update`\n  what happened: the weights do not fit the agent\n" in said
+    assert max(map(len, said.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("title", list(explain.sections()))
+def test_every_part_of_the_page_can_be_printed(title: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", title]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(title)
+    assert "](" not in said  # a link leads nowhere in a terminal
+    assert len(said.splitlines()) > 3
+
+
+def test_without_a_name_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain"]) == 0
+    assert [line.strip() for line in capsys.readouterr().out.splitlines()[1:]] == list(explain.sections())
+
+
+def test_an_unknown_name_gets_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "WorkrError"]) == 2
+    assert capsys.readouterr().err == (
+        "rlstruct explain: no error is called 'WorkrError'. Did you mean 'WorkerError'?\n"
+    )
+    assert main(["explain", "a", "b"]) == 2
+    assert "expected the name of one error" in capsys.readouterr().err

@@ -1,0 +1,154 @@
+"""Environments of a user's module on the command line, and runs that a user's program has made."""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+import re
+
+import gymnasium
+import own_games
+import pytest
+import torch
+
+from rlstruct import DictTensor
+from rlstruct.agents import ActorCriticAgent
+from rlstruct.algos import A2CConfig, RunFolder, a2c
+from rlstruct.cli.main import main
+from rlstruct.cli.record import load
+from rlstruct.testing import check_vec_env
+
+pytest.importorskip("tyro", reason="needs the extra: pip install 'rlstruct[train]'")
+
+SMALL = "--n-env-steps 200 --n-timesteps 20 --n-envs 2 --n-processes 0 --evaluation-processes 0".split()  # noqa: SIM905
+SMALL += ["--evaluation-episodes", "2", "--no-progress"]
+CONFIG = A2CConfig(
+    n_env_steps=200, n_timesteps=20, n_envs=2, n_processes=0, evaluation_processes=0, evaluation_episodes=2
+)
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def program_run() -> pathlib.Path:
+    """A run of a program with gymnasium environments."""
+    with RunFolder("mine", CONFIG, n_env_steps=200, progress=False) as run:
+        a2c.train(CONFIG, own_games.create_model, ActorCriticAgent, own_games.create_env, run=run)
+    return run.path
+
+
+@pytest.mark.parametrize("name", ["Walk", "Parts", "create_env"])
+def test_a_simulator_an_environment_and_a_factory_of_a_module_are_trained_evaluated_and_filmed(
+    name: str, capsys: Capture
+) -> None:
+    assert main(["train", "a2c", "--env", f"own_games:{name}", *SMALL]) == 0
+    (run,) = pathlib.Path("runs").iterdir()
+    assert load(run).task.env == f"own_games:{name}"
+    assert main(["evaluate", str(run), "--episodes", "3", "--video", "film.gif"]) == 0
+    assert "3 episodes" in capsys.readouterr().out
+    assert pathlib.Path("film.gif").stat().st_size > 100
+    assert main(["train", "--resume", str(run), "--n-env-steps", "300", "--no-progress"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("own_games:Wlk", "own_games has no function 'Wlk'. Did you mean 'Walk'?"),
+        ("no_such_games:Walk", "there is no module 'no_such_games'"),
+        ("own_games:create_model", "create_model"),
+    ],
+)
+def test_a_name_that_makes_no_environment_is_refused(name: str, says: str, capsys: Capture) -> None:
+    if name.endswith("create_model"):
+        with pytest.raises(TypeError, match="create_model"):
+            main(["train", "a2c", "--env", name, *SMALL])
+        return
+    assert main(["train", "a2c", "--env", name, *SMALL]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_run_of_a_program_is_evaluated_filmed_plotted_and_resumed(program_run: pathlib.Path, capsys: Capture) -> None:
+    factory = ["--factory", "own_games:create_env"]
+    assert main(["evaluate", str(program_run), "--episodes", "3", "--video", "film.gif", *factory]) == 0
+    assert "after 200 environment steps" in capsys.readouterr().out
+    assert main(["play", str(program_run), "--steps", "5", "--out", "play.png", *factory]) == 0
+    assert main(["plot", str(program_run)]) == 0
+    words = ["train", "a2c", "--resume", str(program_run), *factory, "--n-env-steps", "400", "--no-progress"]
+    assert main(words) == 0
+    assert "400 environment steps" in capsys.readouterr().out
+    state = torch.load(program_run / "checkpoint.pt", weights_only=True)
+    assert state["env_steps"] == 400
+
+
+def test_what_is_missing_is_named(program_run: pathlib.Path, capsys: Capture) -> None:
+    assert main(["evaluate", str(program_run)]) == 2
+    assert "--factory module:create_env" in capsys.readouterr().err
+    assert main(["evaluate", str(program_run), "--factory", "CartPole-v1"]) == 2
+    assert "--factory CartPole-v1: expected module:create_env" in capsys.readouterr().err
+    assert main(["train", "alphazero", "--resume", str(program_run), "--factory", "own_games:create_env"]) == 2
+    assert "alphazero needs create_env, create_model and create_agent" in capsys.readouterr().err
+
+
+def test_the_bundled_agents_see_dict_observations_in_python() -> None:
+    def create_env(n_envs: int, seed: int) -> own_games.VecEnv:
+        return own_games.GymEnvInf([own_games.Parts() for _ in range(n_envs)], seed)
+
+    assert isinstance(own_games.Parts.observation_space, gymnasium.spaces.Dict)
+    result = a2c.train(CONFIG, lambda: own_games.ActorCritic(3, 2), ActorCriticAgent, create_env)
+    assert result.env_steps == 200
+
+
+def test_the_game_of_the_guide_follows_its_rules_and_learns_by_self_play(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    page = pathlib.Path(__file__).parents[2] / "docs" / "custom_game.md"
+    code = re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert code is not None
+    (tmp_path / "tictactoe.py").write_text(code[1])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    game = importlib.import_module("tictactoe").TicTacToe
+    check_vec_env(game, env_args={"n_envs": 4})
+    env = game(1, auto_reset=False)
+    env.reset()
+    rewards = []
+    for move in (0, 3, 1, 4, 2):  # the first player fills the first row
+        (reached, _), _ = env.step(DictTensor({"action": torch.tensor([move])}))
+        rewards.append((float(reached["reward"]), bool(reached["done"])))
+    assert rewards == [(0.0, False)] * 4 + [(1.0, True)]
+    words = [
+        "--n-env-steps",
+        "64",
+        "--n-timesteps",
+        "4",
+        "--n-envs",
+        "4",
+        "--n-processes",
+        "0",
+        "--learning-starts",
+        "16",
+        "--batch-size",
+        "8",
+    ]
+    words += ["--n-simulations", "4", "--opponent-simulations", "4", "--evaluation-episodes", "2", "--no-progress"]
+    network = ["--network", "layers=[[8,3,1]]", "n_features=8"]
+    assert main(["train", "alphazero", "--env", "tictactoe:TicTacToe", *network, *words]) == 0
+    (run,) = pathlib.Path("runs").iterdir()
+    assert main(["evaluate", str(run), "--episodes", "2"]) == 0
+    assert "2 games against UCT with 4 simulations" in capsys.readouterr().out
+    assert main(["play", str(run), "--steps", "3", "--out", "game.png"]) == 0
+
+
+def test_images_never_get_the_settings_for_cartpole(capsys: Capture) -> None:
+    words = ["--env", "own_games:Camera", *SMALL, "--n-minibatches", "1"]
+    assert main(["train", "ppo", *words]) == 0
+    said = capsys.readouterr().out
+    assert "settings: those for Breakout-MinAtar, which shows images, too" in said
+    assert "made for CartPole" not in said
+    (run,) = pathlib.Path("runs").iterdir()
+    record = load(run)
+    assert record.agent == "convolutional policy"
+    assert record.config.target_return is None

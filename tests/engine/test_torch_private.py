@@ -1,0 +1,85 @@
+"""An executor whose private name torch has lost is left out, with one warning."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from rlstruct.agents import ActorCritic, ActorCriticAgent
+from rlstruct.batchers import RL_Batcher
+from rlstruct.engine import torch_private
+from rlstruct.engine.graph import record_cuda, recorder_of
+from rlstruct.sims import make
+
+
+def test_the_installed_torch_has_all_names() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch_private.check()
+    assert [torch_private.missing(executor) for executor in torch_private.NEEDED] == [[]] * len(torch_private.NEEDED)
+
+
+def test_a_module_that_is_not_imported_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "torch._inductor.compile_fx"
+    monkeypatch.delitem(torch_private.sys.modules, name, raising=False)
+    assert torch_private._exists(name, "compile_fx_inner")
+    assert not torch_private._exists(name, "compile_fx_inn")
+    assert not torch_private._exists("torch._no_such_module", "x")
+
+
+def test_without_a_name_agents_act_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch imports some of its deprecated parts
+        import torch._inductor.compile_fx
+    monkeypatch.delattr(torch._inductor.compile_fx, "compile_fx_inner")
+    with pytest.warns(UserWarning, match=r"compile_fx_inner.*'compiled' is left out.*tests ran with torch 2\.7 to"):
+        torch_private.check()
+    torch.manual_seed(0)
+    agent = ActorCriticAgent(ActorCritic(4, 2))
+    with RL_Batcher(4, lambda: agent, make, env_args={"name": "CartPole-v1", "n_envs": 2}, compile_agent=True) as made:
+        made.reset()
+        made.execute()
+        with pytest.warns(UserWarning, match=r"runs eagerly.*lacks torch\._inductor\.compile_fx:compile_fx_inner"):
+            assert made.get()[0] is not None
+
+
+def test_without_a_name_nothing_is_recorded_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    names = [name for names in torch_private.NEEDED["graph"] for name in names.split(":")[1].split("|")]
+    for name in names:
+        monkeypatch.setattr(torch._C, name, lambda *_: None, raising=False)
+    assert recorder_of(torch.device("cuda", 0)) is record_cuda
+    monkeypatch.delattr(torch._C, "_cuda_endAllocateToPool")  # torch 2.7 has it under an older name
+    assert recorder_of(torch.device("cuda", 0)) is record_cuda
+    monkeypatch.delattr(torch._C, "_cuda_clearCublasWorkspaces")
+    assert recorder_of(torch.device("cuda", 0)) is None
+    with pytest.warns(UserWarning, match="_cuda_clearCublasWorkspaces.*'graph' is left out"):
+        torch_private.check()
+
+
+@pytest.mark.parametrize(
+    ("executor", "name"),
+    [
+        ("compiled", "torch._inductor.graph#user_visible_output_idxs"),
+        ("compiled", "torch._inductor.graph#original_output_strides"),
+        ("compiled", "torch._inductor.output_code#current_callable"),
+        ("compiled", "torch.fx.experimental.proxy_tensor#_allow_non_fake_inputs"),
+        ("fused optimiser", "torch.optim.adam#found_inf"),
+        ("kernel", "torch.nn.modules.module:_global_forward_hooks"),
+    ],
+)
+def test_keys_arguments_and_attributes_are_listed_too(
+    executor: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inductor would choose strides without a word, for example, if it no longer knew the key that asks for them."""
+    assert name in torch_private.NEEDED[executor]
+    real = torch_private._source
+    last = name.replace("#", ":").split(":")[1]
+    monkeypatch.setattr(torch_private, "_source", lambda module: real(module).replace(last, "renamed"))
+    if ":" in name:
+        monkeypatch.delattr(name.replace(":", "."))
+    with pytest.warns(UserWarning, match=f"{last}.*executor {executor!r} is left out"):
+        torch_private.check()
+    assert name in torch_private.missing(executor)

@@ -1,0 +1,321 @@
+"""Each worker's settings, the mode that is chosen, and refusals, on machines that are only described."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_agents import FixedAgent
+from fake_envs import CountingEnv
+from fake_mps import FakeMps
+
+from rlstruct.agents import RandomAgent
+from rlstruct.algos.a2c import A2CConfig
+from rlstruct.algos.build import create_batchers
+from rlstruct.batchers import RL_Batcher
+from rlstruct.batchers.workers.processes import quiet_start
+from rlstruct.cli.main import main
+from rlstruct.errors import SharingError
+from rlstruct.sharing import GpuSharing, describe, gpu_sharing, mig_instances, mps, no_green_contexts
+
+GPU = torch.device("cuda:0")
+LISTING = """\
+GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-11)
+  MIG 1g.10gb     Device  0: (UUID: MIG-aa)
+  MIG 3g.40gb     Device  1: (UUID: MIG-bb)
+GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-22)
+GPU 2: NVIDIA A100-SXM4-40GB (UUID: GPU-33)
+  MIG 1g.5gb      Device  0: (UUID: MIG-GPU-33/7/0)
+"""
+
+
+@pytest.fixture
+def h100(fake: FakeMps, monkeypatch: pytest.MonkeyPatch) -> FakeMps:
+    """A machine with one GPU, GPU-11, and with MPS; nvidia-smi comes from the fake's folder."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("rlstruct.sharing.daemon.gpu_of", lambda device: "GPU-11")
+    monkeypatch.setattr(gpu_sharing, "running_daemon", lambda: None)
+    list_gpus(fake, "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-11)\n")
+    return fake
+
+
+def list_gpus(fake: FakeMps, listing: str) -> None:
+    script = fake.folder / "bin" / "nvidia-smi"
+    script.write_text(f"#!/bin/sh\ncat <<'END'\n{listing}END\n")
+    script.chmod(0o755)
+
+
+class ShowingEnv(CountingEnv):
+    """Writes down what its process started with."""
+
+    def __init__(self, folder: str, seed: int) -> None:
+        super().__init__(1, seed, auto_reset=True)
+        names = ("CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+        shown = {name: os.environ.get(name) for name in names} | {"cores": sorted(os.sched_getaffinity(0))}
+        Path(folder, f"worker{seed}-{os.getpid()}.json").write_text(json.dumps(shown))
+
+
+def batcher(monkeypatch: pytest.MonkeyPatch, folder: Path, **arguments: Any) -> RL_Batcher:
+    """A batcher whose workers compute on the CPU and are started as those of a GPU are."""
+    monkeypatch.setattr(
+        "rlstruct.batchers.batcher.GpuSharing", lambda device, *others: GpuSharing(torch.device("cuda:0"), *others)
+    )
+    monkeypatch.setattr(
+        gpu_sharing, "take_cores", lambda n: [{core} for core in (list(os.sched_getaffinity(0)) * n)[:n]]
+    )
+    return RL_Batcher(2, FixedAgent, ShowingEnv, env_args={"folder": str(folder)}, seed=0, n_processes=2, **arguments)
+
+
+def shown(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("worker*.json"))]
+
+
+def test_workers_under_mps_are_clients_of_one_private_daemon_and_pinned(
+    h100: FakeMps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cores = os.sched_getaffinity(0)
+    restarting = {"on_worker_error": "restart"}
+    with batcher(monkeypatch, h100.folder, sharing="mps", thread_percentage=25, **restarting) as collecting:
+        collecting.reset()
+        os.kill(collecting.stats().pids[0], 9)
+        collecting.execute()
+        collecting.get()
+        assert len(collecting.lost_episodes) == 1  # and a third worker was started
+        assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+        assert os.sched_getaffinity(0) == cores
+        pipe = h100.environment()["CUDA_MPS_PIPE_DIRECTORY"]
+        assert pipe.startswith(str(h100.folder))
+    expected = {
+        "CUDA_VISIBLE_DEVICES": "GPU-11",
+        "CUDA_MPS_PIPE_DIRECTORY": pipe,
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
+    }
+    found = shown(h100.folder)
+    assert [worker | {"cores": None} for worker in found] == [expected | {"cores": None}] * 3
+    assert [len(worker["cores"]) for worker in found] == [1, 1, 1]
+    assert len({tuple(worker["cores"]) for worker in found}) == min(2, len(cores))
+    assert h100.left() == []
+
+
+def test_a_batcher_uses_the_daemon_of_the_block_around_it(h100: FakeMps, monkeypatch: pytest.MonkeyPatch) -> None:
+    with mps("GPU-11", memory_limit=2**30) as daemon:
+        with batcher(monkeypatch, h100.folder, sharing="mps") as collecting:
+            assert collecting.n_envs() == 2
+        assert daemon.alive()
+        assert len(h100.orders("daemon")) == 1
+    assert {worker["CUDA_MPS_PIPE_DIRECTORY"] for worker in shown(h100.folder)} == {f"{daemon.folder}/pipe"}
+    assert h100.left() == []
+
+
+def test_workers_are_spread_over_the_mig_instances(h100: FakeMps, monkeypatch: pytest.MonkeyPatch) -> None:
+    list_gpus(h100, "".join(LISTING.splitlines(keepends=True)[:3]))
+    with batcher(monkeypatch, h100.folder, sharing="auto") as collecting:
+        assert collecting.n_envs() == 2
+    assert [worker["CUDA_VISIBLE_DEVICES"] for worker in shown(h100.folder)] == ["MIG-aa", "MIG-bb"]
+    assert h100.orders("daemon") == []
+
+
+def test_processes_that_two_threads_start_inherit_nothing_from_each_other(
+    h100: FakeMps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list_gpus(h100, "".join(LISTING.splitlines(keepends=True)[:3]))
+    names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    placed = GpuSharing(GPU, 2, "mig")
+    began, ended, found = threading.Event(), threading.Event(), {}
+
+    def start(i: int) -> None:
+        if i:
+            began.wait(10.0)
+        with quiet_start(), placed.starting(i):
+            began.set()
+            before = {name: os.environ.get(name) for name in names}
+            if i:
+                ended.wait(10.0)  # leave last
+            else:
+                time.sleep(0.3)  # the other one wants to start processes, too
+            found[i] = before, {name: os.environ.get(name) for name in names}
+        if not i:
+            ended.set()
+
+    threads = [threading.Thread(target=start, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10.0)
+    placed.close()
+    for i, uuid in enumerate(("MIG-aa", "MIG-bb")):
+        assert found[i] == ({"CUDA_VISIBLE_DEVICES": uuid, "OMP_NUM_THREADS": "1"},) * 2
+    assert {name: os.environ.get(name) for name in names} == {"CUDA_VISIBLE_DEVICES": None, "OMP_NUM_THREADS": "7"}
+
+
+def test_a_batcher_that_cannot_be_made_leaves_no_daemon(h100: FakeMps, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TypeError, match="cannot be sent"):
+        batcher(monkeypatch, h100.folder, sharing="mps", agent_args={"value": (i for i in range(3))})
+    monkeypatch.setattr("rlstruct.batchers.workers.local.LocalLink", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        batcher(monkeypatch, h100.folder, sharing="mps")
+    assert len(h100.orders("daemon")) == 1
+    assert h100.left() == []
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [
+        (None, ["MIG-aa", "MIG-bb", "MIG-GPU-33/7/0"]),
+        ("0", ["MIG-aa", "MIG-bb"]),
+        ("1", []),
+        ("GPU-3", ["MIG-GPU-33/7/0"]),
+        ("MIG-bb, MIG-GPU-33/7/0", ["MIG-bb", "MIG-GPU-33/7/0"]),
+        ("", []),
+    ],
+)
+def test_mig_instances_are_those_that_this_process_may_use(
+    h100: FakeMps, monkeypatch: pytest.MonkeyPatch, visible: str | None, found: list[str]
+) -> None:
+    list_gpus(h100, LISTING)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [instance.uuid for instance in mig_instances()] == found
+    assert {instance.uuid: (instance.profile, instance.gpu) for instance in mig_instances()}.get("MIG-bb") in (
+        None,
+        ("3g.40gb", "GPU-11"),
+    )
+
+
+def test_batchers_take_turns_over_the_free_cores(h100: FakeMps, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 3, 4, 8, 9})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: None)
+
+    def started(n: int) -> GpuSharing:
+        placed = GpuSharing(GPU, n, "mps")
+        with placed.starting(0):
+            return placed
+
+    first, second = started(2), started(2)
+    assert (first.cores, second.cores) == ([{1}, {3}], [{4}, {8}])
+    third = started(2)
+    assert third.cores == []  # one is left, and there are two workers: all may use all
+    first.close()
+    first.close()
+    again = started(3)
+    assert again.cores == [{1}, {3}, {9}]
+    for taken in (second, third, again):
+        taken.close()
+    whole = started(5)
+    assert whole.cores == [{1}, {3}, {4}, {8}, {9}]
+    whole.close()
+    assert started(6).cores == []
+
+
+@pytest.mark.parametrize(
+    ("device", "n", "mode"), [("cuda:0", 4, "mps"), ("cuda:0", 1, "none"), ("cuda:0", 0, "none"), ("cpu", 4, "none")]
+)
+def test_auto_takes_mps_where_processes_share_a_gpu(h100: FakeMps, device: str, n: int, mode: str) -> None:
+    chosen = GpuSharing(torch.device(device), n, "auto", 50)
+    assert chosen.mode == mode
+    assert [len(chosen.environment(worker)) for worker in range(n)] == [4 if mode == "mps" else 0] * n
+    chosen.close()
+    assert h100.left() == []
+
+
+@pytest.mark.parametrize("obstacle", ["second GPU", "daemon", "49 processes", "no program", "dies"])
+def test_auto_shares_in_turns_and_says_why(
+    h100: FakeMps, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, obstacle: str
+) -> None:
+    if obstacle == "daemon":
+        monkeypatch.setattr(gpu_sharing, "running_daemon", lambda: Path("/tmp/nvidia-mps"))
+    if obstacle == "no program":
+        monkeypatch.setenv("PATH", "/nowhere")
+    if obstacle == "dies":
+        h100.fault("dies")
+    device = torch.device("cuda:1" if obstacle == "second GPU" else "cuda:0")
+    with caplog.at_level("INFO", "rlstruct"), pytest.warns(UserWarning, match="share the GPU in turns") as warned:
+        assert GpuSharing(device, 49 if "49" in obstacle else 2, "auto").environment(0) == {}
+    said = {
+        "second GPU": "each worker would see one GPU",
+        "daemon": "an MPS daemon runs already (/tmp/nvidia-mps)",
+        "49 processes": "MPS serves 48 at most",
+        "no program": "no program nvidia-cuda-mps-control",
+        "dies": "no device is there",
+    }
+    assert said[obstacle] in caplog.text + str(warned[0].message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((GPU, 2, "mpi"), "sharing is 'mpi', expected 'none', 'mps', 'mig' or 'auto'"),
+        ((torch.device("cpu"), 2, "mps"), "device='cpu' and n_processes=2, expected worker processes on a GPU"),
+        ((GPU, 0, "mig"), r"n_processes=0, expected worker .* Pass device='cuda:0' and n_processes=2"),
+        ((torch.device("cuda:1"), 2, "mps"), "sees one GPU, as cuda:0. Start the program with CUDA_VISIBLE_DEVICES=1"),
+        ((GPU, 2, "mps", 0), "thread_percentage is 0, expected more than 0"),
+        ((GPU, 2, "none", 50), "only MPS limits threads. Pass sharing='mps'"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(h100: FakeMps, arguments: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=f"RL_Batcher: .*{said}"):
+        GpuSharing(*arguments)
+    assert h100.orders("daemon") == []
+
+
+def test_what_a_machine_lacks_is_named_with_the_mend(h100: FakeMps, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SharingError, match=r"sees no MIG instance, and none is made here.*sharing='mps'"):
+        GpuSharing(GPU, 2, "mig")
+    with pytest.raises(SharingError, match=r"n_processes is 49, MPS serves 48 at most\. Start fewer"):
+        GpuSharing(GPU, 49, "mps")
+    list_gpus(h100, LISTING)
+    with pytest.raises(SharingError, match=r"split into 3 MIG instances\. Pass sharing='mig'"):
+        GpuSharing(GPU, 2, "mps")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(SharingError, match=r"no program nvidia-cuda-mps-control.*nvidia-compute-utils"):
+        GpuSharing(GPU, 2, "mps")
+    assert h100.orders("daemon") == []
+
+
+def test_the_machine_is_described(h100: FakeMps, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 'sharing="mps": many processes' in "\n".join(describe())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-11")
+    list_gpus(h100, LISTING)
+    text = "\n".join(describe())
+    assert "CUDA_VISIBLE_DEVICES=GPU-11" in text
+    assert "3g.40gb MIG-bb" in text
+    assert 'sharing="mig"' in text
+    list_gpus(h100, "")
+    monkeypatch.setattr(gpu_sharing, "running_daemon", lambda: Path("/tmp/nvidia-mps"))
+    assert "does it" in describe()[-1]
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert any("no program nvidia-cuda-mps-control" in line for line in describe())
+
+
+def test_green_contexts_are_for_a_torch_with_disjoint_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "no torch.cuda.green_contexts.SMPartition" in no_green_contexts()
+    monkeypatch.setattr(torch.cuda.green_contexts, "SMPartition", object, raising=False)
+    assert no_green_contexts() == ""
+
+
+def test_trainings_share_as_their_settings_say(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr("rlstruct.algos.build.RL_Batcher", lambda *arguments, **named: made.append(named))
+    config = A2CConfig(n_processes=2, batcher_device="cuda:0", sharing="mps", thread_percentage=25)
+    for create in create_batchers(config, RandomAgent, CountingEnv, {}, torch.nn.Linear(1, 1), 0):
+        create()
+    collecting, evaluating = made
+    assert (collecting["sharing"], collecting["thread_percentage"]) == ("mps", 25)
+    assert "sharing" not in evaluating
+    with pytest.raises(
+        ValueError, match="A2CConfig: sharing is 'mps', expected 'none' or 'auto', or worker processes on"
+    ):
+        A2CConfig(n_processes=2, sharing="mps")
+    assert main(["train", "a2c", "--env", "CartPole-v1", "--sharing", "mps"]) == 2
+    boxed = capsys.readouterr().err.replace("│", " ")
+    assert "sharing is 'mps', expected 'none' or 'auto'" in " ".join(boxed.split())
