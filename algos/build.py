@@ -130,6 +130,7 @@ def create_batchers(
             **kind,
         )
 
+    sharing: dict[str, Any] = {"sharing": config.sharing, "thread_percentage": config.thread_percentage}
     collecting = partial(
         create,
         config.n_timesteps,
@@ -139,8 +140,7 @@ def create_batchers(
         own_seed,
         n_processes=config.n_processes,
         compile_agent=config.compile_agent,
-        sharing=config.sharing,
-        thread_percentage=config.thread_percentage,
+        **(sharing if config.workers_share() or config.sharing == "none" else {}),  # else only learners share
         cluster=config.cluster,
     )
     evaluating = partial(

@@ -56,8 +56,9 @@ class TrainingConfig(Options):
         learner_device: where losses and gradients are computed.
         batcher_device: where the agent acts during collection.
         evaluation_device: where the agent acts during evaluation.
-        sharing: how the worker processes that collect share a GPU: "none", "mps", "mig" or "auto", see RL_Batcher.
-        thread_percentage: of the GPU's threads, the most that one of them gets under MPS; None for no limit.
+        sharing: how several learners share GPUs, each with its worker processes, or how those of a single learner share
+            one: "none", "mps", "mig" or "auto", see RL_Batcher.
+        thread_percentage: of the GPU's threads, the most that one process gets under MPS; None for no limit.
         cluster: where Ray starts the worker processes that collect: the address of a cluster, "auto" or "local", see
             RL_Batcher; None starts them on this machine.
         seed: of the weights and of the environments, those of the evaluation too.
@@ -99,12 +100,23 @@ class TrainingConfig(Options):
         super().__post_init__()
         fits = self.cluster is None or self.n_processes > 0
         self.require("cluster", fits, "None, or n_processes of 1 or more, which the cluster starts")
-        fits = self.sharing in ("none", "auto") or (self.n_processes > 0 and self.batcher_device.startswith("cuda"))
-        self.require("sharing", fits, "'none' or 'auto', or worker processes on a GPU: n_processes, batcher_device")
+        fits = self.sharing in ("none", "auto") or self.workers_share() or self.learners_share()
+        words = (
+            "worker processes (n_processes, batcher_device) or several learners (n_learners, learner_device) on GPUs"
+        )
+        self.require("sharing", fits, f"'none' or 'auto', or {words}")
         n = self.evaluation_processes
         fits = self.evaluation_episodes % max(1, n) == 0
         words = f"a multiple of evaluation_processes, {n}: every process plays as many"
         self.require("evaluation_episodes", fits, words)
+
+    def workers_share(self) -> bool:
+        """Return True if worker processes collect on a GPU."""
+        return self.n_processes > 0 and self.batcher_device.startswith("cuda")
+
+    def learners_share(self) -> bool:
+        """Return True if several learners get shares of GPUs, in which their worker processes are, too."""
+        return self.sharing != "none" and self.n_learners > 1 and self.learner_device.startswith("cuda")
 
 
 def load_config(path: str | Path, kind: type[AnyConfig]) -> AnyConfig:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import lru_cache
 from itertools import count
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
@@ -33,16 +33,19 @@ from rlstruct.batchers.workers.processes import (
     WORKER_NAME,
     die_with,
     has_ended,
+    inheriting,
     leave,
     mortal_parent,
     quiet_start,
 )
 from rlstruct.errors import LearnerError
+from rlstruct.sharing import GpuSharing, gpus
 
 JOIN_SECONDS = 300.0
 """Seconds that a learner waits for the others to start."""
 _LEAVING_SECONDS = 10.0
 
+_shares: dict[tuple[str, str, float | None], GpuSharing] = {}  # for life: this process has one of them
 _trainings = count()  # in this process: each has its own keys in the store
 
 
@@ -105,6 +108,13 @@ def learning_together(config: TrainingConfig, train: Callable[[], object]) -> It
             f"{type(config).__name__}: n_learners is {n}, but {place.size} processes were started together, expected "
             f"as many. Leave n_learners out, or start {n}: torchrun --nproc-per-node {n} …"
         )
+    if place is not None and parent_process() is None and config.learners_share() and not config.n_processes:
+        raise LearnerError(
+            f"{type(config).__name__}: sharing is {config.sharing!r}, but torchrun has started the learners, and only "
+            "those of n_learners get shares. Pass sharing='none', and start torchrun as a client: "
+            "with mps() as daemon: subprocess.run(['torchrun', …], env=os.environ | daemon.environment(25)); "
+            "mps is in rlstruct.sharing."
+        )
     if dist.is_initialized():
         raise LearnerError(
             "run_training: torch.distributed is in use already, in this process. Leave it to run_training: call "
@@ -117,7 +127,7 @@ def learning_together(config: TrainingConfig, train: Callable[[], object]) -> It
             store: Store = listening
             place = Place(0, n, 0, "127.0.0.1", listening.port, listens=True)
             stack.callback(followers.end)  # if they do not come
-            followers.start(train, n, listening.port)
+            followers.start(train, n, listening.port, share_gpus(config))
         else:
             store = _store(place)
         prefix = f"rlstruct/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_trainings)}"
@@ -128,6 +138,31 @@ def learning_together(config: TrainingConfig, train: Callable[[], object]) -> It
         with learning_in(group):
             yield group
         followers.join()
+
+
+def share_gpus(config: TrainingConfig) -> GpuSharing | None:
+    """Give this process the share of a GPU that the first learner has, before anything here uses CUDA.
+
+    Args:
+        config: says how learners share, and which GPUs: ``learner_device="cuda"`` means all that are visible.
+
+    Returns:
+        The shares of all learners; None where they share nothing.
+
+    Raises:
+        SharingError: this machine lacks what it needs, or CUDA is in use in this process.
+    """
+    if not config.learners_share() or Place.of_launcher() is not None:
+        return None
+    asked = config.learner_device, config.sharing, config.thread_percentage
+    if asked not in _shares:
+        device = torch.device(config.learner_device)
+        found = gpus()[: None if device.index is None else 1]
+        name = type(config).__name__
+        sharing = GpuSharing(device, config.n_learners, *asked[1:], gpus=found, where=name)
+        sharing.join()
+        _shares[asked] = sharing
+    return _shares[asked]
 
 
 @lru_cache
@@ -221,8 +256,8 @@ class Followers:
         """Start none yet."""
         self.processes: list[SpawnProcess] = []
 
-    def start(self, train: Callable[[], object], n: int, port: int) -> None:
-        """Start ``n - 1`` processes that call ``train``; they find the others at ``port``."""
+    def start(self, train: Callable[[], object], n: int, port: int, sharing: GpuSharing | None = None) -> None:
+        """Start ``n - 1`` processes that call ``train``, with shares of GPUs; they find the others at ``port``."""
         payload, parent = cloudpickle.dumps(train), mortal_parent()
         with quiet_start():
             for rank in range(1, n):
@@ -231,7 +266,8 @@ class Followers:
                 process = get_context("spawn").Process(
                     target=_follow, args=arguments, name=f"{WORKER_NAME}-learner-{rank}"
                 )
-                process.start()
+                with inheriting({} if sharing is None else sharing.environment(rank)):
+                    process.start()
                 self.processes.append(process)
 
     def refuse_dead(self) -> None:

@@ -20,7 +20,7 @@ import tyro
 from rlstruct.algos import ALGORITHMS
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.config import TrainingConfig, check_resumed, load_config
-from rlstruct.algos.launch import launched_rank
+from rlstruct.algos.launch import launched_rank, share_gpus
 from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.presets import PRESETS
 from rlstruct.algos.result import TrainingResult
@@ -216,6 +216,7 @@ def _prepare(
     for name in ("learner_device", "batcher_device", "evaluation_device", "replay_device"):
         if (device := getattr(config, name, None)) is not None:
             check_device(f"--{name.replace('_', '-')}", device)
+    share_gpus(config)  # here, as making the environments may use CUDA
     if config.cluster is not None:
         require("ray", "ray", what="--cluster")
     factory = find(task, auto_reset=not algorithm_of(algorithm).learner.whole_episodes)

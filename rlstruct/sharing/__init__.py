@@ -2,7 +2,7 @@
 
 from rlstruct.errors import SharingError
 from rlstruct.sharing.daemon import Daemon, mps
-from rlstruct.sharing.gpu_sharing import GpuSharing, MigInstance, Mode, describe, mig_instances, no_green_contexts
+from rlstruct.sharing.gpu_sharing import GpuSharing, MigInstance, Mode, describe, gpus, mig_instances, no_green_contexts
 
 Placement = GpuSharing  # its name in 0.2
 
@@ -14,6 +14,7 @@ __all__ = [
     "Placement",
     "SharingError",
     "describe",
+    "gpus",
     "mig_instances",
     "mps",
     "no_green_contexts",

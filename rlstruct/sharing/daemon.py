@@ -85,14 +85,12 @@ class Daemon:
 
         It sees the GPU as ``cuda:0``, and no other. ``thread_percentage`` limits this process further than the daemon.
         """
-        variables = {
+        return {
             "CUDA_VISIBLE_DEVICES": self.gpu,  # by UUID: an index would count the GPUs that the daemon sees
             "CUDA_MPS_PIPE_DIRECTORY": str(self.folder / "pipe"),
             "CUDA_MPS_LOG_DIRECTORY": str(self.folder / "log"),
+            **limited_to(thread_percentage),
         }
-        if thread_percentage is not None:
-            variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{thread_percentage:g}"
-        return variables
 
     def alive(self) -> bool:
         """Return True unless it has ended by itself."""
@@ -223,6 +221,11 @@ def gpu_of(device: DeviceLike) -> str:
     if resolved.type != "cuda":
         raise BadValueError(f"mps: the device is {resolved}, expected a CUDA device. Nothing else is shared by MPS.")
     return f"GPU-{torch.cuda.get_device_properties(resolved).uuid}"
+
+
+def limited_to(thread_percentage: float | None) -> dict[str, str]:
+    """Return the environment variable that limits a client."""
+    return {} if thread_percentage is None else {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{thread_percentage:g}"}
 
 
 def check_percentage(where: str, thread_percentage: float | None) -> None:

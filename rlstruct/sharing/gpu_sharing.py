@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+from rlstruct.device import DeviceLike
 from rlstruct.errors import BadValueError, SharingError, warn_user
-from rlstruct.sharing.daemon import MOST_CLIENTS, Daemon, check_percentage, missing, mps
+from rlstruct.sharing.daemon import MOST_CLIENTS, Daemon, check_percentage, limited_to, missing, mps
 from rlstruct.sharing.inheriting import inheriting
 
 _GPU = re.compile(r"^GPU (\d+): .*\(UUID: (GPU-[^)]+)\)")
@@ -32,16 +34,19 @@ class MigInstance:
     gpu: str  # UUID of the GPU
 
 
+def gpus() -> list[str]:
+    """Return the UUIDs of the GPUs that this process may use, in their order; CUDA stays unused."""
+    found = {match[1]: match[2] for line in _listing() if (match := _GPU.match(line))}
+    if (tokens := _visible()) is None:
+        return list(found.values())
+    return [gpu for token in tokens for index, gpu in found.items() if token == index or gpu.startswith(token)]
+
+
 def mig_instances() -> list[MigInstance]:
     """Return the MIG instances that this process may use, from ``nvidia-smi``; none where it is missing."""
-    try:
-        run = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    tokens = None if visible is None else [token.strip() for token in visible.split(",") if token.strip()]
+    tokens = _visible()
     found, index, gpu = [], "", ""
-    for line in run.stdout.splitlines():
+    for line in _listing():
         if match := _GPU.match(line):
             index, gpu = match.groups()
         elif match := _MIG.match(line):
@@ -49,6 +54,21 @@ def mig_instances() -> list[MigInstance]:
             if tokens is None or any(t == index or gpu.startswith(t) or uuid.startswith(t) for t in tokens):
                 found.append(MigInstance(uuid, profile, gpu))
     return found
+
+
+def _listing() -> list[str]:
+    """Return the lines of ``nvidia-smi -L``, none where it is missing."""
+    try:
+        run = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return run.stdout.splitlines()
+
+
+def _visible() -> list[str] | None:
+    """Return the words of CUDA_VISIBLE_DEVICES, None if all GPUs are visible."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if visible is None else [token.strip() for token in visible.split(",") if token.strip()]
 
 
 def running_daemon() -> Path | None:
@@ -99,14 +119,16 @@ _taken: set[int] = set()  # cores taken by open instances in this process
 
 
 class GpuSharing:
-    """Environment variables and cores of k worker processes on one device.
+    """Environment variables and cores of k processes that share GPUs: workers of a batcher on one, or learners.
 
     Args:
-        device: of the workers.
+        device: of the processes, as which each sees the one GPU that it gets.
         n_processes: k.
         sharing: ``"none"``: in turns; ``"mps"``: at the same time, under a private daemon; ``"mig"``: in the existing
             MIG instances, one after the other; ``"auto"``: MIG if there is one, else MPS, else none.
         thread_percentage: most of the GPU's threads that one process gets under MPS.
+        gpus: UUIDs of several GPUs, each with its own daemon, over which the processes are spread in turn under MPS.
+        where: name of the caller, in messages.
 
     Attributes:
         mode: the chosen mode: ``"none"``, ``"mps"`` or ``"mig"``.
@@ -119,23 +141,33 @@ class GpuSharing:
     """
 
     def __init__(
-        self, device: torch.device, n_processes: int, sharing: Mode = "none", thread_percentage: float | None = None
+        self,
+        device: torch.device,
+        n_processes: int,
+        sharing: Mode = "none",
+        thread_percentage: float | None = None,
+        *,
+        gpus: Sequence[str] = (),
+        where: str = "RL_Batcher",
     ) -> None:
-        _check(device, n_processes, sharing, thread_percentage)
+        _check(where, device, n_processes, sharing, thread_percentage)
+        self._where, self._is_client = where, _is_client()
+        self._places: Sequence[DeviceLike] = gpus or [device]
+        n_on_one = -(-n_processes // len(self._places))
         together = _is_shared(device, n_processes) and n_processes > 1
         instances = mig_instances() if sharing != "none" and _is_shared(device, n_processes) else []
-        self.mode = _choose(device, n_processes, instances) if sharing == "auto" else sharing
-        if sharing != "auto" and (why_not := _lacking(self.mode, n_processes, instances)):
-            raise SharingError(f"RL_Batcher: sharing={self.mode!r}: {why_not}")
+        self.mode = _choose(where, device, n_on_one, instances) if sharing == "auto" else sharing
+        if sharing != "auto" and (why_not := _lacking(self.mode, n_on_one, instances)):
+            raise SharingError(f"{where}: sharing={self.mode!r}: {why_not}")
         self.cores: list[set[int]] = []
         self._n_to_pin = n_processes if together else 0
-        self._device, self._automatic, self._thread_percentage = device, sharing == "auto", thread_percentage
+        self._automatic, self._thread_percentage = sharing == "auto", thread_percentage
         self._instances = instances
-        self._daemon: Daemon | None = None
-        self._block = contextlib.ExitStack()  # the daemon's
-        if together and self.mode == "none":
+        self._daemons: dict[DeviceLike, Daemon] = {}
+        self._block = contextlib.ExitStack()  # the daemons'
+        if together and self.mode == "none" and running_daemon() is None:
             warn_user(
-                f"RL_Batcher: {n_processes} processes on {device} open {n_processes} CUDA contexts, 300 to 700 MB of "
+                f"{where}: {n_processes} processes on {device} open {n_processes} CUDA contexts, 300 to 700 MB of "
                 "GPU memory each, and share the GPU in turns. One process with more environments is usually faster; "
                 "sharing='auto' lets processes use the GPU at the same time where that is possible.",
             )
@@ -162,19 +194,43 @@ class GpuSharing:
         """Return the environment variables of a worker, {} for none. The first call starts the daemon."""
         if self.mode == "mig":
             return {"CUDA_VISIBLE_DEVICES": self._instances[worker % len(self._instances)].uuid}
-        if self.mode == "mps" and self._daemon is None:
-            try:
-                self._daemon = self._block.enter_context(mps(self._device))
-            except SharingError as error:
-                if not self._automatic:
-                    raise
-                warn_user(f"RL_Batcher(sharing='auto'): processes share the GPU in turns. {error}")
-                self.mode = "none"
-        return self._daemon.environment(self._thread_percentage) if self._daemon else {}
+        if self.mode == "none":
+            return {}
+        if self._is_client:  # as which its children start, too: a second daemon would only take turns with the first
+            return limited_to(self._thread_percentage)
+        place = self._places[worker % len(self._places)]
+        try:
+            if place not in self._daemons:
+                self._daemons[place] = self._block.enter_context(mps(place))
+        except SharingError as error:
+            if not self._automatic:
+                raise
+            warn_user(f"{self._where}(sharing='auto'): processes share the GPU in turns. {error}")
+            self.mode = "none"
+            return {}
+        return self._daemons[place].environment(self._thread_percentage)
+
+    def join(self) -> None:
+        """Give this process the environment of worker 0, for life: CUDA reads it once, and a daemon must outlive that.
+
+        Raises:
+            SharingError: CUDA is in use in this process already.
+        """
+        if self.mode == "none" or not _cuda_in_use():
+            os.environ.update(self.environment(0))
+            return
+        why = (
+            "this process uses CUDA already, and can get no share of a GPU any more. Train before anything else uses "
+            "the GPU (torch.cuda.is_available() does, unless PYTORCH_NVML_BASED_CUDA_CHECK=1 is set)"
+        )
+        if not self._automatic:
+            raise SharingError(f"{self._where}: sharing={self.mode!r}: {why}, or pass sharing='none'.")
+        _logger.info("%s(sharing='auto') shares the GPU in turns: %s.", self._where, why)
+        self.mode = "none"
 
     def close(self) -> None:
-        """End the daemon and release the cores, after all workers have ended."""
-        self._daemon = None
+        """End the daemons and release the cores, after all workers have ended."""
+        self._daemons.clear()
         self._block.close()
         _taken.difference_update(*self.cores)
         self.cores = []
@@ -193,30 +249,44 @@ def take_cores(n_processes: int) -> list[set[int]]:
     return [{core} for core in cores[:n_processes]]
 
 
+def _is_client() -> bool:
+    """Return True if this process finds an MPS daemon that its environment names."""
+    return "CUDA_MPS_PIPE_DIRECTORY" in os.environ and running_daemon() is not None
+
+
+def _cuda_in_use() -> bool:
+    """Return True if the driver has read this process's environment, by whichever library."""
+    try:
+        code: int = ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(ctypes.c_int()))
+    except (OSError, AttributeError):  # there is no driver
+        return False
+    return code != 3  # CUDA_ERROR_NOT_INITIALIZED
+
+
 def _is_shared(device: torch.device, n_processes: int) -> bool:
     return device.type == "cuda" and n_processes > 0
 
 
-def _check(device: torch.device, n_processes: int, sharing: str, thread_percentage: float | None) -> None:
+def _check(where: str, device: torch.device, n_processes: int, sharing: str, thread_percentage: float | None) -> None:
     """Raise ValueError for arguments that do not fit together on any machine."""
     if sharing not in ("none", "mps", "mig", "auto"):
-        raise BadValueError(f"RL_Batcher: sharing is {sharing!r}, expected 'none', 'mps', 'mig' or 'auto'.")
-    check_percentage("RL_Batcher", thread_percentage)
+        raise BadValueError(f"{where}: sharing is {sharing!r}, expected 'none', 'mps', 'mig' or 'auto'.")
+    check_percentage(where, thread_percentage)
     if thread_percentage is not None and sharing not in ("mps", "auto"):
         raise BadValueError(
-            f"RL_Batcher: thread_percentage is {thread_percentage:g} with sharing={sharing!r}, but only MPS limits "
+            f"{where}: thread_percentage is {thread_percentage:g} with sharing={sharing!r}, but only MPS limits "
             "threads. Pass sharing='mps', or leave it out."
         )
     if sharing in ("none", "auto"):
         return
     if not _is_shared(device, n_processes):
         raise BadValueError(
-            f"RL_Batcher: sharing={sharing!r} with device={str(device)!r} and n_processes={n_processes}, expected "
+            f"{where}: sharing={sharing!r} with device={str(device)!r} and n_processes={n_processes}, expected "
             "worker processes on a GPU. Pass device='cuda:0' and n_processes=2 or more, or sharing='none'."
         )
     if device.index:
         raise BadValueError(
-            f"RL_Batcher: sharing={sharing!r} with device={str(device)!r}: each worker sees one GPU, as cuda:0. Start "
+            f"{where}: sharing={sharing!r} with device={str(device)!r}: each worker sees one GPU, as cuda:0. Start "
             f"the program with CUDA_VISIBLE_DEVICES={device.index} and pass device='cuda:0', or pass sharing='none'."
         )
 
@@ -235,7 +305,9 @@ def _lacking(mode: str, n_processes: int, instances: list[MigInstance]) -> str:
     return missing() if mode == "mps" else ""
 
 
-def _choose(device: torch.device, n_processes: int, instances: list[MigInstance]) -> Literal["none", "mps", "mig"]:
+def _choose(
+    where: str, device: torch.device, n_processes: int, instances: list[MigInstance]
+) -> Literal["none", "mps", "mig"]:
     """Return the mode that suits, and log the reason."""
     if not _is_shared(device, n_processes) or n_processes < 2:
         return "none"
@@ -249,5 +321,5 @@ def _choose(device: torch.device, n_processes: int, instances: list[MigInstance]
         why = _lacking("mps", n_processes, instances)
         if not why:
             return "mps"
-    _logger.info("RL_Batcher(sharing='auto') starts no MPS daemon: %s", why)
+    _logger.info("%s(sharing='auto') starts no MPS daemon: %s", where, why)
     return "none"

@@ -59,7 +59,7 @@ SAME_LAYER = {
     ("rlstruct.batchers", "rlstruct.sharing"),  # starts its workers as that says
 }
 # What the design takes away from algorithms: environments and agents arrive as factories.
-ALGORITHMS_MAY_IMPORT_OF_LAYER_4 = {"rlstruct.batchers", "rlstruct.search"}
+ALGORITHMS_MAY_IMPORT_OF_LAYER_4 = {"rlstruct.batchers", "rlstruct.search", "rlstruct.sharing"}
 
 FACTORIES = {
     *("zeros", "ones", "empty", "full", "tensor", "as_tensor", "asarray", "arange", "range", "linspace", "logspace"),

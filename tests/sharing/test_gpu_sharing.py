@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import multiprocessing
 import os
 import threading
 import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +20,18 @@ from fake_agents import FixedAgent
 from fake_envs import CountingEnv
 from fake_mps import FakeMps
 
-from rlstruct.agents import RandomAgent
+from rlstruct.agents import ActorCritic, ActorCriticAgent, RandomAgent
+from rlstruct.algos import a2c, launch
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.build import create_batchers
+from rlstruct.algos.process_group import learners
 from rlstruct.batchers import RL_Batcher
 from rlstruct.batchers.workers.processes import quiet_start
 from rlstruct.cli.main import main
-from rlstruct.errors import SharingError
-from rlstruct.sharing import GpuSharing, describe, gpu_sharing, mig_instances, mps, no_green_contexts
+from rlstruct.errors import LearnerError, SharingError
+from rlstruct.sharing import GpuSharing, describe, gpu_sharing, gpus, mig_instances, mps, no_green_contexts
+from rlstruct.sims import make
+from rlstruct.vec_env import VecEnv
 
 GPU = torch.device("cuda:0")
 LISTING = """\
@@ -39,7 +48,9 @@ GPU 2: NVIDIA A100-SXM4-40GB (UUID: GPU-33)
 def h100(fake: FakeMps, monkeypatch: pytest.MonkeyPatch) -> FakeMps:
     """A machine with one GPU, GPU-11, and with MPS; nvidia-smi comes from the fake's folder."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("rlstruct.sharing.daemon.gpu_of", lambda device: "GPU-11")
+    monkeypatch.setattr(
+        "rlstruct.sharing.daemon.gpu_of", lambda device: device if isinstance(device, str) else "GPU-11"
+    )
     monkeypatch.setattr(gpu_sharing, "running_daemon", lambda: None)
     list_gpus(fake, "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-11)\n")
     return fake
@@ -51,13 +62,20 @@ def list_gpus(fake: FakeMps, listing: str) -> None:
     script.chmod(0o755)
 
 
+NAMES = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_MPS_PIPE_DIRECTORY",
+    "CUDA_MPS_LOG_DIRECTORY",
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+)
+
+
 class ShowingEnv(CountingEnv):
     """Writes down what its process started with."""
 
     def __init__(self, folder: str, seed: int) -> None:
         super().__init__(1, seed, auto_reset=True)
-        names = ("CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
-        shown = {name: os.environ.get(name) for name in names} | {"cores": sorted(os.sched_getaffinity(0))}
+        shown = {name: os.environ.get(name) for name in NAMES} | {"cores": sorted(os.sched_getaffinity(0))}
         Path(folder, f"worker{seed}-{os.getpid()}.json").write_text(json.dumps(shown))
 
 
@@ -94,6 +112,7 @@ def test_workers_under_mps_are_clients_of_one_private_daemon_and_pinned(
     expected = {
         "CUDA_VISIBLE_DEVICES": "GPU-11",
         "CUDA_MPS_PIPE_DIRECTORY": pipe,
+        "CUDA_MPS_LOG_DIRECTORY": pipe.replace("/pipe", "/log"),
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
     }
     found = shown(h100.folder)
@@ -236,7 +255,8 @@ def test_auto_shares_in_turns_and_says_why(
     if obstacle == "dies":
         h100.fault("dies")
     device = torch.device("cuda:1" if obstacle == "second GPU" else "cuda:0")
-    with caplog.at_level("INFO", "rlstruct"), pytest.warns(UserWarning, match="share the GPU in turns") as warned:
+    warns = pytest.warns(UserWarning, match="share the GPU in turns")
+    with caplog.at_level("INFO", "rlstruct"), contextlib.nullcontext([]) if obstacle == "daemon" else warns as warned:
         assert GpuSharing(device, 49 if "49" in obstacle else 2, "auto").environment(0) == {}
     said = {
         "second GPU": "each worker would see one GPU",
@@ -245,7 +265,7 @@ def test_auto_shares_in_turns_and_says_why(
         "no program": "no program nvidia-cuda-mps-control",
         "dies": "no device is there",
     }
-    assert said[obstacle] in caplog.text + str(warned[0].message)
+    assert said[obstacle] in caplog.text + "".join(str(warning.message) for warning in warned)
 
 
 @pytest.mark.parametrize(
@@ -301,6 +321,121 @@ def test_green_contexts_are_for_a_torch_with_disjoint_parts(monkeypatch: pytest.
     assert no_green_contexts() == ""
 
 
+def test_learners_are_spread_over_the_gpus_with_a_daemon_for_each(
+    h100: FakeMps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list_gpus(h100, "".join(line for line in LISTING.splitlines(keepends=True) if "MIG" not in line))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-11")
+    assert gpus() == ["GPU-33", "GPU-11"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpus() == []
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert gpus() == ["GPU-11", "GPU-22", "GPU-33"]
+    sharing = GpuSharing(torch.device("cuda"), 96, "mps", 30, gpus=gpus()[:2])  # 48 on each
+    found = [sharing.environment(rank) for rank in range(4)]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in found] == ["GPU-11", "GPU-22", "GPU-11", "GPU-22"]
+    assert found[0] == found[2]
+    assert found[0]["CUDA_MPS_PIPE_DIRECTORY"] != found[1]["CUDA_MPS_PIPE_DIRECTORY"]
+    assert found[1]["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "30"
+    assert len(h100.orders("daemon")) == 2
+    sharing.close()
+    assert h100.left() == []
+    with pytest.raises(SharingError, match=r"A2CConfig: sharing='mps': n_processes is 49, MPS serves 48"):
+        GpuSharing(torch.device("cuda"), 97, "mps", gpus=gpus()[:2], where="A2CConfig")
+
+
+class SharingConfig(A2CConfig):
+    """Settings of learners that compute on the CPU and are started as those of a GPU are."""
+
+    def learners_share(self) -> bool:
+        return self.n_learners > 1
+
+
+SHARING = SharingConfig(
+    n_env_steps=64, n_envs=2, n_timesteps=16, n_processes=0, n_learners=2, evaluation_processes=0,
+    evaluation_episodes=1, sharing="mps", thread_percentage=40,
+)  # fmt: skip
+
+
+@pytest.fixture
+def learners_of_a_gpu(h100: FakeMps, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMps]:
+    """The machine; what this process joins is forgotten afterwards."""
+    monkeypatch.setattr(
+        launch, "GpuSharing", lambda device, *others, **named: GpuSharing(torch.device("cuda"), *others, **named)
+    )
+    monkeypatch.setattr(launch, "_shares", {})
+    for name in NAMES:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    found = "CUDA_MPS_PIPE_DIRECTORY"
+    monkeypatch.setattr(gpu_sharing, "running_daemon", lambda: Path(os.environ[found]) if found in os.environ else None)
+    yield h100
+    for sharing in launch._shares.values():
+        sharing.close()
+
+
+def test_the_first_learner_gets_its_share_once_and_before_it_uses_cuda(
+    learners_of_a_gpu: FakeMps, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert launch.share_gpus(replace(SHARING, sharing="none", n_learners=1)) is None
+    monkeypatch.setattr(gpu_sharing, "_cuda_in_use", lambda: True)
+    with pytest.raises(SharingError, match=r"SharingConfig: sharing='mps': this process uses CUDA already.*or pass"):
+        launch.share_gpus(SHARING)
+    with caplog.at_level("INFO", "rlstruct"):
+        alone = launch.share_gpus(replace(SHARING, sharing="auto"))
+    assert alone is not None
+    assert alone.environment(1) == {}
+    assert "shares the GPU in turns: this process uses CUDA already" in caplog.text
+    assert learners_of_a_gpu.orders("daemon") == []
+    monkeypatch.setattr(gpu_sharing, "_cuda_in_use", lambda: False)
+    sharing = launch.share_gpus(SHARING)
+    assert sharing is not None
+    assert {name: os.environ.get(name) for name in NAMES} == sharing.environment(1)
+    monkeypatch.setattr(gpu_sharing, "_cuda_in_use", lambda: True)  # as the first one of them, by now
+    assert launch.share_gpus(replace(SHARING, n_learners=3)) is sharing
+    assert GpuSharing(GPU, 2, "mps", 20).environment(1) == {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "20"}  # a worker
+    assert len(learners_of_a_gpu.orders("daemon")) == 1
+
+
+def test_torchrun_gives_no_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(LearnerError, match="torchrun has started the learners, and only those of n_learners"):
+        a2c.train(SHARING, partial(ActorCritic, 4, 2), ActorCriticAgent, partial(showing_sim, "nowhere"))
+
+
+def showing_sim(folder: str, n_envs: int, seed: int) -> VecEnv:
+    """CartPoles that write down what their process started with."""
+    shown = {name: os.environ.get(name) for name in NAMES} | {"cores": sorted(os.sched_getaffinity(0))}
+    Path(folder, f"worker{learners().rank}-{os.getpid()}.json").write_text(json.dumps(shown))
+    return make("CartPole-v1", n_envs, seed, auto_reset=True)
+
+
+@pytest.mark.slow
+def test_learners_are_clients_of_one_daemon_and_train_as_one(learners_of_a_gpu: FakeMps) -> None:
+    folder, cores = learners_of_a_gpu.folder, os.sched_getaffinity(0)
+    factories = partial(ActorCritic, 4, 2), ActorCriticAgent, partial(showing_sim, str(folder))
+    found = a2c.train(SHARING, *factories)
+    assert len(multiprocessing.active_children()) == 0
+    expected = {
+        "CUDA_VISIBLE_DEVICES": "GPU-11",
+        "CUDA_MPS_PIPE_DIRECTORY": learners_of_a_gpu.environment()["CUDA_MPS_PIPE_DIRECTORY"],
+        "CUDA_MPS_LOG_DIRECTORY": learners_of_a_gpu.environment()["CUDA_MPS_LOG_DIRECTORY"],
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "40",
+        "cores": sorted(cores),
+    }
+    workers = shown(folder)
+    assert len(workers) >= 2
+    assert all(worker == expected for worker in workers)
+    assert {path.name[:7] for path in folder.glob("worker*")} == {"worker0", "worker1"}
+    assert len(learners_of_a_gpu.orders("daemon")) == 1
+    assert len(learners_of_a_gpu.left()) == 3  # daemon, server, folder: the model of this process may be on the GPU
+    alone = a2c.train(replace(SHARING, n_learners=1, sharing="none", thread_percentage=None), *factories)
+    for mine, theirs in zip(found.model.parameters(), alone.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
+
+
 def test_trainings_share_as_their_settings_say(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -312,10 +447,12 @@ def test_trainings_share_as_their_settings_say(
     collecting, evaluating = made
     assert (collecting["sharing"], collecting["thread_percentage"]) == ("mps", 25)
     assert "sharing" not in evaluating
-    with pytest.raises(
-        ValueError, match="A2CConfig: sharing is 'mps', expected 'none' or 'auto', or worker processes on"
-    ):
-        A2CConfig(n_processes=2, sharing="mps")
+    for settings in ({"n_processes": 2}, {"n_learners": 2}, {"learner_device": "cuda", "n_processes": 0}):
+        with pytest.raises(
+            ValueError, match="A2CConfig: sharing is 'mps', expected 'none' or 'auto', or worker processes"
+        ):
+            A2CConfig(**settings, sharing="mps")
+    assert A2CConfig(n_learners=2, learner_device="cuda", n_processes=0, sharing="mig").learners_share()
     assert main(["train", "a2c", "--env", "CartPole-v1", "--sharing", "mps"]) == 2
     boxed = capsys.readouterr().err.replace("│", " ")
     assert "sharing is 'mps', expected 'none' or 'auto'" in " ".join(boxed.split())
