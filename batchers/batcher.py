@@ -113,7 +113,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         agent_args, env_args = arguments.named("agent_args", agent_args), arguments.named("env_args", env_args)
         recipe = Recipe(create_agent, agent_args, create_env, env_args, n_timesteps, self.device, compile_agent)
         arguments.check_factories(recipe, seed)
-        self._recipe, placement = recipe, GpuSharing(self.device, n_processes, sharing, thread_percentage)
+        placement = GpuSharing(self.device, n_processes, sharing, thread_percentage)
         self._default_infos = arguments.check_info("agent_info", agent_info), arguments.check_info("env_info", env_info)
         self._infos = DictTensor()  # ``agent_info/…`` and ``env_info/…`` of the next batch.  [B] on the device
         self._outstanding: deque[DictTensor] = deque()  # those of each batch that was ordered, the oldest first
@@ -332,33 +332,20 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         return BatcherStats(stats.seconds, own["wait"], own["hand_over"], self._n_batches, stats.pids, executors)
 
     def memory_report(self, queued: bool = False) -> MemoryReport:
-        """Return how many bytes collecting takes, also before anything is collected.
-
-        Before the first batch, a second agent and environment take one step in this process to find out.
+        """Return how many bytes collecting takes. All but the weights grow with the number of steps and environments.
 
         Args:
             queued: whether to count the second slab of each worker, which queueing a batch takes (see `execute`).
 
         Raises:
-            BatcherStateError: the first batch is being collected, or the batcher is closed.
-            Exception: whatever the second agent or environment raises.
+            BatcherStateError: no batch has been returned yet, or the batcher is closed.
         """
         check_call("memory_report", self._state)
-        if self._outstanding and self._n_batches == 0:
-            raise BatcherStateError("RL_Batcher.memory_report: the first batch is being collected. Call get() first.")
-        backend, n_envs, names = self._backend, self._backend.n_envs(), ("agent_info", "env_info")
-        infos = [
-            arguments.spread(name, info, sum(n_envs)) for name, info in zip(names, self._default_infos, strict=True)
-        ]
-        if self._state in ("ready", "ended"):
-            infos = [self._infos.truncate_key(f"{name}/").to("cpu") for name in names]
-        stats = backend.stats()
-        layouts = stats.layouts
-        if not layouts[0]:
-            layout = self._recipe.measure(self.seeds[0], *(arguments.split(info, n_envs)[0] for info in infos))
-            layouts = (layout,) * len(layouts)
+        if not self._n_batches:
+            raise BatcherStateError("RL_Batcher.memory_report: there was no batch yet. Call execute() and get() first.")
+        backend, stats = self._backend, self._backend.stats()
         n_slabs = max(1, self._deepest, 2 if queued and backend.queues else 1)
-        return report_memory(layouts, infos, backend.auto_reset, stats.weight_bytes, n_slabs, stats.pids)
+        return report_memory(stats.layouts, self._infos, backend.auto_reset, stats.weight_bytes, n_slabs, stats.pids)
 
     def close(self) -> None:
         """End the workers and close agents and environments, within two seconds. Calling it again does nothing."""

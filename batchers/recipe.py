@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import platform
-import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -18,8 +16,8 @@ from torch.utils import _pytree as pytree
 from rlstruct import __version__
 from rlstruct.batchers.collector import Collector
 from rlstruct.batchers.progress import Progress
-from rlstruct.batchers.slab import Allocate, stretched
-from rlstruct.core import DictTensor, Layout
+from rlstruct.batchers.slab import Allocate
+from rlstruct.core import Layout
 from rlstruct.errors import BadTypeError
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import VecEnv
@@ -82,24 +80,6 @@ class Recipe:
             )
             undo.pop_all()
         return collector
-
-    def measure(self, seed: int, agent_info: DictTensor, env_info: DictTensor) -> Layout:
-        """Find out the layout of a slab by one step of a second agent in a second environment, in this process.
-
-        Those of the batcher are not touched, nor are the global generators of random, numpy and torch.
-        """
-        python_state, numpy_state = random.getstate(), np.random.get_state()
-        progress = Progress(torch.zeros(3, dtype=torch.int64, device="cpu"))
-        try:
-            with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-                one_step = replace(self, n_timesteps=1, compile_agent=False, agent_args=by_value(self.agent_args))
-                with contextlib.closing(one_step.make(seed, seed, progress)) as collector:
-                    collector.reset(agent_info, env_info)
-                    collector.collect(None)
-                    return stretched(collector.layout, self.n_timesteps)
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)
 
 
 def versions() -> dict[str, str]:

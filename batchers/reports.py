@@ -104,19 +104,19 @@ class LostEpisodes:
 
 def report_memory(
     layouts: Sequence[Layout],
-    infos: Sequence[DictTensor],
+    infos: DictTensor,
     auto_reset: bool,
     weights: int,
     n_slabs: int,
     pids: Sequence[int],
 ) -> MemoryReport:
-    """Build the report from the layout of one slab of each worker, and from agent_info and env_info [B].
+    """Build the report from the layout of one slab of each worker, and from agent_info and env_info, [B] together.
 
     Environments that restart (``auto_reset``) may need memory for ``_observation/`` besides that for ``observation/``.
     """
     finals = tuple(n_slabs * _named(layout, "final").nbytes() for layout in layouts)
     slabs = tuple(n_slabs * layout.nbytes() - final for layout, final in zip(layouts, finals, strict=True))
-    batch = sum(value.nbytes for info in infos for value in info.values())
+    batch = sum(value.nbytes for value in infos.values())
     for layout in layouts:
         T, B = layout["running"].shape
         batch += _named(layout, "stream/", "action/", "state/").nbytes()

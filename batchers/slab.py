@@ -232,17 +232,6 @@ def slab_layout(
     return Layout({name: spec for part in parts for name, spec in part.items()})
 
 
-def stretched(layout: Layout, T: int) -> Layout:
-    """Return the layout of T steps, given that of one."""
-
-    def rows(name: str, n_rows: int) -> int:
-        if name.startswith("state/"):
-            return n_rows
-        return T + 1 if name.startswith("stream/") else T * n_rows
-
-    return Layout({name: ((rows(name, shape[0]), *shape[1:]), dtype) for name, (shape, dtype) in layout.items()})
-
-
 def history_until(slab: Slab | None, observation: DictTensor, t: int, n_final: int, gaps: bool) -> TemporalDictTensor:
     """Return the t steps of a batch so far [B, t], with keys of Trajectories: views where no environment restarted.
 

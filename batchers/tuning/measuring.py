@@ -188,6 +188,9 @@ def batch_size(create: CreateBatcher, smallest: Candidate) -> Callable[[Candidat
     reports = []
     for n_timesteps in (1, 2):
         with create(Candidate(0, smallest.n_envs, n_timesteps)) as batcher:
+            batcher.reset()
+            batcher.execute()
+            batcher.get()
             reports.append(batcher.memory_report().total / smallest.n_envs)
     for_step = reports[1] - reports[0]
 

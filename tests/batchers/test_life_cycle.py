@@ -69,7 +69,9 @@ def test_wrong_orders_name_the_missing_call(n_processes: int, request: pytest.Fi
         batcher.get()
     batcher.reset()
     batcher.execute()
-    with pytest.raises(BatcherStateError, match=r"memory_report: the first batch .* Call get\(\) first"):
+    with pytest.raises(
+        BatcherStateError, match=r"memory_report: there was no batch yet. Call execute\(\) and get\(\) first"
+    ):
         batcher.memory_report()
     if n_processes:
         batcher.execute()  # waits behind the first one
