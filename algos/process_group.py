@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.gpu_sums import GpuSums, by_gpu
 from rlstruct.algos.others import ANSWER_SECONDS, Others
 from rlstruct.algos.watcher import Watcher
 from rlstruct.batchers.workers.processes import inheriting
@@ -122,7 +123,8 @@ class Group(Learners):
         self.records = self._nccl  # gloo needs the host
         # Otherwise torch ends the process as soon as NCCL misses another one, before the watcher can say which.
         handling = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")}
-        with inheriting(handling if self._nccl else {}):
+        groups = by_gpu(facts) if torch.cuda.is_available() else []
+        with inheriting(handling if self._nccl or groups else {}):
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if self._nccl else "gloo",
                 store=PrefixStore("group", store),
@@ -130,6 +132,11 @@ class Group(Learners):
                 world_size=self.size,
                 timeout=timedelta(seconds=ANSWER_SECONDS),
             )
+            self._sums = GpuSums(rank, groups, store, self._poll) if groups else None
+        if self._sums is not None:
+            opened = torch.tensor([self._sums.open(1, torch.device(facts[rank]["device"]))], device="cpu").long()
+            self._wait(dist.all_reduce(opened, dist.ReduceOp.MIN, async_op=True))
+            self._sums = self._sums if opened[0] else None  # sync: none, it is on the CPU
         self._watcher = Watcher(self._others.watch, _abort) if self._nccl else None
 
     def mean(self, terms: Terms, gradient: Terms, weight: Tensor | None) -> tuple[Terms, Terms]:
@@ -150,6 +157,8 @@ class Group(Learners):
             total = x.clone()
             dist.all_reduce(total)  # in the order of the stream, without a wait of the host
             return total
+        if self._sums is not None and x.device.type == "cuda":
+            return self._sums.add_up(x)
         total = x.detach().to("cpu", copy=True)
         self._wait(dist.all_reduce(total, async_op=True))
         return total.to(x.device)
@@ -240,6 +249,16 @@ class Group(Learners):
         leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
         leaving.start()
         leaving.join(_CLOSING_SECONDS)
+
+    def _poll(self, work: dist.Work | None) -> None:
+        """As `_wait`, also for NCCL, whose own wait with a time limit would end the group."""
+        begin = looked = time.monotonic()
+        while work is not None and not work.is_completed():
+            if (now := time.monotonic()) > looked + 1.0:
+                self._others.refuse_dead(now - begin)
+                looked = now
+            time.sleep(0.0 if now < begin + 0.01 else 1e-4)
+        self._wait(work)
 
     def _wait(self, work: dist.Work | None) -> None:
         """Wait until all have done their part; look after them once a second.

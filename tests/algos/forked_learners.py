@@ -35,7 +35,7 @@ def fork_learners(
     Args:
         hosts: their machines.
         do: called with the group of each.
-        device: of all of them; "cuda" gives each the GPU of its rank.
+        device: of all of them; "cuda" gives each a GPU in turn.
         gpus: their UUIDs, which they only pretend to have: gloo stands in for NCCL.
         dying: learners that are killed.
     """
@@ -65,9 +65,9 @@ def main(folder: Path) -> None:
     own: dict[str, Any] = {
         "host": hosts[rank],
         "pid": os.getpid(),
-        "device": f"cuda:{rank}" if device == "cuda" else device,
+        "device": f"cuda:{rank % torch.cuda.device_count()}" if device == "cuda" else device,
     }
-    own |= gpu_facts(device) if gpus is None else {"gpu": gpus[rank], "bus": gpus[rank], "device": "cuda:0"}
+    own |= gpu_facts(own["device"]) if gpus is None else {"gpu": gpus[rank], "bus": gpus[rank], "device": "cuda:0"}
     if gpus is not None:
         connect = dist.init_process_group
         dist.init_process_group = lambda backend, **settings: connect("gloo", **settings)

@@ -1,0 +1,124 @@
+"""Sums over learners of which several share a GPU: first within each GPU, then across GPUs."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import Store
+
+from rlstruct.algos.others import ANSWER_SECONDS
+from rlstruct.errors import LearnerError
+
+_ALIGNED = 64  # bytes: a row begins where any dtype may
+
+
+def by_gpu(facts: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """Return the ranks of the learners on each GPU, [] unless some share one and sums can go through the GPUs.
+
+    Learners see each other's memory on one GPU, or in one instance of MIG, which each must know under the same number.
+    The first ones of all GPUs meet by NCCL, which wants a GPU for each.
+
+    >>> gpu = {"host": "a", "gpu": "u1", "bus": "1", "device": "cuda:0"}
+    >>> by_gpu([gpu, {**gpu, "gpu": "u2", "bus": "2"}, gpu])
+    [[0, 2], [1]]
+    """
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for rank, one in enumerate(facts):
+        groups.setdefault((one["host"], one.get("gpu"), one["device"]), []).append(rank)
+    buses = {(facts[ranks[0]]["host"], facts[ranks[0]].get("bus")) for ranks in groups.values()}
+    possible = all(one.get("gpu") for one in facts) and len(buses) == len(groups) < len(facts)
+    return list(groups.values()) if possible else []
+
+
+class GpuSums:
+    """Adds up over all learners through memory, opened by CUDA IPC, in which those of one GPU have a row each.
+
+    Each learner writes its numbers into its row. Once all have, the first one of the GPU adds the rows up, meets the
+    first ones of the other GPUs, and writes the total into the last row, which all of them read: the same bits.
+
+    Args:
+        rank: of this learner.
+        groups: see `by_gpu`; all learners make this object together.
+        store: through which the rows find the others.
+        wait: waits for a collective operation, and looks after the other learners.
+        across: backend between the first ones.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        groups: Sequence[Sequence[int]],
+        store: Store,
+        wait: Callable[[dist.Work | None], None],
+        across: str = "nccl",
+    ) -> None:
+        """Make all groups, in the same order everywhere."""
+        self._rank, self._store, self._wait, self._n_openings = rank, store, wait, 0
+        limit = timedelta(seconds=ANSWER_SECONDS)
+        for ranks in groups:
+            group = dist.new_group(list(ranks), backend="gloo", timeout=limit)
+            if rank in ranks:
+                self._near, self._ranks, self._row = group, ranks, ranks.index(rank)
+        firsts = [ranks[0] for ranks in groups]
+        self._far = dist.new_group(firsts, backend=across, timeout=limit) if len(groups) > 1 else None
+        self._rows = torch.empty(0, 0, dtype=torch.uint8, device="cpu")  # [learners of this GPU + 1, bytes]
+
+    def open(self, n_bytes: int, device: torch.device) -> bool:
+        """Make rows of so many bytes in the first learner of the GPU, open them in the others; False if that fails."""
+        key, others, self._n_openings = f"rows {self._n_openings} of ", self._ranks[1:], self._n_openings + 1
+        shown = [""] * len(others)
+        try:
+            if self._row > 0:
+                self._rows = pickle.loads(bytes.fromhex(self._store.get(f"{key}{self._rank}").decode()))
+            else:
+                shape = len(self._ranks) + 1, -(-n_bytes // _ALIGNED) * _ALIGNED
+                self._rows = torch.empty(shape, dtype=torch.uint8, device=device)
+                shown = [bytes(ForkingPickler.dumps(self._rows)).hex() for _ in others]  # each is opened once
+        except (RuntimeError, EOFError):  # no IPC here, or no memory; or the first learner has found none
+            return False
+        finally:
+            if self._row == 0:
+                for rank, handle in zip(others, shown, strict=True):
+                    self._store.set(f"{key}{rank}", handle)
+        return True
+
+    def add_up(self, x: Tensor) -> Tensor:
+        """Return the sum over all learners, in new memory; the host waits for the device.
+
+        Args:
+            x: as long in all learners.  any shape
+
+        Raises:
+            LearnerError: another learner is lost, or memory for the rows.
+        """
+        if x.nbytes > self._rows.shape[1]:
+            self._meet(x)  # from here on no learner reads the old ones
+            if not self.open(x.nbytes, x.device):
+                raise LearnerError(
+                    f"run_training: learner {self._rank} found no memory on {x.device} for a sum of {x.nbytes} bytes "
+                    f"in {len(self._ranks)} learners. Use fewer learners on a GPU, or fewer environments.",
+                    ranks=(self._rank,),
+                )
+        rows = self._rows[:, : x.nbytes].view(x.dtype)  # [learners of this GPU + 1, N]
+        rows[self._row] = x.detach().reshape(-1)
+        self._meet(x)
+        if self._row == 0:
+            total = rows[:-1].sum(0, dtype=x.dtype)
+            if self._far is not None:
+                self._wait(dist.all_reduce(total, group=self._far, async_op=True))
+            rows[-1] = total
+        self._meet(x)
+        return rows[-1].clone().view_as(x)
+
+    def _meet(self, x: Tensor) -> None:
+        """Wait until the device has done what this learner ordered, and until the others of this GPU got there, too."""
+        if x.is_cuda:
+            torch.cuda.current_stream(x.device).synchronize()
+        self._wait(dist.all_reduce(torch.zeros(1, device="cpu"), group=self._near, async_op=True))

@@ -1,0 +1,116 @@
+"""Sums within each GPU and then across GPUs are the flat sums: in forked processes, with gloo in place of NCCL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from forked_learners import fork_learners
+
+from rlstruct.algos.gpu_sums import GpuSums, by_gpu
+from rlstruct.algos.process_group import Group
+from rlstruct.errors import LearnerError
+
+
+def learner(gpu: str, bus: str, device: str = "cuda:0", host: str = "a") -> dict[str, Any]:
+    return {"host": host, "gpu": gpu, "bus": bus, "device": device}
+
+
+ONE, TWO = learner("u1", "1"), learner("u2", "2")
+
+
+@pytest.mark.parametrize(
+    ("facts", "groups"),
+    [
+        ([ONE, ONE], [[0, 1]]),
+        ([ONE, TWO, ONE, TWO], [[0, 2], [1, 3]]),
+        ([ONE, ONE, TWO], [[0, 1], [2]]),
+        ([ONE, learner("u1", "1", host="b"), ONE], [[0, 2], [1]]),
+        ([learner("MIG-1", "1"), learner("MIG-1", "1")], [[0, 1]]),
+        ([ONE, TWO], []),  # NCCL alone
+        ([learner("MIG-1", "1"), learner("MIG-2", "1"), learner("MIG-1", "1")], []),  # NCCL refuses parts of one GPU
+        ([ONE, learner("u1", "1", "cuda:1"), ONE], []),  # other numbers of one GPU: its memory is not found
+        ([{"host": "a", "device": "cpu"}] * 2, []),
+    ],
+)
+def test_learners_meet_on_their_gpu_where_memory_and_nccl_allow(
+    facts: list[dict[str, Any]], groups: list[list[int]]
+) -> None:
+    assert by_gpu(facts) == groups
+
+
+def sum_in_two_phases(group: Group) -> dict[str, Any]:
+    """Return sums and flat sums of growing sizes, and the calls that one sum takes."""
+    sums = GpuSums(group.rank, by_gpu(group._facts), group._store, group._poll, across="gloo")
+    generator = torch.Generator().manual_seed(group.rank)
+    found = []
+    for n in (1, 7, 1000, 40, 5000):
+        x = torch.randn(n, 2, generator=generator)
+        x[0, 0] = float(10 ** (4 * group.rank % 7))  # rounding depends on the order
+        group.add_up(torch.zeros(1))  # all have read their sums
+        if group.rank == 0:
+            sums._rows.fill_(255)  # NaN
+        group.add_up(torch.zeros(1))
+        found.append((sums.add_up(x), group.add_up(x), x))
+    whole = torch.arange(3) + group.rank
+    found.append((sums.add_up(whole), group.add_up(whole), whole))
+
+    calls, all_reduce = [], dist.all_reduce
+
+    def noted(tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool) -> Any:
+        calls.append((dist.get_process_group_ranks(group), tensor.numel()))
+        return all_reduce(tensor, group=group, async_op=async_op)
+
+    dist.all_reduce = noted  # type: ignore[assignment]
+    sums.add_up(torch.ones(30))
+    dist.all_reduce = all_reduce
+    try:
+        sums.add_up(torch.ones(1).expand(10**15))  # 4 PB
+    except LearnerError as error:
+        refused = str(error)
+    return {"sums": found, "calls": calls, "refused": refused}
+
+
+def test_sums_within_gpus_and_then_across_are_the_flat_sums() -> None:
+    learners = fork_learners(["a"] * 5, sum_in_two_phases, gpus=["u1", "u2", "u1", "u2", "u1"])
+    for all_found in zip(*(one["sums"] for one in learners), strict=True):
+        xs = [x for *_, x in all_found]
+        ordered = (xs[0] + xs[2] + xs[4]) + (xs[1] + xs[3])
+        for total, flat, x in all_found:
+            assert total.shape == x.shape
+            assert total.dtype == x.dtype
+            assert torch.equal(total, all_found[0][0])  # bit by bit
+            torch.testing.assert_close(total, flat, rtol=1e-6, atol=1e-2)
+        torch.testing.assert_close(all_found[0][0], ordered, rtol=1e-7, atol=0)
+    near, far = {0: [0, 2, 4], 1: [1, 3]}, ([0, 1], 30)
+    for rank, one in enumerate(learners):
+        meeting = (near[rank % 2], 1)
+        assert one["calls"] == [meeting, *([far] if rank < 2 else []), meeting]
+
+
+def sum_on_a_gpu(group: Group) -> tuple[bool, list[tuple[torch.Tensor, torch.Tensor]]]:
+    found = []
+    for n in (3, 100_000):
+        x = torch.randn(n, generator=torch.Generator().manual_seed(group.rank))
+        found.append((group.add_up(x.to(group._facts[group.rank]["device"])).cpu(), group.add_up(x)))
+    return group._sums is not None, found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [2, 3])
+def test_learners_on_one_gpu_add_up_in_its_memory(n: int) -> None:
+    for through_memory, found in fork_learners(["a"] * n, sum_on_a_gpu, "cuda:0"):
+        assert through_memory
+        for total, flat in found:
+            torch.testing.assert_close(total, flat, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_learners_on_each_gpu_add_up_within_and_then_across() -> None:
+    for through_memory, found in fork_learners(["a"] * 2 * torch.cuda.device_count(), sum_on_a_gpu, "cuda"):
+        assert through_memory
+        for total, flat in found:
+            torch.testing.assert_close(total, flat, rtol=1e-6, atol=1e-6)
