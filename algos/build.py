@@ -17,6 +17,7 @@ from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.process_group import learners
 from rlstruct.batchers import RL_Batcher
 from rlstruct.batchers.arguments import check_call, check_factory
+from rlstruct.core import DictTensor
 from rlstruct.device import resolve_device
 from rlstruct.engine.purity import RANDOM_IN_TRAINING
 from rlstruct.errors import BadTypeError
@@ -139,6 +140,7 @@ def create_batchers(
         config.n_envs,
         own_seed,
         n_processes=config.n_processes,
+        env_info=DictTensor({"initial_steps": torch.tensor([config.initial_steps])} if config.initial_steps else {}),
         compile_agent=config.compile_agent,
         **(sharing if config.workers_share() or config.sharing == "none" else {}),  # else only learners share
         cluster=config.cluster,

@@ -27,6 +27,8 @@ class TrainingConfig(Options):
         n_learners: processes that learn together, on this machine; each collects with its share of the n_processes, or
             of the n_envs if there are none, and learns from its share of every batch. Under torchrun leave it at 1: all
             of its processes learn together.
+        initial_steps: simulators with discrete actions begin 0 to so many random actions into an episode, so that
+            thousands of games are not all at the same place. gymnasium's environments get it as an option of reset.
         compile_agent: let TorchInductor compile what the agent does in a step of collection, see RL_Batcher. It pays
             with few environments and small networks on the CPU; the first batch then takes a few seconds longer.
         compile_update: let TorchInductor compile the gradients of an update, if the agent promises to be
@@ -69,6 +71,7 @@ class TrainingConfig(Options):
     n_envs: int = option(8, at_least=1)
     n_processes: int = option(2, at_least=0)
     n_learners: int = option(1, at_least=1)
+    initial_steps: int = option(0, at_least=0)
     compile_agent: bool = option(False, may_change=True)
     compile_update: bool = option(False, may_change=True)
     graph: bool = option(True, may_change=True)
@@ -149,7 +152,7 @@ def load_config(path: str | Path, kind: type[AnyConfig]) -> AnyConfig:
 
 def check_resumed(checkpoint: Mapping[str, Any], config: TrainingConfig) -> None:
     """Raise unless a training with these settings can continue from a checkpoint."""
-    saved, now = {"n_learners": 1, **checkpoint["config"]}, asdict(config)  # before there were several
+    saved, now = {"n_learners": 1, "initial_steps": 0, **checkpoint["config"]}, asdict(config)  # newer settings
     may_change = declared(type(config), "may_change")
     for name in sorted(saved.keys() | now.keys()):
         if name in may_change or (name in saved and name in now and saved[name] == now[name]):

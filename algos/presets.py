@@ -147,6 +147,20 @@ PRESETS: dict[tuple[str, str], Preset] = {
         ),
         {"hidden": (128, 128)},
     ),
+    # Those of CuLE, for games on the device of the network: 1,200, after each step of which one of 20 groups learns. It
+    # takes the signs of rewards, in place of which ours are scaled. Not measured to the end yet.
+    **{
+        ("a2c", f"ALE/{game}-v5"): Preset(
+            A2CConfig(
+                n_env_steps=8_000_000, n_envs=1200, n_timesteps=1, n_minibatches=20, window=20, vtrace=True,
+                initial_steps=100, reward_scale=reward_scale, learning_rate=0.0005, trace_decay=1.0, log_interval=100,
+                evaluation_interval=500_000, evaluation_processes=0, target_return=target,
+            )
+        )
+        for game, reward_scale, target in (
+            ("Pong", 1.0, 18.0), ("Breakout", 0.5, None), ("Freeway", 1.0, None), ("MsPacman", 0.02, None),
+        )
+    },
     ("ppo", "Breakout-MinAtar"): Preset(
         PPOConfig(
             n_env_steps=2_000_000, n_envs=128, n_timesteps=32, n_minibatches=8, reward_scale=1.0, value_clip=None,

@@ -326,7 +326,7 @@ def _plain(word: str, before: str) -> str:
 
 def _default(algorithm: str, words: list[str], template: RunRecord | None) -> tuple[Training[Any] | None, list[str]]:
     """Return what the command line begins with, None for the defaults of the algorithm, and what to say about it."""
-    given, _ = _peek(words, "env", "preset")
+    given, _ = _peek(words, "env", "preset", "simulator")
     env, chosen = given["env"], given["preset"]
     if template is not None:
         if chosen is not None:
@@ -338,7 +338,8 @@ def _default(algorithm: str, words: list[str], template: RunRecord | None) -> tu
         known = ", ".join([*names, "none"])
         raise UserError(f"--preset {chosen}: {algorithm} has only {known}.{nearest(chosen, names)}")
     name = chosen or env
-    if not env or name not in names:
+    on_consoles = name is not None and name.startswith("ALE/")  # a thousand of them, on the device of the network
+    if not env or name not in names or (on_consoles and not chosen and given["simulator"] != "warp"):
         others = f" (--preset takes those for {', '.join(names)})" if names else ""
         if env and (algorithm, _IMAGES) in PRESETS and not chosen and _shows_images(env, words):
             config = PRESETS[algorithm, _IMAGES].config
@@ -352,7 +353,12 @@ def _default(algorithm: str, words: list[str], template: RunRecord | None) -> tu
     preset = PRESETS[algorithm, name]
     network = tuple(f"{key}={json.dumps(value)}" for key, value in preset.network.items())
     config, notes = _with_fitting_parts(preset.config, words)
-    tuned = f"settings: tuned for {name}, except those you set (--preset none for the defaults)"
+    how = "made" if on_consoles else "tuned"
+    tuned = f"settings: {how} for {name}, except those you set (--preset none for the defaults)"
+    if on_consoles and torch.cuda.is_available():
+        gpu = "cuda:0"
+        config = replace(config, learner_device=gpu, batcher_device=gpu, evaluation_device=gpu)
+        notes = [f"learner, games and evaluations are on {gpu}, except those for which you name a device", *notes]
     return Training(environment=Task(env=env, network=network), training=config), [tuned, *notes]
 
 
@@ -378,6 +384,8 @@ def _with_fitting_parts(config: TrainingConfig, words: list[str]) -> tuple[Train
     if n == config.n_minibatches:
         return config, []
     note = f"n_minibatches: {n} in place of {config.n_minibatches}, one for each environment"
+    if isinstance(config, A2CConfig) and config.window == config.n_minibatches:  # each step is learnt from once
+        config = replace(config, n_minibatches=n, window=n)
     return replace(config, n_minibatches=n), [] if given["n-minibatches"] else [note]
 
 

@@ -80,7 +80,7 @@ class Simulation:
         action = self._limits.clamp(action)
         given = {f"state's {name}": value for name, value in fields.items()} | dict(action)
         versions = {name: version_of(value) for name, value in given.items()}
-        moved, reward, terminated = self._transition(carry, action)
+        moved, reward, terminated = self.transition(carry, action)
         if changed := [name for name, value in given.items() if version_of(value) != versions[name]]:
             raise UsageError(
                 f"{type(self._simulator).__name__}.transition: wrote to {changed[0]!r}, which it was given. The agent "
@@ -109,7 +109,7 @@ class Simulation:
 
     def _step_and_restart(self, carry: Tensors, action: Tensors, starts: StartStates | None) -> Answer:
         """Step environments that know their next start state and take it when their episode ends."""
-        moved, reward, terminated = self._transition(carry, action)
+        moved, reward, terminated = self.transition(carry, action)
         now = {f"state/{name}": value for name, value in moved.items()}
         if self._simulator.stochastic:
             now["state_key"] = carry["state_key"]
@@ -140,7 +140,7 @@ class Simulation:
     def _step(self, carry: Tensors, action: Tensors) -> Answer:
         """Step episodic environments; ended ones idle and show their end, with reward 0."""
         ran = carry["running"]
-        moved, reward, terminated = self._transition(carry, action)
+        moved, reward, terminated = self.transition(carry, action)
         fields = {name: _choose(ran, value, carry[f"state/{name}"]) for name, value in moved.items()}
         elapsed = carry["elapsed"] + ran
         terminated = (terminated & ran) | carry["terminated"]
@@ -153,7 +153,8 @@ class Simulation:
         changed |= {"elapsed": elapsed, "terminated": terminated, "running": running}
         return changed, reached, {}, {"ran": ran, "running": running}
 
-    def _transition(self, carry: Tensors, action: Tensors) -> tuple[Tensors, Tensor, Tensor]:
+    def transition(self, carry: Tensors, action: Tensors) -> tuple[Tensors, Tensor, Tensor]:
+        """Return the fields of the next states, the rewards and the ends that the simulator answers to an action."""
         simulator = self._simulator
         key = child_key(carry["state_key"], carry["elapsed"]) if simulator.stochastic else self._no_key
         sent = action["action"] if self._plain_action else part_of(action, "action/")

@@ -27,7 +27,8 @@ from rlstruct.core import DictTensor, Layout, expect
 from rlstruct.core.named import part_of
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadValueError, UsageError
-from rlstruct.functional.random import child_key
+from rlstruct.functional.masks import rows_of
+from rlstruct.functional.random import child_key, randint, uniform
 from rlstruct.profiling import operation
 from rlstruct.sims._simulation import Simulation, TorchStepper
 from rlstruct.sims._state import Tensors, fields_of, layout_of_rows
@@ -177,11 +178,15 @@ class TensorEnv(VecEnv, Generic[State]):
         """Begin the next episode in every environment; see `VecEnv.reset`.
 
         Args:
-            env_info: ``state/<field>``, [B, ...] on the CPU, replaces the start states of these episodes only. Other
-                keys are ignored.
+            env_info: on the CPU. ``state/<field>``, [B, ...], replaces the start states of these episodes only.
+                ``initial_steps``, [B] int64, begins them after 0 to so many random actions, so that thousands of games
+                are not all at the same place. Other keys are ignored.
         """
-        given = part_of(dict(env_info.items()) if env_info is not None else {}, "state/")
+        settings = dict(env_info.items()) if env_info is not None else {}
+        given = part_of(settings, "state/")
         self._carry = self._begun({name: value.to(self._device) for name, value in given.items()})
+        if "initial_steps" in settings:
+            self._play_at_random(settings["initial_steps"])
         self._current = first = self._first()
         self._idle.begin()
         return first, self._yes
@@ -228,7 +233,7 @@ class TensorEnv(VecEnv, Generic[State]):
 
         Args:
             ids: each environment at most once, a list or [K] int64 on the device; None for all.
-            state: start states, copied to this device if they are elsewhere.  [K, ...]
+            state: start states, copied to this device if they are elsewhere.  [K, ...], or [1, ...] for all of them
 
         Returns:
             The next observation of all environments: ``(current, still_running)``.
@@ -237,6 +242,8 @@ class TensorEnv(VecEnv, Generic[State]):
         carry, fields = self._carry, part_of(self._carry, "state/")
         rows = self._rows(ids)
         given = {name: value.to(self._device) for name, value in fields_of("set_state", state).items()}
+        if all(value.shape[:1] == (1,) for value in given.values()):
+            given = {name: value.expand(len(rows), *value.shape[1:]) for name, value in given.items()}
         self._expect("set_state: field", given, Layout.of(fields, drop=1), n=rows.shape[0])
         carry = {**carry, "episode": carry["episode"].index_add(0, rows, torch.ones_like(rows))}
         carry |= {f"state/{name}": fields[name].index_copy(0, rows, value) for name, value in given.items()}
@@ -299,6 +306,30 @@ class TensorEnv(VecEnv, Generic[State]):
             carry |= {"running": self._yes, "terminated": self._no}
             carry |= {f"last_{key}": value for key, value in self._no_action.items()}
         return carry
+
+    @torch.no_grad()
+    def _play_at_random(self, most: Tensor) -> None:
+        """Move the states with which episodes begin by 0 to ``most`` [B] random actions, starting over at an end."""
+        space = self.action_space
+        if not isinstance(space, spaces.Discrete):
+            raise BadValueError(
+                f"{self._name}.reset: env_info 'initial_steps' draws from Discrete actions, got {space}. Pass start "
+                "states of your own, as env_info 'state/<field>'."
+            )
+        most = most.to(self._device)
+        self._expect("reset: env_info", {"initial_steps": most}, Layout({"initial_steps": ((), torch.int64)}))
+        key = child_key(child_key(self._carry["env_key"], self._carry["episode"]), _SALT)
+        n_steps = (uniform(key) * (most + 1)).long()
+        played = {**self._carry, "elapsed": torch.zeros_like(n_steps)}
+        for t in range(int(n_steps.max())):  # sync: once per reset
+            played["state_key"] = child_key(key, t)
+            action = randint(played["state_key"], int(space.n)) + int(space.start)
+            moved, _, ended = self._simulation.transition(played, {"action": action})
+            for name, value in moved.items():
+                begun, before = self._carry[f"state/{name}"], played[f"state/{name}"]
+                value = torch.where(rows_of(ended, value), begun, value)
+                played[f"state/{name}"] = torch.where(rows_of(t < n_steps, value), value, before)
+        self._carry = {k: played[k] if k.startswith("state/") else v for k, v in self._carry.items()}
 
     def _expect(self, where: str, found: Tensors, layout: Layout, fix: str = "", n: int | None = None) -> None:
         rows = self._n_envs if n is None else n

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from fake_envs import counting_length, create_counting_env, create_failing_env, create_slow_env
 
 from rlstruct import BatcherStateError, WorkerError
 from rlstruct.agents import ActorCritic, ActorCriticAgent
-from rlstruct.algos import a2c
+from rlstruct.algos import A2CConfig, a2c
+from rlstruct.algos.build import create_batchers
 from rlstruct.algos.evaluation import Evaluation, Evaluator
 from rlstruct.batchers import RL_Batcher, collect_episodes
+from rlstruct.sims import make
 
 MODEL = ActorCritic(3, 2)
 SEED, N_ENVS = 2, 4
@@ -116,3 +120,22 @@ def train(n_processes: int) -> object:
 def test_a_stop_iteration_in_an_environment_ends_no_loop(call: Callable[[int], object], n_processes: int) -> None:
     with pytest.raises(WorkerError, match="StopIteration: no data left"):
         list(map(call, [n_processes] * 2))  # which a StopIteration would end as if there were nothing more to do
+
+
+def test_a_training_begins_after_random_steps_and_its_evaluation_does_not() -> None:
+    def first(initial_steps: int) -> list[torch.Tensor]:
+        config = A2CConfig(n_envs=8, n_timesteps=1, evaluation_episodes=8, evaluation_timesteps=1,
+                           evaluation_processes=0, initial_steps=initial_steps)  # fmt: skip
+        create_env = partial(make, "CartPole-v1")
+        seen = []
+        for create in create_batchers(config, ActorCriticAgent, create_env, {}, ActorCritic(4, 2), 0):
+            with create() as batcher:
+                batcher.reset()
+                batcher.execute()
+                seen.append(batcher.get()[0].trajectories["observation/frame"][:, 0])
+        return seen
+
+    (moved, evaluated), (start, same) = first(9), first(0)
+    assert start.abs().max() <= 0.05  # CartPole begins within these bounds
+    assert (moved.abs().amax(1) > 0.05).sum() >= 5
+    assert torch.equal(evaluated, same)

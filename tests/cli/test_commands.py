@@ -132,6 +132,8 @@ def test_the_network_of_a_preset_can_be_made(algorithm: str, env: str) -> None:
     task = Task(env=env, network=tuple(f"{key}={json.dumps(value)}" for key, value in preset.network.items()))
     if env == "LunarLander-v3":  # needs an extra; these are its spaces
         found: tuple[spaces.Space, spaces.Space] = spaces.Box(-2.5, 2.5, (8,)), spaces.Discrete(4)
+    elif env.startswith("ALE/"):  # likewise
+        found = spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(4)
     elif env.endswith("-v5"):  # MuJoCo, likewise
         found = spaces.Box(-math.inf, math.inf, (17,)), spaces.Box(-1.0, 1.0, (6,))
     else:

@@ -13,7 +13,7 @@ import torch
 
 from rlstruct.algos.checkpoint import read_checkpoint
 from rlstruct.cli.main import main
-from rlstruct.cli.train import _parse
+from rlstruct.cli.train import _default, _parse
 
 ROOT = pathlib.Path(__file__).parents[2]
 SMALL = ["--env-options", "max_num_frames_per_episode=200", "--n-envs", "2", "--n-timesteps", "8", "--no-progress"]
@@ -83,6 +83,43 @@ def test_pong_is_learnt_on_consoles_of_ours(
         assert "its games show stacks of pictures" in capsys.readouterr().err
 
 
+def test_four_games_need_no_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    for game in ("Pong", "Breakout", "Freeway", "MsPacman"):
+        words = ["--env", f"ALE/{game}-v5", "--simulator", "warp"]
+        for has_gpu, device in ((False, "cpu"), (True, "cuda:0")):
+            monkeypatch.setattr(torch.cuda, "is_available", lambda answer=has_gpu: answer)
+            found, (note, *devices) = _default("a2c", words, None)
+            options = _parse("a2c", words, found)
+            config = options.training
+            assert f"made for ALE/{game}-v5" in note
+            assert (config.n_envs, config.n_timesteps, config.n_minibatches, config.window) == (1200, 1, 20, 20)
+            assert config.vtrace
+            assert config.initial_steps == 100
+            assert {config.learner_device, config.batcher_device, config.evaluation_device} == {device}
+            assert len(devices) == has_gpu
+        few, _ = _default("a2c", [*words, "--n-envs", "8"], None)
+        assert few is not None
+        assert (few.training.n_minibatches, few.training.window) == (8, 8)  # each step is learnt from once
+        note = _default("a2c", words[:2], None)[1][0]  # games of gymnasium, one after the other
+        assert "made for ALE" not in note
+
+
+def test_a_preset_trains_from_the_first_random_steps_to_the_checkpoint(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("ale_py", "warp"):
+        pytest.importorskip(package, reason="needs the extras warp and atari")
+    monkeypatch.chdir(tmp_path)
+    words = ["--env", "ALE/Breakout-v5", "--simulator", "warp", "--env-options", "time_limit=8", "--n-envs", "3"]
+    words += ["--n-env-steps", "18", "--initial-steps", "5", "--evaluation-episodes", "2", "--no-progress"]
+    assert main(["train", "a2c", *words]) == 0
+    (run,) = pathlib.Path("runs").iterdir()
+    checkpoint = read_checkpoint(run / "checkpoint.pt")
+    assert checkpoint["policy_version"] == 4  # of 6 batches the first 2 fill the window
+    (collector,) = checkpoint["training"]["batcher"]["collectors"]
+    assert collector["environment"]["carry/episode"].tolist() == [0, 0, 0]
+
+
 def test_a_console_of_ours_is_filmed(tmp_path: pathlib.Path) -> None:
     for package in ("ale_py", "warp", "PIL"):
         pytest.importorskip(package, reason="needs the extras warp, atari and train")
@@ -113,7 +150,8 @@ def test_the_commands_of_the_documentation_are_understood() -> None:
         options = _parse(algorithm, shlex.split(words), None)
         on_cpu = algorithm == "ppo"
         assert options.environment.env == ("ALE/Freeway-v5" if on_cpu else "ALE/Pong-v5")
-        assert options.training.learner_device == ("cpu" if on_cpu else "cuda:0")
+        is_preset = algorithm == "a2c" and "warp" in words
+        assert options.training.learner_device == ("cpu" if on_cpu or is_preset else "cuda:0")
 
 
 def test_without_the_extra_atari_it_is_named(

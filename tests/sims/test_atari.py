@@ -125,6 +125,29 @@ def test_sticky_consoles_of_many_seeds_stay_where_ales_are(n_seeds: int, n_steps
     assert 0.18 < kept / plan.numel() < 0.29  # a quarter, less where the kept action was the wanted one
 
 
+def test_random_steps_take_many_games_to_different_places() -> None:
+    def places(n_envs: int, seed: int, most: int) -> list[bytes]:
+        env = Atari("Pong", n_envs, seed=seed, stack=1)
+        env.reset(DictTensor({"initial_steps": torch.full((n_envs,), most)}))
+        return [bytes(row) for row in env.get_state().ram.numpy()]
+
+    many = places(64, 0, 12)
+    assert len(set(places(64, 0, 0))) == 25
+    assert len(set(many)) > 55  # of a game that takes none or one step, a neighbour may do the same
+    assert places(3, 7, 12) == many[7:10]
+
+
+def test_a_game_in_ale_goes_into_many_rows() -> None:
+    ale = open_ale("pong", 0)
+    for _ in range(70):
+        ale.act(3)
+    env = Atari("Pong", 5, stack=1)
+    env.reset()
+    env.set_state(range(1, 5), env.state_of([ale]))
+    equal = [bool((row[:128].numpy() == ale.getRAM()).all()) for row in env.get_state().ram]
+    assert equal == [False, True, True, True, True]
+
+
 def test_a_game_begins_after_one_to_thirty_frames_of_nothing() -> None:
     env = Atari("Seaquest", 200, seed=1, size=None, stack=1)
     seen, _ = env.reset()

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from rlstruct.core import DictTensor
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional.random import child_key, randint, uniform
-from rlstruct.sims import CartPole, CartPoleState, TensorEnv, make
+from rlstruct.sims import CartPole, CartPoleState, Pendulum, TensorEnv, make
 from rlstruct.testing import check_vec_env, forbid_host_sync
 
 
@@ -167,6 +167,39 @@ def test_states_go_out_and_come_back() -> None:
     assert running.all()
     state.value.fill_(-7)  # the simulation keeps copies
     assert env.get_state().value.tolist() == current["frame"].tolist()
+
+
+def test_one_state_goes_into_many_environments() -> None:
+    env = started(Counter(4))
+    current, _ = env.set_state([3, 0, 1], Count(torch.tensor([20])))
+    assert current["frame"][[3, 0, 1]].tolist() == [20, 20, 20]
+    (reached, _), _ = env.step(act(1, 0, 0, 1))
+    assert reached["frame"][[3, 0, 1]].tolist() == [21, 21, 20]  # each goes its own way from there
+
+
+def test_episodes_begin_after_random_actions_that_no_other_environment_changes() -> None:
+    def begin(n_envs: int, **settings: Any) -> tuple[TensorEnv, DictTensor]:
+        env = Counter(n_envs, **settings)
+        return env, env.reset(given(n_envs))[0]
+
+    def given(n_envs: int) -> DictTensor:
+        return DictTensor({"state/value": torch.full((n_envs,), 20), "initial_steps": torch.full((n_envs,), 8)})
+
+    env, first = begin(200, time_limit=2)
+    assert set(first["frame"].tolist()) == {20, 21, 22, 23}  # 24 ends an episode, which starts over
+    assert first["initial_state"].all()
+    assert not first["reward"].any()
+    assert torch.equal(env.get_state().value, first["frame"])
+    assert torch.equal(begin(50, seed=50)[1]["frame"], first["frame"][50:100])
+    assert torch.equal(begin(200, auto_reset=False)[1]["frame"], first["frame"])
+    (reached, _), _ = env.step(act(*[0] * 200))
+    assert not reached["done"].any()  # the clock of the episode begins now
+    again, _ = env.reset(given(200))
+    assert not torch.equal(again["frame"], first["frame"])
+    plain, _ = env.reset(given(200).truncate_key("state/").prepend_key("state/"))
+    assert plain["frame"].eq(20).all()
+    none, _ = env.reset(DictTensor({**dict(given(200).items()), "initial_steps": torch.zeros(200, dtype=torch.int64)}))
+    assert none["frame"].eq(20).all()
 
 
 def test_set_state_wakes_an_idle_environment_and_restarts_its_clock() -> None:
@@ -345,6 +378,10 @@ def test_errors_name_the_place_and_the_mend() -> None:
         env.step(DictTensor({"move": torch.zeros(2, dtype=torch.int64)}))
     with pytest.raises(ShapeMismatchError, match=r"field 'value'.*expected \[1\]"):
         env.set_state([0], Count(torch.tensor([1, 2])))
+    with pytest.raises(ShapeMismatchError, match=r"'initial_steps' is \[2\] torch.float32.*torch.int64"):
+        env.reset(DictTensor({"initial_steps": torch.zeros(2)}))
+    with pytest.raises(ValueError, match="'initial_steps' draws from Discrete actions, got Box"):
+        Pendulum(1).reset(DictTensor({"initial_steps": torch.ones(1, dtype=torch.int64)}))
     with pytest.raises(KeyError, match=r"'state/' 'wings' is .*expected no such key.*expected are \['value'\]"):
         env.reset(DictTensor({"state/wings": torch.zeros(2)}))
     with pytest.raises(TypeError, match="expected a frozen dataclass"):
