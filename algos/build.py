@@ -132,6 +132,7 @@ def create_batchers(
         )
 
     sharing: dict[str, Any] = {"sharing": config.sharing, "thread_percentage": config.thread_percentage}
+    first = config.initial_steps
     collecting = partial(
         create,
         config.n_timesteps,
@@ -140,7 +141,7 @@ def create_batchers(
         config.n_envs,
         own_seed,
         n_processes=config.n_processes,
-        env_info=DictTensor({"initial_steps": torch.tensor([config.initial_steps])} if config.initial_steps else {}),
+        env_info=DictTensor({"initial_steps": torch.tensor([first], device="cpu")} if first else {}),
         compile_agent=config.compile_agent,
         **(sharing if config.workers_share() or config.sharing == "none" else {}),  # else only learners share
         cluster=config.cluster,
