@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
-import itertools
-import json
 import re
 import shlex
 import textwrap
@@ -18,20 +15,17 @@ import torch
 import tyro
 
 from rlstruct.algos import ALGORITHMS
-from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.config import TrainingConfig, check_resumed, load_config
 from rlstruct.algos.launch import launched_rank, share_gpus
-from rlstruct.algos.ppo import PPOConfig
-from rlstruct.algos.presets import PRESETS
 from rlstruct.algos.result import TrainingResult
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.cli.agents import AgentChoice, choose, with_stacks
-from rlstruct.cli.complaint import UserError, check_device, nearest, number, refused, require, say
-from rlstruct.cli.environments import Factory, Task, find, is_image, spaces_of
+from rlstruct.cli.complaint import UserError, check_device, number, refused, require, say
+from rlstruct.cli.environments import Factory, Task, find, spaces_of
+from rlstruct.cli.presets import peek, settings_for
 from rlstruct.cli.record import RunRecord, algorithm_of, load, load_trained, versions
 from rlstruct.errors import BadValueError, LearnerError, WorkerError
 
-_IMAGES = "Breakout-MinAtar"  # its settings are those for environments with images that have none
 _LEARNERS = re.compile("^--learners(?==|$)")
 Config = TypeVar("Config", bound=TrainingConfig)
 
@@ -127,7 +121,7 @@ def run(arguments: Sequence[str]) -> None:
 
 def _read(arguments: Sequence[str]) -> tuple[str, Training[Any], Path | None, list[str]]:
     """Return the algorithm, its settings, the run to go on with, and what to say about them."""
-    given, words = _peek([_LEARNERS.sub("--n-learners", word) for word in arguments], "resume", "config")
+    given, words = peek([_LEARNERS.sub("--n-learners", word) for word in arguments], "resume", "config")
     if None not in given.values():
         raise UserError("--resume goes on with a run, --config begins another one like it: give one of them.")
     for option, value in given.items():
@@ -137,7 +131,8 @@ def _read(arguments: Sequence[str]) -> tuple[str, Training[Any], Path | None, li
     folder = None if stored is None else Path(stored.removesuffix("config.json"))
     template = None if folder is None else load(folder)
     algorithm = _algorithm(words, template)
-    default, notes = _default(algorithm, words, template)
+    begun, notes = settings_for(algorithm, words, template)
+    default = None if begun is None else Training(environment=begun[0], training=begun[1])
     options = _parse(algorithm, words, default)
     if given["resume"] and template and options.environment != template.task:
         raise UserError(f"--resume goes on in {template.task.env} as it was. To change it begin anew, see --config.")
@@ -273,19 +268,6 @@ def _shown(output: Output) -> dict[str, Any]:
     return {"progress": output.progress, "loggers": output.loggers}
 
 
-def _peek(words: Sequence[str], *options: str) -> tuple[dict[str, str | None], list[str]]:
-    """Read options that must be known before the parser begins.
-
-    Returns:
-        Option to its value, empty if it has none, None where it is not given; and the other words.
-    """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for option in options:
-        parser.add_argument(*{f"--{option}", f"--{option.replace('-', '_')}"}, dest=option, nargs="?", const="")
-    found, others = parser.parse_known_args(words)
-    return vars(found), others
-
-
 def _algorithm(words: list[str], template: RunRecord | None) -> str:
     """Take the algorithm from the command line, or from the run that is to be repeated."""
     if words and not words[0].startswith("-"):
@@ -322,71 +304,6 @@ def _plain(word: str, before: str) -> str:
     if is_text or not re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d{1,2}", number) or not float(number).is_integer():
         return word
     return f"{option}{equals}{int(float(number))}"
-
-
-def _default(algorithm: str, words: list[str], template: RunRecord | None) -> tuple[Training[Any] | None, list[str]]:
-    """Return what the command line begins with, None for the defaults of the algorithm, and what to say about it."""
-    given, _ = _peek(words, "env", "preset", "simulator")
-    env, chosen = given["env"], given["preset"]
-    if template is not None:
-        if chosen is not None:
-            raise UserError("--preset begins with other settings than the run's: leave it out.")
-        config, notes = _with_fitting_parts(template.config, words)
-        return Training(environment=template.task, training=config), notes
-    names = [name for kind, name in PRESETS if kind == algorithm]
-    if chosen and chosen not in (*names, "none"):
-        known = ", ".join([*names, "none"])
-        raise UserError(f"--preset {chosen}: {algorithm} has only {known}.{nearest(chosen, names)}")
-    name = chosen or env
-    on_consoles = name is not None and name.startswith("ALE/")  # a thousand of them, on the device of the network
-    if not env or name not in names or (on_consoles and not chosen and given["simulator"] != "warp"):
-        others = f" (--preset takes those for {', '.join(names)})" if names else ""
-        if env and (algorithm, _IMAGES) in PRESETS and not chosen and _shows_images(env, words):
-            config = PRESETS[algorithm, _IMAGES].config
-            # A greedy player that has learned little may never end an episode of another game.
-            config = replace(config, target_return=None, evaluation_stochastic=type(config).evaluation_stochastic)
-            config, notes = _with_fitting_parts(config, words)
-            notes = [f"settings: those for {_IMAGES}, which shows images, too{others}", *notes]
-            return Training(environment=Task(env=env), training=config), notes
-        made_for = "" if algorithm in ("alphazero", "sac") else ", made for CartPole-v1"
-        return None, [f"settings: the defaults{made_for}{others}"]
-    preset = PRESETS[algorithm, name]
-    network = tuple(f"{key}={json.dumps(value)}" for key, value in preset.network.items())
-    config, notes = _with_fitting_parts(preset.config, words)
-    how = "made" if on_consoles else "tuned"
-    tuned = f"settings: {how} for {name}, except those you set (--preset none for the defaults)"
-    if on_consoles and torch.cuda.is_available():
-        gpu = "cuda:0"
-        config = replace(config, learner_device=gpu, batcher_device=gpu, evaluation_device=gpu)
-        notes = [f"learner, games and evaluations are on {gpu}, except those for which you name a device", *notes]
-    return Training(environment=Task(env=env, network=network), training=config), [tuned, *notes]
-
-
-def _shows_images(env: str, words: list[str]) -> bool:
-    """Return True if an environment shows images; those of Atari are not made for it."""
-    at = words.index("--env-options") + 1 if "--env-options" in words else len(words)
-    options = tuple(itertools.takewhile(lambda word: not word.startswith("--"), words[at:]))
-    simulator: Any = _peek(words, "simulator")[0]["simulator"]
-    task = Task(env=env, env_options=options, simulator=simulator)
-    return env.startswith("ALE/") or is_image(spaces_of(find(task, auto_reset=True))[0])
-
-
-def _with_fitting_parts(config: TrainingConfig, words: list[str]) -> tuple[TrainingConfig, list[str]]:
-    """Let stored or tuned settings ask for no more minibatches of whole environments than the command line has."""
-    if not isinstance(config, A2CConfig) and not (isinstance(config, PPOConfig) and "--recurrent" in words):
-        return config, []
-    given, _ = _peek(words, "n-envs", "n-processes", "n-minibatches")
-    n_envs, n_processes = (
-        int(word) if (word := given[option] or "").isdecimal() else known
-        for option, known in (("n-envs", config.n_envs), ("n-processes", config.n_processes))
-    )
-    n = max(1, min(config.n_minibatches, n_envs * max(1, n_processes)))
-    if n == config.n_minibatches:
-        return config, []
-    note = f"n_minibatches: {n} in place of {config.n_minibatches}, one for each environment"
-    if isinstance(config, A2CConfig) and config.window == config.n_minibatches:  # each step is learnt from once
-        config = replace(config, n_minibatches=n, window=n)
-    return replace(config, n_minibatches=n), [] if given["n-minibatches"] else [note]
 
 
 def _tell(result: TrainingResult, target: float | None, folder: RunFolder) -> None:

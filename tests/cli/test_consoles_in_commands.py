@@ -13,7 +13,8 @@ import torch
 
 from rlstruct.algos.checkpoint import read_checkpoint
 from rlstruct.cli.main import main
-from rlstruct.cli.train import _default, _parse
+from rlstruct.cli.presets import settings_for
+from rlstruct.cli.train import _parse
 
 ROOT = pathlib.Path(__file__).parents[2]
 SMALL = ["--env-options", "max_num_frames_per_episode=200", "--n-envs", "2", "--n-timesteps", "8", "--no-progress"]
@@ -88,19 +89,19 @@ def test_four_games_need_no_options(monkeypatch: pytest.MonkeyPatch) -> None:
         words = ["--env", f"ALE/{game}-v5", "--simulator", "warp"]
         for has_gpu, device in ((False, "cpu"), (True, "cuda:0")):
             monkeypatch.setattr(torch.cuda, "is_available", lambda answer=has_gpu: answer)
-            found, (note, *devices) = _default("a2c", words, None)
-            options = _parse("a2c", words, found)
-            config = options.training
+            begun, (note, *devices) = settings_for("a2c", words, None)
+            assert begun is not None
+            config = begun[1]
             assert f"made for ALE/{game}-v5" in note
             assert (config.n_envs, config.n_timesteps, config.n_minibatches, config.window) == (1200, 1, 20, 20)
             assert config.vtrace
             assert config.initial_steps == 100
             assert {config.learner_device, config.batcher_device, config.evaluation_device} == {device}
             assert len(devices) == has_gpu
-        few, _ = _default("a2c", [*words, "--n-envs", "8"], None)
+        few, _ = settings_for("a2c", [*words, "--n-envs", "8"], None)
         assert few is not None
-        assert (few.training.n_minibatches, few.training.window) == (8, 8)  # each step is learnt from once
-        note = _default("a2c", words[:2], None)[1][0]  # games of gymnasium, one after the other
+        assert (few[1].n_minibatches, few[1].window) == (8, 8)  # each step is learnt from once
+        note = settings_for("a2c", words[:2], None)[1][0]  # games of gymnasium, one after the other
         assert "made for ALE" not in note
 
 

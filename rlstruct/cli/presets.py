@@ -1,0 +1,105 @@
+"""Settings with which the command line of `rlstruct train` begins: those of a preset, or of a run."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from rlstruct.algos.a2c import A2CConfig
+from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.ppo import PPOConfig
+from rlstruct.algos.presets import PRESETS
+from rlstruct.cli.complaint import UserError, nearest
+from rlstruct.cli.environments import Task, find, is_image, spaces_of
+from rlstruct.cli.record import RunRecord
+
+_IMAGES = "Breakout-MinAtar"  # its settings are those for environments with images that have none
+
+
+def settings_for(
+    algorithm: str, words: list[str], template: RunRecord | None
+) -> tuple[tuple[Task, TrainingConfig] | None, list[str]]:
+    """Return environment and settings that a command line begins with, and what to say about them.
+
+    They are those of a run, if there is a template, or of a preset; None for the defaults of the algorithm.
+    """
+    given, _ = peek(words, "env", "preset", "simulator")
+    env, chosen = given["env"], given["preset"]
+    if template is not None:
+        if chosen is not None:
+            raise UserError("--preset begins with other settings than the run's: leave it out.")
+        config, notes = _with_fitting_parts(template.config, words)
+        return (template.task, config), notes
+    names = [name for kind, name in PRESETS if kind == algorithm]
+    if chosen and chosen not in (*names, "none"):
+        known = ", ".join([*names, "none"])
+        raise UserError(f"--preset {chosen}: {algorithm} has only {known}.{nearest(chosen, names)}")
+    name = chosen or env
+    on_consoles = name is not None and name.startswith("ALE/")  # a thousand of them, on the device of the network
+    if not env or name not in names or (on_consoles and not chosen and given["simulator"] != "warp"):
+        others = f" (--preset takes those for {', '.join(names)})" if names else ""
+        if env and (algorithm, _IMAGES) in PRESETS and not chosen and _shows_images(env, words):
+            config = PRESETS[algorithm, _IMAGES].config
+            # A greedy player that has learned little may never end an episode of another game.
+            config = replace(config, target_return=None, evaluation_stochastic=type(config).evaluation_stochastic)
+            config, notes = _with_fitting_parts(config, words)
+            notes = [f"settings: those for {_IMAGES}, which shows images, too{others}", *notes]
+            return (Task(env=env), config), notes
+        made_for = "" if algorithm in ("alphazero", "sac") else ", made for CartPole-v1"
+        return None, [f"settings: the defaults{made_for}{others}"]
+    preset = PRESETS[algorithm, name]
+    network = tuple(f"{key}={json.dumps(value)}" for key, value in preset.network.items())
+    config, notes = _with_fitting_parts(preset.config, words)
+    how = "made" if on_consoles else "tuned"
+    tuned = f"settings: {how} for {name}, except those you set (--preset none for the defaults)"
+    if on_consoles and torch.cuda.is_available():
+        gpu = "cuda:0"
+        config = replace(config, learner_device=gpu, batcher_device=gpu, evaluation_device=gpu)
+        notes = [f"learner, games and evaluations are on {gpu}, except those for which you name a device", *notes]
+    return (Task(env=env, network=network), config), [tuned, *notes]
+
+
+def _shows_images(env: str, words: list[str]) -> bool:
+    """Return True if an environment shows images; those of Atari are not made for it."""
+    at = words.index("--env-options") + 1 if "--env-options" in words else len(words)
+    options = tuple(itertools.takewhile(lambda word: not word.startswith("--"), words[at:]))
+    simulator: Any = peek(words, "simulator")[0]["simulator"]
+    task = Task(env=env, env_options=options, simulator=simulator)
+    return env.startswith("ALE/") or is_image(spaces_of(find(task, auto_reset=True))[0])
+
+
+def _with_fitting_parts(config: TrainingConfig, words: list[str]) -> tuple[TrainingConfig, list[str]]:
+    """Let stored or tuned settings ask for no more minibatches of whole environments than the command line has."""
+    if not isinstance(config, A2CConfig) and not (isinstance(config, PPOConfig) and "--recurrent" in words):
+        return config, []
+    given, _ = peek(words, "n-envs", "n-processes", "n-minibatches")
+    n_envs, n_processes = (
+        int(word) if (word := given[option] or "").isdecimal() else known
+        for option, known in (("n-envs", config.n_envs), ("n-processes", config.n_processes))
+    )
+    n = max(1, min(config.n_minibatches, n_envs * max(1, n_processes)))
+    if n == config.n_minibatches:
+        return config, []
+    note = f"n_minibatches: {n} in place of {config.n_minibatches}, one for each environment"
+    if isinstance(config, A2CConfig) and config.window == config.n_minibatches:  # each step is learnt from once
+        config = replace(config, n_minibatches=n, window=n)
+    return replace(config, n_minibatches=n), [] if given["n-minibatches"] else [note]
+
+
+def peek(words: Sequence[str], *options: str) -> tuple[dict[str, str | None], list[str]]:
+    """Read options that must be known before the parser begins.
+
+    Returns:
+        Option to its value, empty if it has none, None where it is not given; and the other words.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in options:
+        parser.add_argument(*{f"--{option}", f"--{option.replace('-', '_')}"}, dest=option, nargs="?", const="")
+    found, others = parser.parse_known_args(words)
+    return vars(found), others
