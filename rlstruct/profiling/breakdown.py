@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,56 +23,47 @@ _REGION_BY_ACTIVITY = _HOST_REGION + len(REGIONS) * (np.arange(16) >> 3)
 
 @dataclass
 class Row:
-    """An operation of a process in a phase."""
+    """An operation of a process in a phase. Sums of a kind of slice stand under `SWITCHING`, `PLAIN` and `WATCHED`."""
 
     phase: str  # its name
     path: tuple[str, ...]  # names of the operations around it, then its own; empty outside of all operations
     count: int = 0  # number of entries
-    # By region of `REGIONS`, first while the GPU is idle, then while it is busy. Plain slices do not tell regions
-    # apart; their time is split in the proportions of the watched time.  [8] float64
-    seconds: Floats = field(default_factory=lambda: np.zeros(N_REGIONS))
-    # The part of it spent on measuring and on switching between slices.  [8] float64
-    overhead: Floats = field(default_factory=lambda: np.zeros(N_REGIONS))
-    # Number of times the CPU went from one region to another, extrapolated from watched slices.  [4, 4] float64
-    transitions: Floats = field(default_factory=lambda: np.zeros((len(REGIONS), len(REGIONS))))
+    # Seconds by region of `REGIONS`, first while the GPU is idle, then while it is busy. Plain slices do not tell
+    # regions apart.  [3, 8] float64
+    measured: Floats = field(default_factory=lambda: np.zeros((N_KINDS, N_REGIONS)))
+    paid: Floats = field(default_factory=lambda: np.zeros((N_KINDS, N_REGIONS)))  # of these on measuring.  [3, 8]
+    waited: float = 0.0  # seconds by which measuring prolonged it, if it is a wait; see `delays_of`
+    pieces: Floats = field(default_factory=lambda: np.zeros(N_KINDS))  # number into which others cut it.  [3] float64
+    moves: Floats = field(default_factory=lambda: np.zeros((len(REGIONS), len(REGIONS))))  # in watched slices.  [4, 4]
     # Mean seconds of an entry, nested operations included, in up to ten stretches of each window.
     per_entry: list[float] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> Floats:
+        """Seconds by region; those of plain slices are split like the corrected ones of watched slices.  [8] float64"""
+        return self._by_region(self.measured)
+
+    @property
+    def overhead(self) -> Floats:
+        """The part of these spent on measuring and on switching between slices.  [8] float64."""
+        return self._by_region(self.paid) + self.waited * np.eye(N_REGIONS)[0]
 
     @property
     def corrected(self) -> Floats:
         """Seconds by region without the cost of measuring.  [8] float64."""
         return correct(self.seconds, self.overhead)
 
+    @property
+    def transitions(self) -> Floats:
+        """Number of times the CPU went from one region to another, extrapolated from watched slices.  [4, 4] float64"""
+        counted = self.pieces[[PLAIN, WATCHED]]
+        return self.moves * (counted.sum() / counted[1] if counted[1] else 0.0)
 
-@dataclass
-class _Sums:
-    """Sums of an operation before they become a `Row`; the first axis is the kind of the slice."""
-
-    count: int
-    seconds: Floats  # by region.  [3, 8] float64
-    paid: Floats  # seconds spent on measuring.  [3, 8] float64
-    waited: float  # seconds by which measuring prolonged it, if it is a wait; see `delays_of`
-    pieces: Floats  # number of pieces into which other operations and slices cut it.  [3] float64
-    transitions: Floats
-    per_entry: list[float]
-
-    def add(self, other: _Sums) -> None:
-        """Add another window."""
-        for name in self.__dataclass_fields__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-
-    def row(self, phase: str, path: tuple[str, ...]) -> Row:
-        """Return the row, with the seconds of plain slices split as the corrected ones of watched slices."""
-        clean = correct(self.seconds[WATCHED], self.paid[WATCHED])
+    def _by_region(self, sums: Floats) -> Floats:
+        clean = correct(self.measured[WATCHED], self.paid[WATCHED])
         if not clean.sum():  # never watched
-            clean = np.eye(N_REGIONS)[REGIONS.index("simulator") if path[-1:] == (SIMULATOR,) else 0]
-        shares = clean / clean.sum()
-        overhead = self.paid[WATCHED] + self.paid[SWITCHING] + self.paid[PLAIN].sum() * shares
-        overhead[0] += self.waited
-        pieces = self.pieces[WATCHED]
-        transitions = self.transitions * (self.pieces.sum() / pieces if pieces else 0.0)
-        seconds = self.seconds[WATCHED] + self.seconds[SWITCHING] + self.seconds[PLAIN].sum() * shares
-        return Row(phase, path, self.count, seconds, overhead, transitions, self.per_entry)
+            clean = np.eye(N_REGIONS)[REGIONS.index("simulator") if self.path[-1:] == (SIMULATOR,) else 0]
+        return sums[WATCHED] + sums[SWITCHING] + sums[PLAIN].sum() * clean / clean.sum()
 
 
 @dataclass
@@ -81,12 +72,20 @@ class Process:
 
     name: str  # ``main``, ``rlstruct-worker-0``, …
     pid: int
-    seconds: float  # recorded
-    watched: float  # seconds of these in which torch's operators were recorded too
     n_windows: int
     lifetime: float  # seconds from the beginning of the profile to the end of its last window
     prices: Prices  # of noting one event
     rows: list[Row]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds recorded."""
+        return float(sum(row.measured.sum() for row in self.rows))
+
+    @property
+    def watched(self) -> float:
+        """Seconds of these in which torch's operators were recorded too."""
+        return float(sum(row.measured[WATCHED].sum() for row in self.rows))
 
     @property
     def kind(self) -> str:
@@ -124,24 +123,17 @@ def break_down(recordings: Sequence[Recording], prices: Mapping[int, Prices] | N
     prices = prices or prices_of(recordings)
     payments = [payments_of(recording, prices[recording.pid]) for recording in recordings]
     delays = delays_of(recordings, payments)
-    sums: dict[int, dict[tuple[str, tuple[str, ...]], _Sums]] = {pid: {} for pid in windows_by_pid}
+    rows: dict[int, dict[tuple[str, tuple[str, ...]], Row]] = {pid: {} for pid in windows_by_pid}
     for recording, paid, longer in zip(recordings, payments, delays, strict=True):
-        known = sums[recording.pid]
-        for key, found in _window(recording, paid, longer):
-            if key in known:
-                known[key].add(found)
-            else:
-                known[key] = found
+        _add_window(rows[recording.pid], recording, paid, longer)
     return [
         Process(
             name=windows[0].process,
             pid=pid,
-            seconds=float(sum(one.seconds.sum() for one in sums[pid].values())),
-            watched=float(sum(one.seconds[WATCHED].sum() for one in sums[pid].values())),
             n_windows=len(windows),
             lifetime=1e-9 * max(one.ended - one.origin for one in windows),
             prices=prices[pid],
-            rows=[one.row(*key) for key, one in sums[pid].items()],
+            rows=list(rows[pid].values()),
         )
         for pid, windows in windows_by_pid.items()
     ]
@@ -166,44 +158,43 @@ def segments_of(recording: Recording) -> Segments:
     return sweep(np.concatenate(starts), np.concatenate(ends), category, within, labels)
 
 
-def _window(
-    recording: Recording, payments: tuple[Times, Floats], delays: tuple[Integers, Floats]
-) -> Iterator[tuple[tuple[str, tuple[str, ...]], _Sums]]:
-    """Yield the operations of one window, by phase and path."""
+def _add_window(
+    rows: dict[tuple[str, tuple[str, ...]], Row],
+    recording: Recording,
+    payments: tuple[Times, Floats],
+    delays: tuple[Integers, Floats],
+) -> None:
+    """Add the operations of a window to rows by phase and path."""
     segments, width, k = segments_of(recording), len(recording.paths) + 1, len(REGIONS)
     region, label = _REGION_BY_ACTIVITY[segments.active], np.maximum(segments.label, 0)
     n = len(recording.phase_names) * width
-    by_kind = n, N_KINDS, N_REGIONS
+    shape = n, N_KINDS, N_REGIONS
     keys = label * N_REGIONS + region
-    seconds = 1e-9 * totals(keys, segments.lengths, n * N_KINDS * N_REGIONS).reshape(by_kind)
+    measured = 1e-9 * totals(keys, segments.lengths, n * N_KINDS * N_REGIONS).reshape(shape)
     # The cost of an event belongs to the segment before it.
-    paid = totals(keys[segments.at(payments[0])], payments[1], n * N_KINDS * N_REGIONS).reshape(by_kind)
+    paid = totals(keys[segments.at(payments[0])], payments[1], n * N_KINDS * N_REGIONS).reshape(shape)
     cpu, operations = region % k, label // N_KINDS
     changed = np.flatnonzero((np.diff(cpu) != 0) & (label[1:] % N_KINDS == WATCHED)) + 1
     moves = totals((operations[changed] * k + cpu[changed - 1]) * k + cpu[changed], np.ones(len(changed)), n * k * k)
     new = np.diff(label, prepend=-1) != 0
-    pieces = totals(label[new], np.ones(int(new.sum())), n * N_KINDS).reshape(-1, N_KINDS)
-    pieces[:, SWITCHING] = 0.0
+    pieces = totals(label[new], np.ones(int(new.sum())), n * N_KINDS)
     starts, ends, path = recording.spans.starts, recording.spans.ends, recording.spans.path
     span_keys = np.maximum(lookup(recording.phases, starts), 0) * width + path + 1
     longer = totals(span_keys[delays[0]], delays[1], n)
     whole = _whole(recording)
     for one in map(int, np.unique(np.concatenate([operations, span_keys]))):
+        key = recording.phase_names[one // width], recording.paths[one % width - 1] if one % width else ()
+        row = rows.setdefault(key, Row(*key))
         entries = np.flatnonzero(span_keys == one)
         chosen = entries[whole[entries]] if whole[entries].sum() >= N_BLOCKS else entries
         lengths = 1e-9 * (ends[chosen] - starts[chosen])
-        yield (
-            (recording.phase_names[one // width], recording.paths[one % width - 1] if one % width else ()),
-            _Sums(
-                count=len(entries),
-                seconds=seconds[one],
-                paid=paid[one],
-                waited=float(longer[one]),
-                pieces=pieces[one],
-                transitions=moves.reshape(-1, k, k)[one],
-                per_entry=[float(part.mean()) for part in np.array_split(lengths, N_BLOCKS) if len(part)],
-            ),
-        )
+        row.count += len(entries)
+        row.measured += measured[one]
+        row.paid += paid[one]
+        row.waited += float(longer[one])
+        row.pieces += pieces.reshape(-1, N_KINDS)[one]
+        row.moves += moves.reshape(-1, k, k)[one]
+        row.per_entry += [float(part.mean()) for part in np.array_split(lengths, N_BLOCKS) if len(part)]
 
 
 def _whole(recording: Recording) -> NDArray[np.bool_]:

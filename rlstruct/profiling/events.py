@@ -14,10 +14,8 @@ from rlstruct.errors import MissingFileError
 from rlstruct.profiling.overlap import Integers, Times, flatten
 
 # Categories of Kineto's events, see `libkineto/include/ActivityType.h`.
-OPERATORS = {"cpu_op"}
-ANNOTATIONS = {"user_annotation"}
-CUDA_API = {"cuda_runtime", "cuda_driver"}
-DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
+_HOST_KINDS = {"cpu_op": 0, "cuda_runtime": 1, "cuda_driver": 1, "user_annotation": 2}
+_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
 # Kinds of slices of a window: torch's operators are recorded (watched), not recorded (plain), or being switched.
 N_KINDS = 3
 SWITCHING, PLAIN, WATCHED = range(N_KINDS)
@@ -183,11 +181,10 @@ def read_kineto(trace: dict[str, Any], unix: int) -> tuple[HostEvents, DeviceEve
         start = base + round(1000 * event["ts"])
         end = start + round(1000 * event["dur"])
         args = event.get("args", {})
-        if category in OPERATORS or category in ANNOTATIONS or category in CUDA_API:
-            kind = 0 if category in OPERATORS else 1 if category in CUDA_API else 2
+        if (kind := _HOST_KINDS.get(category)) is not None:
             host.append((start, end, kind, int(args.get("correlation", -1))))
             host_names.append(event["name"])
-        elif category in DEVICE:
+        elif category in _DEVICE:
             blocks = int(np.prod(args["grid"])) if "grid" in args else 0
             where = int(args.get("device", 0)), int(args.get("stream", 0)), int(args.get("correlation", -1))
             device.append((start, end, *where, blocks, int(args.get("graph node id", 0))))

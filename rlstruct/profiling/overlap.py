@@ -97,14 +97,29 @@ def flatten(starts: Times, ends: Times) -> tuple[Times, Integers]:
     return times, index
 
 
+def union(starts: Times, ends: Times) -> tuple[Times, Times]:
+    """Merge intervals [K] ns into disjoint ones, which rise: their starts and ends, [M] each."""
+    order = np.argsort(starts, kind="stable")
+    starts, reach = starts[order], np.maximum.accumulate(ends[order])
+    first = np.ones(len(starts), dtype=bool)
+    first[1:] = starts[1:] > reach[:-1]
+    return starts[first], reach[np.roll(first, -1)]
+
+
 def union_length(starts: Times, ends: Times) -> int:
     """Return the time in which at least one interval is active, ns."""
-    if not len(starts):
-        return 0
-    within = int(starts.min()), int(ends.max())
-    nothing = np.zeros(0, dtype=np.int64)
-    segments = sweep(starts, ends, np.zeros(len(starts), dtype=np.int64), within, (nothing, nothing))
-    return int(segments.lengths[segments.active > 0].sum())
+    starts, ends = union(starts, ends)
+    return int((ends - starts).sum())
+
+
+def active_before(merged: tuple[Times, Times], times: Times) -> Times:
+    """Return for how long before each moment [K] one of the intervals of a `union` was active.  [K] int64, ns."""
+    starts, ends = merged
+    n_begun = np.searchsorted(starts, times, side="right")
+    whole = np.append(0, np.cumsum(ends - starts))[n_begun]
+    newest = np.append(ends, np.iinfo(np.int64).min // 2)[n_begun - 1]
+    rest: Times = whole - np.maximum(0, newest - times)
+    return rest
 
 
 def totals(keys: Integers, values: NDArray[Any], n: int) -> Floats:

@@ -46,22 +46,22 @@ class Report:
         """List the recorded time, the cost of measuring, and the uncertainties."""
         main = main_process(self.processes)
         prices, taken = main.prices, main.seconds - main.corrected
+        noting = f"{1e6 * prices.operation:.2f} us an operation"
+        if prices.event is not None:
+            noting += f", {1e6 * max(0.0, prices.event):.2f} us an operator of torch"
         lines = [
             f"Recorded {main.seconds:.2f} s of {main.lifetime:.2f} s in {main.n_windows} window(s). What lies between "
             "windows was not recorded: a long run is sampled where the training begins, and at 0, 3, 9, 27, … times "
             "the length of a window.",
             f"Torch's operators were recorded in {main.watched:.2f} s of that, in slices; the rest is split alike.",
+            f"Measuring took {taken:.2f} s ({noting}), subtracted from all numbers above.",
         ]
-        noting = f"{1e6 * prices.operation:.2f} us an operation"
         if prices.event is None:
-            return [
-                *lines,
-                f"Measuring took {taken:.2f} s ({noting}), subtracted from all numbers above. The cost of recording "
-                "torch's operators is not: too few slices without them were recorded to compare with.",
-            ]
-        noting += f", {1e6 * max(0.0, prices.event):.2f} us an operator of torch"
-        lines.append(f"Measuring took {taken:.2f} s ({noting}), subtracted from all numbers above.")
-        if prices.event < 0.0:
+            lines[-1] += (
+                " The cost of recording torch's operators is not: too few slices without them were recorded to "
+                "compare with."
+            )
+        elif prices.event < 0.0:
             lines.append(
                 "The cost of an operator came out negative and counts as 0: record for longer (window) to get more "
                 "repetitions."
@@ -75,10 +75,16 @@ class Report:
             "regions": [*REGIONS, *(f"{name} with a busy GPU" for name in REGIONS)],
             "processes": [
                 {
-                    **{"name": one.name, "pid": one.pid, "seconds": one.seconds, "corrected": one.corrected},
-                    **{"windows": one.n_windows, "lifetime": one.lifetime},
-                    **{"watched": one.watched, "operation_cost": one.prices.operation},
-                    **{"operator_cost": one.prices.event, "rows": [_plain(row) for row in one.rows]},
+                    "name": one.name,
+                    "pid": one.pid,
+                    "seconds": one.seconds,
+                    "corrected": one.corrected,
+                    "windows": one.n_windows,
+                    "lifetime": one.lifetime,
+                    "watched": one.watched,
+                    "operation_cost": one.prices.operation,
+                    "operator_cost": one.prices.event,
+                    "rows": [_plain(row) for row in one.rows],
                 }
                 for one in self.processes
             ],
@@ -189,17 +195,17 @@ def _short(seconds: float) -> str:
 
 
 def _plain(row: Row) -> dict[str, Any]:
-    arrays = {"seconds": row.seconds, "overhead": row.overhead, "corrected": row.corrected}
-    plain = {name: [float(value) for value in array] for name, array in arrays.items()}
-    moves = {
-        f"{start} to {end}": int(row.transitions[i, j])
-        for i, start in enumerate(REGIONS)
-        for j, end in enumerate(REGIONS)
-        if row.transitions[i, j]
-    }
+    names = [(start, end) for start in REGIONS for end in REGIONS]
+    moves = {f"{start} to {end}": int(n) for (start, end), n in zip(names, row.transitions.flat, strict=True) if n}
     return {
-        **{"phase": row.phase, "operation": "/".join(row.path), "count": row.count, **plain},
-        **{"transitions": moves, "per_entry": row.per_entry},
+        "phase": row.phase,
+        "operation": "/".join(row.path),
+        "count": row.count,
+        "seconds": row.seconds.tolist(),
+        "overhead": row.overhead.tolist(),
+        "corrected": row.corrected.tolist(),
+        "transitions": moves,
+        "per_entry": row.per_entry,
     }
 
 
