@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import inspect
 import json
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -88,22 +89,22 @@ class Tuning(Mapping[str, Any]):
         return file
 
     def __str__(self) -> str:
-        """Spell the probes as a table, which says why each climb went on or stopped, and the answer."""
-        head = (
-            f"{'workers':>7} {'envs':>6} {'steps':>6} {'steps/s':>11} {'noise':>7} {'projected':>11} {'measured':>11}"
-        )
-        lines = [f"{head}  why"]
+        """Spell the probes as a table of 80 columns, which says why each climb went on or stopped, and the answer."""
+        lines = [
+            f"{'workers':>7} {'envs':>6} {'steps':>5} {'steps/s':>10} {'noise':>6} {'est. MiB':>8} {'MiB':>6}  why"
+        ]
         for probe in self.probes:
             one, found = probe.candidate, probe.measured
             shown = ("", "", "")
             if found is not None:
-                shown = f"{found.rate:,.0f}", f"{100 * found.noise:.1f} %", _mib(found.memory)
-            shared = f" ({one.sharing})" if one.sharing != "none" else ""
-            best = "FASTEST " if one == self.best else ""
-            lines.append(
-                f"{one.n_processes:>7} {one.n_envs:>6} {one.n_timesteps:>6} {shown[0]:>11} {shown[1]:>7} "
-                f"{_mib(probe.projected):>11} {shown[2]:>11}  {best}{probe.why}{shared}"
+                shown = f"{found.rate:,.0f}", f"{100 * found.noise:.1f}%", _mib(found.memory)
+            numbers = (
+                f"{one.n_processes:>7} {one.n_envs:>6} {one.n_timesteps:>5} {shown[0]:>10} {shown[1]:>6} "
+                f"{_mib(probe.projected):>8} {shown[2]:>6}  "
             )
+            shared = f" ({one.sharing})" if one.sharing != "none" else ""
+            why = f"{'FASTEST ' if one == self.best else ''}{probe.why}{shared}"
+            lines += textwrap.wrap(why, 80, initial_indent=numbers, subsequent_indent=" " * len(numbers)) or [numbers]
         what = "collects and learns" if self.learns else "collects"
         again = f"{self.seconds:.0f} s" if self.seconds else "from the cache"
         n = sum(probe.measured is not None for probe in self.probes)
@@ -276,4 +277,4 @@ def _bar(seconds: float, wanted: bool) -> Iterator[Callable[[Candidate], None]]:
 
 
 def _mib(n: float) -> str:
-    return f"{n / 2**20:,.0f} MiB"
+    return f"{n / 2**20:.0f}"

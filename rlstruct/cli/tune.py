@@ -180,8 +180,8 @@ def _tune_training(algorithm: str, given: TuneTraining) -> None:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "config.json").write_text(json.dumps(asdict(record), indent=2, default=str) + "\n")
         say(f"preset: rlstruct train --config {options.out}")
-    say(f"now {config.n_processes} x {config.n_envs} environments x {config.n_timesteps} steps. More of them for one "
-        "update may need another learning rate.")  # fmt: skip
+    say(f"now {config.n_processes} x {config.n_envs} environments x {config.n_timesteps} steps.\n"
+        "More of them for one update may need another learning rate.")  # fmt: skip
 
 
 def _learner(algorithm: str, config: TrainingConfig, create_agent: Callable[..., Any], model: nn.Module) -> Any:  # noqa: ANN401 - of that algorithm

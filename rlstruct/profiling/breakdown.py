@@ -40,13 +40,15 @@ class Row:
 
     @property
     def seconds(self) -> Floats:
-        """Seconds by region; those of plain slices are split like the corrected ones of watched slices.  [8] float64"""
+        """Seconds by region; plain slices are split like the corrected watched ones.  [8] float64."""
         return self._by_region(self.measured)
 
     @property
     def overhead(self) -> Floats:
         """The part of these spent on measuring and on switching between slices.  [8] float64."""
-        return self._by_region(self.paid) + self.waited * np.eye(N_REGIONS)[0]
+        paid = self._by_region(self.paid)
+        paid[0] += self.waited
+        return paid
 
     @property
     def corrected(self) -> Floats:
@@ -55,7 +57,7 @@ class Row:
 
     @property
     def transitions(self) -> Floats:
-        """Number of times the CPU went from one region to another, extrapolated from watched slices.  [4, 4] float64"""
+        """Number of times the CPU went between regions, extrapolated from watched slices.  [4, 4] float64."""
         counted = self.pieces[[PLAIN, WATCHED]]
         return self.moves * (counted.sum() / counted[1] if counted[1] else 0.0)
 
@@ -63,7 +65,8 @@ class Row:
         clean = correct(self.measured[WATCHED], self.paid[WATCHED])
         if not clean.sum():  # never watched
             clean = np.eye(N_REGIONS)[REGIONS.index("simulator") if self.path[-1:] == (SIMULATOR,) else 0]
-        return sums[WATCHED] + sums[SWITCHING] + sums[PLAIN].sum() * clean / clean.sum()
+        split: Floats = sums[WATCHED] + sums[SWITCHING] + sums[PLAIN].sum() * (clean / clean.sum())
+        return split
 
 
 @dataclass

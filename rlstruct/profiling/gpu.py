@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +11,18 @@ from numpy.typing import NDArray
 
 from rlstruct.profiling.events import Recording
 from rlstruct.profiling.nvml import MISSING, read_samples, utilisation
-from rlstruct.profiling.overlap import Floats, Integers, Times, lookup, sweep, totals, union_length
+from rlstruct.profiling.overlap import (
+    Floats,
+    Integers,
+    Intervals,
+    Times,
+    active_before,
+    lookup,
+    sweep,
+    totals,
+    union,
+    union_length,
+)
 from rlstruct.profiling.prices import WAIT
 
 DATA = {WAIT, "hand-over", "copy", "replay buffer"}
@@ -42,17 +53,95 @@ class GpuUse:
 
     def __str__(self) -> str:
         """Show the three shares, the idle time and the operations."""
-        nvml = f"unknown ({self.nvml_unknown})" if self.nvml is None else f"{100 * self.nvml:.0f} %"
         idle = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in self.idle.items())
         most = sorted(self.operations.items(), key=lambda pair: -pair[1])
         return "\n".join(
             [
-                f"{self.process} (pid {self.pid}) on cuda:{self.device}: NVML's utilisation {nvml}, busy "
+                f"{self.process} (pid {self.pid}) on cuda:{self.device}: NVML's utilisation {_percent(self)}, busy "
                 f"{100 * self.busy:.1f} %, weighted by multiprocessors {100 * self.weighted:.2f} %",
                 f"  idle, waiting for: {idle}",
                 *(f"  {seconds:.3f} s busy for {name}" for name, seconds in most),
             ]
         )
+
+
+@dataclass(frozen=True)
+class SharedUse:
+    """GPU use of all processes together, in the time in which the most of them were recorded at once."""
+
+    gpu: str  # its UUID; ``cuda:0`` where that is unknown
+    processes: int  # recorded at once
+    seconds: float  # for how long
+    busy: float  # share of that time in which work of at least one of them runs
+    busiest: float  # the largest share of one of them
+    nvml: float | None  # as in `GpuUse`
+    nvml_unknown: str
+
+    def __str__(self) -> str:
+        """Show the shares side by side."""
+        return (
+            f"{self.processes} processes on {self.gpu}, recorded at once for {self.seconds:.2f} s: NVML's utilisation "
+            f"{_percent(self)}, busy {100 * self.busy:.1f} % (at least one of them), the busiest of them "
+            f"{100 * self.busiest:.1f} %"
+        )
+
+
+def _percent(use: GpuUse | SharedUse) -> str:
+    return f"unknown ({use.nvml_unknown})" if use.nvml is None else f"{100 * use.nvml:.0f} %"
+
+
+def work_by_gpu(recordings: Sequence[Recording]) -> dict[str, dict[int, tuple[Intervals, Intervals]]]:
+    """Return when each process that uses a GPU was recorded, and when its work ran there.
+
+    By the GPU's UUID, or ``cuda:0`` where that is unknown, and by the pid.
+    """
+    sampled = [one for one in recordings if one.window >= 0]
+    users = {
+        (one.gpus.get(device) or f"cuda:{device}", one.pid, device)
+        for one in sampled
+        for device in map(int, np.unique(one.device.device))
+    }
+    found: dict[str, dict[int, tuple[Intervals, Intervals]]] = {}
+    for gpu, pid, device in sorted(users):
+        mine = [one for one in sampled if one.pid == pid]
+        recorded = np.asarray([(one.begun, one.ended) for one in mine]).T
+        here = [one.device.device == device for one in mine]
+        starts = np.concatenate([one.device.starts[at] for one, at in zip(mine, here, strict=True)])
+        ends = np.concatenate([one.device.ends[at] for one, at in zip(mine, here, strict=True)])
+        found.setdefault(gpu, {})[pid] = union(*recorded), union(starts, ends)
+    return found
+
+
+def shared_use(recordings: Sequence[Recording], folder: Path) -> list[SharedUse]:
+    """Merge the work of all processes on each GPU that several of them use; ``folder`` holds NVML's samples."""
+    found = []
+    for gpu, users in work_by_gpu(recordings).items():
+        if len(users) < 2:
+            continue
+        begun, ended = (np.concatenate(times) for times in zip(*(one for one, _ in users.values()), strict=True))
+        times = np.unique([begun, ended])
+        n_recorded = np.searchsorted(np.sort(begun), times[:-1], side="right")
+        n_recorded -= np.searchsorted(np.sort(ended), times[:-1], side="right")
+        most = np.flatnonzero(n_recorded == n_recorded.max())
+        within = union(times[most], times[most + 1])
+        length = float((within[1] - within[0]).sum())
+        works = [work for _, work in users.values()]
+        busy = [_active(work, within) / length for work in [merged(works), *works]]
+        windows = list(zip(*(map(int, one) for one in within), strict=True))
+        nvml = utilisation(read_samples(folder), gpu, windows)
+        found.append(SharedUse(gpu, int(n_recorded.max()), 1e-9 * length, busy[0], max(busy[1:]), *nvml))
+    return found
+
+
+def merged(several: Iterable[Intervals]) -> Intervals:
+    """Return the union of several unions."""
+    starts, ends = zip(*several, strict=True)
+    return union(np.concatenate(starts), np.concatenate(ends))
+
+
+def _active(work: Intervals, within: Intervals) -> float:
+    """Return for how long work runs within some intervals, ns."""
+    return float((active_before(work, within[1]) - active_before(work, within[0])).sum())
 
 
 def use_of_gpus(recordings: Sequence[Recording], folder: Path) -> list[GpuUse]:

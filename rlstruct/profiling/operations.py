@@ -16,7 +16,7 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from rlstruct.errors import BadValueError, FolderTakenError, UsageError
-from rlstruct.profiling.recorder import VARIABLE, Recorder
+from rlstruct.profiling.recorder import NVTX, VARIABLE, Ranges, Recorder
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,7 +45,7 @@ class operation:  # noqa: N801 - used as a function
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._recorder: Recorder | None = None
+        self._recorder: Recorder | Ranges | None = None
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Return the function, which enters this operation whenever it runs."""
@@ -53,10 +53,16 @@ class operation:  # noqa: N801 - used as a function
 
         @functools.wraps(function)
         def inside(*args: P.args, **kwargs: P.kwargs) -> R:
-            if _recorder is None or torch.compiler.is_compiling():
+            recorder = _recorder
+            if recorder is None or torch.compiler.is_compiling():
                 return function(*args, **kwargs)
-            with operation(name):
-                return function(*args, **kwargs)
+            depth, strict = recorder.push(name, _now()), False
+            try:
+                result = function(*args, **kwargs)
+                strict = True
+            finally:
+                recorder.pop(depth, _now(), strict=strict)
+            return result
 
         return inside
 
@@ -89,7 +95,7 @@ class Clock:
         self._nanoseconds = [0] * len(self._keys)
         self._current = 0
         self._since = _now()
-        self._noted: Recorder | None = None
+        self._noted: Recorder | Ranges | None = None
         self._depth = 0
 
     def enter(self, index: int) -> None:
@@ -146,7 +152,9 @@ def profile(path: str | os.PathLike[str], *, window: float = 1.0, operators: flo
         FileExistsError: the folder holds a profile.
     """
     if _recorder is not None:
-        raise UsageError("profile: this process is being profiled already. End that profile first.")
+        raise UsageError(
+            f"profile: this process is being profiled already. End that profile first, or unset {VARIABLE}."
+        )
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = settings(path, window=window, operators=operators)
     join()
@@ -190,9 +198,11 @@ def is_on() -> bool:
 def join() -> None:
     """Begin to record if the environment variable asks for it; called by ``import rlstruct`` and by workers."""
     global _recorder
-    if _recorder is None and VARIABLE in os.environ:
-        _recorder = Recorder(json.loads(os.environ[VARIABLE]))
-        atexit.register(leave)
+    asked = os.environ.get(VARIABLE)
+    if _recorder is not None or asked is None or (asked == NVTX and not torch.cuda.is_available()):
+        return
+    _recorder = Ranges() if asked == NVTX else Recorder(json.loads(asked))
+    atexit.register(leave)
 
 
 def leave() -> None:
@@ -204,7 +214,7 @@ def leave() -> None:
         recorder.close()
 
 
-_recorder: Recorder | None = None
+_recorder: Recorder | Ranges | None = None
 
 
 def _forget_in_child() -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 Times = NDArray[np.int64]
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Intervals = tuple[Times, Times]  # starts and ends, [K] int64 each, ns; rising and disjoint
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,8 @@ def flatten(starts: Times, ends: Times) -> tuple[Times, Integers]:
     return times, index
 
 
-def union(starts: Times, ends: Times) -> tuple[Times, Times]:
-    """Merge intervals [K] ns into disjoint ones, which rise: their starts and ends, [M] each."""
+def union(starts: Times, ends: Times) -> Intervals:
+    """Merge intervals [K] ns into disjoint ones, which rise."""
     order = np.argsort(starts, kind="stable")
     starts, reach = starts[order], np.maximum.accumulate(ends[order])
     first = np.ones(len(starts), dtype=bool)
@@ -112,7 +113,7 @@ def union_length(starts: Times, ends: Times) -> int:
     return int((ends - starts).sum())
 
 
-def active_before(merged: tuple[Times, Times], times: Times) -> Times:
+def active_before(merged: Intervals, times: Times) -> Times:
     """Return for how long before each moment [K] one of the intervals of a `union` was active.  [K] int64, ns."""
     starts, ends = merged
     n_begun = np.searchsorted(starts, times, side="right")

@@ -6,24 +6,31 @@ message is a few tagged numbers and strings, and JSON would be four times as lar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from rlstruct.profiling.events import Recording
-from rlstruct.profiling.overlap import Times
+from rlstruct.profiling.gpu import merged, work_by_gpu
+from rlstruct.profiling.nvml import Samples
+from rlstruct.profiling.overlap import Floats, Times, active_before
 
-_BEGINS, _ENDS = 1, 2
+_BEGINS, _ENDS, _COUNTS = 1, 2, 4
+_BIN = 10_000_000  # nanoseconds over which the busy share is taken
 _SEQUENCE = 1
 _RESETS = 1  # sequence_flags: SEQ_INCREMENTAL_STATE_CLEARED
 _TRACKS = ("operations", "torch and CUDA's API")
 
 
-def write_trace(recordings: Sequence[Recording], path: Path) -> None:
-    """Write one trace of all windows of all processes."""
+def write_trace(recordings: Sequence[Recording], path: Path, samples: Mapping[str, Samples] | None = None) -> None:
+    """Write one trace of all windows of all processes.
+
+    Counter tracks have the busy share of each GPU, merged over processes, in percent of 10 ms, and NVML's samples.
+    """
     with path.open("wb") as file:
-        for packet in _packets(recordings):
+        for packet in (*_packets(recordings), *_counters(recordings, samples or {})):
             file.write(_bytes(1, packet))
 
 
@@ -49,6 +56,33 @@ def _packets(recordings: Sequence[Recording]) -> Iterable[bytes]:
                 at = np.flatnonzero(device.stream == stream)
                 named = [device.names[i] for i in at]
                 yield from _slices(_track(pid, 16 + stream), device.starts[at], device.ends[at], named)
+
+
+def _counters(recordings: Sequence[Recording], samples: Mapping[str, Samples]) -> Iterable[bytes]:
+    for index, (gpu, users) in enumerate(work_by_gpu(recordings).items()):
+        recorded, work = (merged(several) for several in zip(*users.values(), strict=True))
+        track = (1 << 48) + 2 * index  # above those of processes
+        yield _packet(_bytes(60, _counter(track, f"GPU busy, {gpu}")))
+        for begun, ended in zip(*recorded, strict=True):
+            edges = np.append(np.arange(begun, ended, _BIN), ended)
+            shares = 100.0 * np.diff(active_before(work, edges)) / np.diff(edges)
+            yield from _values(track, edges, np.append(shares, 0.0))  # 0 between windows, of which nothing is known
+        if gpu in samples:
+            yield _packet(_bytes(60, _counter(track + 1, f"NVML's utilisation, {gpu}")))
+            taken = samples[gpu].taken
+            yield from _values(
+                track + 1, np.asarray([at for at, _ in taken]), np.asarray([value for _, value in taken])
+            )
+
+
+def _counter(track: int, name: str) -> bytes:
+    return _number(1, track) + _bytes(2, name.encode()) + _bytes(8, _bytes(6, b"%"))
+
+
+def _values(track: int, times: Times, percent: Floats) -> Iterable[bytes]:
+    for time, value in zip(map(int, times), percent, strict=True):
+        event = _number(9, _COUNTS) + _number(11, track) + _varint(44 << 3 | 1) + struct.pack("<d", value)
+        yield _packet(_number(8, time) + _bytes(11, event))
 
 
 def _slices(track: int, starts: Times, ends: Times, names: Sequence[str]) -> Iterable[bytes]:

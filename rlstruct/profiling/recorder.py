@@ -32,6 +32,7 @@ from rlstruct.profiling import nvml
 from rlstruct.profiling.events import PLAIN, SWITCHING, WATCHED
 
 VARIABLE = "RLSTRUCT_PROFILE"  # environment variable with the settings for processes that are started
+NVTX = "nvtx"  # value of the variable that shows operations to NVIDIA's tools instead
 _GROWTH = 3
 _SLICE = 10_000_000  # nanoseconds
 _GOLDEN = 0.5 * (5**0.5 - 1)  # its multiples, modulo 1, do not resonate with the program's loops
@@ -42,6 +43,7 @@ _START = "start"  # making a worker: a process that starts late opens no window 
 _SAMPLED = 17  # every 17th mark is timed; odd, since ends of operations may all have even numbers
 _KINDS = [ProfilerActivity.CPU, ProfilerActivity.CUDA, ProfilerActivity.XPU]  # torch warns if one of them is missing
 _now = time.perf_counter_ns
+_nvtx: Any = torch.cuda.nvtx  # without types
 
 
 class OperationError(RuntimeError):
@@ -258,6 +260,48 @@ class Recorder:
         self._noted = []
         slower = _typical(among) - _typical(ends) if among else 0.0
         return statistics.median(taken) + max(0.0, slower)
+
+
+class Ranges:
+    """Operations as NVTX ranges of this process, which Nsight Systems shows by name; takes the place of a `Recorder`.
+
+    Attributes:
+        thread: the thread whose operations become ranges.
+        phase: the current one.
+    """
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.phase = "start"
+        self._n_open = 0
+
+    def push(self, name: str, now: int) -> int:
+        """Begin a range; return its depth, -1 in other threads."""
+        if self.thread != threading.get_ident():
+            return -1
+        _nvtx.range_push(name)
+        self._n_open += 1
+        return self._n_open - 1
+
+    def pop(self, depth: int, now: int, *, strict: bool) -> None:
+        """End the range at a depth, and all that are nested in it."""
+        for _ in range(self._n_open - depth if depth >= 0 else 0):
+            _nvtx.range_pop()
+            self._n_open -= 1
+
+    def set_phase(self, name: str) -> None:
+        """Mark where a phase begins."""
+        self.phase = name
+        _nvtx.mark(f"phase: {name}")
+
+    def extra_window(self) -> contextlib.nullcontext[None]:
+        """Do nothing, as nothing is sampled."""
+        return contextlib.nullcontext()
+
+    def forget(self) -> None:
+        """Write nothing."""
+
+    close = forget
 
 
 def _typical(taken: list[int]) -> float:

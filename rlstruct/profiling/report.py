@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rlstruct.profiling.breakdown import N_BLOCKS, REGIONS, Process, Row, break_down
 from rlstruct.profiling.drawing import draw
 from rlstruct.profiling.events import load
-from rlstruct.profiling.gpu import GpuUse, use_of_gpus
+from rlstruct.profiling.gpu import GpuUse, SharedUse, shared_use, use_of_gpus
+from rlstruct.profiling.nvml import read_samples
 from rlstruct.profiling.perfetto import write_trace
 from rlstruct.profiling.sentence import main_process, sentence_of
 
 Key = tuple[str, str, tuple[str, ...]]  # kind of process, phase and path of an operation
-_HEAD = ("entries", "seconds", "share", "Python", "torch", "simulator", "CUDA", "GPU busy", "to torch", "to CUDA")
+_WIDTH = 80  # of a terminal
+_HEADS = ("count", "seconds", "share", "Python", "torch", "sim", "CUDA", "GPU", "→torch", "→CUDA")
 _FLOOR = 0.05  # smaller differences are not reported: two runs of one program differ as much
 _SURE = 3.5  # standard errors
 _FEW = 3  # fewer numbers do not show how much they scatter
@@ -30,6 +33,7 @@ class Report:
 
     processes: list[Process]  # the learning process first
     gpus: list[GpuUse]  # use of each GPU by each process; empty without GPUs
+    shared: list[SharedUse] = field(default_factory=list)  # of each GPU that several processes use, by all of them
 
     @property
     def sentence(self) -> str:
@@ -38,9 +42,9 @@ class Report:
 
     def __str__(self) -> str:
         """Show the sentence, a table for each process, the recorded time and the uncertainties."""
-        blocks = [self.sentence, *(_table(process) for process in self.processes)]
-        blocks += [str(use) for use in self.gpus]
-        return "\n\n".join([*blocks, "\n".join(self.notes())])
+        gpus = map(str, (*self.gpus, *self.shared))
+        texts = [self.sentence, *(_table(process) for process in self.processes), *gpus, "\n".join(self.notes())]
+        return "\n\n".join("\n".join(_lines(text)) for text in texts)
 
     def notes(self) -> list[str]:
         """List the recorded time, the cost of measuring, and the uncertainties."""
@@ -89,6 +93,7 @@ class Report:
                 for one in self.processes
             ],
             "gpus": [asdict(use) for use in self.gpus],
+            "shared": [asdict(use) for use in self.shared],
             "notes": self.notes(),
         }
 
@@ -102,7 +107,7 @@ def read(folder: str | Path) -> Report:
     folder = Path(folder)
     recordings = load(folder)
     processes = break_down([one for one in recordings if one.window >= 0])
-    return Report(processes, use_of_gpus(recordings, folder))
+    return Report(processes, use_of_gpus(recordings, folder), shared_use(recordings, folder))
 
 
 def save(report: Report, folder: str | Path) -> list[Path]:
@@ -114,7 +119,7 @@ def save(report: Report, folder: str | Path) -> list[Path]:
     folder = Path(folder)
     files = [folder / "profile.json", folder / "trace.perfetto"]
     files[0].write_text(json.dumps(report.to_json(), indent=1) + "\n")
-    write_trace(load(folder), files[1])
+    write_trace(load(folder), files[1], read_samples(folder))
     try:
         draw(report.processes, folder / "profile.png", title=report.sentence)
     except ModuleNotFoundError as error:  # the extra "train" is not installed
@@ -201,30 +206,48 @@ def _plain(row: Row) -> dict[str, Any]:
         "phase": row.phase,
         "operation": "/".join(row.path),
         "count": row.count,
-        "seconds": row.seconds.tolist(),
-        "overhead": row.overhead.tolist(),
-        "corrected": row.corrected.tolist(),
+        "seconds": [*map(float, row.seconds)],
+        "overhead": [*map(float, row.overhead)],
+        "corrected": [*map(float, row.corrected)],
         "transitions": moves,
         "per_entry": row.per_entry,
     }
 
 
+def _lines(text: str) -> Iterator[str]:
+    """Break lines that a terminal of 80 columns cannot show."""
+    for line in text.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        yield from textwrap.wrap(line, _WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+
+
 def _table(process: Process) -> str:
-    """Return a table of the operations of a process, nested ones below those around them."""
+    """Return a table of the operations of a process, nested ones below those around them; empty columns are left out.
+
+    Regions are percentages of the operation's own time, and the GPU's the part of that in which it is busy.
+    """
     iterations = max(1, sum(row.count for row in process.rows if row.path[-1:] == ("iteration",)))
     total = max(process.corrected, 1e-12)
-    moves_of = f"; transitions for each of {iterations} iterations" if iterations > 1 else "; transitions in all"
-    lines = [f"{process.name} (pid {process.pid}), {process.corrected:.2f} s{moves_of}"]
-    for phase in dict.fromkeys(row.phase for row in process.rows):
-        lines.append(f"{phase:<32}" + "".join(f"{name:>12}" for name in _HEAD))
-        for row in sorted((row for row in process.rows if row.phase == phase), key=lambda row: row.path):
-            sums = row.corrected.reshape(2, len(REGIONS))
-            own = float(sums.sum())
-            if not row.count and own < 1e-3 * total:
-                continue
-            moves = row.transitions[0, 1] / iterations, row.transitions[:, 3].sum() / iterations
-            cells = [f"{row.count}", f"{own:.3f}", f"{100 * own / total:.1f} %"]
-            cells += [f"{value:.3f}" for value in (*sums.sum(0), sums[1].sum())] + [f"{move:.1f}" for move in moves]
-            name = "  " * max(1, len(row.path)) + (row.path[-1] if row.path else "(no operation)")
-            lines.append(f"{name:<32}" + "".join(f"{cell:>12}" for cell in cells))
+    rows = [row for row in process.rows if row.count or row.corrected.sum() >= 1e-3 * total]
+    cells = {id(row): _cells(row, total, iterations) for row in rows}
+    shown = [i for i in range(len(_HEADS)) if i < 3 or any(one[i].strip("0.%") for one in cells.values())]
+    widths = [1 + max(len(one[i]) for one in (_HEADS, *cells.values())) for i in shown]
+    of = f"each of {iterations} iterations" if iterations > 1 else "all of it"
+    lines = [f"{process.name} (pid {process.pid}), {process.corrected:.2f} s; transitions to torch and CUDA in {of}"]
+    for phase in dict.fromkeys(row.phase for row in rows):
+        mine = sorted((row for row in rows if row.phase == phase), key=lambda row: row.path)
+        names = [" " * max(1, len(row.path)) + (row.path[-1] if row.path else "(no operation)") for row in mine]
+        for name, line in zip([phase, *names], [_HEADS, *(cells[id(row)] for row in mine)], strict=True):
+            numbers = "".join(line[i].rjust(width) for i, width in zip(shown, widths, strict=True))
+            room = _WIDTH - len(numbers)
+            lines.append((name if len(name) <= room else f"{name[: room - 1]}…").ljust(room) + numbers)
     return "\n".join(lines)
+
+
+def _cells(row: Row, total: float, iterations: int) -> list[str]:
+    sums = row.corrected.reshape(2, len(REGIONS))
+    own = float(sums.sum())
+    shares = [float(seconds) / (own or 1.0) for seconds in (*sums.sum(0), sums[1].sum())]
+    moves = row.transitions[0, 1] / iterations, row.transitions[:, 3].sum() / iterations
+    percents = [f"{100 * share:.0f}%" for share in (own / total, *shares)]
+    return [f"{row.count}", f"{own:.3f}", *percents, *(f"{move:.{1 if move < 100 else 0}f}" for move in moves)]

@@ -27,8 +27,9 @@ def test_a_script_is_profiled_and_compared(tmp_path: pathlib.Path, capfd: pytest
     pytest.importorskip("matplotlib", reason="needs the extra train")
     assert profiled(tmp_path / "a", 0.02) == 0
     out, err = capfd.readouterr()
-    assert "% of an iteration is the loss, mostly in Python: try a larger batch" in out
+    assert "% of an iteration is the loss, mostly in Python: try a larger batch" in " ".join(out.split())
     assert "Measuring took" in out
+    assert max(len(line) for line in out.splitlines() if str(tmp_path) not in line) <= 80
     assert err == ""
     assert {file.name for file in (tmp_path / "a").iterdir()} >= {"profile.json", "trace.perfetto", "profile.png"}
     assert profiled(tmp_path / "b", 0.1, status=3) == 3  # the status of the script

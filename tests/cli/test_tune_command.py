@@ -49,6 +49,7 @@ def test_a_training_is_tuned_and_repeated_with_the_answer(capsys: Capture) -> No
     said, bar = capsys.readouterr()
     assert bar == ""  # which is for terminals, and not for logs
     assert said.count("FASTEST") == 1
+    assert max(map(len, said.splitlines())) <= 80
     assert "collects and learns fastest" in said
     tuned = load(pathlib.Path("runs/tuned"))  # as rlstruct train --config reads it
     config = tuned.config

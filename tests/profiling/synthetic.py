@@ -12,6 +12,11 @@ from rlstruct.profiling.events import SWITCHING, WATCHED
 Marks = list[Any]
 
 
+def in_one_line(report: object) -> str:
+    """A report without the breaks that let it fit a terminal."""
+    return " ".join(str(report).split())
+
+
 @dataclass
 class Script:
     """A process whose every nanosecond is given; measuring can cost something, before each event that is noted.

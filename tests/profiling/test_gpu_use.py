@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic import Script
+from synthetic import Script, in_one_line
 
 from rlstruct.profiling import nvml, read
 from rlstruct.profiling.events import load
@@ -70,7 +70,8 @@ def test_a_synthetic_trace_goes_through_the_whole_analysis(tmp_path: pathlib.Pat
     }
     assert use.busy * use.seconds + sum(use.idle.values()) == pytest.approx(use.seconds)
     assert "busy 40 % of the time" in report.sentence
-    assert "NVML's utilisation 95 %, busy 40.0 %" in str(report)
+    assert "NVML's utilisation 95 %, busy 40.0 %" in in_one_line(report)
+    assert max(map(len, str(report).splitlines())) <= 80
     (process,) = report.processes
     busy = sum(row.seconds[4:].sum() for row in process.rows)
     assert busy == pytest.approx(8e-3)  # the sweep sees the same
@@ -185,11 +186,11 @@ def test_a_gpu_that_mig_divides_has_no_utilisation_and_the_report_says_why(
     end()
     assert pynvml.calls == ["init", "shutdown"]
     a_busy_gpu(tmp_path, "aaaa", begun)
-    assert "NVML's utilisation unknown (NVML: Not Supported)" in str(read(tmp_path))
+    assert "NVML's utilisation unknown (NVML: Not Supported)" in in_one_line(read(tmp_path))
     a_busy_gpu(tmp_path, "bbbb", begun)  # the other one answers all the same
     assert read(tmp_path).gpus[0].nvml == pytest.approx(0.07)
     a_busy_gpu(tmp_path, "cccc", begun)
-    assert "unknown (NVML knows no GPU of this UUID: a MIG instance?)" in str(read(tmp_path))
+    assert "unknown (NVML knows no GPU of this UUID: a MIG instance?)" in in_one_line(read(tmp_path))
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(4.0, 0.8), (0.4, 0.2)])
@@ -202,3 +203,31 @@ def test_samples_that_reach_back_before_a_window_are_left_out(
     a_busy_gpu(tmp_path, "aaaa", 10**9, seconds)
     (use,) = read(tmp_path).gpus
     assert use.nvml == pytest.approx(expected)
+
+
+def test_the_gpu_time_of_several_processes_is_a_union_and_stands_next_to_nvml(tmp_path: pathlib.Path) -> None:
+    # Work at 1 to 3 and 8 to 9 ms; at 2 to 4, and on another GPU at 5 to 6; the third process is recorded from 10 on.
+    second = Script("rlstruct-worker-0", 2, parent=1).python(10 * MS).on_gpu(2 * MS, 2 * MS, 1)
+    late = Script("rlstruct-worker-1", 3, parent=1, start=10**9 + 10 * MS, now=10**9 + 10 * MS).python(10 * MS)
+    scripts = (Script().python(20 * MS).on_gpu(MS, 2 * MS, 1).on_gpu(8 * MS, MS, 2), second, late.on_gpu(0, MS, 1))
+    other = {"device": 1, "stream": 7, "correlation": 9}
+    second._event("kernel", "kernel", second.start + 5 * MS, MS, {**other, "grid": [1], "block": [1]})
+    for script in scripts:
+        script.write(tmp_path)
+        file = tmp_path / f"{script.pid}-0.operations.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "gpus": {"0": "aaaa", "1": "bbbb"}}))
+    taken = [(10**9 + i * MS, 90.0 if i < 10 else 50.0) for i in range(21)]
+    (tmp_path / "1.nvml.json").write_text(json.dumps({"aaaa": {"taken": taken, "error": ""}}))
+    report = read(tmp_path)
+    (use,) = report.shared  # one process alone uses the other GPU
+    # Two at once, at most: the first and the second for 10 ms, then the first and the third. Work of the first covers
+    # 3 of 20 ms, of the second 2, of the third 1; the first two overlap for 1.
+    assert (use.gpu, use.processes, use.seconds) == ("aaaa", 2, pytest.approx(20e-3))
+    assert use.busy == pytest.approx(5 / 20)
+    assert use.busiest == pytest.approx(3 / 20)
+    assert use.nvml == pytest.approx(0.5)  # the first half is left out: samples reach back
+    assert report.to_json()["shared"] == [vars(use)]
+    assert "aaaa" in str(report)
+    for file in [*tmp_path.glob("2-*"), *tmp_path.glob("3-*")]:
+        file.unlink()
+    assert read(tmp_path).shared == []

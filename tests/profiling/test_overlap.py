@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlstruct.profiling.overlap import flatten, lookup, sweep, union_length
+from rlstruct.profiling.overlap import active_before, flatten, lookup, sweep, union, union_length
 
 NOTHING = np.zeros(0, dtype=np.int64)
 
@@ -64,6 +64,9 @@ def test_regions_add_up_to_the_union(found: list[tuple[int, int, int]]) -> None:
     starts, ends, _ = np.asarray(found, dtype=np.int64).reshape(-1, 3).T
     covered = {t for start, end, _ in found for t in range(start, end)}
     assert union_length(starts, ends) == len(covered)
+    moments = np.arange(-1, 70)
+    before = [len({t for t in covered if t < moment}) for moment in moments.tolist()]
+    assert active_before(union(starts, ends), moments).tolist() == before
 
 
 @given(nested())

@@ -4,10 +4,11 @@ import json
 import pathlib
 
 import pytest
-from synthetic import Script
+from synthetic import Script, in_one_line
 
 from rlstruct.profiling import differences, read, save
 from rlstruct.profiling.events import PLAIN, WATCHED, load
+from rlstruct.profiling.nvml import Samples
 from rlstruct.profiling.perfetto import write_trace
 
 MS = 1_000_000
@@ -61,12 +62,12 @@ def test_a_window_of_the_evaluation_alone_is_told_as_such(tmp_path: pathlib.Path
 
 def test_the_report_says_what_it_took_away_and_what_is_uncertain(tmp_path: pathlib.Path) -> None:
     iterations(Script(operation_cost=100_000), MS).write(tmp_path)
-    text = str(read(tmp_path))
+    text = in_one_line(read(tmp_path))
     assert "The cost of recording torch's operators is not: too few slices" in text
     assert "in 1 window(s)" in text
     assert "is sampled" in text
     assert "100.00 us an operation" in text
-    assert "    simulator" in text
+    assert " simulator 12 " in text
 
 
 def test_a_negative_cost_is_none_and_reported(tmp_path: pathlib.Path) -> None:
@@ -77,8 +78,25 @@ def test_a_negative_cost_is_none_and_reported(tmp_path: pathlib.Path) -> None:
     report = read(tmp_path)
     assert report.processes[0].prices.event == pytest.approx(-50e-6)
     assert report.processes[0].corrected == pytest.approx(report.processes[0].seconds)
-    assert "0.00 us an operator of torch" in str(report)
-    assert "came out negative and counts as 0: record for longer" in str(report)
+    assert "0.00 us an operator of torch" in in_one_line(report)
+    assert "came out negative and counts as 0: record for longer" in in_one_line(report)
+
+
+def test_a_table_with_everything_in_it_fits_80_columns(tmp_path: pathlib.Path) -> None:
+    script = Script().enter("iteration").enter("simulator").python(10**12).leave().enter("loss and backward")
+    script.call(10**12, "cudaLaunchKernel", 1).on_gpu(10**12, 10**12, 1).python(MS).operator(10**12).leave()
+    script.enter("an operation with a name that is far too long").python(10**12).leave().leave()
+    for _ in range(10_000):
+        script.enter("simulator").leave()
+    script.write(tmp_path)
+    lines = str(read(tmp_path)).splitlines()
+    assert max(map(len, lines)) == 80
+    table = [line.split() for line in lines if line.startswith(("training", " iteration", "  "))]
+    head = ["training", "count", "seconds", "share", "Python", "torch", "sim", "CUDA", "GPU", "→torch", "→CUDA"]
+    assert head in table
+    row = ["loss", "and", "backward", "1", "2000.001", "50%", "0%", "50%", "0%", "50%", "50%", "1.0", "1.0"]
+    assert row in table
+    assert any(line.startswith("  an op") and "… " in line for line in lines)
 
 
 def test_what_is_saved_can_be_read_by_others(tmp_path: pathlib.Path) -> None:
@@ -114,7 +132,7 @@ def test_the_trace_is_one_of_perfetto(tmp_path: pathlib.Path) -> None:
         event, track = packet.track_event, packet.track_event.track_uuid
         if event.type == event.TYPE_SLICE_BEGIN:
             stacks.setdefault(track, []).append((event.name, packet.timestamp))
-        else:
+        elif event.type == event.TYPE_SLICE_END:
             name, begun = stacks[track].pop()
             slices.append((described[track].name, name, begun - 10**9, packet.timestamp - begun))
     assert not any(stacks.values())
@@ -127,6 +145,30 @@ def test_the_trace_is_one_of_perfetto(tmp_path: pathlib.Path) -> None:
         ("torch and CUDA's API", "cudaLaunchKernel", 2 * MS, MS),
     ]
     assert all(described[d.parent_uuid].HasField("process") for d in described.values() if d.parent_uuid)
+
+
+def test_the_trace_counts_how_busy_each_gpu_is_over_time(tmp_path: pathlib.Path) -> None:
+    messages = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2", reason="needs perfetto")
+    # 25 ms of which 2 to 8 ms and, in the other process, 6 to 12 ms are busy; 20 s later a window that is idle.
+    Script().python(25 * MS).on_gpu(2 * MS, 6 * MS, 1).write(tmp_path)
+    Script("rlstruct-worker-0", 2, parent=1).python(25 * MS).on_gpu(6 * MS, 6 * MS, 1).write(tmp_path)
+    Script(start=21 * 10**9, now=21 * 10**9).python(10 * MS).write(tmp_path, window=1)
+    samples = {"cuda:0": Samples([(10**9, 97.0), (10**9 + MS, 3.0)]), "of no process": Samples([(10**9, 1.0)])}
+    write_trace(load(tmp_path), tmp_path / "trace", samples)
+    trace = messages.Trace()
+    trace.ParseFromString((tmp_path / "trace").read_bytes())
+    tracks = {p.track_descriptor.uuid: p.track_descriptor for p in trace.packet if p.HasField("track_descriptor")}
+    found: dict[str, list[tuple[int, float]]] = {}
+    for packet in trace.packet:
+        if packet.track_event.type == packet.track_event.TYPE_COUNTER:
+            track = tracks[packet.track_event.track_uuid]
+            assert track.counter.unit_name == "%"
+            value = (packet.timestamp - 10**9) // MS, packet.track_event.double_counter_value
+            found.setdefault(track.name, []).append(value)
+    assert found == {
+        "GPU busy, cuda:0": [(0, 80.0), (10, 20.0), (20, 0.0), (25, 0.0), (20_000, 0.0), (20_010, 0.0)],
+        "NVML's utilisation, cuda:0": [(0, 97.0), (1, 3.0)],
+    }
 
 
 def test_a_difference_is_told_only_beyond_noise(tmp_path: pathlib.Path) -> None:

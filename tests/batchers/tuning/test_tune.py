@@ -22,6 +22,7 @@ from rlstruct import Trajectories, VecEnv
 from rlstruct.batchers import RL_Batcher, tune
 from rlstruct.batchers.tuning import cache, measuring
 from rlstruct.batchers.tuning.measuring import memory_in_use
+from rlstruct.batchers.tuning.search import Candidate, Probe
 from rlstruct.envs import GymEnvInf
 
 LINUX = Path("/proc/self/smaps_rollup").exists()
@@ -82,7 +83,15 @@ def test_the_answer_is_the_arguments_of_a_batcher_and_a_preset(tmp_path: Path) -
     text = str(answer)
     assert text.count("FASTEST") == 1
     assert f"paste: {answer.options}" in text
-    assert "go on" in text or "saturated" in text
+    assert "go on" in " ".join(text.split()) or "saturated" in text
+    assert max(map(len, text.splitlines())) <= 80
+    # What is said of a probe goes on below itself.
+    said = [line[56:] for line in text.splitlines()[1:-2]]
+    assert " ".join(said).split() == [word for probe in answer.probes for word in _said(probe, best)]
+
+
+def _said(probe: Probe, best: Candidate) -> list[str]:
+    return ["FASTEST"] * (probe.candidate == best) + probe.why.split()
 
 
 @pytest.mark.skipif(not LINUX, reason="Linux tells what processes take")
