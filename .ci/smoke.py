@@ -66,11 +66,14 @@ def collect(n_processes: int) -> torch.Tensor:
 
 
 def check_commands() -> None:
-    """Without the extra a command names it, in one line."""
+    """Without the extra a command names it, in one line, and errors are explained."""
     for command in ("train", "evaluate", "plot", "play"):
         run = subprocess.run([sys.executable, "-m", "rlstruct", command], capture_output=True, text=True)
         if run.returncode != 2 or "pip install 'tyro" not in run.stderr or run.stderr.count("\n") != 1:
             raise SystemExit(f"rlstruct {command} without its extra: exit code {run.returncode}, said {run.stderr!r}")
+    page = subprocess.run([sys.executable, "-m", "rlstruct", "explain", "WorkerError"], capture_output=True, text=True)
+    if page.returncode != 0 or not page.stdout.startswith("WorkerError\n"):
+        raise SystemExit(f"rlstruct explain WorkerError: exit code {page.returncode}, said {page.stdout + page.stderr!r}")
 
 
 def main() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,6 +31,8 @@ CreateEnv = Callable[..., VecEnv]
 # and no two batchers play the same episodes.
 _SEEDS_PER_RUN = 1_000_000
 _SEEDS_PER_RESUMPTION = 10_007
+# Parameters up to which one thread of torch is as fast as several, which processes beside it would miss.
+_SMALL = 500_000
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,23 @@ def create_network(create_model: Callable[[], nn.Module], seed: int) -> nn.Modul
             stacklevel=4,
         )
     return model
+
+
+def threads_for(model: nn.Module, asked: int | None = None) -> int:
+    """Return how many threads torch uses in a process with this network: ``asked``, or 1 if the network is small."""
+    small = sum(parameter.numel() for parameter in model.parameters()) <= _SMALL
+    return asked or (1 if small else torch.get_num_threads())
+
+
+@contextlib.contextmanager
+def using_threads(n: int) -> Iterator[None]:
+    """Let torch use ``n`` threads, and afterwards as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def cpu_copy(model: nn.Module) -> nn.Module:

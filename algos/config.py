@@ -55,6 +55,8 @@ class TrainingConfig(Options):
             A checkpoint holds the replay buffer: choose more for a large one.
         target_return: training ends early when an evaluation reaches this mean return; None never does.
         log_interval: updates between two reads of the losses, which is when their lines are logged.
+        threads: threads of PyTorch in every process that learns, on the CPU; None for 1, or for networks with more than
+            500,000 parameters all that PyTorch would use. A training leaves their number as it found it.
         learner_device: where losses and gradients are computed.
         batcher_device: where the agent acts during collection.
         evaluation_device: where the agent acts during evaluation.
@@ -90,6 +92,7 @@ class TrainingConfig(Options):
     checkpoint_interval: int | None = option(None, at_least=1, may_change=True)
     target_return: float | None = option(None, may_change=True)
     log_interval: int = option(5, at_least=1, may_change=True)
+    threads: int | None = option(None, at_least=1, may_change=True)
     learner_device: str = option("cpu", may_change=True)
     batcher_device: str = option("cpu", may_change=True)
     evaluation_device: str = option("cpu", may_change=True)

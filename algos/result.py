@@ -23,6 +23,7 @@ class TrainingResult:
             between those that collected the batch and those that learnt from it.
         env_steps: environment steps collected.
         seconds: wall-clock time of the learning, without start-up and the first and last evaluation.
+        threads: of PyTorch in the process that learned.
         stopped: why a callback ended the training; None if none did.
     """
 
@@ -33,16 +34,18 @@ class TrainingResult:
     losses: dict[str, list[float]]
     env_steps: int
     seconds: float
+    threads: int
     stopped: str | None = None
 
     def __repr__(self) -> str:
         """Summarise the training in five lines."""
         n_parameters = sum(parameter.numel() for parameter in self.model.parameters())
         device = next((parameter.device for parameter in self.model.parameters()), "cpu")
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
         rate = self.env_steps / max(self.seconds, 1e-9)
         ends = {name: values[-1] for name, values in self.losses.items() if values and "loss" in name}
         lines = [
-            f"TrainingResult: {type(self.model).__name__} with {n_parameters:,} parameters on {device}",
+            f"TrainingResult: {type(self.model).__name__} with {n_parameters:,} parameters on {device}, {threads}",
             f"before: {self.before}",
             f"after: {self.after}",
             f"learning: {self.env_steps:,} environment steps in {self.seconds:.1f} s ({rate:,.0f} per second), "

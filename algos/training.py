@@ -10,9 +10,17 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
-from rlstruct.algos.build import CreateEnv, check_create_env, create_batchers, create_network
+from rlstruct.algos.build import (
+    CreateEnv,
+    check_create_env,
+    create_batchers,
+    create_network,
+    threads_for,
+    using_threads,
+)
 from rlstruct.algos.callbacks import Callback, Callbacks, for_others
 from rlstruct.algos.checkpoint import FORMAT, generators, restored, set_generators, stored
 from rlstruct.algos.config import TrainingConfig, check_resumed
@@ -125,7 +133,8 @@ def _train(
     learner = kind.create(model.to(resolve_device(share.learner_device)), create_agent, share)
     resumptions = 0 if checkpoint is None else checkpoint["training"]["resumptions"] + 1
     collecting, evaluating = create_batchers(share, create_agent, create_env, env_args, model, resumptions)
-    with collecting() as batcher, contextlib.ExitStack() as stack:
+    threads = using_threads(threads_for(model, config.threads))
+    with threads, collecting() as batcher, contextlib.ExitStack() as stack:
         stack.callback(learner.close)
         evaluator: Evaluates | None = None
         if learners.rank == 0 and create_evaluator is None:
@@ -205,7 +214,8 @@ class TrainingLoop:
             self._save()
         self._callbacks.end()
         learnt = self.learner.model, evaluations[0], evaluations[-1], tuple(evaluations)
-        return TrainingResult(*learnt, self.history.losses, self.env_steps, seconds, self._callbacks.reason)
+        counts = self.env_steps, seconds, torch.get_num_threads()
+        return TrainingResult(*learnt, self.history.losses, *counts, self._callbacks.reason)
 
     @operation("iteration")
     def iterate(self) -> None:

@@ -122,7 +122,6 @@ def on_the_command_line(root):
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     root = pathlib.Path(tempfile.mkdtemp(prefix="tutorial_08_", dir="."))  # it stays: look at the pictures in it
     folders = train_two_seeds(root / "by_hand")
     means = evaluate_a_checkpoint(folders[0])

@@ -9,7 +9,6 @@ pictures (the extra `train`).
 import time
 
 import gymnasium
-import torch
 
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos.a2c import A2CConfig, train
@@ -49,8 +48,6 @@ def profiled(folder, environments):
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-
     # 1. One sentence says what takes most of an iteration, and what to try.
     before = profiled("before", create_slow_env)
     print(before.sentence)

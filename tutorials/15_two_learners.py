@@ -8,8 +8,6 @@ torchrun --nproc-per-node 2 tutorials/15_two_learners.py
 
 from dataclasses import replace
 
-import torch
-
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos.a2c import A2CConfig, train
 from rlstruct.errors import LearnerError
@@ -26,8 +24,6 @@ def create_model():
 
 # Learners are processes that import this file, so what trains stands under this line, as with worker processes.
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-
     # 1. Eight environments, sixteen steps: a batch is 8 x 16 steps, and here are 20 updates.
     config = A2CConfig(
         n_env_steps=20 * 8 * 16, n_envs=8, n_timesteps=16, evaluation_processes=0, evaluation_episodes=4, seed=1

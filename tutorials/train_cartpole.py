@@ -1,13 +1,13 @@
-"""REINFORCE on CartPole-v1: two processes collect, one evaluates, this one learns. `make demo` runs it."""
+"""REINFORCE on CartPole-v1 until it is solved: two processes collect, this one learns. `make demo` runs it."""
 
 from __future__ import annotations
 
 import gymnasium
-import torch
 import tyro
 
 from rlstruct import VecEnv
 from rlstruct.agents import ActorCritic, ActorCriticAgent
+from rlstruct.algos.presets import PRESETS
 from rlstruct.algos.reinforce import ReinforceConfig, train
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.envs import GymEnv
@@ -22,9 +22,7 @@ def create_model() -> ActorCritic:
 
 
 def main() -> None:
-    default = ReinforceConfig(evaluation_episodes=100)
-    config = tyro.cli(ReinforceConfig, description=__doc__, default=default)
-    torch.set_num_threads(1)  # the network is small, and the other processes want the other cores
+    config = tyro.cli(ReinforceConfig, description=__doc__, default=PRESETS["reinforce", "CartPole-v1"].config)
 
     with RunFolder("reinforce-cartpole", config, n_env_steps=config.n_env_steps) as run:
         result = train(config, create_model, ActorCriticAgent, create_env, run=run)

@@ -31,7 +31,6 @@ class AgentChoice:
     create_model: Callable[[], nn.Module]  # makes its network, on the CPU
     create_agent: Callable[..., RL_Agent]  # acts with it
     kind: str  # what it is, in words
-    small: bool  # whether one CPU thread is enough for its network
 
 
 def choose(
@@ -69,7 +68,7 @@ def choose(
     _try(create_model, task)
     if normalise:
         create_model, kind = partial(_normalised, create_model, observation.shape), f"{kind}, normalised"
-    return AgentChoice(create_model, create_agent, kind, small=body != "convolutional")
+    return AgentChoice(create_model, create_agent, kind)
 
 
 def _fitting(algorithm: str, task: Task, observation: spaces.Space[Any], action: spaces.Space[Any]) -> spaces.Box:
@@ -146,7 +145,7 @@ def _searching(task: Task, observation: spaces.Space[Any], action: spaces.Space[
         )
     settings = {"n_features": 96, "layers": ((64, 4, 1),), **task.network_settings()}
     create_model = partial(agents.ConvolutionalActorCritic, boards[0], n_actions, **settings)
-    return AgentChoice(create_model, SearchAgent, "tree search with a convolutional network", small=True)
+    return AgentChoice(create_model, SearchAgent, "tree search with a convolutional network")
 
 
 def _n_actions(action: spaces.Space[Any]) -> int | tuple[int, ...] | None:

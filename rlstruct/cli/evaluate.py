@@ -14,7 +14,7 @@ import torch
 import tyro
 
 from rlstruct.algos.alphazero import AlphaZeroConfig, arena
-from rlstruct.algos.build import PlacedEnv
+from rlstruct.algos.build import PlacedEnv, threads_for
 from rlstruct.algos.evaluation import Evaluator
 from rlstruct.batchers import RL_Batcher
 from rlstruct.cli.complaint import UserError, check_device, number, say
@@ -67,8 +67,7 @@ def run(arguments: Sequence[str]) -> None:
         return
     as_trained = trained.record.config.evaluation_stochastic
     stochastic = as_trained if options.actions is None else options.actions == "drawn"
-    if trained.choice.small:
-        torch.set_num_threads(1)
+    torch.set_num_threads(threads_for(trained.model))
     create_agent = partial(trained.choice.create_agent, trained.model, stochastic=stochastic)
     returns, lengths = episodes(trained, create_agent, options.episodes, options.device, _SEED + options.seed)
     say(f"{trained.record.algorithm} on {trained.record.task.env}, after {trained.env_steps:,} environment steps")

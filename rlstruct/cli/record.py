@@ -129,7 +129,7 @@ def _load_own(run: Path, factories: Sequence[str], *, auto_reset: bool, render: 
     task, name = Task(env=create_env), type(policy.model).__name__
     config = TrainingConfig(evaluation_stochastic=policy.stochastic)
     record = RunRecord(algorithm=run.resolve().name, task=task, agent=name, config=config, versions=versions())
-    choice = AgentChoice(lambda: copy.deepcopy(policy.model), policy.create_agent, name, small=False)
+    choice = AgentChoice(lambda: copy.deepcopy(policy.model), policy.create_agent, name)
     return Trained(record, find(task, auto_reset=auto_reset, render=render), choice, policy.model, env_steps)
 
 

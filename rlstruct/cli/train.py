@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-import torch
 import tyro
 
 from rlstruct.algos import ALGORITHMS
@@ -20,7 +19,7 @@ from rlstruct.algos.launch import launched_rank, share_gpus
 from rlstruct.algos.result import TrainingResult
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.cli.agents import AgentChoice, choose, with_stacks
-from rlstruct.cli.complaint import UserError, check_device, number, refused, require, say
+from rlstruct.cli.complaint import UserError, check_device, number, plural, refused, require, say
 from rlstruct.cli.environments import Factory, Task, find, spaces_of
 from rlstruct.cli.presets import peek, settings_for
 from rlstruct.cli.record import RunRecord, algorithm_of, load, load_trained, versions
@@ -63,14 +62,12 @@ class Output:
         runs: folder of all runs.
         name: first part of the name of the run's folder; None for algorithm, environment and seed.
         progress: show a progress bar.
-        threads: threads of PyTorch in this process; None for 1 with small networks, and all cores with images.
         loggers: loggers besides metrics.csv.
     """
 
     runs: Path = Path("runs")
     name: str | None = None
     progress: bool = True
-    threads: int | None = None
     loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
 
 
@@ -149,7 +146,7 @@ def train(
     notes: Sequence[str] = (),
 ) -> None:
     """Train, and say what came of it."""
-    config, choice, factory = _prepare(algorithm, task, config, output)
+    config, choice, factory = _prepare(algorithm, task, config)
     record = RunRecord(algorithm=algorithm, task=task, agent=choice.kind, config=config, versions=versions())
     folder = _begun(record, output) if resumed is None else _resumed(resumed, record, output, factory.stack)
     _say(f"{algorithm} on {task.env}: {choice.kind}, learner on {config.learner_device}")
@@ -204,9 +201,7 @@ def _resume_own(arguments: Sequence[str]) -> None:
     _tell(result, config.target_return, folder)
 
 
-def _prepare(
-    algorithm: str, task: Task, config: TrainingConfig, output: Output
-) -> tuple[TrainingConfig, AgentChoice, Factory]:
+def _prepare(algorithm: str, task: Task, config: TrainingConfig) -> tuple[TrainingConfig, AgentChoice, Factory]:
     """Find agent and environment, and settings that follow from them."""
     for name in ("learner_device", "batcher_device", "evaluation_device", "replay_device"):
         if (device := getattr(config, name, None)) is not None:
@@ -217,8 +212,6 @@ def _prepare(
     factory = find(task, auto_reset=not algorithm_of(algorithm).learner.whole_episodes)
     choice = choose(algorithm, task, *spaces_of(factory), factory.stack)
     config = with_stacks(config, factory.stack)
-    if output.threads or choice.small:
-        torch.set_num_threads(output.threads or 1)
     return config, choice, factory
 
 
@@ -314,7 +307,8 @@ def _tell(result: TrainingResult, target: float | None, folder: RunFolder) -> No
             f"{when:>15}: return {number(evaluation.mean_return)} ± {number(evaluation.std_return)} "
             f"over {len(evaluation.returns)} episodes"
         )
-    _say(f"{result.env_steps:,} environment steps in {result.seconds:.1f} s")
+    threads = plural(result.threads, "thread")
+    _say(f"{result.env_steps:,} environment steps in {result.seconds:.1f} s, {threads} of PyTorch")
     path = shlex.quote(str(folder.path))
     _say(f"next: rlstruct evaluate {path}\n      rlstruct plot {path}")
 

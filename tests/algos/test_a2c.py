@@ -28,6 +28,7 @@ from rlstruct.agents import (
 )
 from rlstruct.algos import a2c
 from rlstruct.algos.a2c import A2CConfig, A2CLearner, train
+from rlstruct.algos.build import threads_for
 from rlstruct.algos.result import TrainingResult
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.envs import GymEnv, GymEnvInf
@@ -519,10 +520,42 @@ def test_the_run_folder_gets_the_losses_the_lag_and_the_returns_of_episodes(tmp_
 def test_a_result_is_summarised_in_five_lines() -> None:
     result = train_small(n_env_steps=200)
     what, before, after, learning, losses = repr(result).splitlines()
-    assert re.fullmatch(r"TrainingResult: ActorCritic with [\d,]+ parameters on cpu", what)
+    assert re.fullmatch(r"TrainingResult: ActorCritic with [\d,]+ parameters on cpu, 1 thread", what)
     assert before == f"  before: {result.before}"
     assert after == f"  after: {result.after}"
     assert f"{result.env_steps:,} environment steps" in learning
     assert losses.startswith(f"  ends with loss {result.losses['loss'][-1]:.3g}, ")
     stopped = dataclasses.replace(result, losses={}, stopped="enough")
     assert repr(stopped).splitlines()[3:] == [f"{learning}; stopped: enough", "  ends with no loss"]
+
+
+def test_a_training_chooses_its_threads_reports_them_and_leaves_those_of_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[int] = []
+    update = A2CLearner.update
+
+    def noting(self: A2CLearner, *arguments: Any) -> dict[str, torch.Tensor]:
+        seen.append(torch.get_num_threads())
+        return update(self, *arguments)
+
+    monkeypatch.setattr(A2CLearner, "update", noting)
+    torch.set_num_threads(2)
+    try:
+        assert train_small(n_env_steps=1).threads == 1
+        assert torch.get_num_threads() == 2
+        chosen = train_small(n_env_steps=1, threads=3)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert (chosen.threads, set(seen)) == (3, {1, 3})
+    assert repr(chosen).splitlines()[0].endswith("parameters on cpu, 3 threads")
+
+
+def test_only_a_large_network_gets_all_threads() -> None:
+    torch.set_num_threads(2)
+    try:
+        found = [threads_for(torch.nn.Linear(1000, n)) for n in (499, 500)]
+        assert (found, threads_for(torch.nn.Linear(1, 1), 2)) == ([1, 2], 2)
+    finally:
+        torch.set_num_threads(1)
