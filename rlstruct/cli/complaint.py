@@ -106,6 +106,10 @@ def plural(n: int, word: str) -> str:
 
 
 def say(text: str = "") -> None:
-    """Write a line to the standard output."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    """Write a line to the standard output; end the command where nobody reads on, as after ``| head``."""
+    try:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes once more when it ends
+        raise SystemExit(1) from None

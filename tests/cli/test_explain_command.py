@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from rlstruct.cli import explain
@@ -39,3 +43,12 @@ def test_an_unknown_name_gets_the_nearest_one(capsys: pytest.CaptureFixture[str]
     )
     assert main(["explain", "a", "b"]) == 2
     assert "expected the name of one error" in capsys.readouterr().err
+
+
+def test_a_reader_that_stops_ends_it_in_silence() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "rlstruct", "explain", "WorkerError"]
+    run = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    os.close(writing)
+    assert (run.returncode, run.stderr) == (1, "")
