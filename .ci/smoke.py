@@ -73,7 +73,7 @@ def check_commands() -> None:
             raise SystemExit(f"rlstruct {command} without its extra: exit code {run.returncode}, said {run.stderr!r}")
     page = subprocess.run([sys.executable, "-m", "rlstruct", "explain", "WorkerError"], capture_output=True, text=True)
     if page.returncode != 0 or not page.stdout.startswith("WorkerError\n"):
-        raise SystemExit(f"rlstruct explain WorkerError: exit code {page.returncode}, said {page.stdout + page.stderr!r}")
+        raise SystemExit(f"rlstruct explain WorkerError: exit code {page.returncode}, said {page.stderr!r}")
 
 
 def main() -> None:
