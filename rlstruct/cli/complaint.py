@@ -106,7 +106,7 @@ def plural(n: int, word: str) -> str:
 
 
 def say(text: str = "") -> None:
-    """Write a line to the standard output; end the command where nobody reads on, as after ``| head``."""
+    """Write a line to the standard output; end the command once its reader has gone, as ``| head``."""
     try:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
