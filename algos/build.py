@@ -31,7 +31,7 @@ CreateEnv = Callable[..., VecEnv]
 # and no two batchers play the same episodes.
 _SEEDS_PER_RUN = 1_000_000
 _SEEDS_PER_RESUMPTION = 10_007
-# Parameters up to which one thread of torch is as fast as several, which processes beside it would miss.
+# Parameters up to which one thread of torch is as fast as several, which other processes would miss.
 _SMALL = 500_000
 
 

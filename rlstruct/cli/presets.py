@@ -56,6 +56,8 @@ def settings_for(
     preset = PRESETS[algorithm, name]
     network = tuple(f"{key}={json.dumps(value)}" for key, value in preset.network.items())
     config, notes = _with_fitting_parts(preset.config, words)
+    if not name.startswith(env):
+        config = replace(config, target_return=None)  # a return of another task
     how = "made" if on_consoles else "tuned"
     tuned = f"settings: {how} for {name}, except those you set (--preset none for the defaults)"
     if on_consoles and torch.cuda.is_available():

@@ -156,6 +156,8 @@ def test_another_preset_or_none_can_be_chosen(capsys: Capture) -> None:
     other = train("a2c", "--env=MountainCar-v0", "--preset=Acrobot-v1", *short)
     assert "settings: tuned for Acrobot-v1" in capsys.readouterr().out
     assert settings_of(other)["trace_decay"] == PRESETS["a2c", "Acrobot-v1"].config.trace_decay
+    assert PRESETS["a2c", "Acrobot-v1"].config.target_return is not None
+    assert settings_of(other)["target_return"] is None  # a return of Acrobot says nothing of this task
     none = train("a2c", "--env", "Acrobot-v1", "--preset", "none", *short)
     assert "settings: the defaults, made for CartPole-v1" in capsys.readouterr().out
     assert settings_of(none)["trace_decay"] == A2CConfig().trace_decay
