@@ -154,7 +154,7 @@ class Collector:
         if agent_info is not None:
             self._set_agent_info(agent_info)
         slab, n_steps, n_final = self.take_steps(look=not self.env.auto_reset, watch=not self._watched)
-        self.steps = slab
+        self.steps, self.owned = slab, self._gives and self.layout.nbytes() >= _WORTH_GIVING
         collected = self.finish(n_steps, n_final, self._runner.executor)
         if not self._watched:
             self._watched, self._infers = True, self._infers_the_same(slab)
@@ -315,7 +315,6 @@ class Collector:
         sparse = self.env.auto_reset and self._device.type == "cpu"
         full = self.env.auto_reset and not sparse
         self.layout = slab_layout(seen, action, self._state, self._T, sparse, full)
-        self.owned = self._gives and self.layout.nbytes() >= _WORTH_GIVING
         return answer
 
     def _infers_the_same(self, slab: Slab) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlstruct.batchers.collector import Carry, Collected, Collector
 from rlstruct.batchers.progress import Phase
 from rlstruct.batchers.slab import Steps
-from rlstruct.core import DictTensor
+from rlstruct.core import DictTensor, Layout
 from rlstruct.engine.executors import PROMISE
 from rlstruct.engine.fused import FusedRollout, Perceptron
 from rlstruct.engine.graph import Graph, Recorder, recorder_of
@@ -93,7 +93,8 @@ class FastCollector(Collector):
 
     def finish_whole(self, record: Record, executor: str) -> Collected:
         """Count and check T steps that an executor has taken."""
-        found, self.steps = record.pop("found", None), Steps(record)
+        found, self.steps, self.owned = record.pop("found", None), Steps(record), True  # in memory of this batch alone
+        self.layout = self.layout or Layout.of(record)
         return self.finish(self._T, 0, executor, found)
 
     def _by_graph(self, _: object = None) -> Collected:

@@ -36,7 +36,7 @@ from rlstruct.batchers.workers.processes import die_with, mortal_parent
 from rlstruct.profiling.recorder import VARIABLE
 
 _NUMBER = struct.Struct("q")  # what the server says of a worker: its process id, and in the end its exit code
-_FORK, _RETIRE = b"f", b"r"
+_FORK = b"f"
 _MOST_DESCRIPTORS = 200
 _LEAVING_SECONDS = 1.0
 # What scripts that collect import, too, once torch is there: together a fifth of a second.
@@ -97,12 +97,6 @@ class _Server:
         """Return True if it runs, and for this process: a forked child has a copy of this object."""
         return self.owner == os.getpid() and self.process.poll() is None
 
-    def retire(self) -> None:
-        """Let it end once its last worker has ended."""
-        if self.serves_us():
-            self.control.send(_RETIRE)
-            _retired.append(self)
-
     def fork(self, descriptors: list[int]) -> None:
         """Ask for a worker with these descriptors. Hardly ever waits."""
         while True:
@@ -116,18 +110,13 @@ class _Server:
 
 
 _server: _Server | None = None
-_retired: list[_Server] = []
 _inherited: list[int] = []  # in a worker: the descriptors that its parent has sent along
 
 
 def _running_server() -> _Server:
-    """Return the server of this process, a new one if there is none that fits."""
+    """Return the server of this process, a new one if there is none that fits. Workers hold on to theirs."""
     global _server
-    _retired[:] = [server for server in _retired if server.serves_us()]
-    if _server is not None and (not _server.serves_us() or _server.environment != _read_once()):
-        _server.retire()
-        _server = None
-    if _server is None:
+    if _server is None or not _server.serves_us() or _server.environment != _read_once():
         _server = _Server()
     return _server
 
@@ -192,8 +181,9 @@ class _Forked:
             os.lseek(data, 0, os.SEEK_SET)
             resource_tracker.ensure_running()
             tracker = resource_tracker._resource_tracker._fd  # type: ignore[attr-defined]
+            self._server = _running_server()  # which ends once nothing holds on to it
             with _standard_streams() as streams:
-                _running_server().fork([status, data, alive, tracker, *streams, *self._descriptors])
+                self._server.fork([status, data, alive, tracker, *streams, *self._descriptors])
         finally:
             _close(status, alive, data)
 
@@ -300,26 +290,22 @@ class _Forks:
         os.set_blocking(self._woken, False)
         os.set_blocking(self._wake, False)
         self._statuses: dict[int, int] = {}  # descriptor on which the end of a worker is reported, by process id
-        self._retired = False
 
     def loop(self) -> list[int]:
         """Return in a worker, with its descriptors, or in the server at its end, with none."""
         handler = signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake)
-        while self._statuses or not self._retired:
+        while True:
             if self._woken in wait([self._control, self._woken]):
                 self._report_ends()
                 continue
             message, descriptors, _, _ = socket.recv_fds(self._control, 1, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
             if not message:
-                break
-            if message == _RETIRE:
-                self._retired = True
-            elif self._start(*descriptors):
+                return []
+            if self._start(*descriptors):
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, handler)
                 return descriptors[1:]
-        return []
 
     def _start(self, status: int, *descriptors: int) -> bool:
         """Start a worker; True in that worker."""

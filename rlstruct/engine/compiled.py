@@ -131,7 +131,6 @@ class Compiled:
                 _refuse_changes(traced.graph)
             pure = torch.func.functionalize(traced, remove="mutations")
             graph = make_fx(pure, decomposition_table=table)(*inputs)
-            _take_apart(graph.graph)
             outputs = traced(*inputs)
             answer = graph.graph.find_nodes(op="output")[0]
             answer.meta["user_visible_output_idxs"] = range(len(outputs))  # these keep their strides:
@@ -201,20 +200,6 @@ def _lift_held(module: torch.fx.GraphModule) -> list[Tensor]:
             graph.erase_node(node)
     graph.eliminate_dead_code()
     return list(held.values())
-
-
-def _take_apart(graph: torch.fx.Graph) -> None:
-    """Read columns that were put together (`columns`) at their sources: else all are stored, and end the fused loop."""
-    aten = torch.ops.aten
-    for unbind in graph.find_nodes(op="call_function", target=aten.unbind.int):
-        columns = unbind.args[0]
-        if unbind.args[1:] == (1,) and columns.target is aten.permute.default and list(columns.args[1]) == [1, 0]:
-            rows = columns.args[0]
-            if rows.target is aten.view.default and rows.args[0].target is aten.cat.default:
-                pieces = rows.args[0].args[0]
-                for item in list(unbind.users) if len(pieces) == len(unbind.users) else []:
-                    item.replace_all_uses_with(pieces[item.args[1]])
-    graph.eliminate_dead_code()
 
 
 def _cumulative_sum(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> object:

@@ -20,6 +20,7 @@ from fake_envs import CountingEnv
 
 from rlstruct import WorkerError
 from rlstruct.batchers import RL_Batcher
+from rlstruct.batchers.workers.fork_server import server_pid
 
 MIB = 2**20
 
@@ -98,6 +99,7 @@ def test_what_has_changed_in_this_process_reaches_new_workers(tmp_path: Path, mo
 def test_what_python_reads_when_it_starts_reaches_new_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "held"
     with batcher(file, "hash('word')") as held:
+        server = server_pid()
         monkeypatch.setenv("PYTHONHASHSEED", "7")
         (found,) = answers(tmp_path, "hash('word')")
         words = [sys.executable, "-c", "print(hash('word'))"]
@@ -105,6 +107,9 @@ def test_what_python_reads_when_it_starts_reaches_new_workers(tmp_path: Path, mo
         assert found not in file.read_text()
         held.execute()  # its server stays as long as it does
         held.get()
+    assert server is not None
+    assert server != server_pid()
+    assert not psutil.pid_exists(server)
 
 
 def test_what_workers_print_goes_where_this_process_prints_now(

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.batchers import RL_Batcher
@@ -22,11 +24,14 @@ class Queued(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.names: Counter[str] = Counter()
+        self.numbers = 0  # that they have computed or copied
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
         if not func.is_view and "empty" not in str(func):
             self.names[str(func)] += 1
-        return func(*args, **(kwargs or {}))
+            self.numbers += sum(leaf.numel() for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor))
+        return found
 
 
 def operators_a_step(name: str, n_inputs: int, n_actions: int) -> float:
@@ -68,3 +73,34 @@ def test_restarts_take_as_many_operators_however_many_fields_a_state_has() -> No
             env.step(action)
         kinds = {(value.dtype, value.shape) for value in env.carry().values()}
         assert queued.names["aten.index_select.default"] <= len(kinds) + (name != "CartPole-v1")  # a game's own table
+
+
+@pytest.mark.parametrize(
+    ("executor", "device", "backend"),
+    [("graph", "sim:0", "torch"), ("kernel", "cpu", "warp"), ("eager", "cpu", "torch")],
+)
+def test_a_batch_that_was_taken_at_once_is_not_copied_when_it_is_returned(
+    executor: str, device: str, backend: str
+) -> None:
+    if executor == "kernel":
+        pytest.importorskip("warp", reason="needs the extra warp")
+    with RL_Batcher(
+        T,
+        lambda: ActorCriticAgent(ActorCritic(4, 2).to(device), device=device),
+        lambda n_envs, seed: make("CartPole-v1", n_envs, seed, device=device, backend=backend),
+        env_args={"n_envs": B},
+        seed=0,
+        device=device,
+    ) as batcher:
+        batcher.reset()
+        for _ in range(3):
+            batcher.execute()
+            with Queued() as queued:
+                batch, _ = batcher.get()
+        assert batcher.stats().executors == (executor,)
+        assert batcher.memory_report().slabs[0] > T * B
+    one_key = batch.trajectories["observation/rng"].numel()
+    if executor == "eager":  # the small memory that single steps were written to is used again
+        assert queued.numbers > 5 * one_key
+    else:
+        assert queued.numbers < one_key  # numbers of the rows alone
