@@ -34,7 +34,7 @@ test-all: test ## these, then tutorials, site, benchmarks, compilers and half a 
 torch: ## run the core tests with the oldest and the newest torch, each in an environment of its own
 	bash .ci/torch_versions
 
-gpu: ## half an hour on a GPU, tests and benchmarks, with the packages that are there: make gpu ARGS=--dry-run
+gpu: ## forty minutes on a GPU, tests and benchmarks, with the packages that are there: make gpu ARGS=--dry-run
 	$(PYTHON) .ci/on_gpu.py $(ARGS)
 
 soak: $(INSTALLED) ## break batchers at random for ten minutes: make soak ARGS="--seconds 60 --seed 3"

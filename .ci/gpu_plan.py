@@ -23,7 +23,7 @@ class Step:
 
     Attributes:
         name: as it is printed and written.
-        command: of the three into which the half hour is divided.
+        command: of the four into which the whole is divided.
         minutes: it takes at most, if its command has nine.
         tests: words in the paths of the test files, in the order in which they run; "" takes all that are left.
         benchmark: name of the script in benchmarks/; with one no tests are run.
@@ -57,7 +57,7 @@ STEPS = (
     Step("tests alone", 1, 1.5, tests=ALONE),
     Step("targets", 1, 3.5, benchmark="gpu", parts=("first_launch", "targets", "sync")),
     Step("Atari's tests", 2, 2.0, tests=("atari",)),
-    Step("Atari", 2, 2.5, benchmark="gpu_atari", parts=("modes", "restarts", "resets", "start", "layout")),
+    Step("Atari", 2, 2.5, benchmark="experiments", parts=("atari", "atari_starts", "atari_layout")),
     Step("trained steps", 2, 2.0, benchmark="gpu", parts=("trained",)),
     Step("profiles", 2, 1.0, benchmark="gpu", parts=("profiling",)),
     Step("experiments", 2, 1.5, benchmark="experiments", parts=("fusion", "compilers")),
@@ -71,6 +71,7 @@ STEPS = (
     ),
     Step("sharing", 3, 2.0, benchmark="sharing"),
     Step("unfinished tests", 3, 1.0),
+    Step("Atari's scores", 4, 9.0, benchmark="experiments", parts=("atari_score",)),
 )
 COMMANDS = tuple(dict.fromkeys(step.command for step in STEPS))
 
@@ -129,7 +130,7 @@ def describe(root: Path, chosen: Sequence[Step], minutes: float) -> str:
     """Say what runs, in which order, and for how long at most."""
     files = test_files(root)
     lines = [
-        f"{minutes:g} minutes at most; --command 1, 2 and 3 divide the half hour into three times 9 minutes.",
+        f"{minutes:g} minutes at most; --command 1 to 4 divide the whole into four times 9 minutes.",
         "number step              minutes  command, minutes in it",
     ]
     for step, its in zip(chosen, minutes_of(chosen, minutes), strict=True):

@@ -1,13 +1,13 @@
 """Half an hour on a machine with a GPU, with the Python that runs it; nothing is installed or fetched.
 
     make gpu ARGS=--dry-run                    what runs, in which order, with minutes; also without a GPU
-    make gpu                                   30 minutes, results into build/gpu/
+    make gpu                                   40 minutes, results into build/gpu/
     python3 .ci/on_gpu.py --quick              whether everything starts, also without a GPU
 
-Where a command may take 10 minutes only, the half hour is three commands of 9, each of which goes on with what the one
+Where a command may take 10 minutes only, the whole is four commands of 9, each of which goes on with what the one
 before it has left in build/gpu (``--commit`` says what git would, where there is no git):
 
-    python3 .ci/on_gpu.py --command 1 --commit abc1234        and so on with 2 and 3
+    python3 .ci/on_gpu.py --command 1 --commit abc1234        and so on with 2 to 4
 
 `.ci/gpu_plan.py` lists the steps; a step that ends early leaves its time to those that follow. Test files that time the
 GPU have it to themselves. A test file whose time is used up goes on in the next step of tests, also in another command;
@@ -19,7 +19,7 @@ what needs them is left out. On a borrowed machine only paths that git ignores, 
 between commands. Every test file has its own processes: one that hangs, dies or breaks CUDA loses one test, and the
 rest of its file runs in a new process. The benchmarks likewise go on without what hung or broke CUDA. Every result is
 written as it comes, into files named by device and commit: ``gpu_tests-….json`` (every test with its outcome, seconds
-and what it said), ``gpu-….json``, ``gpu_atari-….json``, ``experiments-….json`` and ``sharing-….json`` (what the
+and what it said), ``gpu-….json``, ``experiments-….json`` and ``sharing-….json`` (what the
 benchmarks found), ``gpu_run-….json`` (what came of each step), and ``gpu_run-….log``. They are copied to ``--copy`` (by
 default the folder named by the environment variable OUT, if it is set) every two seconds, so a command that is killed
 loses nothing.
@@ -353,7 +353,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     build = ROOT / "build"
     parser.add_argument("--out", type=Path, default=build / "gpu", help="folder of all results")
     parser.add_argument("--copy", type=Path, default=os.environ.get("OUT"), help="folder to which they are copied")
-    parser.add_argument("--minutes", type=float, help="for everything; 30 by default, 9 for one of the three commands")
+    parser.add_argument("--minutes", type=float, help="for everything; 40 by default, 9 for one of the four commands")
     parser.add_argument("--tests", nargs="+", default=[], help="only test files whose path has one of these words")
     numbers = range(1, len(STEPS) + 1)
     parser.add_argument("--steps", nargs="+", type=int, choices=numbers, default=[], help="only these, by number")
@@ -371,7 +371,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dry-run", action="store_true", help="only say what would run, and for how long")
     options = parser.parse_args(words)
     options.out, options.resume = options.out.resolve(), options.resume or options.command is not None
-    options.minutes = options.minutes or (9.0 if options.command else 30.0)
+    options.minutes = options.minutes or (9.0 if options.command else 40.0)
     return options
 
 

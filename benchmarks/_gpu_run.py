@@ -128,8 +128,18 @@ class Run:
 class Ladder(Run):
     """A run that times rungs side by side."""
 
-    def rate(self, part: str, n_envs: int, makers: Sequence[MakeRung], **where: object) -> None:
-        """Measure rungs side by side, one row each; one that raises gets a row too, and the others go on."""
+    def rate(
+        self,
+        part: str,
+        n_envs: int,
+        makers: Sequence[MakeRung],
+        look: Callable[[Rung], _report.Row] | None = None,
+        **where: object,
+    ) -> None:
+        """Measure rungs side by side, one row each; one that raises gets a row too, and the others go on.
+
+        ``look`` returns what else a row says of its rung.
+        """
         rungs = self.made(part, n_envs, makers, **where)
         rounds: dict[str, list[float]] = {}
         while rungs and not rounds:
@@ -143,6 +153,10 @@ class Ladder(Run):
         for rung in rungs:
             seconds = statistics.median(rounds[rung.name])
             carry = {} if rung.env is None else rung.env.carry()
+            also: _report.Row = {}
+            if look is not None:
+                with self.caught(part=part, rung=rung.name, N=n_envs, look=True, **where):
+                    also = look(rung)
             self.add(
                 part=part,
                 rung=rung.name,
@@ -152,6 +166,7 @@ class Ladder(Run):
                 steps_per_second=n_envs * rung.steps / seconds,
                 bytes_per_environment=sum(value.nbytes for value in carry.values()) / n_envs or None,
                 rounds=rounds[rung.name],
+                **also,
             )
 
     def made(self, part: str, n_envs: int, makers: Sequence[MakeRung], **where: object) -> list[Rung]:

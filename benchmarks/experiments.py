@@ -18,6 +18,8 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+import _atari
+import _atari_score
 import _fusion
 import _gpu_run
 import _report
@@ -49,6 +51,14 @@ class Experiment:
 
 _STEPS = (1, 4, 16, 64, 256)
 _FEW, _MANY = (64, 1024, 8192), (64, 1024, 1 << 14, 1 << 17, 1 << 20)
+_CULE = "CuLE (Dalton et al., 2020)"
+_GAMES = (1, 32, 128, 512, 1024, 4096, 8192, 16384, 32768)
+
+
+def _score_sizes(**sizes: int | None) -> dict[str, tuple[Any, ...]]:
+    return {"game": ("Pong", "Breakout"), **{name: (size,) for name, size in sizes.items()}}
+
+
 EXPERIMENTS = {
     "fusion": Experiment(
         system="vectorisation and kernel fusion (Gleeson et al., 2022)",
@@ -73,6 +83,57 @@ EXPERIMENTS = {
         measure=_fusion.measure_compilers,
         table=_fusion.compilers_table,
         draw=_fusion.draw_compilers,
+    ),
+    "atari": Experiment(
+        system=_CULE,
+        page="docs/coming_from_cule.md",
+        sizes={
+            "cpu": {"game": ("Pong", "Breakout"), "N": (1, 8, 32, 128), "CPU engines": (1, 8, 32, 128)},
+            "cuda": {"game": ("Breakout",), "N": _GAMES, "CPU engines": (1, 128, 1024, 4096)},
+            "quick": {"game": ("Pong",), "N": (1, 2), "CPU engines": (2,)},
+        },
+        measure=_atari.measure_atari,
+        table=_atari.atari_table,
+        draw=_atari.draw_atari,
+    ),
+    "atari_score": Experiment(
+        system=_CULE,
+        page="docs/coming_from_cule.md",
+        sizes={
+            "cpu": _score_sizes(steps=6000, n_envs=40, on_cpu=8, limit=300, evaluations=4, episodes=8),
+            "cuda": _score_sizes(steps=8_000_000, n_envs=1200, on_cpu=120, limit=None, evaluations=16, episodes=32),
+            "quick": {
+                **_score_sizes(steps=480, n_envs=20, on_cpu=2, limit=8, evaluations=1, episodes=2),
+                "game": ("Pong",),
+            },
+        },
+        measure=_atari_score.measure_score,
+        table=_atari_score.score_table,
+        draw=_atari_score.draw_score,
+    ),
+    "atari_starts": Experiment(
+        system=_CULE,
+        page="docs/coming_from_cule.md",
+        sizes={
+            "cpu": {"N": (64,), "later": (100,)},
+            "cuda": {"N": (512, 4096, 32768), "later": (1000,)},
+            "quick": {"N": (2,), "later": (2,)},
+        },
+        measure=_atari.measure_starts,
+        table=_atari.starts_table,
+        draw=_atari.draw_starts,
+    ),
+    "atari_layout": Experiment(
+        system="Atari consoles of ours: the numbers in rlstruct/sims/atari/machine.py",
+        page="docs/coming_from_cule.md",
+        sizes={
+            "cpu": {"N": (8,), "threads": (32,), "apart": (1,)},
+            "cuda": {"N": (4096, 32768), "threads": (32, 64, 128, 256), "apart": (1, 2, 4, 8, 32)},
+            "quick": {"N": (2,), "threads": (32,), "apart": (1,)},
+        },
+        measure=_atari.measure_layout,
+        table=_atari.atari_table,
+        draw=_atari.draw_layout,
     ),
 }
 

@@ -15,6 +15,7 @@ import threading
 import time
 from functools import partial
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -122,55 +123,45 @@ def test_the_quick_ladder_of_the_gpu_benchmark(device: str, tmp_path: pathlib.Pa
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
-def test_the_gpu_benchmark_of_atari_measures_every_row(device: str, tmp_path: pathlib.Path) -> None:
-    pytest.importorskip("warp", reason="needs the extra warp")
-    pytest.importorskip("ale_py", reason="needs the extra atari")
-    script = str(ROOT / "benchmarks" / "gpu_atari.py")
-    command = [
-        sys.executable,
-        script,
-        "--device",
-        device,
-        "--sizes",
-        "1",
-        "2",
-        "--repeats",
-        "1",
-        "--out",
-        str(tmp_path),
-    ]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
-    rows = json.loads(next(tmp_path.glob("gpu_atari-*.json")).read_text())["rows"]
-    assert {(row["n"], row["mode"]) for row in rows if row["part"] == "modes"} == {
-        (n, mode) for n in (1, 2) for mode in ("emulation", "drawing", "inference")
-    }
-    assert [row["part"] for row in rows].count("layout") == 2 * 2 * 2 * 4 * 5
-    assert {"start", "restarts", "resets"} <= {row["part"] for row in rows}
-    assert [row["left_out"] for row in rows if "left_out" in row] == []
-    assert all(value > 0 for row in rows for name, value in row.items() if name.endswith("_per_second"))
+def test_the_experiments_with_atari_measure_every_row_and_are_resumed(device: str, tmp_path: pathlib.Path) -> None:
+    for package in ("warp", "ale_py"):
+        pytest.importorskip(package, reason="needs the extras warp and atari")
+    script = str(ROOT / "benchmarks" / "experiments.py")
+    command = [sys.executable, script, "--quick", "--device", device, "--out", str(tmp_path), "--resume", "--parts"]
+    command += ["atari", "atari_score", "atari_starts", "atari_layout"]
+
+    def rows(*more: str) -> list[dict[str, Any]]:
+        run = subprocess.run([*command, *more], capture_output=True, text=True, timeout=280, check=False)
+        assert run.returncode == 0, run.stdout + run.stderr
+        return json.loads(next(tmp_path.glob("experiments-*.json")).read_text())["rows"]  # type: ignore[no-any-return]
+
+    assert {row.get("left_out") for row in rows("--minutes", "0")} == {"the time budget is used up"}
+    found = rows()
+    assert [row["left_out"] for row in found if "left_out" in row] == []
+    modes = {(row["N"], row["rung"]) for row in found if row["part"] == "atari"}
+    ours = {"emulation", "pictures", "inference", "training"}
+    assert modes >= {(n, f"rlstruct: {mode}") for n in (1, 2) for mode in ours}
+    assert modes >= {(2, f"AtariVectorEnv: {mode}") for mode in ours - {"emulation"}}
+    assert all(row["steps_per_second"] > 0 for row in found if "rung" in row)
+    if device != "cpu":
+        assert all(0 < row["occupancy"] <= 1 for row in found if row["part"] == "atari")
+    scores = {row["way"]: row for row in found if row["part"] == "atari_score"}
+    assert [row["updates"] for row in scores.values()] == [5, 5, 48]  # 24 batches, 19 before the window is full
+    assert all(row["curve"][0][0] == 0 and row["curve"][-1][0] == 4 * row["steps"] for row in scores.values())
+    assert {row["rung"] for row in found if row["part"] == "atari_starts"} >= {"in lockstep", "later"}
+    assert sum(row["part"] == "atari_layout" for row in found) == 2
+    assert rows() == found  # not measured again
+    assert len(list(tmp_path.glob("*.png"))) == 4
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_the_gpu_benchmark_of_atari_stops_in_time_and_is_resumed(tmp_path: pathlib.Path) -> None:
-    pytest.importorskip("warp", reason="needs the extra warp")
-    pytest.importorskip("ale_py", reason="needs the extra atari")
-    script = str(ROOT / "benchmarks" / "gpu_atari.py")
-    command = [sys.executable, script, "--device", "cpu", "--quick", "--parts", "modes", "--out", str(tmp_path)]
+def test_costs_of_starts_are_ratios_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import _atari
 
-    def rows(*more: str) -> list[dict[str, object]]:
-        subprocess.run([*command, *more], capture_output=True, text=True, timeout=280, check=True)
-        return json.loads(next(tmp_path.glob("gpu_atari-*.json")).read_text())["rows"]  # type: ignore[no-any-return]
-
-    assert {row.get("left_out") for row in rows("--minutes", "0") if row["part"] == "modes"} == {
-        "the time budget is used up"
-    }
-    first = rows("--resume", "--sizes", "1")
-    assert [row["n"] for row in first if row["part"] == "modes"] == [1, 1, 1]
-    second = rows("--resume", "--sizes", "1", "2")
-    assert [row["n"] for row in second if row["part"] == "modes"] == [1, 1, 1, 2, 2, 2]
-    assert second[:3] == first[:3]  # not measured again
+    rates = {"in lockstep": 40.0, "later": 20.0, "restart in every step": 10.0, "emulation": 80.0}
+    rows = [{"rung": name, "N": 4, "steps_per_second": rate} for name, rate in rates.items()]
+    # Half as fast later; a step takes 0.2 s later, 0.4 s with a restart; 94 / 4 of emulation take 1.175 s, not 0.4 s.
+    assert _atari.starts_table(rows)[2] == "| 4 | 0.50 | 2.00 | 2.94 |"
 
 
 @pytest.fixture
@@ -290,6 +281,7 @@ def test_the_quick_experiments_measure_every_row(device: str, tmp_path: pathlib.
     pytest.importorskip("warp", reason="needs the extra warp")
     script = str(ROOT / "benchmarks" / "experiments.py")
     command = [sys.executable, script, "--quick", "--device", device, "--out", str(tmp_path)]
+    command += ["--parts", "fusion", "compilers"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     rows = json.loads(next(tmp_path.glob("experiments-*.json")).read_text())["rows"]

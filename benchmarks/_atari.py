@@ -1,0 +1,314 @@
+"""Thousands of Atari games on one device, after Dalton et al., "Accelerating RL through GPU Atari emulation" (CuLE).
+
+``atari``: frames per second over the number of games, in CuLE's modes, with games of ours and of CPU engines.
+``atari_starts``: a start in lockstep, and restarts. ``atari_layout``: how consoles lie in the memory of a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from _gpu_rungs import MakeRung, Rung, synchronize
+from _report import Row, table
+
+from rlstruct import DictTensor, VecEnv, sims
+from rlstruct.agents import ActorCriticAgent, ConvolutionalActorCritic, StackingAgent
+from rlstruct.algos.a2c import A2CConfig, A2CLearner
+from rlstruct.batchers import RL_Batcher
+from rlstruct.device import usable_cores
+from rlstruct.envs import GymVectorEnv
+from rlstruct.profiling import profile, read
+from rlstruct.vec_env import DeviceEnv
+
+if TYPE_CHECKING:
+    from _gpu_run import Ladder
+
+Sizes = Mapping[str, Sequence[Any]]
+SKIP, T = 4, 5  # frames of a step; steps of a batch, as in CuLE's benchmark
+OURS = "rlstruct"
+create_agent = partial(StackingAgent.create, create_agent=ActorCriticAgent, shape=(4, 84, 84))
+
+
+def create_env(engine: str, game: str, n_envs: int, device: str, seed: int = 0, limit: int | None = None) -> VecEnv:
+    """Make games of ours, or of a CPU engine with a thread for each core that torch uses; one picture a step."""
+    if engine == OURS:
+        limits = {} if limit is None else {"time_limit": limit}
+        return sims.make(f"ALE/{game}-v5", n_envs, seed, device=device, stack=1, **limits)
+    frames, threads = SKIP * (limit or 27_000), usable_cores() if device != "cpu" else torch.get_num_threads()
+    if engine == "EnvPool":
+        import envpool
+
+        vector: Any = envpool.make(
+            f"{game}-v5", env_type="gymnasium", num_envs=n_envs, num_threads=threads, stack_num=1, seed=seed,
+            use_fire_reset=False, repeat_action_probability=0.25, max_episode_steps=frames // SKIP,
+        )  # fmt: skip
+    else:
+        from ale_py.vector_env import AtariVectorEnv
+
+        from rlstruct.sims.atari.ale_game import rom_ids
+
+        vector = AtariVectorEnv(
+            rom_ids()[game], n_envs, num_threads=threads, stack_num=1, use_fire_reset=False,
+            repeat_action_probability=0.25, max_num_frames_per_episode=frames,
+        )  # fmt: skip
+    env = GymVectorEnv(vector, seed=seed)
+    return env if device == "cpu" else DeviceEnv(env, device, "cpu")
+
+
+def engines() -> list[str]:
+    """List ours and the CPU engines that are installed."""
+    return [OURS, "AtariVectorEnv", *(["EnvPool"] if importlib.util.find_spec("envpool") else [])]
+
+
+def console_rung(name: str, game: str, n: int, device: torch.device) -> Rung:
+    """Return frames without pictures: emulation alone."""
+    from rlstruct.sims.atari import open_ale, open_consoles
+    from rlstruct.sims.atari.ale_game import rom_ids
+
+    consoles = open_consoles(rom_ids()[game], open_ale(rom_ids()[game], 0), n, device)
+    actions = torch.randint(18, (SKIP, n), dtype=torch.int32, device=device)
+
+    def run() -> None:
+        for action in actions:
+            consoles.run(action)
+        synchronize(device)
+
+    return Rung(name, run, 1)
+
+
+def step_rung(name: str, engine: str, game: str, n: int, device: torch.device) -> Rung:
+    """Return steps with random actions, each of which shows a picture."""
+    env = create_env(engine, game, n, str(device))
+    env.reset()
+
+    def run() -> None:
+        env.step(DictTensor({"action": torch.randint(int(env.action_space.n), (n,), device=device)}))
+        synchronize(device)
+
+    return Rung(name, run, 1)
+
+
+def batch_rung(name: str, engine: str, game: str, n: int, device: torch.device, learns: bool) -> Rung:
+    """Return batches of T steps with the network of Mnih et al. (2015), and an update of A2C on each if it learns."""
+    config = A2CConfig(n_envs=n, n_timesteps=T, learner_device=str(device), batcher_device=str(device))
+    n_actions = int(sims.make(f"ALE/{game}-v5", 1).action_space.n)
+    torch.manual_seed(0)
+    model = ConvolutionalActorCritic((4, 84, 84), n_actions).to(device)
+    learner = A2CLearner.create(model, create_agent, config)
+    batcher = RL_Batcher(
+        T, create_agent, create_env, agent_args={"model": model, "copy_model": True, "device": device},
+        env_args={"engine": engine, "game": game, "n_envs": n, "device": str(device)}, device=device, seed=0,
+    )  # fmt: skip
+    batcher.reset()
+
+    def run() -> None:
+        batcher.execute()
+        batch = batcher.get()[0]
+        if learns:
+            learner.update(batch, 0.0)
+            batcher.update(learner.model.state_dict())
+        synchronize(device)
+
+    return Rung(name, run, T)
+
+
+def gpu_use(rung: Rung, device: torch.device) -> Row:
+    """Return NVML's utilisation, the shares of time and of multiprocessors in use, and the occupancy of kernels."""
+    if device.type != "cuda":
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        with profile(folder, window=600.0):
+            end = time.perf_counter() + 1.2
+            while time.perf_counter() < end:
+                rung.run()
+        (use,) = read(folder).gpus
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as kineto:
+            rung.run()
+        kineto.export_chrome_trace(trace := f"{folder}/trace.json")
+        events = json.loads(Path(trace).read_text())["traceEvents"]
+    kernels = [(one["dur"], one["args"].get("est. achieved occupancy %", 0)) for one in events
+               if one.get("cat") == "kernel"]  # fmt: skip
+    occupancy = sum(dur * percent for dur, percent in kernels) / (100 * sum(dur for dur, _ in kernels))
+    return {"nvml": use.nvml, "busy": use.busy, "multiprocessors": use.weighted, "occupancy": occupancy}
+
+
+def measure_atari(run: Ladder, sizes: Sizes) -> None:
+    """Measure all modes and engines side by side, for each game and number of games."""
+    for game, n in itertools.product(sizes["game"], sizes["N"]):
+        if run.measured("atari", N=n, game=game):
+            continue
+        if not run.left(20, "atari"):
+            return
+        rungs: list[MakeRung] = [partial(console_rung, f"{OURS}: emulation", game, n, run.device)]
+        for engine in engines() if n in sizes["CPU engines"] else [OURS]:
+            rungs.append(partial(step_rung, f"{engine}: pictures", engine, game, n, run.device))
+            for mode, learns in (("inference", False), ("training", True)):
+                rungs.append(partial(batch_rung, f"{engine}: {mode}", engine, game, n, run.device, learns))
+        run.rate("atari", n, rungs, look=partial(gpu_use, device=run.device), game=game)
+
+
+def atari_table(rows: Sequence[Row]) -> list[str]:
+    """Tabulate thousand frames per second by engine and mode, and number of games; and how a GPU was used."""
+    measured = [row for row in rows if "steps_per_second" in row]
+    lines: list[str] = []
+    for game in dict.fromkeys(row["game"] for row in measured):
+        own = {(row["rung"], row["N"]): row for row in measured if row["game"] == game}
+        sizes = sorted({n for _, n in own})
+        body = [[name, *(_cell(own.get((name, n))) for n in sizes)] for name in dict.fromkeys(name for name, _ in own)]
+        lines += [*table(f"{game}: thousand frames/s | " + " | ".join(f"{n:,} games" for n in sizes), body), ""]
+    if any("nvml" in row for row in measured):
+        lines.append("In brackets: occupancy of the kernels, multiprocessors in use, NVML's utilisation.")
+    return lines
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return ""
+    shares = [row.get(key) for key in ("occupancy", "multiprocessors", "nvml")]
+    said = " (" + ", ".join("?" if share is None else f"{share:.0%}" for share in shares) + ")" if "nvml" in row else ""
+    return f"{SKIP * row['steps_per_second'] / 1000:.3g}{said}"
+
+
+def draw_atari(rows: Sequence[Row], figure: Any) -> None:  # noqa: ANN401 - of matplotlib, here and below
+    """Draw frames per second over the number of games: a panel for each mode, a line for each engine and game."""
+    measured = [row for row in rows if "steps_per_second" in row]
+    modes = ("emulation", "pictures", "inference", "training")
+    figure.set_size_inches(3.2 * len(modes), 3.6)
+    panels = figure.subplots(1, len(modes), sharey=True)
+    for axes, mode in zip(panels, modes, strict=True):
+        own = [row for row in measured if row["rung"].endswith(f": {mode}")]
+        for name in dict.fromkeys((row["rung"], row["game"]) for row in own):
+            points = [(row["N"], SKIP * row["steps_per_second"]) for row in own if (row["rung"], row["game"]) == name]
+            label = f"{name[0].partition(':')[0]}, {name[1]}"
+            axes.loglog(*zip(*sorted(points), strict=True), marker="o", markersize=3, label=label)
+        axes.set_title(mode, fontsize=9)
+        axes.set_xlabel("games")
+    panels[0].set_ylabel("frames per second")
+    panels[1].legend(fontsize=8)
+
+
+def starts_rung(name: str, n: int, device: torch.device, **how: Any) -> Rung:  # noqa: ANN401
+    """Return 16 steps of a Pong: at once after a common start, or long after it, or with restarts in every step."""
+    from rlstruct.sims.atari import Atari
+
+    later, limit = how.get("later", 0), how.get("limit", "default")
+    env = Atari("Pong", n, device=device, noop_max=0, time_limit=limit, stack=1)
+    env.reset()
+    begun = env.get_state()
+
+    def steps(number: int) -> None:
+        for _ in range(number):
+            env.step(DictTensor({"action": torch.randint(6, (n,), device=device)}))
+
+    steps(later)
+
+    def run() -> None:
+        if not later and limit != 1:
+            env.set_state(None, begun)
+        steps(16)
+        synchronize(device)
+
+    return Rung(name, run, 16)
+
+
+def measure_starts(run: Ladder, sizes: Sizes) -> None:
+    """Measure lockstep and divergence; restarts from the cache; a beginning played frame by frame."""
+    for n in sizes["N"]:
+        if run.measured("atari_starts", N=n) or not run.left(30, "atari_starts"):
+            continue
+        rungs = [
+            partial(starts_rung, "in lockstep", n, run.device),
+            partial(starts_rung, "later", n, run.device, later=sizes["later"][0]),
+            partial(starts_rung, "restart in every step", n, run.device, limit=1),
+            partial(console_rung, "emulation", "Pong", n, run.device),
+        ]
+        run.rate("atari_starts", n, rungs)
+
+
+def _starts(rows: Sequence[Row]) -> list[tuple[int, float, float, float]]:
+    rates = {(row["rung"], row["N"]): row["steps_per_second"] for row in rows if "steps_per_second" in row}
+    found = []
+    for n in sorted({n for _, n in rates}):
+        lockstep, later, restarts, frames = (
+            n / rates.get((name, n), float("nan"))
+            for name in ("in lockstep", "later", "restart in every step", "emulation")
+        )
+        # ALE begins a game with 60 frames of nothing, 4 of the switch RESET, and up to 30 more.
+        found.append((n, lockstep / later, restarts / later, 94 / SKIP * frames / restarts))
+    return found
+
+
+def starts_table(rows: Sequence[Row]) -> list[str]:
+    """Tabulate what divergence and restarts cost."""
+    body = [[f"{n:,}", *(f"{value:.2f}" for value in values)] for n, *values in _starts(rows)]
+    head = "games | speed later, over lockstep | seconds with a restart in each step, over none | "
+    return table(head + "94 frames of a beginning, over a step with a restart", body, 0)
+
+
+def draw_starts(rows: Sequence[Row], figure: Any) -> None:  # noqa: ANN401
+    """Draw the three ratios over the number of games."""
+    found = list(zip(*_starts(rows), strict=True))
+    axes = figure.subplots()
+    labels = ("speed later / in lockstep", "time with restarts / without", "beginning played / step with restart")
+    for values, label in zip(found[1:], labels, strict=True):
+        axes.loglog(found[0], values, marker="o", label=label)
+    axes.set_xlabel("games")
+    axes.legend(fontsize=8)
+
+
+def layout_rung(name: str, n: int, device: torch.device, threads: int, apart: int, interleaved: bool) -> Rung:
+    """Return frames with some threads in a block, a console on every so many of them, and its memory in one piece."""
+    from rlstruct.sims.atari import machine, open_ale, open_consoles
+
+    consoles = open_consoles("pong", open_ale("pong", 0), n, device)
+    if interleaved:  # byte by byte with that of the others
+        consoles.ram = consoles.ram.t().contiguous().t()
+    plan = torch.randint(18, (60, n), dtype=torch.int32, device=device)
+    for actions in plan:  # so that they differ
+        consoles.run(actions)
+
+    def run() -> None:
+        usual = machine.BLOCK, machine.APART
+        try:
+            machine.BLOCK, machine.APART = threads, apart
+            for actions in plan[:SKIP]:
+                consoles.run(actions)
+        finally:
+            machine.BLOCK, machine.APART = usual
+        synchronize(device)
+
+    return Rung(name, run, 1)
+
+
+def measure_layout(run: Ladder, sizes: Sizes) -> None:
+    """Measure every layout side by side; on a CPU, where none of it matters, one."""
+    for n in sizes["N"]:
+        if run.measured("atari_layout", N=n) or not run.left(40, "atari_layout"):
+            continue
+        shapes = itertools.product(sizes["threads"], sizes["apart"], (False, True))
+        rungs = [
+            partial(layout_rung, f"{threads} threads, {32 // apart} consoles a warp, {'bytes' if mixed else 'pieces'}",
+                    n, run.device, threads, apart, mixed)
+            for threads, apart, mixed in shapes
+        ]  # fmt: skip
+        run.rate("atari_layout", n, rungs, game="Pong")
+
+
+def draw_layout(rows: Sequence[Row], figure: Any) -> None:  # noqa: ANN401
+    """Draw the speed of each layout as a bar."""
+    measured = [row for row in rows if "steps_per_second" in row]
+    figure.set_size_inches(7, 1 + 0.2 * len(measured))
+    axes = figure.subplots()
+    axes.barh([f"{row['N']:,}: {row['rung']}" for row in measured],
+              [SKIP * row["steps_per_second"] for row in measured])  # fmt: skip
+    axes.tick_params(labelsize=7)
+    axes.set_xlabel("frames per second")

@@ -1,0 +1,120 @@
+"""Seconds to a score in Pong and Breakout, after CuLE: A2C with its window, with plain batches, with games on the CPU.
+
+``atari_score``: a window of 20 batches and V-trace takes a gradient step after every step of the games; plain batches
+of 5 steps one after five; and as many games as a CPU engine is best with, with plain batches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from _atari import OURS, create_agent, create_env
+from _report import Row, table
+
+from rlstruct import sims
+from rlstruct.agents import ConvolutionalActorCritic
+from rlstruct.algos import a2c
+from rlstruct.algos.callbacks import Callback, TrainingContext
+from rlstruct.algos.presets import PRESETS
+
+if TYPE_CHECKING:
+    import torch
+    from _gpu_run import Ladder
+
+Sizes = Mapping[str, Sequence[Any]]
+WINDOW, PLAIN, ON_CPU = "window of 20", "plain batches", "games on the CPU, plain batches"
+PLAINLY = {"n_timesteps": 5, "n_minibatches": 1, "window": None, "vtrace": False, "trace_decay": 1.0}
+
+
+class Curve(Callback):
+    """Points of a training: frames, seconds of learning, mean return; it ends when the time is over."""
+
+    def __init__(self, deadline: float) -> None:
+        self.points: list[tuple[int, float, float]] = []
+        self._deadline, self._begun, self._evaluating = deadline, 0.0, 0.0
+
+    def on_start(self, context: TrainingContext) -> None:
+        self._begun = time.perf_counter()
+
+    def on_update(self, context: TrainingContext) -> None:
+        if time.perf_counter() > self._deadline:
+            context.stop("the time budget is used up")
+
+    def on_evaluation(self, context: TrainingContext) -> None:
+        last = context.evaluations[-1]
+        self._evaluating += last.seconds
+        seconds = time.perf_counter() - self._begun - self._evaluating
+        self.points.append((4 * last.env_steps, max(0.0, seconds), last.mean_return))
+
+
+def train(game: str, way: str, device: torch.device, sizes: Sizes, seconds: float) -> Row:
+    """Train once with the settings of `rlstruct train`, and return the curve.
+
+    Games last for ``limit`` steps at most, and an evaluation waits for their end: short ones are for small trainings.
+    """
+    names = ("steps", "n_envs", "on_cpu", "limit", "evaluations", "episodes")
+    steps, n_envs, on_cpu, limit, evaluations, episodes = (sizes[name][0] for name in names)
+    settings: dict[str, Any] = {"n_env_steps": steps, "n_envs": n_envs, "evaluation_interval": steps // evaluations}
+    settings |= dict.fromkeys(("learner_device", "batcher_device", "evaluation_device"), str(device))
+    settings |= {"evaluation_episodes": episodes, "evaluation_timesteps": min(limit or 100, 100), "seed": 200}
+    if way != WINDOW:
+        settings |= PLAINLY
+    if way == ON_CPU:
+        settings |= {"n_envs": on_cpu, "initial_steps": 0}
+    config = replace(PRESETS["a2c", f"ALE/{game}-v5"].config, **settings)
+    n_actions = int(sims.make(f"ALE/{game}-v5", 1).action_space.n)
+    create_model = partial(ConvolutionalActorCritic, (4, 84, 84), n_actions)
+    engine = "AtariVectorEnv" if way == ON_CPU else OURS
+    curve = Curve(time.perf_counter() + seconds)
+    result = a2c.train(config, create_model, create_agent, partial(create_env, engine, game, device=str(device),
+                       limit=limit), callbacks=[curve])  # fmt: skip
+    return {"N": config.n_envs, "curve": curve.points, "steps": result.env_steps, "seconds": result.seconds,
+            "updates": len(result.losses.get("loss", ())), "target": config.target_return,
+            "stopped": result.stopped}  # fmt: skip
+
+
+def measure_score(run: Ladder, sizes: Sizes) -> None:
+    """Train in each game in each way."""
+    ways = [(game, way) for game in sizes["game"] for way in (WINDOW, PLAIN, ON_CPU)]
+    for number, (game, way) in enumerate(ways):
+        row: Row = {"part": "atari_score", "game": game, "way": way}
+        if run.measured(**row):
+            continue
+        seconds = (run.deadline - time.perf_counter()) / (len(ways) - number)
+        if not run.left(min(20, seconds), "atari_score"):
+            return
+        with run.caught(**row):
+            run.add(**row, **train(game, way, run.device, sizes, seconds))
+
+
+def score_table(rows: Sequence[Row]) -> list[str]:
+    """Tabulate speed, updates and returns of each training, and when it reached the target, if there is one."""
+    body = []
+    for row in (row for row in rows if "curve" in row):
+        reached = [point for point in row["curve"] if row["target"] is not None and point[2] >= row["target"]]
+        when = f"{reached[0][0]:,} frames, {reached[0][1]:.0f} s" if reached else "no" if row["target"] else ""
+        rate, updates = row["steps"] / row["seconds"], row["updates"] / row["seconds"]
+        first, last = row["curve"][0][2], row["curve"][-1][2]
+        body.append([row["game"], row["way"], row["N"], f"{4 * row['steps']:,}", f"{row['seconds']:.0f}",
+                     f"{4 * rate:,.0f}", f"{updates:.1f}", f"{first:.1f} to {last:.1f}", when])  # fmt: skip
+    head = "game | A2C with | games | frames | seconds | frames/s | updates/s | return | target reached"
+    return table(head, body, 2)
+
+
+def draw_score(rows: Sequence[Row], figure: Any) -> None:  # noqa: ANN401 - of matplotlib
+    """Draw returns over frames above, over seconds below, a column for each game."""
+    games = list(dict.fromkeys(row["game"] for row in rows))
+    figure.set_size_inches(4.5 * len(games), 6)
+    grid = figure.subplots(2, len(games), squeeze=False)
+    for row in (row for row in rows if "curve" in row):
+        frames, seconds, returns = zip(*row["curve"], strict=True)
+        for axes, at, unit in zip(grid[:, games.index(row["game"])], (frames, seconds), ("frames", "s"), strict=True):
+            axes.plot(at, returns, marker="o", markersize=3, label=row["way"])
+            axes.set_title(row["game"], fontsize=9)
+            axes.set_xlabel(unit)
+            axes.set_ylabel("return")
+    grid[0][0].legend(fontsize=8)
