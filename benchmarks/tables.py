@@ -45,6 +45,7 @@ PAGES = [
     DOCS / "profiling.md",
     DOCS / "scaling.md",
     DOCS / "atari.md",
+    DOCS / "coming_from_cule.md",
 ]
 Rows = list[Row]
 Table = Callable[[Rows], list[str]]
