@@ -19,10 +19,8 @@ from rlstruct import DictTensor, RL_Agent, TemporalDictTensor, VecEnv
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
 from rlstruct.envs import GymEnv, GymEnvInf, GymVectorEnv
 
-
-def limit(seconds: float) -> float:
-    """The seconds that a criterion allows, stretched where the machine has more to do than it has cores."""
-    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+# Seconds; takes a tenth to a third of one. A worker that is waited for in vain takes a minute or for ever.
+PROMPT = 20.0
 
 
 def shared_memory_names() -> set[str]:

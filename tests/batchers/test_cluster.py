@@ -200,14 +200,14 @@ def test_a_worker_without_a_place_or_an_answer_is_late(cluster: Cluster) -> None
     with batcher, pytest.raises(WorkerTimeout, match=words):
         batcher.reset()
     settings["timeout"] = 60.0
-    with RL_Batcher(20, RngAgent, create_slow_env, cluster=cluster.address, **settings) as batcher:
+    with RL_Batcher(100, RngAgent, create_slow_env, cluster=cluster.address, **settings) as batcher:
         batcher.reset()
         batcher.execute()
         assert batcher.get(blocking=False) == (None, None)
         with pytest.raises(WorkerTimeout, match=r"within 0.5 s; it is in its order 'execute' on node \d"):
             batcher.get(timeout=0.5)
         start = time.monotonic()
-    assert time.monotonic() - start < 10.0
+    assert time.monotonic() - start < 60.0  # not for the rest of the 100 s; about 2 s
 
 
 def test_nodes_with_other_versions_are_refused(cluster: Cluster) -> None:

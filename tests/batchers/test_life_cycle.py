@@ -255,7 +255,7 @@ def test_statistics_add_up(n_processes: int) -> None:
             totals.append(sum(stats.workers[0].values()))
             time.sleep(1.0)
     # Every second of a worker belongs to exactly one phase, so the sums grow as the clock does.
-    assert totals[1] - totals[0] == pytest.approx(ends[1] - ends[0], rel=0.05)
+    assert totals[1] - totals[0] == pytest.approx(ends[1] - ends[0], abs=0.5)
     assert stats.batches == 2
     phases = {"environment", "agent", "copy", "reset", "start", "save", "load", "wait", "update", "graph"}
     assert set(stats.workers[0]) == phases

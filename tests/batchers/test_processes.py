@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from batcher_fakes import limit, shared_memory_names, worker_processes
+from batcher_fakes import PROMPT, shared_memory_names, worker_processes
 from fake_agents import RngAgent
 from fake_envs import CountingEnv, create_counting_env
 
@@ -83,15 +83,15 @@ class Program:
         return self.process.returncode, out, err
 
 
-def gone(processes: list[psutil.Process], seconds: float) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=limit(seconds))
+def gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=PROMPT)
     # Where the init process of a container reaps no orphans they stay as zombies; no batcher can help that.
     alive = [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
     assert not alive, alive
 
 
 def test_ctrl_c_while_workers_start_gives_one_traceback(tmp_path: Path) -> None:
-    program = Program(tmp_path, "print(flush=True)\nmake(10.0, 2)")
+    program = Program(tmp_path, "print(flush=True)\nmake(60.0, 2)")
     assert program.process.stdout is not None
     program.process.stdout.readline()
     time.sleep(0.5)  # they import torch now
@@ -99,8 +99,8 @@ def test_ctrl_c_while_workers_start_gives_one_traceback(tmp_path: Path) -> None:
     start = time.monotonic()
     os.killpg(program.process.pid, signal.SIGINT)
     code, _, err = program.end()
-    assert time.monotonic() - start < limit(3.0)
-    gone(workers, 1.0)
+    assert time.monotonic() - start < PROMPT
+    gone(workers)
     assert len(workers) >= 2
     assert code in (-signal.SIGINT, 130)
     assert err.count("Traceback") == 1, err
@@ -109,14 +109,14 @@ def test_ctrl_c_while_workers_start_gives_one_traceback(tmp_path: Path) -> None:
 
 def test_ctrl_c_gives_one_traceback(tmp_path: Path) -> None:
     # Stopped in get(), with no `with` and no close(): the hardest way out.
-    program = Program(tmp_path, "batcher = make(10.0, 2)\nbatcher.execute()\ntell(batcher)\nbatcher.get()")
+    program = Program(tmp_path, "batcher = make(60.0, 2)\nbatcher.execute()\ntell(batcher)\nbatcher.get()")
     workers = program.workers()
     time.sleep(0.3)
     start = time.monotonic()
     os.killpg(program.process.pid, signal.SIGINT)  # as a terminal does it: to the whole group
     code, _, err = program.end()
-    assert time.monotonic() - start < limit(3.0)
-    gone(workers, 1.0)
+    assert time.monotonic() - start < PROMPT
+    gone(workers)
     assert code in (-signal.SIGINT, 130)
     assert err.count("Traceback") == 1
     assert "KeyboardInterrupt" in err
@@ -150,8 +150,8 @@ def test_programs_that_forget_to_close(tmp_path: Path) -> None:
         workers = programs[ending].workers()
         start = time.monotonic()
         found, _, err = programs[ending].end("now\n")
-        assert time.monotonic() - start < limit(3.0), ending
-        gone(workers, 1.0)
+        assert time.monotonic() - start < PROMPT, ending
+        gone(workers)
         assert found == code, ending
         assert err.count("Traceback") == tracebacks, err
         assert bool(err) == bool(tracebacks), err
@@ -161,7 +161,7 @@ def test_programs_that_forget_to_close(tmp_path: Path) -> None:
 def test_killed_programs_leave_nothing(tmp_path: Path, whole_group: bool) -> None:
     before = shared_memory_names()
     program = Program(
-        tmp_path, "batcher = make(5.0, 2)\nbatcher.update({})\nbatcher.execute()\ntell(batcher)\ntime.sleep(60)"
+        tmp_path, "batcher = make(60.0, 2)\nbatcher.update({})\nbatcher.execute()\ntell(batcher)\ntime.sleep(60)"
     )
     workers = program.workers()
     workers[0].suspend()  # a stopped worker cannot notice anything by itself
@@ -169,7 +169,7 @@ def test_killed_programs_leave_nothing(tmp_path: Path, whole_group: bool) -> Non
         os.killpg(program.process.pid, signal.SIGKILL)
     else:
         program.process.kill()
-    gone(workers, 1.0)
+    gone(workers)
     program.end()
     assert shared_memory_names() <= before
 
@@ -203,7 +203,7 @@ def test_a_worker_that_still_imports_the_script_may_be_killed_and_is_not_waited_
     assert (code, err) == (0, "")
     message, *_, seconds = out.splitlines()
     assert "was killed by SIGKILL in its start, while Python imports your main script" in message
-    assert float(seconds) < limit(1.0)  # those that have environments to close get 1.2 s
+    assert float(seconds) < PROMPT
 
 
 def test_a_main_script_that_is_no_file_is_not_imported_by_workers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,7 +381,7 @@ class LeavingEnv(CountingEnv):
 
 def test_closing_honours_what_runs_at_exit_and_waits_for_no_slow_step(tmp_path: Path) -> None:
     def create_env(seed: int) -> LeavingEnv:
-        return LeavingEnv(seed, str(tmp_path), 30.0 * seed)
+        return LeavingEnv(seed, str(tmp_path), 60.0 * seed)
 
     batcher = RL_Batcher(2, RngAgent, create_env, n_processes=2, seed=0)
     batcher.reset()
@@ -389,7 +389,7 @@ def test_closing_honours_what_runs_at_exit_and_waits_for_no_slow_step(tmp_path: 
     time.sleep(0.2)
     start = time.monotonic()
     batcher.close()
-    assert time.monotonic() - start < limit(2.0)
+    assert time.monotonic() - start < PROMPT
     assert sorted(file.name for file in tmp_path.iterdir()) == [
         "exit0",
         "finalized0",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -171,20 +170,14 @@ def test_weights_are_read_before_update_returns(batcher: RL_Batcher) -> None:
 
 
 def test_a_million_weights_are_never_torn(batcher: RL_Batcher) -> None:
-    seconds = []
     for i in range(30):
-        new = weights(float(i), MILLION)
-        start = time.perf_counter()
-        batcher.update(new)
-        seconds.append(time.perf_counter() - start)
+        batcher.update(weights(float(i), MILLION))
         if i % 3 == 0:
             batcher.update(weights(i + 0.5, MILLION))
         batcher.execute()
         if i % 2:
             batcher.update(weights(-1.0, MILLION))
         check(batcher.get()[0], i if i % 3 else i + 0.5, MILLION, batcher.policy_version - i % 2)
-    print(f"update with 1M parameters: shortest {min(seconds) * 1e3:.2f} ms, longest {max(seconds) * 1e3:.2f} ms")
-    assert min(seconds) < 0.02  # the others may have waited for whatever else this machine does
 
 
 def create_policy_on(device: str) -> RL_Agent:

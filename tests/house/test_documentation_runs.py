@@ -32,16 +32,12 @@ BLOCKS = [
 
 
 def run_python(arguments: list[str], folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
-    """Run Python in ``folder``, without a screen, for less than a minute of a processor's time."""
+    """Run Python in ``folder``, without a screen."""
     environment = {**os.environ, "MPLBACKEND": "Agg"}
     command = [sys.executable, *arguments]
-    before = os.times()
-    run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    after = os.times()
-    # Not by the clock: the machine may have other things to do.
-    seconds = after.children_user + after.children_system - before.children_user - before.children_system
-    assert seconds < 60, f"{arguments} took {seconds:.0f} s"
-    return run
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 def run_doctests(module: object) -> doctest.TestResults:
@@ -62,7 +58,7 @@ def test_a_wrong_docstring_example_is_noticed(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda file: file.name)
-def test_tutorial_takes_less_than_a_minute_and_warns_of_nothing(tutorial: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_tutorial_warns_of_nothing(tutorial: pathlib.Path, tmp_path: pathlib.Path) -> None:
     run = run_python([str(tutorial)], tmp_path)
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
     assert "Warning" not in run.stderr
