@@ -18,8 +18,8 @@ import torch
 from rlstruct.errors import UsageError
 
 torch.set_num_threads(1)
-# Programs that tests start, too: threads of OpenMP spin while they wait, and the README's training takes 180 seconds of
-# processor time beside other tests, in place of 22.
+# Programs that tests start, too: threads of OpenMP spin while they wait, and while other tests run
+# the training of the README takes 180 seconds of processor time in place of 22.
 os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
 # Programs that tests start find fake_envs and fake_agents too.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.path.dirname(__file__), os.environ.get("PYTHONPATH")]))
