@@ -61,7 +61,8 @@ STEPS = (
     Step("trained steps", 2, 2.0, benchmark="gpu", parts=("trained",)),
     Step("profiles", 2, 1.0, benchmark="gpu", parts=("profiling",)),
     Step("experiments", 2, 1.5, benchmark="experiments", parts=("fusion", "compilers")),
-    Step("other tests", 3, 4.0, tests=("learning_on", "dqn", "replay_buffer", "")),
+    Step("survey", 3, 1.0, benchmark="experiments", parts=("survey",)),
+    Step("other tests", 3, 3.0, tests=("learning_on", "dqn", "replay_buffer", "")),
     Step(
         "ladder",
         3,

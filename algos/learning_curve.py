@@ -74,7 +74,7 @@ def draw_panels(panels: Mapping[str, Mapping[str, Sequence[Curve]]], path: Path,
         axes.margins(x=0.01)
         axes.grid(alpha=0.25, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
-    everything[-1].set_xlabel("environment steps collected")
+    everything[-1].set_xlabel("environment steps")
     figure.savefig(path)
 
 

@@ -233,5 +233,5 @@ def draw_compilers(rows: Sequence[Row], figure: Any) -> None:  # noqa: ANN401
         points = [(row["N"], row["steps_per_second"]) for row in measured if row["rung"] == name]
         axes.loglog(*zip(*points, strict=True), marker="o", markersize=3, label=name)
     axes.set_xlabel("environments")
-    axes.set_ylabel("steps per second")
+    axes.set_ylabel("environment steps per second")
     axes.legend(fontsize=8)

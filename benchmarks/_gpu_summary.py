@@ -59,7 +59,7 @@ def draw(run: Run) -> None:
         axes.set_xlabel(f"environments, {_report.machine()['device']}")
         if rows:
             axes.legend(fontsize=7)
-    panels[0].set_ylabel("steps per second")
+    panels[0].set_ylabel("environment steps per second")
     figure.tight_layout()
     figure.savefig(run.path.with_suffix(".png"), dpi=120)
     plt.close(figure)

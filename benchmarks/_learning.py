@@ -118,12 +118,12 @@ def draw(panels: Mapping[str, tuple[Mapping[str, Sequence[Row]], float | None]],
             axes.legend(frameon=False, fontsize=8)
         n_seeds = f"{len(rows)} seed{'s' * (len(rows) > 1)}"
         axes.set_title(fill(f"{title}, {n_seeds}", 50), loc="left", fontsize=9)
-        axes.set_ylabel("return of an evaluation", fontsize=8)
+        axes.set_ylabel("return", fontsize=8)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.tick_params(labelsize=8)
         axes.grid(alpha=0.25, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.supxlabel("environment steps collected", fontsize=9)
+    figure.supxlabel("environment steps", fontsize=9)
     figure.savefig(path)
 
 

@@ -23,6 +23,7 @@ import _atari_score
 import _fusion
 import _gpu_run
 import _report
+import _survey
 
 RESULTS, DOCS = _report.RESULTS, _report.RESULTS.parents[1] / "docs"
 Sizes = Mapping[str, Sequence[int]]
@@ -134,6 +135,18 @@ EXPERIMENTS = {
         measure=_atari.measure_layout,
         table=_atari.atari_table,
         draw=_atari.draw_layout,
+    ),
+    "survey": Experiment(
+        system="RL-Scope (Gleeson et al., MLSys 2021)",
+        page="docs/profiling.md",
+        sizes={
+            "cpu": {"ms": (4_000,), "workers": (0, 2)},
+            "cuda": {"ms": (1_000,), "workers": (0, 4, 16)},
+            "quick": {"ms": (50,), "workers": (0,)},
+        },
+        measure=_survey.measure_survey,
+        table=_survey.survey_table,
+        draw=_survey.draw_survey,
     ),
 }
 

@@ -204,28 +204,6 @@ def strength(rows: Rows) -> list[str]:
     return [about, "", *table("opponent | won | drawn | lost", games), "", *table(head, cells)]
 
 
-def profile_shares(rows: Rows) -> list[str]:
-    """Tabulate the parts of an iteration of each algorithm."""
-    kinds = ("environment", "simulator", "agent", "copy", "learning")
-    cells = [
-        [
-            row["algorithm"].upper(),
-            row["learner"],
-            *(f"{100 * row[kind]:.0f} %" for kind in kinds),
-            _percent(row["gpu_busy"]),
-        ]
-        for row in rows
-        if row["part"] == "shares"
-    ]
-    head = "algorithm | learns on | environment | of it gymnasium | agent | copy | learning | GPU busy"
-    ratios = [
-        f"- share of the environment, {row['algorithm'].upper()} over DQN: {row['ratio']:.1f}"
-        for row in rows
-        if row["part"] == "simulation"
-    ]
-    return [*table(head, cells, 2), "", *ratios] if cells else [NOT_MEASURED]
-
-
 def atari_speed(rows: Rows) -> list[str]:
     """Consoles of ours next to ale-py's, on one core."""
     cold, *rows = rows
@@ -293,10 +271,6 @@ def reasons(_: Rows) -> list[str]:
         f"EnvPool, with its own environments in C++, has {pool} in the first row."
     )
     return [*table(head.strip(), rows, 6), "", about]
-
-
-def _percent(share: float | None, form: str = ".1f") -> str:
-    return "" if share is None else f"{100 * share:{form}} %"
 
 
 def scale(part: str, head: str) -> Table:
@@ -368,15 +342,6 @@ TABLES: dict[str, tuple[str, Table]] = {
         ),
     ),
     "seconds_to_475": ("time_to_475", lambda rows: time_to_475.table(rows).splitlines()),
-    "profile_shares": ("profiler", profile_shares),
-    "profile_transitions": (
-        "profiler",
-        columns(
-            "iteration of A2C | Python to torch | to CUDA",
-            lambda row: [row["kind"], f"{row['to_torch']:.0f}", f"{row['to_cuda']:.0f}"],
-            part="transitions",
-        ),
-    ),
     "profile_accuracy": (
         "profiler",
         columns(

@@ -69,7 +69,7 @@ def draw_ladder(ladder, path):
     for name, costs in ladder.items():
         axes.loglog(costs.keys(), [n / cost for n, cost in costs.items()], "o-", label=name)
     axes.set_xlabel("environments")
-    axes.set_ylabel("steps per second")
+    axes.set_ylabel("environment steps per second")
     axes.set_title("CartPole alone, one CPU thread")
     axes.grid(alpha=0.3)
     axes.legend()

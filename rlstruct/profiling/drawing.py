@@ -15,11 +15,15 @@ from rlstruct.profiling.sentence import WORDS, main_process
 
 _COLORS = ("#4c72b0", "#dd8452", "#55a868", "#8172b3")
 _WAITING = "#c8c8c8"
+_IDLE = (WAIT, "start")  # operations that do not set the scale
 _MOST, _LEAST = 18, 0.005
 
 
 def draw(processes: Sequence[Process], path: Path, title: str) -> None:
-    """Draw the seconds of the operations as stacked bars; in hatched parts a GPU was busy."""
+    """Draw the seconds of the operations as stacked bars; in hatched parts a GPU was busy.
+
+    The longest work sets the scale: bars of waiting that are longer end there, and say how long they are.
+    """
     from matplotlib.figure import Figure  # imported here: the extra ``train`` may be missing
 
     bars = bars_of(processes)
@@ -35,17 +39,24 @@ def draw(processes: Sequence[Process], path: Path, title: str) -> None:
             continue
         label = WORDS[region] + (", GPU busy" if busy else "")
         hatch = "////" if busy else None
-        colors = [_WAITING if name.endswith(WAIT) else _COLORS[region] for name, _ in bars]
+        colors = [_WAITING if name.endswith(_IDLE) else _COLORS[region] for name, _ in bars]
         axes.barh(places, width, left=left, color=colors, hatch=hatch, edgecolor="white")
         axes.barh([0], [0], color=_COLORS[region], hatch=hatch, label=label)
         left = left + width
+    working = [float(seconds.sum()) for name, seconds in bars if not name.endswith(_IDLE)]
+    limit = 1.05 * max(working, default=float(left.max(initial=1.0)))
+    axes.set_xlim(0.0, limit)
+    for place, total in zip(places, left, strict=True):
+        if total > limit:
+            axes.annotate(f"{total:.1f} s →", (limit, place), (-4, 0), textcoords="offset points", ha="right",
+                          va="center", fontsize=8, bbox={"color": "white", "pad": 1})  # fmt: skip
     axes.set_yticks(places, [name for name, _ in bars], fontsize=9)
     axes.set_xlabel("seconds, without the cost of measuring")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     figure.suptitle("\n".join(textwrap.wrap(title, 110)), fontsize=10, x=0.02, ha="left")
     if bars:
-        axes.barh([0], [0], color=_WAITING, label="waiting")
+        axes.barh([0], [0], color=_WAITING, label="waiting, starting")
         figure.legend(fontsize=8, loc="outside lower right", ncols=5, frameon=False)
     figure.savefig(path, dpi=130)
 

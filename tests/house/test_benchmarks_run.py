@@ -281,7 +281,7 @@ def test_the_quick_experiments_measure_every_row(device: str, tmp_path: pathlib.
     pytest.importorskip("warp", reason="needs the extra warp")
     script = str(ROOT / "benchmarks" / "experiments.py")
     command = [sys.executable, script, "--quick", "--device", device, "--out", str(tmp_path)]
-    command += ["--parts", "fusion", "compilers"]
+    command += ["--parts", "fusion", "compilers", "survey"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     rows = json.loads(next(tmp_path.glob("experiments-*.json")).read_text())["rows"]
@@ -292,7 +292,37 @@ def test_the_quick_experiments_measure_every_row(device: str, tmp_path: pathlib.
     }
     assert {row["rung"] for row in measured if row["part"] == "compilers"} >= EVERYWHERE | {"Warp, 1 a launch"}
     assert {row["left_out"] for row in rows if "left_out" in row} <= {"not installed"}
-    assert len(list(tmp_path.glob("*.png"))) == 2
+    survey = {row["work"]: row for row in rows if row["part"] == "survey"}
+    assert set(survey) == {"supervised", "A2C, CartPole-v1", "ALPHAZERO, ConnectFour-v0"}
+    shares = {name: [row[part] for part in ("simulation", "inference", "learning", "other")]
+              for name, row in survey.items()}  # fmt: skip
+    assert all(sum(parts) == pytest.approx(1.0) for parts in shares.values())
+    assert shares["supervised"][:2] == [0.0, 0.0]
+    assert shares["A2C, CartPole-v1"][0] > 0.05
+    assert len(list(tmp_path.glob("*.png"))) == 3
+
+
+def test_the_survey_compares_what_rl_scope_compares(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import _survey
+
+    known = {"inference": 0.1, "other": 0.1, "python": 0.5, "to_torch": 7.0, "busiest": None, "nvml": 1.0, "busy": 0.03}
+    shares = {"A2C, CartPole-v1": 0.4, "DQN, CartPole-v1": 0.05, "A2C, CartPole-v1, compiled": 0.6}
+    rows = [
+        {"part": "survey", "work": name, "envs": 8, "timesteps": 32, "steps_per_second": 1e4, **known,
+         "seconds": 0.3 if "compiled" not in name else 0.1, "simulation": share, "learning": 0.8 - share}
+        for name, share in shares.items()
+    ]  # fmt: skip
+    rows.append({"part": "survey", "work": "SAC, HalfCheetah-v5", "left_out": "mujoco is not installed"})
+    found = dict(_survey.ratios(rows))
+    assert found == {
+        "share of simulation, A2C over DQN, CartPole-v1": pytest.approx(8.0),
+        "time of an iteration, eager over compiled": pytest.approx(3.0),
+    }
+    text = _survey.survey_table(rows)
+    cells = "| A2C, CartPole-v1 | 8 x 32 | 10,000 | 300 | 40 % | 10 % | 40 % | 10 % | 50 % | 7 | 3.0 % |  | 100.0 % |"
+    assert text[2] == cells
+    assert text[-1] == "SAC, HalfCheetah-v5: mujoco is not installed."
 
 
 def test_the_plain_search_plays_connect_four(monkeypatch: pytest.MonkeyPatch) -> None:

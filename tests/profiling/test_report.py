@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 import pathlib
+from typing import Any
 
 import pytest
 from synthetic import Script, in_one_line
 
 from rlstruct.profiling import differences, read, save
+from rlstruct.profiling.drawing import draw
 from rlstruct.profiling.events import PLAIN, WATCHED, load
 from rlstruct.profiling.nvml import Samples
 from rlstruct.profiling.perfetto import write_trace
@@ -111,6 +113,20 @@ def test_what_is_saved_can_be_read_by_others(tmp_path: pathlib.Path) -> None:
     assert rows["iteration/loss"]["transitions"] == {"simulator to backend": 12}
     assert found["sentence"] == report.sentence
     assert files[2].read_bytes().startswith(b"\x89PNG")
+
+
+def test_waiting_does_not_set_the_scale_of_the_picture(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = pytest.importorskip("matplotlib.figure", reason="needs the extra train")
+    drawn: list[Any] = []
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    Script("rlstruct-worker-0", 2, parent=1).enter("wait").python(2000 * MS).leave().write(tmp_path)
+    script = Script().enter("iteration").enter("loss").python(100 * MS).leave().enter("agent").python(40 * MS)
+    script.leave().leave().enter("start").python(700 * MS).leave().write(tmp_path)
+    draw(read(tmp_path).processes, tmp_path / "profile.png", title="")
+    (figure,) = drawn
+    (axes,) = figure.axes
+    assert axes.get_xlim() == (0.0, pytest.approx(0.105))  # the loss and a twentieth
+    assert sorted(text.get_text() for text in axes.texts) == ["0.7 s →", "2.0 s →"]
 
 
 def test_the_trace_is_one_of_perfetto(tmp_path: pathlib.Path) -> None:
