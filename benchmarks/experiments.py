@@ -23,6 +23,7 @@ import _atari_score
 import _fusion
 import _gpu_run
 import _report
+import _shares
 import _survey
 
 RESULTS, DOCS = _report.RESULTS, _report.RESULTS.parents[1] / "docs"
@@ -148,6 +149,21 @@ EXPERIMENTS = {
         table=_survey.survey_table,
         draw=_survey.draw_survey,
     ),
+    **{
+        kind: Experiment(
+            system="GPU multiplexing (GMI-DRL, 2025)",
+            page="docs/sharing_a_gpu.md",
+            sizes={
+                "cpu": {"m": (2,), "N": (64, 512, 4096)},
+                "cuda": {"m": (4, 2, 10, 7), "N": (4096, 1 << 14, 1 << 16)},
+                "quick": {"m": (2,), "N": (8,)},
+            },
+            measure=partial(_shares.measure, kind),
+            table=partial(_shares.tabulate, kind),
+            draw=partial(_shares.draw, kind),
+        )
+        for kind in ("serving", "training")
+    },
 }
 
 

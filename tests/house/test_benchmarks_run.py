@@ -325,6 +325,27 @@ def test_the_survey_compares_what_rl_scope_compares(monkeypatch: pytest.MonkeyPa
     assert text[-1] == "SAC, HalfCheetah-v5: mujoco is not installed."
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_processes_that_share_a_device_are_compared_with_one(device: str, tmp_path: pathlib.Path) -> None:
+    script = str(ROOT / "benchmarks" / "experiments.py")
+    command = [sys.executable, script, "--quick", "--device", device, "--out", str(tmp_path)]
+    command += ["--parts", "serving", "training"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    rows = json.loads(next(tmp_path.glob("experiments-*.json")).read_text())["rows"]
+    for kind in ("serving", "training"):
+        found = {(row["m"], row["sharing"]): row for row in rows if row["part"] == kind}
+        assert set(found) == {(1, "none"), (2, "none"), (2, "mps"), (2, "mig")}
+        assert found[1, "none"]["steps_per_second"] > 0
+        assert found[2, "none"]["ratio"] > 0
+        if device == "cpu":
+            assert found[2, "mps"]["left_out"] == found[2, "mig"]["left_out"] == "there is no CUDA device"
+        else:
+            assert found[2, "none"]["busy"] > 0
+
+
 def test_the_plain_search_plays_connect_four(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     from _plain_search import Node, PlainSearchAgent, SmallNet
