@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 MODES: tuple[Mode, ...] = ("none", "mps", "mig")
 HIDDEN = (256, 128, 64)  # of most tasks of the paper
 T = 32
-N_WARM = 3  # batches before the clock starts: graphs are recorded in them
+N_WARM = 2  # batches before the clock starts: graphs are recorded in them
 ROUNDS = 5
 PAPER = {"serving": {"Isaac Gym's serving": 2.17}, "training": {"NCCL": 1.54, "Horovod": 1.76}}
 Rate = Callable[[float], float]  # collects or trains for so many seconds, and returns steps per second

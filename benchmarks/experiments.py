@@ -154,7 +154,7 @@ EXPERIMENTS = {
             system="GPU multiplexing (GMI-DRL, 2025)",
             page="docs/sharing_a_gpu.md",
             sizes={
-                "cpu": {"m": (2,), "N": (64, 512, 4096)},
+                "cpu": {"m": (2,), "N": few},
                 "cuda": {"m": (4, 2, 10, 7), "N": (4096, 1 << 14, 1 << 16)},
                 "quick": {"m": (2,), "N": (8,)},
             },
@@ -162,7 +162,7 @@ EXPERIMENTS = {
             table=partial(_shares.tabulate, kind),
             draw=partial(_shares.draw, kind),
         )
-        for kind in ("serving", "training")
+        for kind, few in (("serving", (64, 512, 4096)), ("training", (16, 64)))  # an update takes longer than a batch
     },
 }
 

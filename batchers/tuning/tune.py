@@ -66,7 +66,8 @@ class Tuning(Mapping[str, Any]):
     def options(self) -> str:
         """The answer for the command line of ``rlstruct train``."""
         best = self.best
-        return f"--n-processes {best.n_processes} --n-envs {best.n_envs} --n-timesteps {best.n_timesteps}"
+        shared = f" --sharing {best.sharing}" if best.sharing != "none" else ""
+        return f"--n-processes {best.n_processes} --n-envs {best.n_envs} --n-timesteps {best.n_timesteps}{shared}"
 
     def settings(self) -> dict[str, Any]:
         """Return the answer as plain values, for a file."""
@@ -209,6 +210,13 @@ def tune(
     return Tuning(best, probes, arguments(best), limit, spent, create_learner is not None)
 
 
+def default_sharing(device: torch.device) -> Mode:
+    """Return how processes on a device are best shared here: in MIG instances, else under MPS, else in turns."""
+    if device.type != "cuda":
+        return "none"
+    return "mig" if mig_instances() else "none" if missing() else "mps"
+
+
 def _space(
     device: torch.device,
     n_processes: Sequence[int] | None,
@@ -219,8 +227,7 @@ def _space(
     """Check the values to choose from, and choose those that are not given."""
     on_gpu = device.type == "cuda"
     if sharing is None:
-        modes: list[Mode] = ["mig"] if on_gpu and mig_instances() else ["mps"] if on_gpu and not missing() else ["none"]
-        sharing = modes
+        sharing = [default_sharing(device)]
     if n_processes is None:
         most = 0 if on_gpu and sharing == ["none"] else 4 * usable_cores()
         n_processes = [0, *(2**i for i in range(max(most, 1).bit_length()) if 2**i <= most)]

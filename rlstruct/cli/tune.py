@@ -18,12 +18,15 @@ from rlstruct.algos.build import PlacedEnv
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.presets import PRESETS
 from rlstruct.batchers import Tuning, tune
+from rlstruct.batchers.tuning.tune import default_sharing
 from rlstruct.cli.agents import choose, with_stacks
 from rlstruct.cli.complaint import UserError, check_device, say
 from rlstruct.cli.environments import Task, find, read_settings, spaces_of
 from rlstruct.cli.own import imported
 from rlstruct.cli.record import RunRecord, algorithm_of, versions
+from rlstruct.cli.tune_learners import rate_of, tune_learners
 from rlstruct.core import Trajectories
+from rlstruct.device import resolve_device
 from rlstruct.sharing import Mode
 
 _HALF = 0.5  # of a training is done: every algorithm has begun to learn
@@ -88,11 +91,16 @@ class TuneTraining:
         environment: What is to be learnt.
         search: What to search.
         learn: learn from every batch, too: how fast training is, not collecting alone.
+        n_learners: then train with these numbers of learners as well, rising, each with the fastest numbers of one; on
+            a GPU they share it. None tries no other number.
+        gpus: what is the answer for so many GPUs: measured on those that are visible, projected beyond.
     """
 
     environment: Task
     search: Options = Options()
     learn: bool = False
+    n_learners: tuple[int, ...] | None = None
+    gpus: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +155,10 @@ def _tune_factories(create_agent: Callable[..., Any], create_env: Callable[..., 
 
 def _tune_training(algorithm: str, given: TuneTraining) -> None:
     task, options = given.environment, given.search
+    if given.n_learners is None and given.gpus is not None:
+        raise UserError("--gpus is about trainings: give --n-learners, too.")
+    if given.n_learners is not None and sorted({n for n in given.n_learners if n > 0}) != [*given.n_learners]:
+        raise UserError(f"--n-learners: expected rising numbers from 1 on, got {' '.join(map(str, given.n_learners))}.")
     check_device("--device", options.device)
     preset = PRESETS.get((algorithm, task.env))
     learner = algorithm_of(algorithm).learner
@@ -173,8 +185,12 @@ def _tune_training(algorithm: str, given: TuneTraining) -> None:
         agent_info=_learner(*of_learner).agent_info(_HALF, 1),
         create_learner=partial(_learning, *of_learner) if given.learn else None,
     )
-    best = answer.best
-    tuned = replace(config, n_processes=best.n_processes, n_envs=best.n_envs, n_timesteps=best.n_timesteps)
+    tuned = replace(config, **answer.settings())
+    if given.n_learners is not None:
+        sharing = (options.sharing or [default_sharing(resolve_device(options.device))])[0]
+        factories = choice.create_model, choice.create_agent, factory
+        rate = partial(rate_of, algorithm, factories, max(2.0, options.seconds / 20))
+        tuned = tune_learners(tuned, given.n_learners, given.gpus, sharing, rate)
     if options.out is not None:
         record = RunRecord(algorithm=algorithm, task=task, agent=choice.kind, config=tuned, versions=versions())
         options.out.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,124 @@
+"""`rlstruct tune --n-learners`: how many learners train fastest, each with what one has, on one GPU and on several."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from multiprocessing import get_context
+from typing import Any
+
+import cloudpickle
+import torch
+
+from rlstruct.algos import Callback
+from rlstruct.algos.callbacks import TrainingContext
+from rlstruct.algos.config import TrainingConfig
+from rlstruct.batchers.workers.processes import WORKER_NAME, inheriting, quiet_start
+from rlstruct.cli.complaint import UserError, say
+from rlstruct.cli.record import algorithm_of
+from rlstruct.sharing import Mode
+
+_N_WARM = 3  # updates before the clock starts: code is compiled and graphs are recorded in them
+_LONGEST = 600.0  # seconds that a training may take to start
+
+Rate = Callable[[TrainingConfig], float]
+
+
+class Stopwatch(Callback):
+    """Ends a training after so many seconds, without its first updates; ``rate`` is then steps per second."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._begun, self.rate = seconds, (0.0, 0), 0.0
+
+    def on_update(self, training: TrainingContext) -> None:
+        """Look at the clock."""
+        if training.updates > _N_WARM and time.perf_counter() - self._begun[0] < self._seconds:
+            return
+        if training.updates >= _N_WARM:
+            if training.learner.device.type == "cuda":
+                torch.cuda.synchronize(training.learner.device)
+            now = time.perf_counter(), training.env_steps
+            if training.updates > _N_WARM:
+                self.rate = (now[1] - self._begun[1]) / (now[0] - self._begun[0])
+                training.stop("it was timed")
+            self._begun = now
+
+
+def rate_of(algorithm: str, factories: Sequence[Any], seconds: float, config: TrainingConfig) -> float:
+    """Train for so many seconds in a process of its own, in which nothing has used CUDA yet; return steps per second.
+
+    Raises:
+        UserError: the training failed; its traceback is on standard error.
+    """
+    context = get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    with quiet_start(), inheriting({"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}):  # so that asking for a GPU uses none
+        payload = cloudpickle.dumps((algorithm, config, factories, seconds))
+        process = context.Process(target=_train, args=(payload, theirs), name=f"{WORKER_NAME}-tuned")
+        process.start()
+    theirs.close()
+    try:
+        if ours.poll(seconds + _LONGEST):
+            return float(ours.recv())
+    except EOFError:
+        pass
+    finally:
+        process.kill()  # its learners die with it
+        process.join()
+    raise UserError(f"tune: a training of {config.n_learners} learners failed or took more than {_LONGEST:.0f} s.")
+
+
+def _train(payload: bytes, answer: Any) -> None:  # noqa: ANN401 - an end of a pipe
+    algorithm, config, factories, seconds = cloudpickle.loads(payload)
+    torch.set_num_threads(1)
+    watch = Stopwatch(seconds)
+    algorithm_of(algorithm)(config, *factories, callbacks=[watch])
+    answer.send(watch.rate)
+
+
+def with_learners(config: TrainingConfig, n: int, sharing: Mode) -> TrainingConfig:
+    """Return settings in which each of n learners has as many environments and workers as the only one had."""
+    name = "n_processes" if config.n_processes else "n_envs"
+    shared = sharing if n > 1 and config.learner_device.startswith("cuda") else config.sharing
+    return replace(config, n_learners=n, sharing=shared, **{name: n * getattr(config, name)})
+
+
+def tune_learners(
+    config: TrainingConfig, numbers: Sequence[int], gpus: int | None, sharing: Mode, rate: Rate
+) -> TrainingConfig:
+    """Measure numbers of learners on the device of the settings, then on all GPUs; show a table, return the fastest.
+
+    Args:
+        config: the fastest of one learner.
+        numbers: of learners on the CPU or on one GPU, rising; it ends where more are not faster.
+        gpus: number of GPUs that the answer is for; None for those that are visible.
+        sharing: how learners share a GPU.
+        rate: measures settings.
+    """
+    visible = torch.cuda.device_count() if config.learner_device.startswith("cuda") else 1
+    used = min(visible, gpus or visible)
+    timed = replace(
+        config, n_env_steps=10**15, evaluation_interval=10**15, evaluation_episodes=1, evaluation_processes=0,
+        checkpoint_interval=10**15, target_return=None,
+    )  # fmt: skip
+    say(f"learners, each with {config.n_processes} workers and {config.n_envs} environments")
+    rates: dict[int, float] = {}
+    for n in numbers:
+        rates[n] = rate(with_learners(timed, n, sharing))
+        say(f"{n:>8} {rates[n]:>14,.0f} steps/s, {rates[n] / rates[numbers[0]]:.2f} times {numbers[0]}")
+        if rates[n] < max(rates.values()):
+            break
+    n = max(rates, key=lambda one: rates[one])
+    best = with_learners(config, n, sharing)
+    if used > 1:
+        devices: dict[str, Any] = dict.fromkeys(("learner_device", "batcher_device"), "cuda")
+        best = replace(with_learners(config, used * n, sharing if n > 1 else "none"), **devices)
+        found = rate(replace(with_learners(timed, used * n, best.sharing), **devices))
+        say(f"{used * n:>8} {found:>14,.0f} steps/s on {used} GPUs, measured")
+    if gpus is not None and gpus > visible:
+        say(f"{gpus * n:>8} {gpus * rates[n]:>14,.0f} steps/s on {gpus} GPUs at most: projected, {gpus} times one's,")
+        say("         without what sums of gradients between GPUs take")
+    shared = f" --sharing {best.sharing}" if best.sharing != "none" else ""
+    say(f"paste: --learners {best.n_learners} --n-processes {best.n_processes} --n-envs {best.n_envs}{shared}")
+    return best
