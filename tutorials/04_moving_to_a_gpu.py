@@ -67,7 +67,8 @@ def collect(kind):
         # In development only: names every misplaced tensor, and fails on hidden waits for the device.
         return RL_Agent_CheckDevice(kind(DEVICE), DEVICE, host_syncs=forbid_host_sync)
 
-    # n_processes=0: one process for the device. More processes would share one GPU in turns.
+    # n_processes=0, the default: this process collects, which is the fast way on a GPU. There many environments cost as
+    # much as few, batches stay on the GPU, and simulators run as one CUDA graph. Workers would copy over the CPU.
     with RL_Batcher(16, create_agent, create_env, env_args={"n_envs": 8}, seed=0, device=DEVICE) as batcher:
         batcher.reset()
         batcher.execute()
