@@ -202,10 +202,11 @@ def forget_older(run: Run, names: Sequence[str]) -> None:
     """Remove older results of experiments that this run has completed on the same device."""
     cut = {row["part"] for row in run.rows if row.get("left_out") == _gpu_run.NO_TIME}
     ending = run.path.stem.rpartition("-")[2]
+    summary = {row["part"] for row in run.rows} & {"summary"}  # of some experiments
     for name, path in product(set(names) - cut, run.path.parent.glob(run.path.name.replace(ending, "*"))):
         if path != run.path:
             found = json.loads(path.read_text())
-            found["rows"] = [row for row in found["rows"] if row["part"] not in {name, "summary"}]
+            found["rows"] = [row for row in found["rows"] if row["part"] not in {name} | summary]
             path.write_text(json.dumps(found, indent=1) + "\n")
             if not found["rows"]:
                 path.unlink()
