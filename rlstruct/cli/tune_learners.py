@@ -46,7 +46,7 @@ class Stopwatch(Callback):
 
 
 def rate_of(algorithm: str, factories: Sequence[Any], seconds: float, config: TrainingConfig) -> float:
-    """Train for so many seconds in a process of its own, in which nothing has used CUDA yet; return steps per second.
+    """Train for so many seconds in a separate process, where nothing has used CUDA yet; return steps per second.
 
     Raises:
         UserError: the training failed; its traceback is on standard error.
