@@ -89,7 +89,8 @@ def train(*options: str) -> pathlib.Path:
 def test_train_picks_the_agent_and_leaves_a_run_that_can_be_evaluated(
     algorithm: str, options: list[str], agent: str, capsys: Capture
 ) -> None:
-    extra = ["--learning-starts", "50", "--n-updates", "1"] if algorithm in ("dqn", "sac") else []
+    extra = ["--learning-starts", "50", "--n-updates", "1", "--replay-capacity", "1000"]
+    extra = extra if algorithm in ("dqn", "sac") else []
     folder = train(algorithm, *SMALL, *options, *extra)
     assert folder.name.startswith(f"{algorithm}-{options[1]}-seed0-")
     stored = json.loads((folder / "config.json").read_text())

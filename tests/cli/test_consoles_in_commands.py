@@ -19,6 +19,7 @@ from rlstruct.cli.train import _parse
 ROOT = pathlib.Path(__file__).parents[2]
 SMALL = ["--env-options", "max_num_frames_per_episode=200", "--n-envs", "2", "--n-timesteps", "8", "--no-progress"]
 SMALL += ["--evaluation-processes", "0", "--evaluation-episodes", "2", "--evaluation-timesteps", "60"]
+FEW = ["--replay-capacity", "1000"]  # pictures are a part of every checkpoint
 
 for package in ("tyro", "tqdm", "tensorboard", "matplotlib"):
     pytest.importorskip(package, reason="needs the extra: pip install 'rlstruct[train]'")
@@ -28,7 +29,7 @@ for package in ("tyro", "tqdm", "tensorboard", "matplotlib"):
     "options",
     [
         ["a2c", "--n-env-steps", "48"],
-        ["dqn", "--n-env-steps", "96", "--learning-starts", "64", "--n-updates", "1", "--batch-size", "8"],
+        ["dqn", "--n-env-steps", "96", "--learning-starts", "64", "--n-updates", "1", "--batch-size", "8", *FEW],
     ],
     ids=["a2c", "dqn"],
 )
@@ -55,7 +56,7 @@ def test_pong_is_learnt_from_end_to_end(
         ["a2c", "--n-env-steps", "32"],
         ["a2c", "--n-env-steps", "16", "--n-timesteps", "1", "--n-minibatches", "2", "--window", "2", "--vtrace"],
         ["ppo", "--n-env-steps", "32", "--n-epochs", "1", "--n-minibatches", "1"],
-        ["dqn", "--n-env-steps", "48", "--learning-starts", "32", "--n-updates", "1", "--batch-size", "8"],
+        ["dqn", "--n-env-steps", "48", "--learning-starts", "32", "--n-updates", "1", "--batch-size", "8", *FEW],
     ],
     ids=["a2c", "a2c-window", "ppo", "dqn"],
 )

@@ -60,7 +60,7 @@ def counting(n_envs: int, seed: int) -> VecEnv:
     return create_counting_env(n_envs, seed, auto_reset=True)
 
 
-quick = partial(tune, StatefulAgent, counting, n_processes=(0,), n_envs=(1, 2, 4), n_timesteps=(2, 8))
+quick = partial(tune, StatefulAgent, counting, n_processes=(0,), n_envs=(1, 2), n_timesteps=(2, 8))
 
 
 def test_the_answer_is_the_arguments_of_a_batcher_and_a_preset(tmp_path: Path) -> None:
