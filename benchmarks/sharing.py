@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import statistics
+import tempfile
 import time
 import traceback
 import warnings
@@ -29,6 +30,7 @@ from _plain_search import PlainSearchAgent, SmallNet
 
 from rlstruct.batchers import RL_Batcher
 from rlstruct.errors import SharingError
+from rlstruct.profiling import profile, read
 from rlstruct.search import SearchAgent, SearchConfig
 from rlstruct.sharing import no_green_contexts
 from rlstruct.sims import ConnectFour
@@ -37,7 +39,8 @@ N_INFERENCES = 500  # for a sample
 MAX_DEPTH = 16  # moves that a search looks ahead
 MODES = ("none", "mps", "mig")
 Collect = Callable[[], tuple[int, int]]  # takes samples; how many, and after how many inferences
-Maker = tuple[_report.Row, Callable[[], contextlib.AbstractContextManager[Collect]]]
+Make = Callable[[], contextlib.AbstractContextManager[Collect]]
+Maker = tuple[_report.Row, Make]
 
 
 class Run(_gpu_run.Run):
@@ -48,7 +51,7 @@ class Run(_gpu_run.Run):
     def rate(self, makers: Sequence[Maker]) -> None:
         """Time what makers make, in turns; a row for each, also for those that cannot be made or that fail."""
         with contextlib.ExitStack() as open_ones:
-            collects: list[tuple[_report.Row, Collect, list[float]]] = []
+            collects: list[tuple[_report.Row, Make, Collect, list[float]]] = []
             counts: list[tuple[int, int]] = []
             for row, make in makers:
                 try:
@@ -57,21 +60,39 @@ class Run(_gpu_run.Run):
                     collect = open_ones.enter_context(make())
                     counts.append(collect())  # a warm-up: kernels are loaded, graphs recorded
                     collect()
-                    collects.append((row, collect, []))
+                    collects.append((row, make, collect, []))
                 except Exception as error:  # whatever it is, the others are measured all the same
                     traceback.print_exception(error)
                     self.add(**row, left_out=_first_line(error))
             for _ in range(5):
-                for _, collect, seconds in collects:
+                for *_, collect, seconds in collects:
                     start = time.perf_counter()
                     collect()
                     seconds.append(time.perf_counter() - start)
-        for (row, _, seconds), (samples, inferences) in zip(collects, counts, strict=True):
+        for (row, make, _, seconds), (samples, inferences) in zip(collects, counts, strict=True):
             rate = samples / statistics.median(seconds)
             rounds = [samples / each for each in seconds]
             counted = inferences / samples
             load = os.getloadavg()[0]  # beyond the cores, the machine had other things to do
-            self.add(**row, samples_per_second=rate, inferences_per_sample=counted, load=load, rounds=rounds)
+            found = {"samples_per_second": rate, "inferences_per_sample": counted, "load": load, "rounds": rounds}
+            written = self.add(**row, **found)
+            with self.caught(part="use", **{name: value for name, value in row.items() if name != "part"}):
+                written |= self.use(make)
+                _report.write(self.name, self.rows)
+
+    def use(self, make: Make) -> _report.Row:
+        """NVML's utilisation of a GPU, and the share in which any process is busy there, from a separate profile."""
+        if self.device.type != "cuda" or time.perf_counter() > self.deadline:
+            return {}
+        with tempfile.TemporaryDirectory() as folder:
+            with profile(f"{folder}/profile"), make() as collect:  # processes that start inside are recorded, too
+                end = time.perf_counter() + (0.5 if self.quick else 4.0)
+                while time.perf_counter() < end:
+                    collect()
+            report = read(f"{folder}/profile")
+        # Of several processes their union; of one that shares with nothing else, its own.
+        found = max((*report.shared, *report.gpus), key=lambda use: use.busy, default=None)
+        return {} if found is None else {"nvml": found.nvml, "busy": found.busy}
 
     def found(self, part: str, **where: object) -> float | None:
         """The highest rate of samples in rows with these values, None if none was measured."""

@@ -147,11 +147,13 @@ def sharing(_: Rows) -> list[str]:
         for row in sorted(measured, key=lambda row: ("against" in row, row.get("against", row["processes"]))):
             cell = [row["processes"], row["sharing"], row.get("games", "")]
             if "left_out" in row:
-                cell += ["", row["left_out"], ""]
+                cell += ["", row["left_out"], "", "", ""]
             else:
                 cell += [row.get("against", ""), f"{row['samples_per_second']:.2f}", f"{row['load']:.0f}"]
+                cell += ["" if row.get(name) is None else f"{100 * row[name]:.0f} %" for name in ("nvml", "busy")]
             cells += [cell] if cell not in cells else []
         head = "processes | sharing | games | in turns with rows of … processes | samples per second | load"
+        head += " | NVML | GPU busy"
         ratios = [
             f"- {row['ratio']}: {row['value']:,.2f}" + (f", target {row['target']:,g}" if row["target"] else "")
             for row in found["rows"]
