@@ -70,7 +70,7 @@ ON_CUDA = [Work("a2c", mode=f"simulator, {mode}", settings={"graph": mode == "gr
 
 def works(*, cuda: bool, workers: Iterable[int], quick: bool) -> list[Work]:
     """List the trainings."""
-    play = {"n_timesteps": 4, "learning_starts": 1, "n_simulations": 16}
+    play = {"n_timesteps": 4, "n_updates": 20, "learning_starts": 1, "n_simulations": 16, "evaluation_simulations": 2}
     games = [Work("alphazero", "ConnectFour-v0", settings={**play, "n_processes": k}) for k in workers]
     if quick:
         return [Work("a2c"), *games]
@@ -123,7 +123,7 @@ def configured(work: Work, device: torch.device) -> tuple[Any, Any, Any]:
         "n_env_steps": 10**9,
         "n_processes": 0,
         "evaluation_processes": 0,
-        "evaluation_episodes": 1,
+        "evaluation_episodes": 2,
         "evaluation_step_limit": 10_000,
         "evaluation_interval": 10**9,
         "target_return": None,
