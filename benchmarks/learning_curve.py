@@ -17,7 +17,7 @@ def main() -> None:
     """Write docs/learning_curve.png, and docs/algorithms/NAME.png for each algorithm and for the games."""
     curves = [Curve(*zip(*evaluations_of(row), strict=True)) for row in load("reinforce_cartpole")[0]]
     picture = ROOT / "docs" / "learning_curve.png"
-    draw_panels({"REINFORCE on CartPole-v1": {"REINFORCE": curves}}, picture, metric="return of the evaluations")
+    draw_panels({"REINFORCE on CartPole-v1": {"REINFORCE": curves}}, picture, metric="return")
     if found := load("connect_four_strength")[0]:
         whole = Curve(*zip(*found[0]["returns"], strict=True))
         picture = ROOT / "docs" / "algorithms" / "alphazero.png"
