@@ -20,7 +20,7 @@ from rlstruct.errors import BadTypeError, BadValueError, warn_user
 from rlstruct.functional import random
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.search.game import GameModel, RolloutModel, split_frames
-from rlstruct.search.tree import Tensors, Tree
+from rlstruct.search.tree import Tensors
 from rlstruct.search.tree_search import SearchConfig, TreeSearch
 
 
@@ -103,17 +103,17 @@ class SearchAgent(RL_Agent):
 
     def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
         """Return no moves, and trees of nothing but a root; see `RL_Agent.initial_state`."""
-        parts: Tensors = {}
+        parts = DictTensor()
         if self.search.config.exploring_moves is not None:
-            parts["moves"] = torch.zeros(B, dtype=torch.int64, device=self.device)
+            parts.set("moves", torch.zeros(B, dtype=torch.int64, device=self.device))
         if self.search.config.reuse_tree:
             self._simulator.reset()
             key = torch.zeros(1, dtype=torch.int64, device=self.device)
             one = self.game.begin(self._simulator.get_state(), key)
             nothing = {name: part.new_zeros(B, *part.shape[1:]) for name, part in one.items()}
             logits = torch.zeros(B, int(self._simulator.action_space.n), device=self.device)
-            parts |= _as_state(self.search.plant(nothing, logits, logits[:, 0]))
-        return DictTensor(parts)
+            parts = parts + self.search.plant(nothing, logits, logits[:, 0]).rows().prepend_key("tree/")
+        return parts
 
     @torch.no_grad()
     def __call__(
@@ -158,11 +158,11 @@ class SearchAgent(RL_Agent):
         if (limit := self.search.config.exploring_moves) is not None:
             explore = (1.0 - kept["moves"] / limit).clamp(min=0.0)
             after = DictTensor({"moves": kept["moves"] + 1})
-        earlier = dict(kept.truncate_key("tree/").items())
+        earlier = kept.truncate_key("tree/")
         state = self.game.begin(self._simulator.state_from(seen), model_key)
-        found = self.search(state, search_key, explore, earlier or None)
-        if earlier:
-            after = after + DictTensor(_as_state(found.tree))
+        found = self.search(state, search_key, explore, None if earlier.empty() else earlier)
+        if not earlier.empty():
+            after = after + found.tree.rows().prepend_key("tree/")
         action = {"action": found.action, "action_policy": found.policy}
         return DictTensor({**action, "action_visits": found.visits, "action_value": found.expected}), after
 
@@ -196,7 +196,3 @@ class NetworkAgent(RL_Agent):
         if legal is not None:
             logits = logits.masked_fill(~legal, -torch.inf)
         return DictTensor({"action": logits.argmax(-1), "action_logits": logits, "value": value}), state
-
-
-def _as_state(tree: Tree) -> Tensors:
-    return {f"tree/{name}": part for name, part in tree.rows().items()}

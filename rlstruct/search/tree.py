@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from rlstruct.core import DictTensor
 from rlstruct.engine.host_syncs import intended
 from rlstruct.search.selection import mask_logits
 
@@ -84,23 +85,25 @@ class Tree:
         tree.put(tree.roots(), state, logits, value, torch.zeros_like(value), torch.ones_like(value))
         return tree
 
-    def tensors(self) -> Tensors:
-        """Return all tensors by name, for `of`."""
-        return {name: getattr(self, name) for name in _FIELDS} | {f"state/{k}": v for k, v in self.state.items()}
+    def tensors(self) -> DictTensor:
+        """Return all tensors by name, for `of`.  [S, ...]."""
+        state = {f"state/{name}": part for name, part in self.state.items()}
+        return DictTensor({name: getattr(self, name) for name in _FIELDS} | state)
 
     @classmethod
-    def of(cls, n_nodes: int, tensors: Tensors) -> Tree:
+    def of(cls, n_nodes: int, tensors: DictTensor) -> Tree:
         """Return the tree of these tensors."""
-        state = {name.removeprefix("state/"): v for name, v in tensors.items() if name.startswith("state/")}
-        return cls(n_nodes, **{name: tensors[name] for name in _FIELDS}, state=state)
+        edges, children, nodes, action, onward = tensors.get(_FIELDS).values()
+        return cls(n_nodes, edges, children, nodes, action, onward, dict(tensors.truncate_key("state/").items()))
 
-    def rows(self) -> Tensors:
+    def rows(self) -> DictTensor:
         """Return all tensors by name, with slots counted from each environment's root.  [B, N + 1, ...]."""
-        shaped = {name: part.view(-1, self.n_nodes + 1, *part.shape[1:]) for name, part in self.tensors().items()}
-        first = self.roots().unsqueeze(1)
-        return shaped | {"children": shaped["children"] - first.unsqueeze(2), "onward": shaped["onward"] - first}
+        rows, first = self.tensors().map(lambda part: part.view(-1, self.n_nodes + 1, *part.shape[1:])), self.roots()
+        rows.set("children", rows["children"] - first.view(-1, 1, 1))
+        rows.set("onward", rows["onward"] - first.view(-1, 1))
+        return rows
 
-    def keep(self, rows: Tensors, n_kept: int) -> None:
+    def keep(self, rows: DictTensor, n_kept: int) -> None:
         """Copy the subtrees that an earlier search has grown behind the current roots, where it visited their states.
 
         Of several nodes with that state the oldest one counts. The nodes that were made first are kept, in the first
@@ -138,7 +141,7 @@ class Tree:
     def _take(self, kept: Tensors, slots: Tensor) -> None:
         """Copy nodes to slots, except the spare slots and the model's new evaluation of the roots."""
         mine = torch.cat([self.roots(), self.roots() + self.n_nodes])
-        before = {name: part.index_select(0, mine) for name, part in self.tensors().items()}
+        before = self.tensors().index(mine)
         for name, part in self.tensors().items():
             part.index_copy_(0, slots, kept[name])
         B = len(mine) // 2

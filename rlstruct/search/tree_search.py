@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, free_memory, resolve_device
 from rlstruct.engine.compiled import Compiled, warn_uncompiled
 from rlstruct.engine.executors import EXECUTORS
@@ -134,7 +135,7 @@ class TreeSearch:
         state: Mapping[str, Tensor],
         key: Tensor,
         explore: Tensor | None = None,
-        earlier: Tensors | None = None,
+        earlier: DictTensor | None = None,
     ) -> SearchResult:
         """Search from B states.
 
@@ -163,7 +164,7 @@ class TreeSearch:
         noise: Tensor,
         key: Tensor,
         explore: Tensor | None = None,
-        earlier: Tensors | None = None,
+        earlier: DictTensor | None = None,
     ) -> SearchResult:
         """Search from evaluated states, with given noise.
 
@@ -193,14 +194,14 @@ class TreeSearch:
         tree.choose(roots.unsqueeze(0), self._root_scores(noise, considered[0]), self._scores())
         if self._compiled is not None:
             self._compiled.weights_changed()
+        tensors = tree.tensors()
         for i in range(n):
             path = tree.descend(min(i + self.n_kept, config.max_depth or n + self.n_kept))
-            given = {"path": path, "fresh": roots + (self.n_kept + i), "noise": noise}
-            given["considered"] = considered[min(i + 1, n - 1)]
+            given = roots + (self.n_kept + i), noise, considered[min(i + 1, n - 1)]
             if self._compiled is None:
-                self._grow(tree, given)
+                self._grow(tree, path, *given)
             else:
-                self._compiled(tree.n_nodes, tree.tensors(), {**given, "path": _filled(path, tree)})
+                self._compiled(tree.n_nodes, tensors, _filled(path, tree), *given)
         return self._result(tree, noise, key, explore)
 
     def memory_needed(self, state: Mapping[str, Tensor], n_actions: int, *, float_bytes: int = 4) -> int:
@@ -215,17 +216,16 @@ class TreeSearch:
         """Make trees with a root only and room for a search; see `Tree.plant`."""
         return Tree.plant(state, logits, value, self.n_kept + self.config.n_simulations)
 
-    def _grow(self, tree: Tree, given: Tensors) -> None:
-        """Simulate once, in place; ``given["path"]`` [D, B] are the slots on the way down."""
-        root_scores = self._root_scores(given["noise"], given["considered"])
-        tree.grow(given["path"], self.model, given["fresh"], root_scores, self._scores())
+    def _grow(self, tree: Tree, path: Tensor, fresh: Tensor, noise: Tensor, considered: Tensor) -> None:
+        """Simulate once, in place; ``path`` [D, B] are the slots on the way down."""
+        tree.grow(path, self.model, fresh, self._root_scores(noise, considered), self._scores())
 
-    def _compiled_growth(self) -> Runner[Tensors]:
+    def _compiled_growth(self) -> Runner[Tensor]:
         """Return the runner of `_grow` as compiled code, one piece for paths of up to 4, 8, 16, … levels each."""
 
-        def grow(n_nodes: int, tensors: Tensors, given: Tensors) -> Tensors:
-            self._grow(Tree.of(n_nodes, tensors), given)
-            return {"fresh": given["fresh"] + 0}  # code must return something
+        def grow(n_nodes: int, slots: DictTensor, path: Tensor, fresh: Tensor, *given: Tensor) -> Tensor:
+            self._grow(Tree.of(n_nodes, slots), path, fresh, *given)
+            return fresh + 0  # code must return something
 
         make = None if EXECUTORS["compiled"](self.device) is None else partial(Compiled, writes=True)
         warn = partial(warn_uncompiled, "TreeSearch: a simulation", switch="SearchConfig(compiled=True)")
