@@ -127,9 +127,11 @@ def _join(
     kept (None for all), padded with zeros after their ``lengths``.
     """
     steps: dict[str, Tensor] = {}
+    whole = parts[0].steps.restarted is None  # else few rows of ``reached`` are written
+    groups = ("stream", "action", "reached") if whole else ("stream", "action")
     for name in parts[0].steps.tensors:
         group, _, key = name.partition("/")
-        if group not in ("stream", "action", "reached"):
+        if group not in groups:
             continue
         extra = int(group == "stream")  # slot `lengths` of the stream holds the last observation that was reached
         joined = _cat(parts, name, T, extra)
@@ -149,10 +151,10 @@ def _write_finals(parts: Sequence[Part], steps: dict[str, Tensor]) -> None:
     n_envs = steps["observation/done"].shape[0]
     for part in parts:
         B = part.steps.running.shape[1]
-        if part.collected.n_final:
-            at = part.steps.finals(part.collected.n_steps)
+        at = part.steps.finals(part.collected.n_steps)
+        if len(at):
             to = at.div(B, rounding_mode="floor") * n_envs + at % B + first
-            for key, plane in part.steps.final.items():
+            for key, plane in part.steps.reached.items():
                 name = f"_observation/{key}"
                 time_first = steps[name].transpose(0, 1)
                 if name not in copied:

@@ -45,20 +45,18 @@ class BatchChecks:
         self._later: list[tuple[int, AsyncRead]] = []  # number of environments, and what `look` has found
 
     @torch.no_grad()
-    def look(self, steps: Steps, n_steps: int, n_final: int) -> Tensor:
+    def look(self, steps: Steps, n_steps: int) -> Tensor:
         """Look for what is wrong in the first ``n_steps``, without waiting for the device; this may be recorded.
 
         Returns:
             For each tensor that was looked at the first place t * B + b that is wrong, or -1.  [K] int64
             Of frames and rewards t = 0 is before the first step, of actions it is the first step.
         """
-        names, places = zip(
-            *((name, _first(wrong)) for name, wrong in self._wrong(steps, n_steps, n_final)), strict=True
-        )
+        names, places = zip(*((name, _first(wrong)) for name, wrong in self._wrong(steps, n_steps)), strict=True)
         self._names = list(names)  # a frame stands there twice where `reached` has it too
         return torch.stack(places)
 
-    def check(self, steps: Steps, n_steps: int, n_final: int, found: Tensor | None = None) -> None:
+    def check(self, steps: Steps, n_steps: int, found: Tensor | None = None) -> None:
         """Check a batch, by what `look` has found in it or by looking now.
 
         Raises:
@@ -68,13 +66,13 @@ class BatchChecks:
         if n_steps and (steps.running.is_cpu or not self._read):
             self._read = True
             wrong = []
-            for name, where in self._wrong(steps, n_steps, n_final):
+            for name, where in self._wrong(steps, n_steps):
                 if bool(where.any()):  # sync: elsewhere in the first batch only
                     wrong.append((name, int(_first(where))))  # sync: of what is wrong
             if wrong:
                 self._raise_first(wrong, B, steps)
         elif n_steps:
-            self._later.append((B, AsyncRead(self.look(steps, n_steps, n_final) if found is None else found)))
+            self._later.append((B, AsyncRead(self.look(steps, n_steps) if found is None else found)))
             while self._later and (places := self._later[0][1].read()) is not None:
                 self._later.pop(0)
                 self._raise_first(zip(self._names, places, strict=True), B)
@@ -96,7 +94,7 @@ class BatchChecks:
             self._later.clear()  # later batches follow from this one
             raise self._error(name, t, j, shown)
 
-    def _wrong(self, steps: Steps, n: int, n_final: int) -> Iterator[tuple[str, Tensor]]:
+    def _wrong(self, steps: Steps, n: int) -> Iterator[tuple[str, Tensor]]:
         """Give the name of what is looked at, and which entries are wrong.
 
         For an action these are [n, B] bool; for frames and rewards [n + 1, B], from before the first step on.
@@ -114,21 +112,22 @@ class BatchChecks:
             wrong = ~((values[:n] >= low) & (values[:n] <= high))
             if not values.is_cpu or bool(wrong.any()):  # sync: of CPU memory
                 yield name, _any(wrong, running)
+        at = steps.finals(n)
         for part in (steps.stream, steps.reached):
+            few = part is steps.reached and steps.restarted is not None  # only the rows `at` are written
             for key, values in part.items():
                 if not values.is_floating_point() or key.split("/")[0] not in ("frame", "reward"):
                     continue
-                at = steps.finals(n) if n_final and key in steps.final else None
-                final = values[:0] if at is None else steps.final[key].flatten(0, 1).index_select(0, at)
+                seen = values.flatten(0, 1).index_select(0, at) if few else values[: n + 1]
                 # A sum takes no memory, and is NaN where a number is.
-                if values.is_cpu and not bool((values[: n + 1].sum() + final.sum()).isnan()):  # sync: of CPU memory
+                if values.is_cpu and not bool(seen.sum().isnan()):  # sync: of CPU memory
                     continue
-                nan = values.isnan()
+                nan = torch.zeros_like(values, dtype=torch.bool) if few else seen.isnan()
+                if few:
+                    nan.flatten(0, 1)[at] = seen.isnan()
                 if part is steps.reached:  # its slot t is what step t reached
                     nan = torch.cat([torch.zeros_like(nan[:1]), nan])
                 wrong = _any(nan[: n + 1], torch.cat([running[:1], running]))
-                if at is not None:
-                    wrong[1:].view(-1)[at] |= final.isnan().flatten(1).any(1) if final.dim() > 1 else final.isnan()
                 yield f"observation/{key}", wrong
 
     def _error(self, name: str, t: int, j: int, shown: str) -> ValueError:

@@ -43,7 +43,6 @@ class Collected:
     """Report of a collector about a finished batch; the batch itself is in its slab."""
 
     n_steps: int  # how many of the T steps were taken; fewer when every episode ended before
-    n_final: int  # how many rows of ``final`` are used
     first_step: int  # steps since the last reset, before this batch
     version: int  # the version of the weights that acted
     executor: str = "eager"  # what took the steps: "kernel", "graph", "compiled" or "eager"
@@ -153,20 +152,20 @@ class Collector:
         """
         if agent_info is not None:
             self._set_agent_info(agent_info)
-        slab, n_steps, n_final = self.take_steps(look=not self.env.auto_reset, watch=not self._watched)
+        slab, n_steps = self.take_steps(look=not self.env.auto_reset, watch=not self._watched)
         self.steps, self.owned = slab, self._gives and self.layout.nbytes() >= _WORTH_GIVING
-        collected = self.finish(n_steps, n_final, self._runner.executor)
+        collected = self.finish(n_steps, self._runner.executor)
         if not self._watched:
             self._watched, self._infers = True, self._infers_the_same(slab)
         if self.owned:
             self.renew()
         return collected
 
-    def finish(self, n_steps: int, n_final: int, executor: str, found: Tensor | None = None) -> Collected:
+    def finish(self, n_steps: int, executor: str, found: Tensor | None = None) -> Collected:
         """Count and check ``steps``, which ``executor`` has taken; see `collect`."""
         self._progress.enter(Phase.COPY)
         steps = self.steps
-        self._checks.check(steps, n_steps, n_final, found)
+        self._checks.check(steps, n_steps, found)
         self._unprobed += n_steps
         if executor != "eager" and self._unprobed >= _STEPS_BETWEEN_PROBES:
             self._unprobed = 0
@@ -174,10 +173,10 @@ class Collector:
             seen, action = (DictTensor.unchecked({key: v[0] for key, v in part.items()}) for part in parts)
             self._runner.look(action, DictTensor.unchecked(steps.state), seen, self.agent_info)
         first_step, self._step = self._step, self._step + n_steps
-        return Collected(n_steps, n_final, first_step, self.version, executor, self._runner.why_not)
+        return Collected(n_steps, first_step, self.version, executor, self._runner.why_not)
 
     @torch.no_grad()
-    def take_steps(self, look: bool, watch: bool = False) -> tuple[Slab, int, int]:
+    def take_steps(self, look: bool, watch: bool = False) -> tuple[Slab, int]:
         """Take the steps of a batch; see `collect`. Nothing here depends on what the host counts: it may be recorded.
 
         Args:
@@ -185,20 +184,20 @@ class Collector:
             watch: whether to make sure that the agent writes to no observation, which takes time.
 
         Returns:
-            The steps, how many were taken, and how many rows of ``final`` are used.
+            The steps, and how many were taken.
         """
         keys, first = step_keys(self._seeds, self._episode_now, self._steps), None
         if self._slab is None:
             first = None if self.layout else self._first_answer(keys)
             self._slab = Slab(self._allocate(self.layout), in_place=self._step_into is not None)
-        slab, n_final, t = self._slab, 0, 0
+        slab, t = self._slab, 0
         state = slab.begin(self._observation, self._state, keys)
         act, shown, agent_info = self._act, slab.shown, self.agent_info
         step_into, enter = self._step_into, self._progress.at
         while t < self._T:
             if first is None:  # else it has acted
                 enter(_AGENT, t)
-            history = history_until(slab, slab.slots[0], t, n_final, self._gaps) if self._history else None
+            history = history_until(slab, slab.slots[0], t, self._gaps) if self._history else None
             if self._infers:
                 with torch.inference_mode():
                     action, state = act(state, shown[t], agent_info, history)
@@ -211,17 +210,17 @@ class Collector:
             enter(_ENVIRONMENT, t)
             if step_into is None:
                 step = self.env.step(action)
-                n_final += slab.write_step(t, step)
+                slab.write_step(t, step)
                 self.running = step[1][1]
             elif ended := step_into(action, slab.buffers[t], slab.buffers[t + 1], slab.finals_of[t]):
-                n_final += slab.write_ended(t, ended)
+                slab.write_ended(t, ended)
                 self.running = self.running if ended.running is None else ended.running
             t, first = t + 1, None
             if look and self._all_ended(t):
                 break
         self._state, self._observation = state, slab.slots[t]
         self._steps = self._steps + t
-        return slab, t, n_final
+        return slab, t
 
     def count_running(self) -> int:
         """Count the environments that go on."""
@@ -304,7 +303,7 @@ class Collector:
     def _first_answer(self, keys: Tensor) -> Any:  # noqa: ANN401 - of the user's agent
         """Let the agent act once, from which the layout of the slab is known, and allocate it."""
         self._progress.at(_AGENT, 0)
-        history = history_until(None, self._observation, 0, 0, self._gaps) if self._history else None
+        history = history_until(None, self._observation, 0, self._gaps) if self._history else None
         seen = DictTensor.unchecked({**self._observation._tensors, "rng": keys[0]})
         answer = self._act(self._state, seen, self.agent_info, history)
         action, _ = check_answer(f"{type(self.agent).__name__}.__call__", answer)
@@ -312,9 +311,7 @@ class Collector:
         self._expect_rows("agent: action", action)
         if action.empty():
             raise ShapeMismatchError("agent: the action is empty, expected 'action' [B, ...] at least.")
-        sparse = self.env.auto_reset and self._device.type == "cpu"
-        full = self.env.auto_reset and not sparse
-        self.layout = slab_layout(seen, action, self._state, self._T, sparse, full)
+        self.layout = slab_layout(seen, action, self._state, self._T, self.env.auto_reset)
         return answer
 
     def _infers_the_same(self, slab: Slab) -> bool:

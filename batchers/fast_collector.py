@@ -75,7 +75,7 @@ class FastCollector(Collector):
         before = self.renew()  # a graph writes to memory that nothing else uses
         try:
             slab, *_ = self.take_steps(look=False)
-            record = {**slab.tensors, "found": self._checks.look(slab, self._T, 0)}
+            record = {**slab.tensors, "found": self._checks.look(slab, self._T)}
         finally:
             self.renew(before)
         return self.carry(), record
@@ -95,7 +95,7 @@ class FastCollector(Collector):
         """Count and check T steps that an executor has taken."""
         found, self.steps, self.owned = record.pop("found", None), Steps(record), True  # in memory of this batch alone
         self.layout = self.layout or Layout.of(record)
-        return self.finish(self._T, 0, executor, found)
+        return self.finish(self._T, executor, found)
 
     def _by_graph(self, _: object = None) -> Collected:
         """Replay a graph where it does what single steps would do; else take these."""

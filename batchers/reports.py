@@ -114,7 +114,7 @@ def report_memory(
 
     Environments that restart (``auto_reset``) may need memory for ``_observation/`` besides that for ``observation/``.
     """
-    finals = tuple(n_slabs * _named(layout, "final").nbytes() for layout in layouts)
+    finals = tuple(n_slabs * _named(layout, "reached/").nbytes() if "restarted" in layout else 0 for layout in layouts)
     slabs = tuple(n_slabs * layout.nbytes() - final for layout, final in zip(layouts, finals, strict=True))
     batch = sum(value.nbytes for value in infos.values())
     for layout in layouts:

@@ -2,8 +2,8 @@
 
 An observation is stored once. Slot t of the stream holds what the agent saw at step t, so slots 0 to T give both
 ``observation/`` (0 to T-1) and ``_observation/`` (1 to T). They differ only where an auto-resetting environment
-restarted. On the CPU the true final observations of these are in ``final``, whose other rows never become real memory;
-on another device, which would have to be waited for to find them, ``reached`` holds all of them.
+restarted: the true next observations of these are in ``reached``. On the CPU its other rows are never written and never
+become real memory; on another device, which would have to be waited for to find them, it holds those of all rows.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ class Steps:
         action: T outputs of the agent.  [T, B, ...]
         running: which environments took part in a step.  [T, B] bool
         state: the agent's state before the first step.  [B, ...]
-        final: true next observations of environments that restarted; other rows are unwritten.  [T, B, ...], CPU only
-        restarted: which rows of ``final`` are written.  [T, B] bool
-        reached: true next observations.  [T, B, ...], only for auto-resetting environments off the CPU
+        reached: true next observations, only for auto-resetting environments.  [T, B, ...]
+        restarted: which rows of ``reached`` are written; None off the CPU, where all are.  [T, B] bool
     """
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
@@ -46,13 +45,12 @@ class Steps:
         self.stream = part_of(tensors, "stream/")
         self.action = part_of(tensors, "action/")
         self.state = part_of(tensors, "state/")
-        self.final = part_of(tensors, "final/")
         self.reached = part_of(tensors, "reached/")
         self.running = tensors["running"]
         self.restarted = tensors.get("restarted")
 
     def finals(self, n_steps: int) -> Tensor:
-        """Return where environments restarted in the first n_steps, as numbers t * B + b.  [K] int64 on the CPU."""
+        """Return which rows of ``reached`` were written in the first n_steps, as t * B + b.  [K] int64 on the CPU."""
         if self.restarted is None:
             return torch.zeros(0, dtype=torch.int64, device="cpu")
         return self.restarted[:n_steps].flatten().nonzero().squeeze(1)  # sync: of CPU memory
@@ -93,12 +91,13 @@ class Slab(Steps):
         self._action_names, self._action_specs = [*self.action], [*self._layouts["agent: action"].values()]
         self._observation_specs = [*self._layouts["environment: observation"].values()]
         self._running_rows = self.running.unbind(0)
-        self._reached_rows = _rows(list(self.reached.values()))
-        self._final_arrays = [_array(plane) for plane in self.final.values()]
         self._restarted = None if self.restarted is None else _array(self.restarted)
+        sparse = self._restarted is not None
+        self._reached_rows = [] if sparse else _rows(list(self.reached.values()))
+        self._reached_arrays = [_array(plane) for plane in self.reached.values()] if sparse else []
         self.buffers = _buffers(planes) if in_place else []
-        final = _buffers(self.final) if in_place and self.final else [None] * len(self.running)
-        self.finals_of: list[ObservationBuffer | None] = [*final]
+        reached = _buffers(self.reached) if in_place and sparse else [None] * len(self.running)
+        self.finals_of: list[ObservationBuffer | None] = [*reached]
 
     def begin(self, observation: DictTensor, state: DictTensor, keys: Tensor) -> DictTensor:
         """Write what is known before the first step; ``keys`` are those of all slots, [T + 1, B] int64.
@@ -138,20 +137,15 @@ class Slab(Steps):
             values = [tensors[name] for name in self._action_names]
         self._copy(self._action_rows[t], values)
 
-    def write_ended(self, t: int, ended: Ended) -> int:
-        """Note which rows an environment that writes in place left out of step t, or restarted; return how many."""
+    def write_ended(self, t: int, ended: Ended) -> None:
+        """Note which rows an environment that writes in place left out of step t, or restarted."""
         if ended.ran is not None:
             self._running_rows[t].copy_(ended.ran)
-        if not len(ended.restarted) or self._restarted is None:
-            return 0
-        self._restarted[t, ended.restarted] = True
-        return len(ended.restarted)
+        if self._restarted is not None and len(ended.restarted):
+            self._restarted[t, ended.restarted] = True
 
-    def write_step(self, t: int, step: tuple[Observed, Observed]) -> int:
+    def write_step(self, t: int, step: tuple[Observed, Observed]) -> None:
         """Copy where step t led: who took part, what they reached, and what the agent sees next.
-
-        Returns:
-            How many environments restarted, as far as their true final observations are kept one by one.
 
         Raises:
             ShapeMismatchError: keys, shapes or dtypes are other ones than before; a copy would repeat rows or round.
@@ -161,17 +155,16 @@ class Slab(Steps):
             self.check("environment: mask", DictTensor({"running": ran}))
         places = [self._running_rows[t], *self.slots[t + 1].values()]
         values = [ran, *self._checked(current)]
-        if self.reached:
+        if self._reached_rows:
             places, values = [*places, *self._reached_rows[t]], [*values, *self._checked(reached)]
         self._copy(places, values)
         if self._restarted is None or not getattr(step, "restarted", True):
-            return 0
+            return
         arrays = [_array(tensor) for tensor in self._checked(reached)]
         ended = _array(reached["done"]).nonzero()[0]  # sync: of CPU memory, in steps with a restart only
-        for plane, array in zip(self._final_arrays, arrays, strict=True):
+        for plane, array in zip(self._reached_arrays, arrays, strict=True):
             plane[t, ended] = array[ended]
         self._restarted[t, ended] = True
-        return len(ended)
 
     def _checked(self, observation: DictTensor) -> list[Tensor]:
         """Return the tensors of an observation, each of which fits into a slot without being repeated or rounded."""
@@ -209,13 +202,10 @@ class Slab(Steps):
         expect(f"RL_Batcher: {role}", tensors, self._layouts[role], fix=fix)
 
 
-def slab_layout(
-    observation: DictTensor, action: DictTensor, state: DictTensor, T: int, sparse: bool, full: bool
-) -> Layout:
+def slab_layout(observation: DictTensor, action: DictTensor, state: DictTensor, T: int, restarts: bool) -> Layout:
     """Describe the tensors of a Slab of T steps, by the names that it reads.
 
-    Observation (with its ``rng``), action and state are [B]. Final observations are kept row by row (``sparse``) where
-    environments restart on the CPU; elsewhere every one that was reached is kept (``full``).
+    Observation (with its ``rng``), action and state are [B]; ``restarts`` says whether environments restart.
     """
     seen, flags = Layout.of(observation), {"running": ((T, observation.n_elems()), torch.bool)}
     frames = Layout({key: spec for key, spec in seen.items() if key != "rng"})
@@ -225,14 +215,13 @@ def slab_layout(
         Layout.of(state).behind(prefix="state/"),
         flags,
     ]
-    if full:
+    if restarts:
         parts.append(frames.behind(T, prefix="reached/"))
-    if sparse:
-        parts += [frames.behind(T, prefix="final/"), {"restarted": flags["running"]}]
+        parts += [{"restarted": flags["running"]}] if observation["done"].is_cpu else []
     return Layout({name: spec for part in parts for name, spec in part.items()})
 
 
-def history_until(slab: Slab | None, observation: DictTensor, t: int, n_final: int, gaps: bool) -> TemporalDictTensor:
+def history_until(slab: Slab | None, observation: DictTensor, t: int, gaps: bool) -> TemporalDictTensor:
     """Return the t steps of a batch so far [B, t], with keys of Trajectories: views where no environment restarted.
 
     With ``gaps`` environments may spend steps on their restarts, which are left out here as in Trajectories.
@@ -241,7 +230,7 @@ def history_until(slab: Slab | None, observation: DictTensor, t: int, n_final: i
         return _no_history(observation)
     steps = {f"observation/{k}": v[:t].transpose(0, 1) for k, v in slab.stream.items()}
     steps |= {f"action/{k}": v[:t].transpose(0, 1) for k, v in slab.action.items()}
-    steps |= {f"_observation/{k}": v for k, v in next_observations(slab, t, n_final).items()}
+    steps |= {f"_observation/{k}": v for k, v in next_observations(slab, t).items()}
     running = slab.running[:t].transpose(0, 1)
     return without_gaps(steps, running) if gaps else TemporalDictTensor(steps, running.sum(1))
 
@@ -275,16 +264,16 @@ def _no_history(observation: DictTensor) -> TemporalDictTensor:
     )
 
 
-def next_observations(slab: Slab, t: int, n_final: int) -> dict[str, Tensor]:
+def next_observations(slab: Slab, t: int) -> dict[str, Tensor]:
     """Return what the environments answered in the first t steps, before any restart, [B, t, ...].
 
     Views of the stream, except where an environment restarted.
     """
     following = {k: v[1 : t + 1].transpose(0, 1) for k, v in slab.stream.items()}
-    following |= {k: v[:t].transpose(0, 1) for k, v in slab.reached.items()}
-    if n_final:
-        at = slab.finals(t)
-        for key, plane in slab.final.items():
+    if slab.restarted is None:
+        following |= {k: v[:t].transpose(0, 1) for k, v in slab.reached.items()}
+    elif len(at := slab.finals(t)):
+        for key, plane in slab.reached.items():
             # In the order of the slab, time first, as `at` counts.
             whole = following[key].transpose(0, 1).clone(memory_format=torch.contiguous_format)
             as_signed(whole).flatten(0, 1).index_copy_(0, at, as_signed(plane).flatten(0, 1).index_select(0, at))

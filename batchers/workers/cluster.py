@@ -114,7 +114,7 @@ class RayLink:
         steps = Steps(tensors)
         at = steps.finals(batch.collected.n_steps)
         for name, packed in tensors.items():
-            if name.startswith("final/"):
+            if name.startswith("reached/") and steps.restarted is not None:
                 # Memory that is not written never becomes real.
                 plane = packed.new_empty((steps.running.numel(), *packed.shape[1:]))
                 plane[at] = packed
@@ -228,8 +228,9 @@ def _packed_steps(slab: Mapping[str, Tensor], batch: Batch) -> Packed:
     n_steps = batch.collected.n_steps
     rows = {"stream": n_steps + 1, "action": n_steps, "running": n_steps, "restarted": n_steps}
     used = {name: x[: rows.get(name.partition("/")[0])] for name, x in slab.items()}
-    at = Steps(dict(slab)).finals(n_steps)
-    used |= {name: x.flatten(0, 1).index_select(0, at) for name, x in slab.items() if name.startswith("final/")}
+    if "restarted" in slab:
+        at = Steps(dict(slab)).finals(n_steps)
+        used |= {name: x.flatten(0, 1).index_select(0, at) for name, x in slab.items() if name.startswith("reached/")}
     return pack(used)
 
 

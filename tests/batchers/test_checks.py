@@ -74,16 +74,16 @@ def test_every_part_of_a_nested_space_has_its_range() -> None:
         "action/action/b/1": torch.tensor([[[0, 1]]], dtype=torch.int8),
         "running": torch.ones(1, 1, dtype=torch.bool),
     }
-    BatchChecks(space).check(Steps(good), 1, 0)
+    BatchChecks(space).check(Steps(good), 1)
     outputs, start = "one output per action", "begin with 5: add that to the index"
     for key, wrong, fix in (
         ("a", [[[1, 3]]], outputs), ("b/0", [[4]], start), ("b/0", [[7]], start), ("b/1", [[[2, 0]]], outputs)
     ):  # fmt: skip
         bad = {**good, f"action/action/{key}": torch.tensor(wrong)}
         with pytest.raises(ValueError, match=f"action 'action/{key}' of environment 0 in step 0.*{fix}"):
-            BatchChecks(space).check(Steps(bad), 1, 0)
-        BatchChecks(space).check(Steps({**bad, "running": torch.zeros(1, 1, dtype=torch.bool)}), 1, 0)  # it idles
-        BatchChecks(space).check(Steps(bad), 0, 0)  # no step was taken
+            BatchChecks(space).check(Steps(bad), 1)
+        BatchChecks(space).check(Steps({**bad, "running": torch.zeros(1, 1, dtype=torch.bool)}), 1)  # it idles
+        BatchChecks(space).check(Steps(bad), 0)  # no step was taken
 
 
 def test_off_the_cpu_later_batches_are_told_when_the_device_is_through_with_them() -> None:
@@ -98,12 +98,12 @@ def test_off_the_cpu_later_batches_are_told_when_the_device_is_through_with_them
     )
     looking = BatchChecks(spaces.Discrete(3))
     with pytest.raises(ValueError, match="action 'action' of environment 1 in step 0 of the batch is 3"):
-        BatchChecks(spaces.Discrete(3)).check(bad, 1, 0)  # a first batch is checked at once
-    looking.check(good, 1, 0)
+        BatchChecks(spaces.Discrete(3)).check(bad, 1)  # a first batch is checked at once
+    looking.check(good, 1)
     with forbid_host_sync():
-        looking.check(good, 1, 0)
+        looking.check(good, 1)
         with pytest.raises(ValueError, match="action 'action' of environment 1 in step 0 of the batch is out of range"):
-            looking.check(bad, 1, 0)
+            looking.check(bad, 1)
 
 
 def frames_of(stream: list[float], reached: list[float]) -> Steps:
@@ -123,10 +123,22 @@ def test_off_the_cpu_nan_is_found_before_a_restart_and_after_it(
 ) -> None:
     looking = BatchChecks(spaces.Discrete(3))
     if not first:
-        looking.check(frames_of([0.0, 1.0, 2.0], [1.0, 2.0]), 2, 0)
+        looking.check(frames_of([0.0, 1.0, 2.0], [1.0, 2.0]), 2)
     where = "at the beginning of the batch" if after < 0 else f"after step {after}"
     with pytest.raises(ValueError, match=f"'observation/frame' of environment 0 is NaN {where}"):
-        looking.check(frames_of(stream, reached), 2, 0)
+        looking.check(frames_of(stream, reached), 2)
+
+
+def test_on_the_cpu_only_rows_of_environments_that_restarted_are_looked_at() -> None:
+    """Other rows of ``reached`` were never written: here they are NaN."""
+    looking, nan = BatchChecks(spaces.Discrete(3)), math.nan
+    tensors = {"stream/frame": torch.zeros(3, 2), "reached/frame": torch.tensor([[nan, 5.0], [nan, nan]])}
+    tensors |= {"running": torch.ones(2, 2, dtype=torch.bool), "restarted": torch.tensor([[False, True], [False] * 2])}
+    looking.check(Steps(tensors), 2)
+    tensors["restarted"][1, 1] = True
+    looking.check(Steps(tensors), 1)  # step 1 is one of an older batch
+    with pytest.raises(ValueError, match="'observation/frame' of environment 1 is NaN after step 1"):
+        looking.check(Steps(tensors), 2)
 
 
 class Slow(AsyncRead):
