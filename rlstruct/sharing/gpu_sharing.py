@@ -127,7 +127,8 @@ class GpuSharing:
         sharing: ``"none"``: in turns; ``"mps"``: at the same time, under a private daemon; ``"mig"``: in the existing
             MIG instances, one after the other; ``"auto"``: MIG if there is one, else MPS, else none.
         thread_percentage: most of the GPU's threads that one process gets under MPS.
-        gpus: UUIDs of several GPUs, each with its own daemon, over which the processes are spread in turn under MPS.
+        gpus: UUIDs of GPUs, over which the processes are spread; under MPS in turn, each with its own daemon.
+            Without any it is the device, and under MIG all visible instances.
         where: name of the caller, in messages.
 
     Attributes:
@@ -156,6 +157,7 @@ class GpuSharing:
         n_on_one = -(-n_processes // len(self._places))
         together = _is_shared(device, n_processes) and n_processes > 1
         instances = mig_instances() if sharing != "none" and _is_shared(device, n_processes) else []
+        instances = [one for one in instances if not gpus or one.gpu in gpus]
         self.mode = _choose(where, device, n_on_one, instances) if sharing == "auto" else sharing
         if sharing != "auto" and (why_not := _lacking(self.mode, n_on_one, instances)):
             raise SharingError(f"{where}: sharing={self.mode!r}: {why_not}")

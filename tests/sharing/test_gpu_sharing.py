@@ -340,8 +340,12 @@ def test_learners_are_spread_over_the_gpus_with_a_daemon_for_each(
     assert len(h100.orders("daemon")) == 2
     sharing.close()
     assert h100.left() == []
+    list_gpus(h100, LISTING)
+    found = [GpuSharing(GPU, 2, "mig", gpus=chosen).environment(1) for chosen in ([], ["GPU-33"])]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in found] == ["MIG-bb", "MIG-GPU-33/7/0"]
+    list_gpus(h100, "")
     with pytest.raises(SharingError, match=r"A2CConfig: sharing='mps': n_processes is 49, MPS serves 48"):
-        GpuSharing(torch.device("cuda"), 97, "mps", gpus=gpus()[:2], where="A2CConfig")
+        GpuSharing(torch.device("cuda"), 97, "mps", gpus=["GPU-11", "GPU-22"], where="A2CConfig")
 
 
 class SharingConfig(A2CConfig):
