@@ -56,7 +56,7 @@ class Work:
         return f"{self.algorithm.upper()}, {self.env}{mode}" + (f", {workers} workers" if workers else "")
 
 
-SMALL = {"n_timesteps": 32}  # an iteration with convolutions takes seconds on a CPU
+SMALL = {"n_timesteps": 8}  # an iteration with convolutions takes seconds on a CPU
 ALGORITHMS = [Work(name) for name in ("reinforce", "a2c", "ppo", "dqn")]
 CONTINUOUS = [Work(name, "Pendulum-v1") for name in ("a2c", "ppo", "sac")]
 SIMULATORS = [
