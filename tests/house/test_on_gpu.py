@@ -194,7 +194,7 @@ def test_results_are_copied_out_while_they_are_written(
     assert on_gpu.parse(["--command", "2"]).minutes == 9
 
 
-# Each of these parts of experiments.py has a test of its own; the step "experiments" shows that the command starts it.
+# Each of these parts of experiments.py has its own test; the step "experiments" shows that the command starts it.
 MEASURED_ELSEWHERE = {"Atari", "survey", "shares", "Atari's scores"}
 
 
