@@ -132,6 +132,13 @@ def functional(name: str, n_envs: int, seed: int) -> VecEnv:
     return JaxEnv(env, n_envs, seed, params=params)
 
 
+def playground(name: str, n_envs: int, seed: int) -> VecEnv:
+    """Make environments of MuJoCo Playground, functions in JAX whose episodes get a limit of 1,000 steps."""
+    from mujoco_playground import registry
+
+    return JaxEnv(registry.load(name, config_overrides={"impl": "jax"}), n_envs, seed, time_limit=1_000)
+
+
 def muscles(name: str, n_envs: int, seed: int) -> VecEnv:
     """Make MuJoCo's environments of gymnasium, which get actions as far as they have bounds."""
     return GymEnvInf([gymnasium.wrappers.ClipAction(gymnasium.make(name)) for _ in range(n_envs)], seed=seed)
@@ -337,4 +344,13 @@ TASKS["ppo_gymnax_breakout"] = _PPO(
     replace(_tuned("ppo", "Breakout-MinAtar"), **_MINATAR),
     _network("ppo", "Breakout-MinAtar", ActorCritic, *_GAMES["Breakout"]), ActorCriticAgent,
     partial(functional, "Breakout-MinAtar"), 5.0, "PPO on gymnax's Breakout-MinAtar", tuned_on=(),
+)  # fmt: skip
+TASKS["ppo_cartpole_balance"] = _PPO(
+    PPOConfig(
+        n_env_steps=300_000, n_envs=64, n_timesteps=64, n_epochs=10, n_minibatches=8, discount=0.995, reward_scale=0.1,
+        learning_rate=0.001, value_clip=None, entropy_coefficient=0.0, evaluation_interval=50_000,
+        evaluation_timesteps=1_000, evaluation_episodes=16, evaluation_processes=0, evaluation_stochastic=False,
+    ),
+    partial(GaussianActorCritic, 5, 1), GaussianAgent,
+    partial(playground, "CartpoleBalance"), 900.0, "PPO on MuJoCo Playground's CartpoleBalance", tuned_on=(100,),
 )  # fmt: skip
