@@ -114,9 +114,7 @@ def learnt(algorithm: str, _: Rows) -> list[str]:
         counts = sorted(row["env_steps"] for row in rows)  # more than one where a target ends a training
         taken = f"{counts[-1]:,}" if counts[0] > 0.9 * counts[-1] else f"{counts[0]:,} to {counts[-1]:,}"
         tuned = ", ".join(map(str, task.tuned_on)) or "none"
-        lines.append(
-            [task.about, task.asked(), f"{mean:.0f}", returns, steps, taken, tuned, f"`{commit}`"]
-        )
+        lines.append([task.about, task.asked(), f"{mean:.0f}", returns, steps, taken, tuned, f"`{commit}`"])
     head = "task | asked | mean | seed: final return (mean of the last five evaluations) | steps to it | steps in all"
     return table(f"{head} | settings chosen with seeds | commit", lines, 8)
 
