@@ -24,7 +24,7 @@ help: ## print this list
 demo: $(TRAIN) ## train REINFORCE on CartPole-v1 until it is solved, ten seconds on two cores
 	$(RUN) tutorials/train_cartpole.py $(ARGS)
 
-test: $(INSTALLED) ## run the tests that a change needs, six minutes on two cores
+test: $(INSTALLED) ## run the tests that a change needs, about ten minutes on two cores
 	$(PYTEST) $(ARGS)
 
 test-all: test ## these, then tutorials, site, benchmarks, compilers and half a minute of soak
