@@ -184,12 +184,14 @@ def draw_atari(rows: Sequence[Row], figure: Any) -> None:  # noqa: ANN401 - of m
     modes = ("emulation", "pictures", "inference", "training")
     figure.set_size_inches(3.2 * len(modes), 3.6)
     panels = figure.subplots(1, len(modes), sharey=True)
+    engines = dict.fromkeys(f"{row['rung'].partition(':')[0]}, {row['game']}" for row in measured)
+    colours = {engine: f"C{k}" for k, engine in enumerate(engines)}  # the same in all panels
     for axes, mode in zip(panels, modes, strict=True):
         own = [row for row in measured if row["rung"].endswith(f": {mode}")]
         for name in dict.fromkeys((row["rung"], row["game"]) for row in own):
             points = [(row["N"], SKIP * row["steps_per_second"]) for row in own if (row["rung"], row["game"]) == name]
             label = f"{name[0].partition(':')[0]}, {name[1]}"
-            axes.loglog(*zip(*sorted(points), strict=True), marker="o", markersize=3, label=label)
+            axes.loglog(*zip(*sorted(points), strict=True), marker="o", markersize=3, label=label, color=colours[label])
         axes.set_title(mode, fontsize=9)
         axes.set_xlabel("games")
     panels[0].set_ylabel("frames per second")

@@ -112,7 +112,9 @@ def draw_score(rows: Sequence[Row], figure: Any) -> None:  # noqa: ANN401 - of m
     grid = figure.subplots(2, len(games), squeeze=False)
     for row in (row for row in rows if "curve" in row):
         frames, seconds, returns = zip(*row["curve"], strict=True)
-        for axes, at, unit in zip(grid[:, games.index(row["game"])], (frames, seconds), ("frames", "s"), strict=True):
+        for axes, at, unit in zip(
+            grid[:, games.index(row["game"])], (frames, seconds), ("frames", "seconds"), strict=True
+        ):
             axes.plot(at, returns, marker="o", markersize=3, label=row["way"])
             axes.set_title(row["game"], fontsize=9)
             axes.set_xlabel(unit)
