@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import itertools
 import json
 import os
 import re
@@ -77,26 +78,35 @@ def _belongs(module: object, name: str) -> bool:
 def notebook_cells(script: str) -> Iterator[tuple[str, str]]:
     """Cut a tutorial into cells, ("markdown" or "code", text).
 
-    Its docstring and its headings become text, and its main block the last cell, without the guard: a notebook is
-    never imported by a worker.
+    Its docstring, its headings and the comments between paragraphs become text, and its main block loses the guard: a
+    notebook is never imported by a worker.
     """
     tree, lines = ast.parse(script), script.splitlines()
     yield "markdown", _first_cell(ast.get_docstring(tree) or "")
     main = next((node for node in tree.body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)), None)
     end = main.lineno - 1 if main else len(lines)
-    block: list[str] = []
-    for line in lines[tree.body[0].end_lineno or 0 : end]:
-        heading = HEADING.match(line)
-        if heading:
-            yield "code", "\n".join(block)
-            yield "markdown", f"## {heading[1]}"
-            block = []
-        elif "guard is there" not in line:
-            block.append(line)
-    yield "code", "\n".join(block)
+    while main and lines[end - 1].startswith("#"):  # says why there is a guard
+        end -= 1
+    yield from _paragraphs(lines[tree.body[0].end_lineno or 0 : end])
     if main:
         yield "markdown", "## Run it"
-        yield "code", textwrap.dedent("\n".join(lines[main.lineno :]))
+        yield from _paragraphs(textwrap.dedent("\n".join(lines[main.lineno :])).splitlines())
+
+
+def _paragraphs(lines: list[str]) -> Iterator[tuple[str, str]]:
+    """Cut code at its headings, and at the comments that open a paragraph of it: both become text."""
+    code: list[str] = []
+    while lines:
+        said = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
+        if not said or (code and code[-1].strip()):
+            code.append(lines.pop(0))
+            continue
+        yield "code", "\n".join(code)
+        heading = HEADING.match(said[0])
+        text = " ".join(line.removeprefix("#").strip() for line in said)
+        yield "markdown", f"## {heading[1]}" if heading else re.sub(r"^(\d+\.) ", r"**\1** ", text)
+        code, lines = [], lines[1 if heading else len(said) :]
+    yield "code", "\n".join(code)
 
 
 def _first_cell(docstring: str) -> str:
@@ -125,6 +135,9 @@ def stage() -> None:
         # Here docs/, benchmarks/ and tutorials/ are neighbours; on the site the last two are below the first.
         text = re.sub(r"\]\(\.\./((?:\.\./)?benchmarks/)", r"](\1", page.read_text())
         page.write_text(re.sub(r"\]\(\.\./((?:\.\./)?tutorials/\w+)\.py\)", r"](\1.md)", text))
+    example = re.findall(r"```python\n.*?```\n\n```\n.*?```\n", (ROOT / "README.md").read_text(), re.DOTALL)[0]
+    index = PAGES / "index.md"
+    index.write_text(index.read_text().replace("<!-- example -->\n", example))
     for name, place in (("rlstruct", ""), ("agents", "agents"), ("batchers", "batchers"), ("algos", "algos")):
         for file in (ROOT / name).rglob("*.py"):
             _write(CODE / "rlstruct" / place / file.relative_to(ROOT / name), fenced(file.read_text()))
