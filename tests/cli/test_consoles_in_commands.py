@@ -145,7 +145,7 @@ def test_wrong_consoles_are_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_commands_of_the_documentation_are_understood() -> None:
-    page = (ROOT / "docs" / "atari.md").read_text()
+    page = (ROOT / "docs" / "atari.md").read_text().replace("\\\n", "")
     commands = re.findall(r"^rlstruct train (\w+) (.*)$", page, re.MULTILINE)
     assert [algorithm for algorithm, _ in commands] == ["a2c", "dqn", "a2c", "ppo"]
     for algorithm, words in commands:
