@@ -19,6 +19,7 @@ from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer
 from rlstruct.algos.reinforce import ReinforceConfig
 from rlstruct.algos.replay_buffer import ReplayBuffer
+from rlstruct.algos.replay_learner import ReplayLearner
 from rlstruct.algos.result import TrainingResult
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.sac import SACConfig
@@ -55,6 +56,7 @@ __all__ = [
     "PrioritisedReplayBuffer",
     "ReinforceConfig",
     "ReplayBuffer",
+    "ReplayLearner",
     "RunFolder",
     "SACConfig",
     "TrainingConfig",

@@ -7,10 +7,10 @@ which learns from few simulations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 from gymnasium import spaces
@@ -21,9 +21,10 @@ from rlstruct.algos.arena import Arena, Player, RandomPlayer
 from rlstruct.algos.build import CreateEnv
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.evaluation import Evaluates
-from rlstruct.algos.learner import CreateAgent, GradientLearner, mean_terms
-from rlstruct.algos.replay_buffer import ReplayBuffer, least_capacity
-from rlstruct.core import DictTensor, Trajectories
+from rlstruct.algos.learner import CreateAgent
+from rlstruct.algos.replay_buffer import least_capacity
+from rlstruct.algos.replay_learner import ReplayLearner
+from rlstruct.core import DictTensor
 from rlstruct.functional.all_reduce import sum_over_learners
 from rlstruct.options import option
 from rlstruct.profiling import operation
@@ -145,7 +146,7 @@ def losses(model: nn.Module, batch: DictTensor, config: AlphaZeroConfig) -> dict
     }
 
 
-class AlphaZeroLearner(GradientLearner):
+class AlphaZeroLearner(ReplayLearner):
     """The network that learns, and its replay buffer.
 
     Args:
@@ -161,39 +162,12 @@ class AlphaZeroLearner(GradientLearner):
     config: AlphaZeroConfig
 
     def __init__(self, model: nn.Module, agent: RL_Agent, config: AlphaZeroConfig) -> None:
-        """Create the optimiser and the replay buffer."""
-        super().__init__(model, agent, config)
-        self.overlap = config.overlap
-        self.buffer = ReplayBuffer(
-            config.replay_capacity,
-            device=self.device,
-            n_step=config.longest_game,
-            discount=-config.discount,
-            seed=config.seed + self.learners.rank,
-        )
+        super().__init__(model, agent, config, n_step=config.longest_game, discount=-config.discount)
 
-    def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
-        """Add moves to the replay buffer, and take ``n_updates`` gradient steps.
-
-        Args:
-            trajectories: the next moves of every game, on any device.  [B, T]
-            fraction_done: see `GradientLearner.update`.
-
-        Returns:
-            Detached means over the gradient steps of the terms of `losses` and of ``gradient_norm``, on the learner's
-            device; nothing while the buffer fills.  [] each
-        """
-        self.buffer.extend(trajectories.to(self.device))
-        if fraction_done * self.config.n_env_steps < self.config.learning_starts:
-            return {}
-        self.anneal(fraction_done)
-        taken = []
-        for _ in range(self.config.n_updates):
-            batch = self.buffer.sample(self.config.batch_size)
-            if self.config.mirror and self.policy_version % 2:
-                batch = mirrored(batch)
-            taken.append(self.run(batch))
-        return mean_terms(taken)
+    def learn(self) -> dict[str, Tensor]:
+        """Take one gradient step on positions from the buffer; see `losses`."""
+        batch = self.buffer.sample(self.config.batch_size)
+        return self.run(mirrored(batch) if self.config.mirror and self.policy_version % 2 else batch)
 
     def _depends_on(self) -> tuple[object, bool]:
         return self.model, True  # the search records this network, too
@@ -201,15 +175,6 @@ class AlphaZeroLearner(GradientLearner):
     def terms(self, batch: DictTensor) -> dict[str, Tensor]:
         """Compute `losses` of a sampled batch."""
         return losses(self.model, batch, self.config)
-
-    def state_dict(self) -> dict[str, object]:
-        """Return what a checkpoint needs, the replay buffer included."""
-        return {**super().state_dict(), "replay_buffer": self.buffer.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called; see `GradientLearner.load_state_dict`."""
-        super().load_state_dict(state)
-        self.buffer.load_state_dict(state["replay_buffer"])
 
 
 Learner = AlphaZeroLearner  # its old name

@@ -8,10 +8,10 @@ values, so a running average of the learning weights acts and is evaluated (Poly
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.follower import Follower
-from rlstruct.algos.learner import CreateAgent, GradientLearner, agent_around, mean_terms
+from rlstruct.algos.learner import CreateAgent, agent_around
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer
 from rlstruct.algos.replay_buffer import ReplayBuffer, least_capacity
+from rlstruct.algos.replay_learner import ReplayLearner
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.errors import BadKeyError
 from rlstruct.functional.q_learning import double_q_value, q_loss, td_target
@@ -142,7 +143,7 @@ def action_values(agent: RL_Agent, observation: DictTensor) -> Tensor:
     return output["action_values"]
 
 
-class DQNLearner(GradientLearner):
+class DQNLearner(ReplayLearner):
     """The network that learns, its two slow copies and its replay buffer.
 
     Attributes:
@@ -157,18 +158,20 @@ class DQNLearner(GradientLearner):
     config: DQNConfig
 
     def __init__(self, model: nn.Module, create_agent: CreateAgent, config: DQNConfig) -> None:
-        """Create the copies, the optimiser and the replay buffer."""
-        self.overlap = config.overlap
         self.online_model = model
         self.target_model = copy.deepcopy(model).requires_grad_(False)
         agent, self.target_agent = (
             agent_around(network, create_agent, config.learner_device, stochastic=False)
             for network in (model, self.target_model)
         )
-        super().__init__(model, agent, config)
+        create_buffer: Callable[..., ReplayBuffer] = ReplayBuffer
+        if config.prioritised:
+            create_buffer = partial(PrioritisedReplayBuffer, exponent=config.priority_exponent)
+        networks = {"online_model": model, "target_model": self.target_model}
+        stored = {"n_step": config.n_step, "n_stack": config.n_stack}
+        super().__init__(model, agent, config, create_buffer=create_buffer, networks=networks, **stored)
         self.model = copy.deepcopy(model).requires_grad_(False)
         self._average, self._target = Follower(self.model, model), Follower(self.target_model, model)
-        self.buffer = _create_buffer(config, config.seed + self.learners.rank)
 
     @classmethod
     def create(cls, model: nn.Module, create_agent: CreateAgent, config: DQNConfig) -> DQNLearner:
@@ -176,33 +179,24 @@ class DQNLearner(GradientLearner):
         return cls(model, create_agent, config)
 
     def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
-        """Add a batch to the replay buffer, and take ``n_updates`` gradient steps.
-
-        Args:
-            trajectories: the next steps of every environment, on any device.  [B, T]
-            fraction_done: see `GradientLearner.update`.
-
-        Returns:
-            Detached means over the gradient steps, on the learner's device: ``loss``, ``value`` of the actions taken,
-            absolute ``error``, ``gradient_norm``; nothing while the buffer fills.  [] each
-        """
-        self.buffer.extend(trajectories.to(self.buffer.device))
+        """Add a batch to buffer and statistics, and take gradient steps; see `ReplayLearner.update`."""
         if self.statistics is not None:
             self.see_frames(self.learn_from(trajectories))
-        if fraction_done * self.config.n_env_steps < self.config.learning_starts:
-            return {}
-        return mean_terms([self.learn(fraction_done) for _ in range(self.config.n_updates)])
+        return super().update(trajectories, fraction_done)
 
-    def learn(self, fraction_done: float) -> dict[str, Tensor]:
-        """Take one gradient step on a batch from the buffer; see `update`."""
+    def anneal(self, fraction_done: float) -> None:
+        """Set the learning rate, and how much of the bias of prioritised draws is undone."""
+        super().anneal(fraction_done)
+        if isinstance(self.buffer, PrioritisedReplayBuffer):
+            self.buffer.correction = linear_schedule(fraction_done, self.config.initial_correction, 1.0)
+
+    def learn(self) -> dict[str, Tensor]:
+        """Take one gradient step: ``loss``, ``value`` of the actions taken, absolute ``error``, ``gradient_norm``."""
         config, buffer = self.config, self.buffer
-        if isinstance(buffer, PrioritisedReplayBuffer):
-            buffer.correction = linear_schedule(fraction_done, config.initial_correction, 1.0)
         batch = buffer.sample(config.batch_size).to(self.device, non_blocking=True)
         if self.statistics is not None:
             batch = batch.get(batch.keys())
             batch.set("reward", self.statistics.scale_rewards(batch["reward"]))
-        self.anneal(fraction_done)
         terms = self.run(batch)
         if isinstance(buffer, PrioritisedReplayBuffer):
             buffer.update_priorities(batch["index"].to(buffer.device), terms["error"].to(buffer.device))
@@ -226,34 +220,8 @@ class DQNLearner(GradientLearner):
         epsilons = torch.tensor(ladder, dtype=torch.float32, device="cpu")
         return DictTensor({"epsilon": epsilons[n_envs * self.learners.rank :][:n_envs]})
 
-    def state_dict(self) -> dict[str, object]:
-        """Return what a checkpoint needs, the replay buffer included."""
-        networks = {"online_model": self.online_model.state_dict(), "target_model": self.target_model.state_dict()}
-        return {**super().state_dict(), **networks, "replay_buffer": self.buffer.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called; see `GradientLearner.load_state_dict`."""
-        super().load_state_dict(state)
-        self.online_model.load_state_dict(state["online_model"])
-        self.target_model.load_state_dict(state["target_model"])
-        self.buffer.load_state_dict(state["replay_buffer"])
-
 
 Learner = DQNLearner  # its old name
-
-
-def _create_buffer(config: DQNConfig, seed: int) -> ReplayBuffer:
-    kind: Callable[..., ReplayBuffer] = ReplayBuffer
-    if config.prioritised:
-        kind = partial(PrioritisedReplayBuffer, exponent=config.priority_exponent)
-    return kind(
-        config.replay_capacity,
-        device=config.replay_device or config.learner_device,
-        n_step=config.n_step,
-        discount=config.discount,
-        n_stack=config.n_stack,
-        seed=seed,
-    )
 
 
 train: Algorithm[DQNConfig] = Algorithm(

@@ -8,7 +8,6 @@ differentiated once, and each of them depends on its own networks alone.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,9 +17,9 @@ from torch import Tensor, nn
 from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.follower import Follower
-from rlstruct.algos.learner import GradientLearner, mean_terms
-from rlstruct.algos.replay_buffer import ReplayBuffer, least_capacity
-from rlstruct.core import DictTensor, Trajectories
+from rlstruct.algos.replay_buffer import least_capacity
+from rlstruct.algos.replay_learner import ReplayLearner
+from rlstruct.core import DictTensor
 from rlstruct.errors import BadTypeError
 from rlstruct.functional import random
 from rlstruct.functional.q_learning import td_target
@@ -119,7 +118,7 @@ def losses(
     }
 
 
-class SACLearner(GradientLearner):
+class SACLearner(ReplayLearner):
     """The networks that learn, the slow copy of the critics, and the replay buffer.
 
     Attributes:
@@ -132,50 +131,24 @@ class SACLearner(GradientLearner):
     config: SACConfig
 
     def __init__(self, model: nn.Module, agent: RL_Agent, config: SACConfig) -> None:
-        """Create the target critics, the optimiser and the replay buffer."""
         if missing := [name for name in ("critics", "log_temperature", "scale") if not hasattr(model, name)]:
             raise BadTypeError(
                 f"SAC: the network, {type(model).__name__}, has no {' and no '.join(missing)}. Let create_model return "
                 "rlstruct.agents.SoftActorCritic, or a network with the same parts."
             )
-        self.overlap = config.overlap
         networks: Any = model
         self.target_critics: nn.Module = copy.deepcopy(networks.critics).requires_grad_(False)
-        super().__init__(model, agent, config)
+        super().__init__(model, agent, config, networks={"target_critics": self.target_critics})
         self._target = Follower(self.target_critics, networks.critics)
         critics: list[Tensor] = [*networks.critics.parameters(), networks.log_temperature]
         (group,), known = self.optimizer.param_groups, {id(weight) for weight in critics}
         group["params"] = [weight for weight in group["params"] if id(weight) not in known]
         self.optimizer.add_param_group({"params": critics, "initial_lr": config.critic_learning_rate})
-        seed = config.seed + self.learners.rank
-        self.buffer = ReplayBuffer(
-            config.replay_capacity,
-            device=config.replay_device or config.learner_device,
-            discount=config.discount,
-            seed=seed,
-        )
-        self._seed = torch.full((1,), seed, dtype=torch.int64, device=self.device)
+        self._seed = torch.full((1,), config.seed + self.learners.rank, dtype=torch.int64, device=self.device)
         self._lanes = torch.arange(2 * config.batch_size, device=self.device)
 
-    def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
-        """Add a batch to the replay buffer, and take ``n_updates`` gradient steps.
-
-        Args:
-            trajectories: the next steps of every environment, on any device.  [B, T]
-            fraction_done: see `GradientLearner.update`.
-
-        Returns:
-            Detached means over the gradient steps of the terms of `losses`, on the learner's device; nothing while the
-            buffer fills.  [] each
-        """
-        self.buffer.extend(trajectories.to(self.buffer.device))
-        if self._fills(fraction_done):
-            return {}
-        self.anneal(fraction_done)
-        return mean_terms([self.learn() for _ in range(self.config.n_updates)])
-
     def learn(self) -> dict[str, Tensor]:
-        """Take one gradient step on a batch from the buffer; see `update`."""
+        """Take one gradient step on a batch from the buffer; see `losses`."""
         batch = self.buffer.sample(self.config.batch_size).to(self.device, non_blocking=True)
         key, next_key = self.keys()
         terms = self.run(batch + DictTensor({"observation/rng": key, "_observation/rng": next_key}))
@@ -199,21 +172,7 @@ class SACLearner(GradientLearner):
 
     def agent_info(self, fraction_done: float, n_envs: int) -> DictTensor:
         """Return the ``epsilon`` of each environment, 1 while the buffer fills.  [B] float32 on the CPU."""
-        return DictTensor({"epsilon": torch.full((n_envs,), float(self._fills(fraction_done)), device="cpu")})
-
-    def _fills(self, fraction_done: float) -> bool:
-        return fraction_done * self.config.n_env_steps < self.config.learning_starts
-
-    def state_dict(self) -> dict[str, object]:
-        """Return what a checkpoint needs, the replay buffer included."""
-        own = {"target_critics": self.target_critics.state_dict(), "replay_buffer": self.buffer.state_dict()}
-        return {**super().state_dict(), **own}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called; see `GradientLearner.load_state_dict`."""
-        super().load_state_dict(state)
-        self.target_critics.load_state_dict(state["target_critics"])
-        self.buffer.load_state_dict(state["replay_buffer"])
+        return DictTensor({"epsilon": torch.full((n_envs,), float(self.fills(fraction_done)), device="cpu")})
 
 
 train: Algorithm[SACConfig] = Algorithm(

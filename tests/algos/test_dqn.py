@@ -123,7 +123,8 @@ def test_one_update_moves_the_model_and_never_syncs(
     monkeypatch.setattr(learner.optimizer, "step", allow_host_sync()(learner.optimizer.step))
     before = [weight.detach().clone() for weight in weights(learner)]
     with forbid_host_sync():
-        terms = learner.learn(0.5)
+        learner.anneal(0.5)
+        terms = learner.learn()
     assert set(terms) == {"loss", "value", "error", "gradient_norm"}
     assert all(not term.requires_grad and term.dim() == 0 for term in terms.values())
     assert all((old != new).any() for old, new in zip(before, weights(learner), strict=True))
@@ -139,14 +140,14 @@ def test_hard_target_updates_copy_and_soft_ones_follow(filled: Any) -> None:
     learner = filled(target_update_interval=3, target_update_rate=1.0)
     first = [weight.clone() for weight in target_weights(learner)]
     for n in range(1, 7):
-        learner.learn(0.0)
+        learner.learn()
         equal = [torch.equal(a, b) for a, b in zip(weights(learner), target_weights(learner), strict=True)]
         assert all(equal) if n % 3 == 0 else not any(equal)
         if n < 3:
             assert all(torch.equal(a, b) for a, b in zip(first, target_weights(learner), strict=True))
     learner = filled(target_update_interval=1, target_update_rate=0.25)
     before = [weight.clone() for weight in target_weights(learner)]
-    learner.learn(0.0)
+    learner.learn()
     for old, source, target in zip(before, weights(learner), target_weights(learner), strict=True):
         torch.testing.assert_close(target, 0.75 * old + 0.25 * source.detach())
 
@@ -155,11 +156,11 @@ def test_the_weights_that_act_are_a_running_average(filled: Any) -> None:
     learner = filled(average_rate=0.25)
     expected = [weight.detach().clone() for weight in weights(learner)]
     for _ in range(3):
-        learner.learn(0.0)
+        learner.learn()
         expected = [0.75 * old + 0.25 * new.detach() for old, new in zip(expected, weights(learner), strict=True)]
     torch.testing.assert_close([weight.detach() for weight in learner.model.parameters()], expected)
     learner = filled(average_rate=1.0)
-    learner.learn(0.0)
+    learner.learn()
     assert all(torch.equal(a, b) for a, b in zip(learner.model.parameters(), weights(learner), strict=True))
 
 
@@ -167,7 +168,7 @@ def test_the_learning_rate_falls_linearly(filled: Any) -> None:
     learner = filled(learning_rate=0.1, final_learning_rate_fraction=0.2)
     rates = []
     for fraction_done in (0.0, 0.5, 1.0, 1.3):
-        learner.learn(fraction_done)
+        learner.anneal(fraction_done)
         rates.append(learner.optimizer.param_groups[0]["lr"])
     assert rates == pytest.approx([0.1, 0.06, 0.02, 0.02])
 
