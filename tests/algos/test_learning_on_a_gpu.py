@@ -41,6 +41,11 @@ def create_episodic_sim(n_envs: int, seed: int, device: str) -> Any:
     return make("CartPole-v1", n_envs, seed, device=device, auto_reset=False, time_limit=60)
 
 
+def create_pendulum(n_envs: int, seed: int, device: str) -> Any:
+    return make("Pendulum-v1", n_envs, seed, device=device, time_limit=60)
+
+
+ENVIRONMENTS: dict[str, Any] = {"reinforce": create_episodic_sim, "sac": create_pendulum}  # others: create_sim
 KEEP_STATES: dict[str, Any] = {
     "recurrent": (partial(RecurrentActorCritic, 4, 2, n_hidden=8), RecurrentAgent, create_sim),
     "stacking": (
@@ -56,7 +61,7 @@ def test_every_algorithm_learns_there_as_on_the_cpu(name: str, monkeypatch: pyte
     graphs: list[Any] = []
     record_cuda = recording.record_cuda
     monkeypatch.setattr(recording, "record_cuda", lambda work: graphs.append(record_cuda(work)) or graphs[-1])
-    create_env = create_episodic_sim if name == "reinforce" else create_sim
+    create_env = ENVIRONMENTS.get(name, create_sim)
     # A batch that cannot be a graph warns, and warnings are errors in the tests.
     there = train(name, None, create_env, n_env_steps=500, **ON_GPU)
     here = train(name, None, create_env, n_env_steps=500)
@@ -67,7 +72,7 @@ def test_every_algorithm_learns_there_as_on_the_cpu(name: str, monkeypatch: pyte
         assert all(torch.tensor(numbers).isfinite()), key
         assert numbers[0] == pytest.approx(here.losses[key][0], rel=1e-3, abs=1e-4), key  # later ones may part
     assert {str(weight.device) for weight in there.model.parameters()} == {DEVICE}
-    assert there.before.returns == pytest.approx(here.before.returns, abs=3.0)
+    assert there.before.returns == pytest.approx(here.before.returns, rel=0.02, abs=3.0)
 
 
 @pytest.mark.parametrize("name", [name for name in TASKS if name.startswith(("a2c", "ppo"))])
