@@ -91,15 +91,6 @@ def refused(error: OSError) -> str:
     return f"{place}{error.strerror or error}." + (f" {hint}." if hint else "")
 
 
-def number(value: float) -> str:
-    """Write a return: one digit behind the point, three where nothing stands before it.
-
-    >>> number(475.31), number(-0.0527)
-    ('475.3', '-0.053')
-    """
-    return f"{value:.1f}" if abs(value) >= 1 else f"{value:.3f}"
-
-
 def plural(n: int, word: str) -> str:
     """Count things: ``1 core``, ``2 cores``."""
     return f"{n} {word}" if n == 1 else f"{n} {word}s"

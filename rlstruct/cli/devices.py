@@ -63,7 +63,7 @@ def layout(n_cpus: int, n_gpus: int) -> list[str]:
     layouts = [
         ("cheap environments (CartPole), small networks: all in one process on the CPU", "--n-processes 0", every),
         ("environments that take long: worker processes on the CPU", f"{workers}{learner}", every),
-        ("the same, learning meanwhile", f"{workers} --overlap{learner}", ("a2c", "dqn", "alphazero")),
+        ("the same, learning meanwhile", f"{workers} --overlap{learner}", ("a2c", "dqn", "sac", "alphazero")),
         (
             "bundled simulators: thousands of environments in one process, compiled",
             "--simulator compile --n-envs 1024",

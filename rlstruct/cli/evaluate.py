@@ -15,9 +15,9 @@ import tyro
 
 from rlstruct.algos.alphazero import AlphaZeroConfig, arena
 from rlstruct.algos.build import PlacedEnv, threads_for
-from rlstruct.algos.evaluation import Evaluator
+from rlstruct.algos.evaluation import Evaluator, format_return
 from rlstruct.batchers import RL_Batcher
-from rlstruct.cli.complaint import UserError, check_device, number, say
+from rlstruct.cli.complaint import UserError, check_device, say
 from rlstruct.cli.film import check_path, film
 from rlstruct.cli.record import Trained, load_trained
 from rlstruct.options import Options, option
@@ -143,9 +143,8 @@ def episodes(
 
 
 def _summary(returns: list[float], lengths: list[int], actions: str) -> str:
+    mean, deviation, middle, low, high = (format_return(of(returns)) for of in (fmean, pstdev, median, min, max))
     return (
-        f"{len(returns)} episodes, {actions} actions: "
-        f"return {number(fmean(returns))} ± {number(pstdev(returns))} (standard deviation), "
-        f"median {number(median(returns))}, from {number(min(returns))} to {number(max(returns))}; "
-        f"{fmean(lengths):.0f} steps each"
+        f"{len(returns)} episodes, {actions} actions: return {mean} ± {deviation} (standard deviation)\n"
+        f"median {middle}, from {low} to {high}; {fmean(lengths):.0f} steps each"
     )

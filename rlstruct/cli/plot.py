@@ -11,10 +11,11 @@ from typing import Annotated, Any
 
 import tyro
 
+from rlstruct.algos.evaluation import format_return
 from rlstruct.algos.learning_curve import Curve, draw_panels, in_order
 from rlstruct.algos.loggers import flat_settings
 from rlstruct.algos.run_folder import read_lines
-from rlstruct.cli.complaint import UserError, nearest, number, plural, say
+from rlstruct.cli.complaint import UserError, nearest, plural, say
 from rlstruct.cli.record import ForeignRun, RunRecord, load
 
 _TIME_BEHIND = re.compile(r"-\d{8}-\d{6}(-\d+)?$")  # of the name of a folder
@@ -54,11 +55,11 @@ def run(arguments: Sequence[str]) -> None:
     for environment, groups in panels.items():
         for label, curves in groups.items():
             last = [curve.values[-1] for curve in curves]
-            end = f"ends at {number(sum(last) / len(last))}"
+            end = f"ends at {format_return(sum(last) / len(last))}"
             say(
                 (f"{environment}: " if len(panels) > 1 else "")
                 + f"{label}: {plural(len(curves), 'run')}, {end}"
-                + (f" (from {number(min(last))} to {number(max(last))})" if last[1:] else "")
+                + (f" (from {format_return(min(last))} to {format_return(max(last))})" if last[1:] else "")
             )
     if left_out := sorted(map(str, set(options.runs) - set(runs))):
         say(f"left out, nothing was logged there: {', '.join(left_out)}")

@@ -19,7 +19,7 @@ from rlstruct.algos.launch import launched_rank, share_gpus
 from rlstruct.algos.result import TrainingResult
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.cli.agents import AgentChoice, choose, with_stacks
-from rlstruct.cli.complaint import UserError, check_device, number, plural, refused, require, say
+from rlstruct.cli.complaint import UserError, check_device, plural, refused, require, say
 from rlstruct.cli.environments import Factory, Task, find, spaces_of
 from rlstruct.cli.presets import peek, settings_for
 from rlstruct.cli.record import RunRecord, algorithm_of, load, load_trained, versions
@@ -303,10 +303,7 @@ def _tell(result: TrainingResult, target: float | None, folder: RunFolder) -> No
     reached = [one for one in result.evaluations if target is not None and one.mean_return >= target]
     shown = [("before training", result.before), *(("at the target", one) for one in reached[:1])]
     for when, evaluation in (*shown, ("after training", result.after)):
-        _say(
-            f"{when:>15}: return {number(evaluation.mean_return)} ± {number(evaluation.std_return)} "
-            f"over {len(evaluation.returns)} episodes"
-        )
+        _say(f"{when:>15}: {evaluation}")
     threads = plural(result.threads, "thread")
     _say(f"{result.env_steps:,} environment steps in {result.seconds:.1f} s, {threads} of PyTorch")
     path = shlex.quote(str(folder.path))
