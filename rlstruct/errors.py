@@ -6,6 +6,7 @@ the page of the documentation that explains the error stands below its traceback
 
 from __future__ import annotations
 
+import importlib
 import sys
 import warnings
 from importlib import metadata
@@ -179,6 +180,14 @@ def how_to_install(extra: str) -> str:
     names = " ".join(f"'{name.strip()}'" for name, _, marker in needs if f"extra == '{extra}'" in marker)
     here = f"'.[{extra}]' in a checkout of rlstruct"
     return f"Install the extra {extra!r}: pip install {names or here}"
+
+
+def import_extra(module: str, extra: str, where: str) -> Any:  # noqa: ANN401 - a module
+    """Import a module that an extra brings, or say where it is needed and how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingPackageError(f"{where} needs {module}, which is not installed. {how_to_install(extra)}") from error
 
 
 def warn_user(text: str) -> None:

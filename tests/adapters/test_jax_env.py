@@ -180,11 +180,10 @@ def test_episodes_equal_those_of_brax() -> None:
 
 
 def test_memory_is_shared_with_jax() -> None:
-    sim = counters()._sim
-    frames = jax.numpy.arange(6.0)
-    assert sim._to_torch(frames).data_ptr() == frames.unsafe_buffer_pointer()
+    env, frames = counters(), jax.numpy.arange(6.0)
+    assert env._to_torch(frames).data_ptr() == frames.unsafe_buffer_pointer()
     action = torch.ones(6, dtype=torch.int32)
-    assert sim._to_jax(action).unsafe_buffer_pointer() == action.data_ptr()
+    assert env._to_jax(action).unsafe_buffer_pointer() == action.data_ptr()
 
 
 @pytest.mark.slow
@@ -219,12 +218,12 @@ def test_a_batcher_collects_it_and_keeps_true_final_observations() -> None:
     ("make", "words"),
     [
         (lambda: JaxEnv(FallingBall(), 0), "n_envs=0"),
-        (lambda: JaxEnv(SimpleNamespace(reset=None), 2), "neither a gymnax environment"),
+        (lambda: JaxEnv(SimpleNamespace(reset=None), 2), "neither gymnax's interface"),
         (lambda: counters().step(DictTensor({"action": drawn(0, 6)})), "Call reset\\(\\) first"),
         (lambda: counters().load_state_dict({"leaf/0": torch.zeros(2)}), "same environment"),
         (lambda: JaxEnv(FallingBall(), 2, device="sim:0"), "JAX has no sim"),
     ],
 )
 def test_mistakes_are_explained(make: Any, words: str) -> None:
-    with pytest.raises((ValueError, TypeError, RuntimeError), match=words):
+    with pytest.raises((KeyError, ValueError, TypeError, RuntimeError), match=words):
         make()

@@ -52,14 +52,13 @@ def make(n_envs: int = 4, seed: int = 0, device: str = "cpu") -> MujocoWarpEnv:
 def test_worlds_move_as_mujocos_do_and_keep_the_contract(device: str) -> None:
     check_vec_env(make, n_steps=60, env_args={"device": device})
     env = make(device=device)
-    worlds = env._worlds
-    assert worlds.state["qpos"].data_ptr() == worlds._data.qpos.ptr, "torch sees Warp's own memory"
+    assert env._state["qpos"].data_ptr() == env._data.qpos.ptr, "torch sees Warp's own memory"
     env.reset()
     model = mujoco.MjModel.from_xml_string(XML)
     alone = mujoco.MjData(model)
     n_terminated = n_truncated = 0
     for t in range(120):
-        state = worlds.state
+        state = env._state
         alone.qpos[:], alone.qvel[:] = state["qpos"][1].cpu().double().numpy(), state["qvel"][1].cpu().double().numpy()
         alone.ctrl[:] = math.sin(t)
         elapsed = state["elapsed"].clone()
