@@ -17,7 +17,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rlstruct import DictTensor, VecEnv, sims
-from rlstruct.adapters import JaxEnv
+from rlstruct.adapters import JaxEnv, MujocoWarpEnv
 from rlstruct.agents import (
     ActorCritic,
     ActorCriticAgent,
@@ -40,6 +40,7 @@ from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.presets import PRESETS
 from rlstruct.algos.result import TrainingResult
 from rlstruct.envs import GymEnv, GymEnvInf, GymVectorEnv
+from rlstruct.functional.random import uniform
 
 Config = TypeVar("Config", bound=TrainingConfig)
 
@@ -137,6 +138,35 @@ def playground(name: str, n_envs: int, seed: int) -> VecEnv:
     from mujoco_playground import registry
 
     return JaxEnv(registry.load(name, config_overrides={"impl": "jax"}), n_envs, seed, time_limit=1_000)
+
+
+class Balance:
+    """Keeping a pole up on a cart, for MuJoCo Warp: reward 1 for each step until the pole or the cart leaves the middle."""
+
+    xml = """
+        <mujoco><option timestep="0.02"><flag contact="disable"/></option><worldbody>
+          <body><joint name="slider" type="slide" axis="1 0 0"/><geom type="box" size="0.2 0.1 0.1" mass="1"/>
+            <body><joint name="hinge" type="hinge" axis="0 1 0"/>
+              <geom type="capsule" fromto="0 0 0 0 0 1" size="0.05" mass="0.1"/></body></body></worldbody>
+          <actuator><motor joint="slider" gear="10" ctrllimited="true" ctrlrange="-1 1"/></actuator></mujoco>"""
+    observation_space = spaces.Box(-float("inf"), float("inf"), (4,))
+
+    def start(self, key: Tensor, qpos: Tensor, qvel: Tensor) -> tuple[Tensor, Tensor]:
+        noise = uniform(key, (4,)) * 0.1 - 0.05
+        return qpos + noise[:, :2], qvel + noise[:, 2:]
+
+    def observe(self, qpos: Tensor, qvel: Tensor) -> Tensor:
+        return torch.cat([qpos, qvel], dim=1)
+
+    def judge(self, qpos: Tensor, qvel: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.ones_like(qpos[:, 0]), (qpos[:, 1].abs() > 0.2) | (qpos[:, 0].abs() > 2.4)
+
+
+def worlds(n_envs: int, seed: int) -> VecEnv:
+    """Make worlds of MuJoCo Warp, whose episodes get a limit of 500 steps."""
+    import mujoco
+
+    return MujocoWarpEnv(mujoco.MjModel.from_xml_string(Balance.xml), Balance(), n_envs, seed, time_limit=500)
 
 
 def muscles(name: str, n_envs: int, seed: int) -> VecEnv:
@@ -353,4 +383,13 @@ TASKS["ppo_cartpole_balance"] = _PPO(
     ),
     partial(GaussianActorCritic, 5, 1), GaussianAgent,
     partial(playground, "CartpoleBalance"), 900.0, "PPO on MuJoCo Playground's CartpoleBalance", tuned_on=(100,),
+)  # fmt: skip
+TASKS["ppo_mujoco_warp"] = _PPO(
+    PPOConfig(
+        n_env_steps=163_840, n_envs=64, n_timesteps=32, n_minibatches=4, discount=0.98, reward_scale=0.1,
+        learning_rate=0.003, value_clip=None, entropy_coefficient=0.0, evaluation_interval=16_384,
+        evaluation_timesteps=500,
+    ),
+    partial(GaussianActorCritic, 4, 1), GaussianAgent,
+    worlds, 475.0, "PPO on a cart and pole of MuJoCo Warp", episodes=16, tuned_on=(100,),
 )  # fmt: skip
