@@ -141,7 +141,7 @@ def playground(name: str, n_envs: int, seed: int) -> VecEnv:
 
 
 class Balance:
-    """Keeping a pole up on a cart, for MuJoCo Warp: reward 1 for each step until the pole or the cart leaves the middle."""
+    """A pole to keep up on a cart in MuJoCo Warp: reward 1 for each step until either leaves the middle."""
 
     xml = """
         <mujoco><option timestep="0.02"><flag contact="disable"/></option><worldbody>

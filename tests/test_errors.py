@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import sys
 import traceback
@@ -25,6 +26,7 @@ from rlstruct.errors import (
     WorkerError,
     WorkerTimeout,
     how_to_install,
+    import_extra,
     tag_environment,
 )
 
@@ -100,6 +102,12 @@ def test_tag_environment_leaves_an_exception_that_takes_no_attributes() -> None:
 def test_install_hints_name_what_pip_finds() -> None:
     assert how_to_install("box2d") == "Install the extra 'box2d': pip install 'gymnasium[box2d]>=1.1'"
     assert how_to_install("nvml").startswith("Install the extra 'nvml': pip install 'nvidia-ml-py>=")
+
+
+def test_a_module_of_an_extra_is_imported_or_its_extra_is_named() -> None:
+    assert import_extra("math", "nvml", "Sums") is math
+    with pytest.raises(MissingPackageError, match=r"^Sums needs not_there, .*Install the extra 'nvml'"):
+        import_extra("not_there", "nvml", "Sums")
 
 
 def test_install_hints_without_an_installation_name_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:

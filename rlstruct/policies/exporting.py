@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
 import warnings
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.core import DictTensor, TensorSpec
-from rlstruct.errors import BadValueError, MissingPackageError, UsageError, how_to_install
+from rlstruct.errors import BadValueError, MissingPackageError, UsageError, import_extra
 from rlstruct.policies.policy import Policy
 from rlstruct.rl_agent import RL_Agent
 
@@ -181,7 +180,7 @@ def _program(original: ExportedPolicy, inputs: Tensors) -> torch.export.Exported
 
 def _write_onnx(original: ExportedPolicy, inputs: Tensors, file: Path) -> None:
     for name in ("onnx", "onnxscript", "onnxruntime"):
-        _package(name)
+        import_extra(name, "onnx", "export: an .onnx file")
     with torch.no_grad():
         names = list(original(inputs))
     settings: dict[str, Any] = {"input_names": list(inputs), "output_names": names}
@@ -190,7 +189,9 @@ def _write_onnx(original: ExportedPolicy, inputs: Tensors, file: Path) -> None:
 
 
 def _read_onnx(file: Path) -> Callable[[Tensors], Mapping[str, Tensor]]:
-    session = _package("onnxruntime").InferenceSession(file, providers=["CPUExecutionProvider"])
+    session = import_extra("onnxruntime", "onnx", "export: an .onnx file").InferenceSession(
+        file, providers=["CPUExecutionProvider"]
+    )
     names = [one.name for one in session.get_outputs()]
 
     def run(inputs: Tensors) -> Tensors:
@@ -198,13 +199,6 @@ def _read_onnx(file: Path) -> Callable[[Tensors], Mapping[str, Tensor]]:
         return {name: torch.as_tensor(array, device="cpu") for name, array in zip(names, arrays, strict=True)}
 
     return run
-
-
-def _package(name: str) -> Any:  # noqa: ANN401 - a module
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise MissingPackageError(f"export: an .onnx file needs {name}. {how_to_install('onnx')}") from error
 
 
 @contextlib.contextmanager
