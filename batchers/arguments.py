@@ -86,7 +86,8 @@ def check_factories(recipe: Recipe, seed: int | None) -> None:
     ):
         given = f"{name.removeprefix('create_')}_args"
         check_factory("RL_Batcher", name, factory, f"with its arguments in {given}")
-        check_call("RL_Batcher", name, factory, arguments, f"arguments besides seed come from {given}")
+        seeded = "it must take seed; its other" if name == "create_env" else "its"
+        check_call("RL_Batcher", name, factory, arguments, f"{seeded} arguments come from {given}")
 
 
 def check_factory(where: str, name: str, factory: object, how: str) -> None:
