@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlstruct.agents.frames import frame_of
-from rlstruct.agents.model_agent import ModelAgent
+from rlstruct.agents.model_agent import ModelAgent, frame_of
 from rlstruct.agents.networks import MLP, ActionLogits, ActorCritic, RecurrentActorCritic
 from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.engine.fused import Layers, Perceptron
@@ -155,12 +154,7 @@ class GaussianAgent(ActorCriticAgent):
 
 
 class RecurrentGaussianAgent(RecurrentAgent):
-    """As `GaussianAgent`, with the state of a `RecurrentAgent`.
-
-    Args:
-        model: see `RecurrentGaussianActorCritic`.
-        device: see `rlstruct.agents.model_agent.ModelAgent`, as are ``stochastic`` and ``copy_model``.
-    """
+    """As `GaussianAgent`, with the state of a `RecurrentAgent`; its model is a `RecurrentGaussianActorCritic`."""
 
     pure = True
     choose = gaussian_choice

@@ -187,10 +187,8 @@ class GaussianActorCritic(ActorCritic):
     """An `ActorCritic` for D continuous actions: the policy [B, 2 D] is the mean followed by log sigma.
 
     Args:
-        n_inputs: the number of entries of a frame, counted over all its axes.
+        n_inputs: see `ActorCritic`, as are ``hidden`` and ``orthogonal``.
         n_dimensions: D, of a Box action space of shape [D].
-        hidden: width of each hidden layer of either network.
-        orthogonal: see `rlstruct.agents.MLP`.
         initial_log_std: see `MeanAndDeviation`.
     """
 
@@ -211,10 +209,8 @@ class RecurrentGaussianActorCritic(RecurrentActorCritic):
     """A `RecurrentActorCritic` for D continuous actions, see `GaussianActorCritic`.
 
     Args:
-        n_inputs: the number of entries of a frame, counted over all its axes.
+        n_inputs: see `RecurrentActorCritic`, as are ``n_hidden`` and ``orthogonal``.
         n_dimensions: D, of a Box action space of shape [D].
-        n_hidden: H, the size of the recurrent state.
-        orthogonal: see `rlstruct.agents.MLP`.
         initial_log_std: see `MeanAndDeviation`.
     """
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rlstruct.agents.frames import frame_of
-from rlstruct.agents.model_agent import ModelAgent
+from rlstruct.agents.model_agent import ModelAgent, frame_of
 from rlstruct.agents.networks import MLP, as_features
 from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.functional import random

@@ -19,12 +19,7 @@ from torch import Tensor, nn
 from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.checkpoint import restored, stored
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.learner import (
-    GradientLearner,
-    judge_actions,
-    mean_terms,
-    replay_with_next_values,
-)
+from rlstruct.algos.learner import GradientLearner, judge_actions, mean_terms, replay_with_next_values
 from rlstruct.batchers.slab import without_gaps
 from rlstruct.core import TemporalDictTensor, Trajectories
 from rlstruct.errors import BadValueError
@@ -166,7 +161,6 @@ class A2CLearner(GradientLearner):
     config: A2CConfig
 
     def __init__(self, model: nn.Module, agent: RL_Agent, config: A2CConfig) -> None:
-        """Create the optimiser."""
         super().__init__(model, agent, config)
         self.overlap = config.overlap
         self._latest: list[Trajectories] = []  # the batches of the window, the oldest first

@@ -35,7 +35,6 @@ class RandomPlayer:
     """
 
     def __init__(self, n_actions: int) -> None:
-        """Remember A."""
         self.n_actions = n_actions
 
     def __call__(self, state: DictTensor, observation: DictTensor, agent_info: DictTensor) -> tuple[Any, Any]:
@@ -95,7 +94,6 @@ class Arena:
     def __init__(
         self, agent: RL_Agent, opponent: Player, create_env: Callable[..., VecEnv], *, n_games: int, seed: int = 0
     ) -> None:
-        """Make the games."""
         self._agent, self._opponent, self._seed, self._n_played = agent, opponent, seed, 0
         self._envs = [create_env(n_envs=n_games // 2) for _ in range(2)]
         self._result: Evaluation | None = None
@@ -127,11 +125,7 @@ class Arena:
     @phase("evaluation")
     @operation("evaluation")
     def wait(self) -> Evaluation:
-        """Return the result.
-
-        Raises:
-            BatcherStateError: there is none that was not fetched.
-        """
+        """Return the result; BatcherStateError if there is none that was not fetched."""
         if self._result is None or not self.busy:
             raise BatcherStateError("Arena.wait: no evaluation was started. Call start() first.")
         self.busy = False

@@ -153,7 +153,7 @@ class Callbacks:
     def begin(self, loop: TrainingLoop, create_agent: CreateAgent) -> None:
         """Show a training, before its first evaluation."""
         self._context = TrainingContext(loop, create_agent) if self._any else None
-        self._call("on_start")
+        self.call("on_start")
 
     def judge(self, weights: Mapping[str, Tensor]) -> None:
         """Keep the weights that an evaluation begins with: the learner goes on with its own."""
@@ -165,15 +165,7 @@ class Callbacks:
         if self._context is not None:
             self._context.batch, self._context.terms = batch, terms
             self._context.updates += 1
-            self._call("on_update")
-
-    def evaluation(self) -> None:
-        """Call ``on_evaluation``."""
-        self._call("on_evaluation")
-
-    def end(self) -> None:
-        """Call ``on_end``."""
-        self._call("on_end")
+            self.call("on_update")
 
     @property
     def reason(self) -> str | None:
@@ -207,18 +199,15 @@ class Callbacks:
                 if found["state"] is not None and hasattr(one, "load_state_dict"):
                     one.load_state_dict(found["state"])
 
-    def _call(self, hook: str) -> None:
+    def call(self, hook: str) -> None:
+        """Call a hook, such as ``on_evaluation``."""
         for one in self._own if self._context is not None else ():
             with _named(one, hook):
                 getattr(one, hook)(self._context)
 
 
 def for_others(callbacks: Sequence[Callback]) -> list[Callback]:
-    """Return what travels to the other learners, which need to know only that there are callbacks.
-
-    Raises:
-        TypeError: one of them is no callback.
-    """
+    """Return what travels to the other learners, which need to know only that there are callbacks."""
     for one in callbacks:
         if not isinstance(one, Callback):
             raise BadTypeError(

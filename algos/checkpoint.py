@@ -117,7 +117,6 @@ class Lease:
     """
 
     def __init__(self, path: Path, holder: str) -> None:
-        """Take the lock."""
         self._file = path.open("ab")
         if fcntl is None:
             return

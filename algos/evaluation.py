@@ -113,7 +113,6 @@ class Evaluator:
     """
 
     def __init__(self, batcher: RL_Batcher, *, step_limit: int | None = None, show: Show | None = None) -> None:
-        """Use ``batcher``."""
         self._show = show
         self.batcher = batcher
         self.step_limit = step_limit
@@ -139,7 +138,11 @@ class Evaluator:
         """
         if self._started is not None:
             raise BatcherStateError("Evaluator.start: an evaluation is under way. Call wait() first.")
-        self._begin_count()
+        self._n_steps = 0  # from here on the first episode of each environment counts
+        self._statistics = EpisodeStatistics(self.batcher.n_envs(), self.batcher.device)
+        self._returns = torch.zeros_like(self._statistics.open_return)
+        self._lengths = torch.zeros_like(self._statistics.open_length)
+        self._unfinished = torch.ones_like(self._lengths, dtype=torch.bool)
         self._started = (env_steps, policy_version, time.perf_counter())
         self.batcher.update(weights)
         self.batcher.reset()
@@ -190,14 +193,6 @@ class Evaluator:
         """
         self.batcher.load_state_dict(state["batcher"])
 
-    def _begin_count(self) -> None:
-        """Count from here on the first episode of each environment."""
-        self._n_steps = 0
-        self._statistics = EpisodeStatistics(self.batcher.n_envs(), self.batcher.device)
-        self._returns = torch.zeros_like(self._statistics.open_return)
-        self._lengths = torch.zeros_like(self._statistics.open_length)
-        self._unfinished = torch.ones_like(self._lengths, dtype=torch.bool)
-
     def _advance(self, blocking: bool) -> Evaluation | None:
         trajectories, _ = self.batcher.get(blocking=blocking)
         if trajectories is None or self._started is None:
@@ -211,7 +206,13 @@ class Evaluator:
             self.batcher.execute()
             return None
         if n_cut:
-            self._warn(n_cut)
+            warnings.warn(
+                f"Evaluator: {n_cut} of {len(self._unfinished)} episodes had not ended after {self._n_steps} steps, "
+                f"the step limit is {self.step_limit}: they are cut there and count with what they had. Give the "
+                "environment a time limit, such as gymnasium.make(..., max_episode_steps=...), or raise "
+                "evaluation_step_limit.",
+                stacklevel=3,
+            )
         env_steps, policy_version, start = self._started
         self._started = None
         returns = torch.where(self._unfinished, self._statistics.open_return, self._returns)
@@ -223,15 +224,6 @@ class Evaluator:
             tuple(lengths.tolist()),  # sync: once per evaluation
             time.perf_counter() - start,
             n_cut,
-        )
-
-    def _warn(self, n_cut: int) -> None:
-        warnings.warn(
-            f"Evaluator: {n_cut} of {len(self._unfinished)} episodes had not ended after {self._n_steps} steps, the "
-            f"step limit is {self.step_limit}: they are cut there and count with what they had. Give the "
-            "environment a time limit, such as gymnasium.make(..., max_episode_steps=...), or raise "
-            "evaluation_step_limit.",
-            stacklevel=4,
         )
 
     def _count(self, trajectories: Trajectories) -> None:
@@ -253,7 +245,6 @@ class SharedEvaluator:
     """
 
     def __init__(self, evaluator: Evaluates | None, learners: Learners) -> None:
-        """Begin with nothing under way."""
         self._evaluator, self._learners = evaluator, learners
         self.busy = False
 

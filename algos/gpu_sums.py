@@ -94,9 +94,6 @@ class GpuSums:
 
         Args:
             x: as long in all learners.  any shape
-
-        Raises:
-            LearnerError: another learner is lost, or memory for the rows.
         """
         if x.nbytes > self._rows.shape[1]:
             self._meet(x)  # from here on no learner reads the old ones

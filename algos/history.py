@@ -38,16 +38,11 @@ class TrainingHistory:
     """Keeps what a training measures, looks at the losses once in many updates, and writes the log."""
 
     def __init__(self, learner: GradientLearner, statistics: EpisodeStatistics, folder: RunFolder | None) -> None:
-        """Begin with nothing measured."""
         self.statistics = statistics
         self.evaluations: list[Evaluation] = []  # all so far
         self.losses: dict[str, list[float]] = {}  # name to one number for each update that was looked at
         self._learner, self._folder = learner, folder
         self._unread: list[_Update] = []
-
-    def n_unread(self) -> int:
-        """Return how many updates wait for a look at their losses."""
-        return len(self._unread)
 
     def add_evaluation(self, result: Evaluation) -> None:
         """Keep and log an evaluation."""
@@ -55,8 +50,8 @@ class TrainingHistory:
         if self._folder is not None:
             self._folder.log_evaluation(result)
 
-    def add_update(self, env_steps: int, policy_lag: int, terms: dict[str, Tensor]) -> None:
-        """Keep the terms of an update, which stay on the device until `read`.
+    def add_update(self, env_steps: int, policy_lag: int, terms: dict[str, Tensor]) -> int:
+        """Keep the terms of an update, which stay on the device until `read`; return how many updates wait for it.
 
         ``policy_lag`` counts the changes of the weights between those that collected the batch and those that learn.
         """
@@ -65,9 +60,10 @@ class TrainingHistory:
             self._folder.advance(env_steps)
         version = self._learner.policy_version
         self._unread.append(_Update(env_steps, version, policy_lag, time.perf_counter(), terms))
+        return len(self._unread)
 
     def read(self) -> None:
-        """Turn what the device computed into numbers, for several updates at once: means over all learners.
+        """Turn what the device computed for several updates into numbers, means over all learners.
 
         Raises:
             TrainingDiverged: a number is NaN or infinite.

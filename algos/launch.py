@@ -62,11 +62,7 @@ class Place:
 
     @classmethod
     def of_launcher(cls) -> Place | None:
-        """Return what torchrun, or a launcher that sets the same variables, says; None if there is only one process.
-
-        Raises:
-            LearnerError: some of the variables are missing.
-        """
+        """Return what torchrun, or a launcher that sets the same variables, says; None if there is only one process."""
         said = os.environ
         if int(said.get("WORLD_SIZE", "1")) < 2:
             return None
@@ -94,9 +90,6 @@ def learning_together(config: TrainingConfig, train: Callable[[], object]) -> It
     Args:
         config: says how many there are, unless torchrun does.
         train: what the others call, if this process starts them.
-
-    Raises:
-        LearnerError: they do not come, or do not fit, or the settings ask for another number than torchrun has started.
     """
     place = Place.of_launcher()
     n = config.n_learners
@@ -148,9 +141,6 @@ def share_gpus(config: TrainingConfig) -> GpuSharing | None:
 
     Returns:
         The shares of all learners; None where they share nothing.
-
-    Raises:
-        SharingError: this machine lacks what it needs, or CUDA is in use in this process.
     """
     if not config.learners_share() or Place.of_launcher() is not None:
         return None
@@ -215,11 +205,7 @@ def gpu_facts(device: str) -> dict[str, str]:
 
 
 def _roll_call(place: Place, store: Store, facts: dict[str, Any], followers: Followers) -> list[dict[str, Any]]:
-    """Return the facts of all learners, once all have come.
-
-    Raises:
-        LearnerError: some do not come, or do not fit.
-    """
+    """Return the facts of all learners, once all have come."""
     store.set(f"{place.rank}", json.dumps(facts))
     end = time.monotonic() + JOIN_SECONDS
     while missing := [rank for rank in range(place.size) if not store.check([f"{rank}"])]:
@@ -253,7 +239,6 @@ class Followers:
     """
 
     def __init__(self) -> None:
-        """Start none yet."""
         self.processes: list[SpawnProcess] = []
 
     def start(self, train: Callable[[], object], n: int, port: int, sharing: GpuSharing | None = None) -> None:
@@ -271,11 +256,7 @@ class Followers:
                 self.processes.append(process)
 
     def refuse_dead(self) -> None:
-        """Raise if one has ended.
-
-        Raises:
-            LearnerError: it has.
-        """
+        """Raise LearnerError if one has ended."""
         for i, process in enumerate(self.processes):
             if has_ended(process):
                 code = process.exitcode

@@ -89,7 +89,6 @@ class GradientLearner(ABC):
     overlap: bool = False
 
     def __init__(self, model: nn.Module, agent: RL_Agent, config: TrainingConfig) -> None:
-        """Create the optimiser."""
         self.model, self.agent, self.config = model, agent, config
         self.device = resolve_device(config.learner_device)
         self.learners = learners()

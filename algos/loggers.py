@@ -37,7 +37,6 @@ class TensorBoardLogger:
     """Writes an event file into the run folder; the settings are in the tab HPARAMS, with the last evaluation."""
 
     def __init__(self, path: Path, settings: Settings, again_from: int | None) -> None:
-        """Open the file."""
         board = package("torch.utils.tensorboard", "train")
         summaries = importlib.import_module("torch.utils.tensorboard.summary")
         self._board = board.SummaryWriter(str(path), purge_step=again_from)
@@ -89,7 +88,6 @@ class MlflowLogger:
     """Writes an MLflow run of the folder's name, below the active run if there is one, to ``MLFLOW_TRACKING_URI``."""
 
     def __init__(self, path: Path, settings: Settings, again_from: int | None) -> None:
-        """Begin a run, or go on with that of this folder."""
         self._mlflow = package("mlflow", "mlflow")
         before = []
         if again_from is not None:

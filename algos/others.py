@@ -52,20 +52,12 @@ class Others:
             self._store.set(f"finished {self._rank}", "")
 
     def look_after(self, waited: float) -> None:
-        """Look whether another learner has failed, died or been stopped, after a wait of this many seconds.
-
-        Raises:
-            LearnerError: it has, or this one has waited too long.
-        """
+        """Raise LearnerError if another learner has failed, died or been stopped, or this one has waited too long."""
         self.refuse_dead(waited)
         self._refuse_failed()
 
     def watch(self, waited: float) -> None:
-        """Look after those of other machines, too, by the signs of life that all give in this call.
-
-        Raises:
-            LearnerError: see `look_after`; or one of another machine is silent, or the store is gone.
-        """
+        """Look after those of other machines, too, by the signs of life that all give in this call, and the store."""
         self.look_after(waited)
         try:
             self._store.set(f"beat {self._rank}", repr(time.monotonic()))
@@ -79,11 +71,7 @@ class Others:
             ) from error
 
     def refuse_dead(self, waited: float) -> None:
-        """Look whether a learner of this machine has died or been stopped.
-
-        Raises:
-            LearnerError: it has, or this one has waited too long.
-        """
+        """Raise LearnerError if a learner of this machine has died or been stopped, or this one has waited too long."""
         for rank, one in enumerate(self._facts):
             if rank != self._rank and one["host"] == platform.node() and (how := _gone(one["pid"])):
                 with contextlib.suppress(dist.DistError):

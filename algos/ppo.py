@@ -15,12 +15,7 @@ from torch import Tensor, nn
 
 from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.learner import (
-    GradientLearner,
-    judge_actions,
-    mean_terms,
-    replay_with_next_values,
-)
+from rlstruct.algos.learner import GradientLearner, judge_actions, mean_terms, replay_with_next_values
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.core.pytree import Structure
 from rlstruct.errors import BadValueError
@@ -143,7 +138,6 @@ class PPOLearner(GradientLearner):
     config: PPOConfig
 
     def __init__(self, model: nn.Module, agent: RL_Agent, config: PPOConfig) -> None:
-        """Create the optimiser."""
         super().__init__(model, agent, config)
         if config.target_kl is not None and self.device.type not in ("cpu", "cuda"):
             raise BadValueError(

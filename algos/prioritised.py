@@ -71,7 +71,6 @@ class PrioritisedReplayBuffer(ReplayBuffer):
         epsilon: float = 1e-6,
         **settings: Any,  # noqa: ANN401 - passed on
     ) -> None:
-        """Remember the settings; memory follows at the first `extend`."""
         super().__init__(capacity, **settings)
         Range(at_least=0).check("PrioritisedReplayBuffer", "exponent", exponent)
         Range(above=0).check("PrioritisedReplayBuffer", "epsilon", epsilon)

@@ -63,11 +63,7 @@ class Learners:
         return terms, gradient
 
     def local_config(self, config: AnyConfig) -> AnyConfig:
-        """Return this learner's share of what the settings ask for.
-
-        Raises:
-            LearnerError: the learners do not divide it.
-        """
+        """Return this learner's share of what the settings ask for; LearnerError if the learners do not divide it."""
         return config
 
     def from_first(self, value: Any) -> Any:  # noqa: ANN401 - anything that can be pickled
@@ -86,11 +82,7 @@ class Learners:
         """Give every learner the weights of the first."""
 
     def refuse_lost(self) -> None:
-        """Check that numbers which the device has just computed are those of all learners; to be called now and then.
-
-        Raises:
-            LearnerError: another learner is lost.
-        """
+        """Raise LearnerError if another learner is lost, and numbers of the device may lack its share."""
 
     def finish(self) -> None:
         """Say that this learner needs the others no more, and may end before they do."""
@@ -261,11 +253,7 @@ class Group(Learners):
         self._wait(work)
 
     def _wait(self, work: dist.Work | None) -> None:
-        """Wait until all have done their part; look after them once a second.
-
-        Raises:
-            LearnerError: one of them never will.
-        """
+        """Wait until all have done their part; look after them once a second."""
         begin = time.monotonic()
         while work is not None:
             try:

@@ -69,7 +69,6 @@ class ReplayBuffer:
         stack_padding: Literal["reset", "zero"] = "reset",
         seed: int = 0,
     ) -> None:
-        """Remember the settings; memory follows at the first `extend`."""
         for name, number in (("capacity", capacity), ("n_step", n_step), ("n_stack", n_stack)):
             Range(at_least=1, whole=True).check(type(self).__name__, name, number)
         self.device = resolve_device(device)

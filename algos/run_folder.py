@@ -80,7 +80,6 @@ class RunFolder:
         progress: bool = True,
         loggers: Sequence[str | CreateLogger] = ("tensorboard",),
     ) -> None:
-        """Make the folder and write the settings."""
         text = _settings_text("RunFolder", config)
         find_loggers(loggers)
         for module in ("tqdm", "matplotlib"):

@@ -16,11 +16,6 @@ def check_terms(where: str, terms: object) -> None:
     Args:
         where: named in the message.
         terms: what a learner's ``terms`` returned.
-
-    Raises:
-        KeyError: there is no loss among them.
-        TypeError: one is a Python number, for example.
-        ShapeMismatchError: the loss is not a single number.
     """
     if not isinstance(terms, Mapping) or "loss" not in terms:
         got = f"the terms {sorted(terms)}" if isinstance(terms, Mapping) else f"a {type(terms).__name__}"
@@ -34,12 +29,7 @@ def check_terms(where: str, terms: object) -> None:
 
 
 def check_results(where: str, results: Mapping[str, object]) -> None:
-    """Refuse results of an update that cannot be logged.
-
-    Raises:
-        TypeError: one is a Python number, for example.
-        ShapeMismatchError: one is not a single number.
-    """
+    """Refuse results of an update that cannot be logged: numbers of Python, and tensors of several."""
     tensors = _check_tensors(where, results)
     if wrong := {name: list(tensor.shape) for name, tensor in tensors.items() if tensor.dim()}:
         raise ShapeMismatchError(f"{where}: {wrong} are the shapes, expected single numbers, []. Average them.")

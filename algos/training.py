@@ -175,9 +175,13 @@ class TrainingLoop:
         learners: Learners | None = None,
         callbacks: Callbacks | None = None,
     ) -> None:
-        """Begin with nothing collected."""
         self.config, self.learner, self.batcher, self.evaluator = config, learner, batcher, evaluator
-        self._refuse_episodic()
+        if not (learner.whole_episodes or batcher.auto_reset):
+            raise BadValueError(
+                f"run_training: create_env made environments that stand still when their episode has ended; "
+                f"{type(config).__name__} trains with environments that restart by themselves. Let create_env return "
+                "GymEnvInf in place of GymEnv, or a VecEnv with auto_reset = True."
+            )
         self.env_steps = 0  # environment steps collected, by all learners
         self.history = TrainingHistory(learner, EpisodeStatistics(batcher.n_envs(), batcher.device), run)
         self.folder = run
@@ -212,7 +216,7 @@ class TrainingLoop:
             self._evaluate()
             self._finished = True
             self._save()
-        self._callbacks.end()
+        self._callbacks.call("on_end")
         learnt = self.learner.model, evaluations[0], evaluations[-1], tuple(evaluations)
         counts = self.env_steps, seconds, torch.get_num_threads()
         return TrainingResult(*learnt, self.history.losses, *counts, self._callbacks.reason)
@@ -224,13 +228,13 @@ class TrainingLoop:
         done = self._fraction_done()  # before the batch, so that a rate that falls to 0 is not 0 for the last one
         trajectories, version = self._collect()
         lag = self.learner.policy_version - version
-        terms = self.learner.update(trajectories, done)
+        terms, n_unread = self.learner.update(trajectories, done), 0
         if terms:
-            self.history.add_update(self.env_steps, lag, terms)
+            n_unread = self.history.add_update(self.env_steps, lag, terms)
             self._callbacks.update(trajectories, terms)
         if (result := self.evaluator.poll()) is not None:
             self._judge(result)
-        if self.history.n_unread() == self.config.log_interval:
+        if n_unread == self.config.log_interval:
             self.history.read()
         due = self._saved_at + (self.config.checkpoint_interval or self.config.evaluation_interval)
         if self.env_steps >= due and not self.evaluator.busy:
@@ -325,14 +329,6 @@ class TrainingLoop:
             self.batcher.reset(agent_info)
         self.batcher.execute(agent_info)
 
-    def _refuse_episodic(self) -> None:
-        if not (self.learner.whole_episodes or self.batcher.auto_reset):
-            raise BadValueError(
-                f"run_training: create_env made environments that stand still when their episode has ended; "
-                f"{type(self.config).__name__} trains with environments that restart by themselves. Let create_env "
-                "return GymEnvInf in place of GymEnv, or a VecEnv with auto_reset = True."
-            )
-
     def _warn_of_cuts(self, trajectories: Trajectories, n_running: int) -> None:
         """Say once that no episode of a batch ended."""
         if self._warned or n_running < trajectories.n_elems():
@@ -365,7 +361,7 @@ class TrainingLoop:
 
     def _judge(self, result: Evaluation) -> None:
         self.history.add_evaluation(result)
-        self._callbacks.evaluation()
+        self._callbacks.call("on_evaluation")
 
     def _start_evaluation(self) -> None:
         weights, version = self.learner.model.state_dict(), self.learner.policy_version

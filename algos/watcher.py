@@ -29,7 +29,6 @@ class Watcher:
     """
 
     def __init__(self, look: Callable[[float], None], abort: Callable[[], None]) -> None:
-        """Start the thread."""
         self.lost: LearnerError | None = None
         self._look, self._abort = look, abort
         self._seen = time.monotonic()
@@ -38,11 +37,7 @@ class Watcher:
         self._thread.start()
 
     def refuse_lost(self) -> None:
-        """Say that this learner goes on.
-
-        Raises:
-            LearnerError: another one is lost.
-        """
+        """Say that this learner goes on; raise LearnerError if another one is lost."""
         self._seen = time.monotonic()
         if self.lost is not None:
             raise self.lost

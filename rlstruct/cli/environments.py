@@ -163,13 +163,11 @@ def find(task: Task, *, auto_reset: bool, render: bool = False) -> Factory:
         if made.atari and task.simulator != "warp":
             raise UserError(f"--simulator {task.simulator}: {name} is played by Warp kernels only: --simulator warp.")
         return made
-    atari = _looks_like_atari(name)
+    atari = name.startswith("ALE/") or "NoFrameskip-v" in name or _entry(name).startswith("ale_py")
     if atari:
-        register_atari()
+        register_atari()  # ale_py registers its names only on request
     module, colon, _ = name.partition(":")
-    if (
-        colon and os.getcwd() not in sys.path
-    ):  # the installed command does not look in the current folder, as python -m does
+    if colon and os.getcwd() not in sys.path:  # as python -m does; the installed command does not
         sys.path.append(os.getcwd())
     if not colon and name not in gymnasium.registry:
         known = {*gymnasium.registry, *sims.names()}
@@ -187,8 +185,9 @@ def look_at(factory: Factory, look: Callable[[VecEnv], Any]) -> Any:  # noqa: AN
     try:
         env = factory(n_envs=1, seed=0)
     except gymnasium.error.DependencyNotInstalled as error:
-        said = str(error).rstrip(".")
-        raise UserError(f"{factory.name} cannot be made: {said}. {_mend(factory.name)}".strip()) from None
+        extra = next((extra for start, extra in _EXTRA_OF.items() if _entry(factory.name).startswith(start)), "")
+        said = f"{str(error).rstrip('.')}. {how_to_install(extra) if extra else ''}"
+        raise UserError(f"{factory.name} cannot be made: {said}".strip()) from None
     except ValueError as error:
         if isinstance(factory, SimulatorFactory) and factory.atari:
             raise UserError(str(error)) from None
@@ -210,10 +209,8 @@ def look_at(factory: Factory, look: Callable[[VecEnv], Any]) -> Any:  # noqa: AN
 
 def spaces_of(factory: Factory) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
     """Return the spaces of one environment, observation and action."""
-    found: tuple[spaces.Space[Any], spaces.Space[Any]] = look_at(
-        factory, lambda env: (env.observation_space, env.action_space)
-    )
-    return found
+    env_spaces: tuple[Any, Any] = look_at(factory, lambda env: (env.observation_space, env.action_space))
+    return env_spaces
 
 
 def register_atari() -> None:
@@ -231,11 +228,6 @@ def is_image(space: spaces.Space[Any]) -> bool:
     return int(np.sort(space.shape)[-2]) >= 8
 
 
-def _looks_like_atari(name: str) -> bool:
-    """Return True if ale_py has this name, which it registers with gymnasium only on request."""
-    return name.startswith("ALE/") or "NoFrameskip-v" in name or _entry(name).startswith("ale_py")
-
-
 def _entry(name: str) -> str:
     spec = gymnasium.registry.get(name)
     return "" if spec is None else str(spec.entry_point)
@@ -247,8 +239,3 @@ def is_installed(name: str) -> bool:
     needed |= {"gymnasium.envs.phys2d": "jax", "gymnasium.envs.tabular": "jax", "<function _raise_shimmy": "shimmy"}
     package = next((package for start, package in needed.items() if _entry(name).startswith(start)), "gymnasium")
     return importlib.util.find_spec(package) is not None
-
-
-def _mend(name: str) -> str:
-    extra = next((extra for start, extra in _EXTRA_OF.items() if _entry(name).startswith(start)), "")
-    return how_to_install(extra) if extra else ""

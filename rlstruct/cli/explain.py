@@ -18,11 +18,7 @@ name, list all that are explained."""
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Print the part of the page of faults that the words after ``explain`` name.
-
-    Raises:
-        UserError: there is none, or several names were given.
-    """
+    """Print the part of the page of faults that the words after ``explain`` name."""
     if arguments[:1] in (["-h"], ["--help"]):
         say(_HELP)
         return

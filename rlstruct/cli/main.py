@@ -72,7 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UserError, ClusterError, LearnerError, SharingError, TrainingDiverged, WorkerError) as error:
         name = f"rlstruct {command}" if command in COMMANDS else "rlstruct"
         hint = f"To read more: rlstruct explain {error.topic}\n" if isinstance(error, Explained) else ""
-        sys.stderr.write(f"{name}: {error}\n{_raised_here(error)}{hint}")
+        remote = getattr(error, "remote_traceback", "")  # of what code of the user's raised, if it is not in the text
+        trace = "" if remote in str(error) else f"\n{remote}"
+        sys.stderr.write(f"{name}: {error}\n{trace}{hint}")
         return 2
     except OSError as error:
         if not (said := refused(error)):
@@ -87,12 +89,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as leaving:  # of the parser of options: it has said why
         return leaving.code if isinstance(leaving.code, int) else 2
     return 0
-
-
-def _raised_here(error: Exception) -> str:
-    """Return the traceback of what code of the user's raised, unless it is in the message already."""
-    remote = getattr(error, "remote_traceback", "")
-    return "" if remote in str(error) else f"\n{remote}"
 
 
 @contextlib.contextmanager

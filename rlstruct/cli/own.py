@@ -18,11 +18,7 @@ from rlstruct.vec_env import VecEnv
 
 
 def imported(name: str) -> Callable[..., Any]:
-    """Import a function or a class by ``module:name``; the current folder is searched, too.
-
-    Raises:
-        UserError: there is no such module, or it has nothing of this name that can be called.
-    """
+    """Import a function or a class by ``module:name``; the current folder is searched, too."""
     module, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -93,11 +89,7 @@ def fitted(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
 
 
 def factories_of(names: Sequence[str]) -> tuple[str, Callable[[], Any] | None, Callable[..., Any] | None]:
-    """Return the name of ``create_env``, and ``create_model`` and ``create_agent`` if they are named, too.
-
-    Raises:
-        UserError: a name cannot be imported, or there are none, or more than three.
-    """
+    """Return the name of ``create_env``, and ``create_model`` and ``create_agent`` if they are named, too."""
     if not 1 <= len(names) <= 3 or not all(map(is_own, names)):
         raise UserError(
             f"--factory {' '.join(names)}: expected module:create_env, and if the checkpoint does not describe them "

@@ -119,11 +119,7 @@ class TuneFactories:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Tune as the words after ``tune`` say.
-
-    Raises:
-        UserError: they make no sense.
-    """
+    """Tune as the words after ``tune`` say."""
     words = list(arguments)
     if not words or words[0] in ("-h", "--help"):
         say(_HELP)
@@ -228,17 +224,16 @@ def _search(
     """Tune, and say what came of it."""
     check_device("--device", options.device)
     torch.set_num_threads(options.threads)
-    given = {name: getattr(options, name) for name in ("n_processes", "n_envs", "sharing", "alpha", "seconds")}
+    names = "n_processes", "n_envs", "sharing", "alpha", "seconds", "device", "cache", "progress"
+    given: dict[str, Any] = {name: getattr(options, name) for name in names}
     if given["n_envs"] is None and fewest > 1:  # a minibatch has whole environments
         given["n_envs"] = tuple(2**i for i in range(13) if 2**i >= fewest)
     limit = None if options.memory_limit is None else options.memory_limit * 2**30
     if options.again and options.cache.exists():
         options.cache.unlink()
-    start = partial(tune, create_agent, create_env, n_timesteps=options.n_timesteps or n_timesteps, **given)
+    given |= {"n_timesteps": options.n_timesteps or n_timesteps, "memory_limit": limit, **arguments}
     try:
-        answer = start(
-            device=options.device, memory_limit=limit, cache=options.cache, progress=options.progress, **arguments
-        )
+        answer = tune(create_agent, create_env, **given)
     except (ValueError, TypeError) as error:
         if str(error).startswith(("tune: ", "RL_Batcher: ")):
             raise UserError(str(error)) from None

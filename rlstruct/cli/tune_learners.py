@@ -46,11 +46,7 @@ class Stopwatch(Callback):
 
 
 def rate_of(algorithm: str, factories: Sequence[Any], seconds: float, config: TrainingConfig) -> float:
-    """Train for so many seconds in a separate process, where nothing has used CUDA yet; return steps per second.
-
-    Raises:
-        UserError: the training failed; its traceback is on standard error.
-    """
+    """Train for so many seconds in a separate process, where nothing has used CUDA yet; return steps per second."""
     context = get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     with quiet_start(), inheriting({"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}):  # so that asking for a GPU uses none
