@@ -22,7 +22,6 @@ from torch import Tensor
 
 from rlstruct.core import Layout, TensorSpec, expect
 from rlstruct.core.named import part_of
-from rlstruct.engine.compiled import Compiled
 from rlstruct.engine.torch_private import version_of
 from rlstruct.errors import UsageError
 from rlstruct.functional.masks import rows_of
@@ -222,23 +221,6 @@ class StartStates:
             like = next((drawn[name] for name in names if name in drawn), zero)
             starts = [drawn.get(name, zero.expand_as(like)) for name in names]
             self._packs.append((names, torch.stack(starts) if len(names) > 1 and like.dim() else starts[0]))
-
-
-class TorchStepper:
-    """Stepper that calls the simulator's own functions of tensors, eagerly or compiled."""
-
-    def __init__(self, simulation: Simulation, *, compiled: bool, starts: StartStates | None = None) -> None:
-        self._simulation = simulation
-        self._compiled = Compiled(simulation.step) if compiled else None
-        self._starts = starts or StartStates(simulation)
-
-    @torch.no_grad()
-    def step(self, carry: Tensors, action: Tensors) -> Answer:
-        """See `Simulation.step`."""
-        if self._compiled is None:
-            return self._simulation.step(carry, action, starts=self._starts)
-        changed, reached, current, masks = self._compiled(carry, action)
-        return changed, reached, current, masks
 
 
 def _kept(name: str, value: Tensor) -> Tensor:

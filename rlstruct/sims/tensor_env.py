@@ -26,11 +26,12 @@ from torch import Tensor
 from rlstruct.core import DictTensor, Layout, expect
 from rlstruct.core.named import part_of
 from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.engine.compiled import Compiled
 from rlstruct.errors import BadValueError, UsageError
 from rlstruct.functional.masks import rows_of
 from rlstruct.functional.random import child_key, randint, uniform
 from rlstruct.profiling import operation
-from rlstruct.sims._simulation import Simulation, TorchStepper
+from rlstruct.sims._simulation import Simulation, StartStates
 from rlstruct.sims._state import Tensors, fields_of, layout_of_rows
 from rlstruct.spaces import Space, leaves, zeros
 from rlstruct.vec_env import IdleWatch, Observed, Stepped, VecEnv, check_action
@@ -78,6 +79,7 @@ class TensorEnv(VecEnv, Generic[State]):
     default_time_limit: ClassVar[int | None] = None
     kernel_module: ClassVar[str] = ""
     restarts_take_steps = False
+    _start_states: ClassVar[type[StartStates]] = StartStates
 
     def __init__(
         self,
@@ -112,7 +114,8 @@ class TensorEnv(VecEnv, Generic[State]):
         self._simulation = Simulation(self, self._device)
         seeds = torch.arange(seed, seed + n_envs, dtype=torch.int64, device=self._device)
         self._carry: Tensors = {"env_key": child_key(seeds, _SALT), "episode": torch.full_like(seeds, -1)}
-        self._stepper = self._make_stepper()
+        self._compiled = Compiled(self._simulation.step) if backend == "compile" else None
+        self._starts = self._start_states(self._simulation)
         self._moved = False  # `transition` was checked
         self._current = DictTensor()  # the last observation
         self._idle = IdleWatch(self._name, self.time_limit)
@@ -198,7 +201,11 @@ class TensorEnv(VecEnv, Generic[State]):
         if not self._moved:
             self._simulation.check_transition(self._carry, sent)
             self._moved = True
-        changed, reached, current, masks = self._stepper.step(self._carry, sent)
+        with torch.no_grad():
+            if self._compiled is None:
+                changed, reached, current, masks = self._simulation.step(self._carry, sent, self._starts)
+            else:
+                changed, reached, current, masks = self._compiled(self._carry, sent)
         self._carry = {**self._carry, **changed}
         no, yes = self._no, self._yes
         seen = DictTensor.unchecked({**reached, "initial_state": no})
@@ -291,7 +298,6 @@ class TensorEnv(VecEnv, Generic[State]):
         own = self._begun({}) if "elapsed" in saved else {name: self._carry[name] for name in ("env_key", "episode")}
         fix = "Load what as many environments of the same class, with the same auto_reset, returned."
         self._expect("load_state_dict:", saved, Layout.of(own, drop=1), fix)
-        self._stepper = self._make_stepper()
         self.set_carry(saved, part_of(moved, "shown/"))
 
     def _begun(self, given: Tensors) -> Tensors:
@@ -334,9 +340,6 @@ class TensorEnv(VecEnv, Generic[State]):
     def _expect(self, where: str, found: Tensors, layout: Layout, fix: str = "", n: int | None = None) -> None:
         rows = self._n_envs if n is None else n
         expect(f"{self._name}.{where}", found, layout, device=self._device, rows=rows, fix=fix)
-
-    def _make_stepper(self) -> TorchStepper:
-        return TorchStepper(self._simulation, compiled=self.backend == "compile")
 
     def _rows(self, ids: Sequence[int] | Tensor | None) -> Tensor:
         return torch.as_tensor(range(self._n_envs) if ids is None else ids, dtype=torch.int64, device=self._device)

@@ -7,10 +7,8 @@ import warp as wp
 
 from rlstruct.sims.atari.objects import NO_PIXELS, around, ball, missile, player, playfield
 from rlstruct.sims.atari.state import MOST_INSTRUCTIONS, Outer, Registers, Shared, on_a_cpu, pixels, set_pixels
-from rlstruct.sims.atari.tia import is_late, write_delay
+from rlstruct.sims.atari.tia import BLANK, LINE, is_late, write_delay
 
-LINE = 228
-BLANK = 68
 WORDS = 40  # of four pixels in a line
 FULL = wp.uint32(0xFFFFFFFF)
 EACH_BYTE = wp.uint32(0x01010101)

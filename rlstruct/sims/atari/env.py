@@ -19,7 +19,7 @@ from torch import Tensor
 from rlstruct.device import DeviceLike
 from rlstruct.errors import BadValueError
 from rlstruct.functional.random import randint, uniform
-from rlstruct.sims._simulation import StartStates, TorchStepper
+from rlstruct.sims._simulation import StartStates
 from rlstruct.sims._state import Tensors
 from rlstruct.sims.atari.ale_game import Beginning, beginning, beginnings, load_game, rom_ids
 from rlstruct.sims.atari.games import RULES
@@ -44,6 +44,19 @@ class AtariState:
     frames: Tensor  # the observation.  [B, stack, height, width] or [..., 3] uint8
     action: Tensor  # the console's last action, as ALE numbers it.  [B] int32
     tally: Tensor  # score, lives, whether the game is over, a byte that the rules remember, sets.  [B, 5] int32
+
+
+class _Starts(StartStates):
+    """Start states drawn for one step at a time, on the CPU only where an episode ended, because they are large."""
+
+    def restart(self, carry: Tensors, done: Tensor, now: Tensors) -> tuple[Tensors, Tensors]:
+        """Restart ended episodes; see `StartStates.restart`."""
+        if done.is_cpu and not done.numpy().any():  # sync: of CPU memory
+            # Copies of what is shown too: an agent may write over it.
+            shown = [name for name, value in now.items() if value.dim() == 1 or name == "state/frames"]
+            kept = {name: value.clone() if name.startswith("last_") else value for name, value in now.items()}
+            return kept, {**now, **{name: now[name].clone() for name in shown}}
+        return self._simulation.restart(carry, done, now)
 
 
 class Atari(TensorEnv[AtariState]):
@@ -75,6 +88,8 @@ class Atari(TensorEnv[AtariState]):
         ValueError: an argument is out of range, or this game is not played here.
         ImportError: Warp or ale-py is not installed.
     """
+
+    _start_states = _Starts
 
     def __init__(
         self,
@@ -218,22 +233,6 @@ class Atari(TensorEnv[AtariState]):
         threads = width if pixels.is_cuda else 1  # for a line
         launch(self._device, look, (n, height, threads), self._view, before, after, last, cut, pixels, threads)
         return seen
-
-    def _make_stepper(self) -> TorchStepper:
-        return TorchStepper(self._simulation, compiled=False, starts=_Starts(self._simulation))
-
-
-class _Starts(StartStates):
-    """Start states drawn for one step at a time, on the CPU only where an episode ended, because they are large."""
-
-    def restart(self, carry: Tensors, done: Tensor, now: Tensors) -> tuple[Tensors, Tensors]:
-        """Restart ended episodes; see `StartStates.restart`."""
-        if done.is_cpu and not done.numpy().any():  # sync: of CPU memory
-            # Copies of what is shown too: an agent may write over it.
-            shown = [name for name, value in now.items() if value.dim() == 1 or name == "state/frames"]
-            kept = {name: value.clone() if name.startswith("last_") else value for name, value in now.items()}
-            return kept, {**now, **{name: now[name].clone() for name in shown}}
-        return self._simulation.restart(carry, done, now)
 
 
 def _find(game: str) -> str:
