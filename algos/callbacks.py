@@ -22,9 +22,7 @@ from rlstruct.policies import Policy
 from rlstruct.policies.loading import description
 
 if TYPE_CHECKING:
-    from rlstruct.algos.config import TrainingConfig
-    from rlstruct.algos.learner import CreateAgent, GradientLearner
-    from rlstruct.algos.run_folder import RunFolder
+    from rlstruct.algos.learner import CreateAgent
     from rlstruct.algos.training import TrainingLoop
 
 _logger = logging.getLogger(__name__)
@@ -34,6 +32,10 @@ class TrainingContext:
     """A training as its callbacks see it. What it shows is the training's own: read it, or copy it.
 
     Attributes:
+        config: the settings of the training.
+        learner: with its ``model``, ``optimizer`` and ``policy_version``.
+        run: the run folder, if there is one; of several learners only the first has it.
+        evaluations: all so far, the newest last.
         batch: what the last update learnt from, as it was collected; None before the first one.  [B, T]
         terms: what the last update returned, detached and on the learner's device.  [] each
         updates: batches learnt from in this process.
@@ -42,6 +44,8 @@ class TrainingContext:
 
     def __init__(self, loop: TrainingLoop, create_agent: CreateAgent) -> None:
         self._loop, self._create_agent = loop, create_agent
+        self.config, self.learner, self.run = loop.config, loop.learner, loop.folder
+        self.evaluations: Sequence[Evaluation] = loop.history.evaluations
         self._judged: Mapping[str, Tensor] = {}
         self.batch: Trajectories | None = None
         self.terms: Mapping[str, Tensor] = {}
@@ -49,29 +53,9 @@ class TrainingContext:
         self.reason: str | None = None
 
     @property
-    def config(self) -> TrainingConfig:
-        """The settings of the training."""
-        return self._loop.config
-
-    @property
-    def learner(self) -> GradientLearner:
-        """The learner: its ``model``, ``optimizer`` and ``policy_version``."""
-        return self._loop.learner
-
-    @property
-    def run(self) -> RunFolder | None:
-        """The run folder, if there is one; of several learners only the first has it."""
-        return self._loop.folder
-
-    @property
     def env_steps(self) -> int:
         """Environment steps collected, by all learners."""
         return self._loop.env_steps
-
-    @property
-    def evaluations(self) -> Sequence[Evaluation]:
-        """All evaluations so far, the newest last."""
-        return self._loop.history.evaluations
 
     @property
     def metrics(self) -> dict[str, float]:

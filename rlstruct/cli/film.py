@@ -109,6 +109,8 @@ def _seconds_of(factory: Factory) -> float:
 def _pictures(
     env: VecEnv, agent: RL_Agent, paint: Painter, n_steps: int, seed: int, one_episode: bool
 ) -> Iterator[Picture]:
+    from PIL import Image, ImageDraw, ImageFont
+
     B = env.n_envs()
     columns = math.ceil(math.sqrt(B))
     returns = torch.zeros(B, device="cpu")
@@ -116,7 +118,9 @@ def _pictures(
     def picture(observation: DictTensor, step: int) -> Picture:
         whole = _grid([paint(env, observation, row) for row in range(B)], columns, _GAP)
         worth = " ".join(f"{value:.1f}".removesuffix(".0") for value in returns.tolist())  # sync: once per picture
-        return _captioned(whole, f"step {step}   return {worth}")
+        line = Image.new("RGB", (whole.width, 20), "white")
+        ImageDraw.Draw(line).text((5, 3), f"step {step}   return {worth}", "#333333", ImageFont.load_default(12))
+        return _joined([whole, line], 0, down=True)
 
     observation, _ = env.reset()
     state, info = agent.initial_state(DictTensor(), B), DictTensor()
@@ -158,25 +162,16 @@ def _grid(pictures: Sequence[Picture], columns: int, gap: int) -> Picture:
     return _joined([_joined(row, gap) for row in rows], gap, down=True)
 
 
-def _captioned(picture: Picture, text: str) -> Picture:
-    """Add a line of text below a picture."""
-    from PIL import Image, ImageDraw, ImageFont
-
-    line = Image.new("RGB", (picture.width, 20), "white")
-    ImageDraw.Draw(line).text((5, 3), text, "#333333", ImageFont.load_default(12))
-    return _joined([picture, line], 0, down=True)
-
-
 def _painter_of(factory: Factory) -> Painter:
     classic = _CLASSICS.get(_stem(factory))
     if classic is not None:
         return lambda env, observation, row: _drawn(*classic[1](_array(observation, "frame", row)))
     if isinstance(factory, OwnFactory):
         return _own
-    if isinstance(factory, GymFactory):
-        return _screen_and_frame if factory.atari else _screen
     if factory.atari:
-        return _console_and_frame
+        return _screen_and_frame
+    if isinstance(factory, GymFactory):
+        return _screen
     return _minatar if factory.name.endswith("-MinAtar") else _board
 
 
@@ -269,24 +264,16 @@ def _screen(env: VecEnv, observation: DictTensor, row: int) -> Picture:
 
 
 def _screen_and_frame(env: VecEnv, observation: DictTensor, row: int) -> Picture:
-    """Show the screen of an Atari game next to the newest frame that the agent sees."""
-    return _beside(_screen(env, observation, row), _array(observation, "frame", row)[-1])
-
-
-def _console_and_frame(env: VecEnv, observation: DictTensor, row: int) -> Picture:
-    """Show the same for a simulated console, at twice its size."""
+    """Show the screen of an Atari game next to the newest frame that the agent sees, at the same height."""
     from PIL import Image
 
-    picture = env.screen(row).cpu().numpy()  # type: ignore[attr-defined]  # sync: once per frame of a film
-    screen = Image.fromarray(picture).resize((2 * picture.shape[1], 2 * picture.shape[0]), Image.Resampling.NEAREST)
-    return _beside(screen, _array(observation, "frame", row)[-1])
-
-
-def _beside(screen: Picture, newest: Any) -> Picture:  # noqa: ANN401 - a numpy array
-    """Put the newest frame of a stack next to a screen, at the same height."""
-    from PIL import Image
-
-    frame = Image.fromarray(newest).resize((screen.height, screen.height), Image.Resampling.NEAREST)
+    if isinstance(env, GymEnv):
+        screen = _screen(env, observation, row)
+    else:  # a simulated console, at twice its size
+        picture = env.screen(row).cpu().numpy()  # type: ignore[attr-defined]  # sync: once per frame of a film
+        screen = Image.fromarray(picture).resize((2 * picture.shape[1], 2 * picture.shape[0]), Image.Resampling.NEAREST)
+    newest = Image.fromarray(_array(observation, "frame", row)[-1])
+    frame = newest.resize((screen.height, screen.height), Image.Resampling.NEAREST)
     return _joined([screen, frame.convert("RGB")])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -70,7 +71,9 @@ def _panels(folders: Sequence[Path], metric: str) -> dict[str, dict[str, list[Cu
     """Read the curves: environment to label to those of one setting. Returns of two environments share no axis."""
     by_env: dict[str, list[tuple[Path, RunRecord | None]]] = {}
     for folder in folders:
-        record = _load_if_ours(folder)
+        record = None
+        with contextlib.suppress(ForeignRun):  # a program of the user's trained there
+            record = load(folder)
         by_env.setdefault("other programs" if record is None else record.task.env, []).append((folder, record))
     panels: dict[str, dict[str, list[Curve]]] = {}
     for environment, runs in sorted(by_env.items()):
@@ -128,14 +131,6 @@ def _labels_of_folders(folders: Sequence[Path]) -> list[str]:
         of_settings = _differing([other for called, other in named if called == name])
         labels.append(", ".join([name, *(f"{key} {settings.get(key, 'missing')}" for key in of_settings)]))
     return labels
-
-
-def _load_if_ours(folder: Path) -> RunRecord | None:
-    """Read what `rlstruct train` has written; None where the user's own program trained."""
-    try:
-        return load(folder)
-    except ForeignRun:
-        return None
 
 
 def _name_of(folder: Path) -> str:

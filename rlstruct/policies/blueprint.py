@@ -85,7 +85,9 @@ def build(plain: Any) -> Any:  # noqa: ANN401 - what was described
         return plain
     kind, value = next(iter(plain.items()))
     if kind == "dtype":
-        return _dtype(value)
+        if not isinstance(found := getattr(torch, str(value).removeprefix("torch."), None), torch.dtype):
+            raise BadValueError(f"rlstruct.load: {value!r} is no dtype of torch.")
+        return found
     if kind == "dict":
         return {key: build(one) for key, one in value.items()}
     if kind not in ("name", "call", "partial"):
@@ -95,18 +97,6 @@ def build(plain: Any) -> Any:  # noqa: ANN401 - what was described
         return target
     args, named = build(plain["args"]), build(plain["named"])
     return partial(target, *args, **named) if kind == "partial" else target(*args, **named)
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Name a dtype without its module: ``"float32"``."""
-    return str(dtype).removeprefix("torch.")
-
-
-def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, str(name).removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype):
-        raise BadValueError(f"rlstruct.load: {name!r} is no dtype of torch.")
-    return found
 
 
 def _arguments(value: object) -> tuple[tuple[Any, ...], Mapping[str, Any]]:

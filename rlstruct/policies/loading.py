@@ -12,7 +12,7 @@ from torch import nn
 from rlstruct.core import TensorSpec
 from rlstruct.device import DeviceLike
 from rlstruct.errors import BadTypeError, BadValueError, MissingFileError
-from rlstruct.policies.blueprint import build, describe, describe_network, dtype_name
+from rlstruct.policies.blueprint import build, describe, describe_network
 from rlstruct.policies.policy import Policy
 from rlstruct.rl_agent import RL_Agent
 
@@ -32,7 +32,7 @@ def description(
         stochastic: evaluations of the training draw their actions.
     """
     known = {"model": _or_name(describe_network, model), "agent": _or_name(describe, agent.creator())}
-    seen = {key: [list(spec.shape), dtype_name(spec.dtype)] for key, spec in (shown or {}).items()}
+    seen = {key: [list(spec.shape), str(spec.dtype).removeprefix("torch.")] for key, spec in (shown or {}).items()}
     return {**known, "observation": seen, "stochastic": stochastic}
 
 

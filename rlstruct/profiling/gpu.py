@@ -126,7 +126,10 @@ def shared_use(recordings: Sequence[Recording], folder: Path) -> list[SharedUse]
         within = union(times[most], times[most + 1])
         length = float((within[1] - within[0]).sum())
         works = [work for _, work in users.values()]
-        busy = [_active(work, within) / length for work in [merged(works), *works]]
+        busy = [
+            float((active_before(work, within[1]) - active_before(work, within[0])).sum()) / length
+            for work in [merged(works), *works]
+        ]
         windows = list(zip(*(map(int, one) for one in within), strict=True))
         nvml = utilisation(read_samples(folder), gpu, windows)
         found.append(SharedUse(gpu, int(n_recorded.max()), 1e-9 * length, busy[0], max(busy[1:]), *nvml))
@@ -137,11 +140,6 @@ def merged(several: Iterable[Intervals]) -> Intervals:
     """Return the union of several unions."""
     starts, ends = zip(*several, strict=True)
     return union(np.concatenate(starts), np.concatenate(ends))
-
-
-def _active(work: Intervals, within: Intervals) -> float:
-    """Return for how long work runs within some intervals, ns."""
-    return float((active_before(work, within[1]) - active_before(work, within[0])).sum())
 
 
 def use_of_gpus(recordings: Sequence[Recording], folder: Path) -> list[GpuUse]:

@@ -20,13 +20,13 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rlstruct.core import Layout, TensorSpec, expect
+from rlstruct.core import DictTensor, Layout, TensorSpec, expect
 from rlstruct.core.named import part_of
 from rlstruct.engine.torch_private import version_of
 from rlstruct.errors import UsageError
 from rlstruct.functional.masks import rows_of
 from rlstruct.functional.random import child_key
-from rlstruct.sims._state import Tensors, fields_of, make_state
+from rlstruct.sims._state import Tensors, fields_of
 from rlstruct.spaces import Limits
 
 Answer = tuple[Tensors, Tensors, Tensors, Tensors]
@@ -104,7 +104,7 @@ class Simulation:
 
     def state(self, fields: Tensors) -> Any:  # noqa: ANN401 - the user's own class
         """Build a state of the user's class."""
-        return make_state(self._kind, fields)
+        return DictTensor.unchecked(fields) if issubclass(self._kind, DictTensor) else self._kind(**fields)
 
     def _step_and_restart(self, carry: Tensors, action: Tensors, starts: StartStates | None) -> Answer:
         """Step environments that know their next start state and take it when their episode ends."""

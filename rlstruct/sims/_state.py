@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,11 +28,6 @@ def fields_of(where: str, state: object) -> Tensors:
         if not isinstance(value, Tensor):
             raise BadTypeError(f"{where}: field {name!r} is a {type(value).__name__}, expected a tensor [B, ...].")
     return fields
-
-
-def make_state(kind: type[Any], fields: Tensors) -> Any:  # noqa: ANN401 - the user's own class
-    """Build a state of the user's class from its tensors."""
-    return DictTensor.unchecked(fields) if issubclass(kind, DictTensor) else kind(**fields)
 
 
 def layout_of_rows(space: Mapping[str, Leaf]) -> Layout:

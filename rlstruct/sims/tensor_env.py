@@ -197,7 +197,10 @@ class TensorEnv(VecEnv, Generic[State]):
     @operation("simulator")
     def step(self, action: DictTensor) -> Stepped:
         """Take one step in every environment that runs; see `VecEnv.step`."""
-        sent = self._sent(action)
+        self._check_begun("step")
+        check_action(self._name, action)
+        sent = {key: value.detach() if (value := action[key]).requires_grad else value for key in self._action_layout}
+        self._expect("step: action", sent, self._action_layout)
         if not self._moved:
             self._simulation.check_transition(self._carry, sent)
             self._moved = True
@@ -347,14 +350,6 @@ class TensorEnv(VecEnv, Generic[State]):
     def _check_begun(self, method: str) -> None:
         if "elapsed" not in self._carry:
             raise UsageError(f"{self._name}.{method}: there is no state yet. Call reset first.")
-
-    def _sent(self, action: DictTensor) -> Tensors:
-        """Check the action and return its tensors."""
-        self._check_begun("step")
-        check_action(self._name, action)
-        sent = {key: value.detach() if (value := action[key]).requires_grad else value for key in self._action_layout}
-        self._expect("step: action", sent, self._action_layout)
-        return sent
 
     def _first(self) -> DictTensor:
         """Return the observation of all environments at the start of an episode."""
