@@ -11,8 +11,8 @@ import functools
 import inspect
 import operator
 import sys
-import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from rlstruct.engine.purity import RANDOM_IN_TRAINING, modules_of
 from rlstruct.testing.conformance import fail
 
 _OF_MODULES = frozenset(vars(nn.Module()))
-_LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_INSTALLED = ("site-packages", "dist-packages")  # folders of packages: of an environment, of its system, of a user
 _EXPECTED = "an answer that depends on parameters, buffers and arguments only, since the class has pure = True"
 _FIX = "Make it a buffer of a module, pass it in agent_info, or declare it typing.Final if it never changes."
 
@@ -209,8 +209,8 @@ def _is_library(module: str | None) -> bool:
         return True
     if _is_ours(module):
         return False
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return module.split(".")[0] in sys.stdlib_module_names or (file is not None and file.startswith(_LIBRARIES))
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return module.split(".")[0] in sys.stdlib_module_names or not set(_INSTALLED).isdisjoint(Path(file).parts)
 
 
 def _is_constant(kind: type, name: str) -> bool:

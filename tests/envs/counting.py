@@ -69,6 +69,24 @@ class Counting(gymnasium.Env[Any, Any]):
         self.closed += 1
 
 
+class Narrow(Counting):
+    """Refuses the options of another environment, and shows how often it was reset and with which level."""
+
+    def __init__(self, level: int, reuse: bool = False) -> None:
+        super().__init__(reuse)
+        self.level = level
+        self.resets = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if options is not None and options["level"] != self.level:
+            raise ValueError(f"level {options['level']}, expected {self.level}")
+        self.resets += 1
+        return super().reset(seed=seed, options=options)
+
+    def observe(self) -> Any:
+        return np.array([1 + self.resets, self.level], np.float32)
+
+
 class Breaking(Counting):
     """Raises in the method that is named, "step", "reset" or "close"; in none if it is ""."""
 

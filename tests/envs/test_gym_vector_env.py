@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from counting import Breaking, Counting, CountingVector
+from counting import Breaking, Counting, CountingVector, Narrow
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics, TransformObservation
@@ -121,24 +121,6 @@ def test_each_row_of_sync_gets_its_own_options_at_every_reset() -> None:
             assert options["level"] == level
             assert options["name"].tolist() == [level, level]
             assert "reset_mask" not in options
-
-
-class Narrow(Counting):
-    """Refuses the options of another environment, and shows how often it was reset and with which level."""
-
-    def __init__(self, level: int, reuse: bool = False) -> None:
-        super().__init__(reuse)
-        self.level = level
-        self.resets = 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        if options is not None and options["level"] != self.level:
-            raise ValueError(f"level {options['level']}, expected {self.level}")
-        self.resets += 1
-        return super().reset(seed=seed, options=options)
-
-    def observe(self) -> Any:
-        return np.array([1 + self.resets, self.level], np.float32)
 
 
 LEVELS = DictTensor({"level": torch.tensor([1, 2, 1])})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import types
+from pathlib import Path
 from typing import Any, Final
 
 import gymnasium
@@ -29,6 +31,7 @@ from rlstruct.agents import (
 from rlstruct.testing import ConformanceError, check_agent
 
 FRAME, TWO, BOX = spaces.Box(-1, 1, (4,)), spaces.Discrete(2), spaces.Box(-torch.inf, torch.inf, (2,))
+SEVERAL = spaces.MultiDiscrete([3, 2])
 SCALE = 1.0
 FIXED: Final = 1.0
 
@@ -154,6 +157,23 @@ def test_what_is_declared_final_is_allowed(habit: str) -> None:
     check(DeclaredReader(habit))
 
 
+@pytest.mark.parametrize(("folder", "examined"), [("", True), ("site-packages", False), ("dist-packages", False)])
+def test_packages_are_not_examined_wherever_they_are_installed(
+    folder: str, examined: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / folder).mkdir(exist_ok=True)
+    module = f"scales_in_{folder.partition('-')[0] or 'a_project'}"
+    (tmp_path / folder / f"{module}.py").write_text("SCALE = 1.0\ndef scaled(frame):\n    return SCALE * frame\n")
+    monkeypatch.syspath_prepend(str(tmp_path / folder))
+    agent = Reader("closure")
+    agent.closure = importlib.import_module(module).scaled
+    if examined:
+        with pytest.raises(ConformanceError, match=f"the global SCALE of module {module}"):
+            check(agent)
+    else:
+        check(agent)
+
+
 def test_an_agent_that_promises_nothing_may_read_anything() -> None:
     agent = Reader("global")
     agent.pure = False
@@ -179,6 +199,8 @@ def agents() -> dict[str, tuple[RL_Agent, spaces.Space[Any]]]:
         "RecurrentGaussianAgent": (RecurrentGaussianAgent(RecurrentGaussianActorCritic(4, 2, n_hidden=8)), BOX),
         "QAgent": (QAgent(QNetwork(4, 2, hidden=(8,))), TWO),
         "RandomAgent": (RandomAgent(BOX), BOX),
+        "several choices": (ActorCriticAgent(ActorCritic(4, (3, 2), hidden=(8,))), SEVERAL),
+        "several choices, recurrent": (RecurrentAgent(RecurrentActorCritic(4, (3, 2), n_hidden=8)), SEVERAL),
     }
 
 
