@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.checkpoint import restored, stored
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.learner import GradientLearner, judge_actions, mean_terms, replay_with_next_values
+from rlstruct.algos.learner import GradientLearner, judge_actions, mean_terms
 from rlstruct.batchers.slab import without_gaps
 from rlstruct.core import TemporalDictTensor, Trajectories
 from rlstruct.errors import BadValueError
@@ -28,6 +28,7 @@ from rlstruct.functional.policy_gradient import actor_critic_terms, entropy_loss
 from rlstruct.functional.statistics import whiten
 from rlstruct.options import option
 from rlstruct.profiling import operation
+from rlstruct.replay import replay_with_next_values
 from rlstruct.rl_agent import RL_Agent
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -11,22 +12,27 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.optimising import load_optimizer, step_unless, takes_tensors
+from rlstruct.algos.optimising import laid_out_as, load_optimizer, norm_of, step_unless, takes_tensors
 from rlstruct.algos.process_group import Terms, learners
-from rlstruct.algos.program import Program
 from rlstruct.algos.terms import check_terms
 from rlstruct.batchers.arguments import check_call, check_factory
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import resolve_device
-from rlstruct.errors import BadKeyError, BadValueError
+from rlstruct.engine.compiled import warn_uncompiled
+from rlstruct.engine.executors import EXECUTORS, PROMISE
+from rlstruct.engine.runner import Runner
+from rlstruct.engine.streams import stream_on
+from rlstruct.errors import BadKeyError, BadValueError, warn_user
 from rlstruct.functional import categorical, gaussian
 from rlstruct.functional.schedules import linear_schedule
 from rlstruct.profiling import operation
-from rlstruct.replay import chunks_of, replay_with_states
+from rlstruct.replay import replay_with_next_values as replay_with_next_values  # where it was
 from rlstruct.rl_agent import RL_Agent
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+_logger = logging.getLogger(__name__)
 
 CreateAgent = Callable[..., RL_Agent]
 
@@ -104,11 +110,22 @@ class GradientLearner(ABC):
         self._rates: dict[float, Tensor] = {}  # by their initial values: a graph would freeze a number
         self._first = self._n_steps = 0  # policy_version before the update, and its gradient steps
         fixed = not self.whole_episodes  # else every batch has another shape
-        graph = fixed and config.graph and self.learners.records
-        watched, pure = self._depends_on()
+        self._owner, pure = self._depends_on()
         compiled = fixed and config.compile_update and (agent.pure or not pure)  # only the agent can promise that much
-        self._program = Program(self._step, watched, self.device, pure=pure, compiled=compiled, graph=graph)
-        self._gradients = self._program.part("loss and backward", self._gradient)
+        record = EXECUTORS["graph"](self.device) if fixed and config.graph and self.learners.records else None
+        if not pure and (compiled or record is not None):
+            _logger.info(
+                "run_training: updates on %s could run faster, but the agent does not: %s.", self.device, PROMISE
+            )
+        self._compile = EXECUTORS["compiled"](self.device) if compiled and pure else None
+        record = record if pure else None
+        stream = None if record is None else stream_on(self.device)  # CUDA records on no stream but one's own
+        self._whole: Runner[Terms] = Runner(
+            self._step, self._owner, self.device, record, failed=_warn_unrecorded, stream=stream, operation="graph"
+        )
+        self._runners: list[Runner[Any]] = [self._whole]
+        self._uncompiled = False  # and a warning has said so
+        self._gradients = self._part("loss and backward", self._gradient)
         self.statistics = model if isinstance(model, KeepsStatistics) else None
         self._open_return: Tensor | None = None  # [B], where the statistics want it
 
@@ -158,14 +175,30 @@ class GradientLearner(ABC):
         """Take the gradient steps on a batch, from the second time on as one recorded graph if that is asked for."""
         self._first = self.policy_version
         self.version_now.fill_(self._first)
-        self._program.weights_changed()
-        terms: Terms = self._program.update(batch)
+        for runner in self._runners:
+            runner.weights_changed()
+        terms = self._whole(batch)
         self.policy_version = self._first + self._n_steps
         return terms
 
     def close(self) -> None:
         """Forget what was recorded and compiled: a graph with sums over learners in it must go before they part."""
-        self._program.forget()
+        for runner in self._runners:
+            runner.forget()
+
+    def _part(self, name: str, step: Callable[..., Any]) -> Runner[Any]:
+        """Return what calls a pure part of the update, as compiled code if that is asked for.
+
+        ``name`` is that of the operation that compiled code is; eagerly, the step enters its own operations.
+        """
+        runner = Runner(step, self._owner, self.device, self._compile, failed=self._warn_uncompiled, operation=name)
+        self._runners.append(runner)
+        return runner
+
+    def _warn_uncompiled(self, why_not: str) -> None:
+        if not self._uncompiled:
+            self._uncompiled = True
+            warn_uncompiled("run_training: an update", why_not, "compile_update")
 
     def _depends_on(self) -> tuple[object, bool]:
         """Return what has the weights that `terms` depends on, and whether it depends on nothing else."""
@@ -253,7 +286,7 @@ class GradientLearner(ABC):
         """Scale the gradient down to the bound of its norm, if there is one."""
         if (bound := self.config.max_gradient_norm) is not None:
             found = list(gradient.values())
-            norm = terms["gradient_norm"] = _norm(found)
+            norm = terms["gradient_norm"] = norm_of(found)
             scale = (bound / (norm + 1e-6)).clamp(max=1.0)  # as nn.utils.clip_grad_norm_
             gradient = dict(zip(gradient, torch._foreach_mul(found, scale), strict=True))
         return terms, gradient
@@ -271,8 +304,8 @@ class GradientLearner(ABC):
             The terms.
         """
         for i, weight in enumerate(self._weights):
-            weight.grad = _laid_out_as(weight, gradient.get(str(i)))
-        norm = terms["gradient_norm"] if "gradient_norm" in terms else _norm(list(gradient.values()))
+            weight.grad = laid_out_as(weight, gradient.get(str(i)))
+        norm = terms["gradient_norm"] if "gradient_norm" in terms else norm_of(list(gradient.values()))
         self._finite &= (terms["loss"] + norm).abs() < torch.inf
         step_unless(self.optimizer, ~self._finite if unless is None else ~self._finite | unless)
         self.policy_version += 1
@@ -301,18 +334,11 @@ class GradientLearner(ABC):
         self._open_return = None if (sums := state["open_return"]) is None else sums.to(self.device, copy=True)
 
 
-def _laid_out_as(weight: Tensor, gradient: Tensor | None) -> Tensor | None:
-    """Return the gradient in the memory layout of its weight: fused optimisers on the CPU read both from end to end."""
-    if gradient is None or gradient.is_sparse or gradient.stride() == weight.stride():
-        return gradient
-    return torch.empty_like(weight).copy_(gradient)
-
-
-def _norm(gradient: list[Tensor]) -> Tensor:
-    # Sparse gradients, as of nn.Embedding(sparse=True), have no norm; their values have.
-    values = [one.coalesce().values() if one.is_sparse else one for one in gradient]
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(values)))
-    return norm
+def _warn_unrecorded(why_not: str) -> None:
+    warn_user(
+        "run_training: an update cannot be recorded as one graph and runs step by step, slower and with equal results: "
+        f"{why_not}. graph=False in the configuration does not warn."
+    )
 
 
 def mean_terms(steps: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -346,49 +372,3 @@ def judge_actions(replayed: TemporalDictTensor, steps: TemporalDictTensor) -> tu
         f"judge_actions: the agent returns {sorted(replayed.keys())}, expected 'action_logits' (discrete actions) or "
         "'action_mean' and 'action_log_std' (continuous ones). Return them next to 'action'."
     )
-
-
-@operation("replay")
-def replay_with_next_values(agent: RL_Agent, trajectories: Trajectories) -> tuple[TemporalDictTensor, Tensor]:
-    """Replay an agent with gradients, and judge the true next observation of every step without.
-
-    The next observations include the final ones that a restart hides. Each is judged with the state that the agent had
-    then, its new state of step t; all in one call, large batches in chunks of rows.
-
-    Args:
-        agent: returns ``value`` [B].
-        trajectories: [B, T] on the agent's device.
-
-    Returns:
-        ``(replayed, next_value)``: what `rlstruct.replay_agent` returns [B, T, ...]; v(s_{t+1}) [B, T].
-
-    Raises:
-        ValueError: the trajectories hold no step, or the agent wants a history, which ends before the next observation.
-    """
-    if agent.require_history():
-        raise BadValueError(
-            f"replay_with_next_values: {type(agent).__name__} wants a history, and there is none after the last step. "
-            "Collect whole episodes that terminate, and do not bootstrap."
-        )
-    replayed, states = replay_with_states(agent, trajectories)
-    with torch.no_grad():
-        judged: list[Tensor] = []
-        first, T = 0, trajectories.trajectories.n_steps()
-        for chunk in chunks_of(trajectories):
-            stop = first + chunk.n_elems() * T
-            following, _ = agent.call_replay(_next_steps(chunk, states.slice(first, stop)), 0, None)
-            judged.append(following["value"])
-            first = stop
-    value = torch.cat(judged) if len(judged) > 1 else judged[0]
-    return replayed, value.view(-1, T)  # [B, T]
-
-
-def _next_steps(trajectories: Trajectories, states: DictTensor) -> Trajectories:
-    """Make a trajectory of one step of every next observation, starting from the state there: [B * T, 1]."""
-    steps = trajectories.trajectories
-    given = trajectories.info.truncate_key("agent_info/").prepend_key("agent_info/")
-    info = given.map(lambda value: value.repeat_interleave(steps.n_steps(), dim=0)) + states.prepend_key("agent_state/")
-    reached = steps.truncate_key("_observation/").prepend_key("observation/")
-    single = {key: value.flatten(0, 1).unsqueeze(1) for key, value in reached.items()}
-    ones = torch.ones_like(steps.lengths).repeat_interleave(steps.n_steps())
-    return Trajectories.unchecked(info, TemporalDictTensor.unchecked(single, ones))

@@ -80,3 +80,18 @@ def _step_and_restore(optimizer: Optimizer, held: Tensor) -> None:
 
 def _all(optimizer: Optimizer, setting: str) -> bool:
     return all(group.get(setting) for group in optimizer.param_groups)
+
+
+def laid_out_as(weight: Tensor, gradient: Tensor | None) -> Tensor | None:
+    """Return the gradient in the memory layout of its weight: fused optimisers on the CPU read both from end to end."""
+    if gradient is None or gradient.is_sparse or gradient.stride() == weight.stride():
+        return gradient
+    return torch.empty_like(weight).copy_(gradient)
+
+
+def norm_of(gradient: list[Tensor]) -> Tensor:
+    """Return the norm of the gradients of all weights together.  []."""
+    # Sparse gradients, as of nn.Embedding(sparse=True), have no norm; their values have.
+    values = [one.coalesce().values() if one.is_sparse else one for one in gradient]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(values)))
+    return norm

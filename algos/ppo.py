@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.learner import GradientLearner, judge_actions, mean_terms, replay_with_next_values
+from rlstruct.algos.learner import GradientLearner, judge_actions, mean_terms
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.core.pytree import Structure
 from rlstruct.errors import BadValueError
@@ -31,7 +31,7 @@ from rlstruct.functional.policy_gradient import (
 from rlstruct.functional.statistics import masked_mean, whiten_each
 from rlstruct.options import option
 from rlstruct.profiling import operation
-from rlstruct.replay import replay_agent
+from rlstruct.replay import replay_agent, replay_with_next_values
 from rlstruct.rl_agent import RL_Agent
 
 _ADVANTAGE = "learner/advantage"
@@ -144,7 +144,7 @@ class PPOLearner(GradientLearner):
                 f"PPOConfig: target_kl is {config.target_kl} and learner_device {self.device}, expected a device where "
                 "torch has a fused Adam, which can skip a step: cpu or cuda. Use one of them, or target_kl=None."
             )
-        self._prepare = self._program.part("loss", self.prepare)
+        self._prepare = self._part("loss", self.prepare)
         self._seed = torch.full((1,), config.seed, dtype=torch.int64, device=self.device)
 
     def gradient_steps(self, batch: Trajectories) -> dict[str, Tensor]:

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.learner import GradientLearner, judge_actions, replay_with_next_values
+from rlstruct.algos.learner import GradientLearner, judge_actions
 from rlstruct.core import TemporalDictTensor, Trajectories
 from rlstruct.functional.policy_gradient import actor_critic_terms, entropy_loss, policy_gradient_loss, value_loss
 from rlstruct.functional.returns import bootstrapped_return
 from rlstruct.functional.statistics import whiten
 from rlstruct.profiling import operation
-from rlstruct.replay import replay_agent
+from rlstruct.replay import replay_agent, replay_with_next_values
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import torch
+from torch import Tensor
 
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.errors import BadTypeError, BadValueError
@@ -115,3 +116,49 @@ def _replay(agent: RL_Agent, trajectories: Trajectories) -> tuple[TemporalDictTe
         new_states = {key: value.flatten(0, 1) for key, value in DictTensor.stack(reached).items()}
     outputs = dict(DictTensor.stack(taken).items())
     return TemporalDictTensor.unchecked(outputs, steps.lengths), DictTensor.unchecked(new_states)
+
+
+@operation("replay")
+def replay_with_next_values(agent: RL_Agent, trajectories: Trajectories) -> tuple[TemporalDictTensor, Tensor]:
+    """Replay an agent with gradients, and judge the true next observation of every step without.
+
+    The next observations include the final ones that a restart hides. Each is judged with the state that the agent had
+    then, its new state of step t; all in one call, large batches in chunks of rows.
+
+    Args:
+        agent: returns ``value`` [B].
+        trajectories: [B, T] on the agent's device.
+
+    Returns:
+        ``(replayed, next_value)``: what `rlstruct.replay_agent` returns [B, T, ...]; v(s_{t+1}) [B, T].
+
+    Raises:
+        ValueError: the trajectories hold no step, or the agent wants a history, which ends before the next observation.
+    """
+    if agent.require_history():
+        raise BadValueError(
+            f"replay_with_next_values: {type(agent).__name__} wants a history, and there is none after the last step. "
+            "Collect whole episodes that terminate, and do not bootstrap."
+        )
+    replayed, states = replay_with_states(agent, trajectories)
+    with torch.no_grad():
+        judged: list[Tensor] = []
+        first, T = 0, trajectories.trajectories.n_steps()
+        for chunk in chunks_of(trajectories):
+            stop = first + chunk.n_elems() * T
+            following, _ = agent.call_replay(_next_steps(chunk, states.slice(first, stop)), 0, None)
+            judged.append(following["value"])
+            first = stop
+    value = torch.cat(judged) if len(judged) > 1 else judged[0]
+    return replayed, value.view(-1, T)  # [B, T]
+
+
+def _next_steps(trajectories: Trajectories, states: DictTensor) -> Trajectories:
+    """Make a trajectory of one step of every next observation, starting from the state there: [B * T, 1]."""
+    steps = trajectories.trajectories
+    given = trajectories.info.truncate_key("agent_info/").prepend_key("agent_info/")
+    info = given.map(lambda value: value.repeat_interleave(steps.n_steps(), dim=0)) + states.prepend_key("agent_state/")
+    reached = steps.truncate_key("_observation/").prepend_key("observation/")
+    single = {key: value.flatten(0, 1).unsqueeze(1) for key, value in reached.items()}
+    ones = torch.ones_like(steps.lengths).repeat_interleave(steps.n_steps())
+    return Trajectories.unchecked(info, TemporalDictTensor.unchecked(single, ones))

@@ -242,7 +242,7 @@ class Impure(ActorCriticAgent):
 
 
 def test_an_agent_that_promises_nothing_learns_as_it_is(caplog: pytest.LogCaptureFixture, recorded: list[Any]) -> None:
-    with caplog.at_level(logging.INFO, "rlstruct.algos.program"):
+    with caplog.at_level(logging.INFO, "rlstruct.algos.learner"):
         learner = ppo.PPOLearner.create(create_network().to(SIM), Impure, dataclasses.replace(PPO, learner_device=SIM))
     assert "updates on sim:0 could run faster, but the agent does not: set `pure = True`" in caplog.text
     learn(learner, collect("ppo", 3))
