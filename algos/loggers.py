@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlstruct.errors import BadValueError, MissingPackageError, UsageError, how_to_install
+from rlstruct.errors import BadValueError, MissingPackageError, UsageError, import_extra
 
 Settings = Mapping[str, "bool | int | float | str"]
 
@@ -134,16 +134,10 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, bo
     return flat
 
 
-def package(module: str, extra: str, *, what: str = "RunFolder") -> Any:  # noqa: ANN401 - a module
-    """Import what an extra brings, or name the extra."""
+def package(module: str, extra: str) -> Any:  # noqa: ANN401 - a module
+    """Import what a run folder needs and an extra brings, or name the extra."""
     try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        without = (
-            "; or train without a run folder (run=None), or with loggers=[], which leaves metrics.csv."
-            if what == "RunFolder"
-            else "."
-        )
-        raise MissingPackageError(
-            f"{what} needs {module}, which is not installed. {how_to_install(extra)}{without}"
-        ) from error
+        return import_extra(module, extra, "RunFolder")
+    except MissingPackageError as error:
+        without = "or train without a run folder (run=None), or with loggers=[], which leaves metrics.csv."
+        raise MissingPackageError(f"{error}; {without}") from error

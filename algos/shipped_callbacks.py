@@ -10,8 +10,7 @@ from typing import Any
 import gymnasium
 
 from rlstruct.algos.callbacks import Callback, TrainingContext
-from rlstruct.algos.loggers import package
-from rlstruct.errors import BadValueError
+from rlstruct.errors import BadValueError, import_extra
 
 
 class EarlyStopping(Callback):
@@ -91,7 +90,7 @@ class OptunaPruning(Callback):
     """
 
     def __init__(self, trial: Any) -> None:  # noqa: ANN401 - optuna is optional
-        self._optuna = package("optuna", "optuna", what="OptunaPruning")
+        self._optuna = import_extra("optuna", "optuna", "OptunaPruning")
         self.trial, self._reported = trial, 0
 
     def on_evaluation(self, context: TrainingContext) -> None:
@@ -123,7 +122,7 @@ class PeriodicVideo(Callback):
         longest: int = 1_000,
         folder: str | Path | None = None,
     ) -> None:
-        self._image = package("PIL.Image", "train", what="PeriodicVideo")
+        self._image = import_extra("PIL.Image", "train", "PeriodicVideo")
         self.create_env, self.every, self.longest, self.folder = create_env, every, longest, folder
         self._n = 0
 
