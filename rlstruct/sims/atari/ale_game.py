@@ -87,7 +87,7 @@ def read_palette(ale: Any) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]
     return gray, colors
 
 
-def beginnings(name: str, n: int, *, seed: int = 0, fire: int = 0) -> list[Beginning]:
+def beginnings(name: str, n: int, *, fire: int = 0) -> list[Beginning]:
     """Let ALE begin a game, and do nothing for 1 to n frames, as AtariPreprocessing does.
 
     With ``n=0`` there is one beginning, without a frame of nothing. Afterwards FIRE is pressed for ``fire`` frames, if
@@ -95,7 +95,7 @@ def beginnings(name: str, n: int, *, seed: int = 0, fire: int = 0) -> list[Begin
     """
     import ale_py
 
-    ale = open_ale(name, seed)
+    ale = open_ale(name, 0)
     presses = [PRESS_FIRE] * fire if ale_py.Action(PRESS_FIRE) in ale.getMinimalActionSet() else []
     screens = [ale.getScreen()]
     begun = []
