@@ -87,13 +87,9 @@ class Player:
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the player
         variables = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **entry.variables}
         self.process = subprocess.Popen(
-            [entry.python, str(PEERS / entry.script), json.dumps(entry.task), *entry.arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            text=True,
-            env=variables,
-        )
+            [entry.python, str(PEERS / entry.script), json.dumps(entry.task), *entry.arguments], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=self.errors, text=True, env=variables,
+        )  # fmt: skip
         self._lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
         self.batches = 1
@@ -146,7 +142,6 @@ class Player:
         self.batches = max(1, round(seconds / taken))
 
     def close(self) -> None:
-        """Let it end by itself, and end it if it does not."""
         if self.process.stdin is not None:
             self.process.stdin.close()
         try:

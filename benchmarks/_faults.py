@@ -25,16 +25,12 @@ PATIENCE = 30.0
 START_SECONDS = 300.0
 LIMIT = 10.0  # as faulty.py sets it
 FAULTS = {
-    "kill": "SIGKILL to one worker",
-    "exception": "`ValueError` in one environment's `step`",
-    "stop": "SIGSTOP to one worker (a simulator that hangs)",
-    "interrupt": "Ctrl-C (SIGINT to the whole process group)",
-    "exit": "`sys.exit(7)` without closing",
-    "error": "`ValueError` in the user's own loop",
-    "forget": "`del` without closing, and the end of the script",
-    "parent": "SIGKILL to the main process",
+    "kill": "SIGKILL to one worker", "exception": "`ValueError` in one environment's `step`",
+    "stop": "SIGSTOP to one worker (a simulator that hangs)", "interrupt": "Ctrl-C (SIGINT to the whole process group)",
+    "exit": "`sys.exit(7)` without closing", "error": "`ValueError` in the user's own loop",
+    "forget": "`del` without closing, and the end of the script", "parent": "SIGKILL to the main process",
     "group": "SIGKILL to the whole process group",
-}
+}  # fmt: skip
 RAISING = ("kill", "exception", "stop")
 # How the program ends by itself: its exit code, and the tracebacks that its user reads.
 ENDING = {"interrupt": (-signal.SIGINT, 1), "exit": (7, 0), "error": (1, 1), "forget": (0, 0)}
@@ -63,12 +59,9 @@ class Program:
     def __init__(self, python: str, library: str) -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.process = subprocess.Popen(
-            [python, str(HERE / "peers" / "faulty.py"), library, self.folder.name],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+            [python, str(HERE / "peers" / "faulty.py"), library, self.folder.name], stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
         self.printed = ""
         self._events: queue.Queue[dict[str, Any]] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
@@ -98,7 +91,6 @@ class Program:
         return event if event["event"] == name else None
 
     def order(self, word: str) -> None:
-        """Have the program do something at its next step."""
         (Path(self.folder.name) / word).touch()
 
     def workers(self) -> list[psutil.Process]:
@@ -112,7 +104,6 @@ class Program:
         return [main, *main.children(recursive=True)]
 
     def end(self, family: list[psutil.Process]) -> None:
-        """Kill what is left."""
         for process in family:
             if process.is_running():
                 process.kill()
@@ -121,7 +112,6 @@ class Program:
 
 
 def run(python: str, library: str, fault: str) -> Outcome:
-    """Do one fault to one library."""
     if not Path(python).exists():
         return Outcome("not installed", "not installed")
     program = Program(python, library)
@@ -274,5 +264,4 @@ def quoted(text: str) -> str:
 
 
 def spell(n: int, one: str, many: str = "") -> str:
-    """A number with its noun."""
     return f"{n} {one}" if n == 1 else f"{n} {many or f'{one}s'}"

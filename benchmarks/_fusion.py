@@ -78,7 +78,6 @@ def jax_rung(name: str, n_envs: int, n_steps: int) -> Rung:
 
 
 def a_launch(n_steps: int) -> str:
-    """Name a rung."""
     return f"{n_steps} a launch"
 
 

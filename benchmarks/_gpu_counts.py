@@ -47,15 +47,9 @@ def launches(rung: Rung, device: torch.device) -> dict[str, float]:
 def sync_clean(device: torch.device, graph: bool) -> str:
     """Collect whole batches where every wait for the device is an error; returns "clean", or what waited."""
     batcher = RL_Batcher(
-        16,
-        create_agent,
-        create_simulator,
-        agent_args={"model": ActorCritic(4, 2), "device": device},
-        env_args={"n_envs": 4096, "device": device, "backend": "torch"},
-        seed=0,
-        device=device,
-        graph=graph,
-    )
+        16, create_agent, create_simulator, agent_args={"model": ActorCritic(4, 2), "device": device},
+        env_args={"n_envs": 4096, "device": device, "backend": "torch"}, seed=0, device=device, graph=graph,
+    )  # fmt: skip
     with batcher:
         batcher.reset()
         for _ in range(2):

@@ -22,6 +22,7 @@ import torch
 from _gpu_rungs import MakeRung, Rung
 
 from rlstruct.device import resolve_device
+from rlstruct.profiling import read
 
 BROKEN = 70  # exit code: CUDA broke, or something hung
 NO_TIME = "the time budget is used up"
@@ -53,7 +54,6 @@ class Run:
     _now: tuple[float, _report.Row] | None = None  # when what is going on hangs, and the row that says so
 
     def add(self, **row: Any) -> _report.Row:  # noqa: ANN401 - plain values
-        """Print a row, and write all."""
         self.rows.append(row)
         self.path = _report.write(self.name, self.rows)
         shown = [(key, f"{value:.4g}" if isinstance(value, float) else value) for key, value in row.items()]
@@ -125,17 +125,21 @@ class Run:
                 raise SystemExit(BROKEN) from error
 
 
+def use_in(folder: str | Path) -> _report.Row:
+    """Return NVML's utilisation of a GPU, and the share in which any process is busy there, from a profile."""
+    report = read(folder)
+    # Of several processes their union; of one that shares with nothing else, its own.
+    found = max((*report.shared, *report.gpus), key=lambda use: use.busy, default=None)
+    return {} if found is None else {"nvml": found.nvml, "busy": found.busy}
+
+
 class Ladder(Run):
     """A run that times rungs side by side."""
 
     def rate(
-        self,
-        part: str,
-        n_envs: int,
-        makers: Sequence[MakeRung],
-        look: Callable[[Rung], _report.Row] | None = None,
+        self, part: str, n_envs: int, makers: Sequence[MakeRung], look: Callable[[Rung], _report.Row] | None = None,
         **where: object,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Measure rungs side by side, one row each; one that raises gets a row too, and the others go on.
 
         ``look`` returns what else a row says of its rung.
@@ -158,16 +162,11 @@ class Ladder(Run):
                 with self.caught(part=part, rung=rung.name, N=n_envs, look=True, **where):
                     also = look(rung)
             self.add(
-                part=part,
-                rung=rung.name,
-                N=n_envs,
-                **where,
-                steps=rung.steps,
+                part=part, rung=rung.name, N=n_envs, **where, steps=rung.steps,
                 steps_per_second=n_envs * rung.steps / seconds,
                 bytes_per_environment=sum(value.nbytes for value in carry.values()) / n_envs or None,
-                rounds=rounds[rung.name],
-                **also,
-            )
+                rounds=rounds[rung.name], **also,
+            )  # fmt: skip
 
     def made(self, part: str, n_envs: int, makers: Sequence[MakeRung], **where: object) -> list[Rung]:
         """Make rungs and warm them up; one that raises gets a row too."""
@@ -187,7 +186,6 @@ class Ladder(Run):
         return rungs
 
     def best(self, part: str, rung: str, **where: int) -> float | None:
-        """The highest rate of a rung in a part, or None."""
         found = [
             row["steps_per_second"]
             for row in self.rows
@@ -251,11 +249,9 @@ def begin(kind: type[R], options: argparse.Namespace) -> R:
 
 
 def measure(
-    run: R,
-    parts: Mapping[str, Callable[[R], None]],
-    summary: Callable[[R], None],
+    run: R, parts: Mapping[str, Callable[[R], None]], summary: Callable[[R], None],
     draw: Callable[[R], None] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Take parts in order; the run may be cut, so the file has a summary after each of them."""
     for number, (name, part) in enumerate(parts.items(), 1):
         with run.caught(part=name):

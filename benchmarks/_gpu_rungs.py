@@ -45,7 +45,6 @@ MakeRung = Callable[[], Rung]
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -67,7 +66,6 @@ def gymnasium_rung(n_envs: int, vectorised: bool) -> Rung:
 
 
 def step_rung(name: str, n_envs: int, device: torch.device, backend: str) -> Rung:
-    """Single steps of ours."""
     env = make("CartPole-v1", n_envs, device=device, backend=backend)
     env.reset()
     actions = [DictTensor({"action": torch.randint(0, 2, (n_envs,), device=device)}) for _ in range(STEPS)]
@@ -128,32 +126,24 @@ def simulation_rungs(n_envs: int, device: torch.device) -> list[MakeRung]:
 
 
 def create_gymnasium(n_envs: int, seed: int) -> VecEnv:
-    """Gymnasium's numpy version for a batcher."""
     return GymVectorEnv(CartPoleVectorEnv(n_envs), seed=seed)
 
 
 def create_simulator(n_envs: int, device: torch.device, backend: str, seed: int) -> VecEnv:
-    """Ours for a batcher."""
     return make("CartPole-v1", n_envs, seed=seed, device=device, backend=backend)
 
 
 def create_agent(model: ActorCritic, device: torch.device) -> ActorCriticAgent:
-    """The agent of all batchers."""
     return ActorCriticAgent(model, device=device)
 
 
 def batcher_rung(name: str, n_envs: int, device: torch.device, backend: str | None, graph: bool) -> Rung:
-    """Whole batches through RL_Batcher in this process."""
     batcher = RL_Batcher(
-        T,
-        create_agent,
-        create_gymnasium if backend is None else create_simulator,
+        T, create_agent, create_gymnasium if backend is None else create_simulator,
         agent_args={"model": ActorCritic(4, 2), "device": device},
-        env_args={"n_envs": n_envs} | ({} if backend is None else {"device": device, "backend": backend}),
-        seed=0,
-        device=device,
-        graph=graph,
-    )
+        env_args={"n_envs": n_envs} | ({} if backend is None else {"device": device, "backend": backend}), seed=0,
+        device=device, graph=graph,
+    )  # fmt: skip
     batcher.reset()
 
     def run() -> None:

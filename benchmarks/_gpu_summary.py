@@ -16,7 +16,8 @@ def summary(run: Run) -> None:
     run.rows = [row for row in run.rows if row["part"] != "summary"]
     small = {n for n in (64, 256, 1024, 4096) if run.best("simulation", "torch eager", N=n)}
     graph = [
-        _ratio(run.best("simulation", "CUDA graph", N=n), run.best("simulation", "torch eager", N=n)) for n in small
+        _report.ratio(run.best("simulation", "CUDA graph", N=n), run.best("simulation", "torch eager", N=n))
+        for n in small
     ]
     vectorised = max(run.best("simulation", name) or 0.0 for name in ("torch eager", "CUDA graph"))
     deciding = max(
@@ -26,10 +27,10 @@ def summary(run: Run) -> None:
     rows = {
         "graph over eager, N <= 4096": (min((g for g in graph if g), default=None), 4.0),
         "policy as one kernel over one graph, N = 4096": (
-            _ratio(run.best("policy", "Warp fused policy", N=4096),
+            _report.ratio(run.best("policy", "Warp fused policy", N=4096),
                    run.best("policy", "torch, batcher's CUDA graph", N=4096)), 1.1),
         "vectorised (best N) over SyncVectorEnv (best N)": (
-            _ratio(vectorised or None, run.best("simulation", "SyncVectorEnv")), 1000.0),
+            _report.ratio(vectorised or None, run.best("simulation", "SyncVectorEnv")), 1000.0),
         "policy in the loop, steps per second": (deciding, 1e8),
         "trained steps per second, 4,096 environments": (_trained(run, 4096), 1e6),
         "trained steps per second, 65,536 or more": (_trained(run, 1 << 16, 1 << 18), 1e7),
@@ -63,10 +64,6 @@ def draw(run: Run) -> None:
     figure.tight_layout()
     figure.savefig(run.path.with_suffix(".png"), dpi=120)
     plt.close(figure)
-
-
-def _ratio(a: float | None, b: float | None) -> float | None:
-    return a / b if a and b else None
 
 
 def _trained(run: Run, *sizes: int) -> float | None:

@@ -27,11 +27,9 @@ if TYPE_CHECKING:
     from gpu import Run
 
 WAYS = {
-    "eager": {"graph": False},
-    "graph": {"graph": True},
-    "compiled": {"graph": False, "compile_update": True},
+    "eager": {"graph": False}, "graph": {"graph": True}, "compiled": {"graph": False, "compile_update": True},
     "compiled, graph": {"graph": True, "compile_update": True},
-}
+}  # fmt: skip
 SECONDS = 45  # for some ways at one size, compiling included
 
 
@@ -43,15 +41,11 @@ class Loop:
         torch.manual_seed(0)
         self.learner = PPOLearner.create(ActorCritic(4, 2).to(self.device), ActorCriticAgent, config)
         self.batcher = RL_Batcher(
-            config.n_timesteps,
-            ActorCriticAgent,
-            partial(make, "CartPole-v1", backend=backend, device=self.device),
+            config.n_timesteps, ActorCriticAgent, partial(make, "CartPole-v1", backend=backend, device=self.device),
             agent_args={"model": self.learner.model, "copy_model": True, "device": self.device},
-            env_args={"n_envs": config.n_envs},
-            device=self.device,
-            seed=0,
+            env_args={"n_envs": config.n_envs}, device=self.device, seed=0,
             compile_agent=config.compile_update and self.device.type == "cpu",
-        )
+        )  # fmt: skip
         self.batcher.reset()
         self.steps = config.n_envs * config.n_timesteps
         for _ in range(2):  # the first update runs eagerly, the second is recorded

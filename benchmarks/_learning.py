@@ -55,14 +55,8 @@ class Task:
 def run_task(name: str, task: Task, seeds: Sequence[int], settings: dict[str, Any], jobs: int = 1) -> None:
     """Train with each seed, print a table of all, and write it as JSON and as a picture, anew after every seed.
 
-    Seeds that were run before with the same commit stay in the file and in the picture.
-
-    Args:
-        name: of the task.
-        task: see `Task`.
-        seeds: which ones; all of them are shown.
-        settings: of the configuration, in place of the task's own.
-        jobs: how many seeds are trained side by side, each in a process of one thread.
+    Seeds that were run before with the same commit stay in the file and in the picture. ``settings`` replace those of
+    the task; ``jobs`` seeds are trained side by side, each in a process of one thread.
     """
     print(f"{name}: {task.about}; settings chosen with seeds {', '.join(map(str, task.tuned_on)) or 'none'}.\n")
     print(f"| seed | environment steps to {task.asked()} | final return | last five | environment steps | seconds |")
@@ -88,9 +82,7 @@ def run_task(name: str, task: Task, seeds: Sequence[int], settings: dict[str, An
 def draw(panels: Mapping[str, tuple[Mapping[str, Sequence[Row]], float | None]], path: Path) -> None:
     """Draw the evaluations of all seeds into a PNG file: thin lines, their mean, and a band from lowest to highest.
 
-    Args:
-        panels: title to what is drawn there: label to rows as `run_task` writes them, and a line at this return.
-        path: of the file to write.
+    A panel has a title, rows as `run_task` writes them for each label, and a line at a return.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -170,15 +162,10 @@ def _measure(task: Task, settings: dict[str, Any], seed: int) -> Row:
     reached = [evaluation.env_steps for evaluation in result.evaluations if evaluation.mean_return >= target]
     chance = {} if task.at_random is None else {"at_random": list(task.at_random(seed))}
     return {
-        "seed": seed,
-        "target": task.target,
-        "steps_to_target": reached[0] if reached else None,
-        "final_return": round(result.after.mean_return, 1),
-        "final_std": round(result.after.std_return, 1),
-        "final_episodes": len(result.after.returns),
-        "env_steps": result.env_steps,
-        "seconds": round(time.perf_counter() - start, 1),
-        "learning_seconds": round(learning_seconds(result), 1),
+        "seed": seed, "target": task.target, "steps_to_target": reached[0] if reached else None,
+        "final_return": round(result.after.mean_return, 1), "final_std": round(result.after.std_return, 1),
+        "final_episodes": len(result.after.returns), "env_steps": result.env_steps,
+        "seconds": round(time.perf_counter() - start, 1), "learning_seconds": round(learning_seconds(result), 1),
         "returns": [[evaluation.env_steps, round(evaluation.mean_return, 1)] for evaluation in result.evaluations],
         **chance,
-    }
+    }  # fmt: skip

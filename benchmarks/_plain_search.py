@@ -24,7 +24,6 @@ class SmallNet(nn.Module):
     """Two hidden layers of 128, for logits and value of a Connect Four board."""
 
     def __init__(self) -> None:
-        """Draw the weights."""
         super().__init__()
         self.body = nn.Sequential(nn.Linear(2 * ROWS * COLUMNS, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh())
         self.heads = nn.Linear(128, COLUMNS + 1)
@@ -41,14 +40,12 @@ class Node:
     __slots__ = ("children", "mine", "over", "priors", "reward", "theirs", "values", "visits")
 
     def __init__(self, mine: int, theirs: int, reward: float, over: bool) -> None:
-        """Remember how the game stands; ``reward`` is that of the player who has just moved."""
         self.mine, self.theirs, self.reward, self.over = mine, theirs, reward, over
         self.priors: list[float] = []
         self.visits, self.values = [0] * COLUMNS, [0.0] * COLUMNS
         self.children: list[Node | None] = [None] * COLUMNS
 
     def child(self, column: int) -> Node:
-        """The position after a stone."""
         known = self.children[column]
         if known is None:
             stones = self.mine | self.theirs
@@ -59,7 +56,6 @@ class Node:
         return known
 
     def best(self, c_init: float) -> int:
-        """The column with the highest score."""
         n = sum(self.visits)
         weight = (c_init + math.log((n + 19653.0) / 19652.0)) * math.sqrt(n)
         scores = [
@@ -80,7 +76,6 @@ class PlainSearchAgent(RL_Agent):
     """
 
     def __init__(self, model: nn.Module, n_simulations: int, max_depth: int, device: DeviceLike) -> None:
-        """Bring the model to the device."""
         self.device = resolve_device(device)
         self.model = model.to(self.device)
         self._n_simulations, self._max_depth = n_simulations, max_depth
@@ -88,13 +83,9 @@ class PlainSearchAgent(RL_Agent):
 
     @torch.no_grad()
     def __call__(
-        self,
-        state: DictTensor,
-        observation: DictTensor,
-        agent_info: DictTensor,
+        self, state: DictTensor, observation: DictTensor, agent_info: DictTensor,
         history: TemporalDictTensor | None = None,
-    ) -> tuple[DictTensor, DictTensor]:
-        """Search; see `RL_Agent.__call__`."""
+    ) -> tuple[DictTensor, DictTensor]:  # fmt: skip
         actions, counts = [], []
         for board in observation["frame/board"].flatten(2).tolist():
             mine, theirs = (
@@ -110,7 +101,6 @@ class PlainSearchAgent(RL_Agent):
         ), state
 
     def update(self, info: Any) -> None:  # noqa: ANN401 - a state dict
-        """Take over weights."""
         self.model.load_state_dict(info)
 
     def _search(self, root: Node) -> list[int]:

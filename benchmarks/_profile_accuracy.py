@@ -58,18 +58,15 @@ class Board:
     """Words of 64 bits that the processes of a training share: what is profiled now, and how much was done."""
 
     def __init__(self, folder: Path) -> None:
-        """Map the file of a folder."""
         self.folder = folder
         with (folder / "board").open("r+b") as file:
             self.words = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
 
     def begin(self, window: int) -> None:
-        """Profile this process from now on."""
         os.environ[VARIABLE] = (self.folder / f"{window}.json").read_text()
         join()
 
     def end(self) -> None:
-        """Write what was recorded, and forget the profiler."""
         leave()
         os.environ.pop(VARIABLE, None)
 
@@ -117,18 +114,15 @@ class Stretches:
     busy = False
 
     def __init__(self, board: Board, seconds: float, total: float, operators: float) -> None:
-        """Wait for the loop."""
         self._board, self._seconds, self._total, self._operators = board, seconds, total, operators
         self._script: Iterator[None] | None = None
         self._clocks: list[int] = []
         self.found: list[tuple[int, list[float]]] = []  # number of the window, 0 for none; seconds and steps
 
     def start(self, weights: Mapping[str, Any], *, env_steps: int, policy_version: int) -> None:
-        """Do nothing before the loop."""
         self._asked = env_steps, policy_version
 
     def wait(self) -> Evaluation:
-        """The loop begins."""
         pids = [os.getpid(), *(child.pid for child in multiprocessing.active_children() if child.pid)]
         for pid, core in zip(pids, sorted(os.sched_getaffinity(0), reverse=True), strict=False):
             os.sched_setaffinity(pid, {core})
@@ -137,7 +131,6 @@ class Stretches:
         return Evaluation(*self._asked, returns=(0.0,), lengths=(1,), seconds=0.0)
 
     def poll(self) -> None:
-        """An iteration is over."""
         next(self._script)
 
     def _all(self) -> Iterator[None]:

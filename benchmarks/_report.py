@@ -34,23 +34,24 @@ def machine() -> dict[str, Any]:
     """
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
     return {
-        "device": gpu or "cpu",
-        "cpu": processor(),
-        "cores": usable_cores(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
+        "device": gpu or "cpu", "cpu": processor(), "cores": usable_cores(), "threads": torch.get_num_threads(),
+        "python": platform.python_version(), "torch": torch.__version__,
         "commit": _git("rev-parse", "--short", "HEAD") or os.environ.get("RLSTRUCT_COMMIT", "unknown"),
         "changed": _git("diff", "--name-only", "HEAD", "--", "rlstruct", "agents", "batchers", "algos").split(),
-    }
+    }  # fmt: skip
 
 
 def interleaved(
-    calls: Mapping[str, Callable[[], object]],
-    repeats: int = 7,
-    seconds: float = 0.05,
-    clock: Clock = time.perf_counter,
+    calls: Mapping[str, Callable[[], object]], repeats: int = 7, seconds: float = 0.05, clock: Clock = time.perf_counter
 ) -> dict[str, float]:
+    """Return the median over the rounds of `interleaved_rounds`, which takes the same arguments."""
+    rounds = interleaved_rounds(calls, repeats, seconds, clock)
+    return {name: statistics.median(values) for name, values in rounds.items()}
+
+
+def interleaved_rounds(
+    calls: Mapping[str, Callable[[], object]], repeats: int = 7, seconds: float = 0.05, clock: Clock = time.perf_counter
+) -> dict[str, list[float]]:
     """Time several callables in turn, so that a slow moment of the machine hits all of them.
 
     Args:
@@ -60,28 +61,7 @@ def interleaved(
         clock: ``time.process_time`` leaves out what other processes take, for work of one thread on the CPU.
 
     Returns:
-        Name to the median over the rounds of the seconds per call.
-    """
-    rounds = interleaved_rounds(calls, repeats, seconds, clock)
-    return {name: statistics.median(values) for name, values in rounds.items()}
-
-
-def interleaved_rounds(
-    calls: Mapping[str, Callable[[], object]],
-    repeats: int = 7,
-    seconds: float = 0.05,
-    clock: Clock = time.perf_counter,
-) -> dict[str, list[float]]:
-    """As `interleaved`, with the seconds per call of every round.
-
-    Args:
-        calls: name to callable.
-        repeats: how many rounds, at least 5.
-        seconds: how long one callable runs in one round.
-        clock: as in `interleaved`.
-
-    Returns:
-        Name to one number for each round; numbers at the same place were taken side by side.
+        Name to the seconds per call in each round; numbers at the same place were taken side by side.
 
     Raises:
         ValueError: fewer than 5 rounds.
@@ -99,15 +79,7 @@ def interleaved_rounds(
 
 
 def write(name: str, rows: list[dict[str, Any]]) -> Path:
-    """Write results as JSON, named by benchmark, device and commit.
-
-    Args:
-        name: of the benchmark, such as ``"structures"``.
-        rows: one dict of plain values for each measurement.
-
-    Returns:
-        The file, ``benchmarks/results/<name>-<device>-<commit>.json``.
-    """
+    """Write one dict of plain values for each measurement into the file of `result_path`, and return it."""
     path = result_path(name)
     RESULTS.mkdir(exist_ok=True)
     new = path.with_suffix(".new")  # a run may be cut at any time, and resumed
@@ -116,7 +88,7 @@ def write(name: str, rows: list[dict[str, Any]]) -> Path:
 
 
 def result_path(name: str) -> Path:
-    """Return the file that `write` writes."""
+    """Return ``benchmarks/results/<name>-<device>-<commit>.json``."""
     here = machine()
     device = str(here["device"]).lower().replace(" ", "-")
     return RESULTS / f"{name}-{device}-{here['commit']}.json"
@@ -156,6 +128,10 @@ def pyplot() -> Any:  # noqa: ANN401 - a module without types
         return None
     mpl.use("Agg")
     return importlib.import_module("matplotlib.pyplot")
+
+
+def ratio(a: float | None, b: float | None) -> float | None:
+    return a / b if a and b else None
 
 
 def table(head: str, rows: Sequence[Sequence[object]], left: int = 1) -> list[str]:

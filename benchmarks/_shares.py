@@ -19,9 +19,10 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from _gpu_run import Ladder, use_in
 from _gpu_rungs import synchronize
 from _report import Row, table
 
@@ -30,13 +31,9 @@ from rlstruct.algos.ppo import PPOConfig, train
 from rlstruct.algos.training import TrainingLoop
 from rlstruct.batchers import RL_Batcher
 from rlstruct.errors import SharingError
-from rlstruct.profiling import read
 from rlstruct.profiling.operations import VARIABLE, settings
 from rlstruct.sharing import GpuSharing, Mode
 from rlstruct.sims import make
-
-if TYPE_CHECKING:
-    from _gpu_run import Ladder
 
 MODES: tuple[Mode, ...] = ("none", "mps", "mig")
 HIDDEN = (256, 128, 64)  # of most tasks of the paper
@@ -48,12 +45,10 @@ Rate = Callable[[float], float]  # collects or trains for so many seconds, and r
 
 
 def create_env(n_envs: int, seed: int, device: str) -> Any:  # noqa: ANN401 - a simulator
-    """Make the environments."""
     return make("CartPole-v1", n_envs, seed, auto_reset=True, device=device)
 
 
 def create_model() -> ActorCritic:
-    """Make the network."""
     return ActorCritic(4, 2, hidden=HIDDEN)
 
 
@@ -204,9 +199,7 @@ def _use(kind: str, m: int, sharing: Mode, n_envs: int, device: torch.device) ->
         profiled = {VARIABLE: settings(Path(folder) / "profile")}
         with opened(kind, m, sharing, n_envs, device, profiled) as rate:
             rate(4.0)
-        report = read(Path(folder) / "profile")
-    uses = report.shared or report.gpus
-    return {"nvml": uses[0].nvml, "busy": uses[0].busy} if uses else {}
+        return use_in(Path(folder) / "profile")
 
 
 def tabulate(kind: str, rows: Sequence[Row]) -> list[str]:

@@ -120,16 +120,10 @@ def configured(work: Work, device: torch.device) -> tuple[Any, Any, Any]:
     choice = choose(work.algorithm, task, *spaces_of(factory), factory.stack)
     config = with_stacks(preset.config if preset else algorithm.learner.settings(), factory.stack)
     changes = {
-        "n_env_steps": 10**9,
-        "n_processes": 0,
-        "evaluation_processes": 0,
-        "evaluation_episodes": 2,
-        "evaluation_step_limit": 10_000,
-        "evaluation_interval": 10**9,
-        "target_return": None,
-        "learner_device": str(device),
-        "learning_starts": 200,
-    }
+        "n_env_steps": 10**9, "n_processes": 0, "evaluation_processes": 0, "evaluation_episodes": 2,
+        "evaluation_step_limit": 10_000, "evaluation_interval": 10**9, "target_return": None,
+        "learner_device": str(device), "learning_starts": 200,
+    }  # fmt: skip
     if simulated or (device.type == "cuda" and work.algorithm == "alphazero"):
         changes["batcher_device"] = str(device)
     known = {one.name for one in fields(config)}
@@ -148,12 +142,9 @@ def train(work: Work, seconds: float, device: torch.device) -> Row:
         profiles.close()
         taken, n_steps, n_iterations = seen.timed or (float("nan"), 0, 1)
         return {
-            "envs": config.n_envs,
-            "timesteps": config.n_timesteps,
-            "steps_per_second": n_steps / taken,
-            "seconds": taken / n_iterations,
-            **broken_down(read(folder)),
-        }
+            "envs": config.n_envs, "timesteps": config.n_timesteps, "steps_per_second": n_steps / taken,
+            "seconds": taken / n_iterations, **broken_down(read(folder)),
+        }  # fmt: skip
 
 
 def supervised(seconds: float, device: torch.device) -> Row:
@@ -212,14 +203,10 @@ def broken_down(report: Report) -> Row:
     total = sum(kinds.values())
     uses = report.shared or report.gpus
     return {
-        **{name: seconds / total for name, seconds in kinds.items()},
-        "python": float(regions[0]) / total,
-        "to_torch": float(moves[0, 1]),
-        "to_cuda": float(moves[:, 3].sum()),
-        "busy": uses[0].busy if uses else None,
-        "busiest": report.shared[0].busiest if report.shared else None,
-        "nvml": uses[0].nvml if uses else None,
-    }
+        **{name: seconds / total for name, seconds in kinds.items()}, "python": float(regions[0]) / total,
+        "to_torch": float(moves[0, 1]), "to_cuda": float(moves[:, 3].sum()), "busy": uses[0].busy if uses else None,
+        "busiest": report.shared[0].busiest if report.shared else None, "nvml": uses[0].nvml if uses else None,
+    }  # fmt: skip
 
 
 def measure_survey(run: Ladder, sizes: Mapping[str, Sequence[int]]) -> None:

@@ -350,12 +350,8 @@ TASKS["ppo_atari_freeway"] = _PPO(
 
 # All three algorithms with as many steps, to the end, and with the settings that were chosen on Breakout.
 _GAMES = {
-    "Breakout": (400, 3),
-    "Asterix": (400, 5),
-    "Freeway": (700, 3),
-    "SpaceInvaders": (600, 4),
-    "Seaquest": (1000, 6),
-}
+    "Breakout": (400, 3), "Asterix": (400, 5), "Freeway": (700, 3), "SpaceInvaders": (600, 4), "Seaquest": (1000, 6),
+}  # fmt: skip
 # A greedy player of Seaquest may stay at the surface for ever: an evaluation ends all episodes after 2,500 steps.
 _MINATAR = {
     "n_env_steps": 300_000, "evaluation_interval": 30_000, "evaluation_step_limit": 2_500, "target_return": None,

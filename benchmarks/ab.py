@@ -67,7 +67,6 @@ class Loop:
         return Entry(name, self.script, self.task(), self.words, variables={"PYTHONPATH": str(package)})
 
     def task(self) -> dict[str, object]:
-        """Return what the scripts in ``peers`` take."""
         sizes = {"n_envs": self.n_envs, "n_processes": self.n_processes, "n_timesteps": self.n_timesteps}
         return {**sizes, "environment": self.environment}
 
@@ -84,22 +83,17 @@ def collection(name: str, n_envs: int, n_processes: int, *words: str) -> Loop:
 
 
 LOOPS = (
-    collection("eager", 32, 0),
-    collection("eager", 4, 0),
-    collection("eager", 64, 2),
-    collection("eager", 8, 2),
-    collection("compiled", 32, 0, "compiled"),
-    collection("compiled, queued", 64, 2, "compiled", "queued"),
+    collection("eager", 32, 0), collection("eager", 4, 0), collection("eager", 64, 2), collection("eager", 8, 2),
+    collection("compiled", 32, 0, "compiled"), collection("compiled, queued", 64, 2, "compiled", "queued"),
     Loop("simulate", "CartPole with a policy, 1,024", "batch", 1024, 32, words=("simulator",)),
     Loop("simulate", "Breakout alone, 256", "16 steps", 256, 16, words=("steps",), environment="Breakout-MinAtar"),
-    Loop("update", "A2C", "update", 16, 64, words=("a2c",)),
-    Loop("update", "PPO", "update", 8, 128, words=("ppo",)),
+    Loop("update", "A2C", "update", 16, 64, words=("a2c",)), Loop("update", "PPO", "update", 8, 128, words=("ppo",)),
     Loop("update", "DQN", "update", 8, 16, words=("dqn",)),
     Loop("replay", "replay_agent with gradients", "batch", 16, 64, words=("replay",)),
     Loop("structures", "DictTensor", "100 turns", 64, 8, words=("dict_tensors",)),
     Loop("structures", "Trajectories", "100 turns", 64, 8, words=("trajectories",)),
     Loop("import", "all names, with torch", "process", 1, words=("imports",)),
-)
+)  # fmt: skip
 
 
 def package_of(commit: str, folder: Path) -> Path:
@@ -128,7 +122,6 @@ def measure(loop: Loop, before: Path, now: Path, rounds: int, seconds: float) ->
 
 
 def row(loop: Loop, results: Sequence[Result]) -> str:
-    """Describe a loop in one line of the table."""
     failed = [f"{result.name}: {result.why}" for result in results if result.why]
     if failed:
         return f"| {loop.name} | {'; '.join(failed)} | | | | |"
@@ -142,7 +135,6 @@ def row(loop: Loop, results: Sequence[Result]) -> str:
 
 
 def spell(values: Sequence[float], digits: int | None = None) -> str:
-    """Write the median of some values and its interval."""
     low, high = interval(values)
     if digits is None:
         digits = 1 if statistics.median(values) < 1000 else 0

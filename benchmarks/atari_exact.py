@@ -59,7 +59,6 @@ def render(report: dict[str, object]) -> str:
 
 
 def main() -> None:
-    """Play, and write the JSON as it goes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--frames", type=int, default=1000)
     parser.add_argument("--games", nargs="*", default=None, help="only these, not written")

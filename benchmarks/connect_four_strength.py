@@ -46,12 +46,10 @@ STONES = (22, 26, 30, 34)
 
 
 def legal(stones: int) -> list[int]:
-    """Columns that are not full."""
     return [c for c in range(7) if not stones & TOP[c]]
 
 
 def wins(stones: int) -> bool:
-    """Return True if a player has four in a line."""
     for direction in (1, 7, 6, 8):
         pairs = stones & (stones >> direction)
         if pairs & (pairs >> 2 * direction):
@@ -60,7 +58,6 @@ def wins(stones: int) -> bool:
 
 
 def over(mine: int, theirs: int) -> bool:
-    """Return True if the game has ended."""
     return wins(mine) or wins(theirs) or mine | theirs == FULL
 
 
@@ -126,11 +123,9 @@ class UctPlayer:
     """Searches in each game by itself."""
 
     def __init__(self, n_simulations: int) -> None:
-        """Remember how many simulations."""
         self.n_simulations, self.game, self.draw = n_simulations, ConnectFour(1), random.Random(0)
 
     def __call__(self, state: DictTensor, observation: DictTensor, agent_info: DictTensor) -> tuple[Any, Any]:
-        """Act; see `rlstruct.algos.arena.Player`."""
         found = self.game.state_from({"board": observation["frame/board"]})
         columns = [
             0
@@ -261,7 +256,6 @@ def points_against(n_uct: int, first: bool, n_games: int, *search: Any) -> list[
 
 
 def main() -> None:
-    """Measure in several processes, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("--simulations", type=int, default=1000)

@@ -38,12 +38,7 @@ COMPILED = "rlstruct RL_Batcher, compile_agent=True"
 QUEUED = f"{OURS}, queued"
 COMPILED_QUEUED = f"{COMPILED}, queued"
 # Keys of the ratios that each row has, and whose they are.
-VARIANTS = {
-    "ratio": OURS,
-    "compiled_ratio": COMPILED,
-    "queued_ratio": QUEUED,
-    "compiled_queued_ratio": COMPILED_QUEUED,
-}
+VARIANTS = {"ratio": OURS, "compiled_ratio": COMPILED, "queued_ratio": QUEUED, "compiled_queued_ratio": COMPILED_QUEUED}
 BARE = "bare loop, 1 process, half of them"
 
 
@@ -53,11 +48,9 @@ def entries(n_envs: int, n_processes: int, peers: str, rlstructures: str) -> lis
     half = {**task, "n_envs": n_envs // n_processes, "n_processes": 1}
     old, sb3 = {"RLSTRUCTURES": rlstructures}, {"python": peers, "requires": "stable_baselines3"}
     return [
-        Entry(OURS, "rlstruct_batcher.py", task),
-        Entry(COMPILED, "rlstruct_batcher.py", task, ("compiled",)),
+        Entry(OURS, "rlstruct_batcher.py", task), Entry(COMPILED, "rlstruct_batcher.py", task, ("compiled",)),
         Entry(QUEUED, "rlstruct_batcher.py", task, ("queued",)),
-        Entry(COMPILED_QUEUED, "rlstruct_batcher.py", task, ("compiled", "queued")),
-        Entry(BARE, "bare_loop.py", half),
+        Entry(COMPILED_QUEUED, "rlstruct_batcher.py", task, ("compiled", "queued")), Entry(BARE, "bare_loop.py", half),
         Entry(f"bare loop, {n_processes} processes", "bare_loop.py", task),
         Entry("rlstructures v0.2", "rlstructures_v02.py", task, python=peers, variables=old),
         Entry("TorchRL MultiSyncCollector", "torchrl_collectors.py", task, python=peers, requires="torchrl"),
@@ -65,7 +58,7 @@ def entries(n_envs: int, n_processes: int, peers: str, rlstructures: str) -> lis
         Entry("SB3 collect_rollouts, DummyVecEnv", "sb3_rollouts.py", task, **sb3),
         Entry("gymnasium SyncVectorEnv", "gymnasium_vector.py", task, python=peers, requires="gymnasium"),
         Entry("EnvPool (C++ environments)", "envpool_sync.py", task, python=peers, requires="envpool"),
-    ]
+    ]  # fmt: skip
 
 
 def throughput(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -86,16 +79,11 @@ def row(result: Result, rates: dict[str, float | None], n_envs: int) -> dict[str
         return ours / result.rate if ours and result.rate and result.name not in VARIANTS.values() else None
 
     return {
-        "name": result.name,
-        "n_envs": n_envs,
-        "rate": result.rate,
-        "rates": result.rates,
+        "name": result.name, "n_envs": n_envs, "rate": result.rate, "rates": result.rates,
         "cpu_us": None if result.cpu is None else result.cpu * 1e6,
-        **{key: over(name) for key, name in VARIANTS.items()},
-        "why": result.why,
-        "versions": result.versions,
+        **{key: over(name) for key, name in VARIANTS.items()}, "why": result.why, "versions": result.versions,
         "reports": result.reports,
-    }
+    }  # fmt: skip
 
 
 def scaling(options: argparse.Namespace) -> list[dict[str, Any]]:

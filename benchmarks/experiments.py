@@ -77,11 +77,7 @@ EXPERIMENTS = {
     "compilers": Experiment(
         system="vectorisation and kernel fusion (Gleeson et al., 2022)",
         page="docs/kernels.md",
-        sizes={
-            "cpu": {"K": (1, 64), "N": _FEW},
-            "cuda": {"K": (1, 64), "N": _MANY},
-            "quick": {"K": (1, 4), "N": (8,)},
-        },
+        sizes={"cpu": {"K": (1, 64), "N": _FEW}, "cuda": {"K": (1, 64), "N": _MANY}, "quick": {"K": (1, 4), "N": (8,)}},
         measure=_fusion.measure_compilers,
         table=_fusion.compilers_table,
         draw=_fusion.draw_compilers,
@@ -222,7 +218,6 @@ def rows_of(name: str, device: str = "cpu") -> tuple[list[_report.Row], str]:
 
 
 def main() -> None:
-    """Measure, print, write JSON and figures."""
     parts = {name: partial(measure, name) for name in EXPERIMENTS}
     options = _gpu_run.parser(__doc__, parts).parse_args()
     run = _gpu_run.begin(Run, options)

@@ -66,7 +66,6 @@ def targets(run: Run) -> None:
 
 
 def simulation(run: Run, sizes: Sequence[int] = ()) -> None:
-    """The simulation alone, for N from 1 to 2^20."""
     for n_envs in sizes or ([1, 64] if run.quick else [1 << n for n in range(0, 21, 2)]):
         if run.measured("simulation", N=n_envs):
             continue
@@ -78,7 +77,6 @@ def simulation(run: Run, sizes: Sequence[int] = ()) -> None:
 
 
 def launches(run: Run) -> None:
-    """Count the kernels of a step."""
     if run.measured("launches"):
         return
     for rung in run.made("launches", 4096, _gpu_rungs.our_rungs(4096, run.device)):
@@ -88,7 +86,6 @@ def launches(run: Run) -> None:
 
 
 def policy(run: Run, sizes: Sequence[int] = ()) -> None:
-    """Collection with the network in the loop."""
     every = [64] if run.quick else [64, 1024, 4096]
     on_cpu = run.device.type == "cpu"
     for n_envs in sizes or every + ([] if run.quick or on_cpu else [1 << 14, 1 << 16, 1 << 18, 1 << 20]):
@@ -118,21 +115,10 @@ def training(run: Run) -> None:
         return
     device = str(run.device)
     config = a2c.A2CConfig(
-        n_env_steps=6_000_000,
-        n_envs=4096,
-        n_timesteps=8,
-        learning_rate=0.01,
-        trace_decay=0.95,
-        whiten_advantages=True,
-        evaluation_interval=100_000,
-        evaluation_episodes=100,
-        evaluation_processes=0,
-        evaluation_timesteps=500,
-        target_return=475.0,
-        learner_device=device,
-        batcher_device=device,
-        evaluation_device=device,
-    )
+        n_env_steps=6_000_000, n_envs=4096, n_timesteps=8, learning_rate=0.01, trace_decay=0.95, whiten_advantages=True,
+        evaluation_interval=100_000, evaluation_episodes=100, evaluation_processes=0, evaluation_timesteps=500,
+        target_return=475.0, learner_device=device, batcher_device=device, evaluation_device=device,
+    )  # fmt: skip
     for seed in range(3):
         if run.measured("training", seed=seed):
             continue
@@ -153,20 +139,12 @@ def _simulator(device: torch.device, n_envs: int, seed: int) -> Any:  # noqa: AN
 
 
 PARTS: dict[str, Callable[[Run], None]] = {
-    "first_launch": first_launch,
-    "targets": targets,
-    "sync": sync,
-    "policy": policy,
-    "simulation": simulation,
-    "training": training,
-    "launches": launches,
-    "trained": trained,
-    "profiling": profiling,
-}
+    "first_launch": first_launch, "targets": targets, "sync": sync, "policy": policy, "simulation": simulation,
+    "training": training, "launches": launches, "trained": trained, "profiling": profiling,
+}  # fmt: skip
 
 
 def main() -> None:
-    """Measure the parts, print, write JSON and a picture."""
     options = _gpu_run.parser(__doc__, PARTS).parse_args()
     run = _gpu_run.begin(Run, options)
     _gpu_run.measure(run, {name: PARTS[name] for name in options.parts}, _gpu_summary.summary, _gpu_summary.draw)

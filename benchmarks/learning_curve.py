@@ -14,7 +14,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> None:
-    """Write docs/learning_curve.png, and docs/algorithms/NAME.png for each algorithm and for the games."""
     curves = [Curve(*zip(*evaluations_of(row), strict=True)) for row in load("reinforce_cartpole")[0]]
     picture = ROOT / "docs" / "learning_curve.png"
     draw_panels({"REINFORCE on CartPole-v1": {"REINFORCE": curves}}, picture, metric="return")

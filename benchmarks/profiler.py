@@ -43,15 +43,9 @@ def train(name: str, n_processes: int, stretches: Stretches, board: Path) -> Non
     """Train from a fixed seed, without learning, until the stretches are over."""
     learner, settings, *factories = TASKS[name]
     config = replace(
-        settings,
-        n_envs=8,
-        n_processes=n_processes,
-        learning_rate=0.0,
-        evaluation_processes=0,
-        evaluation_episodes=1,
-        evaluation_step_limit=10_000,
-        evaluation_interval=10**9,
-    )
+        settings, n_envs=8, n_processes=n_processes, learning_rate=0.0, evaluation_processes=0, evaluation_episodes=1,
+        evaluation_step_limit=10_000, evaluation_interval=10**9,
+    )  # fmt: skip
     run_training(learner, config, *factories, env_args={"board": board}, create_evaluator=lambda _: stretches)
 
 
@@ -67,7 +61,6 @@ def measure_accuracy(names: Sequence[str], *, dry: bool, **how: float) -> None:
 
 
 def main() -> None:
-    """Measure what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--algorithms", nargs="+", choices=tuple(TASKS), default=tuple(TASKS))
     parser.add_argument("--seconds", type=float, default=60.0, help="of each of the eight kinds of training")

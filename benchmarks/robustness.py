@@ -23,21 +23,16 @@ from _faults import FAULTS, PATIENCE, run
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parent / "docs" / "robustness.md"
 COLUMNS = {
-    "gymnasium": "gymnasium AsyncVectorEnv",
-    "sb3": "stable-baselines3 SubprocVecEnv",
-    "torchrl_parallel": "TorchRL ParallelEnv",
-    "torchrl_collector": "TorchRL MultiSyncCollector",
+    "gymnasium": "gymnasium AsyncVectorEnv", "sb3": "stable-baselines3 SubprocVecEnv",
+    "torchrl_parallel": "TorchRL ParallelEnv", "torchrl_collector": "TorchRL MultiSyncCollector",
     "rlstruct": "rlstruct RL_Batcher",
-}
+}  # fmt: skip
 
 
 def keep(name: str, row: dict[str, Any]) -> None:
     """Add a result to those of the other faults and libraries at this commit: all may be done in pieces."""
-    others = [
-        other
-        for other in kept_rows(name)
-        if (other["fault"], other.get("library")) != (row["fault"], row.get("library"))
-    ]
+    mine = row["fault"], row.get("library")
+    others = [other for other in kept_rows(name) if (other["fault"], other.get("library")) != mine]
     _report.write(name, [*others, row])
 
 
@@ -49,7 +44,6 @@ def kept_rows(name: str) -> list[dict[str, Any]]:
 
 
 def document(rows: list[dict[str, Any]]) -> str:
-    """Write the page."""
     machine = _report.machine()
     found = {(row["library"], row["fault"]): row for row in rows}
     versions = {f"{package} {number}" for row in rows for package, number in row["versions"].items()}
@@ -85,11 +79,9 @@ def document(rows: list[dict[str, Any]]) -> str:
         lines.append("")
     lines += [
         "`make soak` does such things to rlstruct at random moments for ten minutes, and compares every row with a",
-        "count in plain Python (`tests/batchers/soak.py` says which seeds were run, and what came of it).",
-        "",
-        "This page is written by `benchmarks/robustness.py`.",
-        "",
-    ]
+        "count in plain Python (`tests/batchers/soak.py` says which seeds were run, and what came of it).", "",
+        "This page is written by `benchmarks/robustness.py`.", "",
+    ]  # fmt: skip
     return "\n".join(lines)
 
 
@@ -110,12 +102,8 @@ def compare(peers: str, libraries: list[str], faults: list[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", default=PEERS_PYTHON, help="the peers' interpreter")
-    parser.add_argument(
-        "--libraries", nargs="+", choices=[*COLUMNS], default=[*COLUMNS], help="some of them, the rest later"
-    )
-    parser.add_argument(
-        "--faults", nargs="+", choices=[*FAULTS], default=[*FAULTS], help="some of them, the rest later"
-    )
+    for name, known in (("--libraries", COLUMNS), ("--faults", FAULTS)):
+        parser.add_argument(name, nargs="+", choices=[*known], default=[*known], help="some of them, the rest later")
     options = parser.parse_args()
     start = time.monotonic()
     compare(options.peers, options.libraries, options.faults)

@@ -1,7 +1,7 @@
 """Gradient steps per second of SAC: ours, eager and compiled, and stable-baselines3's, one thread each, in turn.
 
 Run: ``python benchmarks/sac_updates.py --peers .venv-peers/bin/python``, see ``peers/README.md``. All learn Pendulum-v1
-with networks of 256-256 units from batches of 256 random steps.
+with networks of 256-256 units from batches of 256 random steps; ``products`` are the matrix products of ours alone.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 
 import torch
 
@@ -41,7 +42,21 @@ def sb3() -> Callable[[int], object]:
     return lambda n: model.train(n, BATCH)
 
 
-CONTENDERS = {"ours": ours, "compiled": partial(ours, compile_update=True), "sb3": sb3}
+def products() -> Callable[[int], object]:
+    calls: list[tuple[torch.Tensor, torch.Tensor]] = []
+    # The policy runs twice and learns once; both critics and their targets run three times, learn once, and once pass
+    # the gradient on to the policy's actions.
+    for sizes, n, forward, learnt, passed in (((3, 256, 256, 2), 1, 2, 1, 0), ((4, 256, 256, 1), 2, 3, 1, 1)):
+        for layer, (wide_in, wide_out) in enumerate(pairwise(sizes)):
+            x, weight, gradient = (
+                torch.randn(n, *s) for s in ((BATCH, wide_in), (wide_in, wide_out), (BATCH, wide_out))
+            )
+            calls += [(x, weight)] * forward + [(x.mT, gradient)] * learnt
+            calls += [(gradient, weight.mT)] * (passed + learnt * (layer > 0))
+    return lambda n_steps: [torch.bmm(*call) for _ in range(n_steps) for call in calls]
+
+
+CONTENDERS = {"ours": ours, "compiled": partial(ours, compile_update=True), "sb3": sb3, "products": products}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -55,9 +70,9 @@ if __name__ == "__main__":
         learn = CONTENDERS[options.serve]()
         learn(20)
         for _ in sys.stdin:  # one line for each repeat
-            start = time.perf_counter()
+            start = time.process_time()  # of one thread
             learn(options.steps)
-            print(options.steps / (time.perf_counter() - start), flush=True)
+            print(options.steps / (time.process_time() - start), flush=True)
         sys.exit()
     known = {name: sys.executable if name != "sb3" else options.peers for name in CONTENDERS}
     served = {

@@ -45,12 +45,10 @@ OF_RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}  # else it
 
 
 def create_env(n_envs: int, seed: int, device: str = "cpu") -> Any:  # noqa: ANN401 - a simulator
-    """Make the environments, where the batcher is."""
     return make("CartPole-v1", n_envs, seed, auto_reset=True, device=device)
 
 
 def create_model() -> ActorCritic:
-    """Make a network whose gradients are worth sharing."""
     return ActorCritic(4, 2, hidden=HIDDEN)
 
 
@@ -58,7 +56,6 @@ class Timed:
     """Notes when each update of a training in this process ends, and the CPU seconds of this process until then."""
 
     def __init__(self) -> None:
-        """Wrap the loop's iteration."""
         self.ends: list[tuple[float, float, int]] = []
         iterate = TrainingLoop.iterate
 
@@ -161,7 +158,6 @@ class Still(VecEnv):
     device = torch.device("cpu")
 
     def __init__(self, n_envs: int, n_bytes: int, seed: int) -> None:
-        """Make the one observation."""
         self.observation_space = spaces.Box(0, 255, (n_bytes,), "uint8")
         no = torch.zeros(n_envs, dtype=torch.bool)
         self._seen = DictTensor(
@@ -171,15 +167,12 @@ class Still(VecEnv):
         self._running = ~no
 
     def n_envs(self) -> int:
-        """Return B."""
         return len(self._running)
 
     def reset(self, env_info: DictTensor | None = None) -> tuple[DictTensor, Tensor]:
-        """Show it."""
         return self._seen, self._running
 
     def step(self, action: DictTensor) -> tuple[tuple[DictTensor, Tensor], tuple[DictTensor, Tensor]]:
-        """Show it again."""
         return (self._seen, self._running), (self._seen, self._running)
 
 
@@ -224,7 +217,6 @@ def plan(rounds: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure, print and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each, at least 5")
     parser.add_argument("--updates", type=int, default=6, help="of each training")

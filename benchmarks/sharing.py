@@ -30,7 +30,7 @@ from _plain_search import PlainSearchAgent, SmallNet
 
 from rlstruct.batchers import RL_Batcher
 from rlstruct.errors import SharingError
-from rlstruct.profiling import profile, read
+from rlstruct.profiling import profile
 from rlstruct.search import SearchAgent, SearchConfig
 from rlstruct.sharing import no_green_contexts
 from rlstruct.sims import ConnectFour
@@ -89,10 +89,7 @@ class Run(_gpu_run.Run):
                 end = time.perf_counter() + (0.5 if self.quick else 4.0)
                 while time.perf_counter() < end:
                     collect()
-            report = read(f"{folder}/profile")
-        # Of several processes their union; of one that shares with nothing else, its own.
-        found = max((*report.shared, *report.gpus), key=lambda use: use.busy, default=None)
-        return {} if found is None else {"nvml": found.nvml, "busy": found.busy}
+            return _gpu_run.use_in(f"{folder}/profile")
 
     def found(self, part: str, **where: object) -> float | None:
         """The highest rate of samples in rows with these values, None if none was measured."""
@@ -108,7 +105,6 @@ class EagerSearchAgent(SearchAgent):
     """Searches without a graph, on CUDA too."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:  # noqa: ANN401 - passed on
-        """Make it, and leave the recording out."""
         super().__init__(*arguments, **settings)
         self._graph = None
 
@@ -234,9 +230,11 @@ def summary(run: Run) -> None:
         kinds = ("batched", "batched, CUDA graph")
         batched = max((run.found("table", sharing=kind, against=n) or 0.0 for kind in kinds), default=0.0) or None
         none, mps = (run.found("table", sharing=mode, processes=n) for mode in ("none", "mps"))
-        ratios.append((f"one batched process over {n} under MPS", _ratio(batched, mps), 1.0 if n == 16 else None))
-        ratios.append((f"one batched process over {n} in turns", _ratio(batched, none), None))
-        ratios.append((f"{n} under MPS over {n} in turns", _ratio(mps, none), 2.0 if n == 16 else None))
+        ratios.append(
+            (f"one batched process over {n} under MPS", _report.ratio(batched, mps), 1.0 if n == 16 else None)
+        )
+        ratios.append((f"one batched process over {n} in turns", _report.ratio(batched, none), None))
+        ratios.append((f"{n} under MPS over {n} in turns", _report.ratio(mps, none), 2.0 if n == 16 else None))
     at_128 = run.found("simulations", simulations=128)
     ratios.append(("simulations per second, 128 for each move", 128 * at_128 if at_128 else None, 1e6))
     for name, value, target in ratios:
@@ -245,43 +243,14 @@ def summary(run: Run) -> None:
             run.add(part="summary", ratio=name, value=value, target=target, met=met)
 
 
-def _ratio(a: float | None, b: float | None) -> float | None:
-    return a / b if a and b else None
-
-
-def draw(run: Run) -> None:
-    """Draw samples per second over processes, a line for each way to share, and the batched process across."""
-    if (plt := _report.pyplot()) is None:
-        return
-    figure, axes = plt.subplots(figsize=(7, 4))
-    numbers: set[int] = set()
-    for mode, label in zip(MODES, ("in turns", "MPS", "MIG"), strict=True):
-        rows = [row for row in run.rows if row.get("sharing") == mode and "samples_per_second" in row]
-        points = sorted((row["processes"], row["samples_per_second"]) for row in rows)
-        numbers |= {n for n, _ in points}
-        if points:
-            axes.plot(*zip(*points, strict=True), marker="o", label=f"processes with one game each, {label}")
-    for kind, style in (("batched", "--"), ("batched, CUDA graph", "-")):
-        if rate := run.found("table", sharing=kind):
-            axes.axhline(rate, color="black", linestyle=style, label=f"one process with all games, {kind}")
-    axes.set_yscale("log")
-    axes.set_xticks(sorted(numbers))
-    axes.set_xlabel(f"processes, {_report.machine()['device']}")
-    axes.set_ylabel("samples per second, all processes")
-    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncol=2)
-    figure.savefig(run.path.with_suffix(".png"), dpi=120, bbox_inches="tight")
-    plt.close(figure)
-
-
 PARTS: dict[str, Callable[[Run], None]] = {"simulations": simulations, "table": table}
 
 
 def main() -> None:
-    """Measure, print, write JSON and a picture."""
     options = _gpu_run.parser(__doc__, PARTS).parse_args()
     run = _gpu_run.begin(Run, options)
     torch.set_num_threads(1)
-    _gpu_run.measure(run, {name: PARTS[name] for name in options.parts}, summary, draw)
+    _gpu_run.measure(run, {name: PARTS[name] for name in options.parts}, summary)
 
 
 if __name__ == "__main__":

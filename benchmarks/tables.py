@@ -36,17 +36,10 @@ from rlstruct.options import described
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parent / "docs"
 PAGES = [
-    DOCS / "workers.md",
-    DOCS / "kernels.md",
-    HERE / "README.md",
-    HERE.parent / "README.md",
-    *sorted((DOCS / "algorithms").glob("*.md")),
-    DOCS / "sharing_a_gpu.md",
-    DOCS / "profiling.md",
-    DOCS / "scaling.md",
-    DOCS / "atari.md",
-    DOCS / "coming_from_cule.md",
-]
+    DOCS / "workers.md", DOCS / "kernels.md", HERE / "README.md", HERE.parent / "README.md",
+    *sorted((DOCS / "algorithms").glob("*.md")), DOCS / "sharing_a_gpu.md", DOCS / "profiling.md", DOCS / "scaling.md",
+    DOCS / "atari.md", DOCS / "coming_from_cule.md",
+]  # fmt: skip
 Rows = list[Row]
 Table = Callable[[Rows], list[str]]
 CONFIGS: dict[str, type[TrainingConfig]] = {
@@ -206,22 +199,6 @@ def strength(rows: Rows) -> list[str]:
     return [about, "", *table("opponent | won | drawn | lost", games), "", *table(head, cells)]
 
 
-def atari_speed(rows: Rows) -> list[str]:
-    """Consoles of ours next to ale-py's, on one core."""
-    cold, *rows = rows
-    games = list(dict.fromkeys(row["game"] for row in rows))
-    speeds = {
-        (row["what"], row["game"]): f"{row['frames_per_second']:,.0f} ({row['beside_ale_py']:.2f})" for row in rows
-    }
-    cells = [[what, *(speeds[what, game] for game in games)] for what in dict.fromkeys(row["what"] for row in rows)]
-    return [
-        f"One thread, {rows[0]['n_envs']} games at a time; the first step after an installation compiles for "
-        f"{cold['seconds']:.0f} s.",
-        "",
-        *table("frames per second of one core (next to ale-py) | " + " | ".join(games), cells),
-    ]
-
-
 def reasons(_: Rows) -> list[str]:
     """The README's table of reasons: collection, learning, slow environments and faults, with what others do."""
     (speeds, at), (races, at_race), (shares, at_slow), (faults, at_faults) = map(
@@ -358,7 +335,6 @@ TABLES: dict[str, tuple[str, Table]] = {
     "settings": ("", common_settings),
     "games": ("", games),
     "sharing": ("", sharing),
-    "atari_speed": ("atari", atari_speed),
     "atari_exact": ("", lambda _: [atari_exact.render(json.loads(atari_exact.FILE.read_text()))]),
     "strength": ("connect_four_strength", strength),
     **{f"learnt_{name}": ("", partial(learnt, name)) for name in CONFIGS if name != "alphazero"},

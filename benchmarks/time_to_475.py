@@ -115,13 +115,9 @@ def train_ours(task: str, kind: str, seed: int, compiled: bool) -> dict[str, Any
     reached = {kind: {"seconds": seconds, "env_steps": last.env_steps}} if last.mean_return >= TARGET else {}
     returns = {one.env_steps: round(one.mean_return, 1) for one in result.evaluations[:-1]}
     return {
-        "seconds": seconds,
-        "learning": learning.seconds - of_parts.seconds,
-        "compiling": compiling.seconds,
-        "env_steps": result.env_steps,
-        "reached": reached,
-        "returns": {kind: returns},
-    }
+        "seconds": seconds, "learning": learning.seconds - of_parts.seconds, "compiling": compiling.seconds,
+        "env_steps": result.env_steps, "reached": reached, "returns": {kind: returns},
+    }  # fmt: skip
 
 
 def measure(
@@ -159,18 +155,13 @@ def _command(contender: Contender, seed: int, python: Path, cleanrl: Path | None
 def _row(contender: Contender, seed: int, answer: dict[str, Any]) -> dict[str, Any]:
     reached = answer["reached"].get(contender.kind)
     return {
-        "name": contender.name,
-        "evaluation": contender.kind,
-        "seed": seed,
-        "reached": reached is not None,
-        "seconds": round((reached or answer)["seconds"], 2),
-        "env_steps": (reached or answer)["env_steps"],
+        "name": contender.name, "evaluation": contender.kind, "seed": seed, "reached": reached is not None,
+        "seconds": round((reached or answer)["seconds"], 2), "env_steps": (reached or answer)["env_steps"],
         "compiling": round(answer.get("compiling", 0.0), 1),
         "steps_per_second": round(answer["env_steps"] / answer["seconds"]),
         "share_learning": round(answer["learning"] / answer["seconds"], 3),
-        "returns": answer["returns"][contender.kind],
-        "versions": answer.get("versions", {}),
-    }
+        "returns": answer["returns"][contender.kind], "versions": answer.get("versions", {}),
+    }  # fmt: skip
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

@@ -162,7 +162,6 @@ def row(name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", nargs="*", choices=list(TASKS), default=list(TASKS))
     options = parser.parse_args()

@@ -1,6 +1,6 @@
 """Special rules of some games, by ALE's names: controllers, and how they count.
 
-The rules were found by asking ale-py: ``python benchmarks/atari_rules.py`` changes single bytes of the RAM in states of
+The rules were found by asking ale-py: ``python tests/sims/find_rules.py`` changes single bytes of the RAM in states of
 ALE, and reads the reward, the lives and the end that ALE then reports.
 """
 

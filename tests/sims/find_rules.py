@@ -1,4 +1,4 @@
-"""Scoring rules of games, found by asking ALE: ``python benchmarks/atari_rules.py GAME``.
+"""Scoring rules of games, found by asking ALE: ``python tests/sims/find_rules.py GAME``.
 
 Single bytes of the RAM are changed in a state of ALE whose program is one instruction that ends the frame, so that
 nothing else changes; what ALE then says is printed as words of the rules of `rlstruct.sims.atari.games`. The tests
@@ -19,7 +19,7 @@ END_FRAME = bytes([0x86, 0x00])  # STX VSYNC
 
 
 def ask(
-    ale: Any,  # noqa: ANN401 - ale_py is untyped
+    ale: Any,
     state: bytes,
     ram: np.ndarray,
     *,
@@ -48,7 +48,7 @@ def ask(
     return int(reward), ale.lives(), ale.game_over()
 
 
-def moments(ale: Any, n_frames: int, seed: int) -> Iterator[tuple[str, bytes, np.ndarray]]:  # noqa: ANN401
+def moments(ale: Any, n_frames: int, seed: int) -> Iterator[tuple[str, bytes, np.ndarray]]:
     """Play, and stop at the moments from which rules can be seen.
 
     Args:
