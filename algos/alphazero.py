@@ -149,11 +149,6 @@ def losses(model: nn.Module, batch: DictTensor, config: AlphaZeroConfig) -> dict
 class AlphaZeroLearner(ReplayLearner):
     """The network that learns, and its replay buffer.
 
-    Args:
-        model: on the learner's device.
-        agent: searches with this very model.
-        config: see `AlphaZeroConfig`.
-
     Attributes:
         buffer: positions, what the searches found in them and how the games went on, on the learner's device.
     """

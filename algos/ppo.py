@@ -125,11 +125,6 @@ def losses(replayed: TemporalDictTensor, minibatch: Trajectories, config: PPOCon
 class PPOLearner(GradientLearner):
     """The network that learns.
 
-    Args:
-        model: on the learner's device.
-        agent: acts with this very model, so that gradients reach it.
-        config: see `PPOConfig`.
-
     Raises:
         ValueError: there is a target_kl, but no fused Adam on the learner's device, which could skip a step.
     """

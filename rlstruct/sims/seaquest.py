@@ -221,8 +221,7 @@ def _shoot(state: SeaquestState) -> tuple[SeaquestState, Tensor]:
     n_fish = (_together(enemies, enemies) & fish.unsqueeze(1)).sum(2)
     rank = torch.where(is_sub, n_fish + _rank(enemies, is_sub, True), _rank(enemies, fish, True))
     dead = rank < n_bullets
-    every = torch.ones_like(bullets[:, 0], dtype=torch.bool)
-    spent = _rank(bullets, every, False) < met.sum(1)
+    spent = _rank(bullets, bullets[:, 0] > 0, False) < met.sum(1)
     state = replace(state, bullets=_remove(bullets, spent), enemies=_remove(enemies, dead))
     return state, dead.sum(1)
 
@@ -258,8 +257,7 @@ def _move_enemies(state: SeaquestState, subs: bool) -> tuple[SeaquestState, Tens
     exposed = moves & ~((ahead[:, 2] == y) & (ahead[:, 1] == x))
     met = _together(ahead, state.bullets) & exposed.unsqueeze(2)
     dead = exposed & (_rank(ahead, exposed, False) < met.sum(2))
-    every = torch.ones_like(state.bullets[:, 0], dtype=torch.bool)
-    spent = _rank(state.bullets, every, True) < met.sum(1)
+    spent = _rank(state.bullets, state.bullets[:, 0] > 0, True) < met.sum(1)
     timer = torch.where(moves, state.move_speed.unsqueeze(1), enemies[:, 4] - ours.to(torch.int64))
     ahead = torch.cat([ahead[:, :4], timer.unsqueeze(1), ahead[:, 5:]], dim=1)
     state = replace(state, enemies=_remove(ahead, dead), bullets=_remove(state.bullets, spent))
