@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -184,10 +183,17 @@ class Callbacks:
                     one.load_state_dict(found["state"])
 
     def call(self, hook: str) -> None:
-        """Call a hook, such as ``on_evaluation``."""
+        """Call a hook, such as ``on_evaluation``; say which callback raised."""
         for one in self._own if self._context is not None else ():
-            with _named(one, hook):
+            try:
                 getattr(one, hook)(self._context)
+            except Exception as error:  # the very same one is raised, which the caller may wait for
+                said = f"run_training: raised by the callback {type(one).__qualname__}.{hook}"
+                if hasattr(error, "add_note"):  # from Python 3.11 on
+                    error.add_note(said)
+                else:
+                    _logger.error("%s", said)
+                raise
 
 
 def for_others(callbacks: Sequence[Callback]) -> list[Callback]:
@@ -198,17 +204,3 @@ def for_others(callbacks: Sequence[Callback]) -> list[Callback]:
                 f"run_training: callbacks has {one!r}, expected an instance of a subclass of rlstruct.algos.Callback."
             )
     return [one if one.every_rank else Callback() for one in callbacks]
-
-
-@contextlib.contextmanager
-def _named(callback: Callback, hook: str) -> Iterator[None]:
-    """Say which callback raised, and raise the very same exception, which the caller may wait for."""
-    try:
-        yield
-    except Exception as error:
-        said = f"run_training: raised by the callback {type(callback).__qualname__}.{hook}"
-        if hasattr(error, "add_note"):  # from Python 3.11 on
-            error.add_note(said)
-        else:
-            _logger.error("%s", said)
-        raise
