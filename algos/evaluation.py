@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rlstruct.algos.process_group import Learners
 from rlstruct.batchers import EpisodeStatistics, RL_Batcher
 from rlstruct.core import Trajectories
 from rlstruct.errors import BatcherStateError
@@ -78,10 +77,6 @@ Show = Callable[[int, int, int], object]
 
 class Evaluates(Protocol):
     """Protocol of an evaluator, as the training loop uses it; see `Evaluator`."""
-
-    @property
-    def busy(self) -> bool:
-        """Return True if an evaluation has begun and its result has not been fetched."""
 
     def start(self, weights: Mapping[str, Tensor], *, env_steps: int, policy_version: int) -> None:
         """Begin an evaluation."""
@@ -234,47 +229,3 @@ class Evaluator:
         self._returns[environment] += torch.where(first, counted["return"], 0.0).sum(1)
         self._lengths[environment] += torch.where(first, counted["length"], 0).sum(1)
         self._unfinished[environment] &= ~first.any(1)
-
-
-class SharedEvaluator:
-    """Evaluates in the first of several learners, and lets all of them know the result at the same update.
-
-    Args:
-        evaluator: of the first learner; the others have none.
-        learners: all of them.
-    """
-
-    def __init__(self, evaluator: Evaluates | None, learners: Learners) -> None:
-        self._evaluator, self._learners = evaluator, learners
-        self.busy = False
-
-    def start(self, weights: Mapping[str, Tensor], *, env_steps: int, policy_version: int) -> None:
-        """See `Evaluates.start`."""
-        self.busy = True
-        if self._evaluator is not None:
-            self._evaluator.start(weights, env_steps=env_steps, policy_version=policy_version)
-
-    def poll(self) -> Evaluation | None:
-        """See `Evaluates.poll`."""
-        return self._shared(None if self._evaluator is None else self._evaluator.poll()) if self.busy else None
-
-    def wait(self) -> Evaluation:
-        """See `Evaluates.wait`."""
-        result = self._shared(None if self._evaluator is None else self._evaluator.wait())
-        if result is None:  # unreachable: the first learner has waited for it; narrows the type
-            raise BatcherStateError("SharedEvaluator.wait: no evaluation is under way. Call start() first.")
-        return result
-
-    def _shared(self, result: Evaluation | None) -> Evaluation | None:
-        found: Evaluation | None = self._learners.from_first(result)
-        self.busy = found is None
-        return found
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `Evaluates.state_dict`; the others return nothing."""
-        return {} if self._evaluator is None else self._evaluator.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Evaluates.load_state_dict`."""
-        if self._evaluator is not None:
-            self._evaluator.load_state_dict(state)

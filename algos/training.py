@@ -24,7 +24,7 @@ from rlstruct.algos.build import (
 from rlstruct.algos.callbacks import Callback, Callbacks, for_others
 from rlstruct.algos.checkpoint import FORMAT, generators, restored, set_generators, stored
 from rlstruct.algos.config import TrainingConfig, check_resumed
-from rlstruct.algos.evaluation import Evaluates, Evaluation, Evaluator, SharedEvaluator
+from rlstruct.algos.evaluation import Evaluates, Evaluator
 from rlstruct.algos.history import TrainingHistory
 from rlstruct.algos.launch import learning_together
 from rlstruct.algos.learner import CreateAgent, GradientLearner
@@ -143,8 +143,6 @@ def _train(
             evaluator = Evaluator(evaluation, step_limit=config.evaluation_step_limit, show=show)
         elif learners.rank == 0 and create_evaluator is not None:
             evaluator = create_evaluator(learner.model)
-        if learners.size > 1 or evaluator is None:
-            evaluator = SharedEvaluator(evaluator, learners)
         loop = TrainingLoop(config, learner, batcher, evaluator, run, learners, callbacks)
         loop.draws = config.evaluation_stochastic and create_evaluator is None
         if checkpoint is not None:
@@ -170,7 +168,7 @@ class TrainingLoop:
         config: TrainingConfig,
         learner: GradientLearner,
         batcher: RL_Batcher,
-        evaluator: Evaluates,
+        evaluator: Evaluates | None,
         run: RunFolder | None,
         learners: Learners | None = None,
         callbacks: Callbacks | None = None,
@@ -195,7 +193,7 @@ class TrainingLoop:
         self._fetched: Fetched | None = None  # fetched early, for a checkpoint
         self._saved_at = 0  # environment steps
         self._start = 0.0
-        self._warned, self.draws = False, True
+        self._warned, self._evaluating, self.draws = False, False, True
         self.shown: Mapping[str, TensorSpec] | None = None  # by one environment; known from the first batch on
 
     def run(self) -> TrainingResult:
@@ -211,8 +209,8 @@ class TrainingLoop:
         seconds = time.perf_counter() - self._start
         if not self._finished:
             self.history.read()
-            if self.evaluator.busy:
-                self._judge(self.evaluator.wait())
+            if self._evaluating:
+                self._judge(wait=True)
             self._evaluate()
             self._finished = True
             self._save()
@@ -232,12 +230,12 @@ class TrainingLoop:
         if terms:
             n_unread = self.history.add_update(self.env_steps, lag, terms)
             self._callbacks.update(trajectories, terms)
-        if (result := self.evaluator.poll()) is not None:
-            self._judge(result)
+        if self._evaluating:
+            self._judge(wait=False)
         if n_unread == self.config.log_interval:
             self.history.read()
         due = self._saved_at + (self.config.checkpoint_interval or self.config.evaluation_interval)
-        if self.env_steps >= due and not self.evaluator.busy:
+        if self.env_steps >= due and not self._evaluating:
             self._save()
 
     def state_dict(self) -> dict[str, object]:
@@ -256,7 +254,7 @@ class TrainingLoop:
             "fetched": None if fetched is None else (stored(fetched.trajectories), *fetched[1:]),
             "history": self.history.state_dict(),
             "batcher": self.batcher.state_dict(),
-            "evaluator": self.evaluator.state_dict(),
+            "evaluator": {} if self.evaluator is None else self.evaluator.state_dict(),
             "generators": generators(),
             "callbacks": self._callbacks.state_dict(),
         }
@@ -276,7 +274,8 @@ class TrainingLoop:
             tensors, n_running, version = training["fetched"]
             self._fetched = Fetched(restored(tensors).to(self.batcher.device), n_running, version)
         self.batcher.load_state_dict(training["batcher"], self.learner.model.state_dict())
-        self.evaluator.load_state_dict(training["evaluator"])
+        if self.evaluator is not None:
+            self.evaluator.load_state_dict(training["evaluator"])
         set_generators(training["generators"])
         self._callbacks.load_state_dict(training.get("callbacks", ()))
 
@@ -348,7 +347,7 @@ class TrainingLoop:
     def _goes_on(self) -> bool:
         """Begin an evaluation if it is time, here where a resumed training begins too, and say whether to learn on."""
         due = self.history.evaluations[-1].env_steps + self.config.evaluation_interval
-        if not (self._finished or self.evaluator.busy or self.env_steps < due or self._target_reached()):
+        if not (self._finished or self._evaluating or self.env_steps < due or self._target_reached()):
             if self.config.evaluation_processes == 0:
                 self._evaluate()  # learning waits, and a target ends the training with the weights that reached it
             else:
@@ -357,16 +356,23 @@ class TrainingLoop:
 
     def _evaluate(self) -> None:
         self._start_evaluation()
-        self._judge(self.evaluator.wait())
+        self._judge(wait=True)
 
-    def _judge(self, result: Evaluation) -> None:
-        self.history.add_evaluation(result)
-        self._callbacks.call("on_evaluation")
+    def _judge(self, *, wait: bool) -> None:
+        """Fetch the result of the evaluation, which runs in the first learner, in all of them at the same update."""
+        own = self.evaluator
+        result = self._learners.from_first(None if own is None else own.wait() if wait else own.poll())
+        if result is not None:
+            self._evaluating = False
+            self.history.add_evaluation(result)
+            self._callbacks.call("on_evaluation")
 
     def _start_evaluation(self) -> None:
         weights, version = self.learner.model.state_dict(), self.learner.policy_version
         self._callbacks.judge(weights)
-        self.evaluator.start(weights, env_steps=self.env_steps, policy_version=version)
+        self._evaluating = True
+        if self.evaluator is not None:
+            self.evaluator.start(weights, env_steps=self.env_steps, policy_version=version)
 
     def _target_reached(self) -> bool:
         target = self.config.target_return
