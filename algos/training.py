@@ -137,12 +137,12 @@ def _train(
     with threads, collecting() as batcher, contextlib.ExitStack() as stack:
         stack.callback(learner.close)
         evaluator: Evaluates | None = None
-        if learners.rank == 0 and create_evaluator is None:
+        if learners.rank == 0 and create_evaluator is not None:
+            evaluator = create_evaluator(learner.model)
+        elif learners.rank == 0:
             evaluation = stack.enter_context(phase("evaluation")(evaluating)())
             show = None if run is None else run.show_evaluation
             evaluator = Evaluator(evaluation, step_limit=config.evaluation_step_limit, show=show)
-        elif learners.rank == 0 and create_evaluator is not None:
-            evaluator = create_evaluator(learner.model)
         loop = TrainingLoop(config, learner, batcher, evaluator, run, learners, callbacks)
         loop.draws = config.evaluation_stochastic and create_evaluator is None
         if checkpoint is not None:
@@ -170,8 +170,8 @@ class TrainingLoop:
         batcher: RL_Batcher,
         evaluator: Evaluates | None,
         run: RunFolder | None,
-        learners: Learners | None = None,
-        callbacks: Callbacks | None = None,
+        learners: Learners,
+        callbacks: Callbacks,
     ) -> None:
         self.config, self.learner, self.batcher, self.evaluator = config, learner, batcher, evaluator
         if not (learner.whole_episodes or batcher.auto_reset):
@@ -183,8 +183,7 @@ class TrainingLoop:
         self.env_steps = 0  # environment steps collected, by all learners
         self.history = TrainingHistory(learner, EpisodeStatistics(batcher.n_envs(), batcher.device), run)
         self.folder = run
-        self._callbacks = callbacks or Callbacks(())
-        self._learners = learners or Learners()
+        self._callbacks, self._learners = callbacks, learners
         self._saves = bool(self._learners.from_first(run is not None))
         self._resumptions = 0
         self._finished = False
