@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import platform
@@ -54,6 +55,7 @@ def fork_learners(
 def main(folder: Path) -> None:
     hosts, do, device, gpus, dying = cloudpickle.loads((folder / "do.pkl").read_bytes())
     torch.set_num_threads(1)
+    importlib.import_module("torch._dynamo")  # by the first optimiser, and here before the fork: it takes a second
     rank = 0
     children = []
     for other in range(1, len(hosts)):

@@ -70,7 +70,7 @@ def train_until(monkeypatch: pytest.MonkeyPatch, env_steps: int, name: str, run:
             train(name, run, **changes)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", sorted(TASKS.keys() - {"ppo"}))  # the normalised one is that and more
 def test_a_resumed_training_equals_one_without_a_break(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from resume_tasks import config_of, create_sim, train
 
-from rlstruct.algos import dqn, ppo, sac
+from rlstruct.algos import dqn, ppo, run_folder, sac
 from rlstruct.algos.learner import GradientLearner
 from rlstruct.algos.process_group import learners
 from rlstruct.algos.replay_buffer import ReplayBuffer
@@ -123,11 +123,12 @@ def new_folder(root: Path, name: str) -> RunFolder:
 
 def train_and_resume(name: str, root: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Train without a break, and with two of them."""
+    less = {"n_env_steps": 480}
     with new_folder(root / "whole", name) as run:
-        whole = plain(train(name, run))
+        whole = plain(train(name, run, **less))
     iterate: Callable[[TrainingLoop], None] = TrainingLoop.iterate
     folder = new_folder(root / "broken", name)
-    for env_steps in (280, 530):
+    for env_steps in (200, 340):
 
         def die(self: TrainingLoop, env_steps: int = env_steps) -> None:
             if self.env_steps >= env_steps:
@@ -137,11 +138,11 @@ def train_and_resume(name: str, root: Path) -> tuple[dict[str, Any], dict[str, A
         with pytest.MonkeyPatch.context() as patch, folder:
             patch.setattr(TrainingLoop, "iterate", die)
             with pytest.raises(Killed):
-                train(name, folder)
+                train(name, folder, **less)
         torch.manual_seed(env_steps)
         folder = RunFolder.resume(folder.path, progress=False)
     with folder:
-        return whole, plain(train(name, folder))
+        return whole, plain(train(name, folder, **less))
 
 
 def create_breaking_sim(n_envs: int, seed: int) -> Any:
@@ -185,6 +186,7 @@ def be_killed_or_see_it(rank: int) -> str:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    run_folder.draw_learning_curve = lambda *args, **settings: None
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     torch.save(run_all(folder), folder / f"found-{rank}.pt")
     (folder / "killed.txt").write_text(be_killed_or_see_it(rank))
