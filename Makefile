@@ -27,8 +27,8 @@ demo: $(TRAIN) ## train REINFORCE on CartPole-v1 until it is solved, ten seconds
 test: $(INSTALLED) ## run the tests that a change needs, about ten minutes on two cores
 	$(PYTEST) $(ARGS)
 
-test-all: test ## these, then tutorials, site, benchmarks, compilers and half a minute of soak
-	$(PYTEST) -m "slow and not exhaustive"
+test-all: $(INSTALLED) ## run these, tutorials, site, benchmarks and compilers, then half a minute of soak
+	$(PYTEST) -m "not exhaustive" $(ARGS)
 	PYTHONPATH=tests $(RUN) tests/batchers/soak.py --seconds 30
 
 torch: ## run the core tests with the oldest and the newest torch, each in an environment of its own

@@ -90,7 +90,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests marked gpu where torch finds no CUDA device, and say so; where it finds one they come last."""
+    """Skip the tests marked gpu where torch finds no CUDA device, and say so; where it finds one they come last.
+
+    Slow ones come first: the last minute has short ones for every core.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     if torch.cuda.is_available():
         items.sort(key=lambda item: item.get_closest_marker("gpu") is not None)
         return
