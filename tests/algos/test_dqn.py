@@ -266,6 +266,7 @@ def test_truncated_episodes_are_worth_100_and_terminated_ones_what_is_left(termi
     torch.testing.assert_close(values, expected.unsqueeze(1).expand(-1, 2), rtol=0, atol=0.2 if terminates else 1.0)
 
 
+@pytest.mark.slow
 def test_training_improves_the_policy() -> None:
     config = DQNConfig(
         n_env_steps=6000,

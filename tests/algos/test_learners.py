@@ -60,6 +60,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list
     return folder, [torch.load(folder / f"found-{rank}.pt", weights_only=False) for rank in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EQUAL)
 def test_two_learners_equal_one_with_the_double_batch(name: str, found: tuple[Path, list[dict[str, Any]]]) -> None:
     first, second = (one["equal"][name] for one in found[1])
@@ -82,6 +83,7 @@ def test_two_learners_equal_one_with_the_double_batch(name: str, found: tuple[Pa
     assert first["evaluations"][0][2] == expected.before.returns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RESUMED)
 def test_resumed_learners_equal_those_without_a_break(name: str, found: tuple[Path, list[dict[str, Any]]]) -> None:
     folder, both = found
@@ -98,6 +100,7 @@ def test_resumed_learners_equal_those_without_a_break(name: str, found: tuple[Pa
     assert len(saved["others"]) == 1
 
 
+@pytest.mark.slow
 def test_a_learner_that_fails_is_named_with_its_traceback(found: tuple[Path, list[dict[str, Any]]]) -> None:
     first, second = (one["failed"] for one in found[1])
     assert re.match(rf"LearnerError: run_training: learner 1 \(pid \d+ on .*\) failed:\n(.*\n)*.*{BROKEN}", first), (
@@ -107,6 +110,7 @@ def test_a_learner_that_fails_is_named_with_its_traceback(found: tuple[Path, lis
     assert not second.startswith("LearnerError")
 
 
+@pytest.mark.slow
 def test_a_learner_that_is_killed_is_named(found: tuple[Path, list[dict[str, Any]]]) -> None:
     text = (found[0] / "killed.txt").read_text()
     assert re.match(r"ranks \(1,\): run_training: learner 1 \(pid \d+ on .*\) has died\.", text), text

@@ -160,6 +160,7 @@ def test_a_worker_is_there_at_once_with_little_to_itself_and_a_forked_child_has_
     assert forked == "0 True"
 
 
+@pytest.mark.slow
 def test_where_python_starts_with_a_thread_workers_start_from_nothing(tmp_path: Path) -> None:
     # As some debuggers and profilers do it; a forked process would lack the thread, and wait for ever for its locks.
     start = "threading.Thread(target=time.sleep, args=(1e6,), name='site', daemon=True).start()"

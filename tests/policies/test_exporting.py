@@ -30,7 +30,7 @@ from rlstruct.policies.exporting import compare, exported
 from rlstruct.search.agent import NetworkAgent
 
 FRAME = {"frame": TensorSpec((4,), torch.float32)}
-OTHERS = [*(name for name in TASKS if name != "recurrent"), "parts"]  # each takes ten seconds
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in TASKS if name not in ("actor-critic", "recurrent")]
 ONNX = ["onnx", "onnxscript", "onnxruntime"]
 
 
@@ -61,7 +61,7 @@ def runs_like_the_policy(run: Any, policy: Policy) -> None:
                 state[key] = torch.as_tensor(found[f"new_{key}"])
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", ["actor-critic", "recurrent", *OTHERS])
 def test_torch_export(name: str, tmp_path: Path) -> None:
     policy = rlstruct.load(TASKS[name].train(tmp_path), stochastic=False)
     file = tmp_path / "policy.pt2"
@@ -70,7 +70,9 @@ def test_torch_export(name: str, tmp_path: Path) -> None:
     runs_like_the_policy(torch.export.load(file).module(), policy)
 
 
-@pytest.mark.parametrize("name", ["recurrent", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+@pytest.mark.parametrize(
+    "name", ["recurrent", *(pytest.param(name, marks=pytest.mark.slow) for name in ("actor-critic", "parts")), *OTHERS]
+)
 def test_onnx(name: str, tmp_path: Path) -> None:
     for package in ONNX:
         pytest.importorskip(package, reason="needs the extra: pip install 'rlstruct[onnx]'")

@@ -262,6 +262,7 @@ main() if "/" in sys.argv[1] else child(sys.argv[1])
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_profile_and_a_killed_process_loses_its_own(tmp_path: pathlib.Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
