@@ -27,7 +27,7 @@ demo: $(TRAIN) ## train REINFORCE on CartPole-v1 until it is solved, ten seconds
 test: $(INSTALLED) ## run the tests that a change needs, about ten minutes on two cores
 	$(PYTEST) $(ARGS)
 
-test-all: $(INSTALLED) ## run these, tutorials, site, benchmarks and compilers, then half a minute of soak
+test-all: $(INSTALLED) ## run these, tutorials, site, benchmarks, compilers, groups of learners; then half a minute of soak
 	$(PYTEST) -m "not exhaustive" $(ARGS)
 	PYTHONPATH=tests $(RUN) tests/batchers/soak.py --seconds 30
 
