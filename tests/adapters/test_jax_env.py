@@ -186,6 +186,25 @@ def test_memory_is_shared_with_jax() -> None:
     assert env._to_jax(action).unsafe_buffer_pointer() == action.data_ptr()
 
 
+@pytest.mark.gpu
+def test_steps_wait_for_torchs_stream_and_torch_for_jax() -> None:
+    if jax.default_backend() != "gpu":
+        pytest.skip("JAX has no GPU here")
+    here, there = counters(64), JaxEnv(Counters(), 64, device="cuda:0")
+    here.reset()
+    there.reset()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for t in range(60):
+            expected = here.step(DictTensor({"action": drawn(t, 64)}))
+            action = torch.zeros(64, dtype=torch.int64, device="cuda:0")
+            torch.cuda._sleep(2_000_000)  # a millisecond: whoever does not wait for it reads zeros
+            action.copy_(drawn(t, 64))
+            found = there.step(DictTensor({"action": action}))
+            for (ours, _), (theirs, _) in zip(found, expected, strict=True):
+                assert torch.equal(ours["frame"].cpu(), theirs["frame"])
+                torch.testing.assert_close(ours["reward"].cpu(), theirs["reward"])
+
+
 @pytest.mark.slow
 def test_a_saved_state_goes_on_bit_by_bit() -> None:
     first, second = counters(), counters(seed=99)

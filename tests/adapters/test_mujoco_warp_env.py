@@ -92,6 +92,28 @@ def test_saved_worlds_go_on_and_actions_are_clipped() -> None:
         assert torch.equal(reached["done"], expected["done"])
 
 
+@pytest.mark.gpu
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1200)
+def test_steps_wait_for_torchs_stream_and_torch_for_warp() -> None:
+    plain, late = make(64, device="cuda:0"), make(64, device="cuda:0")
+    plain.reset()
+    late.reset()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    for t in range(60):
+        push = torch.full((64, 1), math.sin(t), device="cuda:0")
+        (expected, _), _ = plain.step(DictTensor({"action": push}))
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            action = torch.zeros(64, 1, device="cuda:0")
+            torch.cuda._sleep(2_000_000)  # a millisecond: whoever does not wait for it reads zeros
+            action.copy_(push)
+            (reached, _), _ = late.step(DictTensor({"action": action}))
+            frame = reached["frame"].cpu()
+        assert torch.equal(frame, expected["frame"].cpu())
+
+
 def test_mistakes_are_explained() -> None:
     model = mujoco.MjModel.from_xml_string(XML)
     with pytest.raises(ValueError, match="frame_skip=0"):
