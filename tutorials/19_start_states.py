@@ -1,6 +1,6 @@
 """Tutorial 19: learn faster from chosen start states.
 
-A chicken in Freeway is paid when it has crossed the road, 45 actions from where it begins, and a player at random never
+A chicken in Freeway is paid when it has crossed the road, 43 actions from where it begins, and a player at random never
 gets there: there is nothing to learn from. Here ALE walks up the road once, some of its states become beginnings of
 episodes, and PPO learns from those. The evaluations begin where Freeway begins. This takes a minute or two of a CPU:
 
