@@ -10,6 +10,8 @@ PIP := $(RUN) -m pip --disable-pip-version-check install --quiet --constraint co
 TORCH_FLAGS ?=
 # Passed on to the command: make test ARGS="-k masks", make test ARGS="-n 0 --pdb" (in one process), make demo ARGS="--help".
 ARGS ?=
+# Some containers set it: each of the hundreds of processes that tests start would compile library and tests anew.
+unexport PYTHONDONTWRITEBYTECODE
 CODE := $(wildcard rlstruct agents batchers algos tests tutorials benchmarks .ci)
 # Empty files that say what .venv holds, so that a second call installs nothing.
 TRAIN := $(VENV)/.installed-train
