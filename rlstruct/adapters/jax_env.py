@@ -29,7 +29,6 @@ class JaxEnv(TorchVectorEnv):
     environment without its library's wrappers for episodes, vmap and restarts: those lose the true final observation.
     Observations reach torch and actions JAX by DLPack: both see the same memory, and on CUDA each waits for the other's
     stream. JAX never writes to an array again, so neither may you. Row j draws from ``seed + j``, whatever B is.
-    JAX takes most of a GPU's memory at its start unless ``XLA_PYTHON_CLIENT_PREALLOCATE=false`` is set.
 
     Args:
         env: the environment.
@@ -79,14 +78,12 @@ class JaxEnv(TorchVectorEnv):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on, bit by bit, where `state_dict` was called, here or in environments made alike; other states raise."""
         self._carry = self._carry or self._start(self._keys)[0]
-        fix = "Load a state of the same environment, parameters and number of rows."
-        expect("JaxEnv.load_state_dict:", state, Layout.of(self.state_dict() or {}), fix=fix)
+        expect("JaxEnv.load_state_dict:", state, Layout.of(self.state_dict() or {}), fix="Make the same environment.")
         arrays = [state[f"leaf/{i}"].cpu().numpy().copy() for i in range(len(state))]  # sync: once per load
         self._carry = self._jax.device_put(self._jax.tree.structure(self._carry).unflatten(arrays), self._place)
 
     def _reset(self, seed: int | None = None) -> tuple[Jax, Jax]:
-        """Start new episodes. The rows have their own keys: no seed is read, and a later reset continues them."""
-        self._carry, frame = self._start(self._keys if self._carry is None else self._carry[0])
+        self._carry, frame = self._start(self._keys if self._carry is None else self._carry[0])  # rows draw on
         return self._to_torch(frame), {}
 
     def _step(self, action: Jax) -> Jax:
@@ -106,25 +103,28 @@ class JaxEnv(TorchVectorEnv):
 
 def _functions(jax: Jax, env: Jax, params: Jax, limit: float, on_host: bool) -> tuple[Jax, Jax]:
     """Jit the start of all rows, and a step of all rows that restarts those that ended."""
-    np_, vmap = jax.numpy, jax.vmap
-    begin = vmap(partial(env.reset_env, params=params))
+    of_one = env.reset_env, env.step_env, env.is_truncated
+    begin, move, cut = (jax.vmap(partial(function, params=params)) for function in of_one)
 
     def start(keys: Jax) -> Jax:
-        both = vmap(jax.random.split)(keys)
+        both = jax.vmap(jax.random.split)(keys)
         frame, state = begin(both[:, 1])
-        return (both[:, 0], state, np_.zeros(len(keys), np_.int32)), frame
+        return (both[:, 0], state, jax.numpy.zeros(len(keys), jax.numpy.int32)), frame
 
     def step(carry: Jax, action: Jax) -> Jax:
         keys, state, elapsed = carry[0], carry[1], carry[2] + 1
-        three = vmap(lambda key: jax.random.split(key, 3))(keys)
-        reached, state, reward, terminated, _ = vmap(partial(env.step_env, params=params))(three[:, 1], state, action)
-        truncated = (vmap(partial(env.is_truncated, params=params))(state) | (elapsed >= limit)) & ~terminated
+        three = jax.vmap(lambda key: jax.random.split(key, 3))(keys)
+        reached, state, reward, terminated, _ = move(three[:, 1], state, action)
+        truncated = (cut(state) | (elapsed >= limit)) & ~terminated
         done, ended = terminated | truncated, (reached, state)
+
+        def restarted() -> Jax:
+            return jax.tree.map(partial(jax.vmap(jax.numpy.where), done), begin(three[:, 2]), ended)
+
         # On a GPU a branch would wait for the host: there every row draws a start in every step.
-        fresh = jax.lax.cond(done.any(), begin, lambda _: ended, three[:, 2]) if on_host else begin(three[:, 2])
-        current, after = jax.tree.map(partial(vmap(np_.where), done), fresh, ended)
-        carry = three[:, 0], after, np_.where(done, 0, elapsed)
-        return carry, (current, reward.astype(np_.float32), terminated, truncated, {"final_obs": reached})
+        current, after = jax.lax.cond(done.any(), restarted, lambda: ended) if on_host else restarted()
+        carry = three[:, 0], after, jax.numpy.where(done, 0, elapsed)
+        return carry, (current, reward.astype(jax.numpy.float32), terminated, truncated, {"final_obs": reached})
 
     return jax.jit(start), jax.jit(step)
 
