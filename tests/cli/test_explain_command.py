@@ -17,7 +17,7 @@ from rlstruct.errors import WorkerError
 def test_the_page_of_an_error_is_printed_within_80_columns(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", name]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("WorkerError\n-----------\nAn agent or environment raised, or a worker died, during collection.")
+    assert said.startswith("WorkerError\n-----------\nAn agent or environment raised, or a worker died,")
     assert "- the message says: `agent.update`\n  what happened: the weights do not fit the agent\n" in said
     assert max(map(len, said.splitlines())) <= 80
 
