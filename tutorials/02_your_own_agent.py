@@ -1,8 +1,8 @@
 """Tutorial 02: your own agent with your own loss, trained; then one with a memory.
 
-An agent is a class with `__call__(state, observation, agent_info, history)`: it acts for B environments at once and
-keeps its state outside of itself. An environment is any gymnasium environment, or a VecEnv of your own. A loss is what
-you compute from the trajectories that a batcher returns.
+An agent is a class with `__call__(state, observation, agent_info, history)`: it acts for B environments at once, and
+its caller keeps its state. An environment is any gymnasium environment, or your own VecEnv. You compute the loss from
+the trajectories that a batcher returns.
 """
 
 import gymnasium

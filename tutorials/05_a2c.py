@@ -1,8 +1,8 @@
 """Tutorial 05: A2C. A few steps at a time instead of whole episodes, what follows their ends, and GAE.
 
-REINFORCE waits for whole episodes. A2C learns from batches of n steps and lets a critic stand for what follows.
-What follows depends on how a batch or an episode ends, and getting that wrong is the most frequent silent bug of
-reinforcement learning: this tutorial looks at it before it trains.
+REINFORCE waits for whole episodes. A2C learns from batches of n steps, and a critic estimates the return after the last
+one. That estimate depends on how a batch or an episode ends. Getting it wrong is the most frequent silent bug in
+reinforcement learning, so this tutorial looks at ends before it trains.
 """
 
 import gymnasium

@@ -1,6 +1,7 @@
 """Tutorial 06: a replay buffer that keeps every observation once, DQN by hand on top of it, then from the library.
 
-An off-policy algorithm remembers: batches go in, random steps come out, each with what it truly led to.
+An off-policy algorithm learns from a replay buffer: batches go in, random steps come out, each with its true next
+observation.
 """
 
 import copy

@@ -1,8 +1,8 @@
 """Tutorial 07: agents with a memory. What their state is, where it starts again, and how they learn.
 
-An agent's state is a DictTensor that it returns with its action. The batcher passes it back at the next step, also
-when the next step is in another batch; it never touches it. So where an episode ends inside a batch, the agent itself
-starts again: ``observation["initial_state"]`` says where.
+An agent's state is a DictTensor that it returns with its action. The batcher passes it back unchanged at the next step,
+even if that step is in another batch. If an episode ends inside a batch, the agent itself must reset its state:
+``observation["initial_state"]`` says where.
 """
 
 import gymnasium

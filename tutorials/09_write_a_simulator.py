@@ -1,8 +1,8 @@
 """Tutorial 09: write a simulator in forty lines.
 
-A simulator whose state is tensors steps thousands of environments in one call, on any device. You say how a state
-begins, moves and looks, for B environments at once; restarts, time limits, final observations, random keys, states from
-outside and the contract of a VecEnv are in the base class, `TensorEnv`.
+A simulator whose state is tensors steps thousands of environments in one call, on any device. You write the initial
+state, the transition and the observation for B environments at once; the base class `TensorEnv` adds restarts, time
+limits, final observations, random keys, states from outside and the contract of a VecEnv.
 """
 
 from dataclasses import dataclass

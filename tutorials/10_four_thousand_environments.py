@@ -1,8 +1,8 @@
 """Tutorial 10: four thousand environments in one process.
 
-When the simulator consists of tensors, one process steps thousands of environments, and the agent answers all of them
-in one forward pass. Nothing leaves the device: on a GPU, say DEVICE = "cuda:0" and all of this runs there. The numbers
-below are small enough for a laptop's CPU.
+With a simulator written in tensors, one process steps thousands of environments, and the agent acts for all of them in
+one forward pass. Nothing leaves the device: set DEVICE = "cuda:0" to run everything on a GPU. The numbers below are
+small enough for a laptop's CPU.
 """
 
 import time

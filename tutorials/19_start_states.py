@@ -1,8 +1,8 @@
 """Tutorial 19: learn faster from chosen start states.
 
-A chicken in Freeway is paid when it has crossed the road, 43 actions from where it begins, and a player at random never
-gets there: there is nothing to learn from. Here ALE walks up the road once, some of its states become beginnings of
-episodes, and PPO learns from those. The evaluations begin where Freeway begins. This takes a minute or two of a CPU:
+A chicken in Freeway gets a reward for crossing the road, 43 actions from its start. A random policy never gets there,
+so it has nothing to learn from. Here ALE walks up the road once, episodes start from some of its states, and PPO learns
+from those. Evaluations use Freeway's ordinary start. This takes a minute or two on a CPU:
 
     python tutorials/19_start_states.py
 
