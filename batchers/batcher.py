@@ -51,8 +51,8 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         device: where agent and environments live and trajectories appear.
         timeout: seconds that a worker may take for one answer before `WorkerTimeout` is raised.
         graph: on CUDA with ``n_processes=0``, run a whole batch (agent, environments, random numbers) as one CUDA
-            graph, if the environments are `Carrying`, as all of `rlstruct.sims` are, and the agent is `RL_Agent.pure`.
-            The results are equal. An agent that cannot be captured runs step by step, with one warning that says why.
+            graph, if the environments are `Capturable`, as `rlstruct.sims` are, and the agent is `RL_Agent.pure`. The
+            results are equal. An agent that cannot be captured runs step by step, with one warning that says why.
         compile_agent: let TorchInductor compile a step of the agent, if it is `RL_Agent.pure`; on the CPU, small
             networks then act many times faster. Results are equal up to rounding. An agent that cannot be compiled runs
             eagerly, with one warning that says why. The first batch takes seconds longer.

@@ -25,7 +25,7 @@ from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional.random import step_keys
 from rlstruct.in_place import steps_into
 from rlstruct.rl_agent import RL_Agent, check_answer
-from rlstruct.vec_env import Carrying, VecEnv
+from rlstruct.vec_env import Capturable, VecEnv
 
 # Off the CPU, asking whether every episode has ended stalls the device: ask once every this many steps.
 _STEPS_BETWEEN_LOOKS = 16
@@ -34,7 +34,7 @@ _STEPS_BETWEEN_PROBES = 500
 _AGENT, _ENVIRONMENT = int(Phase.AGENT), int(Phase.ENVIRONMENT)
 _WORTH_GIVING = 1 << 20  # bytes: a smaller slab is copied in less time than the views of another one take
 Answer = tuple[DictTensor, DictTensor]
-Carry = tuple[dict[str, Tensor], DictTensor, DictTensor, DictTensor, Tensor, Tensor, Tensor]
+LoopState = tuple[dict[str, Tensor], DictTensor, DictTensor, DictTensor, Tensor, Tensor, Tensor]
 """State of the environment; observation, state, agent_info; rows that run, number of the episode, steps to come."""
 
 
@@ -235,17 +235,17 @@ class Collector:
             self._observation, self._state = left.apart(self._observation), left.apart(self._state)
         return left
 
-    def carry(self) -> Carry:
-        """Return all tensors on the device that one batch hands to the next; the environment is `Carrying`."""
-        env = dict(self.env.carry()) if isinstance(self.env, Carrying) else {}
+    def loop_state(self) -> LoopState:
+        """Return all tensors on the device that one batch hands to the next; the environment is `Capturable`."""
+        env = dict(self.env.state_tensors()) if isinstance(self.env, Capturable) else {}
         info = self.agent_info if self.agent_info.device == self._device else DictTensor()
         return env, self._observation, self._state, info, self.running, self._episode_now, self._steps
 
-    def set_carry(self, carry: Carry) -> None:
-        """Go on from what `carry` returned, or from copies of it."""
-        env, self._observation, self._state, info, self.running, self._episode_now, self._steps = carry
-        if isinstance(self.env, Carrying):
-            self.env.set_carry(env)
+    def set_loop_state(self, state: LoopState) -> None:
+        """Go on from what `loop_state` returned, or from copies of it."""
+        env, self._observation, self._state, info, self.running, self._episode_now, self._steps = state
+        if isinstance(self.env, Capturable):
+            self.env.set_state_tensors(env)
         if self.agent_info.device == self._device:
             self.agent_info = info
 

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstruct.batchers.collector import Carry, Collected, Collector
+from rlstruct.batchers.collector import Collected, Collector, LoopState
 from rlstruct.batchers.progress import Phase
 from rlstruct.batchers.slab import Steps
 from rlstruct.core import DictTensor, Layout
 from rlstruct.engine.executors import PROMISE
 from rlstruct.engine.fused import FusedRollout, Perceptron
-from rlstruct.engine.graph import Graph, Recorder, recorder_of
+from rlstruct.engine.graph import Capture, Graph, capture_on
 from rlstruct.engine.precision import EXACT, products
 from rlstruct.engine.purity import Unavailable
 from rlstruct.engine.runner import Runner
@@ -24,16 +24,16 @@ from rlstruct.errors import warn_user
 from rlstruct.functional.random import step_keys
 from rlstruct.profiling import operation
 from rlstruct.rl_agent import RL_Agent
-from rlstruct.vec_env import Carrying, VecEnv
+from rlstruct.vec_env import Capturable, VecEnv
 
 _logger = logging.getLogger(__name__)
-Record = dict[str, Tensor]
+Outputs = dict[str, Tensor]
 """The tensors of `Steps`, and ``found``, see `BatchChecks.look`."""
 
 
 def create_collector(env: VecEnv, agent: RL_Agent, *, whole: bool, **settings: Any) -> Collector:  # noqa: ANN401
     """Create a collector, with ``whole`` one that takes T steps at once, if such environments could be."""
-    fast = whole and (isinstance(env, Carrying) or hasattr(type(env), "fused_rollout"))
+    fast = whole and (isinstance(env, Capturable) or hasattr(type(env), "fused_rollout"))
     return (FastCollector if fast else Collector)(env, agent, **settings)
 
 
@@ -48,12 +48,12 @@ class FastCollector(Collector):
         self._perceptron: Callable[..., Perceptron | None] = getattr(type(agent), "perceptron", lambda agent: None)
         self._kind: object = None  # of the perceptron that acted last
         rollout = getattr(type(env), "fused_rollout", None) if agent.pure else None
-        recorder = recorder_of(self._device) if isinstance(env, Carrying) else None
-        if recorder is not None and not agent.pure:
-            recorder = None
+        capture = capture_on(self._device) if isinstance(env, Capturable) else None
+        if capture is not None and not agent.pure:
+            capture = None
             self._report(f"the agent does not promise to be pure: {PROMISE}")
         kernel = None if rollout is None else lambda _: LaunchedBatch(self, rollout)
-        graph = None if recorder is None else lambda _: RecordedBatch(self, recorder)
+        graph = None if capture is None else lambda _: CapturedBatch(self, capture)
         self._kernel = None if kernel is None else Runner(self._by_graph, agent, self._device, kernel, alike=True)
         self._graph = None if graph is None else Runner(self._by_steps, agent, self._device, graph, failed=self._warn)
         self._runners += [] if self._graph is None else [self._graph]
@@ -69,32 +69,36 @@ class FastCollector(Collector):
             self._kernel.forget()
         return self._kernel(perceptron)
 
-    def program(self, carry: Carry) -> tuple[Carry, Record]:
-        """Take T steps as a step of `rlstruct.engine`, from one carry to the next."""
-        self.set_carry(carry)
+    def program(self, state: LoopState) -> tuple[LoopState, Outputs]:
+        """Take T steps as a step of `rlstruct.engine`, from one state to the next."""
+        self.set_loop_state(state)
         before = self.renew()  # a graph writes to memory that nothing else uses
         try:
             slab, *_ = self.take_steps(look=False)
-            record = {**slab.tensors, "found": self._checks.look(slab, self._T)}
+            outputs = {**slab.tensors, "found": self._checks.look(slab, self._T)}
         finally:
             self.renew(before)
-        return self.carry(), record
+        return self.loop_state(), outputs
 
     def launch(self, rollout: FusedRollout, perceptron: Perceptron) -> Collected:
         """Take T steps in one kernel."""
         seen = self._observation._tensors
         self._progress.enter(Phase.ENVIRONMENT)
         with operation("simulator"):
-            record = rollout(seen, step_keys(self._seeds, self._episode_now, self._steps), perceptron)
-        self._observation = DictTensor({key: record[f"stream/{key}"][-1].clone() for key in seen})
+            outputs = rollout(seen, step_keys(self._seeds, self._episode_now, self._steps), perceptron)
+        self._observation = DictTensor({key: outputs[f"stream/{key}"][-1].clone() for key in seen})
         self._steps = self._steps + self._T
-        running = torch.ones_like(record["stream/done"][0]).expand(self._T, -1)
-        return self.finish_whole({**record, "running": running}, "kernel")
+        running = torch.ones_like(outputs["stream/done"][0]).expand(self._T, -1)
+        return self.finish_whole({**outputs, "running": running}, "kernel")
 
-    def finish_whole(self, record: Record, executor: str) -> Collected:
+    def finish_whole(self, outputs: Outputs, executor: str) -> Collected:
         """Count and check T steps that an executor has taken."""
-        found, self.steps, self.owned = record.pop("found", None), Steps(record), True  # in memory of this batch alone
-        self.layout = self.layout or Layout.of(record)
+        found, self.steps, self.owned = (
+            outputs.pop("found", None),
+            Steps(outputs),
+            True,
+        )  # in memory of this batch alone
+        self.layout = self.layout or Layout.of(outputs)
         return self.finish(self._T, executor, found)
 
     def _by_graph(self, _: object = None) -> Collected:
@@ -102,7 +106,7 @@ class FastCollector(Collector):
         if self._graph is None:
             return self._by_steps()
         if self.agent_info.empty() or self.agent_info.device == self._device:
-            return self._graph(self.carry())
+            return self._graph(self.loop_state())
         self._report("agent_info is on the CPU, where its values would be frozen: set `agent_info_on_device = True`")
         return self._by_steps()
 
@@ -128,27 +132,27 @@ class FastCollector(Collector):
             _logger.info("RL_Batcher: a batch on %s could run as one %s, but %s.", self._device, what, why_not)
 
 
-class RecordedBatch(Graph):
-    """A batch as one graph, an `Executor` called with the carry of its collector, which goes on from where it ends."""
+class CapturedBatch(Graph):
+    """A batch as one graph, an `Executor` called with the state of its collector, which goes on from where it ends."""
 
-    def __init__(self, collector: FastCollector, recorder: Recorder) -> None:
-        super().__init__(collector.program, recorder, carries=True)
+    def __init__(self, collector: FastCollector, how: Capture) -> None:
+        super().__init__(collector.program, how, loops=True)
         self._collector = collector
 
-    def prepare(self, carry: Carry) -> None:
-        """Record the batch; the collector stays where it is."""
+    def prepare(self, state: LoopState) -> None:
+        """Capture the batch; the collector stays where it is."""
         self._collector._progress.enter(Phase.GRAPH)
         try:
-            super().prepare(carry)
+            super().prepare(state)
         finally:
-            self._collector.set_carry(carry)
+            self._collector.set_loop_state(state)
 
-    def __call__(self, carry: Carry) -> Collected:
+    def __call__(self, state: LoopState) -> Collected:
         """Replay the batch."""
         self._collector._progress.enter(Phase.GRAPH)
-        after, record = super().__call__(carry)
-        self._collector.set_carry(after)
-        return self._collector.finish_whole(record, "graph")
+        after, outputs = super().__call__(state)
+        self._collector.set_loop_state(after)
+        return self._collector.finish_whole(outputs, "graph")
 
 
 class LaunchedBatch:

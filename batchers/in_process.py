@@ -22,7 +22,7 @@ from rlstruct.batchers.saved_state import CollectorState
 from rlstruct.core import DictTensor
 from rlstruct.engine.streams import stream_on
 from rlstruct.errors import UsageError, WorkerError
-from rlstruct.vec_env import Carrying
+from rlstruct.vec_env import Capturable
 
 R = TypeVar("R")
 
@@ -50,10 +50,10 @@ class InProcess:
         env = self._collector.env
         self._n_envs, self.auto_reset, self.has_gaps = [env.n_envs()], env.auto_reset, env.restarts_take_steps
         # It computes with torch only; others may launch where torch's streams do not wait.
-        if isinstance(env, Carrying):
+        if isinstance(env, Capturable):
             self._stream.give(())
             self._stream = stream_on(recipe.device)
-            self._stream.keep(env.carry().values())
+            self._stream.keep(env.state_tensors().values())
 
     def n_envs(self) -> list[int]:
         """Return the number of environments, which exist already."""

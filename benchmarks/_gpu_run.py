@@ -156,7 +156,7 @@ class Ladder(Run):
                 self.failed(failure.error, part=part, rung=failure.rung.name, N=n_envs, **where)
         for rung in rungs:
             seconds = statistics.median(rounds[rung.name])
-            carry = {} if rung.env is None else rung.env.carry()
+            carry = {} if rung.env is None else rung.env.state_tensors()
             also: _report.Row = {}
             if look is not None:
                 with self.caught(part=part, rung=rung.name, N=n_envs, look=True, **where):

@@ -87,13 +87,13 @@ def graph_rung(name: str, n_envs: int, device: torch.device, backend: str) -> Ru
     stream = torch.cuda.Stream(device)
     actions = [DictTensor({"action": torch.randint(0, 2, (n_envs,), device=device)}) for _ in range(STEPS)]
     env.step(actions[0])  # the carry has all its keys from the first step on
-    held = {key: value.clone() for key, value in env.carry().items()}
+    held = {key: value.clone() for key, value in env.state_tensors().items()}
 
     def steps() -> None:
-        env.set_carry(held)
+        env.set_state_tensors(held)
         for action in actions:
             env.step(action)
-        torch._foreach_copy_(list(held.values()), [env.carry()[key] for key in held])
+        torch._foreach_copy_(list(held.values()), [env.state_tensors()[key] for key in held])
 
     synchronize(device)
     with torch.cuda.stream(stream):

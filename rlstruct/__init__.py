@@ -29,6 +29,7 @@ if _TYPE_CHECKING:
     from rlstruct.rl_agent import RL_Agent_CheckDevice as RL_Agent_CheckDevice
     from rlstruct.vec_env import DeviceEnv as DeviceEnv
     from rlstruct.vec_env import Stepped as Stepped
+    from rlstruct.vec_env import StepResult as StepResult
     from rlstruct.vec_env import VecEnv as VecEnv
 
 __version__ = "0.2.0"
@@ -42,7 +43,7 @@ _NAMES = {
     "policies": ("Policy", "export", "load"),
     "replay": ("replay_agent", "replay_agent_stateless"),
     "rl_agent": ("RL_Agent", "RL_Agent_CheckDevice"),
-    "vec_env": ("DeviceEnv", "Stepped", "VecEnv"),
+    "vec_env": ("DeviceEnv", "StepResult", "Stepped", "VecEnv"),
 }
 _PLACES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = list(_PLACES)  # what `from rlstruct import *` brings in

@@ -29,7 +29,7 @@ class _Pair(NamedTuple):
     current: Observed
 
 
-class Stepped(_Pair):
+class StepResult(_Pair):
     """Result of `VecEnv.step`: the pair ``((reached, running), (current, still_running))``, with a hint about restarts.
 
     It unpacks like the plain pair, which an environment of your own may return instead: then everything is assumed.
@@ -43,11 +43,14 @@ class Stepped(_Pair):
 
     restarted: bool
 
-    def __new__(cls, reached: Observed, current: Observed, *, restarted: bool = True) -> Stepped:
+    def __new__(cls, reached: Observed, current: Observed, *, restarted: bool = True) -> StepResult:
         """Put the pair together."""
         made = super().__new__(cls, reached, current)
         made.restarted = restarted
         return made
+
+
+Stepped = StepResult  # its name in 0.2
 
 
 class VecEnv(ABC):
@@ -112,8 +115,8 @@ class VecEnv(ABC):
             ``((reached, running), (current, still_running))``, each a DictTensor [B] with a mask [B] bool.
             ``reached`` is the true next observation of the environments that ran (``running``), also at an episode's
             end. ``current`` is what the agent acts on next; it differs from ``reached`` only in the rows where an
-            auto-resetting environment restarted. Return a `Stepped` with ``restarted=False`` where none did: it spares
-            the batcher a look.
+            auto-resetting environment restarted. Return a `StepResult` with ``restarted=False`` where none did, which
+            spares the batcher a look.
             Masks keep their B entries: a loop goes on while ``running.any()``, and counts with ``running.sum()``.
             In an auto-resetting environment all rows run in every step. Only a wrapped vector environment that takes a
             step to restart may leave a row out of one step; batchers drop that step.
@@ -212,18 +215,21 @@ class IdleWatch:
 
 
 @runtime_checkable
-class Carrying(Protocol):
-    """A VecEnv that can show and take back all that one step hands to the next, as tensors.
+class Capturable(Protocol):
+    """A VecEnv that can show and take back all that one step passes to the next, as tensors.
 
     Such an environment can be captured in a CUDA graph (its `step` uses no other state, and never waits for the
     device), and can go on where another one, made alike, has stopped.
     """
 
-    def carry(self) -> dict[str, Tensor]:
+    def state_tensors(self) -> dict[str, Tensor]:
         """Return the whole simulation by name; these tensors are never written to afterwards."""
 
-    def set_carry(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from what `carry` returned."""
+    def set_state_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Go on from what `state_tensors` returned."""
+
+
+Carrying = Capturable  # its name in 0.2
 
 
 class EnvWrapper(VecEnv):
@@ -313,7 +319,7 @@ class DeviceEnv(EnvWrapper):
         first, (running,) = self._out(observation, running)
         return first, running
 
-    def step(self, action: DictTensor) -> Stepped:
+    def step(self, action: DictTensor) -> StepResult:
         """Step the wrapped environment; see `VecEnv.step`.
 
         Raises:
@@ -331,7 +337,7 @@ class DeviceEnv(EnvWrapper):
         # Without a restart the two observations are equal: move one.
         seen, (ran, running) = self._out(reached[0], reached[1], current[1])
         after, _ = self._out(current[0]) if restarted else (seen, [])
-        return Stepped((seen, ran), (after, running), restarted=restarted)
+        return StepResult((seen, ran), (after, running), restarted=restarted)
 
     def _out(self, observation: DictTensor, *masks: Tensor) -> tuple[DictTensor, list[Tensor]]:
         """Move an observation and masks [B], with a single copy to CUDA for all of them."""

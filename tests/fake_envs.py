@@ -19,7 +19,7 @@ from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import tag_environment
 from rlstruct.functional.masks import masked_dicttensor
-from rlstruct.vec_env import EnvWrapper, Observed, Stepped, VecEnv
+from rlstruct.vec_env import EnvWrapper, Observed, StepResult, VecEnv
 
 LENGTHS = (3, 1, 4, 2, 6)
 
@@ -96,7 +96,7 @@ class CountingEnv(VecEnv):
         self._current = self._first()
         return self._current, self._running
 
-    def step(self, action: DictTensor) -> Stepped:
+    def step(self, action: DictTensor) -> StepResult:
         """Count one further where an environment runs; see `VecEnv.step`."""
         ran = self._running
         self._step = torch.where(ran, self._step + 1, self._step)
@@ -122,7 +122,7 @@ class CountingEnv(VecEnv):
         else:
             self._running = ran & ~done
         restarted = self._current is not reached
-        return Stepped((reached, ran), (self._current, self._running), restarted=restarted)
+        return StepResult((reached, ran), (self._current, self._running), restarted=restarted)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the counters; see `VecEnv.state_dict`."""

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.core import DictTensor
-from rlstruct.vec_env import EnvWrapper, Observed, Stepped
+from rlstruct.vec_env import EnvWrapper, Observed, StepResult
 
 SIDES = (5, 6)
 
@@ -33,10 +33,10 @@ class PictureEnv(EnvWrapper):
         observation, running = self.env.reset(env_info)
         return self._draw(observation), running
 
-    def step(self, action: DictTensor) -> Stepped:
+    def step(self, action: DictTensor) -> StepResult:
         """Step, and draw."""
         (reached, ran), (current, running) = self.env.step(action)
-        return Stepped((self._draw(reached), ran), (self._draw(current), running))
+        return StepResult((self._draw(reached), ran), (self._draw(current), running))
 
     def _draw(self, observation: DictTensor) -> DictTensor:
         number, episode, step = observation["frame"].unsqueeze(2).unbind(1)  # [B, 1] each

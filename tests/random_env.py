@@ -12,7 +12,7 @@ from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.functional.masks import masked_dicttensor
 from rlstruct.spaces import Space, leaves, sample, zeros
-from rlstruct.vec_env import Observed, Stepped, VecEnv
+from rlstruct.vec_env import Observed, StepResult, VecEnv
 
 
 class RandomEnv(VecEnv):
@@ -50,13 +50,13 @@ class RandomEnv(VecEnv):
         first = self._observe(np.zeros(self._n_envs), initial=True)
         return first, torch.ones_like(first["done"])
 
-    def step(self, action: DictTensor) -> Stepped:
+    def step(self, action: DictTensor) -> StepResult:
         reached = self._observe(self._random.random(self._n_envs), initial=False)
         for key in self._actions:
             reached.set(f"last_{key}", action[key].clone())
         current = masked_dicttensor(reached, self._observe(np.zeros(self._n_envs), initial=True), reached["done"])
         running = torch.ones_like(reached["done"])
-        return Stepped((reached, running), (current, running.clone()))
+        return StepResult((reached, running), (current, running.clone()))
 
     def _observe(self, chance: np.ndarray[Any, Any], *, initial: bool) -> DictTensor:
         terminated = torch.from_numpy(chance > 7 / 8).to(self._device)

@@ -59,7 +59,7 @@ if __name__ == "__main__":
     # 2. The simulation is one dict of tensors. This is its memory, for each environment.
     env = make("CartPole-v1", 4096, device=DEVICE)
     env.reset()
-    print(f"{sum(tensor.nbytes for tensor in env.carry().values()) / 4096:.0f} bytes per environment")
+    print(f"{sum(tensor.nbytes for tensor in env.state_tensors().values()) / 4096:.0f} bytes per environment")
 
     # 3. Train on it. Many environments and short batches: a gradient from 1,024 x 8 steps can take a large step.
     config = A2CConfig(

@@ -103,7 +103,7 @@ def project_line(known: Mapping[int, float], n_envs: int) -> float:
     return (n_envs - e2) / (e2 - e1) * (known[e2] - known[e1]) + known[e2]
 
 
-class Search:
+class Climb:
     """A climb along one setting at a time, from the fastest candidate that is known, ``best``.
 
     Args:

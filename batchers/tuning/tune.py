@@ -20,7 +20,7 @@ from rlstruct.batchers.batcher import RL_Batcher
 from rlstruct.batchers.recipe import CreateAgent, CreateEnv
 from rlstruct.batchers.tuning import cache as answers
 from rlstruct.batchers.tuning.measuring import Learn, Prober, batch_size, memory_there_is
-from rlstruct.batchers.tuning.search import Candidate, Measured, Probe, Search, Space
+from rlstruct.batchers.tuning.search import Candidate, Climb, Measured, Probe, Space
 from rlstruct.device import DeviceLike, resolve_device, usable_cores
 from rlstruct.errors import BadTypeError, BadValueError
 from rlstruct.options import Range
@@ -195,7 +195,7 @@ def tune(
     kind: dict[str, Any] = {"create_learner": create_learner, "device": device, "limit": limit}
     kind["factories"] = (create_agent, create_env) if any(space.n_processes) else None  # of workers
     with _bar(seconds, progress) as show, Prober(create, seconds=seconds, show=show, **kind) as prober:
-        search = Search(space, prober, size=size, start=prober.start, worker=prober.worker, limit=limit,
+        search = Climb(space, prober, size=size, start=prober.start, worker=prober.worker, limit=limit,
                         alpha=alpha, refuse=prober.refuse)  # fmt: skip
         found = search.run()
     if found is None:

@@ -14,7 +14,7 @@ from rlstruct.errors import BadValueError, UsageError
 from rlstruct.functional.masks import rows_of
 from rlstruct.profiling import operation
 from rlstruct.spaces import leaves, nest, zeros
-from rlstruct.vec_env import Observed, Stepped, VecEnv, check_action
+from rlstruct.vec_env import Observed, StepResult, VecEnv, check_action
 
 Tensors = dict[str, Tensor]
 
@@ -99,7 +99,7 @@ class TorchVectorEnv(VecEnv):
         return DictTensor({**frames, "reward": reward, **flags, "initial_state": self._yes, **last}), self._yes
 
     @operation("simulator")
-    def step(self, action: DictTensor) -> Stepped:
+    def step(self, action: DictTensor) -> StepResult:
         """Take one step in every environment; see `VecEnv.step`."""
         check_action("TorchVectorEnv", action)
         # Two copies: simulators clamp actions in place, and agents write theirs over in the next step.
@@ -128,11 +128,11 @@ class TorchVectorEnv(VecEnv):
         flags = {"terminated": terminated, "truncated": truncated, "done": done, "initial_state": self._no}
         seen = DictTensor.unchecked({**(reached or current), "reward": reward, **flags, **last})
         if reached is None:  # no environment restarted
-            return Stepped((seen, self._yes), (seen, self._yes), restarted=False)
+            return StepResult((seen, self._yes), (seen, self._yes), restarted=False)
         last = {key: value.masked_fill(rows_of(done, value), 0) for key, value in last.items()}
         flags = {"terminated": self._no, "truncated": self._no, "done": self._no, "initial_state": done}
         after = DictTensor.unchecked({**current, "reward": reward.masked_fill(done, 0), **flags, **last})
-        return Stepped((seen, self._yes), (after, self._yes))
+        return StepResult((seen, self._yes), (after, self._yes))
 
     def close(self) -> None:
         """Close the vector environment. Calling it again does nothing."""

@@ -13,7 +13,7 @@ from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.core.pytree import Structure
 from rlstruct.engine import torch_private
 from rlstruct.engine.compiled import Compiled
-from rlstruct.engine.graph import Graph, recorder_of
+from rlstruct.engine.graph import Graph, capture_on
 from rlstruct.engine.precision import EXACT
 from rlstruct.engine.purity import weights_of, why_unlike
 from rlstruct.engine.runner import Make, Runner
@@ -33,8 +33,8 @@ def compiled_on(device: torch.device) -> Make | None:
 
 def graph_on(device: torch.device) -> Make | None:
     """Return what records a step on a device; None where nothing can."""
-    recorder = recorder_of(device)
-    return None if recorder is None else functools.partial(Graph, recorder=recorder)
+    capture = capture_on(device)
+    return None if capture is None else functools.partial(Graph, how=capture)
 
 
 EXECUTORS: Final[dict[str, Callable[[torch.device], Make | None]]] = {"compiled": compiled_on, "graph": graph_on}

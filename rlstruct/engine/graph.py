@@ -1,7 +1,7 @@
 """The graph executor: all device work of a step as one launch, by CUDA graphs or what stands in for them.
 
 A graph is recorded once and replayed: the same kernels read and write the same memory, and no Python runs. So the
-arguments of a step live in tensors that stay where they are, and the last operation of a replay copies the new carry
+arguments of a step live in tensors that stay where they are, and the last operation of a replay copies the new state
 into them. Python values, and every number that was read on the host, stay as they were when the graph was recorded.
 """
 
@@ -25,15 +25,18 @@ from rlstruct.engine.torch_private import is_composite
 from rlstruct.profiling import recorded
 
 Work = Callable[[], None]
-Recorder = Callable[[Work], Work]
+Capture = Callable[[Work], Work]
 """Takes work that only queues operations on tensors; returns what queues the same operations on the same memory."""
 
 _NOT_THE_USERS = ("torch", "contextlib", "rlstruct.engine", "rlstruct.batchers", "rlstruct.testing")  # modules
 _SPOILT: list[Any] = []  # graphs of failed recordings: torch's allocator of pinned memory goes on to ask them
 
 
-class RecordingError(Unavailable):
-    """Work cannot be recorded; the message names the operation and the line that called it."""
+class CaptureError(Unavailable):
+    """Work cannot be captured; the message names the operation and the line that called it."""
+
+
+RecordingError = CaptureError  # its name in 0.2
 
 
 class Graph:
@@ -42,27 +45,27 @@ class Graph:
     Args:
         step: queues work on tensors, and has run before, so that libraries have made what they need. It takes and
             returns pytrees.
-        recorder: see `recorder_of`.
-        carries: the step returns ``(carry, outputs)``, where the carry is made as its first argument is. A replay
+        how: see `capture_on`.
+        loops: the step returns ``(state, outputs)``, where the state is made as its first argument is. A replay
             leaves it there, and takes nothing from elsewhere if that is what it is called with next.
     """
 
     name, warm_up, compares, most, writes = "graph", 1, False, 1, False
 
-    def __init__(self, step: Callable[..., Any], recorder: Recorder, *, carries: bool = False) -> None:
+    def __init__(self, step: Callable[..., Any], how: Capture, *, loops: bool = False) -> None:
         self._step = step
-        self._recorder = recorder
-        self._carries = carries
+        self._how = how
+        self._loops = loops
         self._replay: Work | None = None
         self._arguments: Structure
-        self._static: list[Tensor] = []  # what a replay reads; the first ones are also what it leaves its carry in
+        self._static: list[Tensor] = []  # what a replay reads; the first ones are also what it leaves the state in
         self._result: Structure
         self._outputs: list[Tensor] = []  # what a replay writes
 
     def __call__(self, *args: Any) -> Any:  # noqa: ANN401 - pytrees
         """Replay the step, which the first call records for such arguments.
 
-        Results are in separate memory, but a carry is valid until the next call, which may get it.
+        Results are in separate memory, but a state is valid until the next call, which may get it.
         """
         if self._replay is None:
             self.prepare(*args)
@@ -71,14 +74,14 @@ class Graph:
         copy_grouped([place for place, _ in pairs], [now for _, now in pairs])
         self._replay()  # type: ignore[misc]  # prepare sets it
         outputs = self._result.unflatten(value.clone() for value in self._outputs)
-        return (self._static_arguments()[0], outputs) if self._carries else outputs
+        return (self._static_arguments()[0], outputs) if self._loops else outputs
 
     def prepare(self, *args: Any) -> None:  # noqa: ANN401
-        """Record the step for such arguments; raises RecordingError, and then had no effect."""
+        """Record the step for such arguments; raises CaptureError, and then had no effect."""
         self._replay = None
         self._arguments = Structure(args)
         self._static = [tensor.clone() for tensor in self._arguments.flatten(args)]
-        self._replay = record(self._recorder, self._work)
+        self._replay = capture(self._how, self._work)
 
     def follow(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
         """Return False: the same memory is read for ever."""
@@ -92,13 +95,12 @@ class Graph:
     def _work(self) -> None:
         arguments = self._static_arguments()
         result = self._step(*arguments)
-        if self._carries:
+        if self._loops:
             after, result = result
-            carry = Structure(arguments[0])
-            places = carry.flatten(arguments[0])
-            pairs = [
-                (place, value) for place, value in zip(places, carry.flatten(after), strict=True) if value is not place
-            ]
+            state = Structure(arguments[0])
+            places = state.flatten(arguments[0])
+            both = zip(places, state.flatten(after), strict=True)
+            pairs = [(place, value) for place, value in both if value is not place]
             # One that shows another's static memory is copied before that is written.
             kept = {place.untyped_storage().data_ptr() for place in places}
             values = [v.clone() if v.untyped_storage().data_ptr() in kept else v for _, v in pairs]
@@ -130,28 +132,28 @@ def _in_words(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and tensor.nbytes % 8 == 0 and start % 8 == 0 and not tensor.is_complex()
 
 
-def recorder_of(device: torch.device) -> Recorder | None:
-    """Return what records work on a device: CUDA graphs, the ``record`` of a registered backend's module, or None."""
+def capture_on(device: torch.device) -> Capture | None:
+    """Return what records work on a device: CUDA graphs, the ``capture`` of a registered backend's module, or None."""
     if device.type == "cuda":
-        return None if torch_private.missing("graph") else record_cuda
+        return None if torch_private.missing("graph") else capture_cuda
     module = registered_backends().get(device.type)
-    record: Recorder | None = None if module is None else getattr(importlib.import_module(module), "record", None)
-    return record
+    found: Capture | None = None if module is None else getattr(importlib.import_module(module), "capture", None)
+    return found
 
 
-def record(recorder: Recorder, work: Work) -> Work:
-    """Record work, and name the operation that prevents it."""
+def capture(how: Capture, work: Work) -> Work:
+    """Capture work, and name the operation that prevents it."""
     watch = _Watch()
     try:
         with recorded():
-            return recorder(watch.around(work))
+            return how(watch.around(work))
     except Exception as error:
         said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise RecordingError(f"{watch.last}{_line_of(error)}: {said}") from error
+        raise CaptureError(f"{watch.last}{_line_of(error)}: {said}") from error
 
 
-def record_cuda(work: Work) -> Work:
-    """Record work as a CUDA graph on the current stream, which must not be the default one. Nothing is executed."""
+def capture_cuda(work: Work) -> Work:
+    """Capture work as a CUDA graph on the current stream, which must not be the default one. Nothing is executed."""
     try:
         return _capture(work)
     except torch.OutOfMemoryError:
@@ -212,7 +214,7 @@ class _Watch(torch_private.Watching):  # type: ignore[no-untyped-call]  # torch 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
         self.last, kwargs = str(func), kwargs or {}
         if reason := judge_recorded(func, args, kwargs):
-            raise RecordingError(f"{reason} needs the host")
+            raise CaptureError(f"{reason} needs the host")
         if is_composite(func):  # below autograd nothing above this has taken it apart
             with self:
                 return func.decompose(*args, **kwargs)

@@ -14,7 +14,7 @@ from rlstruct.envs.codec import Arrays, SpaceCodec
 from rlstruct.errors import BadTypeError, DeviceMismatchError, ShapeMismatchError, UsageError, tag_environment
 from rlstruct.in_place import FLAGS, Ended, ObservationBuffer
 from rlstruct.spaces import Space
-from rlstruct.vec_env import IdleWatch, Stepped, VecEnv, check_action
+from rlstruct.vec_env import IdleWatch, StepResult, VecEnv, check_action
 
 Array = np.ndarray[Any, Any]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
@@ -89,7 +89,7 @@ class RowsEnv(VecEnv):
         """Return B, the number of environments."""
         return self._n
 
-    def step(self, action: DictTensor) -> Stepped:
+    def step(self, action: DictTensor) -> StepResult:
         """Take one step in every environment that runs; see `VecEnv.step`, and ``step_into`` for what it raises."""
         before, ran = self._last, self._running
         if before is None:
@@ -99,12 +99,12 @@ class RowsEnv(VecEnv):
         self._last, current = out, out.observation()
         restarted = np.asarray([] if ended is None else ended.restarted, np.intp)
         if not len(restarted):
-            return Stepped((current, ran), (current, self._running), restarted=False)
+            return StepResult((current, ran), (current, self._running), restarted=False)
         others = np.ones(self._n, np.bool_)
         others[restarted] = False
         for reached, array in zip(final.arrays, out.arrays, strict=True):
             reached[others] = array[others]
-        return Stepped((final.observation(), ran), (current, self._running))
+        return StepResult((final.observation(), ran), (current, self._running))
 
     @abstractmethod
     def step_into(

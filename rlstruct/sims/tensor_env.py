@@ -34,7 +34,7 @@ from rlstruct.profiling import operation
 from rlstruct.sims._simulation import Simulation, StartStates
 from rlstruct.sims._state import Tensors, fields_of, layout_of_rows
 from rlstruct.spaces import Space, leaves, zeros
-from rlstruct.vec_env import IdleWatch, Observed, Stepped, VecEnv, check_action
+from rlstruct.vec_env import IdleWatch, Observed, StepResult, VecEnv, check_action
 
 if TYPE_CHECKING:
     from rlstruct.engine.fused import FusedRollout, Perceptron
@@ -195,7 +195,7 @@ class TensorEnv(VecEnv, Generic[State]):
         return first, self._yes
 
     @operation("simulator")
-    def step(self, action: DictTensor) -> Stepped:
+    def step(self, action: DictTensor) -> StepResult:
         """Take one step in every environment that runs; see `VecEnv.step`."""
         self._check_begun("step")
         check_action(self._name, action)
@@ -217,7 +217,7 @@ class TensorEnv(VecEnv, Generic[State]):
         masks = masks or {"ran": yes, "running": yes}
         if not self.auto_reset:
             self._idle.look(masks["ran"])
-        return Stepped((seen, masks["ran"]), (after, masks["running"]), restarted=self.auto_reset)
+        return StepResult((seen, masks["ran"]), (after, masks["running"]), restarted=self.auto_reset)
 
     def fused_rollout(self, perceptron: Perceptron, n_timesteps: int) -> FusedRollout | None:
         """Return a launch of T steps with an agent (`rlstruct.engine.fused`), or None if no kernel can."""
@@ -270,16 +270,16 @@ class TensorEnv(VecEnv, Generic[State]):
         self._current = current = DictTensor.unchecked(fresh)
         return current, carry.get("running", self._yes)
 
-    def carry(self) -> Tensors:
+    def state_tensors(self) -> Tensors:
         """Return all tensors that one step passes to the next, by name: the whole simulation. They never change.
 
-        A CUDA graph of several steps continues across replays if it begins with ``env.set_carry(env.carry())`` and ends
-        by copying the new tensors into the first ones.
+        A CUDA graph of several steps continues across replays if it begins by setting these tensors, and ends by
+        copying the new ones into them.
         """
         return dict(self._carry)
 
-    def set_carry(self, tensors: Tensors, shown: Tensors | None = None) -> None:
-        """Restore a state from `carry`, in this or an identically built environment. Bit-exact.
+    def set_state_tensors(self, tensors: Tensors, shown: Tensors | None = None) -> None:
+        """Restore a state from `state_tensors`, in this or an identically built environment. Bit-exact.
 
         Args:
             tensors: the carry.
@@ -288,6 +288,8 @@ class TensorEnv(VecEnv, Generic[State]):
         self._carry = dict(tensors)
         self._idle.begin()
         self._current = self._current if shown is None else DictTensor.unchecked(shown)
+
+    carry, set_carry = state_tensors, set_state_tensors  # their names in 0.2
 
     def state_dict(self) -> Tensors:
         """Return the whole simulation; see `VecEnv.state_dict`."""
@@ -301,7 +303,7 @@ class TensorEnv(VecEnv, Generic[State]):
         own = self._begun({}) if "elapsed" in saved else {name: self._carry[name] for name in ("env_key", "episode")}
         fix = "Load what as many environments of the same class, with the same auto_reset, returned."
         self._expect("load_state_dict:", saved, Layout.of(own, drop=1), fix)
-        self.set_carry(saved, part_of(moved, "shown/"))
+        self.set_state_tensors(saved, part_of(moved, "shown/"))
 
     def _begun(self, given: Tensors) -> Tensors:
         """Return the carry at the start of all environments' next episode, from given or drawn states."""

@@ -21,7 +21,7 @@ from rlstruct.engine.torch_private import TorchDispatchMode, is_composite, schem
 from rlstruct.testing.host_sync import forbid_host_sync
 
 
-def record(work: Callable[[], None]) -> Callable[[], None]:
+def capture(work: Callable[[], None]) -> Callable[[], None]:
     """Capture work without lasting effect, as CUDA does, and return the function that replays it."""
     recording = _Recording()
     try:

@@ -16,7 +16,7 @@ So put the batcher on ``sim:1``, the learner on ``sim:0``, the evaluation on ``c
 tensor that was made without ``device=``, each forgotten ``.to(...)`` and each ``.numpy()`` of a device tensor raises at
 the line that does it. What passes here is placed right on CUDA. ``forbid_host_sync`` finds the hidden waits.
 
-`record` is to these devices what CUDA graphs are to a GPU, and RL_Batcher uses it as it uses those: an agent that would
+`capture` is to these devices what CUDA graphs are to a GPU, and RL_Batcher uses it so: an agent that would
 freeze in a graph is found here.
 
 What differs from a real accelerator:
@@ -55,10 +55,12 @@ from rlstruct.errors import UsageError
 from rlstruct.testing import _sim_generator
 from rlstruct.testing._sim_autocast import autocast_kernels
 from rlstruct.testing._sim_devices import DEVICE_COUNT, SimDeviceMismatchError, indexed
-from rlstruct.testing._sim_graph import record
+from rlstruct.testing._sim_graph import capture
 from rlstruct.testing._sim_tensor import DECOMPOSED, SimTensor, rebuild, unwrap
 
-__all__ = ["DEVICE_COUNT", "SimDeviceMismatchError", "SimTensor", "record"]
+__all__ = ["DEVICE_COUNT", "SimDeviceMismatchError", "SimTensor", "capture", "record"]
+
+record = capture  # its name in 0.2
 
 
 class _SimModule:

@@ -27,7 +27,7 @@ from rlstruct.testing.conformance import (
     same,
     short,
 )
-from rlstruct.vec_env import EnvWrapper, Observed, Stepped, VecEnv
+from rlstruct.vec_env import EnvWrapper, Observed, StepResult, VecEnv
 
 _COLUMNS = {
     "reward": torch.float32,
@@ -136,7 +136,7 @@ class _Placed(EnvWrapper):
         self._last, self._running = ObservationBuffer.of(observation.clone()), running
         return observation, running
 
-    def step(self, action: DictTensor) -> Stepped:
+    def step(self, action: DictTensor) -> StepResult:
         """Step into poisoned memory."""
 
         def poison(tensor: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ class _Placed(EnvWrapper):
         where, fix = f"{type(self.env).__name__}.step_into", "Write to `final` only in rows that restart."
         check_same(where, final.observation().map(lambda v: v[others]), untouched.map(lambda v: v[others]), fix)
         reached = masked_dicttensor(final.observation(), current, others)
-        return Stepped((reached, ran), (current, running), restarted=bool(len(rows)))
+        return StepResult((reached, ran), (current, running), restarted=bool(len(rows)))
 
 
 class _Walk:

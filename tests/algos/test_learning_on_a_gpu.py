@@ -59,8 +59,8 @@ KEEP_STATES: dict[str, Any] = {
 @pytest.mark.parametrize("name", TASKS)
 def test_every_algorithm_learns_there_as_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs: list[Any] = []
-    record_cuda = recording.record_cuda
-    monkeypatch.setattr(recording, "record_cuda", lambda work: graphs.append(record_cuda(work)) or graphs[-1])
+    capture_cuda = recording.capture_cuda
+    monkeypatch.setattr(recording, "capture_cuda", lambda work: graphs.append(capture_cuda(work)) or graphs[-1])
     create_env = ENVIRONMENTS.get(name, create_sim)
     # A batch that cannot be a graph warns, and warnings are errors in the tests.
     there = train(name, None, create_env, n_env_steps=500, **ON_GPU)
@@ -91,8 +91,8 @@ def test_an_update_of_an_agent_with_a_state_is_recorded_and_gives_the_plain_ones
 ) -> None:
     create_model, create_agent, create_env = KEEP_STATES[kind]
     graphs: list[Any] = []
-    record_cuda = recording.record_cuda
-    monkeypatch.setattr(recording, "record_cuda", lambda work: graphs.append(record_cuda(work)) or graphs[-1])
+    capture_cuda = recording.capture_cuda
+    monkeypatch.setattr(recording, "capture_cuda", lambda work: graphs.append(capture_cuda(work)) or graphs[-1])
     config = ppo.PPOConfig(n_timesteps=6, n_envs=4, n_epochs=2, n_minibatches=2, learner_device=DEVICE)
     args = {"model": create_model()}
     with RL_Batcher(
@@ -209,7 +209,7 @@ def test_a_learner_goes_on_bit_by_bit() -> None:
 
 @pytest.mark.parametrize("kind", REPLAYING)
 def test_a_gradient_step_is_recorded_on_a_gpu(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, record = [], recording.record_cuda
-    monkeypatch.setattr(recording, "record_cuda", lambda work: found.append(record(work)) or found[-1])
+    found, record = [], recording.capture_cuda
+    monkeypatch.setattr(recording, "capture_cuda", lambda work: found.append(record(work)) or found[-1])
     check_recorded_gradient_steps(kind, "cuda:0")
     assert len(found) == 1

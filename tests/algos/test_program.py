@@ -94,8 +94,8 @@ def weights(learner: GradientLearner) -> dict[str, Tensor]:
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The graphs that are recorded on the simulated accelerator."""
     found: list[Any] = []
-    record = _sim_graph.record
-    monkeypatch.setattr(sim_device, "record", lambda work: found.append(record(work)) or found[-1])
+    record = _sim_graph.capture
+    monkeypatch.setattr(sim_device, "capture", lambda work: found.append(record(work)) or found[-1])
     return found
 
 
@@ -139,7 +139,7 @@ def test_a_closed_learner_keeps_nothing_that_was_recorded(kind: str, recorded: l
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_nothing_recorded_outlives_a_training(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    left, record, learn_one = [], _sim_graph.record, ppo.PPOLearner.update
+    left, record, learn_one = [], _sim_graph.capture, ppo.PPOLearner.update
 
     def remember(work: Callable[[], None]) -> Callable[[], None]:
         replay = record(work)
@@ -151,7 +151,7 @@ def test_nothing_recorded_outlives_a_training(fails: bool, monkeypatch: pytest.M
             raise OSError("the last update")
         return learn_one(self, *given)
 
-    monkeypatch.setattr(sim_device, "record", remember)
+    monkeypatch.setattr(sim_device, "capture", remember)
     monkeypatch.setattr(ppo.PPOLearner, "update", update)
     settings = {"evaluation_processes": 0, "evaluation_timesteps": 5, "evaluation_episodes": 1, "n_processes": 0}
     config = dataclasses.replace(PPO, n_env_steps=96, learner_device=SIM, **settings)

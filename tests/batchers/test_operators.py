@@ -71,7 +71,7 @@ def test_restarts_take_as_many_operators_however_many_fields_a_state_has() -> No
         env.step(action)  # draws start states for many steps
         with Queued() as queued:
             env.step(action)
-        kinds = {(value.dtype, value.shape) for value in env.carry().values()}
+        kinds = {(value.dtype, value.shape) for value in env.state_tensors().values()}
         assert queued.names["aten.index_select.default"] <= len(kinds) + (name != "CartPole-v1")  # a game's own table
 
 

@@ -69,8 +69,8 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recordings]:
 
     counts = Recordings()
     if simulated := sys.modules.get("rlstruct.testing.sim_device"):  # kept out of processes that work on CUDA
-        monkeypatch.setattr(simulated, "record", counts.counting(simulated.record))
-    monkeypatch.setattr(recording, "record_cuda", counts.counting(recording.record_cuda))
+        monkeypatch.setattr(simulated, "capture", counts.counting(simulated.capture))
+    monkeypatch.setattr(recording, "capture_cuda", counts.counting(recording.capture_cuda))
     return counts
 
 

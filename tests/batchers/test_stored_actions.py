@@ -14,7 +14,7 @@ from rlstruct import DictTensor, RL_Agent, VecEnv, resolve_device
 from rlstruct.adapters import TorchVectorEnv
 from rlstruct.batchers import RL_Batcher
 from rlstruct.functional.random import normal
-from rlstruct.vec_env import Observed, Stepped
+from rlstruct.vec_env import Observed, StepResult
 
 B, T = 3, 4
 BOX = spaces.Box(-1.0, 1.0, (2,))
@@ -52,16 +52,16 @@ class Clamping(VecEnv):
         self._sum = torch.zeros_like(self._sum)
         return self._show(torch.zeros_like(self._sum)), torch.ones(B, dtype=torch.bool, device=self._device)
 
-    def step(self, action: DictTensor) -> Stepped:
+    def step(self, action: DictTensor) -> StepResult:
         action["action"].clamp_(-1.0, 1.0)
         self._sum = self._sum + action["action"]
         answer = self._show(action["action"].clone()), torch.ones(B, dtype=torch.bool, device=self._device)
-        return Stepped(answer, answer, restarted=False)
+        return StepResult(answer, answer, restarted=False)
 
-    def carry(self) -> dict[str, Tensor]:
+    def state_tensors(self) -> dict[str, Tensor]:
         return {"sum": self._sum}
 
-    def set_carry(self, tensors: Mapping[str, Tensor]) -> None:
+    def set_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self._sum = tensors["sum"]
 
     def _show(self, last_action: Tensor) -> DictTensor:

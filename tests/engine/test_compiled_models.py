@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlstruct.engine.graph import Work, record
+from rlstruct.engine.graph import Work, capture
 from rlstruct.testing import count_host_syncs, forbid_host_sync
 
 
@@ -39,11 +39,11 @@ def forget() -> None:
 def run_recorded(work: Work) -> None:
     """Do what a recording does, but for the capture."""
 
-    def recorder(watched: Work) -> Work:
+    def how(watched: Work) -> Work:
         watched()
         return watched
 
-    record(recorder, work)
+    capture(how, work)
 
 
 def run_inside(context: Callable[[], AbstractContextManager[Any]]) -> Callable[[Work], None]:
@@ -79,10 +79,10 @@ def test_a_recording_does_not_import_a_compiler() -> None:
     """Compile outside of a capture: it takes seconds."""
     program = """
 import sys, torch
-from rlstruct.engine.graph import record
+from rlstruct.engine.graph import capture
 from rlstruct.testing import forbid_host_sync
 x = torch.ones(3)
-record(lambda work: (work(), work)[1], lambda: x + 1)
+capture(lambda work: (work(), work)[1], lambda: x + 1)
 with forbid_host_sync():
     x + 1
 assert "torch._dynamo" not in sys.modules

@@ -56,7 +56,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
 
 def test_a_recording_is_ended_before_it_is_replayed(cuda: Cuda) -> None:
-    replay = recording.record_cuda(lambda: cuda.append("work"))
+    replay = recording.capture_cuda(lambda: cuda.append("work"))
     replay()
     # torch 2.13 frees workspaces of cuBLAS with any graph: the graph makes its own, and leaves them to none.
     assert cuda == [*BEGIN, "work", "end", "clear", "replay"]
@@ -67,7 +67,7 @@ def test_work_that_raises_ends_the_recording_too(cuda: Cuda) -> None:
         raise KeyError("frame")
 
     with pytest.raises(KeyError, match="frame"):
-        recording.record_cuda(work)
+        recording.capture_cuda(work)
     assert cuda == [*BEGIN, "end", "clear"]  # torch has informed its allocator
 
 
@@ -84,10 +84,10 @@ def test_a_recording_that_runs_out_of_memory_is_tried_once_more(cuda: Cuda, n_fa
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     if n_failures == 1:
-        recording.record_cuda(work)()
+        recording.capture_cuda(work)()
     else:
         with pytest.raises(torch.OutOfMemoryError):
-            recording.record_cuda(work)
+            recording.capture_cuda(work)
     assert len(made) == 2
     assert cuda == [*BEGIN, "end", "clear", *BEGIN, "end", "clear", "replay"][: len(cuda)]
     assert cuda[-1] == ("replay" if n_failures == 1 else "clear")
@@ -99,7 +99,7 @@ def test_no_garbage_is_collected_within_a_recording(cuda: Cuda, collects: bool) 
     before, seen = gc.isenabled(), []
     (gc.enable if collects else gc.disable)()
     try:
-        recording.record_cuda(lambda: seen.append(gc.isenabled()))
+        recording.capture_cuda(lambda: seen.append(gc.isenabled()))
         assert (seen, gc.isenabled()) == ([False], collects)
     finally:
         (gc.enable if before else gc.disable)()
@@ -113,7 +113,7 @@ def test_torchs_allocator_hears_of_a_recording_that_cuda_refuses_to_end(cuda: Cu
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
 
     with pytest.raises(RuntimeError, match="not permitted" if says_so else "previous error"):
-        recording.record_cuda(work)
+        recording.capture_cuda(work)
     assert cuda[-1] == "clear"
     assert cuda[-3:-1] == [f"_cuda_endAllocateToPool {(0, POOL)}", f"_cuda_releasePool {(0, POOL)}"]
     assert len(recording._SPOILT) == 1  # torch's other allocators go on to ask it
@@ -137,10 +137,10 @@ def test_memory_is_used_again_after_a_recording_that_failed(name: str) -> None:
     x, stream = torch.ones(4, device="cuda:0"), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        with pytest.raises(recording.RecordingError):
-            recording.record(recording.record_cuda, lambda: BAD[name](x * 2))
+        with pytest.raises(recording.CaptureError):
+            recording.capture(recording.capture_cuda, lambda: BAD[name](x * 2))
         y = torch.zeros(4, device="cuda:0")
-        again = recording.record(recording.record_cuda, lambda: y.add_(x))
+        again = recording.capture(recording.capture_cuda, lambda: y.add_(x))
         again()
         again()
     torch.cuda.synchronize()

@@ -10,7 +10,7 @@ import torch
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.batchers import RL_Batcher
 from rlstruct.engine import torch_private
-from rlstruct.engine.graph import record_cuda, recorder_of
+from rlstruct.engine.graph import capture_cuda, capture_on
 from rlstruct.sims import make
 
 
@@ -50,11 +50,11 @@ def test_without_a_name_nothing_is_recorded_on_cuda(monkeypatch: pytest.MonkeyPa
     names = [name for names in torch_private.NEEDED["graph"] for name in names.split(":")[1].split("|")]
     for name in names:
         monkeypatch.setattr(torch._C, name, lambda *_: None, raising=False)
-    assert recorder_of(torch.device("cuda", 0)) is record_cuda
+    assert capture_on(torch.device("cuda", 0)) is capture_cuda
     monkeypatch.delattr(torch._C, "_cuda_endAllocateToPool")  # torch 2.7 has it under an older name
-    assert recorder_of(torch.device("cuda", 0)) is record_cuda
+    assert capture_on(torch.device("cuda", 0)) is capture_cuda
     monkeypatch.delattr(torch._C, "_cuda_clearCublasWorkspaces")
-    assert recorder_of(torch.device("cuda", 0)) is None
+    assert capture_on(torch.device("cuda", 0)) is None
     with pytest.warns(UserWarning, match="_cuda_clearCublasWorkspaces.*'graph' is left out"):
         torch_private.check()
 

@@ -22,8 +22,8 @@ CONFIG = SearchConfig(method="puct", n_simulations=6, max_depth=4)
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The graphs that are recorded on the simulated accelerator."""
     found: list[Any] = []
-    record = sim.record
-    monkeypatch.setattr(sim, "record", lambda work: found.append(record(work)) or found[-1])
+    record = sim.capture
+    monkeypatch.setattr(sim, "capture", lambda work: found.append(record(work)) or found[-1])
     return found
 
 

@@ -141,7 +141,7 @@ def test_a_gpu_does_what_the_cpu_does(name: str) -> None:
     here.reset()
     there.reset()
     for t in range(60):
-        there.set_carry({key: value.to("cuda:0") for key, value in here.carry().items()})
+        there.set_state_tensors({key: value.to("cuda:0") for key, value in here.state_tensors().items()})
         seen = [(a.to("cpu"), mask.cpu()) for a, mask in there.step(on_gpu.temporal_index(t))]
         assert_same(seen, here.step(plan.temporal_index(t)), rtol=1e-4, atol=1e-4)
     one_by_one = [on_gpu.temporal_index(t) for t in range(8)]

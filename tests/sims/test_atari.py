@@ -90,11 +90,11 @@ def test_a_game_goes_on_from_its_carry_and_does_not_see_its_neighbours() -> None
     made.reset(), alone.reset()
     plan = torch.from_numpy(np.random.default_rng(0).integers(4, size=(12, 3)))
     for actions in plan:
-        carry = made.carry()
+        carry = made.state_tensors()
         (seen, _), _ = made.step(DictTensor({"action": actions}))
         (single, _), _ = alone.step(DictTensor({"action": actions[1:2]}))
         assert (seen["frame"][1] == single["frame"][0]).all()
-    made.set_carry(carry)
+    made.set_state_tensors(carry)
     (again, _), _ = made.step(DictTensor({"action": plan[-1]}))
     assert all((again[key] == seen[key]).all() for key in seen.keys())
     kept = made.get_state()
@@ -179,8 +179,8 @@ def test_fire_is_pressed_before_every_episode_where_the_game_knows_it(game: str,
 def test_an_episode_is_cut_after_half_an_hour(frame_skip: int, n_steps: int) -> None:
     env = Atari("Pong", 2, frame_skip=frame_skip)
     env.reset()
-    carry = env.carry()
-    env.set_carry({**carry, "elapsed": torch.tensor([n_steps - 2, 0], dtype=carry["elapsed"].dtype)})
+    carry = env.state_tensors()
+    env.set_state_tensors({**carry, "elapsed": torch.tensor([n_steps - 2, 0], dtype=carry["elapsed"].dtype)})
     for cut in (False, True, False):
         (seen, _), _ = env.step(DictTensor({"action": torch.zeros(2, dtype=torch.int64)}))
         assert seen["truncated"].tolist() == [cut, False]

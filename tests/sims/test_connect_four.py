@@ -94,7 +94,7 @@ def test_known_numbers_of_positions(n_moves: int) -> None:
         env.step(DictTensor({"action": plays[:, t].contiguous()}))
         state = env.get_state()
         assert len(torch.stack([state.mine, state.theirs], 1).unique(dim=0)) == expected[t]
-    assert env.carry()["running"].all()
+    assert env.state_tensors()["running"].all()
     # Of six equal moves, seven sequences in all, the next into the same column is the seventh stone there.
     state = env.get_state()
     for column in range(7):

@@ -323,7 +323,7 @@ def test_a_carry_of_another_number_of_environments_is_refused() -> None:
         batch_of(batcher)
         other = make("CartPole-v1", 2)
         other.reset()
-        made[-1].set_carry(other.carry())
+        made[-1].set_state_tensors(other.state_tensors())
         with pytest.raises(WorkerError, match="expected 4 fields") as caught:
             batch_of(batcher)
     assert isinstance(caught.value.__cause__, ShapeMismatchError)

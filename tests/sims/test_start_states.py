@@ -41,7 +41,7 @@ class Short(TensorEnv[Drawn]):
 
 def drawn_alone(env: Short) -> Tensor:
     """Return the draws that the running episodes would have made one by one, [B]."""
-    carry = env.carry()
+    carry = env.state_tensors()
     return random.uniform(random.child_key(carry["env_key"], carry["episode"]))
 
 
@@ -58,12 +58,12 @@ def test_every_episode_begins_with_the_state_that_it_draws_alone(
         if t % 37 == 20:
             env.reset()
         if t == 50:
-            kept = env.carry()
+            kept = env.state_tensors()
         if t == 90 and kept is not None:
-            env.set_carry(kept)
+            env.set_state_tensors(kept)
         _, (current, _) = env.step(action)
         assert torch.equal(current["frame"][:, 0], drawn_alone(env))
-    assert env.carry()["episode"].min() > 30
+    assert env.state_tensors()["episode"].min() > 30
 
 
 def test_drawing_is_shared_by_sixteen_steps() -> None:

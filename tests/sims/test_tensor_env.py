@@ -121,9 +121,9 @@ def test_a_loop_that_never_ends_is_told(device: str) -> None:
 def test_one_that_goes_on_from_an_earlier_carry_is_not_idle() -> None:
     env = Counter(1, auto_reset=False, time_limit=2)
     env.reset()
-    begun = env.carry()
+    begun = env.state_tensors()
     for _ in range(1500):
-        env.set_carry(begun)
+        env.set_state_tensors(begun)
         assert env.step(act(0))[0][1].all()
 
 
@@ -305,7 +305,7 @@ def test_a_simulation_goes_on_from_its_carry_bit_by_bit() -> None:
     action = DictTensor({"action/left": torch.zeros(8, dtype=torch.int64), "action/right": torch.zeros(8, 2)})
     one.step(action)
     other.reset()
-    other.set_carry(one.carry())
+    other.set_state_tensors(one.state_tensors())
     for _ in range(20):
         (a, _), (b, _) = one.step(action), other.step(action)
         assert torch.equal(a[0]["frame/die"], b[0]["frame/die"])

@@ -24,7 +24,7 @@ from rlstruct.in_place import ObservationBuffer
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.testing import ConformanceError, HostSyncError, check_agent, check_vec_env
 from rlstruct.testing.conformance import build_error
-from rlstruct.vec_env import Stepped
+from rlstruct.vec_env import StepResult
 
 EMPTY = DictTensor()
 B = 3
@@ -362,7 +362,7 @@ def test_bad_data_of_gymnasium_environments_is_found(
 
 def test_a_step_that_says_what_is_not_is_found() -> None:
     with pytest.raises(ConformanceError, match="Say restarted=False only where no environment restarted"):
-        check_vec_env(Wrong(on_step=lambda right, action: Stepped(*right, restarted=False), auto_reset=True))
+        check_vec_env(Wrong(on_step=lambda right, action: StepResult(*right, restarted=False), auto_reset=True))
 
 
 class WrongInPlace(GymEnvInf):

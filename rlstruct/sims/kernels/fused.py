@@ -108,7 +108,7 @@ class FusedLaunch:
 
     def _held(self) -> Tensors:
         """Stack the current state of the simulation."""
-        carry, B = self._env.carry(), self._env.n_envs()
+        carry, B = self._env.state_tensors(), self._env.n_envs()
         fields = part_of(carry, "state/")
         found = {name: (tuple(value.shape), value.dtype) for name, value in fields.items()}
         if list(found.values()) != [((B,), torch.float32)] * self._n_fields:
@@ -124,12 +124,12 @@ class FusedLaunch:
 
     def _go_on(self, changed: Tensors, shown: Tensors) -> None:
         """Set the environments to the state after a launch."""
-        carry = self._env.carry()
+        carry = self._env.state_tensors()
         carry["elapsed"], carry["episode"], state_key = changed["next_clock"].unbind(0)
         if self._env.stochastic:
             carry["state_key"] = state_key
         names = [name for name in carry if name.startswith("state/")]
-        self._env.set_carry({**carry, **dict(zip(names, changed["next_state"].unbind(0), strict=True))}, shown)
+        self._env.set_state_tensors({**carry, **dict(zip(names, changed["next_state"].unbind(0), strict=True))}, shown)
 
     def _record(self, first: Tensors, rng: Tensor, stream: Tensors, shown: Tensors, said: Tensors) -> Tensors:
         """Name the results of a launch as FusedRollout does."""

@@ -13,8 +13,8 @@ from rlstruct.batchers.tuning.search import (
     MAX_ALPHA,
     MIN_ALPHA,
     Candidate,
+    Climb,
     Measured,
-    Search,
     Space,
     TimeIsUp,
     project_line,
@@ -46,8 +46,8 @@ class Surface:
         return Measured(rate, rate / self.rate(best) if best else 1.0, self.noise, self.memory(candidate))
 
 
-def search(surface: Surface, space: Space = SPACE, **kind: object) -> Search:
-    found = Search(space, surface, size=size, start=500.0, **kind)  # type: ignore[arg-type]
+def search(surface: Surface, space: Space = SPACE, **kind: object) -> Climb:
+    found = Climb(space, surface, size=size, start=500.0, **kind)  # type: ignore[arg-type]
     found.run()
     return found
 
@@ -194,7 +194,7 @@ def test_when_time_is_up_the_best_so_far_is_the_answer() -> None:
             raise TimeIsUp
         return surface(candidate, best, projected)
 
-    found = Search(SPACE, measure, size=size)
+    found = Climb(SPACE, measure, size=size)
     best = found.run()
     assert best is not None
     assert best.candidate == Candidate(0, 4, 32)
