@@ -4,9 +4,9 @@
 
 A step of B environments costs calls and arithmetic. Below some hundred environments the calls are all that it costs:
 there, more environments are free. Beyond, the arithmetic counts. This tutorial measures both, draws the ladder from
-Python objects to a compiled kernel, and looks into the loop of a batcher. ``--all`` adds a compiled agent, for
-which the compiler takes a minute more. benchmarks/sims.py and benchmarks/gpu.py are the same with care.
-Needs matplotlib (the extra `train`).
+Python objects to a compiled kernel, and looks into the loop of a batcher. ``--all`` adds a compiled agent, for which
+the compiler takes a minute more. benchmarks/gpu.py measures the same with more care. Needs matplotlib (the extra
+`train`).
 """
 
 import sys
