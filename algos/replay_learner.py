@@ -15,7 +15,7 @@ from rlstruct.rl_agent import RL_Agent
 
 
 class ReplayLearner(GradientLearner):
-    """Stores every batch in a replay buffer, and takes ``n_updates`` gradient steps on samples from it.
+    """Learner that stores every batch in a replay buffer, and takes ``n_updates`` gradient steps on samples from it.
 
     Args:
         model: see `GradientLearner`, as are ``agent`` and ``config``.

@@ -32,7 +32,7 @@ if _TYPE_CHECKING:
     from rlstruct.vec_env import StepResult as StepResult
     from rlstruct.vec_env import VecEnv as VecEnv
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # Imported when first asked for: torch takes a second, in which the command line can already answer.
 _NAMES = {
