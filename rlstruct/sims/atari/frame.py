@@ -87,6 +87,7 @@ def run_frame(
     given: Board,
     actions: wp.array(dtype=int),
     running: wp.array(dtype=int),
+    apart: int,
 ):
     """Run each console until its frame ends.
 
@@ -95,9 +96,11 @@ def run_frame(
         given: what they share, and their memory.
         actions: ALE's number of the action of each.  [B]
         running: 0 leaves a console unchanged.  [B]
+        apart: every so many threads one runs a console, the others do nothing.
     """
-    i = wp.tid()
-    if running[i] == 0:
+    thread = wp.tid()
+    i = thread // apart
+    if thread % apart != 0 or running[i] == 0:
         return
     m = consoles[i]
     board = given

@@ -30,8 +30,12 @@ MAPPERS = {
 MOST_PICTURE_LINES = PAL_LINES = 250
 BLOCK = 32
 """Threads in a block of consoles: one warp, so that 4,096 consoles reach nearly all multiprocessors of a large GPU."""
+APART = 1
+"""Threads for a console, of which one works: 32 gives each console its own warp."""
 
-_NOT_IN_ALE = {"switches", "controller", "blanks", "input2", "mirror_playfield"}  # its states do not hold them
+_NOT_IN_ALE = frozenset(
+    {"switches", "controller", "blanks", "input2", "mirror_playfield"}
+)  # its states do not hold them
 
 
 class Consoles:
@@ -200,7 +204,8 @@ def run_consoles(board: Any, consoles: Any, actions: Tensor, running: Any, *, dr
         draw: draw the frame on the screens.
     """
     board.draw = int(draw)
-    launch(actions.device, run_frame, len(actions), consoles, board, actions, running, block=BLOCK)
+    apart = APART if actions.is_cuda else 1
+    launch(actions.device, run_frame, len(actions) * apart, consoles, board, actions, running, apart, block=BLOCK)
 
 
 def launch(device: torch.device, kernel: Any, shape: int | Sequence[int], *inputs: Any, block: int = 256) -> None:
