@@ -146,7 +146,8 @@ def stage() -> None:
         ("benchmarks/TRIED.md", "benchmarks/TRIED.md"),
     ):
         _write(PAGES / page, (ROOT / source).read_text().replace("](../docs/", "](../"))
-    _write(PAGES / "changelog.md", (ROOT / "CHANGELOG.md").read_text().replace("](docs/", "]("))
+    changes = (ROOT / "CHANGELOG.md").read_text().replace("](docs/", "](")
+    _write(PAGES / "changelog.md", re.sub(r"\]\((tutorials/\w+)\.py\)", r"](\1.md)", changes))
     _stage_tutorials()
     _stage_reference()
 
