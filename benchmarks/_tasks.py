@@ -371,6 +371,13 @@ TASKS["ppo_gymnax_breakout"] = _PPO(
     _network("ppo", "Breakout-MinAtar", ActorCritic, *_GAMES["Breakout"]), ActorCriticAgent,
     partial(functional, "Breakout-MinAtar"), 5.0, "PPO on gymnax's Breakout-MinAtar", tuned_on=(),
 )  # fmt: skip
+# gymnax's rules: no action sticks, and episodes end after 1,000 steps.
+TASKS["ppo_minatar_breakout_plain"] = _PPO(
+    replace(_tuned("ppo", "Breakout-MinAtar"), **_MINATAR),
+    _network("ppo", "Breakout-MinAtar", ActorCritic, *_GAMES["Breakout"]), ActorCriticAgent,
+    partial(sims.make, "Breakout-MinAtar", auto_reset=True, sticky_probability=0.0, time_limit=1_000), None,
+    "PPO on MinAtar's Breakout with gymnax's rules", tuned_on=(),
+)  # fmt: skip
 TASKS["ppo_cartpole_balance"] = _PPO(
     PPOConfig(
         n_env_steps=300_000, n_envs=64, n_timesteps=64, n_epochs=10, n_minibatches=8, discount=0.995, reward_scale=0.1,
