@@ -171,6 +171,39 @@ def test_gymnasiums_wrappers_do_with_it_what_they_do_with_a_sync_vector_env(wrap
             np.testing.assert_array_equal(info["episode"]["l"], their_info["episode"]["l"])
 
 
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "nested"])
+def test_values_lie_in_the_declared_spaces_and_it_closes_twice(name: str) -> None:
+    """Cover what gymnasium's tests of SyncVectorEnv ask of any vector environment.
+
+    Observations (final ones, too) lie in the spaces with their dtypes, rewards are [B] of floats and flags [B] of bool,
+    equal seeds of the action space draw equal actions, and close may be called again. Left out are its tests of `call`,
+    `set_attr`, `render` and mode DISABLED, which a VecEnv does not have.
+    """
+    ours = GymnasiumVectorEnv(create, {"name": name, "n_envs": 3})
+    observation, info = ours.reset(seed=3)
+    assert observation in ours.observation_space
+    assert (info, ours.num_envs, ours.render_mode, ours.spec, ours.unwrapped) == ({}, 3, None, None, ours)
+    ours.action_space.seed(5)
+    first = ours.action_space.sample()
+    ours.action_space.seed(5)
+    same(ours.action_space.sample(), first)
+    n_final = 0
+    for _ in range(30):
+        observation, reward, terminated, truncated, info = ours.step(ours.action_space.sample())
+        assert observation in ours.observation_space
+        assert reward.shape == (3,)
+        assert np.issubdtype(reward.dtype, np.floating)
+        assert all(flag.shape == (3,) and flag.dtype == np.bool_ for flag in (terminated, truncated))
+        assert set(info) <= {"final_obs", "_final_obs"}
+        for row in info.get("final_obs", ()):
+            n_final += row is not None
+            assert row is None or row in ours.single_observation_space
+    assert n_final > 0
+    ours.close()
+    ours.close()
+    assert ours.closed
+
+
 def test_listed_info_has_the_form_that_cleanrl_reads() -> None:
     ours = GymnasiumVectorEnv(create, {"name": "CartPole-v1", "n_envs": 4}, listed_info=True)
     ours.reset(seed=0)
