@@ -36,7 +36,7 @@ test-all: $(INSTALLED) ## run these, tutorials, site, benchmarks, compilers, gro
 torch: ## run the core tests with the oldest and the newest torch, each in an environment of its own
 	bash .ci/torch_versions
 
-gpu: ## forty minutes on a GPU, tests and benchmarks, with the packages that are there: make gpu ARGS=--dry-run
+gpu: ## two hours on a GPU, tests and benchmarks, with the packages that are there: make gpu ARGS="--command 1" for nine minutes
 	$(PYTHON) .ci/on_gpu.py $(ARGS)
 
 soak: $(INSTALLED) ## break batchers at random for ten minutes: make soak ARGS="--seconds 60 --seed 3"

@@ -23,7 +23,7 @@ class Step:
 
     Attributes:
         name: as it is printed and written.
-        command: of the four into which the whole is divided.
+        command: of those into which the whole is divided; the first four are the most valuable.
         minutes: it takes at most, if its command has nine.
         tests: words in the paths of the test files, in the order in which they run; "" takes all that are left.
         benchmark: name of the script in benchmarks/; with one no tests are run.
@@ -57,11 +57,11 @@ STEPS = (
     Step("tests alone", 1, 1.5, tests=ALONE),
     Step("targets", 1, 3.5, benchmark="gpu", parts=("first_launch", "targets", "sync")),
     Step("Atari's tests", 2, 2.0, tests=("atari",)),
-    Step("Atari", 2, 2.5, benchmark="experiments", parts=("atari", "atari_starts", "atari_layout")),
+    Step("Atari", 2, 2.5, benchmark="experiments", parts=("atari",)),
     Step("trained steps", 2, 2.0, benchmark="gpu", parts=("trained",)),
     Step("profiles", 2, 1.0, benchmark="gpu", parts=("profiling",)),
-    Step("experiments", 2, 1.5, benchmark="experiments", parts=("fusion", "compilers")),
-    Step("survey", 3, 1.0, benchmark="experiments", parts=("survey",)),
+    Step("fusion", 2, 1.5, benchmark="experiments", parts=("fusion",)),
+    Step("survey", 3, 2.5, benchmark="experiments", parts=("survey",)),
     Step("other tests", 3, 2.5, tests=("learning_on", "dqn", "replay_buffer", "")),
     Step(
         "ladder",
@@ -71,15 +71,27 @@ STEPS = (
         parts=("policy", "simulation", "training", "launches"),
     ),
     Step("sharing", 3, 1.5, benchmark="sharing"),
-    Step("shares", 3, 1.5, benchmark="experiments", parts=("serving", "training")),
     Step("unfinished tests", 3, 1.0),
-    Step("Atari's scores", 4, 9.0, benchmark="experiments", parts=("atari_score",)),
+    Step("score in Pong", 4, 9.0, benchmark="experiments", parts=("atari_score",)),
+    # From here on each experiment goes on to full size where the commands above have left it.
+    Step("all of fusion", 5, 3.5, benchmark="experiments", parts=("fusion",)),
+    Step("compilers", 5, 5.5, benchmark="experiments", parts=("compilers",)),
+    Step("shares, serving", 6, 9.0, benchmark="experiments", parts=("serving",)),
+    Step("shares, training", 7, 9.0, benchmark="experiments", parts=("training",)),
+    Step("all of Atari", 8, 9.0, benchmark="experiments", parts=("atari",)),
+    Step("Atari's starts", 9, 3.0, benchmark="experiments", parts=("atari_starts",)),
+    Step("Atari's layout", 9, 6.0, benchmark="experiments", parts=("atari_layout",)),
+    Step("all of survey", 10, 5.0, benchmark="experiments", parts=("survey",)),
+    Step("tests of adapters", 10, 4.0, tests=("adapters",)),
+    # Two trainings of some four minutes, or one with games on the CPU, which has eight.
+    *(Step(f"scores, part {k}", 9 + k, 9.0, benchmark="experiments", parts=("atari_score",)) for k in (2, 3, 4)),
 )
+MINUTES = 9.0  # of a command
 COMMANDS = tuple(dict.fromkeys(step.command for step in STEPS))
 
 
 def test_files(root: Path) -> dict[str, list[str]]:
-    """Give every test file that has tests for a GPU to the first step that names it.
+    """Give every test file that has tests for a GPU to the first step that names it, or else to that of all others.
 
     Args:
         root: of the repository.
@@ -91,7 +103,7 @@ def test_files(root: Path) -> dict[str, list[str]]:
     names = [str(file.relative_to(root)) for file in files]
     left = [name for name in names if name not in LEFT_OUT]
     found: dict[str, list[str]] = {}
-    for step in STEPS:
+    for step in sorted(STEPS, key=lambda step: "" in step.tests):
         order = {name: _place(step.tests, name) for name in left}
         chosen = sorted((place, name) for name, place in order.items() if place is not None)
         found[step.name] = [name for _, name in chosen]
@@ -132,7 +144,7 @@ def describe(root: Path, chosen: Sequence[Step], minutes: float) -> str:
     """Say what runs, in which order, and for how long at most."""
     files = test_files(root)
     lines = [
-        f"{minutes:g} minutes at most; --command 1 to 4 divide the whole into four times 9 minutes.",
+        f"{minutes:g} minutes at most; --command 1 to {COMMANDS[-1]} divide the whole into {MINUTES:g} minutes each.",
         "number step              minutes  command, minutes in it",
     ]
     for step, its in zip(chosen, minutes_of(chosen, minutes), strict=True):

@@ -1,14 +1,15 @@
-"""Packages for a machine with a GPU but no network, where only small files can be carried: three archives.
+"""Packages for a machine with a GPU but no network, where only small files can be carried: four archives.
 
     python3 .ci/pack_site.py build/site        here, with a network; some 6 minutes of a core
 
 `.ci/on_gpu.py` unpacks what lies in build/site there into build/packages. git ignores both, so they survive between
-commands on a borrowed machine. Where 64 MiB travel at a time, the first two go with the first command and the third
+commands on a borrowed machine. Where 64 MiB travel at a time, the first two go with the first command and the others
 with the second, which tests and times Atari.
 
 ``1-packages.tar.xz`` and ``2-warp.tar.xz``, some 55 MB together, are what collecting and learning need on a GPU:
 gymnasium, and Warp with the machine code of one architecture only. ``3-cpu.tar.xz``, some 20 MB, has Warp's compiler
-for the CPU and ale-py with its ROMs, for the tests that compare a GPU with the CPU. torch, pytest and hypothesis are
+for the CPU and ale-py with its ROMs, for the tests that compare a GPU with the CPU. ``4-mujoco.tar.xz``, 7 MB, has
+MuJoCo and MuJoCo Warp, for the tests of `MujocoWarpEnv`; JAX for CUDA is too large. torch, pytest and hypothesis are
 not packed: they must be there. Versions are those of constraints.txt.
 """
 
@@ -26,8 +27,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("gymnasium", "farama-notifications", "warp-lang", "ale-py")
+PACKAGES += ("mujoco-warp", "mujoco", "mujoco-core", "absl-py", "etils")
 UNUSED = re.compile(r"warp/(tests|examples)/|\.pyi$")
 ARCHIVES = {  # the first pattern that fits a file decides
+    "4-mujoco": r"^(mujoco|absl|etils)",
     "3-cpu": r"warp/bin/warp-clang|ale_py",
     "2-warp": r"warp/bin/warp\.so",
     "1-packages": r"",
@@ -39,6 +42,7 @@ _CONTAINER, _CUBIN = 0xBA55ED50, 2  # the magic number of fatbins; the kind of a
 def download(folder: Path, python: str) -> None:
     """Fetch the wheels and unpack them, without what is never imported there."""
     pins = dict(re.findall(r"^([\w-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    pins["mujoco-core"] = pins["mujoco"]
     names = [f"{name}=={pins[name]}" if name in pins else name for name in PACKAGES]
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", str(folder)]
     command += ["--implementation", "cp", "--python-version", python]

@@ -227,7 +227,7 @@ def parser(doc: str | None, parts: Mapping[str, Callable[..., None]]) -> argpars
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--parts", nargs="+", choices=list(parts), default=list(parts))
     made.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
-    made.add_argument("--minutes", type=float, default=8.0, help="time budget of the whole")
+    made.add_argument("--minutes", type=float, help="time budget of the whole; 8 for each part by default")
     made.add_argument("--quick", action="store_true", help="few sizes, short repeats: does it run?")
     made.add_argument("--out", type=Path, default=_report.RESULTS, help="folder of JSON and picture")
     made.add_argument("--resume", action="store_true", help="keep the rows of the same device and commit in --out")
@@ -237,7 +237,8 @@ def parser(doc: str | None, parts: Mapping[str, Callable[..., None]]) -> argpars
 def begin(kind: type[R], options: argparse.Namespace) -> R:
     """Return a run with these options, which watches what hangs."""
     _report.RESULTS = options.out
-    run = kind(resolve_device(options.device), options.quick, time.perf_counter() + 60 * options.minutes)
+    minutes = 8.0 * len(options.parts) if options.minutes is None else options.minutes
+    run = kind(resolve_device(options.device), options.quick, time.perf_counter() + 60 * minutes)
     run.path = _report.result_path(kind.name)
     if options.resume:
         run.resume()

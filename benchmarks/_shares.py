@@ -18,6 +18,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -163,14 +164,15 @@ def measure(kind: str, run: Ladder, sizes: Mapping[str, Sequence[int]]) -> None:
     best = int(max(single, key=lambda row: row["steps_per_second"])["N"])
     with opened(kind, 1, "none", best, run.device, {}) as reference:
         for m in sizes["m"]:
-            for sharing in MODES:
-                for n in sorted({best, best if run.quick else max(1, best // m)}):
-                    where = {"m": m, "sharing": sharing, "N": n}
-                    if run.measured(kind, **where):
-                        continue
-                    if not run.left(60, kind):
-                        return
-                    _compare(kind, run, where, seconds, reference)
+            # As many environments together as the one process has; for the first m also as many in each.
+            numbers = [best] if run.quick else [max(1, best // m), *([best] if m == sizes["m"][0] else [])]
+            for n, sharing in product(numbers, MODES):
+                where = {"m": m, "sharing": sharing, "N": n}
+                if run.measured(kind, **where):
+                    continue
+                if not run.left(45, kind):
+                    return
+                _compare(kind, run, where, seconds, reference)
 
 
 def _compare(kind: str, run: Ladder, where: Row, seconds: float, reference: Rate | None) -> None:
@@ -206,6 +208,7 @@ def tabulate(kind: str, rows: Sequence[Row]) -> list[str]:
     """Tabulate steps per second by number of processes and how they share, against one at its best."""
     own = [row for row in rows if row["part"] == kind]
     measured = [row for row in own if "steps_per_second" in row]
+    measured.sort(key=lambda row: (row["m"], MODES.index(row["sharing"]), row["N"]))
     best = max((row["steps_per_second"] for row in measured if row["m"] == 1), default=0.0)
     lines = []
     for row in measured:

@@ -69,12 +69,15 @@ ON_CUDA = [Work("a2c", mode=f"simulator, {mode}", settings={"graph": mode == "gr
 
 
 def works(*, cuda: bool, workers: Iterable[int], quick: bool) -> list[Work]:
-    """List the trainings."""
+    """List the trainings; on a GPU, where time may run out, first those that RL-Scope's findings compare."""
     play = {"n_timesteps": 4, "n_updates": 20, "learning_starts": 1, "n_simulations": 16, "evaluation_simulations": 2}
     games = [Work("alphazero", "ConnectFour-v0", settings={**play, "n_processes": k}) for k in workers]
     if quick:
         return [Work("a2c"), *games]
-    return [*ALGORITHMS, *CONTINUOUS, *SIMULATORS, *MODES, *(ON_CUDA if cuda else []), *games]
+    if not cuda:
+        return [*ALGORITHMS, *CONTINUOUS, *SIMULATORS, *MODES, *games]
+    first = [*ALGORITHMS[1::2], *ON_CUDA, games[0], SIMULATORS[-1], *SIMULATORS[1:3], *MODES]
+    return first + [work for work in (*ALGORITHMS, *CONTINUOUS, *SIMULATORS, *games) if work not in first]
 
 
 class Stretches(Callback):

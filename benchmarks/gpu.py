@@ -1,6 +1,6 @@
 """The ladder on one device, from SyncVectorEnv to a policy inside a kernel and a training.
 
-    python benchmarks/gpu.py                       everything, at most 8 minutes on a GPU
+    python benchmarks/gpu.py                       everything, at most 8 minutes a part
     python benchmarks/gpu.py --minutes 4 --out DIR --resume    go on where a run with the same commit was cut
     python benchmarks/gpu.py --quick --out DIR     a look whether it runs, under 20 seconds, also without a GPU
     python benchmarks/gpu.py --parts simulation policy --device cpu

@@ -46,9 +46,15 @@ def make(n_envs: int = 4, seed: int = 0, device: str = "cpu") -> MujocoWarpEnv:
     return MujocoWarpEnv(mujoco.MjModel.from_xml_string(XML), Balance(), n_envs, seed, time_limit=40, device=device)
 
 
-@pytest.mark.exhaustive  # the first step compiles MuJoCo's kernels, which takes minutes on a CPU
+# The first step compiles MuJoCo's kernels, which takes minutes.
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param("cpu", marks=pytest.mark.exhaustive),
+        pytest.param("cuda:0", marks=[pytest.mark.gpu, pytest.mark.slow]),
+    ],
+)
 def test_worlds_move_as_mujocos_do_and_keep_the_contract(device: str) -> None:
     check_vec_env(make, n_steps=60, env_args={"device": device})
     env = make(device=device)
@@ -93,7 +99,7 @@ def test_saved_worlds_go_on_and_actions_are_clipped() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_steps_wait_for_torchs_stream_and_torch_for_warp() -> None:
     plain, late = make(64, device="cuda:0"), make(64, device="cuda:0")

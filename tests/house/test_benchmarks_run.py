@@ -163,6 +163,73 @@ def test_costs_of_starts_are_ratios_of_times(monkeypatch: pytest.MonkeyPatch) ->
     assert _atari.starts_table(rows)[2] == "| 4 | 0.50 | 2.00 | 2.94 |"
 
 
+def test_a_score_counts_seconds_of_learning_and_has_a_target_in_both_games(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import _atari_score
+
+    row = {"part": "atari_score", "way": "plain batches", "N": 8, "steps": 100, "seconds": 5.0, "updates": 6}
+    curve = [[0, 0.001, 1.0], [200, 1.0, 20.0], [400, 2.0, 32.0]]  # 5 s with the evaluations, 2 s without
+    rows = [{**row, "game": "Breakout", "target": None, "curve": curve},
+            {**row, "game": "Pong", "curve": [[0, 0.001, -21.0], [400, 4.0, 17.0]]}]  # fmt: skip
+    assert _atari_score.score_table(rows)[2:] == [
+        "| Breakout | plain batches | 8 | 400 | 2 | 200 | 3.0 | 1.0 to 32.0 | 31.8: 400 frames, 2 s |",
+        "| Pong | plain batches | 8 | 400 | 4 | 100 | 1.5 | -21.0 to 17.0 | 18: no |",
+    ]
+
+
+def test_a_training_to_a_score_starts_only_where_its_whole_time_is_left(
+    monkeypatch: pytest.MonkeyPatch, gpu: ModuleType
+) -> None:
+    import _atari_score
+
+    monkeypatch.setattr(_atari_score, "train", lambda *_: {"curve": []})
+    run = gpu.Run(torch.device("cpu"), quick=True, deadline=time.perf_counter() + 90, silent=True)
+    sizes = {"game": ("Pong", "Breakout"), "seconds": (60,)}
+    _atari_score.measure_score(run, sizes)  # with games on the CPU it has twice as long: 120
+    trained = [(row["game"], row["way"]) for row in run.rows if "curve" in row]
+    short = [(game, way) for game in sizes["game"] for way in (_atari_score.WINDOW, _atari_score.PLAIN)]
+    assert trained == short
+    run.deadline += 60
+    _atari_score.measure_score(run, sizes)
+    trained = [(row["game"], row["way"]) for row in run.rows if "curve" in row]
+    assert trained == short + [(game, _atari_score.ON_CPU) for game in sizes["game"]]
+
+
+def test_a_survey_that_is_cut_on_a_gpu_has_what_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import _survey
+
+    names = [work.name for work in _survey.works(cuda=True, workers=(16, 0, 4), quick=False)]
+    assert names[:5] == [
+        "A2C, CartPole-v1",
+        "DQN, CartPole-v1",
+        "A2C, CartPole-v1, simulator, eager",
+        "A2C, CartPole-v1, simulator, graph",
+        "ALPHAZERO, ConnectFour-v0, 16 workers",
+    ]
+    others = {work.name for work in _survey.works(cuda=False, workers=(16, 0, 4), quick=False)}
+    assert len(names) == len(set(names)) == len(others) + 2
+    assert set(names) > others
+
+
+def test_a_cut_run_of_fusion_has_all_floats_for_the_first_number_of_environments(
+    monkeypatch: pytest.MonkeyPatch, gpu: ModuleType
+) -> None:
+    import _fusion
+
+    run = gpu.Run(torch.device("cpu"), quick=True, deadline=math.inf, silent=True)
+    cells: list[tuple[int, object]] = []
+
+    def rate(part: str, n_envs: int, makers: object, **where: object) -> None:
+        cells.append((n_envs, where["W"]))
+        run.deadline = math.inf if len(cells) < 4 else 0.0
+
+    monkeypatch.setattr(run, "rate", rate)
+    _fusion.measure_fusion(run, {"K": (1,), "N": (64, 1024), "W": (0, 124)})
+    assert cells == [(64, 0), (64, 0), (64, 124), (64, 124)]
+    assert run.rows[-1]["left_out"] == "the time budget is used up"
+
+
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> ModuleType:
     """The benchmark as a module, with results that go elsewhere."""
@@ -172,6 +239,19 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> ModuleType:
 
     monkeypatch.setattr(_report, "RESULTS", tmp_path)
     return gpu
+
+
+def test_each_part_of_a_benchmark_has_eight_minutes(
+    monkeypatch: pytest.MonkeyPatch, gpu: ModuleType, tmp_path: pathlib.Path
+) -> None:
+    import _gpu_run
+
+    monkeypatch.setattr(gpu.Run, "watch", lambda run: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
+    parser = _gpu_run.parser("", {"a": print, "b": print, "c": print})
+    for words, minutes in (([], 24), (["--parts", "a"], 8), (["--minutes", "3"], 3)):
+        run = _gpu_run.begin(gpu.Run, parser.parse_args(["--device", "cpu", "--out", str(tmp_path), *words]))
+        assert run.deadline - time.perf_counter() == pytest.approx(60 * minutes, abs=20)
 
 
 def test_a_rung_that_raises_costs_itself_and_no_other(gpu: ModuleType) -> None:
