@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -228,6 +229,25 @@ def test_a_cut_run_of_fusion_has_all_floats_for_the_first_number_of_environments
     _fusion.measure_fusion(run, {"K": (1,), "N": (64, 1024), "W": (0, 124)})
     assert cells == [(64, 0), (64, 0), (64, 124), (64, 124)]
     assert run.rows[-1]["left_out"] == "the time budget is used up"
+
+
+def test_shares_have_together_the_environments_of_one_and_the_first_number_of_them_also_as_many_each(
+    monkeypatch: pytest.MonkeyPatch, gpu: ModuleType
+) -> None:
+    import _shares
+
+    def compare(kind: str, run: Any, where: dict[str, Any], *_: object) -> None:
+        run.add(part=kind, **where, steps_per_second=float(where["N"]), ratio=1.0)
+
+    monkeypatch.setattr(_shares, "_compare", compare)
+    monkeypatch.setattr(_shares, "opened", lambda *_: contextlib.nullcontext())
+    run = gpu.Run(torch.device("cpu"), quick=False, deadline=math.inf, silent=True)
+    _shares.measure("serving", run, {"m": (4, 2), "N": (64, 16)})
+    measured = [(row["m"], row["N"]) for row in run.rows if row["sharing"] == "none"]
+    assert measured == [(1, 64), (1, 16), (4, 16), (4, 64), (2, 32)]
+    lines = [line.split(" | ")[:3] for line in _shares.tabulate("serving", run.rows)[2:] if " | none | " in line]
+    assert lines == [["| 1", "none", "16"], ["| 1", "none", "64"], ["| 2", "none", "32"], ["| 4", "none", "16"],
+                     ["| 4", "none", "64"]]  # fmt: skip
 
 
 @pytest.fixture
