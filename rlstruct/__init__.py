@@ -28,7 +28,6 @@ if _TYPE_CHECKING:
     from rlstruct.rl_agent import RL_Agent as RL_Agent
     from rlstruct.rl_agent import RL_Agent_CheckDevice as RL_Agent_CheckDevice
     from rlstruct.vec_env import DeviceEnv as DeviceEnv
-    from rlstruct.vec_env import Stepped as Stepped
     from rlstruct.vec_env import StepResult as StepResult
     from rlstruct.vec_env import VecEnv as VecEnv
 
@@ -43,10 +42,11 @@ _NAMES = {
     "policies": ("Policy", "export", "load"),
     "replay": ("replay_agent", "replay_agent_stateless"),
     "rl_agent": ("RL_Agent", "RL_Agent_CheckDevice"),
-    "vec_env": ("DeviceEnv", "StepResult", "Stepped", "VecEnv"),
+    "vec_env": ("DeviceEnv", "StepResult", "VecEnv"),
 }
 _PLACES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = list(_PLACES)  # what `from rlstruct import *` brings in
+_PLACES["Stepped"] = "vec_env"  # the name of StepResult in 0.2
 _MODULES = ("core", "device", "errors", "functional", "policies", "profiling", "replay", "rl_agent", "vec_env")
 _FOLDERS = ("batchers", "envs", "agents", "algos", "sims", "testing", "adapters", "sharing")  # imported by name only
 
@@ -81,4 +81,4 @@ def _exports(folder: str, name: str) -> bool:
 
 def __dir__() -> list[str]:
     """List what can be asked for, imported or not."""
-    return sorted({*(name for name in globals() if name.startswith("__")), *_PLACES, *_MODULES})
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__, *_MODULES})
