@@ -248,12 +248,12 @@ def alive(process: psutil.Process) -> bool:
 
 
 def _is_helper(process: psutil.Process, workers: list[psutil.Process]) -> bool:
-    """Python's own resource tracker and fork server live as long as the main process does."""
+    """Python's resource tracker and fork server, and ours, live as long as the main process does."""
     try:
         words = " ".join(process.cmdline())
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return False
-    return process not in workers and ("resource_tracker" in words or "forkserver" in words)
+    return process not in workers and any(name in words for name in ("resource_tracker", "forkserver", "fork_server"))
 
 
 def quoted(text: str) -> str:
