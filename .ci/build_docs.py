@@ -56,7 +56,7 @@ def public_names(package: str) -> list[str]:
     """Return the dotted names that a page of the reference shows."""
     module = importlib.import_module(package)
     if package == "rlstruct":
-        return [f"rlstruct.{name}" for name in module._PLACES]
+        return [f"rlstruct.{name}" for name in module.__all__]
     if hasattr(module, "__all__"):
         names = [name for name in FIRST if name in module.__all__]
         return [
