@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from rlstruct.batchers.recipe import Recipe
+from rlstruct.batchers.recipe import Recipe, expect_type
 from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadTypeError, BadValueError, DeviceMismatchError, ShapeMismatchError, warn_user
@@ -35,10 +35,7 @@ def whole(name: str, value: object, at_least: int | None = None) -> int:
 
 def named(name: str, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the arguments of a factory as a dict; TypeError if they have no names."""
-    if not isinstance(arguments, Mapping | None):
-        raise BadTypeError(
-            f"RL_Batcher: {name} is a {type(arguments).__name__}, expected a dict. Name each argument: {{'model': …}}."
-        )
+    expect_type(f": {name} is", arguments, Mapping | None, "a dict", "Name each argument: {'model': …}.")
     return dict(arguments or {})
 
 
@@ -49,10 +46,8 @@ def check_choices(
 
     Workers that take turns on an accelerator get a warning, as they are the slow way to use it.
     """
-    if not isinstance(timeout, int | float):
-        raise BadTypeError(f"RL_Batcher: timeout is a {type(timeout).__name__}, expected seconds. Pass a number.")
-    if on_worker_error not in ("raise", "restart"):
-        raise BadValueError(f"RL_Batcher: on_worker_error is {on_worker_error!r}, expected 'raise' or 'restart'.")
+    expect_type(": timeout is", timeout, int | float, "seconds", "Pass a number.")
+    Range(choices=("raise", "restart")).check("RL_Batcher", "on_worker_error", on_worker_error)
     if on_worker_error == "restart" and n_processes == 0:
         raise BadValueError(
             "RL_Batcher: on_worker_error='restart' with n_processes=0; there is no worker to start again. "
@@ -133,32 +128,11 @@ def one_each(name: str, values: Sequence[int], n: int) -> tuple[int, ...]:
     return tuple(whole(f"{name}[{index}]", value) for index, value in enumerate(values))
 
 
-def check_weights(weights: object) -> None:
-    """Raise TypeError unless this is a mapping to tensors."""
-    fix = "Pass model.state_dict()"
-    if not isinstance(weights, Mapping):
-        raise BadTypeError(
-            f"RL_Batcher.update: the weights are a {type(weights).__name__}, expected a mapping of names to tensors. "
-            f"{fix}."
-        )
-    for key, value in weights.items():
-        if not isinstance(value, Tensor):
-            raise BadTypeError(
-                f"RL_Batcher.update: weight {key!r} is a {type(value).__name__}, expected a tensor. "
-                f"{fix}, without extra state."
-            )
-
-
-def check_info(name: str, info: object) -> DictTensor:
+def check_info(name: str, info: DictTensor | None) -> DictTensor:
     """Return an agent_info or env_info, empty for None; TypeError if it is something else than a DictTensor."""
-    if info is None:
-        return DictTensor()
-    if not isinstance(info, DictTensor):
-        raise BadTypeError(
-            f"RL_Batcher: {name} is a {type(info).__name__}, expected a DictTensor. "
-            f"Pass DictTensor({{...}}) with tensors of one row per environment, or of 1 row for all alike."
-        )
-    return info
+    fix = "Pass DictTensor({...}) with tensors of one row per environment, or of 1 row for all alike."
+    expect_type(f": {name} is", info, DictTensor | None, "a DictTensor", fix)
+    return DictTensor() if info is None else info
 
 
 def spread(name: str, info: DictTensor, B: int) -> DictTensor:

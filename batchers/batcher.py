@@ -13,7 +13,7 @@ from rlstruct.batchers import arguments
 from rlstruct.batchers.assemble import assemble
 from rlstruct.batchers.backend import Settings, create_backend
 from rlstruct.batchers.life_cycle import State, check_call
-from rlstruct.batchers.recipe import CreateAgent, CreateEnv, Recipe
+from rlstruct.batchers.recipe import CreateAgent, CreateEnv, Recipe, expect_type
 from rlstruct.batchers.reports import BatcherStats, LostEpisodes, MemoryReport, report_memory
 from rlstruct.batchers.saved_state import BatcherState, check_state, on_cpu
 from rlstruct.core import DictTensor, Trajectories
@@ -263,7 +263,10 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             TypeError: this is not a mapping, or one of its values is not a tensor.
         """
         check_call("update", self._state)
-        arguments.check_weights(weights)
+        fix = "Pass model.state_dict()"
+        expect_type(".update: the weights are", weights, Mapping, "a mapping of names to tensors", f"{fix}.")
+        for key, value in weights.items():
+            expect_type(f".update: weight {key!r} is", value, Tensor, "a tensor", f"{fix}, without extra state.")
         self._n_updates += 1
         with self._failing():
             self._backend.update(weights, self._n_updates)

@@ -100,12 +100,10 @@ class BatchChecks:
         For an action these are [n, B] bool; for frames and rewards [n + 1, B], from before the first step on.
         """
         running = steps.running[:n]
-        for name in self._actions:
-            if name not in steps.action:
+        for name, leaf in self._actions.items():
+            if (values := steps.action.get(name)) is None:
                 continue
-            values = steps.action[name]
             if name not in self._bounds:
-                leaf = self._actions[name]
                 bounds = (-math.inf, math.inf) if isinstance(leaf.space, spaces.Box) else leaf.bounds()
                 self._bounds[name] = [torch.as_tensor(bound, device=values.device) for bound in bounds]
             low, high = self._bounds[name]
@@ -122,13 +120,13 @@ class BatchChecks:
                 # A sum takes no memory, and is NaN where a number is.
                 if values.is_cpu and not bool(seen.sum().isnan()):  # sync: of CPU memory
                     continue
-                nan = torch.zeros_like(values, dtype=torch.bool) if few else seen.isnan()
+                nan = seen.isnan()
                 if few:
+                    nan = torch.zeros_like(values, dtype=torch.bool)
                     nan.flatten(0, 1)[at] = seen.isnan()
                 if part is steps.reached:  # its slot t is what step t reached
                     nan = torch.cat([torch.zeros_like(nan[:1]), nan])
-                wrong = _any(nan[: n + 1], torch.cat([running[:1], running]))
-                yield f"observation/{key}", wrong
+                yield f"observation/{key}", _any(nan[: n + 1], torch.cat([running[:1], running]))
 
     def _error(self, name: str, t: int, j: int, shown: str) -> ValueError:
         if name in self._actions:
@@ -138,12 +136,9 @@ class BatchChecks:
                 f"of {space}. The environment accepted it silently. {_fix(space)}"
             )
         else:
-            none = name.endswith("/reward")
-            fix = (
-                "A reward of None becomes NaN: return 0.0."
-                if none
-                else "Look for a division by zero, or an observation of None."
-            )
+            fix = "Look for a division by zero, or an observation of None."
+            if name.endswith("/reward"):
+                fix = "A reward of None becomes NaN: return 0.0."
             when = f"after step {t - 1}" if t else "at the beginning"
             text = f"environment: {name!r} of environment {j} is NaN {when} of the batch. {fix}"
         error = BadValueError(text)

@@ -93,11 +93,8 @@ class FastCollector(Collector):
 
     def finish_whole(self, outputs: Outputs, executor: str) -> Collected:
         """Count and check T steps that an executor has taken."""
-        found, self.steps, self.owned = (
-            outputs.pop("found", None),
-            Steps(outputs),
-            True,
-        )  # in memory of this batch alone
+        found = outputs.pop("found", None)
+        self.steps, self.owned = Steps(outputs), True  # in memory of this batch alone
         self.layout = self.layout or Layout.of(outputs)
         return self.finish(self._T, executor, found)
 

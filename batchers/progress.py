@@ -8,7 +8,6 @@ import traceback
 from dataclasses import dataclass
 from enum import IntEnum
 from types import TracebackType
-from typing import Any
 
 import cloudpickle
 from torch import Tensor
@@ -192,31 +191,18 @@ def spell_input(observation: DictTensor, state: DictTensor, agent_info: DictTens
     )
 
 
-def rebuild(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
-    """Make an exception without calling its constructor, whose arguments are no longer known."""
-    error = kind.__new__(kind)
-    error.args = args
-    for name, value in state.items():
-        setattr(error, name, value)
-    return error
-
-
 def _pickled(error: BaseException) -> bytes | None:
-    """Pickle an exception, without those of its parts that cannot be read again."""
-    whole = _survives(error)
-    if whole is not None:
+    """Pickle an exception, if need be without parts that cannot be read again; None if it cannot travel at all."""
+    if (whole := _survives(error)) is not None:
         return whole
     args = tuple(value if _survives(value) else repr(value) for value in error.args)
     state = {name: value for name, value in getattr(error, "__dict__", {}).items() if _survives(value)}
-    try:
-        pickled: bytes = cloudpickle.dumps((type(error), args, state))
-        rebuild(*cloudpickle.loads(pickled))
-    except Exception:  # an exception that cannot travel at all is still described by its traceback
-        return None
-    return pickled
+    pickled = _survives((type(error), args, state))
+    return None if unpickled(pickled) is None else pickled
 
 
 def _survives(value: object) -> bytes | None:
+    """Pickle a value that can be read again."""
     try:
         pickled: bytes = cloudpickle.dumps(value)
         cloudpickle.loads(pickled)
@@ -229,6 +215,13 @@ def unpickled(pickled: bytes | None) -> BaseException | None:
     """Read what `describe` wrote; None if the class of the exception does not exist in this process."""
     try:
         found = None if pickled is None else cloudpickle.loads(pickled)
-        return rebuild(*found) if isinstance(found, tuple) else found
+        if isinstance(found, tuple):  # its constructor is not called, whose arguments are no longer known
+            kind, args, state = found
+            found = kind.__new__(kind)
+            found.args = args
+            for name, value in state.items():
+                setattr(found, name, value)
     except Exception:  # its traceback says the same
         return None
+    error: BaseException | None = found
+    return error

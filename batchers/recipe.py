@@ -53,19 +53,14 @@ class Recipe:
         """Call both factories and seed the agent; what exists is closed if the rest fails. See `Collector`."""
         with contextlib.ExitStack() as undo:  # only this block knows the environment, which may hold processes
             env = self.create_env(**{**self.env_args, "seed": seed})
-            if not isinstance(env, VecEnv):
-                raise BadTypeError(
-                    f"RL_Batcher: create_env returned a {type(env).__name__}, expected a VecEnv. "
-                    "Wrap gymnasium environments: GymEnv([...], seed), GymEnvInf([...], seed) or "
-                    "GymVectorEnv(vec, seed)."
-                )
+            wrap = (
+                "Wrap gymnasium environments: GymEnv([...], seed), GymEnvInf([...], seed) or GymVectorEnv(vec, seed)."
+            )
+            expect_type(": create_env returned", env, VecEnv, "a VecEnv", wrap)
             undo.callback(env.close)
             agent = self.create_agent(**self.agent_args)
-            if not isinstance(agent, RL_Agent):
-                raise BadTypeError(
-                    f"RL_Batcher: create_agent returned a {type(agent).__name__}, expected an RL_Agent. "
-                    "Put the model into a class that inherits from RL_Agent."
-                )
+            put = "Put the model into a class that inherits from RL_Agent."
+            expect_type(": create_agent returned", agent, RL_Agent, "an RL_Agent", put)
             undo.callback(agent.close)
             agent.seed(agent_seed)
             collector = kind(
@@ -80,6 +75,12 @@ class Recipe:
             )
             undo.pop_all()
         return collector
+
+
+def expect_type(what: str, value: object, kinds: Any, expected: str, fix: str) -> None:  # noqa: ANN401 - as isinstance
+    """Raise TypeError unless a value of the user's is of these kinds."""
+    if not isinstance(value, kinds):
+        raise BadTypeError(f"RL_Batcher{what} a {type(value).__name__}, expected {expected}. {fix}")
 
 
 def versions() -> dict[str, str]:

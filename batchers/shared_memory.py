@@ -19,54 +19,41 @@ import torch
 from torch import Tensor
 
 from rlstruct.core import Layout
-from rlstruct.errors import MissingFileError
 
 _ALIGNMENT = 64  # bytes: each tensor starts at a new cache line
 
 
 class SharedBlock:
-    """An anonymous piece of shared memory that holds named CPU tensors."""
+    """An anonymous piece of shared memory that holds named CPU tensors, those of its ``layout``."""
 
     def __init__(self, fd: int | None = None) -> None:
         """Create an empty block, or open the one behind an inherited file descriptor ``fd``."""
         self._fd = _not_standard(os.memfd_create("rlstruct", os.MFD_CLOEXEC)) if fd is None else fd
         self._close = weakref.finalize(self, os.close, self._fd)  # also without a call of close()
+        self.layout, self._tensors = Layout(), dict[str, Tensor]()
 
     def map(self, layout: Layout) -> dict[str, Tensor]:
         """Return the tensors of a layout on the CPU; every process that maps the same layout sees the same bytes.
 
         The order of the names matters. A new block holds zeros. The tensors keep the memory alive.
         """
+        if layout == self.layout:
+            return self._tensors
         size = sum(_padded(shape, dtype) for shape, dtype in layout.values())
         if os.fstat(self._fd).st_size < size:
             os.ftruncate(self._fd, size)
         memory = mmap.mmap(self._fd, max(size, 1)) if size else None
-        tensors: dict[str, Tensor] = {}
+        self.layout, self._tensors = layout, {}
         offset = 0
         for name, (shape, dtype) in layout.items():
             count = math.prod(shape)
             if memory is None or count == 0:
-                tensors[name] = torch.empty(shape, dtype=dtype, device="cpu")
+                self._tensors[name] = torch.empty(shape, dtype=dtype, device="cpu")
             else:
                 flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
-                tensors[name] = flat.view(shape)
+                self._tensors[name] = flat.view(shape)
             offset += _padded(shape, dtype)
-        return tensors
-
-    def address(self) -> tuple[str, int]:
-        """Return where another process of this machine finds the block while this one lives, and its number there."""
-        return f"/proc/{os.getpid()}/fd/{self._fd}", os.fstat(self._fd).st_ino
-
-    @classmethod
-    def at(cls, path: str, number: int) -> SharedBlock:
-        """Open the block of another process.
-
-        Raises:
-            OSError: there is none, as the process has ended, or is in another container.
-        """
-        if os.stat(path).st_ino != number:
-            raise MissingFileError(f"SharedBlock.at: {path} is another file.")
-        return cls(_not_standard(os.open(path, os.O_RDWR | os.O_CLOEXEC)))
+        return self._tensors
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel to a process that is being spawned: it inherits the descriptor."""
@@ -75,6 +62,7 @@ class SharedBlock:
     def close(self) -> None:
         """Close the descriptor; mapped tensors stay valid. Calling it again does nothing."""
         self._close()
+        self.layout, self._tensors = Layout(), {}
 
 
 def _padded(shape: tuple[int, ...], dtype: torch.dtype) -> int:

@@ -10,6 +10,7 @@ is one that was lucky; and then tune's answer and the winner collect in turns. W
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -116,7 +117,7 @@ TASKS = {
 def exhaustive(task: Task) -> list[Candidate]:
     """Probe the whole grid; the fastest first."""
     measuring._ROUND_SECONDS = BRIEF_SECONDS
-    with Prober(task.create, device=torch.device("cpu")) as prober:
+    with contextlib.closing(Prober(task.create, None, torch.device("cpu"))) as prober:
         rates = {candidate: prober(candidate, None, 0.0).rate for candidate in task.grid()}
     return sorted(rates, key=lambda candidate: -rates[candidate])
 

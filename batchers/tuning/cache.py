@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import inspect
 import json
 import os
 import platform
-import subprocess
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rlstruct.batchers.recipe import versions
 from rlstruct.device import processor, usable_cores
 from rlstruct.errors import BadValueError
 
@@ -25,7 +23,7 @@ from rlstruct.errors import BadValueError
 def key(device: torch.device, *task: object) -> str:
     """Hash hardware, versions and a task: factories, known by their name and the text of their file, and arguments."""
     gpu = str(torch.cuda.get_device_properties(device)) if device.type == "cuda" else ""
-    here = [platform.node(), processor(), usable_cores(), gpu, platform.python_version(), torch.__version__, _commit()]
+    here = [platform.node(), processor(), usable_cores(), gpu, *versions().values()]
     return hashlib.sha256(json.dumps([*here, described(list(task))]).encode()).hexdigest()
 
 
@@ -41,20 +39,18 @@ def described(value: object) -> Any:  # noqa: ANN401 - strings, lists and dicts
         return [str(value.dtype), list(value.shape)]
     if isinstance(value, nn.Module) or not callable(value):
         return repr(value)
-    named = inspect.isroutine(value) or inspect.isclass(value)
-    kind: Any = value if named else type(value)
+    kind: Any = value if inspect.isroutine(value) or inspect.isclass(value) else type(value)
     try:
         source = Path(inspect.getfile(kind)).read_bytes()
     except (TypeError, OSError):  # written in C, or in a shell
         source = repr(value).encode()
-    name = [kind.__module__, kind.__qualname__]
-    if not named:
-        name.append(repr(value))
-    for cell in getattr(value, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):  # an empty one
-            inside = cell.cell_contents  # a function in there may be this one: its name must do
-            name.append(getattr(inside, "__qualname__", "") if callable(inside) else described(inside))
-    return [*name, hashlib.sha256(source).hexdigest()]
+    closure = inspect.getclosurevars(kind).nonlocals if hasattr(kind, "__closure__") else {}
+    # A function in there may be this one: its name must do.
+    inside = {
+        name: getattr(one, "__qualname__", "") if callable(one) else described(one) for name, one in closure.items()
+    }
+    named = [kind.__module__, kind.__qualname__, "" if kind is value else repr(value)]
+    return [*named, inside, hashlib.sha256(source).hexdigest()]
 
 
 def read(file: Path) -> dict[str, Any]:
@@ -76,13 +72,3 @@ def keep(file: Path, name: str, answer: Mapping[str, Any]) -> None:
     half = file.with_name(f"{file.name}.{os.getpid()}")
     half.write_text(json.dumps({**read(file), name: answer}, indent=1) + "\n")
     half.replace(file)
-
-
-def _commit() -> str:
-    """Version of this library, and its commit where it is a checkout."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        commit = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10.0).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        commit = ""
-    return f"{metadata.version('rlstruct')} {commit}"

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.batchers.batcher import RL_Batcher
-from rlstruct.batchers.tuning.search import MIN_ALPHA, Candidate, Measured, TimeIsUp
+from rlstruct.batchers.tuning.search import MIN_ALPHA, Candidate, Measured, NotStarted, TimeIsUp
 from rlstruct.batchers.workers.fork_server import start_process
 from rlstruct.batchers.workers.processes import WORKER_NAME, quiet_start
 from rlstruct.core import Trajectories
@@ -31,7 +31,6 @@ _TURN = 0.05  # seconds of collecting, at least, before it is the other one's tu
 _ROUNDS = 3, 20  # at least, and at most while the noise is too large
 _ROUND_SECONDS = 1.5  # no more rounds than the least after this
 _LONGEST_BATCH = 1.0, 1 / 40  # seconds, or this part of the whole search if that is more: a probe takes at least four
-_OPENING = 1.0  # seconds that a worker is thought to take to start, until one has started
 
 
 class Session:
@@ -92,9 +91,9 @@ class Prober:
     def __init__(
         self,
         create: CreateBatcher,
-        *,
-        create_learner: Callable[[], Learn] | None = None,
+        create_learner: Callable[[], Learn] | None,
         device: torch.device,
+        *,
         factories: object = None,
         limit: float | None = None,
         seconds: float = float("inf"),
@@ -103,7 +102,7 @@ class Prober:
         self._create, self._create_learner, self._device, self._limit = create, create_learner, device, limit
         self._show = show
         self._seconds_in_all, self._deadline = seconds, time.perf_counter() + seconds
-        self._opening = _OPENING
+        self._opening = 0.0  # seconds that the last batcher took until its first batch
         self._open: dict[Candidate, Session] = {}
         self._rates: dict[Candidate, float] = {}
         self.worker = 0 if factories is None else _idle_worker(device, factories)
@@ -113,22 +112,27 @@ class Prober:
         """Measure a candidate in turn with the fastest so far, round by round; see `rlstruct.batchers.tuning.search`.
 
         Raises:
+            NotStarted: at the speed of those like it a batch takes too long.
             TimeIsUp: there is no time for it.
         """
-        if self._rates and time.perf_counter() + self._seconds(candidate, best) > self._deadline:
+        turns = self._turn(candidate)
+        if turns > max(_LONGEST_BATCH[0], _LONGEST_BATCH[1] * self._seconds_in_all):
+            raise NotStarted(f"a batch would take {turns:.1f} s")
+        turns += self._turn(best) if best else 0.0
+        if self._rates and time.perf_counter() + self._opening + (_ROUNDS[0] + 1) * turns > self._deadline:
             raise TimeIsUp
         self._show(candidate)
-        self._close_all(but=best)
+        self.close(but=best)
         session = self._opened(candidate, projected)
-        rival = self._open.get(best) if best is not None and best != candidate else None
+        rival = self._open.get(best) if best else None
         rates: list[float] = []
         ratios: list[float] = []
         noise = float("inf")
         started = time.perf_counter()
         while len(rates) < _ROUNDS[1]:
-            reference = rival.rate() if rival else self._rates.get(best, 0.0) if best else 0.0
+            reference = rival.rate() if rival else self._rates[best] if best else 1.0
             rates.append(session.rate())
-            ratios.append(rates[-1] / reference if reference else rates[-1])
+            ratios.append(rates[-1] / reference)
             noise = _noise(ratios)
             late = time.perf_counter() - started > _ROUND_SECONDS
             if len(rates) >= _ROUNDS[0] and (late or noise <= MIN_ALPHA):
@@ -137,50 +141,31 @@ class Prober:
         ratio = statistics.median(ratios) if best else 1.0
         return Measured(self._rates[candidate], ratio, noise, self.start + session.bytes)
 
-    def refuse(self, candidate: Candidate) -> str:
-        """Say why a candidate is not worth a probe: at the speed of those like it a batch takes too long."""
-        seconds = self._turn(candidate)
-        longest = max(_LONGEST_BATCH[0], _LONGEST_BATCH[1] * self._seconds_in_all)
-        return f"not started: a batch would take {seconds:.1f} s" if seconds > longest else ""
-
     def _turn(self, candidate: Candidate) -> float:
         """Guess the seconds of a turn, from the fastest with as many workers."""
         alike = [rate for other, rate in self._rates.items() if other.n_processes == candidate.n_processes]
         return max(_TURN, candidate.n_steps() / max(alike)) if alike else _TURN
 
-    def _seconds(self, candidate: Candidate, best: Candidate | None) -> float:
-        """Guess the seconds of a probe."""
-        turns = self._turn(candidate) + (self._turn(best) if best else 0.0)
-        return self._opening * candidate.n_processes + (_ROUNDS[0] + 1) * turns
-
     def _opened(self, candidate: Candidate, projected: float) -> Session:
         """Open a batcher; alone, if it and the open one would be too much together."""
         held = sum(one.bytes for one in self._open.values())
         if self._limit is not None and held + projected > self._limit:
-            self._close_all()
+            self.close()
         before, begin = memory_in_use(self._device), time.perf_counter()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*CUDA contexts")  # what the probes are there to find out
             learn = self._create_learner() if self._create_learner else None
             session = Session(self._create(candidate), learn)
         self._open[candidate] = session
-        if candidate.n_processes:
-            self._opening = (time.perf_counter() - begin) / candidate.n_processes
+        self._opening = time.perf_counter() - begin
         session.bytes = memory_in_use(self._device) - before + session.more_after_a_restart()
         session.batch = None
         return session
 
-    def _close_all(self, but: Candidate | None = None) -> None:
+    def close(self, but: Candidate | None = None) -> None:
+        """Close the batchers that are open, except for one."""
         for candidate in [one for one in self._open if one != but]:
             self._open.pop(candidate).close()
-
-    def __enter__(self) -> Prober:
-        """Return the prober; leaving the block closes what is open."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Close what is open."""
-        self._close_all()
 
 
 def batch_size(create: CreateBatcher, smallest: Candidate) -> Callable[[Candidate], float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import inspect
 import json
 import textwrap
 import time
@@ -166,12 +165,10 @@ def tune(
     """
     device = resolve_device(device)
     space = _space(device, n_processes, n_envs, n_timesteps, sharing)
-    _check(memory_limit, alpha, seconds, env_args, batcher_options)
+    _check(memory_limit, alpha, seconds, env_args)
     begin = time.perf_counter()
-    given = {
-        **{"agent_args": named("agent_args", agent_args), "env_args": named("env_args", env_args)},
-        **{"device": str(device), **batcher_options},
-    }
+    given = {"device": str(device), **batcher_options}
+    given |= {"agent_args": named("agent_args", agent_args), "env_args": named("env_args", env_args)}
 
     def arguments(candidate: Candidate) -> dict[str, Any]:
         tuned: dict[str, Any] = {"n_timesteps": candidate.n_timesteps, "n_processes": candidate.n_processes}
@@ -192,12 +189,12 @@ def tune(
 
     smallest = Candidate(space.n_processes[0], space.n_envs[0], space.n_timesteps[0])
     size = batch_size(create, smallest)
-    kind: dict[str, Any] = {"create_learner": create_learner, "device": device, "limit": limit}
-    kind["factories"] = (create_agent, create_env) if any(space.n_processes) else None  # of workers
-    with _bar(seconds, progress) as show, Prober(create, seconds=seconds, show=show, **kind) as prober:
-        search = Climb(space, prober, size=size, start=prober.start, worker=prober.worker, limit=limit,
-                        alpha=alpha, refuse=prober.refuse)  # fmt: skip
-        found = search.run()
+    factories = (create_agent, create_env) if any(space.n_processes) else None  # of workers
+    with _bar(seconds, progress) as show:
+        prober = Prober(create, create_learner, device, factories=factories, limit=limit, seconds=seconds, show=show)
+        with contextlib.closing(prober):
+            search = Climb(space, prober, size, prober.start, prober.worker, limit=limit, alpha=alpha)
+            found = search.run()
     if found is None:
         raise BadValueError(
             f"tune: {search.probes[-1].candidate}, the smallest candidate, was {search.probes[-1].why}. Pass a larger "
@@ -234,36 +231,24 @@ def _space(
     if n_envs is None:
         n_envs = [2**i for i in (range(6, 17) if on_gpu else range(13))]
     values: object
-    for name, values, least in (
-        ("n_processes", n_processes, 0),
-        ("n_envs", n_envs, 1),
-        ("n_timesteps", n_timesteps, 1),
-    ):
+    for name, values in (("n_processes", n_processes), ("n_envs", n_envs), ("n_timesteps", n_timesteps)):
         if not isinstance(values, Sequence) or isinstance(values, str) or not values:
             raise BadTypeError(f"tune: {name} is {values!r}, expected the values to choose from. Pass [1, 2, 4].")
-        numbers = [whole(f"{name}[{i}]", value, least) for i, value in enumerate(values)]
+        numbers = [whole(f"{name}[{i}]", value, int(name != "n_processes")) for i, value in enumerate(values)]
         if sorted(set(numbers)) != numbers:
             raise BadValueError(
                 f"tune: {name} is {list(values)}, expected rising numbers. Pass {sorted(set(numbers))}."
             )
-    if strange := [mode for mode in sharing if mode not in get_args(Mode)]:
-        raise BadValueError(f"tune: sharing has {strange[0]!r}, expected {', '.join(get_args(Mode))}.")
+    for i, mode in enumerate(sharing):
+        Range(choices=get_args(Mode)).check("tune", f"sharing[{i}]", mode)
     return Space(tuple(n_processes), tuple(n_envs), tuple(n_timesteps), tuple(sharing))
 
 
-def _check(
-    memory_limit: float | None,
-    alpha: float | None,
-    seconds: float,
-    env_args: Mapping[str, Any] | None,
-    batcher_options: Mapping[str, Any],
-) -> None:
+def _check(memory_limit: float | None, alpha: float | None, seconds: float, env_args: Mapping[str, Any] | None) -> None:
     for name, value in (("memory_limit", memory_limit), ("seconds", seconds), ("alpha", alpha)):
         Range(above=0, or_none=name != "seconds").check("tune", name, value)
     if "n_envs" in (env_args or {}):
         raise BadValueError("tune: env_args has 'n_envs', which is tuned. Leave it out, and pass n_envs=[8] to fix it.")
-    if strange := [name for name in batcher_options if name not in inspect.signature(RL_Batcher).parameters]:
-        raise BadTypeError(f"tune: {strange[0]} is no argument of tune, nor of RL_Batcher.")
 
 
 @contextlib.contextmanager

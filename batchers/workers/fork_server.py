@@ -17,7 +17,6 @@ import importlib
 import io
 import os
 import pickle
-import select
 import signal
 import socket
 import struct
@@ -164,20 +163,25 @@ class _Forked:
             return _inherited[self._place]
 
     def __init__(self, process: BaseProcess) -> None:
-        self.returncode: int | None = None
+        util._flush_std_streams()  # type: ignore[attr-defined]
         self._pid: int | None = None
+        self.returncode: int | None = None
         self._descriptors: list[int] = []
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(AttributeError, ValueError):  # there is none, or it is closed
-                stream.flush()
-        pickled = self._pickled(process)
+        prepared, pickled = spawn.get_preparation_data(process.name), io.BytesIO()
+        pickle.dump((dict(os.environ), os.sched_getaffinity(0)), pickled)
+        context.set_spawning_popen(self)  # type: ignore[arg-type]
+        try:
+            reduction.dump(prepared, pickled)
+            reduction.dump(process, pickled)
+        finally:
+            context.set_spawning_popen(None)
         self.sentinel, status = os.pipe()
         alive, ours = os.pipe()
         data = os.memfd_create("rlstruct", os.MFD_CLOEXEC)  # a pipe would make us wait for the worker to read
         self.close = util.Finalize(self, _close, args=(self.sentinel, ours))
         try:
             with open(data, "wb", closefd=False) as file:
-                file.write(pickled)
+                file.write(pickled.getbuffer())
             os.lseek(data, 0, os.SEEK_SET)
             resource_tracker.ensure_running()
             tracker = resource_tracker._resource_tracker._fd  # type: ignore[attr-defined]
@@ -186,17 +190,6 @@ class _Forked:
                 self._server.fork([status, data, alive, tracker, *streams, *self._descriptors])
         finally:
             _close(status, alive, data)
-
-    def _pickled(self, process: BaseProcess) -> bytes:
-        prepared, file = spawn.get_preparation_data(process.name), io.BytesIO()
-        pickle.dump((dict(os.environ), os.sched_getaffinity(0)), file)
-        context.set_spawning_popen(self)  # type: ignore[arg-type]
-        try:
-            reduction.dump(prepared, file)
-            reduction.dump(process, file)
-        finally:
-            context.set_spawning_popen(None)
-        return file.getvalue()
 
     def duplicate_for_child(self, fd: int) -> int:
         self._descriptors.append(fd)
@@ -231,12 +224,10 @@ class _Forked:
             (self.returncode,) = _NUMBER.unpack(said)
 
     def kill(self) -> None:
-        if self.poll() is not None:
-            return
-        if self._pid is None:  # the server still starts: it forks no worker whose pipes are closed
+        if self.poll() is None and self._pid is None:  # the server, which still starts, will find the pipe closed
             self.close()
             self.returncode = -signal.SIGKILL
-        else:
+        elif self.returncode is None and self._pid is not None:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(self._pid, signal.SIGKILL)
 
@@ -257,7 +248,7 @@ def serve(control: int, parent: int | None) -> None:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()  # the garbage collector would write to what workers share
-    if descriptors := _Forks(control).loop():
+    if descriptors := _fork_workers(socket.socket(fileno=control)):
         become_worker(descriptors, server)
     os._exit(0)
 
@@ -281,74 +272,61 @@ def become_worker(descriptors: list[int], server: int) -> None:
     sys.exit(spawn._main(data, alive))
 
 
-class _Forks:
-    """The server's loop."""
-
-    def __init__(self, control: int) -> None:
-        self._control = socket.socket(fileno=control)
-        self._woken, self._wake = os.pipe()
-        os.set_blocking(self._woken, False)
-        os.set_blocking(self._wake, False)
-        self._statuses: dict[int, int] = {}  # descriptor on which the end of a worker is reported, by process id
-
-    def loop(self) -> list[int]:
-        """Return in a worker, with its descriptors, or in the server at its end, with none."""
-        handler = signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self._wake)
-        while True:
-            if self._woken in wait([self._control, self._woken]):
-                self._report_ends()
-                continue
-            message, descriptors, _, _ = socket.recv_fds(self._control, 1, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
-            if not message:
-                return []
-            if self._start(*descriptors):
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, handler)
-                return descriptors[1:]
-
-    def _start(self, status: int, *descriptors: int) -> bool:
-        """Start a worker; True in that worker."""
-        poll = select.poll()
-        poll.register(status, 0)
-        pid = 0 if poll.poll(0) else self._fork(descriptors)  # 0: it is not wanted any more
+def _fork_workers(control: socket.socket) -> list[int]:
+    """Return in a worker, with its descriptors, or in the server at its end, with none."""
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    handler = signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake)
+    statuses: dict[int, int] = {}  # pipe on which the end of a worker is reported, by process id
+    while True:
+        if woken in wait([control, woken]):
+            os.read(woken, 4096)
+            _report_ends(statuses)
+            continue
+        message, descriptors, _, _ = socket.recv_fds(control, 1, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        if not message:
+            return []
+        status = descriptors.pop(0)
+        pid = _fork(descriptors)
         if pid is None:
-            _close(status, self._woken, self._wake, *self._statuses.values())
-            self._control.close()
-            return True
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, handler)
+            _close(status, woken, wake, *statuses.values())
+            control.close()
+            return descriptors
         _close(*descriptors)
-        if pid:
-            self._statuses[pid] = status
-            _report(status, pid)
-        else:
-            os.close(status)
+        statuses[pid] = status
+        if not _report(status, pid):
+            os.kill(pid, signal.SIGKILL)  # it is not wanted any more
+
+
+def _fork(descriptors: Sequence[int]) -> int | None:
+    """Return the process id of a new worker, None in that worker."""
+    if len(os.listdir("/proc/self/task")) == 1:
+        return os.fork() or None
+    # Something that this Python imports at its start has started a thread. A forked process would lack it, and would
+    # wait for ever for a lock that it holds: the worker starts from nothing.
+    code = f"from {__name__} import become_worker; become_worker({list(descriptors)}, {os.getpid()})"
+    return util.spawnv_passfds(os.fsencode(spawn.get_executable()), _command(code), descriptors)
+
+
+def _report_ends(statuses: dict[int, int]) -> None:
+    while statuses:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        if pid in statuses:  # else a child of something that was imported
+            _report(statuses[pid], os.waitstatus_to_exitcode(status))
+            os.close(statuses.pop(pid))
+
+
+def _report(status: int, number: int) -> bool:
+    """Return False if the parent has lost interest."""
+    try:
+        return os.write(status, _NUMBER.pack(number)) > 0
+    except BrokenPipeError:
         return False
-
-    def _fork(self, descriptors: Sequence[int]) -> int | None:
-        """Return the process id of a new worker, None in that worker."""
-        if len(os.listdir("/proc/self/task")) == 1:
-            return os.fork() or None
-        # Something that this Python imports at its start has started a thread. A forked process would lack it, and
-        # would wait for ever for a lock that it holds: the worker starts from nothing.
-        code = f"from {__name__} import become_worker; become_worker({list(descriptors)}, {os.getpid()})"
-        return util.spawnv_passfds(os.fsencode(spawn.get_executable()), _command(code), descriptors)
-
-    def _report_ends(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._woken, 4096)
-        while self._statuses:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                break
-            with contextlib.suppress(KeyError):  # a child of something that was imported
-                pipe = self._statuses.pop(pid)
-                _report(pipe, os.waitstatus_to_exitcode(status))
-                os.close(pipe)
-
-
-def _report(status: int, number: int) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the parent has lost interest
-        os.write(status, _NUMBER.pack(number))
 
 
 def _command(code: str) -> list[str]:

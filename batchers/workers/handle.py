@@ -23,7 +23,7 @@ class WorkerHandle:
         batches: its parts of batches that it has finished and `RL_Batcher.get` has not returned, oldest first.
         answer: its last answer to an order to save or load.
         created: its answer to the last order to create agent and environments; ``n_envs`` is 0 until then.
-        environments: their global indices; ``seed`` is that of the first one.
+        environments: their global indices; ``seed`` is that of the first one, ``agent_seed`` that of the agent.
         n_running: how many of them go on, as far as is known.
         n_owed: batches that were ordered and have not been returned.
         seconds: how long each phase took, as of its last batch.
@@ -37,7 +37,7 @@ class WorkerHandle:
         self.batches: deque[Part] = deque()
         self.answer: Any = None
         self.created: Created | None = None
-        self.seed = -1
+        self.seed = self.agent_seed = -1
         self.n_envs = self.n_running = self.n_owed = 0
         self.environments = range(0)
         self.seconds = {phase.name.lower(): 0.0 for phase in Phase}
@@ -72,10 +72,10 @@ class WorkerHandle:
             raise self._about(WorkerError, text) from error
         self._weights = order.weights or self._weights
 
-    def order_creation(self, seed: int, agent_seed: int | None) -> None:
-        """Order agent and environments; by default the agent gets the seed of the environments."""
-        self.seed = seed
-        self.order("create", seed, seed if agent_seed is None else agent_seed)
+    def order_creation(self, seed: int, agent_seed: int) -> None:
+        """Order agent and environments."""
+        self.seed, self.agent_seed = seed, agent_seed
+        self.order("create", seed, agent_seed)
 
     def order_reset(self, agent_info: DictTensor, env_info: DictTensor, weights: Weights | None) -> None:
         """Order new episodes."""
@@ -88,7 +88,7 @@ class WorkerHandle:
         self.n_owed += 1
         self.order("execute", agent_info, self._slab, weights=weights)
 
-    def order_again(self, seed: int, agent_seed: int | None, weights: Weights | None) -> None:
+    def order_again(self, seed: int, agent_seed: int, weights: Weights | None) -> None:
         """Let a new process begin new episodes, and order the batches that the old one still owes."""
         owed = [order for order in self.orders if order.name == "execute"]
         self.orders.clear()

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
+from operator import attrgetter
 from selectors import EVENT_READ, PollSelector
 from typing import Any
 
@@ -66,27 +67,22 @@ class LocalTransport:
         self._n_workers, self._placement, self._selector = n_workers, placement, PollSelector()
         self._progress = SharedBlock()
         self._slabs = [(SharedBlock(), SharedBlock()) for _ in range(n_workers)]
-        self._blocks = tuple(SharedBlock() for _ in _SLOTS)
-        self._weights: list[tuple[Layout, dict[str, Tensor]]] = [(Layout(), {}) for _ in _SLOTS]
+        self._weights = tuple(SharedBlock() for _ in _SLOTS)
 
     def open(self, index: int, recipe: bytes) -> LocalLink:
         """Start a process where the placement wants it."""
         slabs, backends = self._slabs[index], registered_backends()
-        start = Start(index, self._n_workers, recipe, backends, self._progress, slabs, self._blocks)
+        start = Start(index, self._n_workers, recipe, backends, self._progress, slabs, self._weights)
         with quiet_start(), self._placement.starting(index):
             return LocalLink(start, self._selector)
 
     def publish(self, weights: Mapping[str, Tensor], version: int, in_use: Sequence[Weights]) -> Weights | None:
         """Write weights, from any device, to a slot that no order may still read."""
-        free = {*_SLOTS}
-        for published in in_use:
-            free.discard(published.place)
+        free = {*_SLOTS}.difference(map(attrgetter("place"), in_use))
         if not free:
             return None
         slot, layout = min(free), Layout.of(weights)
-        if layout != self._weights[slot][0]:
-            self._weights[slot] = layout, self._blocks[slot].map(layout)
-        for key, tensor in self._weights[slot][1].items():
+        for key, tensor in self._weights[slot].map(layout).items():
             tensor.copy_(weights[key].detach())
         return Weights(version, layout, slot)
 
@@ -99,11 +95,11 @@ class LocalTransport:
 
     def n_bytes(self) -> int:
         """Return the size of all slots that were written."""
-        return sum(layout.nbytes() for layout, _ in self._weights)
+        return sum(block.layout.nbytes() for block in self._weights)
 
     def close(self) -> None:
         """Give the shared memory back, and the places of the workers."""
-        for block in (self._progress, *self._blocks, *(block for slabs in self._slabs for block in slabs)):
+        for block in (self._progress, *self._weights, *(block for slabs in self._slabs for block in slabs)):
             block.close()
         self._placement.close()
 
@@ -117,6 +113,7 @@ class LocalLink:
         self.progress.clear()
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours)
+        self.send = self._channel.send
         with theirs:
             self._process: Any = start_process(main, (start, theirs), f"{WORKER_NAME}-{start.index}")
         self._sources = self._channel, self._process.sentinel
@@ -127,10 +124,6 @@ class LocalLink:
     def pid(self) -> int | None:
         """Process id; None once the process is closed."""
         return None if self._process is None else self._process.pid
-
-    def send(self, order: Order, seconds: float) -> None:
-        """Write an order to the socket."""
-        self._channel.send(order, seconds)
 
     def receive(self) -> Any:  # noqa: ANN401 - see `Link`
         """Read an answer from the socket, if all of it is there."""
@@ -217,12 +210,11 @@ def main(start: Start, end: socket.socket) -> None:
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     join_profile()
-    progress, mapped = Progress(start.words()), dict[int, tuple[Layout, dict[str, Tensor]]]()
+    progress = Progress(start.words())
 
     def read(weights: Weights) -> dict[str, Tensor]:
-        if mapped.get(weights.place, (None, {}))[0] != weights.layout:
-            mapped[weights.place] = weights.layout, start.weights[weights.place].map(weights.layout)
-        return mapped[weights.place][1]
+        block: SharedBlock = start.weights[weights.place]
+        return block.map(weights.layout)
 
     worker = Worker(start.recipe, start.backends, progress, [block.map for block in start.slabs], read)
     channel = Channel(end)

@@ -71,9 +71,9 @@ class WorkerPool:
                 first = self._workers[0]
                 self._wait([first], self._timeout)
                 for worker in self._workers:
-                    seed, agent_seed = self._seeds_of(worker, first.n_envs)
-                    if worker.seed != seed:
-                        worker.order_creation(seed, agent_seed)
+                    seeds = self._seeds_of(worker, first.n_envs)
+                    if worker.seed != seeds[0]:
+                        worker.order_creation(*seeds)
                 self._wait(self._workers, self._timeout)
             self._check_created()
             self._n_envs = [worker.n_envs for worker in self._workers]
@@ -189,12 +189,11 @@ class WorkerPool:
                     if not worker.take_answer() and worker.link.ended():
                         raise worker.death()
 
-    def _seeds_of(self, worker: WorkerHandle, n_envs: int) -> tuple[int, int | None]:
+    def _seeds_of(self, worker: WorkerHandle, n_envs: int) -> tuple[int, int]:
         """Return the seeds of a worker's environments and agent, if each worker has this many environments."""
-        agent_seed = None if self._agent_seeds is None else self._agent_seeds[worker.index]
-        if len(self._seeds) == len(self._workers):
-            return self._seeds[worker.index], agent_seed
-        return self._seeds[0] + worker.index * n_envs, agent_seed
+        one_each = len(self._seeds) == len(self._workers)
+        seed = self._seeds[worker.index] if one_each else self._seeds[0] + worker.index * n_envs
+        return seed, seed if self._agent_seeds is None else self._agent_seeds[worker.index]
 
     def _check_created(self) -> None:
         created = [worker.created for worker in self._workers if worker.created is not None]
@@ -227,14 +226,13 @@ class WorkerPool:
         except WorkerTimeout:
             raise  # it may still answer
         except WorkerError as error:
-            failure: WorkerError | None = error
-            while failure is not None:
-                if len(self._lost) >= self._max_restarts:
-                    raise failure from failure.__cause__
-                failure = self._replace(self._workers[error.worker], failure)
+            if len(self._lost) >= self._max_restarts:
+                raise
+            with self._replacing():
+                self._replace(self._workers[error.worker], error)
 
-    def _replace(self, worker: WorkerHandle, error: WorkerError) -> WorkerError | None:
-        """Start a worker again and repeat the orders of the old one; return the WorkerError of the new one, if any."""
+    def _replace(self, worker: WorkerHandle, error: WorkerError) -> None:
+        """Start a worker again and repeat the orders of the old one."""
         ids, seed = worker.environments, worker.seed + _SEED_STRIDE
         self._lost.append(
             LostEpisodes(
@@ -250,12 +248,7 @@ class WorkerPool:
         _logger.warning("RL_Batcher starts a worker again, its episodes are lost: %s", error)
         end([worker])
         worker.open()
-        agent_seed = self._seeds_of(worker, 0)[1]
-        try:
-            worker.order_again(seed, None if agent_seed is None else agent_seed + _SEED_STRIDE, self._weights)
-        except WorkerError as failure:
-            return failure
-        return None
+        worker.order_again(seed, worker.agent_seed + _SEED_STRIDE, self._weights)
 
 
 def _pickled(recipe: Recipe) -> bytes:

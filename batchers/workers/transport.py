@@ -52,7 +52,7 @@ class Link(Protocol):
     def pid(self) -> int | None:
         """Process id, None while there is none."""
 
-    def send(self, order: Order, seconds: float) -> None:
+    def send(self, order: Order, seconds: float, /) -> None:
         """Send an order. ConnectionError: the worker is gone; another OSError: it was not read within this time."""
 
     def receive(self) -> Any:  # noqa: ANN401 - `Created`, `Batch`, a Failure, or the result of another order

@@ -192,7 +192,7 @@ def test_a_key_knows_factories_by_name_and_text_and_networks_by_structure() -> N
         ({"alpha": 0}, ValueError, "alpha is 0, expected more than 0, or None"),
         ({"seconds": None}, TypeError, "seconds is None, a NoneType; expected a number, more than 0"),
         ({"env_args": {"n_envs": 3}}, ValueError, r"env_args has 'n_envs', which is tuned"),
-        ({"n_env": (1,)}, TypeError, "n_env is no argument of tune, nor of RL_Batcher"),
+        ({"n_env": (1,)}, TypeError, "unexpected keyword argument 'n_env'"),
         ({"device": "cuda:7"}, ValueError, "cuda"),
         ({"sharing": ("half",)}, ValueError, "half"),
     ],

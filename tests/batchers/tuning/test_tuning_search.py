@@ -47,7 +47,7 @@ class Surface:
 
 
 def search(surface: Surface, space: Space = SPACE, **kind: object) -> Climb:
-    found = Climb(space, surface, size=size, start=500.0, **kind)  # type: ignore[arg-type]
+    found = Climb(space, surface, size, start=500.0, worker=500.0, **kind)  # type: ignore[arg-type]
     found.run()
     return found
 
@@ -74,7 +74,7 @@ def test_it_finds_the_best_of_surfaces_with_one_peak_in_each_direction(
     found = search(surface, alpha=1e-9)
     assert found.best is not None
     assert surface.rate(found.best.candidate) == max(map(surface.rate, grid()))
-    assert len(surface.measured) == len(set(surface.measured)) <= 0.4 * len(SPACE)
+    assert len(surface.measured) == len(set(surface.measured)) <= 0.4 * len(grid())
 
 
 @given(st.floats(0.01, 100.0), st.floats(0.0, 1.0), st.sampled_from([0.02, 0.05, 0.2]))
@@ -108,7 +108,7 @@ def test_the_first_candidate_can_win() -> None:
     assert len(surface.measured) == 2
 
 
-def test_settings_that_pay_only_together_are_found_and_what_was_much_slower_is_not_tried_again() -> None:
+def test_settings_that_pay_only_together_are_found() -> None:
     of_steps = {(0, 8): 120.0, (0, 32): 100.0, (0, 128): 50.0, (2, 8): 140.0, (2, 32): 70.0, (2, 128): 30.0}
     of_envs = {4: 0.5, 8: 0.7, 16: 1.0}
     surface = Surface(lambda c: of_steps[c.n_processes, c.n_timesteps] * of_envs[c.n_envs])
@@ -117,10 +117,21 @@ def test_settings_that_pay_only_together_are_found_and_what_was_much_slower_is_n
     assert found.best.candidate == Candidate(2, 16, 8)
     assert surface.measured == [
         *(Candidate(0, n_envs, 32) for n_envs in of_envs),
-        Candidate(2, 16, 32),  # much slower: the environments of two workers are not climbed
+        Candidate(2, 16, 32),
         Candidate(0, 16, 128), Candidate(0, 16, 8),
-        Candidate(2, 16, 8),  # half of the environments were much slower twice: not tried again
+        Candidate(0, 8, 8),  # each setting again, since the best has fewer steps
+        Candidate(2, 16, 8),
+        Candidate(2, 8, 8),
     ]  # fmt: skip
+
+
+def test_one_worker_that_is_slower_than_this_process_does_not_end_the_search_for_workers() -> None:
+    of_workers = {0: 100.0, 1: 70.0, 2: 130.0, 4: 250.0, 8: 255.0, 16: 500.0}
+    surface = Surface(lambda c: of_workers[c.n_processes])
+    found = search(surface, Space(tuple(of_workers), (8,), (8,)), alpha=0.05)
+    assert found.best is not None
+    assert found.best.candidate.n_processes == 8
+    assert [c.n_processes for c in surface.measured] == [0, 1, 2, 4, 8]
 
 
 def test_a_measured_alpha_is_the_noise_between_2_and_3_percent() -> None:
@@ -175,7 +186,7 @@ def test_more_workers_that_are_not_faster_end_the_search_for_them() -> None:
     assert found.best is not None
     assert found.best.candidate.n_processes in (2, 4)
     assert {c.n_processes for c in surface.measured} == {0, 1, 2, 4}
-    assert any("no more workers: 4 are not faster than 2" in probe.why for probe in found.probes)
+    assert any("saturated" in probe.why for probe in found.probes if probe.candidate.n_processes == 4)
 
 
 def test_ways_to_share_are_compared() -> None:
@@ -183,7 +194,7 @@ def test_ways_to_share_are_compared() -> None:
     found = search(surface, Space((0, 1, 2), (8,), (8,), ("none", "mps")))
     assert found.best is not None
     assert found.best.candidate == Candidate(2, 8, 8, "mps")
-    assert len(surface.measured) == 5 == len(Space((0, 1, 2), (8,), (8,), ("none", "mps")))
+    assert len(surface.measured) == 5
 
 
 def test_when_time_is_up_the_best_so_far_is_the_answer() -> None:
@@ -194,7 +205,7 @@ def test_when_time_is_up_the_best_so_far_is_the_answer() -> None:
             raise TimeIsUp
         return surface(candidate, best, projected)
 
-    found = Climb(SPACE, measure, size=size)
+    found = Climb(SPACE, measure, size)
     best = found.run()
     assert best is not None
     assert best.candidate == Candidate(0, 4, 32)
