@@ -1,7 +1,7 @@
-"""Tutorial 01: the structures that everything travels in.
+"""Tutorial 01: the three data structures.
 
-Three classes carry all data: DictTensor (one moment), TemporalDictTensor (many moments) and Trajectories (a batch of
-what happened). B counts environments, T counts time steps, and the batch always comes first.
+Three classes hold all data: DictTensor (one time step), TemporalDictTensor (many time steps) and Trajectories (a
+collected batch). B is the number of environments, T the number of time steps, and the batch axis always comes first.
 """
 
 import torch
@@ -15,16 +15,16 @@ print("observation:", observation)
 print("environments:", observation.n_elems(), "on", observation.device)
 print("rewards:", observation["reward"].tolist())
 
-# slice keeps the batch axis always; index takes rows in any order.
+# slice always keeps the batch axis; index takes rows in any order.
 print("row 1 alone:", observation.slice(1)["reward"].tolist())
 print("rows 2 and 0:", observation.index(torch.tensor([2, 0]))["reward"].tolist())
 
-# Keys are grouped by prefix, and put together with +.
+# Prefixes group keys, and + merges two structures.
 stored = observation.prepend_key("observation/") + DictTensor({"action/action": torch.tensor([1, 0, 1])})
 print("keys:", list(stored.keys()))
 print("back again:", list(stored.truncate_key("observation/").keys()))
 
-# What does not fit is refused at birth, and the message says which key.
+# The constructor rejects tensors that do not fit, and names the key.
 try:
     DictTensor({"frame": torch.zeros(3, 4), "reward": torch.zeros(2)})
 except ValueError as error:
@@ -43,8 +43,8 @@ print("returns:", (episodes["reward"] * episodes.mask()).sum(1).tolist())
 print("last step of each row:", episodes.temporal_multi_index(episodes.lengths - 1)["reward"].tolist())
 
 # --- Trajectories: what a batcher returns -----------------------------------------------------------------------------
-# `info` holds what belongs to a whole row, `trajectories` what belongs to each step. The action was chosen on seeing
-# `observation`, and `_observation` is what the environment answered.
+# `info` has one value per row, `trajectories` one per step. The agent saw `observation` and chose `action`; the
+# environment answered with `_observation`.
 batch = Trajectories(
     DictTensor({"policy_version": torch.tensor([7, 7])}),
     TemporalDictTensor(
@@ -56,9 +56,9 @@ batch = Trajectories(
         lengths=torch.tensor([3, 2]),
     ),
 )
-transitions = batch.transitions()  # all real steps, flat: padding is gone
+transitions = batch.transitions()  # all real steps in one flat batch, without padding
 print("transitions:", transitions.n_elems())
 assert torch.equal(transitions["_observation/frame"], transitions["observation/frame"] + 1)
 
-# Everything moves at once, and stays what it is: uint8 frames stay uint8.
+# All tensors move in one call and keep their dtype: uint8 frames stay uint8.
 print("moved:", batch.to("cpu").device)

@@ -1,8 +1,8 @@
-"""Tutorial 02: your own agent with your own loss, trained; then one with a memory.
+"""Tutorial 02: train your own agent with your own loss, then write one with a memory.
 
 An agent is a class with `__call__(state, observation, agent_info, history)`: it acts for B environments at once, and
-its caller keeps its state. An environment is any gymnasium environment, or your own VecEnv. You compute the loss from
-the trajectories that a batcher returns.
+the caller keeps its state between calls. An environment is any gymnasium environment, or your own VecEnv. You compute
+the loss from the trajectories that a batcher returns.
 """
 
 import gymnasium
@@ -18,9 +18,9 @@ from rlstruct.testing import check_agent, check_vec_env
 
 # --- An agent and a loss ----------------------------------------------------------------------------------------------
 class LinearAgent(RL_Agent):
-    """A policy of 10 numbers."""
+    """A linear policy with 10 parameters."""
 
-    pure = True  # it reads its weights and its arguments, nothing else
+    pure = True  # depends only on its weights and its arguments
 
     def __init__(self):
         self.model = nn.Linear(4, 2)
@@ -30,17 +30,17 @@ class LinearAgent(RL_Agent):
         # Drawing from observation["rng"] makes the agent reproducible, however many processes there are.
         return DictTensor({"action": categorical(logits, observation["rng"]), "logits": logits}), state
 
-    def update(self, info):  # what batcher.update(...) is called with
+    def update(self, info):  # receives what you pass to batcher.update(...)
         self.model.load_state_dict(info)
 
 
 def policy_gradient(learner, trajectories):
-    """Return the loss of REINFORCE, with the mean return of a step as baseline."""
+    """Return the loss of REINFORCE, with the mean return over all steps as baseline."""
     steps, mask = trajectories.trajectories, trajectories.mask()  # [B, T, ...], [B, T]
-    replayed = replay_agent(learner, trajectories)  # the same outputs once more, now with gradients
+    replayed = replay_agent(learner, trajectories)  # the same outputs, now with gradients
     log_prob = replayed["logits"].log_softmax(-1).gather(-1, steps["action/action"].unsqueeze(-1)).squeeze(-1)
     reward = steps["_observation/reward"] * mask
-    returns = reward.flip(1).cumsum(1).flip(1)  # [B, T]: the sum of what is still to come
+    returns = reward.flip(1).cumsum(1).flip(1)  # [B, T]: the sum of the rewards still to come
     advantage = returns - (returns * mask).sum() / mask.sum()
     return -(log_prob * advantage * mask).sum() / mask.sum()
 
@@ -78,7 +78,7 @@ class GRUAgent(RL_Agent):
         return DictTensor({"hidden": torch.zeros(B, 16)})
 
     def __call__(self, state, observation, agent_info, history=None):
-        # A new episode may begin inside a batch: `initial_state` says where, and the memory restarts there.
+        # An episode may begin inside a batch. `initial_state` marks these rows, and their memory restarts.
         start = self.initial_state(agent_info, state.n_elems())
         state = masked_dicttensor(state, start, observation["initial_state"])
         hidden = self.cell(observation["frame"], state["hidden"])
@@ -92,7 +92,7 @@ class GRUAgent(RL_Agent):
 
 
 # --- Two ways to run gymnasium environments ---------------------------------------------------------------------------
-# Factories are called in the process that uses them. `seed` is given by the batcher.
+# Each process calls these factories itself; the batcher passes `seed`.
 def create_episodic(n_envs, seed):
     return GymEnv([gymnasium.make("CartPole-v1") for _ in range(n_envs)], seed)
 
@@ -106,27 +106,27 @@ def create_agent():
     return GRUAgent()
 
 
-# The guard is there because every worker process imports this file.
+# The guard is needed because every worker process imports this file.
 if __name__ == "__main__":
     torch.set_num_threads(1)
     lengths = train(n_updates=25)
     print(f"episodes of the linear agent: {lengths[0]:.0f} steps before, {lengths[-1]:.0f} after 25 updates")
     assert lengths[-1] > 2 * lengths[0]
 
-    # Do they keep the contracts? Ask this of everything new: the checks name what is wrong, and how to fix it.
+    # Run these checks on every new agent and environment: they name what is wrong, and how to fix it.
     env = create_endless(n_envs=4, seed=0)
     check_vec_env(create_endless, env_args={"n_envs": 4})
     check_agent(create_agent(), env)
     print("agent and environment keep their contracts")
 
-    # Whole episodes: rows are padded, `lengths` says how far they go.
+    # Whole episodes: rows are padded, and `lengths` has each row's number of real steps.
     with RL_Batcher(500, create_agent, create_episodic, env_args={"n_envs": 4}, seed=0) as batcher:
         batcher.reset()
         batcher.execute()
         trajectories, n_still_running = batcher.get()
     print("episode lengths:", trajectories.lengths.tolist(), "still running:", n_still_running)
 
-    # Endless collection in two processes: always 32 steps of all 2 x 4 environments; episodes restart on the way.
+    # Endless collection in two processes: each batch has 32 steps of all 2 x 4 environments; episodes restart in it.
     with RL_Batcher(32, create_agent, create_endless, env_args={"n_envs": 4}, n_processes=2, seed=0) as batcher:
         batcher.reset()
         for _ in range(3):
@@ -136,8 +136,8 @@ if __name__ == "__main__":
     steps = trajectories.trajectories
     print("frames:", list(steps["observation/frame"].shape), "ends:", int(steps["_observation/done"].sum()))
 
-    # A learner recomputes the same outputs with gradients. The stored state and the stored random keys make it exact,
-    # restarts inside the rows included.
+    # The learner recomputes the same outputs with gradients. They are exact, even after a restart inside a row, because
+    # the batch holds the agent's state and the random keys.
     learner = create_agent()
     replayed = replay_agent(learner, trajectories)
     assert torch.allclose(replayed["logits"], steps["action/logits"], atol=1e-6)

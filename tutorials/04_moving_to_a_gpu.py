@@ -1,10 +1,10 @@
-"""Tutorial 04: moving to a GPU, and checking it where there is none.
+"""Tutorial 04: move to a GPU, and test the move on a machine without one.
 
-On device d, an agent's state, observations, actions and new state are on d; `agent_info` and `env_info` stay on
-the CPU. Data crosses devices in three places only: DeviceEnv, the batcher's hand-over, and the learner's one `.to`.
+If an agent runs on device d, its state, observations and actions are on d; `agent_info` and `env_info` stay on the
+CPU. Data crosses devices in three places only: DeviceEnv, the batcher's get(), and the learner's one `.to`.
 
-`rlstruct.testing.sim_device` adds devices named sim:0, sim:1, …: they compute on the CPU and refuse, as a GPU does, to
-mix with any other device. Replace "sim:1" by "cuda:0" below, and everything runs there.
+`rlstruct.testing.sim_device` adds devices named sim:0, sim:1, …: they compute on the CPU but, like a GPU, refuse to
+mix with any other device. If there is a GPU, this script uses it instead.
 """
 
 import gymnasium
@@ -24,7 +24,7 @@ LEARNER = "cuda:0" if torch.cuda.is_available() else "sim:0"
 
 
 # --- An agent with two mistakes --------------------------------------------------------------------
-# Both work on the CPU, and only a second device brings them to light.
+# Both go unnoticed on the CPU; only a second device reveals them.
 class Agent(RL_Agent):
     def __init__(self, device):
         self.device = device
@@ -41,7 +41,7 @@ class Agent(RL_Agent):
         return DictTensor({"action": action, "logits": logits}), DictTensor({"step": state["step"] + 1})
 
 
-# --- Fixed, one after the other --------------------------------------------------------------------
+# --- Fixed, one at a time --------------------------------------------------------------------------
 class StateOnTheDevice(Agent):
     def initial_state(self, agent_info, B):
         return DictTensor({"step": torch.zeros(B, device=self.device)})
@@ -58,17 +58,17 @@ class WaitsForNothing(StateOnTheDevice):
 # --- Collect with each of them ---------------------------------------------------------------------
 def create_env(n_envs, seed):
     env = GymEnvInf([gymnasium.make("CartPole-v1") for _ in range(n_envs)], seed)  # steps on the CPU
-    return DeviceEnv(env, to_device=DEVICE)  # and appears on the device
+    return DeviceEnv(env, to_device=DEVICE)  # its tensors are on the device
 
 
 def collect(kind):
     def create_agent():
         torch.manual_seed(0)
-        # In development only: names every misplaced tensor, and fails on hidden waits for the device.
+        # In development only: names every misplaced tensor, and raises at hidden waits for the device.
         return RL_Agent_CheckDevice(kind(DEVICE), DEVICE, host_syncs=forbid_host_sync)
 
-    # n_processes=0, the default: this process collects, which is the fast way on a GPU. There many environments cost as
-    # much as few, batches stay on the GPU, and simulators run as one CUDA graph. Workers would copy over the CPU.
+    # n_processes=0, the default, collects in this process. On a GPU this is fastest: many environments cost as much as
+    # few, batches stay on the GPU, and simulators run as one CUDA graph. Workers would copy batches through the CPU.
     with RL_Batcher(16, create_agent, create_env, env_args={"n_envs": 8}, seed=0, device=DEVICE) as batcher:
         batcher.reset()
         batcher.execute()
@@ -78,7 +78,7 @@ def collect(kind):
 for kind in (Agent, StateOnTheDevice):
     try:
         collect(kind)
-    except WorkerError as error:  # its cause is what went wrong: a DeviceMismatchError, then a HostSyncError
+    except WorkerError as error:  # its cause is a DeviceMismatchError, then a HostSyncError
         print(f"{kind.__name__}: {type(error.__cause__).__name__}: {error.__cause__}")
     else:
         raise SystemExit(f"{kind.__name__} should have failed")

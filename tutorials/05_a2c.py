@@ -1,8 +1,8 @@
-"""Tutorial 05: A2C. A few steps at a time instead of whole episodes, what follows their ends, and GAE.
+"""Tutorial 05: A2C with short batches, exact episode ends, and GAE.
 
 REINFORCE waits for whole episodes. A2C learns from batches of n steps, and a critic estimates the return after the last
-one. That estimate depends on how a batch or an episode ends. Getting it wrong is the most frequent silent bug in
-reinforcement learning, so this tutorial looks at ends before it trains.
+one. That estimate depends on how a batch or an episode ends. Getting it wrong is a frequent bug that raises no error,
+so this tutorial looks at ends before it trains.
 """
 
 import gymnasium
@@ -16,12 +16,12 @@ from rlstruct.functional.advantages import generalized_advantage
 
 
 def create_short_env(n_envs, seed):
-    """CartPole that is cut after 12 steps, and restarts by itself: GymEnvInf."""
+    """Create CartPoles with episodes of at most 12 steps; GymEnvInf restarts them automatically."""
     return GymEnvInf([gymnasium.make("CartPole-v1", max_episode_steps=12) for _ in range(n_envs)], seed)
 
 
 def create_env(n_envs, seed):
-    """All environments in one call: gymnasium's own numpy CartPole."""
+    """Create gymnasium's numpy CartPole, which steps all environments in one call."""
     return GymVectorEnv(gymnasium.make_vec("CartPole-v1", n_envs, vectorization_mode="vector_entry_point"), seed)
 
 
@@ -30,12 +30,12 @@ def create_model():
 
 
 def look_at_a_batch():
-    """Collect one batch and see what lies at the end of an episode inside it."""
+    """Collect one batch and look at the end of an episode inside it."""
     agent_args, env_args = {"model": create_model()}, {"n_envs": 3}
     with RL_Batcher(
         20, ActorCriticAgent, create_short_env, agent_args=agent_args, env_args=env_args, seed=0
     ) as batcher:
-        batcher.reset()  # once: every execute goes on where the last batch stopped
+        batcher.reset()  # once: each execute() continues where the last batch ended
         batcher.execute()
         trajectories, _ = batcher.get()
     steps = trajectories.trajectories
@@ -52,18 +52,18 @@ def look_at_a_batch():
 
 
 def advantages_by_hand():
-    """GAE over a row in which one episode is truncated, and the next one is still going on at the end."""
+    """Compute GAE over a row with a truncated episode, and a second one that is still running."""
     reward = torch.ones(1, 4)
     terminated = torch.tensor([[False, False, False, False]])
     done = torch.tensor([[False, True, False, False]])  # truncated after step 1
     value, next_value = torch.full((1, 4), 10.0), torch.full((1, 4), 10.0)
     options = {"value": value, "next_value": next_value, "discount": 0.9, "trace_decay": 0.5}
     cut = generalized_advantage(reward, terminated, done, torch.ones(1, 4), **options)
-    # Where a time limit cut the episode, the value of the true last observation stands for the rest: every error is
-    # 1 + 0.9 * 10 - 10 = 0. The critic, which says 10 everywhere, is right: 1 / (1 - 0.9) = 10.
+    # Where a time limit cut the episode, the value of the true last observation replaces the missing rewards: every
+    # error is 1 + 0.9 * 10 - 10 = 0. The critic's value of 10 is right everywhere: 1 / (1 - 0.9) = 10.
     torch.testing.assert_close(cut, torch.zeros(1, 4))
     ended = generalized_advantage(reward, done, done, torch.ones(1, 4), **options)
-    # Had it terminated there, nothing would follow: 1 - 10 = -9, and half of that, discounted, for the step before.
+    # After a termination no reward follows: the error is 1 - 10 = -9, and the step before gets 0.9 * 0.5 of it.
     torch.testing.assert_close(ended, torch.tensor([[-4.05, -9.0, 0.0, 0.0]]))
     print("advantages if truncated: ", [round(a, 2) for a in cut[0].tolist()])
     print("advantages if terminated:", [round(a, 2) for a in ended[0].tolist()])
@@ -74,15 +74,15 @@ if __name__ == "__main__":
     look_at_a_batch()
     advantages_by_hand()
 
-    # The library's A2C: the same train() as REINFORCE's, and the same settings besides its own. The defaults suit
-    # CartPole; rlstruct.algos.presets has those that were tuned for other environments.
+    # The library's A2C has the same train() as REINFORCE, the same common settings, and a few more. The defaults suit
+    # CartPole; rlstruct.algos.presets has settings tuned for other environments.
     config = A2CConfig(n_env_steps=40_000, evaluation_processes=0, evaluation_episodes=20)
     result = train(config, create_model, ActorCriticAgent, create_env)
     print(f"evaluation before {result.before.mean_return:.0f}, after {result.after.mean_return:.0f}")
     assert result.after.mean_return > 3 * result.before.mean_return
 
-    # overlap=True begins to collect the next batch before learning from this one. With worker processes neither waits
-    # for the other; the price is that the weights that act are one update old. The log says so; V-trace corrects it.
+    # overlap=True starts to collect the next batch before it learns from this one. With worker processes both happen at
+    # the same time. The weights that act are then one update old: the log shows this lag, and V-trace corrects for it.
     config = A2CConfig(n_env_steps=8_000, evaluation_processes=0, evaluation_episodes=8, overlap=True, vtrace=True)
     result = train(config, create_model, ActorCriticAgent, create_env)
     print("policy lag of each update:", [int(lag) for lag in result.losses["policy_lag"]])

@@ -1,4 +1,4 @@
-"""Tutorial 06: a replay buffer that keeps every observation once, DQN by hand on top of it, then from the library.
+"""Tutorial 06: a replay buffer that stores each observation once, DQN by hand, then DQN from the library.
 
 An off-policy algorithm learns from a replay buffer: batches go in, random steps come out, each with its true next
 observation.
@@ -19,7 +19,7 @@ from rlstruct.functional.q_learning import double_q_value, q_loss, td_target
 
 
 def create_env(n_envs, seed):
-    # Environments that restart by themselves: every batch has n_envs rows of T steps, whatever ends in between.
+    # These environments restart automatically: every batch has n_envs rows of T steps, whenever episodes end.
     return GymVectorEnv(gymnasium.make_vec("CartPole-v1", n_envs, vectorization_mode="vector_entry_point"), seed)
 
 
@@ -28,29 +28,29 @@ def create_model():
 
 
 def by_hand(n_batches):
-    """Learn from a few batches and return the buffer and the last loss after each."""
+    """Learn from a few batches; return the buffer and the last loss of each batch."""
     torch.manual_seed(0)
     model = create_model()
     target_model = copy.deepcopy(model)
     optimiser = torch.optim.Adam(model.parameters(), lr=0.001)
-    # A step of the return that is cut by the end of an episode, or by the end of the data, is shorter than n_step:
-    # sample["discount"] says by how much, sample["terminated"] whether anything follows.
+    # A return has fewer than n_step rewards if the episode or the stored data end earlier: sample["discount"] is the
+    # discount over the steps that it has, and sample["terminated"] says if the episode terminated in them.
     buffer = ReplayBuffer(capacity=10_000, n_step=3, discount=0.99)
     agent_args, env_args, losses = {"model": model}, {"n_envs": 8}, []
     with RL_Batcher(16, QAgent, create_env, agent_args=agent_args, env_args=env_args, seed=0) as batcher:
-        # Each environment has its own epsilon: it travels in agent_info.
+        # Each environment has its own epsilon, passed in agent_info.
         epsilon = DictTensor({"epsilon": torch.linspace(0.05, 0.4, 8)})
         batcher.reset(epsilon)
         for _ in range(n_batches):
             batcher.update(model.state_dict())
             batcher.execute(epsilon)
-            trajectories, _ = batcher.get()  # [8, 16], going on where the last one stopped
+            trajectories, _ = batcher.get()  # [8, 16], continues the last batch
             buffer.extend(trajectories)
             for _ in range(8):
                 sample = buffer.sample(64)
                 value = model(sample["observation/frame"]).gather(1, sample["action/action"].unsqueeze(1)).squeeze(1)
                 with torch.no_grad():
-                    reached = sample["_observation/frame"]  # also where the episode was cut off, or ended
+                    reached = sample["_observation/frame"]  # the true one, also at the end of an episode
                     following = double_q_value(model(reached), target_model(reached))
                     target = td_target(sample["reward"], sample["discount"], sample["terminated"], following)
                 loss = q_loss(value, target, sample["weight"])
@@ -65,16 +65,16 @@ def by_hand(n_batches):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     buffer, losses = by_hand(20)
-    # An observation is kept once, though it is what one step led to and what the next one starts from.
+    # Each observation is stored once, although it is the result of one step and the start of the next.
     n_bytes = buffer.columns["observation/frame"].nbytes
     print(f"{buffer.n_transitions()} steps in the buffer; it has {n_bytes} bytes for 10,000 observations")
-    # Not a sign of how well it goes: the values grow with the returns, and their errors with them.
+    # The loss does not show progress: the values grow with the returns, and so do their errors.
     print("loss:", [round(loss, 3) for loss in losses[::4]])
-    # gymnasium's numpy CartPole takes an extra step to restart, which is no transition and is left out.
+    # gymnasium's numpy CartPole takes an extra step to restart. It is not a transition, and is not stored.
     assert 0.8 * 20 * 16 * 8 < buffer.n_transitions() < 20 * 16 * 8
 
     # The library's version adds devices, prioritised replay, schedules, worker processes, an evaluation that runs
-    # during learning, and a run folder. This is a full training, cut short; benchmarks/learn.py has the rest.
+    # during learning, and a run folder. This training is short; benchmarks/learn.py runs full ones.
     config = DQNConfig(
         n_env_steps=4_000,
         learning_starts=500,

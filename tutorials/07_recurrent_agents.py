@@ -1,4 +1,4 @@
-"""Tutorial 07: agents with a memory. What their state is, where it starts again, and how they learn.
+"""Tutorial 07: agents with a memory, their state, and how they learn.
 
 An agent's state is a DictTensor that it returns with its action. The batcher passes it back unchanged at the next step,
 even if that step is in another batch. If an episode ends inside a batch, the agent itself must reset its state:
@@ -18,7 +18,7 @@ from rlstruct.envs import GymEnvInf
 
 
 class Recall(gymnasium.Env):
-    """Shows -1 or 1 once, then nothing for three steps; the last action must say which it was."""
+    """Shows -1 or 1 once, then 0 for three steps; the last action must say which it was."""
 
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = spaces.Discrete(2)
@@ -60,7 +60,7 @@ def look_at_the_state():
     state = trajectories.info["agent_state/hidden"]
     print("state at the beginning of the second batch:", list(state.shape), "not zero:", bool((state != 0).any()))
     print("new episodes in it:", trajectories.trajectories["observation/initial_state"].int().tolist())
-    # The learner calls the agent step by step, from that state and with the same fresh starts: it sees what was seen.
+    # The learner calls the agent step by step from that state, with the same resets, and gets the same outputs.
     replayed = replay_agent(RecurrentAgent(model, copy_model=False), trajectories)
     stored = trajectories.trajectories["action/log_probability"]
     torch.testing.assert_close(replayed["log_probability"], stored, rtol=0, atol=1e-6)
@@ -71,8 +71,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     look_at_the_state()
 
-    # The same algorithm and the same settings for both; only the agent knows whether it has a memory. An evaluation is
-    # 100 episodes of 4 steps, before and after; none in between.
+    # Both agents train with the same algorithm and settings; only the agent knows whether it has a memory. There are
+    # two evaluations, before and after training, of 100 episodes of 4 steps each.
     config = A2CConfig(
         n_env_steps=20_000, n_timesteps=16, discount=0.9, entropy_coefficient=0.003, evaluation_episodes=100,
         evaluation_processes=0, evaluation_interval=10**6, evaluation_timesteps=4,
@@ -84,4 +84,4 @@ if __name__ == "__main__":
     assert without.after.mean_return < 0.7
     assert having.after.mean_return > 0.9
 
-    # `python benchmarks/learn.py a2c_memory` does the same with CartPole that hides its velocities.
+    # `python benchmarks/learn.py a2c_memory` does the same with a CartPole that hides its velocities.

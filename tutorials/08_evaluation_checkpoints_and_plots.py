@@ -1,7 +1,7 @@
-"""Tutorial 08: evaluate, keep, load and draw: what is left of a training, and how to look at it.
+"""Tutorial 08: evaluate, save, resume and plot a training.
 
-A number that says how good an agent is needs whole episodes, enough of them, on seeds that it was not trained on. A
-training leaves a folder with everything that is needed to judge it later: on the command line, or in a few lines.
+To measure how good an agent is, play enough whole episodes on seeds that it was not trained on. A training writes a
+folder with everything you need to do this later, on the command line or in a few lines of Python.
 """
 
 import contextlib
@@ -38,14 +38,14 @@ def create_model():
 
 
 def train_two_seeds(root):
-    """Two trainings, each in its own folder."""
+    """Run two trainings, each with its own folder."""
     folders = []
     for seed in range(2):
         config = A2CConfig(
             n_env_steps=15_000, evaluation_interval=3_000, evaluation_processes=0, evaluation_episodes=10, seed=seed
         )
-        # The folder gets metrics.csv and the TensorBoard log as they come, and at every evaluation a checkpoint, which
-        # replaces the last one as a whole: whoever reads it, whenever, never sees half of it.
+        # During the training the folder gets metrics.csv, the TensorBoard log and, at every evaluation, a checkpoint.
+        # It replaces the last one atomically: a program that reads it never sees half a file.
         with RunFolder("a2c", config, n_env_steps=config.n_env_steps, root=root, progress=False) as run:
             result = train(config, create_model, ActorCriticAgent, create_env, run=run)
         curve = [f"{evaluation.mean_return:.0f}" for evaluation in result.evaluations]
@@ -56,7 +56,7 @@ def train_two_seeds(root):
 
 def evaluate_a_checkpoint(folder):
     """Load weights into a new network, and play 50 whole episodes, one in each environment."""
-    # weights_only: the file holds tensors and plain values, and cannot run code of somebody else.
+    # weights_only=True: the file holds tensors and plain values, and loading it runs no code from it.
     checkpoint = torch.load(folder / "checkpoint.pt", weights_only=True)
     model = create_model()
     model.load_state_dict(checkpoint["model"])
@@ -66,7 +66,7 @@ def evaluate_a_checkpoint(folder):
         with RL_Batcher(
             100, ActorCriticAgent, create_episodic_env, agent_args=agent_args, env_args={"n_envs": 50}, seed=12345
         ) as batcher:
-            # One first episode for each environment: taking the first 50 that end would prefer the short ones.
+            # The first episode of each environment counts: the first 50 episodes to end would mostly be short ones.
             evaluator = Evaluator(batcher)
             evaluator.start(model.state_dict(), env_steps=checkpoint["env_steps"], policy_version=0)
             result = evaluator.wait()
@@ -77,10 +77,10 @@ def evaluate_a_checkpoint(folder):
 
 
 def go_on(folder):
-    """Go on with a training that was stopped, here because its steps were used up: 5,000 more."""
-    # RunFolder.resume finds the checkpoint: weights, optimiser, counters, random states and, of environments that can
-    # be saved (those of rlstruct.sims), their states. Gymnasium's begin new episodes.
-    # The other settings must be those of before. While this block lasts, no other process can resume the folder.
+    """Resume a training that has used up its 15,000 steps, and train 5,000 more."""
+    # RunFolder.resume loads the checkpoint: weights, optimiser, counters, random states, and the states of environments
+    # that can be saved (those of rlstruct.sims). Gymnasium's environments start new episodes.
+    # All other settings must be unchanged. Inside this block, no other process can resume the folder.
     config = dataclasses.replace(load_config(folder, A2CConfig), n_env_steps=20_000)
     with RunFolder.resume(folder, n_env_steps=config.n_env_steps, progress=False) as run:
         began = run.checkpoint["env_steps"]
@@ -90,12 +90,12 @@ def go_on(folder):
 
 
 def draw(folders, path):
-    """Curves from metrics.csv: the evaluations of all seeds, their mean, and how far they lie apart."""
+    """Draw curves from metrics.csv: the evaluations of all seeds, their mean, and their spread."""
     curves = []
     for folder in folders:
         with (folder / "metrics.csv").open() as file:
             rows = [row for row in csv.DictReader(file) if row["evaluation/mean_return"]]
-        # Two evaluations may judge the same weights: the last one counts, as nothing was selected by it.
+        # Two evaluations may measure the same weights. The last one counts: it was not used to select anything.
         points = {int(row["env_steps"]): float(row["evaluation/mean_return"]) for row in rows}
         curves.append(Curve(list(points), list(points.values())))
     draw_panels({"CartPole-v1": {"A2C": curves}}, path, metric="return of the evaluations")
@@ -104,7 +104,7 @@ def draw(folders, path):
 
 
 def on_the_command_line(root):
-    """The same without a line of Python. `rlstruct train` also stores environment and network, so nothing is rebuilt.
+    """Do the same without Python. `rlstruct train` also stores the environment and the network: you rebuild neither.
 
     In a shell: rlstruct train a2c --env CartPole-v1 …; rlstruct evaluate RUN --video film.gif; rlstruct plot RUN …
     """
@@ -113,7 +113,7 @@ def on_the_command_line(root):
     (folder,) = root.glob("a2c-CartPole-v1-*")
     assert rlstruct(["evaluate", str(folder), "--episodes", "20", "--video", str(root / "film.gif")]) == 0
     assert rlstruct(["plot", str(folder), "--out", str(root / "one.png")]) == 0
-    # A mistake is one line that says how to fix it, and the exit status is 2.
+    # A mistake is reported in one line that says how to fix it, and the exit status is 2.
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
         assert rlstruct(["train", "a2c", "--env", "CartPol-v1"]) == 2
@@ -122,7 +122,7 @@ def on_the_command_line(root):
 
 
 if __name__ == "__main__":
-    root = pathlib.Path(tempfile.mkdtemp(prefix="tutorial_08_", dir="."))  # it stays: look at the pictures in it
+    root = pathlib.Path(tempfile.mkdtemp(prefix="tutorial_08_", dir="."))  # kept: look at the pictures in it
     folders = train_two_seeds(root / "by_hand")
     means = evaluate_a_checkpoint(folders[0])
     curves = draw(folders, root / "curves.png")

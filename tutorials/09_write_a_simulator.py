@@ -2,7 +2,7 @@
 
 A simulator whose state is tensors steps thousands of environments in one call, on any device. You write the initial
 state, the transition and the observation for B environments at once; the base class `TensorEnv` adds restarts, time
-limits, final observations, random keys, states from outside and the contract of a VecEnv.
+limits, final observations, random keys and `set_state`, and makes it a VecEnv.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from rlstruct.testing import check_vec_env, forbid_host_sync
 ROWS, COLUMNS = 10, 5
 
 
-# The simulator: a fruit falls, drifting with the wind; a basket in the last row should be where it lands.
+# The simulator: a fruit falls and drifts with the wind; the agent moves a basket in the last row to catch it.
 @dataclass(frozen=True)
 class CatchState:
     fruit_x: torch.Tensor  # [B] int64, all three
@@ -28,7 +28,7 @@ class CatchState:
 
 
 class Catch(TensorEnv[CatchState]):
-    """Actions: 0 left, 1 stay, 2 right. Reward 1 for a fruit that is caught, -1 for one that is not."""
+    """Actions: 0 left, 1 stay, 2 right. Reward 1 for a caught fruit, -1 for a missed one."""
 
     action_space = gymnasium.spaces.Discrete(3)
     observation_space = gymnasium.spaces.Box(0, max(ROWS, COLUMNS), (3,), "float32")
@@ -64,18 +64,19 @@ def create_env(n_envs, seed):
 if __name__ == "__main__":
     torch.set_num_threads(1)
 
-    # 1. The kit for environments finds what is wrong with one: dtypes, resets, seeds, idle rows, tensors that change.
+    # 1. check_vec_env tests the contract: dtypes, resets, seeds, idle rows, tensors that must not change.
     check_vec_env(lambda seed: Catch(4, seed))
     check_vec_env(lambda seed: Catch(4, seed, auto_reset=False, time_limit=5))
     print("Catch keeps the contract of a VecEnv")
 
-    # 2. Nothing waits for the device: this is what makes it fast on a GPU, and can be found out without one.
+    # 2. A step never waits for the device. That makes it fast on a GPU, and you can test it without one.
     env = Catch(4)
     env.reset()
     with forbid_host_sync():
         env.step(DictTensor({"action": torch.tensor([0, 1, 2, 1])}))
 
-    # 3. Begin from states of your own: here, the fruit one row above the ground, next to the basket and above it.
+    # 3. Start from states of your choice: here the fruit is one row above the ground, and the basket below it only in
+    #    environment 1.
     ids, start = [0, 1], CatchState(torch.tensor([1, 2]), torch.tensor([ROWS - 2] * 2), torch.tensor([3, 2]))
     env.set_state(ids, start)
     (reached, _), (current, _) = env.step(DictTensor({"action": torch.ones(4, dtype=torch.int64)}))
@@ -83,7 +84,8 @@ if __name__ == "__main__":
     assert reached["reward"][0] == -1.0
     assert reached["terminated"][:2].all()
 
-    # 4. Environment 5 of seed 0 is environment 0 of seed 5: what it does depends neither on the batch nor on processes.
+    # 4. Environment 5 of seed 0 equals environment 0 of seed 5: the size of the batch and the number of processes do
+    #    not matter.
     eight, three = Catch(8, seed=0), Catch(3, seed=5)
     eight.reset()
     three.reset()
@@ -92,7 +94,7 @@ if __name__ == "__main__":
         (last_three, _), _ = three.step(DictTensor({"action": torch.ones(3, dtype=torch.int64)}))
         assert torch.equal(all_eight["frame"][5:], last_three["frame"])
 
-    # 5. It is a VecEnv: batchers, agents and algorithms take it as they take gymnasium's.
+    # 5. It is a VecEnv, so batchers, agents and algorithms use it like an environment of gymnasium.
     with RL_Batcher(90, Follower, create_env, env_args={"n_envs": 500}, seed=0) as batcher:
         batcher.reset()
         batcher.execute()

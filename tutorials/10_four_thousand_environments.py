@@ -1,8 +1,8 @@
 """Tutorial 10: four thousand environments in one process.
 
 With a simulator written in tensors, one process steps thousands of environments, and the agent acts for all of them in
-one forward pass. Nothing leaves the device: set DEVICE = "cuda:0" to run everything on a GPU. The numbers below are
-small enough for a laptop's CPU.
+one forward pass. Nothing leaves the device, which is the GPU if there is one. The numbers below are small enough for a
+laptop's CPU.
 """
 
 import time
@@ -19,7 +19,7 @@ N_STEPS = 8
 
 
 def create_env(n_envs, seed):
-    """As many CartPoles as you like: equal to gymnasium's, and without processes or copies."""
+    """Create CartPoles that equal gymnasium's, without processes or copies."""
     return make("CartPole-v1", n_envs, seed, device=DEVICE)
 
 
@@ -50,18 +50,19 @@ def collect(n_envs):
 if __name__ == "__main__":
     torch.set_num_threads(1)
 
-    # 1. A step costs calls, and a call costs the same for one environment as for many, until arithmetic takes over.
+    # 1. A step is a fixed number of calls. A call takes as long for one environment as for many, until the arithmetic
+    #    takes longer than the call.
     speed = {n: collect(n) for n in (16, 256, 4096)}
     for n, steps_per_second in speed.items():
         print(f"{n:5} environments: {steps_per_second:12,.0f} steps per second, network included")
     assert speed[4096] > 3 * speed[16]
 
-    # 2. The simulation is one dict of tensors. This is its memory, for each environment.
+    # 2. The state of all environments is one dict of tensors. This is its size per environment.
     env = make("CartPole-v1", 4096, device=DEVICE)
     env.reset()
     print(f"{sum(tensor.nbytes for tensor in env.state_tensors().values()) / 4096:.0f} bytes per environment")
 
-    # 3. Train on it. Many environments and short batches: a gradient from 1,024 x 8 steps can take a large step.
+    # 3. Train with many environments and short batches: gradients from 1,024 x 8 steps allow a high learning rate.
     config = A2CConfig(
         n_env_steps=400_000,
         n_envs=1024,

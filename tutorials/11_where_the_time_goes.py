@@ -1,12 +1,11 @@
-"""Tutorial 11: where the time goes. One simulator, several ways to step it, and a picture.
+"""Tutorial 11: where the time goes, in one simulator that runs in several ways.
 
     python tutorials/11_where_the_time_goes.py [--all]
 
-A step of B environments costs calls and arithmetic. Below some hundred environments the calls are all that it costs:
-there, more environments are free. Beyond, the arithmetic counts. This tutorial measures both, draws the ladder from
-Python objects to a compiled kernel, and looks into the loop of a batcher. ``--all`` adds a compiled agent, for which
-the compiler takes a minute more. benchmarks/gpu.py measures the same with more care. Needs matplotlib (the extra
-`train`).
+A step of B environments costs calls and arithmetic. Below a few hundred environments only the calls matter, and more
+environments are free; above, the arithmetic counts. This tutorial measures both, plots the speed from Python objects to
+a compiled kernel, and looks into the loop of a batcher. ``--all`` adds sizes and a compiled agent, and compiles for
+another minute. benchmarks/gpu.py measures the same more carefully. Needs matplotlib (the extra `train`).
 """
 
 import sys
@@ -78,7 +77,7 @@ def draw_ladder(ladder, path):
 
 
 def seconds_of_a_collection(n_envs, model, n_steps=32, **settings):
-    """CPU seconds of one step of all environments in a batcher: simulator, network, draws, writes."""
+    """CPU seconds of one step of all environments in a batcher: simulator, network, sampling, writes."""
     settings |= {"agent_args": {"model": model}, "env_args": {"n_envs": n_envs}, "seed": 0}
     with RL_Batcher(n_steps, ActorCriticAgent, partial(make, "CartPole-v1"), **settings) as batcher:
         batcher.reset()
@@ -91,7 +90,7 @@ def seconds_of_a_collection(n_envs, model, n_steps=32, **settings):
 
 
 def shares_of_a_collection(n_envs):
-    """Print how much of a step of the batcher the simulator and the network take alone."""
+    """Print the shares of the simulator and the network in a step of the batcher."""
     model = ActorCritic(n_inputs=4, n_actions=2)
     whole = seconds_of_a_collection(n_envs, model)
     frame = torch.zeros(n_envs, 4)
@@ -112,9 +111,9 @@ if __name__ == "__main__":
         "gymnasium, one object each": gymnasium_objects,
         "gymnasium, numpy": gymnasium_arrays,
         "rlstruct, eager": single_steps,
-        "rlstruct, compiled": partial(single_steps, backend="compile"),  # what a CPU should run
+        "rlstruct, compiled": partial(single_steps, backend="compile"),  # the fastest on a CPU
     }
-    wanted = {gymnasium_objects: (4, 64), ways["rlstruct, compiled"]: (64, 16384)}  # each size is compiled for itself
+    wanted = {gymnasium_objects: (4, 64), ways["rlstruct, compiled"]: (64, 16384)}  # each size compiles anew
     ladder = {
         name: {n: seconds_per_step(way, n) for n in (sizes if "--all" in sys.argv else wanted.get(way, sizes))}
         for name, way in ways.items()
@@ -124,23 +123,23 @@ if __name__ == "__main__":
     draw_ladder(ladder, "where_the_time_goes.png")
     print("where_the_time_goes.png")
 
-    # 1. What does a call cost, what an environment? Two sizes, two unknowns.
+    # 1. How much does a call cost, and how much an environment? Two measurements give the two unknowns.
     few, many = ladder["rlstruct, eager"][4], ladder["rlstruct, eager"][16384]
     print(f"an eager step: {1e6 * few:.0f} us for its calls, {1e9 * (many - few) / 16384:.0f} ns for each environment")
-    # Eager torch pays some microseconds for each of its calls, more than numpy: it is there for the GPU, and to debug.
-    # Compiled, a step is one call.
+    # Eager torch takes a few microseconds per call, more than numpy: use it on a GPU, and to debug. A compiled step is
+    # a single call.
     eager, compiled = ladder["rlstruct, eager"][16384], ladder["rlstruct, compiled"][16384]
     print(f"compiled, 16,384 environments take {eager / compiled:.1f} times less")
 
-    # 2. The batcher's loop: the larger the batch, the more of the time goes into what one wants.
+    # 2. The batcher's loop: the larger the batch, the smaller the overhead.
     shares_of_a_collection(64)
     shares_of_a_collection(4096)
 
-    # 3. With very many environments the network's activations are blocks that the C library gives back to the system in
-    # each step, to get new pages for the next. `rlstruct.device.keep_freed_memory()`, called once, ends that.
+    # 3. With very many environments the C library returns the memory of the network's activations to the system in each
+    # step, and requests new pages for the next. Call `rlstruct.device.keep_freed_memory()` once to prevent that.
 
-    # 4. Your agent's calls can be compiled too, whatever environments it acts in: compile_agent=True,
-    # an argument of RL_Batcher and a setting of every training.
+    # 4. You can compile your agent, too, in any environment: compile_agent=True is an argument of RL_Batcher, and a
+    # setting of every training.
     if "--all" in sys.argv:
         model = ActorCritic(n_inputs=4, n_actions=2)
         for n_envs in (8, 64):

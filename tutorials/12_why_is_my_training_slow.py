@@ -2,8 +2,8 @@
 
     python tutorials/12_why_is_my_training_slow.py
 
-The command does the same for any training: rlstruct profile train a2c --env CartPole-v1. Needs matplotlib for the
-pictures (the extra `train`).
+`rlstruct profile train a2c --env CartPole-v1` does the same for any training. Needs matplotlib for the pictures (the
+extra `train`).
 """
 
 import time
@@ -38,11 +38,11 @@ def create_model():
 
 
 def profiled(folder, environments):
-    """Train for a moment with a profile, and return its report."""
+    """Train for a moment under the profiler, and return its report."""
     config = A2CConfig(n_env_steps=1_000, n_envs=4, n_timesteps=16, evaluation_processes=0, evaluation_episodes=1)
-    with profile(folder, window=60):  # record a minute; a long run is better sampled, which is the default
+    with profile(folder, window=60):  # a minute; the default records samples of a long run
         train(config, create_model, ActorCriticAgent, environments)
-    report = read(folder)  # what measuring costs is known from slices without it, and taken away
+    report = read(folder)  # with the cost of measuring subtracted
     save(report, folder)  # profile.json, trace.perfetto for https://ui.perfetto.dev, profile.png
     return report
 
@@ -53,18 +53,18 @@ if __name__ == "__main__":
     print(before.sentence)
     assert "unused rendering" in before.sentence
 
-    # 2. The table says where the rest goes: Python, torch's operators, the simulator. Every second is in it once.
+    # 2. The table shows where the rest goes: Python, torch's operators, the simulator. It counts every second once.
     print(before)
     main = before.processes[0]
     seconds = sum(row.seconds.sum() for row in main.rows)
     assert abs(seconds - main.seconds) < 0.01 * main.seconds
 
-    # 3. Fix it, and look again: what has become faster, beyond noise?
+    # 3. Fix it, and profile again: what became faster, beyond noise?
     after = profiled("after", create_env)
     print(after.sentence)
     for line in differences(before, after):
         print(" ", line)
     assert after.processes[0].inclusive("environment") < main.inclusive("environment")
 
-    # 4. With worker processes (n_processes=2) their operations are in the same report, on the same clock, and the
-    # sentence says what the learner waits for. On a GPU it also says how busy that really is.
+    # 4. With worker processes (n_processes=2) the same report shows their operations, on the same clock, and the
+    # sentence says what the learner waits for. On a GPU it also says how busy the GPU really is.

@@ -1,8 +1,8 @@
-"""Tutorial 13: Connect Four from nothing to an opponent.
+"""Tutorial 13: Connect Four, from an untrained network to an opponent.
 
-A tree search looks ahead from 32 games at once: each simulation is one call of the network with 32 positions. The
-search plays against itself, the network learns what the search found, and so the search becomes stronger. At the end
-there is an opponent that you can play against.
+A tree search looks ahead in 32 games at once: each simulation is one call of the network with 32 positions. The search
+plays against itself, the network learns what the search found, and the search with that network is stronger. The last
+line says how to play against it.
 """
 
 from functools import partial
@@ -20,7 +20,7 @@ from rlstruct.sims import ConnectFour
 
 torch.set_num_threads(1)
 
-# A search needs no network. Here each position is judged by one random game; "uct" is the classic among the methods.
+# A search needs no network. Here one random game evaluates each position; "uct" is the classic method.
 game = ConnectFour(1, auto_reset=False)
 game.reset()
 for column in (3, 3, 2, 2, 4):  # three in a row at the bottom, open on both sides
@@ -32,13 +32,14 @@ found = search(judge.begin(game.get_state(), key), key)
 print("visits of each column:", found.visits[0].int().tolist())
 print(f"the player to move expects {found.value.item():+.2f}: whatever it does, the other one wins\n")
 
-# The memory of a search is known from shapes, before anything is allocated.
+# Shapes alone say how much memory a search needs, before it allocates anything.
 n_bytes = search.memory_needed(judge.begin(game.get_state(), key), n_actions=7)
 print(f"its tree takes {n_bytes / 2**10:.0f} KiB, those of 4,096 games {4096 * n_bytes / 2**20:.0f} MiB\n")
 
 # AlphaZero: self-play, a replay buffer, a loss; sequential halving learns from few simulations. `rlstruct train
-# alphazero --env ConnectFour-v0` does the same with a run folder, in half an hour rather than half a minute, and beats
-# UCT with 1,000 simulations: docs/algorithms/alphazero.md. On the CPU compile_agent=True makes long trainings faster.
+# alphazero --env ConnectFour-v0` does the same with a run folder, for some ten minutes rather than half a minute, and
+# then beats UCT with 1,000 simulations: docs/algorithms/alphazero.md. On the CPU compile_agent=True makes long runs
+# faster.
 config = AlphaZeroConfig(
     n_env_steps=8_000,
     n_timesteps=16,
@@ -58,7 +59,7 @@ print("return against random play, from -1 to 1:", result.before.mean_return, "-
 before, after = result.losses["value_loss"][0], result.losses["value_loss"][-1]
 print(f"the loss of the values fell from {before:.2f} to {after:.2f}\n")
 
-# The new network against the one before, both with 32 simulations; the new one begins in half of the games.
+# The trained network plays the untrained one, both with 32 simulations; each starts half of the games.
 strong, weak = (
     SearchAgent(model, create_simulator=ConnectFour, config=SearchConfig(n_simulations=32), stochastic=True)
     for model in (result.model, create_model())
@@ -71,7 +72,7 @@ print(f"against the untrained network: {int((points > 0).sum())} of {len(points)
 lucky, _ = play_match(RandomPlayer(7), strong, games(), seed=3)
 print(f"random play wins {int((lucky > 0).sum())} of {len(lucky)} games that it begins\n")
 
-# What the trained search thinks of the empty board.
+# The trained search chooses the first move.
 board = ConnectFour(1)
 board.reset()
 trained = GameModel(board, result.model)

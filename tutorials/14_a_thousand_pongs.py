@@ -1,8 +1,8 @@
 """Tutorial 14: a thousand Pongs in one process.
 
-An Atari console is 628 bytes of memory and registers, 93 KiB of pictures and a kernel that steps it, so a GPU plays
-thousands of games at once, and what agents see never leaves it. On a CPU this tutorial takes 8 games: the numbers are
-smaller, all else is the same. It needs the extras warp and atari, and reads the cartridge from your ale-py.
+An Atari console is 628 bytes of memory and registers, 93 KiB of frames, and a kernel that steps it. A GPU therefore
+plays thousands of games at once, and observations never leave it. On a CPU this tutorial plays 8 games; otherwise it is
+the same. It needs the extras warp and atari, and reads the cartridge from your ale-py.
 """
 
 import time
@@ -23,7 +23,7 @@ N = 1024 if DEVICE == "cuda:0" else 8
 
 
 def create_env(n_envs, seed):
-    """Games of 40 steps, which show one picture; the default is 27,000 steps, half an hour at the television."""
+    """Create games of 40 steps that show single frames; the default is 27,000 steps, half an hour of play."""
     return make("ALE/Pong-v5", n_envs, seed, device=DEVICE, stack=1, time_limit=40)
 
 
@@ -31,10 +31,10 @@ def create_model():
     return ConvolutionalActorCritic((4, 84, 84), n_actions=6)
 
 
-# The agent stacks the pictures that it has seen, so that a batch holds each once, not four times.
+# The agent stacks the last four frames itself, so a batch holds each frame once, not four times.
 create_agent = partial(StackingAgent.create, create_agent=ActorCriticAgent, shape=(4, 84, 84))
 
-# 1. Many games are one environment. Each begins after 1 to 30 frames of nothing, and plays on by itself.
+# 1. One VecEnv steps many games. Each starts after 1 to 30 no-op frames, and restarts automatically.
 pongs = make("ALE/Pong-v5", n_envs=N, device=DEVICE)
 observation, _ = pongs.reset()
 print(f"{N} games show {list(observation['frame'].shape)}, {observation['frame'].dtype}: the last four frames in grey")
@@ -45,7 +45,7 @@ for _ in range(20):
 print(f"{20 * N / (time.perf_counter() - start):,.0f} steps per second, of 4 frames each; without a network")
 print(f"television of game 3: {list(pongs.screen(3).shape)}\n")
 
-# 2. The games are those of ALE. One that ale-py has begun goes on here, byte by byte, unless actions stick by chance.
+# 2. The games equal ALE's. One that ale-py has started continues here, byte for byte, if no action is sticky.
 exact = make("ALE/Pong-v5", n_envs=2, device=DEVICE, frame_skip=1, sticky=0.0)
 exact.reset()
 ale = open_ale("pong", seed=1)
@@ -59,7 +59,7 @@ print("after 60 frames the memory of game 0 is ALE's:", bool((memory[0] == ale.g
 print("game 1, which pressed nothing, is somewhere else:", bool((memory[1] != ale.getRAM()).any()), "\n")
 assert (memory[0] == ale.getRAM()).all()
 
-# 3. They are collected from like every environment. The network sees four pictures, a batch holds one for each step.
+# 3. A batcher collects from them as from any environment. The network sees four frames, a batch holds one per step.
 agent_args, env_args = {"model": create_model().to(DEVICE)}, {"n_envs": N}
 with RL_Batcher(8, create_agent, create_env, agent_args=agent_args, env_args=env_args, device=DEVICE) as batcher:
     batcher.reset()
@@ -68,8 +68,8 @@ with RL_Batcher(8, create_agent, create_env, agent_args=agent_args, env_args=env
     frames = trajectories.trajectories["observation/frame"]
     print(f"a batch of frames: {list(frames.shape)}, {frames.nbytes / 2**20:.1f} MiB\n")
 
-# 4. A2C as CuLE batches it: after every step one of four groups of games learns from its last four steps. To learn Pong
-#    takes some millions of steps, on a GPU: docs/atari.md has the command. These few show that it runs.
+# 4. A2C with CuLE's batches: after every step it learns from the last four steps of one of four groups of games. Pong
+#    takes millions of steps, on a GPU: docs/atari.md has the command. These few show how it runs.
 config = A2CConfig(
     n_env_steps=24 * N,
     n_envs=N,
@@ -88,4 +88,4 @@ config = A2CConfig(
 )
 result = train(config, create_model, create_agent, create_env)
 print(f"{len(result.losses['loss'])} gradient steps in {result.env_steps} steps of {N} games")
-assert len(result.losses["loss"]) == 24 - 3  # the first comes when there are four steps
+assert len(result.losses["loss"]) == 24 - 3  # the first update comes after four steps

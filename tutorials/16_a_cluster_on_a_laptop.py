@@ -1,14 +1,14 @@
-"""Tutorial 16: a cluster. Workers on many machines, tried out on one; and what happens when one of them dies.
+"""Tutorial 16: a cluster, tried on one laptop, and what happens when a worker dies.
 
     python tutorials/16_a_cluster_on_a_laptop.py
 
-Needs Ray: pip install 'ray>=2.40'. The command does it for any training:
-rlstruct train a2c --env CartPole-v1 --n-processes 8 --cluster auto
+Needs Ray: `pip install 'ray>=2.40'`. On the command line, for any training:
+`rlstruct train a2c --env CartPole-v1 --n-processes 8 --cluster auto`
 """
 
 import os
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report to its makers that it is used
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # by default Ray reports its use to its makers
 
 import ray
 import torch
@@ -23,7 +23,7 @@ def create_env(n_envs, seed):
 
 
 class FragileAgent(ActorCriticAgent):
-    """Ends its process at once in its 20th step, as if the machine had lost power, if it has a certain seed."""
+    """Kills its process in its 20th step, as if the machine had lost power, if its seed is 5."""
 
     steps = 0
 
@@ -39,7 +39,7 @@ class FragileAgent(ActorCriticAgent):
 
 
 def collect(n_batches, create_agent=ActorCriticAgent, **where):
-    """Collect with two workers, each batch with other weights."""
+    """Collect batches with two workers, and publish the weights before each."""
     torch.manual_seed(0)
     model = ActorCritic(n_inputs=4, n_actions=2)
     agent_args = {"model": model, "device": "cpu", "stochastic": True}
@@ -48,7 +48,7 @@ def collect(n_batches, create_agent=ActorCriticAgent, **where):
     ) as batcher:
         batcher.reset()
         for _ in range(n_batches):
-            batcher.update(model.state_dict())  # travels to each machine once
+            batcher.update(model.state_dict())  # sent to each machine once
             batcher.execute()
             trajectories, _ = batcher.get()
             yield trajectories, batcher
@@ -57,19 +57,19 @@ def collect(n_batches, create_agent=ActorCriticAgent, **where):
 if __name__ == "__main__":
     torch.set_num_threads(1)
 
-    # 1. Two workers on this machine, as ever.
+    # 1. Two workers on this machine, as usual.
     here = [trajectories for trajectories, _ in collect(3)]
 
-    # 2. The same two on a cluster. "local" starts one on this machine; with machines of your own run `ray start --head`
-    #    on the first one, the line that it prints on the others, and pass "auto". Nothing else changes, and each
-    #    environment does what it would have done here.
+    # 2. The same two on a cluster. "local" starts a cluster on this machine. With several machines, run
+    #    `ray start --head` on the first one and the line that it prints on the others, and pass "auto". Nothing else
+    #    changes, and the trajectories are the same.
     there = [trajectories for trajectories, _ in collect(3, cluster={"address": "local", "num_cpus": 0.5})]
     for mine, theirs in zip(here, there, strict=True):
         assert torch.equal(mine.trajectories["_observation/frame"], theirs.trajectories["_observation/frame"])
     print("two workers on a cluster have collected what two workers of this machine collect")
 
-    # 3. Machines die. With on_worker_error="restart" a lost worker is started again, wherever there is room, and the
-    #    batcher lists what was lost. Here the second worker dies in the second batch.
+    # 3. Machines fail. With on_worker_error="restart" the batcher replaces a lost worker wherever there is room, and
+    #    lists what was lost. Here the second worker dies in the second batch.
     where = {"address": "auto", "num_cpus": 0.5}
     for trajectories, batcher in collect(3, FragileAgent, cluster=where, on_worker_error="restart"):
         print(f"environments with the seeds {trajectories.info['env_seed'].tolist()}")

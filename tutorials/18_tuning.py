@@ -1,9 +1,9 @@
-"""Tutorial 18: tuning. How many workers, environments and steps collect fastest on this machine, and why.
+"""Tutorial 18: find how many workers, environments and steps collect fastest on this machine.
 
     python tutorials/18_tuning.py
 
-The command does the same for any training: rlstruct tune ppo --env CartPole-v1 --learn; and --n-learners 1 2 4 tries
-numbers of learners, too. Needs matplotlib for the picture (the extra `train`).
+`rlstruct tune ppo --env CartPole-v1 --learn` does the same for any training, and `--n-learners 1 2 4` also tries
+numbers of learners. Needs matplotlib for the picture (the extra `train`).
 """
 
 import matplotlib.pyplot as plt
@@ -23,8 +23,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     agent_args = {"model": ActorCritic(n_inputs=4, n_actions=2)}
 
-    # 1. Short probes of real batchers, each in turns with the fastest one until then. A climb doubles the environments
-    #    until that no longer pays, or would take too much memory. Half a minute is enough for a look.
+    # 1. tune runs real batchers for a short time each, in alternation with the fastest one so far. It doubles the
+    #    environments until that no longer pays, or would take too much memory. Half a minute is enough for a look.
     answer = tune(
         ActorCriticAgent,
         create_env,
@@ -35,10 +35,10 @@ if __name__ == "__main__":
         seconds=30.0,
     )
 
-    # 2. The table says why each climb went on or stopped there.
+    # 2. The table has a line for each candidate, and says why the search continued or stopped there.
     print(answer)
 
-    # 3. A picture of it: speed over environments, a line for each number of workers and steps.
+    # 3. Plot the speed over environments, with a line for each number of workers and steps.
     for n_processes in (0, 1):
         for n_timesteps in (16, 64):
             found = [
@@ -59,7 +59,7 @@ if __name__ == "__main__":
     plt.legend()
     plt.savefig("tuning.png")
 
-    # 4. The answer is the arguments of a batcher.
+    # 4. The answer holds the arguments of a batcher.
     with RL_Batcher(**answer, seed=0) as batcher:
         batcher.reset()
         batcher.execute()

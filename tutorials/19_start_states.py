@@ -6,8 +6,8 @@ from those. Evaluations use Freeway's ordinary start. This takes a minute or two
 
     python tutorials/19_start_states.py
 
-What docs/coming_from_cule.md shows: ``--steps 20480 --evaluations 4 --seeds 200 201 202``, six trainings of a minute.
-It needs the extras warp and atari.
+``--steps 20480 --evaluations 4 --seeds 200 201 202`` reproduces the table in docs/coming_from_cule.md, in six trainings
+of a minute or more. It needs the extras warp and atari.
 """
 
 import argparse
@@ -21,24 +21,24 @@ from rlstruct.algos.learning_curve import Curve, draw_panels
 from rlstruct.functional.random import randint, uniform
 from rlstruct.sims.atari import Atari, AtariState, open_ale
 
-GAMES, JUDGED = 16, 8  # that learn, and that are evaluated
-UP = 2  # as ALE numbers its actions
+GAMES, JUDGED = 16, 8  # number of games to learn from, and to evaluate on
+UP = 2  # the number of this action in ALE
 
 
 class UpTheRoad(Atari):
-    """Freeway in which three of four episodes begin further up the road, and all of them are short."""
+    """Freeway with short episodes, three of four of which start further up the road."""
 
     def __init__(self, n_envs, seed):
         super().__init__("Freeway", n_envs, seed, stack=1, time_limit=24)
         ale, places = open_ale("freeway", seed=0), []
-        for frame in range(1, 172):  # it crosses in the next one
+        for frame in range(1, 172):  # it reaches the other side in frame 172
             ale.act(UP)
             if frame >= 100 and frame % 4 == 0:
                 places.append(self.state_of([ale]))
         self.further = AtariState(*(torch.cat(part) for part in zip(*(vars(p).values() for p in places), strict=True)))
 
     def initial(self, key):
-        """Return what `Atari` returns, with other states in most rows; equal keys draw equal beginnings."""
+        """Return `Atari`'s start states, three of four replaced by a state further up; equal keys draw equal states."""
         usual = super().initial(key)
         rows = randint(key, len(self.further.ram), stream=1)
         chosen = uniform(key, stream=2) < 0.75
@@ -56,7 +56,7 @@ def ordinary(n_envs, seed):
 
 
 def with_starts(n_envs, seed):
-    """Chosen starts for the games that learn."""
+    """Freeway with chosen starts to learn from; evaluations use ordinary ones."""
     return ordinary(n_envs, seed) if n_envs == JUDGED else UpTheRoad(n_envs, seed)
 
 
