@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlstruct.agents.model_agent import ModelAgent, frame_of
+from rlstruct.agents.model_agent import ModelAgent
 from rlstruct.agents.networks import MLP, ActionLogits, ActorCritic, RecurrentActorCritic
 from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.engine.fused import Layers, Perceptron
 from rlstruct.engine.torch_private import has_hooks
 from rlstruct.functional import categorical, gaussian
 from rlstruct.functional.masks import masked_dicttensor
+from rlstruct.rl_agent import frame_of
 
 
 def discrete_choice(agent: ModelAgent[Any], policy: Tensor, value: Tensor, observation: DictTensor) -> DictTensor:

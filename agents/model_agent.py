@@ -9,7 +9,6 @@ from typing import Final, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import DeviceMismatchError
 from rlstruct.rl_agent import RL_Agent
@@ -61,17 +60,3 @@ def module_device(model: nn.Module) -> torch.device:
     """Return the device of a module's first parameter, the CPU if it has none."""
     first = next(model.parameters(), None)
     return resolve_device("cpu" if first is None else first.device)
-
-
-def frame_of(observation: DictTensor) -> Tensor:
-    """Return the frame; the parts of a Dict observation are flattened and concatenated in the order of their names.
-
-    >>> frame_of(DictTensor({"frame/b": torch.ones(1, 1), "frame/a": torch.zeros(1, 2, dtype=torch.int64)}))
-    tensor([[0., 0., 1.]])
-    """
-    if "frame" in observation:
-        return observation["frame"]
-    parts = [observation[key].flatten(1) for key in sorted(observation.keys()) if key.startswith("frame/")]
-    if not parts:
-        return observation["frame"]  # raises, and names the keys that are there
-    return torch.cat([part.to(torch.float32) for part in parts], dim=1)

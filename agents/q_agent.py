@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rlstruct.agents.model_agent import ModelAgent, frame_of
+from rlstruct.agents.model_agent import ModelAgent
 from rlstruct.agents.networks import MLP, as_features
 from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.functional import random
 from rlstruct.functional.q_learning import duelling_values
 from rlstruct.policies.blueprint import KeepsArguments
+from rlstruct.rl_agent import frame_of
 
 
 class QAgent(ModelAgent[nn.Module]):

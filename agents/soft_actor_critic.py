@@ -16,6 +16,7 @@ from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.errors import BadValueError
 from rlstruct.functional import random, squashed
 from rlstruct.policies.blueprint import KeepsArguments
+from rlstruct.rl_agent import frame_of
 
 _LOG_STD = -5.0, 2.0  # narrowest and widest policy, as in CleanRL
 
@@ -129,9 +130,9 @@ class SquashedGaussianAgent(ModelAgent[Any]):
         agent_info: DictTensor,
         history: TemporalDictTensor | None = None,
     ) -> tuple[DictTensor, DictTensor]:
-        """Act on ``observation["frame"]``, drawing from ``observation["rng"]``; see `RL_Agent.__call__`."""
+        """Act on the frame (see `frame_of`), drawing from ``observation["rng"]``; see `RL_Agent.__call__`."""
         model = self.model
-        mean, log_std = model(observation["frame"]).chunk(2, dim=-1)  # [B, A] each
+        mean, log_std = model(frame_of(observation)).chunk(2, dim=-1)  # [B, A] each
         if not self.stochastic:
             return DictTensor({"action": model.center + model.scale * torch.tanh(mean.detach())}), state
         key = observation["rng"]

@@ -1,4 +1,4 @@
-"""SAC: a policy that keeps its actions as random as their values allow, learnt from a replay buffer.
+"""SAC: a policy that keeps its actions as random as their values allow, learned from a replay buffer.
 
 Haarnoja et al., "Soft actor-critic algorithms and applications" (2018, arXiv 1812.05905), algorithm 1. Critics, policy
 and temperature take their gradient steps together, as in the authors' code: the sum of the three losses is
@@ -25,7 +25,7 @@ from rlstruct.functional import random
 from rlstruct.functional.q_learning import td_target
 from rlstruct.options import option
 from rlstruct.profiling import operation
-from rlstruct.rl_agent import RL_Agent
+from rlstruct.rl_agent import RL_Agent, frame_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class SACConfig(TrainingConfig):
     """Settings of SAC and those of `TrainingConfig`; ``learning_rate`` is that of the policy.
 
     Attributes:
-        critic_learning_rate: of the critics and of the temperature.
+        critic_learning_rate: learning rate of the critics and of the temperature.
         batch_size: steps of one gradient step.
         n_updates: gradient steps for each batch that is collected.
         target_update_rate: share by which the target critics follow at each gradient step (Polyak averaging).
@@ -91,18 +91,19 @@ def losses(
     """
     networks: Any = model  # with parts that nn.Module does not know
     seen, action = batch.truncate_key("observation/"), batch["action/action"]
+    frame = frame_of(seen)
     temperature: Tensor = networks.log_temperature.exp()
     with torch.no_grad():
         reached = batch.truncate_key("_observation/")
         following, _ = agent(DictTensor(), reached, DictTensor())
-        judged = target_critics(reached["frame"], following["action"]).amin(0)  # [K]
+        judged = target_critics(frame_of(reached), following["action"]).amin(0)  # [K]
         next_value = judged - temperature * following["log_probability"]
         target = td_target(batch["reward"] * config.reward_scale, batch["discount"], batch["terminated"], next_value)
-    values: Tensor = networks.critics(seen["frame"], action)  # [N, K]
+    values: Tensor = networks.critics(frame, action)  # [N, K]
     critic_loss = 0.5 * (values - target).square().mean(-1).sum()
     drawn, _ = agent(DictTensor(), seen, DictTensor())
     log_probability = drawn["log_probability"]
-    judged = networks.critics(seen["frame"], drawn["action"], constant=True).amin(0)
+    judged = networks.critics(frame, drawn["action"], constant=True).amin(0)
     policy_loss = (temperature.detach() * log_probability - judged).mean()
     entropy = -log_probability.detach().mean() - networks.scale.log().sum()
     target_entropy = -action.shape[-1] if config.target_entropy is None else config.target_entropy

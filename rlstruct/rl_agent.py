@@ -363,3 +363,17 @@ def _fix(role: str, expected: torch.device, agent_info_on_device: bool) -> str:
     if role == "argument state":
         return f"Pass what initial_state or the last call returned, or move it with {to}."
     return f"Move it with {to}, or wrap the environment in DeviceEnv(env, {str(expected)!r})."
+
+
+def frame_of(observation: DictTensor) -> Tensor:
+    """Return the frame; the parts of a Dict observation are flattened and concatenated in the order of their names.
+
+    >>> frame_of(DictTensor({"frame/b": torch.ones(1, 1), "frame/a": torch.zeros(1, 2, dtype=torch.int64)}))
+    tensor([[0., 0., 1.]])
+    """
+    if "frame" in observation:
+        return observation["frame"]
+    parts = [observation[key].flatten(1) for key in sorted(observation.keys()) if key.startswith("frame/")]
+    if not parts:
+        return observation["frame"]  # raises, and names the keys that are there
+    return torch.cat([part.to(torch.float32) for part in parts], dim=1)

@@ -77,13 +77,19 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
         """Start a new episode in every environment; returns an empty info.
 
         Args:
-            seed: create the environments again, with this seed; None continues their random numbers.
+            seed: create the environments again: environment j draws from ``seed + j``. None continues their random
+                numbers. One int, as `gymnasium.vector.VectorEnv` declares; a list raises TypeError.
             options: settings for all environments, numbers or arrays; see ``env_info`` of `VecEnv.reset`.
         """
         if options is not None and "reset_mask" in options:
             raise BadValueError(
                 "GymnasiumVectorEnv.reset: options['reset_mask'] asks for a reset of some environments, but each "
                 f"restarts by itself (autoreset mode {self._mode.name}). Leave it out."
+            )
+        if seed is not None and not isinstance(seed, int):
+            raise BadTypeError(
+                f"GymnasiumVectorEnv.reset: seed is a {type(seed).__name__}, expected an int or None. Pass one "
+                "number s: environment j gets the seed s + j."
             )
         super().reset(seed=seed)
         if seed is not None and not (self._fresh and seed == self._seed):

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,10 +20,10 @@ Run a command, and say where the time of all its processes goes: in Python, in t
 CUDA. COMMAND is one of rlstruct (train ppo --env CartPole-v1), a script (my_training.py --seed 1), or any other program
 that imports rlstruct. The folder gets a table as JSON, a trace for https://ui.perfetto.dev and a picture.
 
-  --out FOLDER      where to; by default runs/profile-<time>
-  --window SECONDS  how long to record at a time, 1 by default: from the beginning, and then whenever the time has
-                    trebled. A number larger than the run records all of it.
-  --diff A B        say which operations became slower or faster from one profile to another, beyond noise"""
+  --out FOLDER      folder of the profile; by default runs/profile-<time>
+  --window SECONDS  length of a recorded window, 1 by default. One begins at the start, and one whenever the elapsed
+                    time has tripled. A number larger than the run records all of it.
+  --diff A B        say which operations became slower or faster from profile A to profile B, beyond noise"""
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -48,7 +49,7 @@ def run(arguments: Sequence[str]) -> None:
         except FileNotFoundError as error:
             raise UserError(str(error)) from None
         for line in differences(before, after):
-            say(line)
+            say(textwrap.fill(line, 80, subsequent_indent="  ", break_on_hyphens=False))
         return
     program = _program(command)  # before the folder is made
     folder = Path(options.get("out", f"runs/profile-{time.strftime('%Y%m%d-%H%M%S')}"))

@@ -38,6 +38,14 @@ def test_it_keeps_the_contract_and_never_syncs(stochastic: bool, device: str) ->
     check_agent(agent, RandomEnv(frames, actions, device=device), host_syncs=True, executors=False)
 
 
+def test_it_sees_a_dict_observation_as_one_vector_in_the_order_of_the_names() -> None:
+    agent, seen = make_agent(), observe(5)
+    parts = {"frame/b": seen["frame"][:, 1:], "frame/a": seen["frame"][:, :1], "rng": seen["rng"]}
+    plain, _ = agent(DictTensor(), seen, DictTensor())
+    nested, _ = agent(DictTensor(), DictTensor(parts), DictTensor())
+    torch.testing.assert_close(dict(nested.items()), dict(plain.items()), rtol=0, atol=0)
+
+
 def test_densities_are_those_of_torchs_own_distribution_scaled_to_the_bounds() -> None:
     agent, seen = make_agent(), observe(200)
     found, _ = agent(DictTensor(), seen, DictTensor())

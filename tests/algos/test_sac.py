@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -230,6 +231,33 @@ def test_truncated_episodes_go_on_and_terminated_ones_do_not(terminates: bool, e
     values = model.critics(torch.zeros(3, 1), torch.tensor([[-0.9], [0.0], [0.9]]))
     # Cut off: 1 + 0.8 + 0.8^2 + … = 1 / 0.2. Terminated: the one reward.
     torch.testing.assert_close(values, torch.full((2, 3), expected), rtol=0, atol=0.05)
+
+
+class Parted(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Pendulum, with the angle and the speed in a Dict."""
+
+    observation_space = spaces.Dict(speed=spaces.Box(-8, 8, (1,)), angle=spaces.Box(-1, 1, (1, 2)))
+
+    def observation(self, observation: Any) -> Any:
+        return {"speed": observation[2:], "angle": observation[None, :2]}
+
+
+def test_dict_observations_train_the_same_weights_as_flat_ones() -> None:
+    def parted(n_envs: int, seed: int) -> GymEnvInf:
+        return GymEnvInf([Parted(gymnasium.make("Pendulum-v1")) for _ in range(n_envs)], seed=seed)
+
+    def flat(n_envs: int, seed: int) -> GymEnvInf:
+        return GymEnvInf([gymnasium.make("Pendulum-v1") for _ in range(n_envs)], seed=seed)
+
+    config = SACConfig(
+        n_env_steps=96, n_envs=2, n_timesteps=8, n_updates=2, batch_size=16, learning_starts=32, replay_capacity=1000,
+        evaluation_episodes=1, evaluation_processes=0, evaluation_timesteps=200, evaluation_interval=10**6,
+    )  # fmt: skip
+    create_model = partial(SoftActorCritic, 3, (-2.0,), (2.0,), hidden=(8,))
+    one, other = (train(config, create_model, SquashedGaussianAgent, create) for create in (parted, flat))
+    assert one.losses["critic_loss"]
+    torch.testing.assert_close(one.model.state_dict(), other.model.state_dict(), rtol=0, atol=0)
+    assert one.after.mean_return == other.after.mean_return
 
 
 def test_another_network_is_refused_with_what_it_lacks() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from synthetic import Script, in_one_line
 
+from rlstruct.cli.main import main
 from rlstruct.profiling import differences, read, save
 from rlstruct.profiling.drawing import draw
 from rlstruct.profiling.events import PLAIN, WATCHED, load
@@ -197,6 +198,20 @@ def test_a_difference_is_told_only_beyond_noise(tmp_path: pathlib.Path) -> None:
     assert told[1].startswith("main, training, iteration: ")
     assert len(told) == 2  # the environment is what it was
     assert "% faster" in differences(slower, before)[0]
+
+
+def test_differences_fit_80_columns(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "the part of the loss that became slower"
+    for folder, milliseconds in (("a", 1), ("b", 4)):
+        script = Script()
+        for i in range(12):
+            script.enter("iteration").enter("loss").enter(name)
+            script.python(MS * milliseconds + 1000 * (i % 3)).leave().leave().leave()
+        script.write(tmp_path / folder)
+    assert main(["profile", "--diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert f"main, training, iteration/loss/{name}: 1 ms -> 4 ms an entry" in " ".join(map(str.strip, lines))
 
 
 def test_a_slower_machine_is_not_taken_for_a_slower_program(tmp_path: pathlib.Path) -> None:
