@@ -133,8 +133,7 @@ def stage() -> None:
     shutil.copytree(ROOT / "docs", PAGES)
     for page in PAGES.rglob("*.md"):
         # Here docs/, benchmarks/ and tutorials/ are neighbours; on the site the last two are below the first.
-        text = re.sub(r"\]\(\.\./((?:\.\./)?benchmarks/)", r"](\1", page.read_text())
-        page.write_text(re.sub(r"\]\(\.\./((?:\.\./)?tutorials/\w+)\.py\)", r"](\1.md)", text))
+        page.write_text(re.sub(r"\]\(\.\./((?:\.\./)?(?:benchmarks|tutorials)/)", r"](\1", page.read_text()))
     example = re.findall(r"```python\n.*?```\n\n```\n.*?```\n", (ROOT / "README.md").read_text(), re.DOTALL)[0]
     index = PAGES / "index.md"
     index.write_text(index.read_text().replace("<!-- example -->\n", example))
@@ -146,8 +145,9 @@ def stage() -> None:
         ("benchmarks/TRIED.md", "benchmarks/TRIED.md"),
     ):
         _write(PAGES / page, (ROOT / source).read_text().replace("](../docs/", "](../"))
-    changes = (ROOT / "CHANGELOG.md").read_text().replace("](docs/", "](")
-    _write(PAGES / "changelog.md", re.sub(r"\]\((tutorials/\w+)\.py\)", r"](\1.md)", changes))
+    _write(PAGES / "changelog.md", (ROOT / "CHANGELOG.md").read_text().replace("](docs/", "]("))
+    for page in PAGES.rglob("*.md"):  # a tutorial's page, not its script
+        page.write_text(re.sub(r"\]\(((?:\.\./)*tutorials/\w+)\.py\)", r"](\1.md)", page.read_text()))
     _stage_tutorials()
     _stage_reference()
 
