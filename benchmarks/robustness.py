@@ -1,8 +1,8 @@
-"""The same faults, done to several libraries: what does each of them tell its user, and what does it leave behind?
+"""Comparison of libraries under the same faults: the errors that they report, and the processes that they leave behind.
 
 Run: ``make peers`` once, then ``python benchmarks/robustness.py``; it takes about a quarter of an hour, because some
-libraries say nothing until the time is over, and writes ``docs/robustness.md``. It may be done in pieces, with
-``--faults`` and ``--libraries``: results add up at one commit. Linux only.
+libraries report nothing until the time is over, and writes ``docs/robustness.md``. ``--faults`` and ``--libraries``
+run a part of it: results add up at one commit. Linux only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COLUMNS = {
 
 
 def keep(name: str, row: dict[str, Any]) -> None:
-    """Add a result to those of the other faults and libraries at this commit: all may be done in pieces."""
+    """Add a result to those of the other faults and libraries at this commit."""
     mine = row["fault"], row.get("library")
     others = [other for other in kept_rows(name) if (other["fault"], other.get("library")) != mine]
     _report.write(name, [*others, row])
@@ -52,20 +52,20 @@ def document(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# What happens when something breaks",
         "",
-        "The same faults, done to four libraries with four worker processes each, while they step environments of",
-        "1 ms. A time limit of 10 s is set wherever a library has one; whoever says nothing is watched for "
+        "We cause the same faults in four libraries, each with four worker processes whose environments take 1 ms",
+        "per step. Libraries that have a time limit get one of 10 s. If a library reports nothing, we wait for "
         f"{PATIENCE:.0f} s.",
         "",
         f"{datetime.date.today().isoformat()}, Linux, Python {machine['python']}, {', '.join(sorted(versions))}, "
         f"rlstruct at commit {machine['commit']}, {machine['cores']} cores, load {min(loads):.0f} to {max(loads):.0f} "
-        "(this benchmark included). One run; run it yourself:",
+        "(this benchmark included). These are results of one run; to repeat it:",
         "",
         "```",
         "make peers",
         ".venv/bin/python benchmarks/robustness.py",
         "```",
         "",
-        "In short; what each of them said follows.",
+        "This table is a summary; the messages and times of each library follow.",
         "",
         "| | " + " | ".join(f"{library}<br>{' '.join(kind)}" for library, *kind in names) + " |",
         "|---|" + "---|" * len(names),
@@ -78,15 +78,15 @@ def document(rows: list[dict[str, Any]]) -> str:
         lines += [f"| {name} | {found[library, fault]['cell']} |" for library, name in COLUMNS.items()]
         lines.append("")
     lines += [
-        "`make soak` does such things to rlstruct at random moments for ten minutes, and compares every row with a",
-        "count in plain Python (`tests/batchers/soak.py` says which seeds were run, and what came of it).", "",
-        "This page is written by `benchmarks/robustness.py`.", "",
+        "`make soak` causes such faults in rlstruct at random moments for ten minutes, and compares every row with a",
+        "count in plain Python (`tests/batchers/soak.py` lists the seeds that were run, and the results).", "",
+        "`benchmarks/robustness.py` writes this page.", "",
     ]  # fmt: skip
     return "\n".join(lines)
 
 
 def compare(peers: str, libraries: list[str], faults: list[str]) -> None:
-    """Do the faults to the libraries; write the page as soon as all of both have been done at this commit."""
+    """Cause the faults in the libraries; write the page once this commit has a result of every pair."""
     for fault in faults:
         for library in libraries:
             outcome = run(sys.executable if library == "rlstruct" else peers, library, fault)
