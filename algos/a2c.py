@@ -43,20 +43,20 @@ class A2CConfig(TrainingConfig):
         whiten_advantages: scale the advantages of an update to mean 0 and variance 1. Once a good policy leaves only
             noise in them, this makes the noise large, and the policy may be forgotten.
         overlap: collect the next batch while learning from this one, with weights that are one update older. It pays
-            with worker processes, where neither has to wait for the other.
-        vtrace: correct for actions that older weights chose, as overlap, n_updates and n_minibatches cause them.
-        n_updates: how often each batch is learnt from. Where collecting is slow, more than once makes better use of
-            it. From the second time on older weights chose the actions, so it needs vtrace.
-        n_minibatches: split the environments of a batch into this many minibatches, one gradient step on each. With
-            many environments, a single step on all of them wastes what they saw. Needs vtrace, too.
-        window: learn after every batch from one of the minibatches, in turn: from its part of the last batches, this
-            many of them. With n_timesteps = 1 and a window of n_minibatches every step of the environments brings a
-            gradient step, and each is learnt from once. None learns from each batch by itself, all its minibatches.
-            Needs vtrace, and minibatches of one size.
-        rho_clip: bound of V-trace's weight of a step, see rlstruct.functional.advantages.vtrace. With several steps
-            on a batch choose more than 1: otherwise actions that have become more probable count too little, and where
-            most advantages are negative, that drives the policy ever further from the one that acted.
-        c_clip: bound of V-trace's weight of what flows back.
+            with worker processes, which then collect without waiting for the learner.
+        vtrace: correct for actions that older weights chose, as with overlap, n_updates and n_minibatches.
+        n_updates: number of updates from each batch. If collection is slow, more than one makes better use of it. From
+            the second update on, older weights chose the actions, so it needs vtrace.
+        n_minibatches: split the environments of a batch into this many minibatches, with one gradient step on each.
+            With many environments, a single step on all of them learns too little. Needs vtrace, too.
+        window: after every batch, learn from the next of the minibatches, over this many of the last batches. With
+            n_timesteps = 1 and a window of n_minibatches there is one gradient step after every step of the
+            environments, and each step is used once. None learns from all minibatches of each batch alone. Needs
+            vtrace, and minibatches of one size.
+        rho_clip: bound of V-trace's weight of a step, see rlstruct.functional.advantages.vtrace. With several gradient
+            steps per batch choose more than 1. Otherwise actions that have become more probable count too little, and
+            if most advantages are negative, the policy moves ever further from the one that acted.
+        c_clip: bound of V-trace's weight of later errors.
     """
 
     n_env_steps: int = 250_000

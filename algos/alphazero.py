@@ -42,25 +42,25 @@ class AlphaZeroConfig(TrainingConfig):
     opponent: a mean return of 1 wins all of them, -1 loses all.
 
     Attributes:
-        method: of the search: "gumbel", which learns from few simulations, or "puct", AlphaZero's own.
-        n_simulations: of the search for each move of self-play.
-        max_depth: moves that a search looks ahead at most.
-        evaluation_simulations: of the search for each move of an evaluation; None for n_simulations.
+        method: search method: "gumbel", which learns from few simulations, or "puct", AlphaZero's own.
+        n_simulations: simulations for each move of self-play.
+        max_depth: largest number of moves that a search looks ahead.
+        evaluation_simulations: simulations for each move of an evaluation; None for n_simulations.
         replay_capacity: positions to keep.
         learning_starts: moves to collect before learning begins.
         batch_size: positions of one gradient step.
         n_updates: gradient steps for each batch of self-play.
-        longest_game: in moves. Values learn from results: a position whose game has not ended, or only after more moves
-            than that, teaches the policy alone.
+        longest_game: in moves. Values learn from results: a position whose game has not ended after this many moves
+            teaches only the policy.
         value_coefficient: weight of the value's loss.
-        search_value_fraction: share of what the search expected in what values learn; the rest is the result.
-        gumbel_scale: of the noise in self-play. A network that has learnt is soon so sure that noise of scale 1
-            does not change its moves any more, and all games are the same.
-        exploring_moves: of each game of self-play, see SearchConfig.
+        search_value_fraction: weight of the search's own estimate in the target of the value; the rest is the result.
+        gumbel_scale: scale of the noise in self-play. A trained network is soon so sure that noise of scale 1 no
+            longer changes its moves, and all games are the same.
+        exploring_moves: moves of each game of self-play over which the noise falls to 0, see SearchConfig.
         mirror: half of the gradient steps see the mirror images of positions and actions. For games in which left and
             right (the last axis of the frame, and the order of the actions) are alike.
-        opponent: of the evaluation: "random", or "uct", a search that judges by random games.
-        opponent_simulations: of that search.
+        opponent: opponent in evaluations: "random", or "uct", a search that evaluates positions by random games.
+        opponent_simulations: simulations of that search.
         overlap: let worker processes play the next moves while the learner learns; their weights are one update older.
     """
 

@@ -35,9 +35,9 @@ class TrainingContext:
         learner: with its ``model``, ``optimizer`` and ``policy_version``.
         run: the run folder, if there is one; of several learners only the first has it.
         evaluations: all so far, the newest last.
-        batch: what the last update learnt from, as it was collected; None before the first one.  [B, T]
+        batch: what the last update learned from, as it was collected; None before the first one.  [B, T]
         terms: what the last update returned, detached and on the learner's device.  [] each
-        updates: batches learnt from in this process.
+        updates: batches learned from in this process.
         reason: why the training is to stop; None if it is not.
     """
 

@@ -24,48 +24,48 @@ class TrainingConfig(Options):
         n_timesteps: steps of each environment in one batch, and so in one update.
         n_envs: environments in each process.
         n_processes: worker processes that collect; 0 collects in this one.
-        n_learners: processes that learn together, on this machine; each collects with its share of the n_processes, or
-            of the n_envs if there are none, and learns from its share of every batch. Under torchrun leave it at 1: all
-            of its processes learn together.
-        initial_steps: simulators with discrete actions begin 0 to so many random actions into an episode, so that
-            thousands of games are not all at the same place. gymnasium's environments get it as an option of reset.
-        compile_agent: let TorchInductor compile what the agent does in a step of collection, see RL_Batcher. It pays
-            with few environments and small networks on the CPU; the first batch then takes a few seconds longer.
-        compile_update: let TorchInductor compile the gradients of an update, if the agent promises to be
-            pure (RL_Agent.pure); equal to rounding. The first update then takes some ten seconds longer.
+        n_learners: processes that learn together on this machine. Each collects with its share of n_processes, or of
+            n_envs if that is 0, and learns from its share of every batch. Under torchrun leave it at 1: all of its
+            processes learn together.
+        initial_steps: simulators with discrete actions take 0 to this many random actions before an episode begins, so
+            that thousands of games are not in lockstep. gymnasium's environments get it as an option of reset.
+        compile_agent: let TorchInductor compile the agent's step of collection, see RL_Batcher. It pays with few
+            environments and small networks on the CPU; the first batch then takes a few seconds longer.
+        compile_update: let TorchInductor compile the gradients of an update, if the agent promises to be pure
+            (RL_Agent.pure). Results are equal up to rounding; the first update takes some ten seconds longer.
         graph: on CUDA, record whole updates of A2C and PPO, and gradient steps of DQN, SAC and AlphaZero, as one graph,
             if the agent promises to be pure; AlphaZero records its network in any case.
         discount: per-step factor of the return.
-        reward_scale: factor of every reward that the learner sees. Values around 1 to 10 are learnt fastest. The
+        reward_scale: factor of every reward that the learner sees. Networks learn values around 1 to 10 fastest. The
             network's values are in this unit, logged returns and evaluations are not.
         learning_rate: of the optimiser at the beginning; it falls linearly with the collected steps.
-        final_learning_rate_fraction: the share of the learning rate that is left at the end.
+        final_learning_rate_fraction: the fraction of the learning rate that is left at the end.
         adam_epsilon: added to the denominator of Adam's step, which bounds it where gradients are small.
-        max_gradient_norm: the gradient of all weights together is scaled down to this norm; None leaves it.
+        max_gradient_norm: the gradient of all weights together is scaled down to this norm; None does not scale it.
         evaluation_episodes: episodes of one evaluation; a multiple of evaluation_processes, if there are any.
         evaluation_processes: worker processes that evaluate; 0 evaluates in this one, and learning waits.
-        evaluation_interval: least number of environment steps between the beginnings of two evaluations.
+        evaluation_interval: least number of environment steps between the starts of two evaluations.
         evaluation_timesteps: steps that the evaluation takes before it checks whether all episodes have ended; None
             for n_timesteps.
-        evaluation_stochastic: evaluate the policy that is trained, which draws its actions; False takes the most
-            probable one, which may be good or bad by chance long before the policy is.
-        evaluation_step_limit: an evaluation's episode that has not ended after this many steps is cut, with a warning;
-            it may go on for up to evaluation_timesteps more.
+        evaluation_stochastic: evaluate the policy that is trained, which samples its actions; False takes the most
+            probable action, whose return may be good or bad by chance long before the policy's is.
+        evaluation_step_limit: an episode of an evaluation that has not ended after this many steps is cut, with a
+            warning; it may run for up to evaluation_timesteps more.
         checkpoint_interval: least number of environment steps between two checkpoints; None for evaluation_interval.
-            A checkpoint holds the replay buffer: choose more for a large one.
+            A checkpoint contains the replay buffer: if that is large, choose a larger interval.
         target_return: training ends early when an evaluation reaches this mean return; None never does.
-        log_interval: updates between two reads of the losses, which is when their lines are logged.
-        threads: threads of PyTorch in every process that learns, on the CPU; None for 1, or for networks with more than
-            500,000 parameters all that PyTorch would use. A training leaves their number as it found it.
+        log_interval: updates between two reads of the losses; each read logs a line.
+        threads: threads of PyTorch in every process that learns on the CPU. None for 1, or for all that PyTorch would
+            use if the network has more than 500,000 parameters. The training restores the old number at its end.
         learner_device: where losses and gradients are computed.
         batcher_device: where the agent acts during collection.
         evaluation_device: where the agent acts during evaluation.
-        sharing: how several learners share GPUs, each with its worker processes, or how those of a single learner share
-            one: "none", "mps", "mig" or "auto", see RL_Batcher.
-        thread_percentage: of the GPU's threads, the most that one process gets under MPS; None for no limit.
+        sharing: how several learners, each with its worker processes, share GPUs, or how the worker processes of a
+            single learner share one: "none", "mps", "mig" or "auto", see RL_Batcher.
+        thread_percentage: largest share of the GPU's threads that a process gets under MPS; None for no limit.
         cluster: where Ray starts the worker processes that collect: the address of a cluster, "auto" or "local", see
             RL_Batcher; None starts them on this machine.
-        seed: of the weights and of the environments, those of the evaluation too.
+        seed: of the weights and of the environments, including those of the evaluation.
     """
 
     n_env_steps: int = option(200_000, at_least=1, may_change=True)

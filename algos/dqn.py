@@ -38,7 +38,7 @@ class DQNConfig(TrainingConfig):
 
     Attributes:
         n_step: steps of the return before the network's value stands for the rest (Sutton and Barto, 2018, 7.1).
-        double: let the network that learns choose the action that the target network judges (van Hasselt et al.,
+        double: let the network that learns choose the action that the target network evaluates (van Hasselt et al.,
             AAAI 2016).
         batch_size: steps of one gradient step.
         n_updates: gradient steps for each batch that is collected.
@@ -46,16 +46,16 @@ class DQNConfig(TrainingConfig):
         target_update_interval: gradient steps between two updates of the target network.
         target_update_rate: 1 copies the network that learns (hard, Mnih et al., 2015); less moves the target network
             by this share towards it, usually with an interval of 1 (soft, Lillicrap et al., ICLR 2016).
-        average_rate: share by which the weights that act follow those that learn, at each gradient step; 1 acts with
-            the latest ones.
+        average_rate: fraction by which the weights that act move towards those that learn, at each gradient step; 1
+            acts with the latest weights.
         replay_capacity: observations that the buffer keeps, see ReplayBuffer.
         replay_device: where it keeps them; None for the learner's device. Elsewhere, prioritised replay makes the host
             wait for the errors at each gradient step.
         learning_starts: environment steps before the first gradient step.
-        n_stack: the number of images in a stack, where the agent sees stacks, see ReplayBuffer.
+        n_stack: the number of images in a stack, if the agent sees stacks, see ReplayBuffer.
         prioritised: draw steps with large errors more often, see PrioritisedReplayBuffer.
         priority_exponent: 0 draws uniformly, 1 in proportion to the error.
-        initial_correction: how much of the bias of these draws is undone at the beginning; rises linearly to 1.
+        initial_correction: how much of the bias of these draws is corrected at the beginning; rises linearly to 1.
         initial_epsilon: share of random actions at the beginning.
         final_epsilon: lowest share of random actions.
         epsilon_fraction: share of the training in which epsilon falls linearly.

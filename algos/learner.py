@@ -163,7 +163,7 @@ class GradientLearner(ABC):
             fraction_done: how much of the training was over before this batch, in [0, 1].
 
         Returns:
-            Detached numbers on one device, always the same names; empty if nothing was learnt.  [] each
+            Detached numbers on one device, always the same names; empty if nothing was learned.  [] each
         """
         batch = self.learn_from(trajectories)
         self.anneal(fraction_done)
@@ -231,7 +231,7 @@ class GradientLearner(ABC):
         return Trajectories(trajectories.info, TemporalDictTensor.unchecked(scaled, steps.lengths))
 
     def see_frames(self, trajectories: Trajectories) -> None:
-        """Update the statistics of the frames, if the network keeps any, once a batch has been learnt from."""
+        """Update the statistics of the frames, if the network keeps any, once a batch has been learned from."""
         if self.statistics is not None:
             self.statistics.see_frames(trajectories.trajectories["observation/frame"], trajectories.mask())
 

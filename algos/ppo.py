@@ -45,17 +45,16 @@ class PPOConfig(TrainingConfig):
         trace_decay: lambda of GAE: 0 trusts the critic, 1 the rewards.
         value_coefficient: weight of the critic's loss.
         entropy_coefficient: weight of the entropy, in 1 / nat.
-        n_epochs: how often each batch is learnt from.
-        n_minibatches: gradient steps of an epoch. An agent without a state, or whose states are known, learns from
-            single steps, shuffled; one with another state from whole rows, whose state it carries along, so that there
-            must be as many environments.
-        clip: the ratio of the probabilities of an action, now and when it was taken, gains nothing beyond 1 - clip and
-            1 + clip.
+        n_epochs: passes over each batch.
+        n_minibatches: gradient steps of an epoch. An agent without a state, or whose states can be computed, learns
+            from shuffled single steps. Any other agent learns from whole rows, so there must be at least as many
+            environments.
+        clip: changing an action's probability gains nothing once its ratio to the probability at collection is beyond
+            1 - clip or 1 + clip.
         value_clip: likewise, how far a value may move in an update, in units of the scaled reward; None sets no bound.
         whiten_advantages: scale the advantages of a minibatch to mean 0 and variance 1.
-        target_kl: skip the remaining gradient steps of an update, from the first minibatch on which the policy has
-            moved this far (approximate KL divergence, in nats); None takes them all. The learner must be on the CPU or
-            CUDA.
+        target_kl: skip the remaining gradient steps of an update once the policy has moved this far on a minibatch
+            (approximate KL divergence, in nats); None takes them all. The learner must be on the CPU or CUDA.
     """
 
     n_env_steps: int = 200_000

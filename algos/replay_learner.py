@@ -71,7 +71,7 @@ class ReplayLearner(GradientLearner):
         """Take one gradient step on a sample from the buffer, and return its terms, detached.  [] each."""
 
     def fills(self, fraction_done: float) -> bool:
-        """Return True while the buffer fills and nothing is learnt."""
+        """Return True while the buffer fills and nothing is learned."""
         return bool(fraction_done * self.config.n_env_steps < self.config.learning_starts)
 
     def state_dict(self) -> dict[str, object]:

@@ -20,7 +20,7 @@ class TrainingResult:
         evaluations: all of them, in the order of their weights; the first is ``before``, the last ``after``. One that
             reached the target stands before ``after``, which judges the same weights if learning waited for it.
         losses: name to one number for each update: the learner's terms, and ``policy_lag``, the changes of the weights
-            between those that collected the batch and those that learnt from it.
+            between those that collected the batch and those that learned from it.
         env_steps: environment steps collected.
         seconds: wall-clock time of the learning, without start-up and the first and last evaluation.
         threads: of PyTorch in the process that learned.

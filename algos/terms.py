@@ -11,7 +11,7 @@ from rlstruct.errors import BadKeyError, BadTypeError, ShapeMismatchError
 
 
 def check_terms(where: str, terms: object) -> None:
-    """Refuse terms that cannot be learnt from.
+    """Refuse terms that cannot be learned from.
 
     Args:
         where: named in the message.

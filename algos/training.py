@@ -214,9 +214,9 @@ class TrainingLoop:
             self._finished = True
             self._save()
         self._callbacks.call("on_end")
-        learnt = self.learner.model, evaluations[0], evaluations[-1], tuple(evaluations)
+        learned = self.learner.model, evaluations[0], evaluations[-1], tuple(evaluations)
         counts = self.env_steps, seconds, torch.get_num_threads()
-        return TrainingResult(*learnt, self.history.losses, *counts, self._callbacks.reason)
+        return TrainingResult(*learned, self.history.losses, *counts, self._callbacks.reason)
 
     @operation("iteration")
     def iterate(self) -> None:
@@ -337,8 +337,8 @@ class TrainingLoop:
         self._warned = True
         warnings.warn(
             f"run_training: none of {trajectories.n_elems()} episodes had ended after n_timesteps = "
-            f"{self.config.n_timesteps} steps. They are cut there, and learnt from as truncated ones. Raise "
-            "n_timesteps, or give an environment that may never end a time limit, such as "
+            f"{self.config.n_timesteps} steps. They are cut there and count as truncated. Raise n_timesteps, "
+            "or give an environment that may never end a time limit, such as "
             "gymnasium.make(..., max_episode_steps=...).",
             stacklevel=5,
         )

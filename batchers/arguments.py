@@ -50,13 +50,13 @@ def check_choices(
     Range(choices=("raise", "restart")).check("RL_Batcher", "on_worker_error", on_worker_error)
     if on_worker_error == "restart" and n_processes == 0:
         raise BadValueError(
-            "RL_Batcher: on_worker_error='restart' with n_processes=0; there is no worker to start again. "
+            "RL_Batcher: on_worker_error='restart' with n_processes=0: there is no worker to restart. "
             "Pass n_processes=1, or on_worker_error='raise'."
         )
     if cluster is not None and (n_processes == 0 or sharing != "none"):
         raise BadValueError(
-            f"RL_Batcher: cluster={cluster!r} with n_processes={n_processes} and sharing={sharing!r}, expected the "
-            "number of workers on all nodes, and sharing='none'. Ray shares GPUs: cluster={'num_gpus': 0.5}."
+            f"RL_Batcher: cluster={cluster!r} with n_processes={n_processes} and sharing={sharing!r}, expected at "
+            "least one worker, and sharing='none'. Ray shares GPUs: cluster={'num_gpus': 0.5}."
         )
     place = resolve_device(device)
     if n_processes and cluster is None and sharing == "none" and place.type != "cpu":
@@ -69,7 +69,7 @@ def warn_of_copies(device: torch.device) -> None:
     warn_user(
         f"RL_Batcher: worker processes on {device} copy every batch to the CPU and back, act without CUDA graph or "
         "kernel, and open a context each; all environments in one process, n_processes=0, are the fast path. Workers "
-        "for environments that compute on the CPU are faster with device='cpu', too. This is said once."
+        "for environments that compute on the CPU are faster with device='cpu', too. This warning appears once."
     )
 
 
@@ -91,7 +91,7 @@ def check_factory(where: str, name: str, factory: object, how: str) -> None:
         made = "RL_Agent" if name == "create_agent" else "VecEnv"
         raise BadTypeError(
             f"{where}: {name} is a {type(factory).__name__}, expected a function or a class. "
-            f"Every process makes its own {made}: pass what makes one, {how}."
+            f"Every process creates its own {made}: pass the function that creates it, {how}."
         )
 
 
@@ -115,7 +115,7 @@ def check_call(
 def choose_seeds(seed: int | None, seeds: Sequence[int] | None, n: int) -> tuple[int, ...]:
     """Return one seed per process, or that of process 0 alone if the others follow from the number of environments."""
     if seed is not None and seeds is not None:
-        raise BadValueError("RL_Batcher: both seed and seeds are passed. Pass one of them.")
+        raise BadValueError("RL_Batcher: both seed and seeds are passed. Pass only one.")
     if seeds is not None:
         return one_each("seeds", seeds, n)
     return (secrets.randbits(31) if seed is None else whole("seed", seed),)

@@ -70,7 +70,7 @@ def run_task(name: str, task: Task, seeds: Sequence[int], settings: dict[str, An
                 both = ((row["final_return"], two_errors(row["final_std"], row["final_episodes"])),
                         (statistics.fmean(chance), two_errors(statistics.pstdev(chance), len(chance))))  # fmt: skip
                 print(
-                    "| | learnt, at random: " + ", ".join(f"{mean:.1f} ± {error:.1f}" for mean, error in both),
+                    "| | learned, at random: " + ", ".join(f"{mean:.1f} ± {error:.1f}" for mean, error in both),
                     flush=True,
                 )
             rows = sorted([*_other_rows(name, row["seed"]), row], key=lambda row: int(row["seed"]))

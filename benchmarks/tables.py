@@ -113,7 +113,7 @@ def learnt(algorithm: str, _: Rows) -> list[str]:
 
 
 def games(_: Rows) -> list[str]:
-    """The five games of MinAtar: what each algorithm has learnt, seed by seed."""
+    """The five games of MinAtar: what each algorithm has learned, seed by seed."""
     algorithms = ("ppo", "a2c", "dqn")
     lines, commits = [], set()
     for game in dict.fromkeys(name.partition(GAME)[2] for name in TASKS if GAME in name):

@@ -1,4 +1,4 @@
-"""The errors a user can meet, by name. Each is also one of Python's own, so that ``except ValueError`` catches it.
+"""The errors that users can meet. Each is also a built-in exception, so that ``except ValueError`` catches it.
 
 Every message says where it happened, which key, what was found, what was expected, and the fix. From Python 3.11 on
 the page of the documentation that explains the error stands below its traceback.
@@ -39,15 +39,15 @@ class Explained(Exception):
 
 
 class BadValueError(Explained, ValueError):
-    """An argument, a setting, a file, or what a class of yours returned has a value that cannot be used."""
+    """An argument, a setting, a file, or a return value of your class has an invalid value."""
 
 
 class BadTypeError(Explained, TypeError):
-    """Something of another type is expected here, such as a function that makes an environment in place of one."""
+    """A value has the wrong type, such as an environment instead of a function that creates one."""
 
 
 class BadKeyError(Explained, KeyError):
-    """A structure has too few keys or too many; the message lists those that it has."""
+    """A structure has a missing or an unexpected key; the message lists its keys."""
 
     __str__ = Exception.__str__  # that of KeyError puts the whole message in quotes
 
@@ -65,15 +65,15 @@ class MissingPackageError(Explained, ImportError):
 
 
 class MissingMethodError(Explained, NotImplementedError):
-    """A class of yours has to define a method that was called."""
+    """Your class must define the method that was called."""
 
 
 class MissingFileError(Explained, FileNotFoundError):
-    """A run folder, a checkpoint or a profile is not there."""
+    """A run folder, a checkpoint or a profile does not exist."""
 
 
 class FolderTakenError(Explained, FileExistsError):
-    """A folder that was to be made is there already."""
+    """The folder to create already exists."""
 
 
 class ShapeMismatchError(Explained, ValueError):
@@ -81,7 +81,7 @@ class ShapeMismatchError(Explained, ValueError):
 
 
 class DeviceMismatchError(Explained, ValueError):
-    """A tensor lives on another device than the place where it was put."""
+    """A tensor is not on the device of the agent, environment or structure that it was passed to."""
 
 
 class BatcherStateError(Explained, RuntimeError):
@@ -117,22 +117,22 @@ class WorkerError(Explained, RuntimeError):
 
 
 class WorkerTimeout(WorkerError):
-    """A worker answered nothing within the timeout. The batcher can still be closed."""
+    """A worker did not answer within the timeout. The batcher can still be closed."""
 
 
 class SharingError(Explained, RuntimeError):
-    """A GPU cannot be shared as asked for; the message says what is missing on this machine, and the fix."""
+    """A GPU cannot be shared in the requested mode; the message says what this machine lacks, and the fix."""
 
 
 class ClusterError(Explained, RuntimeError):
-    """A cluster cannot be used: none is there, or its nodes do not fit; the message says which, and the fix."""
+    """No cluster answers, or its nodes have other versions than this process; the message says which, and the fix."""
 
 
 class LearnerError(Explained, RuntimeError):
-    """Another learner of a training is missing, has failed, was stopped or killed, or does not fit; see its message.
+    """Another learner of a training is missing, failed, was stopped or killed, or has other settings; see its message.
 
     Attributes:
-        ranks: of the learners that it is about; empty if unknown.
+        ranks: ranks of these learners; empty if unknown.
     """
 
     def __init__(self, message: str, *, ranks: tuple[int, ...] = ()) -> None:
@@ -144,8 +144,8 @@ class TrainingDiverged(Explained, RuntimeError):
     """A loss is NaN or infinite: the training was stopped.
 
     Attributes:
-        terms: name to number, of those that are not finite.
-        policy_version: the update in which that was.
+        terms: name and value of each term that is not finite.
+        policy_version: the update in which it happened.
         env_steps: environment steps collected until then.
     """
 

@@ -39,7 +39,7 @@ class Tuning(Mapping[str, Any]):
         arguments: of `RL_Batcher`.
         limit: bytes that a candidate could take in all.
         seconds: how long the search took; 0 if the answer comes from the cache.
-        learns: whether probes learnt from their batches, too.
+        learns: whether probes learned from their batches, too.
     """
 
     best: Candidate

@@ -175,7 +175,7 @@ def _of_images(shape: tuple[int, ...]) -> dict[str, Any]:
     return {"n_features": n_features, "channels_last": len(shape) == 3 and shape[2] <= shape[0]}
 
 
-# What is learnt and what sees: the network, the agent that acts with it, and both in words.
+# The network, the agent that acts with it, and both in words.
 _BUNDLED: dict[tuple[str, str], tuple[Callable[..., nn.Module], Callable[..., RL_Agent], str]] = {
     ("values", "perceptron"): (agents.QNetwork, agents.QAgent, "perceptron of action values, duelling"),
     ("values", "convolutional"): (

@@ -57,7 +57,7 @@ def require(extra: str, *modules: str, what: str) -> None:
     """Refuse to go on without an extra of this package."""
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
-        raise UserError(f"{what} needs {', '.join(missing)}, not installed. {how_to_install(extra)}")
+        raise UserError(f"{what} needs {', '.join(missing)}, which is not installed. {how_to_install(extra)}")
 
 
 def check_device(option: str, device: str) -> None:
@@ -81,8 +81,8 @@ def refused(error: OSError) -> str:
     hints = dict.fromkeys((errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EMFILE), "")
     if resource is not None:
         files, size = (resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE))
-        hints[errno.EFBIG] = f"`ulimit -f` lets a file have {size} bytes: raise it"
-        hints[errno.EMFILE] = f"`ulimit -n` lets a process open {files}: raise it, or take fewer processes"
+        hints[errno.EFBIG] = f"`ulimit -f` limits a file to {size} bytes: raise it"
+        hints[errno.EMFILE] = f"`ulimit -n` limits a process to {files} open files: raise it, or use fewer processes"
     no_folder = error.errno == errno.ENOENT and "temporary directory" in str(error)
     if error.errno not in hints and not no_folder:
         return ""

@@ -10,8 +10,8 @@ from rlstruct.cli.complaint import UserError, nearest, say
 
 _HELP = """usage: rlstruct envs [PART]
 
-List the environments that can be learnt here, those whose name contains PART: bundled simulators,
-and gymnasium's, as far as their packages are installed. One of your own is --env module:Name-v0."""
+List the environments that you can train on here and whose name contains PART: bundled simulators, and
+those of gymnasium whose packages are installed. To train on your own, pass --env module:Name-v0."""
 
 
 def run(arguments: Sequence[str]) -> None:

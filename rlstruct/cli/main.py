@@ -34,8 +34,8 @@ COMMANDS = {
     "tune": "find the fastest number of workers and environments: rlstruct tune ppo --env CartPole-v1",
     "profile": "run a command and say where its time goes: rlstruct profile train ppo --env CartPole-v1",
     "explain": "explain an error, offline: rlstruct explain WorkerError",
-    "envs": "list the environments that can be learnt here: rlstruct envs cart",
-    "devices": "show the CPUs and GPUs that are here, and where things should live",
+    "envs": "list the environments that you can train on here: rlstruct envs cart",
+    "devices": "show the CPUs and GPUs of this machine, and which layout suits them",
 }
 
 INTERRUPTED = 130  # as shells say it: 128 + SIGINT

@@ -89,7 +89,7 @@ def _with_fitting_parts(config: TrainingConfig, words: list[str]) -> tuple[Train
     if n == config.n_minibatches:
         return config, []
     note = f"n_minibatches: {n} in place of {config.n_minibatches}, one for each environment"
-    if isinstance(config, A2CConfig) and config.window == config.n_minibatches:  # each step is learnt from once
+    if isinstance(config, A2CConfig) and config.window == config.n_minibatches:  # each step is learned from once
         config = replace(config, n_minibatches=n, window=n)
     return replace(config, n_minibatches=n), [] if given["n-minibatches"] else [note]
 

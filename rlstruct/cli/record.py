@@ -92,7 +92,7 @@ class Trained:
     factory: Factory  # makes its environments
     choice: AgentChoice  # makes agents that act with the network
     model: nn.Module  # the network, on the CPU
-    env_steps: int  # environment steps that it has learnt from
+    env_steps: int  # environment steps that it has learned from
 
 
 def load_trained(run: Path, *, auto_reset: bool, render: bool = False, factories: Sequence[str] = ()) -> Trained:

@@ -76,9 +76,9 @@ class Training(Generic[Config]):
     """Settings of a training.
 
     Attributes:
-        environment: What is to be learnt.
-        training: How it is learnt, and on which devices.
-        output: Where results go.
+        environment: The environment to train on.
+        training: Settings of the algorithm, and its devices.
+        output: Destination of the results.
         preset: begin with the settings tuned for this environment; by default those for --env; "none" for defaults.
     """
 

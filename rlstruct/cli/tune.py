@@ -55,7 +55,7 @@ class Options:
         n_processes: numbers of workers to choose from; by default 0, 1, 2, 4, … as far as that is faster.
         n_envs: numbers of environments in each process, likewise.
         n_timesteps: numbers of steps of a batch. By default 8, 32 and 128; for an algorithm its own number, since
-            another one changes what is learnt.
+            another one changes the result of its training.
         sharing: how workers may share a GPU.
         device: where agent and environments live.
         memory_limit: GiB that may be taken in all; by default 80 % of what there is.
@@ -88,12 +88,12 @@ class TuneTraining:
     """Tune an algorithm of rlstruct in an environment.
 
     Attributes:
-        environment: What is to be learnt.
-        search: What to search.
+        environment: The environment to train on.
+        search: Options of the search.
         learn: learn from every batch, too: how fast training is, not collecting alone.
         n_learners: then train with these numbers of learners as well, rising, each with the fastest numbers of one; on
             a GPU they share it. None tries no other number.
-        gpus: what is the answer for so many GPUs: measured on those that are visible, projected beyond.
+        gpus: find the answer for this many GPUs: measured on the visible ones, projected beyond.
     """
 
     environment: Task

@@ -1,4 +1,4 @@
-"""Spaces of several discrete choices: drawn, judged as torch.distributions does, and learnt."""
+"""Spaces of several discrete choices: drawn, judged as torch.distributions does, and learned."""
 
 from __future__ import annotations
 

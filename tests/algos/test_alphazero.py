@@ -233,7 +233,7 @@ def test_the_network_comes_to_agree_with_the_search() -> None:
     first = learner.update(trajectories, 0.5)
     batch = learner.buffer.sample(100)
     after = losses(learner.model, batch, config)
-    # Searches of one position differ by their noise: what they have in common can be learnt, not more.
+    # Searches of one position differ by their noise: what they have in common can be learned, not more.
     assert after["value_loss"] < 0.5 * first["value_loss"]
     assert 0.0 < after["divergence"] < first["divergence"]
 

@@ -108,8 +108,8 @@ def test_an_answer_of_another_form_is_named_at_the_first_step(form: Any, got: st
 
 @pytest.mark.parametrize("n_processes", [0, 1])
 def test_an_agent_or_environment_where_a_factory_belongs_is_refused(n_processes: int) -> None:
-    with pytest.raises(TypeError, match=r"create_agent is a GlobalRandomAgent, .* pass what makes one.* in agent_args"):
+    with pytest.raises(TypeError, match=r"create_agent is a Global.* pass the function that.* in agent_args"):
         RL_Batcher(4, GlobalRandomAgent(), create_cartpole, n_processes=n_processes)  # type: ignore[arg-type]
     env = create_cartpole(n_envs=1, seed=0)
-    with pytest.raises(TypeError, match=r"create_env is a GymEnvInf, .* pass what makes one.* in env_args"):
+    with pytest.raises(TypeError, match=r"create_env is a GymEnvInf, .* pass the function that.* in env_args"):
         RL_Batcher(4, GlobalRandomAgent, env, n_processes=n_processes)  # type: ignore[arg-type]

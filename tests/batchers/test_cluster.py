@@ -285,7 +285,7 @@ def test_without_a_cluster_or_without_ray_it_says_what_to_do(monkeypatch: pytest
     create = partial(RL_Batcher, 2, RngAgent, create_counting_env, env_args={"n_envs": 1})
     with pytest.raises(ClusterError, match=r"no cluster at '127.0.0.1:1'[\s\S]*ray start --head[\s\S]*cluster='local'"):
         create(n_processes=1, cluster="127.0.0.1:1")
-    with pytest.raises(ValueError, match=r"cluster='auto' with n_processes=0.*expected the number of workers"):
+    with pytest.raises(ValueError, match=r"cluster='auto' with n_processes=0.*expected at least one worker"):
         create(cluster="auto")
     with pytest.raises(ValueError, match="A2CConfig: cluster is 'auto', expected None, or n_processes of 1 or more"):
         A2CConfig(cluster="auto", n_processes=0)

@@ -116,7 +116,7 @@ def test_logits_that_are_nan_are_reported_and_the_weights_can_be_saved(
 
 
 def test_a_learner_meets_a_wrong_action_before_it_is_reported(accelerator: torch.device) -> None:
-    """Off the CPU a batch is learnt from before its check is read."""
+    """Off the CPU a batch is learned from before its check is read."""
     logits, action = torch.full((2, 3), torch.nan, device=accelerator), torch.tensor([3, 1], device=accelerator)
     assert bool(log_probability(logits, action).isnan().all().cpu())
     assert bool(log_probability_and_entropy(logits, action)[0].isnan().all().cpu())

@@ -277,7 +277,7 @@ def test_a_training_that_stops_at_its_target_shows_the_return_that_stopped_it(ca
 
 
 def test_the_evaluation_that_ended_a_training_is_drawn_and_the_final_one_counts(tmp_path: pathlib.Path) -> None:
-    # 90 reached the target; 70 are other episodes of the same weights. What is learnt besides is written in between.
+    # 90 reached the target; 70 are other episodes of the same weights. What is learned besides is written in between.
     lines = ["env_steps,evaluation/mean_return", "0,20", "50,", "25,40", "50,90", "50,70"]
     (tmp_path / "metrics.csv").write_text("\n".join(lines))
     curve = read_curve(tmp_path, "evaluation/mean_return")
@@ -339,7 +339,7 @@ def test_an_mp4_without_its_package_is_told_before_anything_is_drawn(
 ) -> None:
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     assert main(["play", "CartPole-v1", "--out", "film.mp4"]) == 2
-    assert "film.mp4: a film as .mp4 needs imageio_ffmpeg, not installed. Install" in capsys.readouterr().err
+    assert "film.mp4: a film as .mp4 needs imageio_ffmpeg, which is not installed. Install" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -432,7 +432,7 @@ def at_most(kind: int, n: int) -> Iterator[None]:
         (1000, r"--runs runs: no folder can be made there: File too large\."),
         (
             8192,
-            r"runs/\S* can no longer be written: File too large\. `ulimit -f` lets a file have 8192 bytes: raise it\.",
+            r"runs/\S* can no longer be written: File too large\. `ulimit -f` limits a file to 8192 bytes: raise it\.",
         ),
     ],
 )
@@ -663,7 +663,7 @@ def test_a_missing_package_of_an_option_is_one_line(
     assert main(["train", *words]) == 2
     said = capsys.readouterr().err
     assert re.fullmatch(
-        rf"rlstruct train: --\S+.* needs {package}, not installed\. Install the extra '{package}'.*\n", said
+        rf"rlstruct train: --\S+.* needs {package}, which is not installed\. Install the extra '{package}'.*\n", said
     )
 
 

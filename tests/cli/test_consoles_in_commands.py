@@ -101,7 +101,7 @@ def test_four_games_need_no_options(monkeypatch: pytest.MonkeyPatch) -> None:
             assert len(devices) == has_gpu
         few, _ = settings_for("a2c", [*words, "--n-envs", "8"], None)
         assert few is not None
-        assert (few[1].n_minibatches, few[1].window) == (8, 8)  # each step is learnt from once
+        assert (few[1].n_minibatches, few[1].window) == (8, 8)  # each step is learned from once
         note = settings_for("a2c", words[:2], None)[1][0]  # games of gymnasium, one after the other
         assert "made for ALE" not in note
 

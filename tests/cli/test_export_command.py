@@ -47,5 +47,5 @@ def test_mistakes(
     monkeypatch.setattr(find_spec, lambda name: None if name == "onnxruntime" else sys)
     assert main(["export", str(run), "--onnx"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("rlstruct export: --onnx needs onnxruntime, not installed. Install the extra 'onnx': ")
+    assert said.startswith("rlstruct export: --onnx needs onnxruntime, which is not installed. Install ")
     assert not (run / "policy.pt2").exists()
