@@ -208,20 +208,16 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         history: TemporalDictTensor | None = None,
     ) -> tuple[DictTensor, DictTensor]:
         """Check the arguments, act, check the results; see `RL_Agent.__call__`."""
-        self._check("__call__", "argument agent_info", agent_info, self._info_device())
-        self._check("__call__", "argument state", state)
-        self._check("__call__", "argument observation", observation)
-        if history is not None:
-            self._check("__call__", "argument history", history)
+        self._check("__call__", agent_info=agent_info, state=state, observation=observation, history=history)
         with self._guarded():
             answer = self.agent(state, observation, agent_info, history)
         return self._checked("__call__", answer)
 
     def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
         """Check agent_info and the initial state; see `RL_Agent.initial_state`."""
-        self._check("initial_state", "argument agent_info", agent_info, self._info_device())
+        self._check("initial_state", agent_info=agent_info)
         state = self.agent.initial_state(agent_info, B)
-        self._check("initial_state", "result initial state", state)
+        self._check("initial_state", "result", **{"initial state": state})
         return state
 
     def call_replay(
@@ -231,8 +227,7 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         self.check_trajectories(trajectories)
         if type(self.agent).call_replay is RL_Agent.call_replay:
             return super().call_replay(trajectories, t, state)  # goes through __call__, which checks all the rest
-        if state is not None:
-            self._check("call_replay", "argument state", state)
+        self._check("call_replay", state=state)
         with self._guarded():
             answer = self.agent.call_replay(trajectories, t, state)
         return self._checked("call_replay", answer)
@@ -242,18 +237,16 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         self.check_trajectories(trajectories)
         with self._guarded():
             states = self.agent.states_at(trajectories, steps)
-        if states is not None:
-            self._check("states_at", "result states", states)
+        self._check("states_at", "result", states=states)
         return states
 
     def check_trajectories(self, trajectories: Trajectories) -> None:
-        """Raise unless ``trajectories`` can be replayed here, with their agent_info, env_info and first state.
-
-        Raises:
-            DeviceMismatchError: they are elsewhere.
-        """
-        self._check("call_replay", "argument trajectories.info", trajectories.info)
-        self._check("call_replay", "argument trajectories", trajectories.trajectories)
+        """Raise DeviceMismatchError unless trajectories with their agent_info, env_info and first state are here."""
+        parts: dict[str, DictTensor | TemporalDictTensor] = {
+            "trajectories.info": trajectories.info,
+            "trajectories": trajectories.trajectories,
+        }
+        self._check("call_replay", **parts)
 
     def update(self, info: Mapping[str, Tensor]) -> None:
         """Forward to the agent."""
@@ -290,25 +283,24 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         else:
             setattr(self.agent, name, value)
 
-    def _info_device(self) -> torch.device:
-        return self.device if self.agent.agent_info_on_device else CPU
-
     def _guarded(self) -> AbstractContextManager[Any]:
         guard: AbstractContextManager[Any] = nullcontext() if self._guard is None else self._guard()
         return guard
 
     def _checked(self, method: str, answer: object) -> tuple[DictTensor, DictTensor]:
         action, new_state = check_answer(f"{self._name}.{method}", answer)
-        self._check(method, "result action", action)
-        self._check(method, "result new_state", new_state)
+        self._check(method, "result", action=action, new_state=new_state)
         return action, new_state
 
     def _check(
-        self, method: str, role: str, tensors: DictTensor | TemporalDictTensor, expected: torch.device | None = None
+        self, method: str, kind: str = "argument", /, **structures: DictTensor | TemporalDictTensor | None
     ) -> None:
-        expected = expected or self.device
-        fix = _fix(role, expected, self.agent_info_on_device)
-        expect(f"{self._name}.{method}: {role}: tensor", tensors, device=expected, fix=fix)
+        """Raise unless all structures that are there are on the agent's device, or on the CPU for agent_info."""
+        for name, structure in structures.items():
+            if structure is not None:
+                on = CPU if name == "agent_info" and not self.agent.agent_info_on_device else self.device
+                fix = _fix(f"{kind} {name}", on, self.agent.agent_info_on_device)
+                expect(f"{self._name}.{method}: {kind} {name}: tensor", structure, device=on, fix=fix)
 
 
 def _acts(name: str) -> bool:
@@ -328,15 +320,7 @@ def replayed_observation(steps: TemporalDictTensor) -> TemporalDictTensor:
 
 
 def check_answer(where: str, answer: object) -> tuple[DictTensor, DictTensor]:
-    """Return what an agent's `__call__` returned, if it has the form of ``(action, new_state)``.
-
-    Args:
-        where: start of the message: the agent's name and method.
-        answer: what the agent returned.
-
-    Raises:
-        TypeError: it is something else.
-    """
+    """Return what an agent returned; raise TypeError unless it has the form of ``(action, new_state)``."""
     if isinstance(answer, tuple) and len(answer) == 2:
         action, new_state = answer
         if isinstance(action, DictTensor) and isinstance(new_state, DictTensor):

@@ -16,8 +16,6 @@ from rlstruct.errors import BadIndexError, BadKeyError, BadTypeError, ShapeMisma
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Index = Tensor | Sequence[int]
-
 
 class Batched:
     """Base of all structures: tensors with a batch axis on one device. Not public: use the classes built on it."""
@@ -59,7 +57,7 @@ class Batched:
             return self._each(lambda v: v)
         return self._each(mover(self, resolve_device(device), non_blocking))
 
-    def index(self, index: Index) -> Self:
+    def index(self, index: Tensor | Sequence[int]) -> Self:
         """Gather rows into new memory, in the order given, repeats allowed.
 
         Args:
@@ -73,7 +71,14 @@ class Batched:
             DeviceMismatchError: the index is on another device.
             IndexError: a row number is out of range (on CUDA: a device-side failure, as everywhere in torch).
         """
-        rows = _row_numbers(f"{type(self).__name__}.index", index, home(self))
+        where, here = f"{type(self).__name__}.index:", home(self)
+        rows = index if isinstance(index, Tensor) else torch.tensor(index, dtype=torch.int64, device=here)
+        if rows.dtype is not torch.int64 or rows.dim() != 1:
+            raise ShapeMismatchError(
+                f"{where} got an index of {rows.dtype} {list(rows.shape)}, expected torch.int64 [K]. "
+                "Turn a mask into row numbers with mask.nonzero().squeeze(1), which waits for the device."
+            )
+        expect(where, {"index": rows}, device=here)
         return self._each(lambda v: v.index_select(0, rows))
 
     def slice(self, start: int, stop: int | None = None) -> Self:
@@ -301,18 +306,6 @@ def home(structure: Batched) -> torch.device | None:
     return found
 
 
-def _row_numbers(where: str, index: Index, device: torch.device | None) -> Tensor:
-    if not isinstance(index, Tensor):
-        return torch.tensor(index, dtype=torch.int64, device=device)
-    if index.dtype is not torch.int64 or index.dim() != 1:
-        raise ShapeMismatchError(
-            f"{where}: got an index of {index.dtype} {list(index.shape)}, expected torch.int64 [K]. "
-            "Turn a mask into row numbers with mask.nonzero().squeeze(1), which waits for the device."
-        )
-    expect(f"{where}:", {"index": index}, device=device)
-    return index
-
-
 def join(
     where: str, parts: Sequence[NamedTensors], fn: Callable[[tuple[Tensor, ...], int], Tensor], axis: int, drop: int
 ) -> dict[str, Tensor]:
@@ -320,28 +313,17 @@ def join(
 
     Shapes must agree from axis ``drop`` on. The keys come in the order of the first part.
     """
-    first = parts[0]._tensors
-    names, dtypes = list(first), [tensor.dtype for tensor in first.values()]
-
-    def check(i: int) -> None:
-        tensors = parts[i]._tensors
-        lead = next((v.shape[:drop] for v in tensors.values()), ())
-        fix = "All parts have the keys, dtypes and trailing shapes of part 0; nothing is converted or moved for you."
-        layout = Layout.of(first, drop).behind(*lead)
-        expect(f"{where}: part {i}: tensor", tensors, layout, device=parts[0].device, fix=fix)
-
+    device = parts[0].device
+    first: dict[str, tuple[torch.Size, torch.dtype]] = {}
     rows: list[Iterable[Tensor]] = []
     for i, part in enumerate(parts):
-        tensors = part._tensors
-        # torch.cat would convert dtypes, and silently skips a tensor of shape [0].
-        may_skip = drop == 1 and 0 in (parts[0].n_elems(), part.n_elems())
-        same = list(tensors) == names and part.device == parts[0].device
-        if may_skip or not same or [tensor.dtype for tensor in tensors.values()] != dtypes:
-            check(i)
-        rows.append(tensors.values() if same else [tensors[name] for name in names])
-    try:
-        return {key: fn(column, axis) for key, column in zip(names, zip(*rows, strict=True), strict=True)}
-    except RuntimeError:  # torch names sizes; say which key and part they belong to
-        for i in range(len(parts)):
-            check(i)
-        raise
+        form = {key: (v.shape[drop:], v.dtype) for key, v in part._tensors.items()}
+        first = form if i == 0 else first
+        if form != first or part.device != device:
+            lead = next((v.shape[:drop] for v in part._tensors.values()), ())
+            fix = (
+                "All parts have the keys, dtypes and trailing shapes of part 0; nothing is converted or moved for you."
+            )
+            expect(f"{where}: part {i}: tensor", part, Layout(first).behind(*lead), device=device, fix=fix)
+        rows.append([part._tensors[key] for key in first])
+    return {key: fn(column, axis) for key, column in zip(first, zip(*rows, strict=True), strict=True)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -11,41 +11,41 @@ from torch.utils import _pytree as pytree
 from rlstruct.core.dict_tensor import DictTensor, TemporalDictTensor
 from rlstruct.core.trajectories import Trajectories
 
+_ATTRIBUTES: dict[type[Any], tuple[str, ...]] = {
+    DictTensor: (),
+    TemporalDictTensor: ("lengths",),
+    Trajectories: ("info", "trajectories"),
+}
+"""Children of each class besides its items."""
 
-def _register(
-    cls: type[Any], attributes: tuple[str, ...], unflatten: Callable[[Iterable[Any], list[str]], Any]
-) -> None:
-    """Register a structure whose children are its items, if it has any, and some attributes."""
-    items = hasattr(cls, "items")
 
-    def flatten(structure: Any) -> tuple[list[Any], list[str]]:  # noqa: ANN401 - an instance of cls
-        parts = [getattr(structure, name) for name in attributes]
-        return ([*structure.values(), *parts], list(structure.keys())) if items else (parts, [])
+def _flatten_with_path(tree: Any) -> tuple[list[tuple[pytree.KeyEntry, Any]], list[str]]:  # noqa: ANN401
+    keys = [] if isinstance(tree, Trajectories) else [*tree.keys()]
+    named = [(pytree.GetAttrKey(name), getattr(tree, name)) for name in _ATTRIBUTES[type(tree)]]
+    return [*((pytree.MappingKey(key), tree[key]) for key in keys), *named], keys
 
-    def flatten_with_path(structure: Any) -> tuple[list[tuple[pytree.KeyEntry, Any]], list[str]]:  # noqa: ANN401
-        values, keys = flatten(structure)
-        path: list[pytree.KeyEntry] = [*map(pytree.MappingKey, keys), *map(pytree.GetAttrKey, attributes)]
-        return list(zip(path, values, strict=True)), keys
 
-    pytree.register_pytree_node(
-        cls,
-        flatten,
-        unflatten,
-        serialized_type_name=f"rlstruct.core.{cls.__name__}",
-        flatten_with_keys_fn=flatten_with_path,
-    )
+def _flatten(tree: Any) -> tuple[list[Any], list[str]]:  # noqa: ANN401
+    found, keys = _flatten_with_path(tree)
+    return [child for _, child in found], keys
 
 
 def register() -> None:
     """Tell torch how to take the structures apart. Called once, when `rlstruct.core` is imported."""
+    for cls in _ATTRIBUTES:
 
-    def temporal(values: Iterable[Any], keys: list[str]) -> TemporalDictTensor:
-        *tensors, lengths = values
-        return TemporalDictTensor.unchecked(dict(zip(keys, tensors, strict=True)), lengths)
+        def unflatten(children: Iterable[Any], keys: list[str], cls: Any = cls) -> Any:  # noqa: ANN401
+            values = [*children]
+            named = [dict(zip(keys, values, strict=False))] if cls is not Trajectories else []
+            return cls.unchecked(*named, *values[len(keys) :])
 
-    _register(DictTensor, (), lambda values, keys: DictTensor.unchecked(dict(zip(keys, values, strict=True))))
-    _register(TemporalDictTensor, ("lengths",), temporal)
-    _register(Trajectories, ("info", "trajectories"), lambda values, keys: Trajectories.unchecked(*values))
+        pytree.register_pytree_node(
+            cls,
+            _flatten,
+            unflatten,
+            serialized_type_name=f"rlstruct.core.{cls.__name__}",
+            flatten_with_keys_fn=_flatten_with_path,
+        )
 
 
 class Structure:

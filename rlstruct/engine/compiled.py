@@ -86,11 +86,7 @@ class Compiled:
         return True
 
     def prepare(self, *args: Any) -> None:  # noqa: ANN401
-        """Make the code for such arguments. torch's global generators may draw meanwhile.
-
-        Raises:
-            NotPureError: the function writes where it must not; nothing has been written.
-        """
+        """Make the code for such arguments. torch's global generators may draw meanwhile."""
         with _compiling, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's importing its own deprecated parts
             self._compile(args)

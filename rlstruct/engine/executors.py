@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 
 from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.core.pytree import Structure
@@ -79,9 +78,6 @@ def infers_the_same(agent: RL_Agent, *args: Any) -> bool:  # noqa: ANN401 - see 
 
     An agent that plans with gradients finds none in that mode. One that changes its tensors as it acts gets them
     back, and torch's generator too.
-
-    Raises:
-        PurityError: the agent gives something else when it is called again, whatever the mode.
     """
     weights = weights_of(agent)
     before = {name: value.clone() for name, value in weights.items()}
@@ -103,8 +99,7 @@ def infers_the_same(agent: RL_Agent, *args: Any) -> bool:  # noqa: ANN401 - see 
                 value.copy_(before[name])
     why_unlike(expected, found, lambda: act(mode=False), EXACT, torch.device("cpu"))
     structure = Structure(expected)
-    return structure == Structure(found) and _equal(structure.flatten(expected), structure.flatten(found))
-
-
-def _equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(one, other, strict=True))  # sync: once
+    if structure != Structure(found):
+        return False
+    pairs = zip(structure.flatten(expected), structure.flatten(found), strict=True)
+    return all(one.dtype == other.dtype and torch.equal(one, other) for one, other in pairs)  # sync: once

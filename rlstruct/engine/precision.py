@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -110,16 +109,3 @@ def allowed(rows: int, eps: float) -> int:
     """Return in how many of the rows of one answer rounding may have flipped a draw."""
     least = int(eps > EXACT and rows > 1)
     return max(least, int(rows * share_of(eps)))
-
-
-def evidence(n_different: int, rows: int, eps: float) -> float:
-    """Return how surely so many differing rows are not due to rounding, as -log of a bound on the probability (nats).
-
-    Chernoff's bound: of n rows that each differ with probability at most q, k or more differ with probability at most
-    exp(-n KL(k/n || q)). One row alone says nothing, unless it is the only one.
-    """
-    share, found = share_of(eps), n_different / rows
-    if found <= share or n_different == 1 < rows:
-        return 0.0
-    rest = (rows - n_different) * math.log((1.0 - found) / (1.0 - share)) if n_different < rows else 0.0
-    return n_different * math.log(found / share) + rest

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.core.pytree import named_tensors
-from rlstruct.engine.precision import EXACT, count_different, difference, evidence
+from rlstruct.engine.precision import EXACT, count_different, difference, share_of
 from rlstruct.engine.streams import AsyncRead
 from rlstruct.errors import Explained
 from rlstruct.rl_agent import RL_Agent
 
-_SURE, _LEAST_LOOKS = 40.0, 2  # nats of evidence, see `PurityProbe`
+_LOOKS, _LOOKS_COARSE = 2, 8  # that differ in a row, see `PurityProbe`
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 RANDOM_IN_TRAINING = (*_DROPOUT, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -85,9 +85,6 @@ def why_unlike(expected: Any, found: Any, again: Callable[[], Any], eps: float, 
     """Compare a step's results with those of its compiled code; say why the code cannot be used, "" if it can.
 
     ``again`` takes the same step once more, to tell a broken promise from a compiler that rounds in its own way.
-
-    Raises:
-        PurityError: results differ, and so does the step itself when it is taken again.
     """
     wanted = named_tensors(expected)
     odd = difference(wanted, named_tensors(found), eps)
@@ -102,20 +99,14 @@ class PurityProbe:
     """Comparison, now and then, of what an executor gave with what eager steps give; nothing waits for the device.
 
     A promise may be broken between two batches, by a global that changes for example. Rounding differs between
-    executors, so a draw may be flipped in a few rows: in float32, in 1e-8 to 2e-7 of them per look. Looks in a row add
-    up the `evidence` that more than one row in 1,000 differs (one in 50 if anything is coarser than float32), and start
-    again where it is 0. From 40 nats and two looks on, that is a broken promise.
-
-    A day at 2^20 environments and 1e9 steps a second has 165,000 looks. Each expects 0.2 flipped rows, and any evidence
-    takes 1,049: the probability is below 10^-3500. The worst number of environments is one below 2,000, where two rows
-    are evidence: 5e-8 per look, at 1e7 steps a second 1e6 looks a day, and 40 nats take a dozen rows or more, each of
-    which is 5,000 times rarer than the bound assumes. With coarse numbers, and flips as frequent as the bound, one run
-    of looks reaches 40 nats with a probability of 1e-17 or so.
+    executors, and flips a draw in 1e-8 to 2e-7 of the rows in float32. A look counts if it finds more than one row in
+    200 (one in 10 if anything is coarser than float32), and more than a single one of several. Two that count in a row
+    are a broken promise, or eight of coarse numbers: in float32 rounding does that once in 10^13 looks at most.
     """
 
     def __init__(self) -> None:
         self._later: list[tuple[list[str], int, float, AsyncRead]] = []
-        self._looks, self._nats = 0, 0.0
+        self._looks = 0
 
     def look(self, expected: Mapping[str, Tensor], found: Mapping[str, Tensor], eps: float = EXACT) -> None:
         """Compare [B, ...] with the same keys, shapes and dtypes, and judge what earlier looks have found."""
@@ -128,14 +119,10 @@ class PurityProbe:
             self.judge(odd, n, rows, eps)
 
     def judge(self, odd: str, n_different: int, rows: int, eps: float = EXACT) -> None:
-        """Add up what a look has found: key ``odd`` is the one that differs in most rows.
-
-        Raises:
-            PurityError: rounding cannot explain this look and those before.
-        """
-        nats = evidence(n_different, rows, eps)
-        self._looks, self._nats = (self._looks + 1, self._nats + nats) if nats else (0, 0.0)
-        if self._looks >= _LEAST_LOOKS and self._nats >= _SURE:
+        """Count a look that found ``n_different`` rows; key ``odd`` is the one that differs in most of them."""
+        counts = n_different > max(int(5 * share_of(eps) * rows), int(rows > 1))
+        self._looks = self._looks + 1 if counts else 0
+        if self._looks >= (_LOOKS if eps <= EXACT else _LOOKS_COARSE):
             raise PurityError(f"{odd!r} is not what the agent gives eagerly, in {n_different} of {rows} rows. {FIX}")
 
 

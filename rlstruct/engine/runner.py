@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from rlstruct.core import DictTensor
 from rlstruct.core.pytree import Structure
 from rlstruct.engine.precision import EXACT, Precision
 from rlstruct.engine.purity import FIX, PurityError, PurityProbe, Unavailable, WeightsWatch, weights_of, why_unlike
 from rlstruct.engine.streams import Stream
-from rlstruct.profiling import operation
+from rlstruct.profiling import operation as profiled
 
 R = TypeVar("R")
 
@@ -49,6 +51,7 @@ class Executor(Protocol):
 Make = Callable[[Callable[..., Any]], Executor]
 
 
+@dataclass(eq=False, repr=False)
 class Runner(Generic[R]):
     """A step and fast executors of it, with equal results.
 
@@ -68,44 +71,34 @@ class Runner(Generic[R]):
         operation: of a profile, which an executor is.
 
     Attributes:
-        step: as given.
         why_not: the reason why the step itself runs although there should be an executor, or "".
     """
 
-    def __init__(
-        self,
-        step: Callable[..., R],
-        owner: object,
-        device: torch.device,
-        make: Make | None,
-        *,
-        alike: bool = False,
-        failed: Callable[[str], None] | None = None,
-        stream: Stream | None = None,
-        operation: str = "",
-    ) -> None:
-        self.step, self.why_not = step, ""
-        self._owner, self._device, self._make = owner, device, make
-        self._alike, self._failed, self._stream, self._operation = alike, failed, stream, operation
-        self._executors: dict[Hashable, Executor] = {}
-        self._watch: WeightsWatch | None = None  # from the first call on that might lead to an executor
-        self._warm = 0
-        self._precision: Precision | None = None  # of the step's numbers, once that was looked at
-        self._probe = PurityProbe()
+    step: Callable[..., R]
+    owner: object
+    device: torch.device
+    make: Make | None
+    _: KW_ONLY
+    alike: bool = False
+    failed: Callable[[str], None] | None = None
+    stream: Stream | None = None
+    operation: str = ""
+    why_not: str = field(default="", init=False)
+    _executors: dict[Hashable, Executor] = field(default_factory=dict, init=False)
+    _watch: WeightsWatch | None = field(default=None, init=False)  # from the first call that might lead to an executor
+    _warm: int = field(default=0, init=False)
+    _precision: Precision | None = field(default=None, init=False)  # of the step's numbers, once that was looked at
+    _probe: PurityProbe = field(default_factory=PurityProbe, init=False)
 
     def __call__(self, *args: Any) -> R:  # noqa: ANN401
-        """Take the step.
-
-        Raises:
-            PurityError: an executor gives something else, and so does the step itself when it is taken again.
-        """
-        if self._make is None:
+        """Take the step."""
+        if self.make is None:
             return self.step(*args)
-        if self._stream is None:
+        if self.stream is None:
             return self._run(args)
-        with self._stream.work():
+        with self.stream.work():
             result = self._run(args)
-        self._stream.give(Structure(result).flatten(result))
+        self.stream.give(Structure(result).flatten(result))
         return result
 
     @property
@@ -121,7 +114,7 @@ class Runner(Generic[R]):
         if not watch.replaced():
             return
         self._precision = None
-        weights, alike = weights_of(self._owner), modes == watch.modes
+        weights, alike = weights_of(self.owner), modes == watch.modes
         kept = {form: one for form, one in self._executors.items() if alike and one.follow(names, weights)}
         self._executors = kept
         self._warm = self._warm if kept else 0
@@ -133,31 +126,30 @@ class Runner(Generic[R]):
 
     @torch.no_grad()
     def look(self, found: DictTensor, *args: Any) -> None:  # noqa: ANN401
-        """Take the step itself once more, and compare the first part of its result with ``found``; see `PurityProbe`.
-
-        Raises:
-            PurityError: the promise was broken since the executor was made.
-        """
+        """Take the step itself, and compare the first part of its result with ``found``; see `PurityProbe`."""
         result: Any = self.step(*args) if self._precision is not None else self._measured(args)
         self._probe.look(dict(result[0].items()), dict(found.items()), self._eps())
 
     def _run(self, args: tuple[Any, ...]) -> R:
-        form = None if self._alike else form_of(args)
+        form: Hashable = None  # of the arguments: keys, shapes and dtypes
+        if not self.alike:
+            structure = Structure(args)
+            form = structure, tuple((tensor.shape, tensor.dtype) for tensor in structure.flatten(args))
         executor = self._executors.get(form)
         if executor is None:
             return self._begin(form, args)
-        if not self._operation:
+        if not self.operation:
             result: R = executor(*args)
             return result
-        with operation(self._operation):
+        with profiled(self.operation):
             result = executor(*args)
         return result
 
     def _begin(self, form: Hashable, args: tuple[Any, ...]) -> R:
         """Warm up, or make an executor and take the step by the way."""
         if self._watch is None:
-            self._watch = WeightsWatch(self._owner)
-        executor = self._make(self.step)  # type: ignore[misc]  # else there are no calls of this
+            self._watch = WeightsWatch(self.owner)
+        executor = self.make(self.step)  # type: ignore[misc]  # else there are no calls of this
         if self._warm < executor.warm_up:
             self._warm += 1
             return self.step(*args)
@@ -166,7 +158,7 @@ class Runner(Generic[R]):
         if executor.compares:
             return self._compare(executor, form, args)
         try:
-            with operation(self._operation) if self._operation else contextlib.nullcontext():
+            with profiled(self.operation) if self.operation else contextlib.nullcontext():
                 executor.prepare(*args)
                 self._executors[form] = executor
                 result: R = executor(*args)
@@ -177,18 +169,18 @@ class Runner(Generic[R]):
 
     def _compare(self, executor: Executor, form: Hashable, args: tuple[Any, ...]) -> R:
         """Make an executor, and keep it if it gives what the step itself gives, whose result is returned."""
-        copies, others = (_cloned(args) if executor.writes else args for _ in range(2))
-        watch = WeightsWatch(self._owner)
+        copies, others = (tree_map_only(Tensor, torch.clone, args) if executor.writes else args for _ in range(2))
+        watch = WeightsWatch(self.owner)
         result = self._measured(args)
         if watch.replaced():
             raise PurityError(f"it puts other tensors into its attributes while it acts. {FIX}")
-        before = {name: value.clone() for name, value in weights_of(self._owner).items()}
+        before = {name: value.clone() for name, value in weights_of(self.owner).items()}
         try:
-            with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
+            with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
                 executor.prepare(*copies)
                 found = executor(*copies)
         except Exception as error:  # whatever tracing and a compiler may say
-            for name, value in weights_of(self._owner).items():
+            for name, value in weights_of(self.owner).items():
                 value.detach().copy_(before[name])  # tracing a change in place makes it
             self._give_up(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")
             return result
@@ -198,7 +190,7 @@ class Runner(Generic[R]):
             return others if executor.writes else once_more
 
         expected, answer = (args, copies) if executor.writes else (result, found)
-        if why := why_unlike(expected, answer, again, self._eps(), self._device):
+        if why := why_unlike(expected, answer, again, self._eps(), self.device):
             self._give_up(why)
         else:
             self._executors[form] = executor
@@ -210,21 +202,10 @@ class Runner(Generic[R]):
             return self.step(*args)
 
     def _eps(self) -> float:
-        return EXACT if self._precision is None else self._precision.eps(self._device)
+        return EXACT if self._precision is None else self._precision.eps(self.device)
 
     def _give_up(self, why: str) -> None:
-        self.why_not, self._make = why, None
+        self.why_not, self.make = why, None
         self._executors.clear()
-        if self._failed is not None:
-            self._failed(why)
-
-
-def form_of(args: tuple[Any, ...]) -> Hashable:
-    """Return keys, shapes and dtypes of arguments."""
-    structure = Structure(args)
-    return structure, tuple((tensor.shape, tensor.dtype) for tensor in structure.flatten(args))
-
-
-def _cloned(tree: Any) -> Any:  # noqa: ANN401
-    structure = Structure(tree)
-    return structure.unflatten(tensor.clone() for tensor in structure.flatten(tree))
+        if self.failed is not None:
+            self.failed(why)

@@ -130,11 +130,7 @@ def clear_cublas_workspaces() -> None:
 
 
 def end_allocating(device: int, pool: tuple[int, int]) -> None:
-    """Tell torch's allocator that nothing is recorded into a pool any more, and that it may be freed.
-
-    Raises:
-        RuntimeError: it knows already.
-    """
+    """Tell torch's allocator that nothing is recorded into a pool any more, and that it may be freed."""
     before: Any = getattr(torch._C, "_cuda_endAllocateCurrentStreamToPool", None)
     getattr(torch._C, "_cuda_endAllocateToPool", before)(device, pool)
     torch._C._cuda_releasePool(device, pool)

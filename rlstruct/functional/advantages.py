@@ -92,21 +92,13 @@ def vtrace(
     (ICML 2018), equation 1 and section 4.2, with the lambda of its remark 2 in targets and advantages alike: where both
     policies are equal and the clips at least 1, the advantage is GAE(lambda) and the target that plus the value.
 
-    Args:
-        reward: see `generalized_advantage`, as are ``terminated``, ``done``, ``mask``, ``value`` and ``next_value``.
-            [B, T] float
-        terminated: [B, T] bool
-        done: [B, T] bool
-        mask: [B, T] float or bool
-        value: of the learner, a constant.  [B, T] float
-        next_value: of the learner, a constant.  [B, T] float
-        log_ratio: log pi(a_t | s_t) - log mu(a_t | s_t), pi the learner's policy and mu the one that acted; a constant.
-            [B, T] float
-        discount: gamma, in [0, 1].
-        trace_decay: lambda, in [0, 1].
-        rho_clip: bound of the weight rho_t = min(rho_clip, pi / mu) of step t itself; it determines whose value is
-            estimated: mu's at 0, pi's without a bound.
-        c_clip: bound of the weight c_t = lambda * min(c_clip, pi / mu) of later errors; it determines the speed.
+    Arguments are those of `generalized_advantage` and:
+
+    * ``log_ratio``: log pi(a_t | s_t) - log mu(a_t | s_t), pi the learner's policy and mu the one that acted; a
+      constant.  [B, T] float
+    * ``rho_clip``: bound of the weight rho_t = min(rho_clip, pi / mu) of step t itself; it determines whose value is
+      estimated: mu's at 0, pi's without a bound.
+    * ``c_clip``: bound of the weight c_t = lambda * min(c_clip, pi / mu) of later errors; it determines the speed.
 
     Returns:
         With delta_t = r_t + discount * next_value_t - value_t, where next_value counts as 0 if terminated:

@@ -30,10 +30,9 @@ def masked_tensor(tensor0: Tensor, tensor1: Tensor, mask: Tensor) -> Tensor:
     """
     if tensor0.dim() == 0:
         raise ShapeMismatchError("masked_tensor: 'tensor0' is [], expected [B, ...]. Give it a row for each mask.")
-    layout = Layout.of({"tensor1": tensor0})
-    expect("masked_tensor:", {"tensor1": tensor1}, layout, device=tensor0.device, fix=_FIX)
-    _check_mask("masked_tensor", mask, tensor0.shape[0], tensor0.device)
-    return _where(tensor0, tensor1, _as_bool(mask))
+    layout = Layout({"tensor1": (tensor0.shape, tensor0.dtype), "mask": (tensor0.shape[:1], mask.dtype)})
+    expect("masked_tensor:", {"tensor1": tensor1, "mask": mask}, layout, device=tensor0.device, fix=_FIX)
+    return torch.where(rows_of(mask.bool(), tensor0), tensor1, tensor0)
 
 
 def masked_dicttensor(dicttensor0: DictTensor, dicttensor1: DictTensor, mask: Tensor) -> DictTensor:
@@ -49,24 +48,10 @@ def masked_dicttensor(dicttensor0: DictTensor, dicttensor1: DictTensor, mask: Te
     """
     device = dicttensor0.device
     expect("masked_dicttensor: dicttensor1", dicttensor1, Layout.of(dicttensor0), device=device, fix=_FIX)
-    if not dicttensor0.empty():
-        _check_mask("masked_dicttensor", mask, dicttensor0.n_elems(), device)
-    take1 = _as_bool(mask)
-    return DictTensor.unchecked({key: _where(v, dicttensor1[key], take1) for key, v in dicttensor0.items()})
+    chosen = {key: masked_tensor(value, dicttensor1[key], mask) for key, value in dicttensor0.items()}
+    return DictTensor.unchecked(chosen)
 
 
 def rows_of(mask: Tensor, like: Tensor) -> Tensor:
     """View a mask [B] so that it selects rows of ``like`` [B, ...]."""
     return mask if like.dim() == 1 else mask.view(-1, *[1] * (like.dim() - 1))
-
-
-def _as_bool(mask: Tensor) -> Tensor:
-    return mask if mask.dtype is torch.bool else mask != 0
-
-
-def _where(tensor0: Tensor, tensor1: Tensor, take1: Tensor) -> Tensor:
-    return torch.where(rows_of(take1, tensor0), tensor1, tensor0)
-
-
-def _check_mask(where: str, mask: Tensor, B: int, device: torch.device | None) -> None:
-    expect(f"{where}: the", {"mask": mask}, Layout({"mask": ((B,), mask.dtype)}), device=device, fix=_FIX)

@@ -33,11 +33,6 @@ DEFAULT_STREAMS = {
 _GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64: the odd number nearest to 2^64 / golden ratio
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
-_FEW_CLASSES = 8
-_FEW_ROWS = 1024
-# A tensor without dimensions takes half a microsecond less than a Python number.
-_LOWER_24 = torch.tensor(0xFFFFFF, dtype=torch.int64, device="cpu")
-_UNIT_24 = torch.tensor(2.0**-24, dtype=torch.float32, device="cpu")
 _TRIES = 8  # of a gamma variate: all fail once in 10^10 draws
 _LOW = {bits: (1 << (64 - bits)) - 1 for bits in (27, 30, 31, 40)}  # clears the sign bits that int64 >> drags in
 
@@ -159,17 +154,10 @@ def uniform(key: Tensor, shape: tuple[int, ...] = (), stream: int | None = None)
 def symmetric_uniform(
     key: Tensor, n: int, bound: float, dtype: torch.dtype = torch.float32, stream: int | None = None
 ) -> tuple[Tensor, ...]:
-    """Draw n numbers uniformly from [-bound, bound), as start states of simulators are.
-
-    Args:
-        key: [B] int64.
-        n: how many for each key.
-        bound: half the width of the interval.
-        dtype: of the result.
-        stream: as in `uniform`.
+    """Draw n numbers uniformly from [-bound, bound) for each key [B] int64, as start states of simulators are.
 
     Returns:
-        n tensors [B]; with an explicit stream number i comes from ``uniform(key, (n,), stream)[:, i]``.
+        n tensors [B] of ``dtype``; with an explicit stream number i comes from ``uniform(key, (n,), stream)[:, i]``.
     """
     start = DEFAULT_STREAMS["symmetric_uniform"] if stream is None else stream
     if type(key) is not Tensor:  # traced: a compiler makes one loop of single draws, and mixes each key once
@@ -179,12 +167,7 @@ def symmetric_uniform(
 
 
 def normal(key: Tensor, shape: tuple[int, ...] = (), stream: int | None = None) -> Tensor:
-    """Draw from the standard normal distribution (Box and Muller, 1958).
-
-    Args:
-        key: [B] int64.
-        shape: of the draws for each key.
-        stream: as in `uniform`; uses twice as many numbers.
+    """Draw from the standard normal distribution (Box and Muller, 1958); arguments as `uniform`, twice as many numbers.
 
     Returns:
         [B, *shape] float32, equal on all devices to rounding.
@@ -226,41 +209,23 @@ def categorical(logits: Tensor, key: Tensor, stream: int | None = None) -> Tenso
         [B] int64, from 0 to A - 1; A, which is no class, in rows whose logits hold NaN or are all -inf. Batchers refuse
         such an action once per batch.
     """
-    plain = type(logits) is Tensor and type(key) is Tensor and not torch.compiler.is_compiling()
-    few = plain and logits.is_cpu and logits.dim() == 2 and key.dim() == 1 and logits.shape[0] <= _FEW_ROWS
     # The default takes the key's lower bits: as good as the upper ones, which are number 0, and nothing to mix.
-    if stream is not None:
-        u = uniform(key, (), stream)
-    elif few:
-        u = key.bitwise_and(_LOWER_24).to(torch.float32).mul_(_UNIT_24)
-    else:
-        u = (key & 0xFFFFFF).to(torch.float32) * 2.0**-24
+    u = (key & 0xFFFFFF).to(torch.float32) * 2.0**-24 if stream is None else uniform(key, (), stream)
     # u < 1 scaled by the last sum, which rounding puts next to 1: the result is below A and no empty class is hit.
     if not logits.is_cpu:  # few launches
         cumulative = torch.softmax(logits, -1, dtype=torch.float32).cumsum(-1)
-        scaled = u.unsqueeze(-1) * cumulative.narrow(-1, -1, 1)
-        return torch.searchsorted(cumulative, scaled, right=True).squeeze(-1)  # NaN stands above every number
-    # Not softmax, which on the CPU takes few classes row by row; nor does it matter what the probabilities sum to.
-    # Few classes are reduced class by class, for all rows at once. Every row's bits are its own either way.
-    if few and logits.is_contiguous():  # few operators, with the draws of the form below
-        scores = logits.to(torch.float32)
+    else:  # not softmax, which takes few classes row by row; nor does it matter what the probabilities sum to
+        scores = logits.to(torch.float32).contiguous()
         cumulative = (scores - scores.amax(-1, keepdim=True)).exp_().cumsum(-1)
-        scaled = u.unsqueeze(-1).mul(cumulative[:, -1:])
-        return torch.searchsorted(cumulative, scaled, right=True).squeeze(-1)
-    dim = 0 if logits.dim() == 2 and key.dim() < 2 and logits.shape[1] <= _FEW_CLASSES else -1
-    scores = logits.to(torch.float32).movedim(-1, dim)
-    cumulative = (scores - scores.amax(dim, keepdim=True)).exp_().cumsum(dim)
-    # Counted from behind, since nothing is greater or less than NaN.
-    return logits.shape[-1] - (cumulative > u.unsqueeze(dim) * cumulative.narrow(dim, -1, 1)).sum(dim)
+    scaled = u.unsqueeze(-1) * cumulative.narrow(-1, -1, 1)
+    traced = logits.is_cpu and (type(logits) is not Tensor or torch.compiler.is_compiling())
+    if traced or key.shape != logits.shape[:-1]:  # one loop; counted from behind: nothing is greater or less than NaN
+        return logits.shape[-1] - (cumulative > scaled).sum(-1)
+    return torch.searchsorted(cumulative, scaled, right=True).squeeze(-1)  # NaN stands above every number
 
 
 def gumbel(key: Tensor, shape: tuple[int, ...] = (), stream: int | None = None) -> Tensor:
-    """Draw from the standard Gumbel distribution: -log(-log(u)).
-
-    Args:
-        key: [B] int64.
-        shape: of the draws for each key.
-        stream: as in `uniform`.
+    """Draw from the standard Gumbel distribution, -log(-log(u)); arguments as `uniform`.
 
     Returns:
         [B, *shape] float32, equal on all devices to rounding.

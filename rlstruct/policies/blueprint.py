@@ -158,11 +158,10 @@ def _found(place: str, *, called: bool) -> Any:  # noqa: ANN401 - a class, or a 
             ) from None
     owner = getattr(found, "__self__", None)
     made = owner if isinstance(owner, type) else found
-    ours = isinstance(made, type) and made.__module__ == module
-    if ours and (issubclass(made, nn.Module | RL_Agent) or (called and dataclasses.is_dataclass(made))):
-        return found
-    if ours and not called and module.startswith("rlstruct.sims."):
-        return found
+    if isinstance(made, type) and made.__module__ == module:
+        others = dataclasses.is_dataclass(made) if called else module.startswith("rlstruct.sims.")
+        if others or issubclass(made, nn.Module | RL_Agent):
+            return found
     raise BadValueError(
         f"rlstruct.load: the checkpoint names {place}, expected a network or an agent of rlstruct or torch.nn: it may "
         "be made to do harm. If you trust it, pass create_model and create_agent."

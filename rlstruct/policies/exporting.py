@@ -86,9 +86,20 @@ def export(policy: Policy, file: str | Path) -> float:
     write, read = _KINDS[file.suffix]
     original = exported(policy)
     unfinished = file.with_name(f"{file.stem}.unfinished{file.suffix}")
+    inputs = _sample(original.specs, 3, torch.Generator(device="cpu").manual_seed(0)) | original.begin(3)
     try:
         with _quiet():
-            _written(write, original, unfinished)
+            try:
+                write(original, inputs, unfinished)
+            except (MissingPackageError, OSError):
+                raise
+            except Exception as error:  # torch.export fails in many ways
+                reason = " ".join(str(error).split())[:300]
+                raise UsageError(
+                    f"export: {type(original.agent).__name__} cannot be traced: {reason} Its __call__ may use nothing "
+                    "but operations of torch on its arguments and weights, without branches on values and, as the "
+                    "best action is taken, without observation['rng']."
+                ) from error
             difference = compare(original, read(unfinished))
         os.replace(unfinished, file)
     finally:
@@ -120,27 +131,19 @@ def _difference(key: str, expected: Tensors, found: Mapping[str, Tensor]) -> flo
         got = f"{list(b.shape)} {b.dtype}"
         raise UsageError(f"export: {key!r} is {got} in the file, expected {list(a.shape)} {a.dtype}. It is not kept.")
     apart = torch.where(a == b, 0.0, (a.double() - b.double()).abs())
-    if a.is_floating_point():
-        bound = _ABSOLUTE + _RELATIVE * torch.where(a.isfinite(), a.abs(), 0.0)
-        wrong, result = ~(apart <= bound), float(apart.max())
-    else:
-        wrong, result = (apart > 0) & ~_tied(key, expected, b), 0.0
+    bound = _ABSOLUTE + _RELATIVE * torch.where(a.isfinite(), a.abs(), 0.0) if a.is_floating_point() else 0.0
+    wrong = ~(apart <= bound)
+    for name in _SCORES if key == "action" else ():
+        if name in expected:  # another action may have the same score, to rounding
+            scores = expected[name]
+            chosen, best = scores.gather(-1, b.unsqueeze(-1)).squeeze(-1), scores.amax(-1)
+            wrong &= ~(best - chosen <= _ABSOLUTE + _RELATIVE * best.abs())
     if bool(wrong.any()):
         raise UsageError(
             f"export: {key!r} differs in {int(wrong.sum())} of {wrong.numel()} numbers, by up to "
             f"{float(apart.max()):.3g}, expected what the policy returns. The file is not kept."
         )
-    return result
-
-
-def _tied(key: str, expected: Tensors, found: Tensor) -> Tensor:
-    """Return True where another action has the same score, to rounding."""
-    for name in _SCORES if key == "action" else ():
-        if name in expected:
-            scores = expected[name]
-            mine, best = scores.gather(-1, found.unsqueeze(-1)).squeeze(-1), scores.amax(-1)
-            return best - mine <= _ABSOLUTE + _RELATIVE * best.abs()
-    return torch.zeros_like(found, dtype=torch.bool)
+    return float(apart.max()) if a.is_floating_point() else 0.0
 
 
 def _sample(specs: Mapping[str, TensorSpec], B: int, generator: torch.Generator) -> Tensors:
@@ -155,22 +158,6 @@ def _sample(specs: Mapping[str, TensorSpec], B: int, generator: torch.Generator)
             n = {torch.uint8: 256, torch.bool: 2}.get(spec.dtype, 10)
             drawn[key] = torch.randint(n, shape, generator=generator, device="cpu").to(spec.dtype)
     return drawn
-
-
-def _written(write: Callable[[ExportedPolicy, Tensors, Path], None], original: ExportedPolicy, file: Path) -> None:
-    """Trace a policy for any number of rows, and write it."""
-    inputs = _sample(original.specs, 3, torch.Generator(device="cpu").manual_seed(0)) | original.begin(3)
-    try:
-        write(original, inputs, file)
-    except (MissingPackageError, OSError):
-        raise
-    except Exception as error:  # torch.export fails in many ways
-        reason = " ".join(str(error).split())[:300]
-        raise UsageError(
-            f"export: {type(original.agent).__name__} cannot be traced: {reason} Its __call__ may use nothing but "
-            "operations of torch on its arguments and weights, without branches on values and, as the best action is "
-            "taken, without observation['rng']."
-        ) from error
 
 
 def _program(original: ExportedPolicy, inputs: Tensors) -> torch.export.ExportedProgram:

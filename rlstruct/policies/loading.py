@@ -31,7 +31,14 @@ def description(
         shown: shape and dtype of ``frame``, or of ``frame/…``, of one environment; None before the first batch.
         stochastic: evaluations of the training draw their actions.
     """
-    known = {"model": _or_name(describe_network, model), "agent": _or_name(describe, agent.creator())}
+    known: dict[str, Any] = {}
+    parts: dict[str, tuple[Callable[[Any], Any], object]]
+    parts = {"model": (describe_network, model), "agent": (describe, agent.creator())}
+    for name, (make, value) in parts.items():
+        try:
+            known[name] = {"made": make(value)}
+        except BadTypeError as error:  # its text is the name of the part that cannot be described
+            known[name] = {"foreign": str(error)}
     seen = {key: [list(spec.shape), str(spec.dtype).removeprefix("torch.")] for key, spec in (shown or {}).items()}
     return {**known, "observation": seen, "stochastic": stochastic}
 
@@ -41,14 +48,6 @@ def shown_by(stored: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     return {
         key.removeprefix("observation/"): spec for key, spec in stored.items() if key.startswith("observation/frame")
     }
-
-
-def _or_name(make: Callable[[Any], Any], value: object) -> dict[str, Any]:
-    """Describe a value, or name the part that cannot be described."""
-    try:
-        return {"made": make(value)}
-    except BadTypeError as error:
-        return {"foreign": str(error)}
 
 
 def load(
@@ -81,7 +80,12 @@ def load(
         ValueError: the file is damaged, or does not say how to make the network or the agent, or the weights do not fit
             the result of ``create_model``.
     """
-    file = _file(Path(run))
+    file = Path(run, "checkpoint.pt") if Path(run).is_dir() else Path(run)
+    if not file.exists():
+        raise MissingFileError(
+            f"rlstruct.load: there is no {file}, expected a run folder with a checkpoint. A run writes checkpoint.pt "
+            "after its first evaluation."
+        )
     state = _read(file)
     known = state.get("policy") or {}
     model = create_model() if create_model is not None else _made(known, "model", file)
@@ -94,18 +98,6 @@ def load(
     stochastic = bool(known.get("stochastic", True)) if stochastic is None else stochastic
     specs = _specs(known, observation_space, file)
     return Policy(model, create, specs, device=device, stochastic=stochastic, seed=seed)
-
-
-def _file(run: Path) -> Path:
-    """Find the checkpoint of a run."""
-    file = run / "checkpoint.pt" if run.is_dir() else run
-    if file.exists():
-        return file
-    if run.is_dir() and (run / "config.json").exists():
-        why = "it has no checkpoint.pt yet: the first one is written after the first evaluation"
-    else:
-        why = "it has no checkpoint.pt" if run.is_dir() else "there is nothing of that name"
-    raise MissingFileError(f"rlstruct.load: {run} is no run folder with a checkpoint: {why}.")
 
 
 def _read(file: Path) -> Mapping[str, Any]:

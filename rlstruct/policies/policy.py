@@ -16,8 +16,6 @@ from rlstruct.errors import BadKeyError, BadTypeError, ShapeMismatchError
 from rlstruct.functional import random
 from rlstruct.rl_agent import RL_Agent
 
-_RANK = {"b": 0, "i": 1, "u": 1, "f": 2}
-
 
 class Policy:
     """A trained agent that needs neither batcher nor environment; `rlstruct.load` makes it.
@@ -164,12 +162,11 @@ class Policy:
     def _answer(self, output: DictTensor, single: bool, back: torch.device | None) -> Any:  # noqa: ANN401
         """Return the actions in the form of the observations."""
         parts = {"": output["action"]} if "action" in output else dict(output.truncate_key("action/").items())
+        moved = {key: tensor.to(back or "cpu") for key, tensor in parts.items()}  # sync: the caller acts with them
+        answer: dict[str, Any] = dict(moved)
         if back is None:
-            found = {key: tensor.cpu().numpy() for key, tensor in parts.items()}  # sync: the caller acts with them
-            answer = {key: array[0] if single else array for key, array in found.items()}
-        else:
-            moved = {key: tensor.to(back) for key, tensor in parts.items()}
-            answer = {key: tensor[0] if single else tensor for key, tensor in moved.items()}
+            answer = {key: tensor.numpy() for key, tensor in moved.items()}  # sync: none, they are on the CPU
+        answer = {key: value[0] if single else value for key, value in answer.items()}
         return answer.get("", answer)
 
 
@@ -208,16 +205,13 @@ def _fitting(key: str, value: Any, spec: TensorSpec) -> tuple[Tensor, bool]:  # 
             f"{['B', *spec.shape]} for B of them. Pass what the environment showed in the training, with the same "
             "wrappers."
         )
-    if tensor.dtype != spec.dtype and not _holds(spec.dtype, tensor):
-        raise ShapeMismatchError(
-            f"Policy.act: {where} is {tensor.dtype}, expected {spec.dtype}, which cannot hold it. Pass what the "
-            "environment showed in the training, with the same wrappers."
-        )
+    if tensor.dtype != spec.dtype:
+        fits = not tensor.is_complex()
+        if not spec.dtype.is_floating_point:  # sync: the caller waits anyway
+            fits = not tensor.is_floating_point() and bool((tensor.to(spec.dtype) == tensor).all())
+        if not fits:
+            raise ShapeMismatchError(
+                f"Policy.act: {where} is {tensor.dtype}, expected {spec.dtype}, which cannot hold it. Pass what the "
+                "environment showed in the training, with the same wrappers."
+            )
     return tensor.to(spec.dtype), batched
-
-
-def _holds(dtype: torch.dtype, tensor: Tensor) -> bool:
-    """Return True if numbers of a tensor lose at most precision in another dtype."""
-    if dtype.is_floating_point:
-        return not tensor.is_complex()
-    return not tensor.is_floating_point() and bool((tensor.to(dtype) == tensor).all())  # sync: the caller waits anyway

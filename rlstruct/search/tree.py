@@ -81,8 +81,9 @@ class Tree:
             state={name: part.new_zeros(n_slots, *part.shape[1:]) for name, part in state.items()},
         )
         # A path that has ended leads to the spare slot, where returns do not change.
-        tree.nodes.index_copy_(0, spare, _columns(torch.zeros_like(value), torch.zeros_like(value), value.new_ones(B)))
-        tree.put(tree.roots(), state, logits, value, torch.zeros_like(value), torch.ones_like(value))
+        nothing, one = torch.zeros_like(value), torch.ones_like(value)
+        tree.nodes.index_copy_(0, spare, torch.stack([nothing, nothing, one], -1))
+        tree.put(tree.roots(), state, logits, value, nothing, one)
         return tree
 
     def tensors(self) -> DictTensor:
@@ -163,7 +164,7 @@ class Tree:
         """Write nodes without children.  [B, ...] each."""
         nothing = torch.zeros_like(logits)
         self.edges.index_copy_(0, slot, torch.stack([logits, nothing, nothing], 1))
-        self.nodes.index_copy_(0, slot, _columns(value, reward, discount))
+        self.nodes.index_copy_(0, slot, torch.stack([value, reward, discount], -1))
         for name, part in state.items():
             self.state[name].index_copy_(0, slot, part)
 
@@ -261,7 +262,3 @@ def judge(model: Model, state: Tensors) -> tuple[Tensor, Tensor]:
     """Return the model's masked logits and its values."""
     logits, value = model.evaluate(state)
     return mask_logits(logits), value
-
-
-def _columns(*parts: Tensor) -> Tensor:
-    return torch.stack(parts, -1)

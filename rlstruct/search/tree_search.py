@@ -27,14 +27,6 @@ from rlstruct.search.tree import Model, Scores, Tensors, Tree, judge
 
 _LEAST_LEVELS = 4
 
-
-def _filled(path: Tensor, tree: Tree) -> Tensor:
-    """Pad paths with spare slots to a power of two levels."""
-    levels = max(_LEAST_LEVELS, 1 << (len(path) - 1).bit_length())
-    spare = tree.roots() + tree.n_nodes
-    return torch.cat([path, spare.expand(levels - len(path), -1)])
-
-
 Method = Literal["puct", "gumbel", "uct"]
 
 
@@ -183,7 +175,9 @@ class TreeSearch:
         config = self.config
         self._refuse_too_large(state, logits)
         if config.method == "puct" and config.dirichlet_fraction:
-            logits = _with_noise(logits, noise, config.dirichlet_fraction)
+            mixed = (1.0 - config.dirichlet_fraction) * logits.softmax(-1) + config.dirichlet_fraction * noise
+            lowest = torch.finfo(logits.dtype)
+            logits = mixed.clamp(min=lowest.tiny).log().masked_fill(~selection.is_legal(logits), lowest.min)
         n = config.n_simulations
         tree = self.plant(state, logits, value)
         if earlier is not None:
@@ -200,8 +194,10 @@ class TreeSearch:
             given = roots + (self.n_kept + i), noise, considered[min(i + 1, n - 1)]
             if self._compiled is None:
                 self._grow(tree, path, *given)
-            else:
-                self._compiled(tree.n_nodes, tensors, _filled(path, tree), *given)
+            else:  # spare slots fill the path up to a power of two levels
+                levels = max(_LEAST_LEVELS, 1 << (len(path) - 1).bit_length())
+                filled = torch.cat([path, (roots + tree.n_nodes).expand(levels - len(path), -1)])
+                self._compiled(tree.n_nodes, tensors, filled, *given)
         return self._result(tree, noise, key, explore)
 
     def memory_needed(self, state: Mapping[str, Tensor], n_actions: int, *, float_bytes: int = 4) -> int:
@@ -281,11 +277,3 @@ class TreeSearch:
                 action = drawn if explore is None else torch.where(explore > 0.0, drawn, action)
         expected = (policy * torch.where(visits > 0, q, value.unsqueeze(-1))).sum(-1)
         return SearchResult(action, policy, value, expected, visits, q, tree)
-
-
-def _with_noise(logits: Tensor, noise: Tensor, fraction: float) -> Tensor:
-    """Mix noise into a policy; illegal actions stay illegal."""
-    mixed = (1.0 - fraction) * logits.softmax(-1) + fraction * noise
-    legal = selection.is_legal(logits)
-    lowest = torch.finfo(logits.dtype)
-    return mixed.clamp(min=lowest.tiny).log().masked_fill(~legal, lowest.min)

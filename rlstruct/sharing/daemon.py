@@ -37,13 +37,7 @@ _END_SECONDS = 30.0  # longer than the keeper ever takes
 
 
 class Daemon:
-    """Private MPS daemon, made by `mps`.
-
-    Args:
-        gpu: UUID of its GPU.
-        thread_percentage: see `mps`.
-        memory_limit: likewise.
-        seconds: likewise.
+    """Private MPS daemon, made by `mps`, which explains the arguments.
 
     Attributes:
         gpu: UUID of its GPU.
@@ -141,15 +135,11 @@ class Daemon:
 
     def _wait(self, command: str, good: Callable[[str], bool], deadline: float, seconds: float) -> str:
         while not good(answer := self.ask(command, min(_ASK_SECONDS, deadline - time.monotonic()))):
-            if not self.alive():
-                raise SharingError(
-                    f"mps: the daemon for {self.gpu} ended at once. {_FIX} Its output:\n{self.end(quiet=True)}"
-                )
+            why = "" if self.alive() else "ended at once"
             if time.monotonic() >= deadline:
-                raise SharingError(
-                    f"mps: the daemon for {self.gpu} was not ready within {seconds:g} s: {command!r} was answered by "
-                    f"{answer!r}. {_FIX} Its output:\n{self.end(quiet=True)}"
-                )
+                why = why or f"was not ready within {seconds:g} s: {command!r} was answered by {answer!r}"
+            if why:
+                raise SharingError(f"mps: the daemon for {self.gpu} {why}. {_FIX} Its output:\n{self.end(quiet=True)}")
             time.sleep(0.02)
         return answer
 

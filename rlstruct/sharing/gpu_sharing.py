@@ -94,19 +94,16 @@ def describe() -> list[str]:
     daemon = running_daemon()
     found = [("", f"CUDA_VISIBLE_DEVICES={visible}")] if visible is not None else []
     found += [("MIG", f"{part.profile} {part.uuid}") for part in instances] or [("MIG", "no instances")]
-    if daemon:
-        found.append(("MPS", f"runs ({daemon}): all processes share the GPU at the same time already"))
-    else:
-        found.append(("MPS", missing() or "can be started"))
-    found.append(("green contexts", no_green_contexts() or "disjoint ones can be made"))
+    mps_words = missing() or "can be started"
+    suits = 'sharing="none": processes take turns'
     if instances:
         suits = 'sharing="mig": one or more processes in each instance, kept apart in memory and speed'
-    elif daemon:
-        suits = 'sharing="none": the daemon that runs already does it'
-    elif missing():
-        suits = 'sharing="none": processes take turns'
-    else:
+    elif not missing():
         suits = 'sharing="mps": many processes with small networks at the same time'
+    if daemon:
+        mps_words = f"runs ({daemon}): all processes share the GPU at the same time already"
+        suits = suits if instances else 'sharing="none": the daemon that runs already does it'
+    found += [("MPS", mps_words), ("green contexts", no_green_contexts() or "disjoint ones can be made")]
     found.append(("suits", "simulators of tensors, batched search: n_processes=0 with many environments"))
     found.append(("", f"other environments: n_processes=k, {suits}"))
     return [f"{name:<15} {words}" for name, words in found]
@@ -152,7 +149,8 @@ class GpuSharing:
         where: str = "RL_Batcher",
     ) -> None:
         _check(where, device, n_processes, sharing, thread_percentage)
-        self._where, self._is_client = where, _is_client()
+        self._where = where
+        self._is_client = "CUDA_MPS_PIPE_DIRECTORY" in os.environ and running_daemon() is not None
         self._places: Sequence[DeviceLike] = gpus or [device]
         n_on_one = -(-n_processes // len(self._places))
         together = _is_shared(device, n_processes) and n_processes > 1
@@ -213,11 +211,7 @@ class GpuSharing:
         return self._daemons[place].environment(self._thread_percentage)
 
     def join(self) -> None:
-        """Give this process the environment of worker 0, for life: CUDA reads it once, and a daemon must outlive that.
-
-        Raises:
-            SharingError: CUDA is in use in this process already.
-        """
+        """Give this process the environment of worker 0, for life: CUDA reads it once, and a daemon outlives that."""
         if self.mode == "none" or not _cuda_in_use():
             os.environ.update(self.environment(0))
             return
@@ -249,11 +243,6 @@ def take_cores(n_processes: int) -> list[set[int]]:
         return []
     _taken.update(cores[:n_processes])
     return [{core} for core in cores[:n_processes]]
-
-
-def _is_client() -> bool:
-    """Return True if this process finds an MPS daemon that its environment names."""
-    return "CUDA_MPS_PIPE_DIRECTORY" in os.environ and running_daemon() is not None
 
 
 def _cuda_in_use() -> bool:

@@ -41,7 +41,8 @@ def test_mistakes(
 ) -> None:
     assert main(["export", "nowhere"]) == 2
     assert capsys.readouterr().err == (
-        "rlstruct export: nowhere is no run folder with a checkpoint: there is nothing of that name.\n"
+        "rlstruct export: there is no nowhere, expected a run folder with a checkpoint. A run writes checkpoint.pt "
+        "after its first evaluation.\n"
     )
     find_spec = "rlstruct.cli.complaint.importlib.util.find_spec"
     monkeypatch.setattr(find_spec, lambda name: None if name == "onnxruntime" else sys)

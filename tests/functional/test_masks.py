@@ -63,8 +63,8 @@ def test_gradients_go_to_the_chosen_rows() -> None:
             torch.ones(2),
             r"'tensor1' is \[2\] torch.int64, expected \[2\] torch.float32",
         ),
-        (torch.zeros(2, 3), torch.zeros(2, 3), torch.ones(3), r"the 'mask' is \[3\] .*expected \[2\]"),
-        (torch.zeros(2, 3), torch.zeros(2, 3), torch.ones(2, 3), r"the 'mask' is \[2, 3\] .*expected \[2\]"),
+        (torch.zeros(2, 3), torch.zeros(2, 3), torch.ones(3), r"'mask' is \[3\] .*expected \[2\]"),
+        (torch.zeros(2, 3), torch.zeros(2, 3), torch.ones(2, 3), r"'mask' is \[2, 3\] .*expected \[2\]"),
     ],
 )
 def test_what_does_not_fit_is_named(
@@ -78,7 +78,7 @@ def test_devices_must_agree() -> None:
     here, there = torch.zeros(2), torch.zeros(2, device="meta")
     with pytest.raises(DeviceMismatchError, match="'tensor1' is on meta, expected cpu"):
         masked_tensor(here, there, here)
-    with pytest.raises(DeviceMismatchError, match="the 'mask' is on meta"):
+    with pytest.raises(DeviceMismatchError, match="'mask' is on meta"):
         masked_tensor(here, here, there)
 
 
@@ -100,5 +100,5 @@ def test_structures_must_have_the_same_keys_and_kinds() -> None:
         masked_dicttensor(one, DictTensor({"b": torch.zeros(2)}), mask)
     with pytest.raises(ShapeMismatchError, match=r"masked_dicttensor: dicttensor1 'a' is \[2\] torch.int64"):
         masked_dicttensor(one, DictTensor({"a": torch.zeros(2, dtype=torch.int64)}), mask)
-    with pytest.raises(ShapeMismatchError, match=r"masked_dicttensor: the 'mask' is \[1\]"):
+    with pytest.raises(ShapeMismatchError, match=r"masked_tensor: 'mask' is \[1\]"):
         masked_dicttensor(one, one, torch.tensor([1]))

@@ -197,12 +197,9 @@ def test_bytes_refuse_what_they_cannot_hold(tmp_path: Path) -> None:
 
 
 def test_files_that_are_no_policies(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"nowhere is no run folder with a checkpoint: there is nothing"):
+    with pytest.raises(FileNotFoundError, match=r"there is no .*nowhere, expected a run folder with a checkpoint"):
         rlstruct.load(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match=r"it has no checkpoint.pt\."):
-        rlstruct.load(tmp_path)
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(FileNotFoundError, match=r"it has no checkpoint.pt yet"):
+    with pytest.raises(FileNotFoundError, match=r"there is no .*/checkpoint.pt, .* after its first evaluation"):
         rlstruct.load(tmp_path)
     file = tmp_path / "checkpoint.pt"
     file.write_text("nothing")
