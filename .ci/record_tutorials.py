@@ -16,8 +16,8 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT / "docs" / "tutorials"
-# Its versions, devices and cache, and each module that it loads: of the machine, and not of the tutorial.
-OF_WARP = re.compile(r"^(Warp \S+ initialized:\n(   .*\n)*|Module rlstruct\..*\n)", re.MULTILINE)
+# Lines about the machine, not the tutorial: Warp's versions, devices and modules, and the log of Ray's daemon.
+OF_MACHINE = re.compile(r"^(Warp \S+ initialized:\n(   .*\n)*|Module rlstruct\..*\n|\S*\(raylet\).*\n)", re.MULTILINE)
 WIDTH, COLOURS = 1100, 128  # pixels and colours of a picture, at most
 
 
@@ -31,7 +31,7 @@ def record(script: Path) -> None:
         commit = subprocess.run(
             ["git", "rev-parse", "--short=7", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
         )
-        text = OF_WARP.sub("", run.stdout).replace(f"{folder}/", "").replace(f"{script.parent}/", "tutorials/")
+        text = OF_MACHINE.sub("", run.stdout).replace(f"{folder}/", "").replace(f"{script.parent}/", "tutorials/")
         (PLACE / f"{script.stem}.txt").write_text(f"{commit.stdout.strip()}\n{text.strip()}\n")
         for old in PLACE.glob(f"{script.stem}-*.png"):
             old.unlink()
