@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from rlstruct.agents.networks import MLP, ActionLogits
+from rlstruct.agents.networks import MLP, ActionLogits, initialise
 from rlstruct.errors import BadValueError
 from rlstruct.policies.blueprint import KeepsArguments
 
@@ -69,11 +69,11 @@ class ConvolutionalTrunk(KeepsArguments, nn.Module):
                     f"ConvolutionalTrunk: a kernel of {kernel} does not fit into {size[0]} x {size[1]} pixels, which "
                     f"are left of a frame of shape {list(self.frame_shape)}. Give other layers=, or say channels_last=."
                 )
-            modules += [_initialise(nn.Conv2d(channels, filters, kernel, stride)), nn.ReLU()]
+            modules += [initialise(nn.Conv2d(channels, filters, kernel, stride)), nn.ReLU()]
             size = ((size[0] - kernel) // stride + 1, (size[1] - kernel) // stride + 1)
             channels = filters
         self.convolutions = nn.Sequential(*modules)
-        self.dense = _initialise(nn.Linear(channels * size[0] * size[1], n_features))
+        self.dense = initialise(nn.Linear(channels * size[0] * size[1], n_features))
 
     def forward(self, frame: Tensor) -> Tensor:
         """See features in frames.
@@ -144,10 +144,3 @@ def _channels_first(shape: tuple[int, ...], channels_last: bool) -> tuple[int, i
             "batch. Merge a stack of frames into its channels first."
         )
     return (shape[2], shape[0], shape[1]) if channels_last else (shape[0], shape[1], shape[2])
-
-
-def _initialise(layer: nn.Conv2d | nn.Linear) -> nn.Conv2d | nn.Linear:
-    nn.init.orthogonal_(layer.weight, 2.0**0.5)
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
-    return layer

@@ -240,9 +240,14 @@ def as_features(frame: Tensor, model: nn.Module) -> Tensor:
     return frame.reshape(frame.shape[0], -1).to(next(model.parameters()).dtype)
 
 
-def _linear(n_inputs: int, n_outputs: int, gain: float | None) -> nn.Linear:
-    layer = nn.Linear(n_inputs, n_outputs)
-    if gain is not None:
-        nn.init.orthogonal_(layer.weight, gain)
+def initialise(layer: nn.Conv2d | nn.Linear, gain: float = 2.0**0.5) -> nn.Conv2d | nn.Linear:
+    """Give a layer orthogonal weights, and zero biases."""
+    nn.init.orthogonal_(layer.weight, gain)
+    if layer.bias is not None:
         nn.init.zeros_(layer.bias)
     return layer
+
+
+def _linear(n_inputs: int, n_outputs: int, gain: float | None) -> nn.Module:
+    layer = nn.Linear(n_inputs, n_outputs)
+    return layer if gain is None else initialise(layer, gain)

@@ -13,13 +13,12 @@ from rlstruct.algos.callbacks import Callback, TrainingContext
 from rlstruct.algos.config import TrainingConfig, load_config
 from rlstruct.algos.dqn import DQNConfig
 from rlstruct.algos.evaluation import Evaluation, Evaluator
-from rlstruct.algos.follower import Follower
 from rlstruct.algos.learner import GradientLearner, agent_around, judge_actions, mean_terms
 from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer
 from rlstruct.algos.reinforce import ReinforceConfig
 from rlstruct.algos.replay_buffer import ReplayBuffer
-from rlstruct.algos.replay_learner import ReplayLearner
+from rlstruct.algos.replay_learner import Follower, ReplayConfig, ReplayLearner
 from rlstruct.algos.result import TrainingResult
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.sac import SACConfig
@@ -56,6 +55,7 @@ __all__ = [
     "PrioritisedReplayBuffer",
     "ReinforceConfig",
     "ReplayBuffer",
+    "ReplayConfig",
     "ReplayLearner",
     "RunFolder",
     "SACConfig",

@@ -129,26 +129,15 @@ def _targets(
     value: Tensor, log_probability: Tensor, steps: TemporalDictTensor, next_value: Tensor, config: A2CConfig
 ) -> VTrace:
     """Return the critic's targets and the weights of the policy's gradient: constants [B, T]."""
-    reward, mask = steps["_observation/reward"] * config.reward_scale, steps.mask()
-    ends = (steps["_observation/terminated"], steps["_observation/done"])
-    value, discount, decay = value.detach(), config.discount, config.trace_decay
+    reward = steps["_observation/reward"] * config.reward_scale
+    known = (reward, steps["_observation/terminated"], steps["_observation/done"], steps.mask())
+    judged: dict[str, Any] = {"value": value.detach(), "next_value": next_value}
+    judged |= {"discount": config.discount, "trace_decay": config.trace_decay}
     if not config.vtrace:
-        advantage = generalized_advantage(
-            reward, *ends, mask, value=value, next_value=next_value, discount=discount, trace_decay=decay
-        )
-        return VTrace(advantage + value, advantage)
-    return vtrace(
-        reward,
-        *ends,
-        mask,
-        value=value,
-        next_value=next_value,
-        log_ratio=log_probability.detach() - steps["action/log_probability"],
-        discount=discount,
-        trace_decay=decay,
-        rho_clip=config.rho_clip,
-        c_clip=config.c_clip,
-    )
+        advantage = generalized_advantage(*known, **judged)
+        return VTrace(advantage + judged["value"], advantage)
+    log_ratio = log_probability.detach() - steps["action/log_probability"]
+    return vtrace(*known, **judged, log_ratio=log_ratio, rho_clip=config.rho_clip, c_clip=config.c_clip)
 
 
 class A2CLearner(GradientLearner):

@@ -22,8 +22,7 @@ from rlstruct.algos.build import CreateEnv
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.evaluation import Evaluates
 from rlstruct.algos.learner import CreateAgent
-from rlstruct.algos.replay_buffer import least_capacity
-from rlstruct.algos.replay_learner import ReplayLearner
+from rlstruct.algos.replay_learner import ReplayConfig, ReplayLearner
 from rlstruct.core import DictTensor
 from rlstruct.functional.all_reduce import sum_over_learners
 from rlstruct.options import option
@@ -35,8 +34,8 @@ _SEEDS_OF_ARENA = 500_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlphaZeroConfig(TrainingConfig):
-    """Settings of AlphaZero and those of `TrainingConfig`; the defaults are for Connect Four.
+class AlphaZeroConfig(ReplayConfig):
+    """Settings of AlphaZero, and those of `ReplayConfig` and `TrainingConfig`; the defaults are for Connect Four.
 
     An environment step is a move, and the sign of ``discount`` changes with each. Evaluations are games against the
     opponent: a mean return of 1 wins all of them, -1 loses all.
@@ -46,10 +45,7 @@ class AlphaZeroConfig(TrainingConfig):
         n_simulations: simulations for each move of self-play.
         max_depth: largest number of moves that a search looks ahead.
         evaluation_simulations: simulations for each move of an evaluation; None for n_simulations.
-        replay_capacity: positions to keep.
         learning_starts: moves to collect before learning begins.
-        batch_size: positions of one gradient step.
-        n_updates: gradient steps for each batch of self-play.
         longest_game: in moves. Values learn from results: a position whose game has not ended after this many moves
             teaches only the policy.
         value_coefficient: weight of the value's loss.
@@ -61,13 +57,11 @@ class AlphaZeroConfig(TrainingConfig):
             right (the last axis of the frame, and the order of the actions) are alike.
         opponent: opponent in evaluations: "random", or "uct", a search that evaluates positions by random games.
         opponent_simulations: simulations of that search.
-        overlap: let worker processes play the next moves while the learner learns; their weights are one update older.
     """
 
     n_env_steps: int = 500_000
     n_timesteps: int = 16
     n_envs: int = 64
-    n_processes: int = 0
     discount: float = 1.0
     learning_rate: float = 2e-3
     evaluation_episodes: int = 20
@@ -77,10 +71,9 @@ class AlphaZeroConfig(TrainingConfig):
     n_simulations: int = option(32, at_least=1)
     max_depth: int = option(16, at_least=1)
     evaluation_simulations: int | None = option(None, at_least=1)
-    replay_capacity: int = option(200_000, at_least=1, divided=True)
+    replay_capacity: int = 200_000
     learning_starts: int = option(4_000, at_least=1)
-    batch_size: int = option(256, at_least=1, divided=True)
-    n_updates: int = option(16, at_least=1)
+    n_updates: int = 16
     longest_game: int = option(42, at_least=1)
     value_coefficient: float = 1.0
     search_value_fraction: float = option(0.0, at_least=0, at_most=1)
@@ -89,15 +82,12 @@ class AlphaZeroConfig(TrainingConfig):
     mirror: bool = True
     opponent: Literal["random", "uct"] = option("uct")
     opponent_simulations: int = option(50, at_least=1)
-    overlap: bool = False
 
     def __post_init__(self) -> None:
         """Check the settings."""
         super().__post_init__()
         fits = self.evaluation_episodes % 2 == 0
         self.require("evaluation_episodes", fits, "an even number: each side begins half")
-        least = least_capacity(self.n_envs * max(1, self.n_processes), self.n_timesteps)
-        self.require("replay_capacity", self.replay_capacity >= least, f"at least {least}: one batch of self-play")
 
     def search(self, n_simulations: int) -> SearchConfig:
         """Return the settings of a search with this many simulations of each move."""
@@ -161,7 +151,7 @@ class AlphaZeroLearner(ReplayLearner):
 
     def learn(self) -> dict[str, Tensor]:
         """Take one gradient step on positions from the buffer; see `losses`."""
-        batch = self.buffer.sample(self.config.batch_size)
+        batch = self.sample()
         return self.run(mirrored(batch) if self.config.mirror and self.policy_version % 2 else batch)
 
     def _depends_on(self) -> tuple[object, bool]:

@@ -89,8 +89,6 @@ class Arena:
         seed: of the random keys.
     """
 
-    busy = False
-
     def __init__(
         self, agent: RL_Agent, opponent: Player, create_env: Callable[..., VecEnv], *, n_games: int, seed: int = 0
     ) -> None:
@@ -116,20 +114,17 @@ class Arena:
             tuple(moves.tolist()),  # sync: once per evaluation
             time.perf_counter() - begin,
         )
-        self.busy = True
 
     def poll(self) -> Evaluation | None:
         """Return the result if it was not fetched yet."""
-        return self.wait() if self.busy else None
+        result, self._result = self._result, None
+        return result
 
-    @phase("evaluation")
-    @operation("evaluation")
     def wait(self) -> Evaluation:
         """Return the result; BatcherStateError if there is none that was not fetched."""
-        if self._result is None or not self.busy:
+        if (result := self.poll()) is None:
             raise BatcherStateError("Arena.wait: no evaluation was started. Call start() first.")
-        self.busy = False
-        return self._result
+        return result
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +20,7 @@ from rlstruct.batchers.arguments import check_call, check_factory
 from rlstruct.core import DictTensor
 from rlstruct.device import resolve_device
 from rlstruct.engine.purity import RANDOM_IN_TRAINING
-from rlstruct.errors import BadTypeError
+from rlstruct.errors import BadTypeError, warn_user
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import DeviceEnv, VecEnv
 
@@ -85,11 +84,10 @@ def create_network(create_model: Callable[[], nn.Module], seed: int) -> nn.Modul
     parts = [part for part in model.modules() if isinstance(part, RANDOM_IN_TRAINING) and part.training]
     active = {type(part).__name__ for part in parts}
     if active:
-        warnings.warn(
+        warn_user(
             f"run_training: {type(model).__name__} has {', '.join(sorted(active))} in train mode: the policy that acts "
             "and is evaluated differs at every call, and a replay finds other probabilities than the actions were "
-            "drawn with. Call model.eval() in create_model, or leave these layers out.",
-            stacklevel=4,
+            "drawn with. Call model.eval() in create_model, or leave these layers out."
         )
     return model
 

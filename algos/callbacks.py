@@ -97,14 +97,16 @@ class TrainingContext:
 class Callback:
     """Base of callbacks: override the hooks that you need, and pass instances to ``train(…, callbacks=[…])``.
 
-    If it has methods ``state_dict`` and ``load_state_dict``, checkpoints keep what the first returns (tensors and plain
-    values), and a training that is resumed restores it, by class and order.
+    Checkpoints keep what ``state_dict`` returns (tensors and plain values), and a training that is resumed restores it,
+    by class and order.
 
     Attributes:
+        kept: names of attributes that ``state_dict`` returns.
         every_rank: call it in each of several learners; otherwise in the first one only. It must then be possible to
             pickle it.
     """
 
+    kept: tuple[str, ...] = ()
     every_rank = False
 
     def on_start(self, context: TrainingContext) -> None:
@@ -119,58 +121,54 @@ class Callback:
     def on_end(self, context: TrainingContext) -> None:
         """Look at a training that has ended, unless by an exception; its last evaluation is over."""
 
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return what a checkpoint keeps."""
+        return {name: getattr(self, name) for name in self.kept}
+
+    def load_state_dict(self, state: Any) -> None:  # noqa: ANN401 - what state_dict returned
+        """Go on where `state_dict` was called."""
+        vars(self).update(state)
+
 
 class Callbacks:
     """The callbacks of a training in one learner.
 
     Args:
-        callbacks: all of them.
-        rank: of this learner, which calls those that are meant for it.
+        callbacks: all of them; of several learners the first calls all, the others those that are meant for every one.
+        loop: what they see.
+        create_agent: makes the agents of the training.
     """
 
-    def __init__(self, callbacks: Sequence[Callback], rank: int = 0) -> None:
+    def __init__(self, callbacks: Sequence[Callback], loop: TrainingLoop, create_agent: CreateAgent) -> None:
         self._any = bool(callbacks)  # in every learner alike
-        self._own = [one for one in callbacks if rank == 0 or one.every_rank]
-        self._context: TrainingContext | None = None
-
-    def begin(self, loop: TrainingLoop, create_agent: CreateAgent) -> None:
-        """Show a training, before its first evaluation."""
-        self._context = TrainingContext(loop, create_agent) if self._any else None
-        self.call("on_start")
+        self._own = [one for one in callbacks if loop.learner.learners.rank == 0 or one.every_rank]
+        self.context = TrainingContext(loop, create_agent)
 
     def judge(self, weights: Mapping[str, Tensor]) -> None:
         """Keep the weights that an evaluation begins with: the learner goes on with its own."""
-        if self._context is not None and self._own:
-            self._context._judged = {name: tensor.detach().clone() for name, tensor in weights.items()}
+        if self._own:
+            self.context._judged = {name: tensor.detach().clone() for name, tensor in weights.items()}
 
     def update(self, batch: Trajectories, terms: Mapping[str, Tensor]) -> None:
         """Call ``on_update``."""
-        if self._context is not None:
-            self._context.batch, self._context.terms = batch, terms
-            self._context.updates += 1
+        if self._any:  # otherwise the batch is not kept
+            self.context.batch, self.context.terms = batch, terms
+            self.context.updates += 1
             self.call("on_update")
-
-    @property
-    def reason(self) -> str | None:
-        """Why the training is to stop; None if it is not."""
-        return None if self._context is None else self._context.reason
 
     def stopped(self) -> bool:
         """Return True, in all learners alike, if a callback of any of them wants to stop."""
         if not self._any:
             return False
-        wanted = torch.tensor(float(self.reason is not None), dtype=torch.float64, device="cpu")
+        wanted = torch.tensor(float(self.context.reason is not None), dtype=torch.float64, device="cpu")
         found = bool(sum_over_learners(wanted))  # sync: on the CPU, once per update
-        if found and self._context is not None:
-            self._context.stop("a callback of another learner")
+        if found:
+            self.context.stop("a callback of another learner")
         return found
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Return the states of those that have one."""
-        return [
-            {"class": type(one).__qualname__, "state": one.state_dict() if hasattr(one, "state_dict") else None}
-            for one in self._own
-        ]
+        """Return the states of all."""
+        return [{"class": type(one).__qualname__, "state": one.state_dict()} for one in self._own]
 
     def load_state_dict(self, saved: Sequence[Mapping[str, Any]]) -> None:
         """Restore the states, by class and order; a callback that is new begins anew."""
@@ -179,14 +177,13 @@ class Callbacks:
             found = next((state for state in left if state["class"] == type(one).__qualname__), None)
             if found is not None:
                 left.remove(found)
-                if found["state"] is not None and hasattr(one, "load_state_dict"):
-                    one.load_state_dict(found["state"])
+                one.load_state_dict(found["state"])
 
     def call(self, hook: str) -> None:
         """Call a hook, such as ``on_evaluation``; say which callback raised."""
-        for one in self._own if self._context is not None else ():
+        for one in self._own:
             try:
-                getattr(one, hook)(self._context)
+                getattr(one, hook)(self.context)
             except Exception as error:  # the very same one is raised, which the caller may wait for
                 said = f"run_training: raised by the callback {type(one).__qualname__}.{hook}"
                 if hasattr(error, "add_note"):  # from Python 3.11 on

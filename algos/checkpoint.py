@@ -6,7 +6,6 @@ import errno
 import importlib
 import importlib.util
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
-from rlstruct.errors import BadValueError, MissingFileError, UsageError
+from rlstruct.errors import BadValueError, MissingFileError, UsageError, warn_user
 
 FORMAT = 2
 _NEEDED = ("format", "model", "optimizer", "config", "policy_version", "env_steps", "training", "run")
@@ -101,12 +100,12 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return state
 
 
-class Lease:
-    """Lets one process at a time write into a run folder: a lock on a file, until it is closed or its process ends.
+def lease(path: Path, holder: str) -> BinaryIO:
+    """Let one process at a time write into a run folder: lock a file, until it is closed or its process ends.
 
-    The kernel releases it, however the process ends. Spawned workers do not hold it; a forked process does. The file's
-    content is left alone, and others may read it. Without ``fcntl`` (Windows) every process gets the lease; where the
-    file system cannot lock, too, with a warning.
+    The kernel releases the lock, however the process ends. Spawned workers do not hold it; a forked process does. The
+    file's content is left alone, and others may read it. Without ``fcntl`` (Windows) every process gets the lease;
+    where the file system cannot lock, too, with a warning.
 
     Args:
         path: of a file that is never replaced or deleted.
@@ -115,33 +114,27 @@ class Lease:
     Raises:
         RuntimeError: another process, or this one, holds it.
     """
-
-    def __init__(self, path: Path, holder: str) -> None:
-        self._file = path.open("ab")
-        if fcntl is None:
-            return
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.close()
-            raise UsageError(
-                f"{holder}: {path.parent} is in use: a training writes into it, in another process or in this one. Let "
-                f"it end, or stop it ('fuser -v {path}' shows its process); a RunFolder of this process is released by "
-                "close()."
-            ) from None
-        except OSError as error:
-            if error.errno not in _CANNOT_LOCK:
-                self._file.close()
-                raise
-            warnings.warn(
-                f"{holder}: the file system of {path.parent} cannot lock files ({error}): nothing keeps two processes "
-                "from training in this folder.",
-                stacklevel=3,
-            )
-
-    def close(self) -> None:
-        """Release the lock. Calling it again does nothing."""
-        self._file.close()
+    file = path.open("ab")
+    if fcntl is None:
+        return file
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise UsageError(
+            f"{holder}: {path.parent} is in use: a training writes into it, in another process or in this one. Let "
+            f"it end, or stop it ('fuser -v {path}' shows its process); a RunFolder of this process is released by "
+            "close()."
+        ) from None
+    except OSError as error:
+        if error.errno not in _CANNOT_LOCK:
+            file.close()
+            raise
+        warn_user(
+            f"{holder}: the file system of {path.parent} cannot lock files ({error}): nothing keeps two processes from "
+            "training in this folder."
+        )
+    return file
 
 
 def generators() -> dict[str, Any]:

@@ -18,11 +18,10 @@ from torch import Tensor, nn
 
 from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.follower import Follower
 from rlstruct.algos.learner import CreateAgent, agent_around
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer
-from rlstruct.algos.replay_buffer import ReplayBuffer, least_capacity
-from rlstruct.algos.replay_learner import ReplayLearner
+from rlstruct.algos.replay_buffer import ReplayBuffer
+from rlstruct.algos.replay_learner import Follower, ReplayConfig, ReplayLearner
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.errors import BadKeyError
 from rlstruct.functional.q_learning import double_q_value, q_loss, td_target
@@ -33,25 +32,21 @@ from rlstruct.rl_agent import RL_Agent
 
 
 @dataclass(frozen=True, kw_only=True)
-class DQNConfig(TrainingConfig):
-    """Settings of DQN and those of `TrainingConfig`; the defaults are for CartPole-v1.
+class DQNConfig(ReplayConfig):
+    """Settings of DQN, and those of `ReplayConfig` and `TrainingConfig`; the defaults are for CartPole-v1.
 
     Attributes:
         n_step: steps of the return before the network's value stands for the rest (Sutton and Barto, 2018, 7.1).
         double: let the network that learns choose the action that the target network evaluates (van Hasselt et al.,
             AAAI 2016).
-        batch_size: steps of one gradient step.
-        n_updates: gradient steps for each batch that is collected.
         huber_delta: errors above this size count linearly.
         target_update_interval: gradient steps between two updates of the target network.
         target_update_rate: 1 copies the network that learns (hard, Mnih et al., 2015); less moves the target network
             by this share towards it, usually with an interval of 1 (soft, Lillicrap et al., ICLR 2016).
         average_rate: fraction by which the weights that act move towards those that learn, at each gradient step; 1
             acts with the latest weights.
-        replay_capacity: observations that the buffer keeps, see ReplayBuffer.
         replay_device: where it keeps them; None for the learner's device. Elsewhere, prioritised replay makes the host
             wait for the errors at each gradient step.
-        learning_starts: environment steps before the first gradient step.
         n_stack: the number of images in a stack, if the agent sees stacks, see ReplayBuffer.
         prioritised: draw steps with large errors more often, see PrioritisedReplayBuffer.
         priority_exponent: 0 draws uniformly, 1 in proportion to the error.
@@ -60,12 +55,10 @@ class DQNConfig(TrainingConfig):
         final_epsilon: lowest share of random actions.
         epsilon_fraction: share of the training in which epsilon falls linearly.
         epsilon_exponent: spreads epsilon over the environments, see epsilon_ladder; 0 gives all the same.
-        overlap: collect the next batch while learning. It pays with worker processes.
     """
 
     n_env_steps: int = 50_000
     n_timesteps: int = 16
-    n_processes: int = 0
     discount: float = 0.995
     learning_rate: float = 0.002
     max_gradient_norm: float | None = 10.0
@@ -74,15 +67,11 @@ class DQNConfig(TrainingConfig):
     log_interval: int = 25
     n_step: int = option(3, at_least=1)
     double: bool = True
-    batch_size: int = option(128, at_least=1, divided=True)
-    n_updates: int = option(32, at_least=1)
+    batch_size: int = 128
     huber_delta: float = option(1.0, above=0)
     target_update_interval: int = option(1, at_least=1)
     target_update_rate: float = option(0.02, at_least=0, at_most=1)
     average_rate: float = option(0.01, at_least=0, at_most=1)
-    replay_capacity: int = option(100_000, at_least=1, divided=True)
-    replay_device: str | None = None
-    learning_starts: int = option(1000, at_least=0)
     n_stack: int = option(1, at_least=1)
     prioritised: bool = False
     priority_exponent: float = option(0.6, at_least=0)
@@ -91,15 +80,6 @@ class DQNConfig(TrainingConfig):
     final_epsilon: float = option(0.05, at_least=0, at_most=1)
     epsilon_fraction: float = option(0.2, above=0)
     epsilon_exponent: float = option(0.0, at_least=0)
-    overlap: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        super().__post_init__()
-        n_envs = self.n_envs * max(1, self.n_processes)
-        least = least_capacity(n_envs, self.n_timesteps, self.n_stack)
-        words = f"at least {least}: {self.n_timesteps} steps of {n_envs} environments, each of which may end an episode"
-        self.require("replay_capacity", self.replay_capacity >= least, words)
 
 
 @operation("loss")
@@ -192,8 +172,7 @@ class DQNLearner(ReplayLearner):
 
     def learn(self) -> dict[str, Tensor]:
         """Take one gradient step: ``loss``, ``value`` of the actions taken, absolute ``error``, ``gradient_norm``."""
-        config, buffer = self.config, self.buffer
-        batch = buffer.sample(config.batch_size).to(self.device, non_blocking=True)
+        config, buffer, batch = self.config, self.buffer, self.sample()
         if self.statistics is not None:
             batch = batch.get(batch.keys())
             batch.set("reward", self.statistics.scale_rewards(batch["reward"]))

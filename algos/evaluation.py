@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from rlstruct.batchers import EpisodeStatistics, RL_Batcher
 from rlstruct.core import Trajectories
-from rlstruct.errors import BatcherStateError
+from rlstruct.errors import BatcherStateError, warn_user
 from rlstruct.profiling import operation, phase
 
 
@@ -166,10 +165,9 @@ class Evaluator:
         """
         if not self.busy:
             raise BatcherStateError("Evaluator.wait: no evaluation is under way. Call start() first.")
-        while True:
-            result = self._advance(blocking=True)
-            if result is not None:
-                return result
+        while (result := self._advance(blocking=True)) is None:
+            pass
+        return result
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs, between two evaluations.
@@ -201,12 +199,11 @@ class Evaluator:
             self.batcher.execute()
             return None
         if n_cut:
-            warnings.warn(
+            warn_user(
                 f"Evaluator: {n_cut} of {len(self._unfinished)} episodes had not ended after {self._n_steps} steps, "
                 f"the step limit is {self.step_limit}: they are cut there and count with what they had. Give the "
                 "environment a time limit, such as gymnasium.make(..., max_episode_steps=...), or raise "
-                "evaluation_step_limit.",
-                stacklevel=3,
+                "evaluation_step_limit."
             )
         env_steps, policy_version, start = self._started
         self._started = None

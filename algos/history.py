@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from rlstruct.algos.evaluation import Evaluation
-from rlstruct.algos.learner import GradientLearner
-from rlstruct.algos.process_group import learners
+from rlstruct.algos.learner import GradientLearner, check_numbers
 from rlstruct.algos.run_folder import RunFolder
-from rlstruct.algos.terms import check_results
 from rlstruct.batchers import EpisodeStatistics
 from rlstruct.errors import TrainingDiverged
 from rlstruct.functional.all_reduce import sum_over_learners
@@ -25,13 +23,11 @@ EVIDENCE = "diverged.pt"
 
 
 class _Update(NamedTuple):
-    """One update, with numbers that are still on the learner's device."""
-
     env_steps: int
     policy_version: int
     policy_lag: int
     at: float
-    terms: dict[str, Tensor]
+    terms: dict[str, Tensor]  # on the learner's device
 
 
 class TrainingHistory:
@@ -55,7 +51,7 @@ class TrainingHistory:
 
         ``policy_lag`` counts the changes of the weights between those that collected the batch and those that learn.
         """
-        check_results(f"{type(self._learner).__name__}.update", terms)
+        check_numbers(f"{type(self._learner).__name__}.update", terms, single=terms)
         if self._folder is not None:
             self._folder.advance(env_steps)
         version = self._learner.policy_version
@@ -71,8 +67,9 @@ class TrainingHistory:
         if not self._unread:
             return
         columns = torch.stack([torch.stack(list(update.terms.values())) for update in self._unread])
-        rows = (sum_over_learners(columns) / learners().size).tolist()  # sync: once per log_interval updates
-        learners().refuse_lost()
+        learners = self._learner.learners
+        rows = (sum_over_learners(columns) / learners.size).tolist()  # sync: once per log_interval updates
+        learners.refuse_lost()
         mean_return = self.statistics.mean_return()
         for update, row in zip(self._unread, rows, strict=True):
             numbers = {**dict(zip(update.terms, row, strict=True)), "policy_lag": float(update.policy_lag)}
@@ -90,9 +87,7 @@ class TrainingHistory:
         """Return what a checkpoint needs, after `read`."""
         return {
             "statistics": self.statistics.state_dict(),
-            "losses": {
-                name: torch.tensor(numbers, dtype=torch.float64, device="cpu") for name, numbers in self.losses.items()
-            },
+            "losses": {name: torch.tensor(row, dtype=torch.float64, device="cpu") for name, row in self.losses.items()},
             "evaluations": [asdict(evaluation) for evaluation in self.evaluations],
         }
 
@@ -100,25 +95,21 @@ class TrainingHistory:
         """Go on where `state_dict` was called."""
         self.statistics.load_state_dict(state["statistics"])
         self.losses = {name: column.tolist() for name, column in state["losses"].items()}  # sync: on the CPU, once
-        self.evaluations = [
-            Evaluation(**{**numbers, "returns": tuple(numbers["returns"]), "lengths": tuple(numbers["lengths"])})
-            for numbers in state["evaluations"]
-        ]
+        self.evaluations += [Evaluation(**numbers) for numbers in state["evaluations"]]
 
     def _refuse(self, update: _Update, numbers: Mapping[str, float]) -> None:
         """Stop a training that diverged, and save the weights, which the learner has kept as they were."""
         wrong = {name: number for name, number in numbers.items() if not math.isfinite(number)}
         terms = ", ".join(f"{name} is {number}" for name, number in wrong.items())
+        at = {"policy_version": update.policy_version, "env_steps": update.env_steps}
         kept = "Train with a run folder, run=RunFolder(…), to have the weights saved that led there."
         if self._folder is not None:
-            state: dict[str, Any] = {"learner": self._learner.state_dict(), "terms": dict(numbers)}
-            state |= {"env_steps": update.env_steps, "policy_version": update.policy_version}
+            state = {"learner": self._learner.state_dict(), "terms": dict(numbers), **at}
             kept = f"{self._folder.save_evidence(EVIDENCE, state)} has the weights that led there."
         raise TrainingDiverged(
             f"run_training: {terms}, in update {update.policy_version} at environment step {update.env_steps}, "
             f"expected finite numbers. {kept} Usual fixes: a smaller learning_rate, max_gradient_norm, finite rewards "
             "and frames.",
             terms=wrong,
-            policy_version=update.policy_version,
-            env_steps=update.env_steps,
+            **at,
         )

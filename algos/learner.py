@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.optimising import laid_out_as, load_optimizer, norm_of, step_unless, takes_tensors
 from rlstruct.algos.process_group import Terms, learners
-from rlstruct.algos.terms import check_terms
 from rlstruct.batchers.arguments import check_call, check_factory
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import resolve_device
@@ -22,7 +21,7 @@ from rlstruct.engine.compiled import warn_uncompiled
 from rlstruct.engine.executors import EXECUTORS, PROMISE
 from rlstruct.engine.runner import Runner
 from rlstruct.engine.streams import stream_on
-from rlstruct.errors import BadKeyError, BadValueError, warn_user
+from rlstruct.errors import BadKeyError, BadTypeError, BadValueError, ShapeMismatchError, warn_user
 from rlstruct.functional import categorical, gaussian
 from rlstruct.functional.schedules import linear_schedule
 from rlstruct.profiling import operation
@@ -270,10 +269,13 @@ class GradientLearner(ABC):
         with torch.enable_grad():
             with operation("loss"):
                 terms = self.terms(batch)
-            check_terms(f"{type(self).__name__}.terms", terms)
+            where, given = f"{type(self).__name__}.terms", sorted(terms) if isinstance(terms, dict) else terms
+            if not isinstance(terms, dict) or "loss" not in terms:
+                raise BadKeyError(f"{where}: it returns {given}, expected a dict with 'loss', which is minimised.")
+            check_numbers(where, terms, single=["loss"])
             if not terms["loss"].requires_grad:
                 raise BadValueError(
-                    f"{type(self).__name__}.terms: the loss carries no gradient, as it is computed from collected "
+                    f"{where}: the loss carries no gradient, as it is computed from collected "
                     "numbers alone. Compute the agent's outputs again with replay_agent(agent, batch), and use those."
                 )
             with operation("backward"):
@@ -339,6 +341,21 @@ def _warn_unrecorded(why_not: str) -> None:
         "run_training: an update cannot be recorded as one graph and runs step by step, slower and with equal results: "
         f"{why_not}. graph=False in the configuration does not warn."
     )
+
+
+def check_numbers(where: str, terms: Mapping[str, Any], *, single: Collection[str]) -> None:
+    """Refuse terms that are no tensors, and those named ``single`` that are no single number."""
+    for name, term in terms.items():
+        if not isinstance(term, Tensor):
+            raise BadTypeError(
+                f"{where}: {name!r} is {term!r}, a {type(term).__name__}, expected a tensor on the learner's device. "
+                f"Leave out item(), or make one of a number: loss.new_tensor({name})."
+            )
+        if name in single and term.dim():
+            raise ShapeMismatchError(
+                f"{where}: {name!r} has shape {list(term.shape)}, expected a single number, []. Average it, over real "
+                "steps only: rlstruct.functional.statistics.masked_mean(loss, batch.mask())."
+            )
 
 
 def mean_terms(steps: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

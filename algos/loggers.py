@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlstruct.errors import BadValueError, MissingPackageError, UsageError, import_extra
+from rlstruct.errors import BadValueError, UsageError, import_extra
 
 Settings = Mapping[str, "bool | int | float | str"]
 
@@ -37,7 +37,7 @@ class TensorBoardLogger:
     """Writes an event file into the run folder; the settings are in the tab HPARAMS, with the last evaluation."""
 
     def __init__(self, path: Path, settings: Settings, again_from: int | None) -> None:
-        board = package("torch.utils.tensorboard", "train")
+        board = import_extra("torch.utils.tensorboard", "train", "RunFolder")
         summaries = importlib.import_module("torch.utils.tensorboard.summary")
         self._board = board.SummaryWriter(str(path), purge_step=again_from)
         # What SummaryWriter.add_hparams writes, but into this run in place of one below it.
@@ -65,7 +65,7 @@ class WandbLogger:
         Raises:
             RuntimeError: wandb begins none, usually because no user is logged in.
         """
-        wandb = package("wandb", "wandb")
+        wandb = import_extra("wandb", "wandb", "RunFolder")
         try:
             self._run = wandb.init(id=path.name, name=path.name, dir=str(path), config=dict(settings), resume="allow")
         except wandb.Error as error:
@@ -88,7 +88,7 @@ class MlflowLogger:
     """Writes an MLflow run of the folder's name, below the active run if there is one, to ``MLFLOW_TRACKING_URI``."""
 
     def __init__(self, path: Path, settings: Settings, again_from: int | None) -> None:
-        self._mlflow = package("mlflow", "mlflow")
+        self._mlflow = import_extra("mlflow", "mlflow", "RunFolder")
         before = []
         if again_from is not None:
             query = f"attributes.run_name = '{path.name}'"
@@ -132,12 +132,3 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, bo
         else:
             flat[prefix + name] = value if isinstance(value, bool | int | float | str) else str(value)
     return flat
-
-
-def package(module: str, extra: str) -> Any:  # noqa: ANN401 - a module
-    """Import what a run folder needs and an extra brings, or name the extra."""
-    try:
-        return import_extra(module, extra, "RunFolder")
-    except MissingPackageError as error:
-        without = "or train without a run folder (run=None), or with loggers=[], which leaves metrics.csv."
-        raise MissingPackageError(f"{error}; {without}") from error

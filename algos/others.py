@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import platform
+import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +21,60 @@ from rlstruct.errors import LearnerError
 ANSWER_SECONDS = 1800.0
 """Seconds that a learner waits for one that still lives, or whose machine does not say; rank 0 may be evaluating."""
 SILENT_SECONDS = 30.0
-"""Seconds that a learner on another machine may give no sign of life, where a `Watcher` looks after it."""
+"""Seconds that a learner on another machine may give no sign of life, where a thread looks after it."""
 
+_LOOK_SECONDS = 0.5
 _STATES = {"T": "was stopped by a signal", "t": "is held by a debugger", "Z": "has died", "X": "has died"}  # of Linux
+
+_logger = logging.getLogger(__name__)
 
 
 class Others:
     """The other learners, as one of them sees them through a store and this machine's list of processes.
 
+    A sum of NCCL waits on the device for learners that have died. All that another thread can do is to end it: the
+    numbers that follow are worthless, so the thread that learns must call `refuse_lost` before it uses any.
+
     Args:
         rank: of this learner.
         store: in which they leave messages.
         facts: about each of them: its ``host`` and ``pid``.
+        abort: ends what this process waits for, once a thread that looks twice a second finds a learner lost; None
+            starts no thread.
+
+    Attributes:
+        lost: the error of a lost learner, once the thread has found one.
     """
 
-    def __init__(self, rank: int, store: Store, facts: Sequence[Mapping[str, Any]]) -> None:
-        """Open a connection to the store: a wait for a key in another thread would block a shared one."""
+    def __init__(
+        self,
+        rank: int,
+        store: Store,
+        facts: Sequence[Mapping[str, Any]],
+        abort: Callable[[], None] | None = None,
+    ) -> None:
         self._rank, self._facts = rank, facts
-        self._store = store.clone()  # type: ignore[attr-defined]
+        self._store = store.clone()  # type: ignore[attr-defined] # a wait in another thread would block a shared one
         self._beats: dict[int, tuple[bytes, float]] = {}  # the last sign of life of each, and when it came
+        self.lost: LearnerError | None = None
+        self._seen = time.monotonic()
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        if abort is not None:
+            self._thread = threading.Thread(target=self._watch, args=(abort,), name="rlstruct-learners", daemon=True)
+            self._thread.start()
+
+    def refuse_lost(self) -> None:
+        """Note that this learner goes on; raise LearnerError if another one is lost."""
+        self._seen = time.monotonic()
+        if self.lost is not None:
+            raise self.lost
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
 
     def tell(self, error: Exception) -> None:
         """Let them know why this learner leaves, and mark the error as reported."""
@@ -47,13 +84,25 @@ class Others:
             error.reported = True  # type: ignore[attr-defined]
 
     def finish(self) -> None:
-        """Let them know that this learner may end before they do."""
+        """Stop looking, and let them know that this learner may end before they do."""
+        self.close()
         with contextlib.suppress(dist.DistError):  # whoever holds the store has finished, too
             self._store.set(f"finished {self._rank}", "")
 
     def look_after(self, waited: float) -> None:
         """Raise LearnerError if another learner has failed, died or been stopped, or this one has waited too long."""
-        self.refuse_dead(waited)
+        for rank, one in enumerate(self._facts):
+            if rank != self._rank and one["host"] == platform.node() and (how := _gone(one["pid"])):
+                with contextlib.suppress(dist.DistError):
+                    if self._finished(rank):
+                        continue
+                self._refuse_failed()
+                raise LearnerError(f"run_training: {name(rank, one)} {how}.", ranks=(rank,))
+        if waited > ANSWER_SECONDS:
+            raise LearnerError(
+                f"run_training: learner {self._rank} has waited {waited:.0f} s for the others, which live but do not "
+                "answer. Look at what they do, with py-spy for example."
+            )
         self._refuse_failed()
 
     def watch(self, waited: float) -> None:
@@ -70,20 +119,15 @@ class Others:
                 "process that holds it, learner 0 or torchrun, has ended. Look at what it printed."
             ) from error
 
-    def refuse_dead(self, waited: float) -> None:
-        """Raise LearnerError if a learner of this machine has died or been stopped, or this one has waited too long."""
-        for rank, one in enumerate(self._facts):
-            if rank != self._rank and one["host"] == platform.node() and (how := _gone(one["pid"])):
-                with contextlib.suppress(dist.DistError):
-                    if self._finished(rank):
-                        continue
-                self._refuse_failed()
-                raise LearnerError(f"run_training: {name(rank, one)} {how}.", ranks=(rank,))
-        if waited > ANSWER_SECONDS:
-            raise LearnerError(
-                f"run_training: learner {self._rank} has waited {waited:.0f} s for the others, which live but do not "
-                "answer. Look at what they do, with py-spy for example."
-            )
+    def _watch(self, abort: Callable[[], None]) -> None:
+        while not self._over.wait(_LOOK_SECONDS):
+            try:
+                self.watch(time.monotonic() - self._seen)
+            except LearnerError as error:
+                self.lost = error  # before what waits is freed
+                _logger.error("%s", error)
+                abort()
+                return
 
     def _refuse_failed(self) -> None:
         with contextlib.suppress(dist.DistError):
@@ -106,8 +150,7 @@ class Others:
             )
 
     def _finished(self, rank: int) -> bool:
-        found: bool = self._store.check([f"finished {rank}"])
-        return found
+        return bool(self._store.check([f"finished {rank}"]))
 
 
 def name(rank: int, facts: Mapping[str, Any]) -> str:

@@ -101,7 +101,7 @@ def losses(replayed: TemporalDictTensor, minibatch: Trajectories, config: PPOCon
         2020), and ``clip_fraction``, the share of steps whose ratio is beyond the clip.  [] each
     """
     steps = minibatch.trajectories
-    mask, advantage = steps.mask(), steps["learner/advantage"]  # whitened, if that is wanted
+    mask, advantage = steps.mask(), steps[_ADVANTAGE]  # whitened, if that is wanted
     log_probability, entropy = judge_actions(replayed, steps)
     log_ratio = log_probability - steps["action/log_probability"]
     ratio = log_ratio.exp()
@@ -168,13 +168,9 @@ class PPOLearner(GradientLearner):
         """Split what was prepared, and whiten each minibatch's advantages: learners wait once for all of them here."""
         minibatches = _split(prepared, self.shuffled(prepared.n_elems(), epoch))
         if self.config.whiten_advantages:
-            steps, masks = [one.trajectories for one in minibatches], [one.mask() for one in minibatches]
-            whitened = whiten_each([one[_ADVANTAGE] for one in steps], masks)
-            replaced = [{**dict(one.items()), _ADVANTAGE: value} for one, value in zip(steps, whitened, strict=True)]
-            return [
-                Trajectories.unchecked(one.info, TemporalDictTensor.unchecked(tensors, one.trajectories.lengths))
-                for one, tensors in zip(minibatches, replaced, strict=True)
-            ]
+            advantages = [minibatch.trajectories[_ADVANTAGE] for minibatch in minibatches]  # the minibatches' own
+            whitened = whiten_each(advantages, [minibatch.mask() for minibatch in minibatches])
+            torch._foreach_copy_(advantages, whitened)
         return minibatches
 
     def terms(self, batch: tuple[Trajectories, Trajectories]) -> dict[str, Tensor]:
@@ -229,7 +225,7 @@ class PPOLearner(GradientLearner):
             "explained_variance": 1.0 - _variance(advantage, mask) / _variance(target, mask).clamp(min=1e-8),
         }
         wanted = {key: tensor for key, tensor in steps.items() if not key.startswith("_observation/")}
-        wanted |= {"learner/advantage": advantage, "learner/target": target, "learner/value": value}
+        wanted |= {_ADVANTAGE: advantage, "learner/target": target, "learner/value": value}
         batch = Trajectories.unchecked(trajectories.info, TemporalDictTensor.unchecked(wanted, steps.lengths))
         none = steps.lengths[:0]  # asks of no step
         return (batch if self.agent.states_at(trajectories, none) is None else _single_steps(batch)), judged

@@ -27,7 +27,6 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.gpu_sums import GpuSums, by_gpu
 from rlstruct.algos.others import ANSWER_SECONDS, Others
-from rlstruct.algos.watcher import Watcher
 from rlstruct.batchers.workers.processes import inheriting
 from rlstruct.errors import LearnerError
 from rlstruct.functional.all_reduce import summing_by
@@ -110,10 +109,9 @@ class Group(Learners):
     def __init__(self, rank: int, local_rank: int, store: Store, facts: Sequence[dict[str, Any]]) -> None:
         """Connect; all learners do that together."""
         self.rank, self.size, self._local_rank, self._store, self._facts = rank, len(facts), local_rank, store, facts
-        self._others = Others(rank, store, facts)
         self._nccl = have_a_gpu_each(facts)
         self.records = self._nccl  # gloo needs the host
-        # Otherwise torch ends the process as soon as NCCL misses another one, before the watcher can say which.
+        # Otherwise torch ends the process as soon as NCCL misses another one, before a thread can say which.
         handling = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")}
         groups = by_gpu(facts) if torch.cuda.is_available() else []
         with inheriting(handling if self._nccl or groups else {}):
@@ -125,11 +123,11 @@ class Group(Learners):
                 timeout=timedelta(seconds=ANSWER_SECONDS),
             )
             self._sums = GpuSums(rank, groups, store, self._poll) if groups else None
+        self.others = Others(rank, store, facts, _abort if self._nccl else None)
         if self._sums is not None:
             opened = torch.tensor([self._sums.open(1, torch.device(facts[rank]["device"]))], device="cpu").long()
             self._wait(dist.all_reduce(opened, dist.ReduceOp.MIN, async_op=True))
             self._sums = self._sums if opened[0] else None  # sync: none, it is on the CPU
-        self._watcher = Watcher(self._others.watch, _abort) if self._nccl else None
 
     def mean(self, terms: Terms, gradient: Terms, weight: Tensor | None) -> tuple[Terms, Terms]:
         """See `Learners.mean`: one sum of one flat buffer, which is the same in all learners bit by bit."""
@@ -213,30 +211,18 @@ class Group(Learners):
                 ranks=(self.rank,),
             ) from error
 
-    @property
-    def lost(self) -> LearnerError | None:
-        """The error of a lost learner, once the watcher has found one."""
-        return None if self._watcher is None else self._watcher.lost
-
     def refuse_lost(self) -> None:
         """See `Learners.refuse_lost`."""
-        if self._watcher is not None:
-            self._watcher.refuse_lost()
+        self.others.refuse_lost()
 
     def finish(self) -> None:
         """See `Learners.finish`."""
-        if self._watcher is not None:
-            self._watcher.stop()
-        self._others.finish()
-
-    def tell(self, error: Exception) -> None:
-        """Let the others know why this learner leaves, and mark the error as reported."""
-        self._others.tell(error)
+        self.others.finish()
 
     def close(self) -> None:
         """Disconnect, also where gloo waits for a learner that was stopped: that thread is then left to itself."""
-        if self._watcher is not None:
-            self._watcher.stop()
+        self.others.close()
+        if self._nccl:
             gc.collect()  # NCCL would wait for graphs that hold sums of this group
         leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
         leaving.start()
@@ -247,7 +233,7 @@ class Group(Learners):
         begin = looked = time.monotonic()
         while work is not None and not work.is_completed():
             if (now := time.monotonic()) > looked + 1.0:
-                self._others.refuse_dead(now - begin)
+                self.others.look_after(now - begin)
                 looked = now
             time.sleep(0.0 if now < begin + 0.01 else 1e-4)
         self._wait(work)
@@ -263,10 +249,10 @@ class Group(Learners):
                 if work.is_completed():  # what broke it may take a moment to show
                     end = time.monotonic() + 3.0
                     while time.monotonic() < end:
-                        self._others.look_after(0.0)
+                        self.others.look_after(0.0)
                         time.sleep(0.05)
                     raise LearnerError(f"run_training: learner {self.rank} lost another one: {error}") from error
-                self._others.refuse_dead(time.monotonic() - begin)
+                self.others.look_after(time.monotonic() - begin)
 
 
 @contextlib.contextmanager
@@ -277,8 +263,8 @@ def learning_in(group: Group) -> Iterator[None]:
         with summing_by(torch.ops.rlstruct.sum_over_learners):
             yield
     except Exception as error:
-        found = group.lost or error  # what the device computed without a lost learner may be wrong in any way
-        group.tell(found)
+        found = group.others.lost or error  # what the device computed without a lost learner may be wrong in any way
+        group.others.tell(found)
         if found is error:
             raise
         raise found from error

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from rlstruct.algos.loggers import package
+from rlstruct.errors import import_extra
 
 _SECONDS = 10.0  # between two lines of a log file
 _FORMAT = "{n_fmt}/{total_fmt} |{bar}| {elapsed}<{remaining}, {rate_fmt}{postfix}"
@@ -15,7 +15,7 @@ _FORMAT = "{n_fmt}/{total_fmt} |{bar}| {elapsed}<{remaining}, {rate_fmt}{postfix
 
 def create_bar(total: int | None, progress: bool) -> Any:  # noqa: ANN401 - tqdm has no types
     """Make what shows the progress on the standard error stream; nothing is shown without ``progress``."""
-    tqdm = package("tqdm", "train").tqdm
+    tqdm = import_extra("tqdm", "train", "RunFolder").tqdm
     if progress and not sys.stderr.isatty() and "ipykernel" not in sys.modules:
         return LogLines(total)
     return tqdm(total=total, unit="", unit_scale=True, disable=not progress, dynamic_ncols=True, bar_format=_FORMAT)

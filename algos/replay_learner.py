@@ -1,27 +1,89 @@
-"""Base class of learners that learn from a replay buffer: DQN, SAC and AlphaZero."""
+"""Settings and base class of learners that learn from a replay buffer: DQN, SAC and AlphaZero."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learner import GradientLearner, mean_terms
-from rlstruct.algos.replay_buffer import ReplayBuffer
-from rlstruct.core import Trajectories
+from rlstruct.algos.replay_buffer import ReplayBuffer, least_capacity
+from rlstruct.core import DictTensor, Trajectories
+from rlstruct.options import option
+from rlstruct.profiling import operation
 from rlstruct.rl_agent import RL_Agent
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayConfig(TrainingConfig):
+    """Settings of a training with a replay buffer, and those of `TrainingConfig`.
+
+    Attributes:
+        batch_size: steps of one gradient step.
+        n_updates: gradient steps for each batch that is collected.
+        replay_capacity: observations that the buffer keeps, see ReplayBuffer.
+        replay_device: where it keeps them; None for the learner's device.
+        learning_starts: environment steps before the first gradient step.
+        overlap: collect the next batch while learning. It pays with worker processes.
+    """
+
+    n_processes: int = 0
+    batch_size: int = option(256, at_least=1, divided=True)
+    n_updates: int = option(32, at_least=1)
+    replay_capacity: int = option(100_000, at_least=1, divided=True)
+    replay_device: str | None = None
+    learning_starts: int = option(1000, at_least=0)
+    overlap: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        n_envs = self.n_envs * max(1, self.n_processes)
+        least = least_capacity(n_envs, self.n_timesteps, getattr(self, "n_stack", 1))
+        words = f"at least {least}: {self.n_timesteps} steps of {n_envs} environments, each of which may end an episode"
+        self.require("replay_capacity", self.replay_capacity >= least, words)
+
+
+class Follower:
+    """Slow copy of a network, such as a target network: moves its weights in place, and copies the buffers.
+
+    Args:
+        copied: has the parameters and buffers of ``model``, on the same device.
+        model: learns.
+
+    >>> slow, fast = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    >>> Follower(slow, fast).follow(1.0)
+    >>> torch.equal(slow.weight, fast.weight)
+    True
+    """
+
+    def __init__(self, copied: nn.Module, model: nn.Module) -> None:
+        # A walk through the modules costs more than the move.
+        self._weights = list(copied.parameters()), list(model.parameters())
+        self._buffers = list(zip(copied.buffers(), model.buffers(), strict=True))
+
+    @operation("weights")
+    @torch.no_grad()
+    def follow(self, rate: float) -> None:
+        """Take ``rate`` of the model and keep the rest; 1 copies."""
+        get_ema_multi_avg_fn(1.0 - rate)(*self._weights, 0)  # type: ignore[no-untyped-call]
+        for mine, theirs in self._buffers:
+            mine.copy_(theirs)
 
 
 class ReplayLearner(GradientLearner):
     """Learner that stores every batch in a replay buffer, and takes ``n_updates`` gradient steps on samples from it.
 
     Args:
-        model: see `GradientLearner`, as are ``agent`` and ``config``.
+        model: see `GradientLearner`.
         agent: acts with it.
-        config: also has ``overlap``, ``learning_starts``, ``n_updates``, ``replay_capacity``, and perhaps
-            ``replay_device``.
+        config: see `ReplayConfig`.
         create_buffer: makes the buffer.
         networks: those besides the model that a checkpoint keeps, by their names in it.
         settings: of the buffer.
@@ -30,13 +92,14 @@ class ReplayLearner(GradientLearner):
         buffer: the collected steps.
     """
 
-    config: Any
+    settings: ClassVar[type[TrainingConfig]] = ReplayConfig
+    config: ReplayConfig
 
     def __init__(
         self,
         model: nn.Module,
         agent: RL_Agent,
-        config: Any,  # noqa: ANN401 - each algorithm's own
+        config: ReplayConfig,
         *,
         create_buffer: Callable[..., ReplayBuffer] = ReplayBuffer,
         networks: Mapping[str, nn.Module] | None = None,
@@ -44,9 +107,8 @@ class ReplayLearner(GradientLearner):
     ) -> None:
         super().__init__(model, agent, config)
         self.overlap = config.overlap
-        known = {"device": getattr(config, "replay_device", None) or self.device, "discount": config.discount}
-        known["seed"] = config.seed + self.learners.rank
-        self.buffer = create_buffer(config.replay_capacity, **{**known, **settings})
+        known: dict[str, Any] = {"discount": config.discount, "seed": config.seed + self.learners.rank, **settings}
+        self.buffer = create_buffer(config.replay_capacity, device=config.replay_device or self.device, **known)
         self._networks = dict(networks or {})
 
     def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
@@ -70,9 +132,13 @@ class ReplayLearner(GradientLearner):
     def learn(self) -> dict[str, Tensor]:
         """Take one gradient step on a sample from the buffer, and return its terms, detached.  [] each."""
 
+    def sample(self) -> DictTensor:
+        """Draw the steps of a gradient step from the buffer, on the learner's device.  [batch_size]."""
+        return self.buffer.sample(self.config.batch_size).to(self.device, non_blocking=True)
+
     def fills(self, fraction_done: float) -> bool:
         """Return True while the buffer fills and nothing is learned."""
-        return bool(fraction_done * self.config.n_env_steps < self.config.learning_starts)
+        return fraction_done * self.config.n_env_steps < self.config.learning_starts
 
     def state_dict(self) -> dict[str, object]:
         """Return what a checkpoint needs, the replay buffer included."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import io
 import itertools
 import json
@@ -16,17 +17,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlstruct.algos.checkpoint import Lease, read_checkpoint, replace_file, write_checkpoint
+from rlstruct.algos.checkpoint import lease, read_checkpoint, replace_file, write_checkpoint
 from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.launch import launched_rank
 from rlstruct.algos.learning_curve import draw_learning_curve, in_order
-from rlstruct.algos.loggers import CreateLogger, find_loggers, flat_settings, package
+from rlstruct.algos.loggers import CreateLogger, find_loggers, flat_settings
 from rlstruct.algos.progress_bar import create_bar
-from rlstruct.errors import BadTypeError, BadValueError, FolderTakenError, MissingFileError
+from rlstruct.errors import BadTypeError, BadValueError, MissingFileError, import_extra
 from rlstruct.profiling import operation
 
 _COUNTERS = ("env_steps", "policy_version", "seconds", "steps_per_second")
@@ -46,8 +46,8 @@ class RunFolder:
     learning_curve.png     return against environment steps
     ====================== =============================================================================
 
-    No other process can `resume` the folder until it is closed or its process ends (see `Lease`). Of several learners
-    that torchrun started only rank 0 writes; in the others a RunFolder does nothing.
+    No other process can `resume` the folder until it is closed or its process ends. Of several learners that torchrun
+    started only rank 0 writes; in the others a RunFolder does nothing.
 
     Args:
         name: first part of the folder's name.
@@ -83,7 +83,7 @@ class RunFolder:
         text = _settings_text("RunFolder", config)
         find_loggers(loggers)
         for module in ("tqdm", "matplotlib"):
-            package(module, "train")
+            import_extra(module, "train", "RunFolder")
         self.path, self.checkpoint, self._closed = Path(root), None, True
         if launched_rank():
             return
@@ -92,7 +92,7 @@ class RunFolder:
             undo.callback(shutil.rmtree, self.path)
             file = self.path / "config.json"
             replace_file(file, lambda opened: opened.write(text))
-            self._lease = Lease(file, "RunFolder")
+            self._lease = lease(file, "RunFolder")
             undo.callback(self._lease.close)
             self._open(n_env_steps, progress, loggers)
             undo.pop_all()
@@ -133,7 +133,7 @@ class RunFolder:
                 f"RunFolder.resume: {folder.path} is no run folder: it has no config.json. Pass the folder that a "
                 "RunFolder has made."
             )
-        folder._lease = Lease(config, "RunFolder.resume")
+        folder._lease = lease(config, "RunFolder.resume")
         try:
             folder._reopen(n_env_steps, progress, loggers)
         except BaseException:
@@ -152,10 +152,7 @@ class RunFolder:
         self._start = time.perf_counter()
         settings = flat_settings(json.loads((self.path / "config.json").read_bytes()))
         self._loggers = [create(self.path, settings, again_from) for create in find_loggers(loggers)]
-        # Made at the first line of the log, so that its rate leaves out the start of the processes.
-        self._create_bar = partial(create_bar, n_env_steps, progress)
-        self._n_env_steps = n_env_steps
-        self._bar: Any = None
+        self._n_env_steps, self._progress = n_env_steps, progress
         self._last: tuple[int, float] | None = None  # environment steps and time of the line before
         self._shown: dict[str, str] = {}
         self._rows: list[dict[str, float]] = []
@@ -193,19 +190,18 @@ class RunFolder:
         self._write(row)
         if "return" in values:
             self._shown["return"] = f"{values['return']:.1f}"
-        self._show()
+        self._bar.set_postfix(self._shown)
         self.advance(env_steps)
 
     def advance(self, env_steps: int) -> None:
         """Move the progress bar, forward only: lines are logged some updates later."""
-        bar = self._bar if self._bar is not None else self._show()
-        bar.update(max(0, min(env_steps, bar.total or env_steps) - bar.n))
+        self._bar.update(max(0, min(env_steps, self._bar.total or env_steps) - self._bar.n))
 
     def show_evaluation(self, n_episodes: int, n_ended: int, n_steps: int) -> None:
         """Show next to the progress bar how far an evaluation is; before the first one there is no bar yet."""
         if not self._closed:
             self._shown["evaluating"] = f"{n_ended} of {n_episodes} episodes, step {n_steps}"
-            self._show()
+            self._bar.set_postfix(self._shown)
 
     def log_evaluation(self, result: Evaluation) -> None:
         """Write one line of numbers for an evaluation, at the environment steps of the weights that it judged."""
@@ -215,9 +211,9 @@ class RunFolder:
         self._write(row | dict(zip(_EVALUATION, numbers, strict=True)))
         self._shown["evaluation"] = f"{result.mean_return:.1f}"
         self._shown.pop("evaluating", None)
-        if self._bar is not None and not result.env_steps:
+        if not result.env_steps:
             self._bar.reset()  # its rate begins with the training
-        self._show()
+        self._bar.set_postfix(self._shown)
 
     def save_config(self, config: object) -> None:
         """Replace the settings in ``config.json``, where a training goes on with others, such as more steps.
@@ -268,7 +264,7 @@ class RunFolder:
             return
         self._closed = True
         with contextlib.closing(self._lease):  # also if the disk is full
-            if self._bar is not None:
+            if "_bar" in vars(self):
                 self._bar.close()
             for logger in self._loggers:
                 logger.close()
@@ -286,12 +282,10 @@ class RunFolder:
         """
         self.close(draw=kind is None or not issubclass(kind, KeyboardInterrupt))
 
-    def _show(self) -> Any:  # noqa: ANN401 - a bar of tqdm, which has no types
-        """Return the progress bar, followed by the latest numbers."""
-        if self._bar is None:
-            self._bar = self._create_bar()
-        self._bar.set_postfix(self._shown)
-        return self._bar
+    @functools.cached_property
+    def _bar(self) -> Any:  # noqa: ANN401 - a bar of tqdm, which has no types
+        """Progress bar, made at the first number, so that its rate leaves out the start of the processes."""
+        return create_bar(self._n_env_steps, self._progress)
 
     def _write(self, row: dict[str, float]) -> None:
         """Append to the CSV and to the other logs."""
@@ -348,12 +342,10 @@ def _number(cell: str) -> float:
 
 def _new_folder(root: Path, name: str) -> Path:
     """Make a new folder, also if two trainings begin in the same second."""
-    stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-    for attempt in range(1000):
-        path = root / (stem if attempt == 0 else f"{stem}-{attempt}")
-        try:
+    stem = path = root / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    for attempt in itertools.count(1):
+        with contextlib.suppress(FileExistsError):
             path.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return path
-    raise FolderTakenError(f"RunFolder: {root / stem} and 999 more exist. Choose another name.")
+            break
+        path = stem.with_name(f"{stem.name}-{attempt}")
+    return path

@@ -16,9 +16,7 @@ from torch import Tensor, nn
 
 from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.follower import Follower
-from rlstruct.algos.replay_buffer import least_capacity
-from rlstruct.algos.replay_learner import ReplayLearner
+from rlstruct.algos.replay_learner import Follower, ReplayConfig, ReplayLearner
 from rlstruct.core import DictTensor
 from rlstruct.errors import BadTypeError
 from rlstruct.functional import random
@@ -29,46 +27,28 @@ from rlstruct.rl_agent import RL_Agent, frame_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class SACConfig(TrainingConfig):
-    """Settings of SAC and those of `TrainingConfig`; ``learning_rate`` is that of the policy.
+class SACConfig(ReplayConfig):
+    """Settings of SAC, and those of `ReplayConfig` and `TrainingConfig`; ``learning_rate`` is that of the policy.
 
     Attributes:
         critic_learning_rate: learning rate of the critics and of the temperature.
-        batch_size: steps of one gradient step.
-        n_updates: gradient steps for each batch that is collected.
         target_update_rate: share by which the target critics follow at each gradient step (Polyak averaging).
         target_entropy: of the policy, in nats with the actions scaled to -1..1; None for -1 for each dimension.
-        replay_capacity: observations that the buffer keeps, see ReplayBuffer.
-        replay_device: where it keeps them; None for the learner's device.
         learning_starts: environment steps before the first gradient step, taken with uniform actions.
-        overlap: collect the next batch while learning. It pays with worker processes.
     """
 
     n_env_steps: int = 100_000
     n_timesteps: int = 16
     n_envs: int = 4
-    n_processes: int = 0
     learning_rate: float = 3e-4
     final_learning_rate_fraction: float = 1.0
     evaluation_stochastic: bool = False
     log_interval: int = 25
     critic_learning_rate: float = option(1e-3, at_least=0)
-    batch_size: int = option(256, at_least=1, divided=True)
-    n_updates: int = option(64, at_least=1)
+    n_updates: int = 64
     target_update_rate: float = option(0.005, at_least=0, at_most=1)
     target_entropy: float | None = option(None)
-    replay_capacity: int = option(1_000_000, at_least=1, divided=True)
-    replay_device: str | None = None
-    learning_starts: int = option(1000, at_least=0)
-    overlap: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        super().__post_init__()
-        n_envs = self.n_envs * max(1, self.n_processes)
-        least = least_capacity(n_envs, self.n_timesteps)
-        words = f"at least {least}: {self.n_timesteps} steps of {n_envs} environments, each of which may end an episode"
-        self.require("replay_capacity", self.replay_capacity >= least, words)
+    replay_capacity: int = 1_000_000
 
 
 @operation("loss")
@@ -150,9 +130,8 @@ class SACLearner(ReplayLearner):
 
     def learn(self) -> dict[str, Tensor]:
         """Take one gradient step on a batch from the buffer; see `losses`."""
-        batch = self.buffer.sample(self.config.batch_size).to(self.device, non_blocking=True)
         key, next_key = self.keys()
-        terms = self.run(batch + DictTensor({"observation/rng": key, "_observation/rng": next_key}))
+        terms = self.run(self.sample() + DictTensor({"observation/rng": key, "_observation/rng": next_key}))
         self._target.follow(self.config.target_update_rate)
         return terms
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ class EarlyStopping(Callback):
         min_improvement: what counts as one, in the unit of the mean return.
     """
 
+    kept = "best", "n_worse"
+
     def __init__(self, patience: int, *, min_improvement: float = 0.0) -> None:
         if patience < 1:
             raise BadValueError(f"EarlyStopping: patience is {patience}, expected at least 1.")
@@ -37,14 +39,6 @@ class EarlyStopping(Callback):
         if self.n_worse >= self.patience:
             context.stop(f"EarlyStopping: {self.n_worse} evaluations without improvement, the best was {self.best:g}")
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the best evaluation, and how many came after it."""
-        return {"best": self.best, "n_worse": self.n_worse}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called."""
-        self.best, self.n_worse = state["best"], state["n_worse"]
-
 
 class BestCheckpoint(Callback):
     """Keeps the policy of the best evaluation in a file, which `rlstruct.load` reads.
@@ -54,6 +48,8 @@ class BestCheckpoint(Callback):
     Args:
         file: where to; None for ``best.pt`` in the run folder.
     """
+
+    kept = ("best",)
 
     def __init__(self, file: str | Path | None = None) -> None:
         self.file = file
@@ -69,14 +65,6 @@ class BestCheckpoint(Callback):
         if result.env_steps and result.mean_return > self.best:
             self.best = result.mean_return
             context.save_policy(_place("BestCheckpoint", self.file, context, "best.pt"))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the best evaluation."""
-        return {"best": self.best}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called."""
-        self.best = state["best"]
 
 
 class OptunaPruning(Callback):

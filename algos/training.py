@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -34,20 +33,18 @@ from rlstruct.algos.run_folder import RunFolder
 from rlstruct.batchers import EpisodeStatistics, RL_Batcher
 from rlstruct.core import TensorSpec, Trajectories
 from rlstruct.device import resolve_device
-from rlstruct.errors import BadTypeError, BadValueError, UsageError
+from rlstruct.errors import BadTypeError, BadValueError, warn_user
 from rlstruct.functional.all_reduce import sum_over_learners
 from rlstruct.policies.loading import description, shown_by
 from rlstruct.profiling import operation, phase
 
 CreateModel = Callable[[], nn.Module]
 
+_NONE = -1  # the version of weights that were never published
 
-class Fetched(NamedTuple):
-    """A batch, how many of its environments go on, and the version of the weights that collected it."""
 
-    trajectories: Trajectories
-    n_running: int
-    version: int
+Fetched = tuple[Trajectories, int, int]
+"""A batch, how many of its environments go on, and the version of the weights that collected it."""
 
 
 @phase("training")
@@ -108,8 +105,7 @@ def run_training(
     with learning_together(config, again) as learners:
         config = replace(config, n_learners=learners.size)
         run = None if learners.rank else run
-        hooks = Callbacks(callbacks, learners.rank)
-        return _train(learners, kind, config, factories, env_args or {}, run, create_evaluator, hooks)
+        return _train(learners, kind, config, factories, env_args or {}, run, create_evaluator, callbacks)
 
 
 def _train(
@@ -120,7 +116,7 @@ def _train(
     env_args: Mapping[str, object],
     run: RunFolder | None,
     create_evaluator: Callable[[nn.Module], Evaluates] | None,
-    callbacks: Callbacks,
+    callbacks: Sequence[Callback],
 ) -> TrainingResult:
     """Train as one of the learners, with its share of the batches; see `run_training`."""
     create_model, create_agent, create_env = factories
@@ -143,13 +139,14 @@ def _train(
             evaluation = stack.enter_context(phase("evaluation")(evaluating)())
             show = None if run is None else run.show_evaluation
             evaluator = Evaluator(evaluation, step_limit=config.evaluation_step_limit, show=show)
-        loop = TrainingLoop(config, learner, batcher, evaluator, run, learners, callbacks)
+        loop = TrainingLoop(config, learner, batcher, evaluator, run)
+        loop.callbacks = Callbacks(callbacks, loop, create_agent)
         loop.draws = config.evaluation_stochastic and create_evaluator is None
         if checkpoint is not None:
             loop.load_state_dict(checkpoint, resumptions=resumptions)
         if run is not None:
             run.checkpoint = whole = checkpoint = None  # a replay buffer may be large
-        callbacks.begin(loop, create_agent)
+        loop.callbacks.call("on_start")
         result = loop.run()
         learners.finish()
         return result
@@ -160,8 +157,11 @@ class TrainingLoop:
 
     Attributes:
         history: losses, returns and evaluations.
+        callbacks: what is called meanwhile.
         draws: whether evaluations draw their actions, as a policy that is loaded then does.
     """
+
+    callbacks: Callbacks
 
     def __init__(
         self,
@@ -170,8 +170,6 @@ class TrainingLoop:
         batcher: RL_Batcher,
         evaluator: Evaluates | None,
         run: RunFolder | None,
-        learners: Learners,
-        callbacks: Callbacks,
     ) -> None:
         self.config, self.learner, self.batcher, self.evaluator = config, learner, batcher, evaluator
         if not (learner.whole_episodes or batcher.auto_reset):
@@ -183,16 +181,15 @@ class TrainingLoop:
         self.env_steps = 0  # environment steps collected, by all learners
         self.history = TrainingHistory(learner, EpisodeStatistics(batcher.n_envs(), batcher.device), run)
         self.folder = run
-        self._callbacks, self._learners = callbacks, learners
+        self._learners = learner.learners
         self._saves = bool(self._learners.from_first(run is not None))
         self._resumptions = 0
-        self._finished = False
-        self._ordered: int | None = None  # version of the weights that collect the batch under way
-        self._published: int | None = None
+        self._finished = self._warned = self._evaluating = self._collecting = False
+        self._published = _NONE  # version of the weights with which the latest batch is collected
         self._fetched: Fetched | None = None  # fetched early, for a checkpoint
         self._saved_at = 0  # environment steps
         self._start = 0.0
-        self._warned, self._evaluating, self.draws = False, False, True
+        self.draws = True
         self.shown: Mapping[str, TensorSpec] | None = None  # by one environment; known from the first batch on
 
     def run(self) -> TrainingResult:
@@ -202,7 +199,7 @@ class TrainingLoop:
             self._evaluate()
             self._save()
         self._start += time.perf_counter()
-        while self._goes_on() and not self._callbacks.stopped():
+        while self._goes_on() and not self.callbacks.stopped():
             self._finished = False
             self.iterate()
         seconds = time.perf_counter() - self._start
@@ -213,10 +210,10 @@ class TrainingLoop:
             self._evaluate()
             self._finished = True
             self._save()
-        self._callbacks.call("on_end")
+        self.callbacks.call("on_end")
         learned = self.learner.model, evaluations[0], evaluations[-1], tuple(evaluations)
         counts = self.env_steps, seconds, torch.get_num_threads()
-        return TrainingResult(*learned, self.history.losses, *counts, self._callbacks.reason)
+        return TrainingResult(*learned, self.history.losses, *counts, self.callbacks.context.reason)
 
     @operation("iteration")
     def iterate(self) -> None:
@@ -228,7 +225,7 @@ class TrainingLoop:
         terms, n_unread = self.learner.update(trajectories, done), 0
         if terms:
             n_unread = self.history.add_update(self.env_steps, lag, terms)
-            self._callbacks.update(trajectories, terms)
+            self.callbacks.update(trajectories, terms)
         if self._evaluating:
             self._judge(wait=False)
         if n_unread == self.config.log_interval:
@@ -242,7 +239,7 @@ class TrainingLoop:
 
         It waits for the batch under way, which is kept for the next update: learning would wait for it next.
         """
-        if self._ordered is not None and self._fetched is None:
+        if self._collecting:
             self._fetched = self._fetch()
         fetched = self._fetched
         training = {
@@ -250,12 +247,12 @@ class TrainingLoop:
             "finished": self._finished,
             "seconds": time.perf_counter() - self._start if self._start else 0.0,
             "published": self._published,
-            "fetched": None if fetched is None else (stored(fetched.trajectories), *fetched[1:]),
+            "fetched": None if fetched is None else (stored(fetched[0]), *fetched[1:]),
             "history": self.history.state_dict(),
             "batcher": self.batcher.state_dict(),
             "evaluator": {} if self.evaluator is None else self.evaluator.state_dict(),
             "generators": generators(),
-            "callbacks": self._callbacks.state_dict(),
+            "callbacks": self.callbacks.state_dict(),
         }
         numbers = {"format": FORMAT, "config": asdict(self.config), "env_steps": self.env_steps}
         policy = description(self.learner.agent, self.learner.model, self.shown, stochastic=self.draws)
@@ -267,16 +264,17 @@ class TrainingLoop:
         self.env_steps = self._saved_at = state["env_steps"]
         training = state["training"]
         self._resumptions, self._finished = resumptions, training["finished"]
-        self._start, self._published = -training["seconds"], training["published"]
+        self._start = -training["seconds"]
+        self._published = _NONE if training["published"] is None else training["published"]
         self.history.load_state_dict(training["history"])
         if training["fetched"] is not None:
             tensors, n_running, version = training["fetched"]
-            self._fetched = Fetched(restored(tensors).to(self.batcher.device), n_running, version)
+            self._fetched = restored(tensors).to(self.batcher.device), n_running, version
         self.batcher.load_state_dict(training["batcher"], self.learner.model.state_dict())
         if self.evaluator is not None:
             self.evaluator.load_state_dict(training["evaluator"])
         set_generators(training["generators"])
-        self._callbacks.load_state_dict(training.get("callbacks", ()))
+        self.callbacks.load_state_dict(training.get("callbacks", ()))
 
     def _save(self) -> None:
         if self._saves:
@@ -307,20 +305,18 @@ class TrainingLoop:
         return trajectories, version
 
     def _fetch(self) -> Fetched:
-        if self._ordered is None:
+        if not self._collecting:
             self._order()
         trajectories, n_running = self.batcher.get()
-        version, self._ordered = self._ordered, None
-        if version is None:  # unreachable: it was ordered above; narrows the type
-            raise UsageError("run_training: no batch was ordered.")
-        return Fetched(trajectories, n_running, version)
+        self._collecting = False
+        return trajectories, n_running, self._published
 
     def _order(self) -> None:
         """Begin to collect a batch with the present weights."""
-        if self._published != self.learner.policy_version:
+        version, first = self.learner.policy_version, self._published == _NONE
+        if self._published != version:
             self.batcher.update(self.learner.model.state_dict())
-        first = self._published is None
-        self._published = self._ordered = self.learner.policy_version
+        self._published, self._collecting = version, True
         found = self.learner.agent_info(self._fraction_done(), self.batcher.n_envs())
         agent_info = None if found.empty() else found
         if first or self.learner.whole_episodes:
@@ -335,12 +331,11 @@ class TrainingLoop:
         if bool((steps["_observation/done"] & steps.mask()).any()):  # sync: while all environments go on
             return
         self._warned = True
-        warnings.warn(
+        warn_user(
             f"run_training: none of {trajectories.n_elems()} episodes had ended after n_timesteps = "
             f"{self.config.n_timesteps} steps. They are cut there and count as truncated. Raise n_timesteps, "
             "or give an environment that may never end a time limit, such as "
-            "gymnasium.make(..., max_episode_steps=...).",
-            stacklevel=5,
+            "gymnasium.make(..., max_episode_steps=...)."
         )
 
     def _goes_on(self) -> bool:
@@ -364,11 +359,11 @@ class TrainingLoop:
         if result is not None:
             self._evaluating = False
             self.history.add_evaluation(result)
-            self._callbacks.call("on_evaluation")
+            self.callbacks.call("on_evaluation")
 
     def _start_evaluation(self) -> None:
         weights, version = self.learner.model.state_dict(), self.learner.policy_version
-        self._callbacks.judge(weights)
+        self.callbacks.judge(weights)
         self._evaluating = True
         if self.evaluator is not None:
             self.evaluator.start(weights, env_steps=self.env_steps, policy_version=version)

@@ -159,7 +159,8 @@ def sharing(_: Rows) -> list[str]:
 
 def settings(kind: type[TrainingConfig], _: Rows) -> list[str]:
     """Return an algorithm's settings: every field of its class, with its docstring."""
-    known = _described(kind)
+    bases = [base for base in reversed(kind.__mro__) if issubclass(base, TrainingConfig)]
+    known = {name: words for base in bases[1:] for name, words in _described(base).items()}
     own = [field for field in fields(kind) if field.name in known]
     return table(
         "setting | default | what it does", [[f"`{one.name}`", _default(one), known[one.name]] for one in own], 3

@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import gymnasium
 import numpy as np
@@ -151,12 +152,12 @@ def test_a_resumed_training_restores_the_states(tmp_path: Path) -> None:
 
 
 def test_states_of_callbacks_that_are_gone_or_new_are_left_alone() -> None:
-    counts = Counts()
-    counts.n = 3
-    saved = Callbacks([counts, Journal()]).state_dict()
-    assert saved == [{"class": "Counts", "state": {"n": 3}}, {"class": "Journal", "state": None}]
+    counts, loop = Counts(), Mock()
+    counts.n, loop.learner.learners.rank = 3, 0
+    saved = Callbacks([counts, Journal()], loop, Mock()).state_dict()
+    assert saved == [{"class": "Counts", "state": {"n": 3}}, {"class": "Journal", "state": {}}]
     one, other = Counts(), Counts()
-    Callbacks([Stops(1), one, other]).load_state_dict(saved)
+    Callbacks([Stops(1), one, other], loop, Mock()).load_state_dict(saved)
     assert (one.n, other.n) == (3, 0)
 
 

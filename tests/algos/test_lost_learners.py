@@ -20,25 +20,24 @@ from rlstruct.algos import others
 from rlstruct.algos.launch import gpu_facts
 from rlstruct.algos.others import Others
 from rlstruct.algos.process_group import Group, have_a_gpu_each, learning_in
-from rlstruct.algos.watcher import Watcher
 from rlstruct.errors import LearnerError
 
 
-def test_a_watcher_frees_a_learner_that_waits_for_a_killed_one_and_names_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_thread_frees_a_learner_that_waits_for_a_killed_one_and_names_it(caplog: pytest.LogCaptureFixture) -> None:
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     facts = [{"host": os.uname().nodename, "pid": pid} for pid in (os.getpid(), other.pid)]
     freed = threading.Event()  # stands in for a sum on the device
-    watcher = Watcher(Others(0, dist.HashStore(), facts).watch, freed.set)
-    watcher.refuse_lost()
+    watching = Others(0, dist.HashStore(), facts, freed.set)
+    watching.refuse_lost()
     assert not freed.wait(1.2)
     other.kill()
     assert freed.wait(60.0)
     match = rf"run_training: learner 1 \(pid {other.pid} on .*\) has died"
     with pytest.raises(LearnerError, match=match) as error:
-        watcher.refuse_lost()
+        watching.refuse_lost()
     assert error.value.ranks == (1,)
-    assert [record.getMessage() for record in caplog.records] == [str(watcher.lost)]
-    watcher.stop()
+    assert [record.getMessage() for record in caplog.records] == [str(watching.lost)]
+    watching.close()
     other.wait()
 
 

@@ -49,7 +49,7 @@ def read(folder: RunFolder) -> list[dict[str, str]]:
 def test_the_bar_moves_forward_only(tmp_path: Path) -> None:
     with make_folder(tmp_path) as folder:
         tqdm = importlib.import_module("tqdm").tqdm
-        folder._create_bar = functools.partial(tqdm, total=100, file=io.StringIO())
+        folder._bar = tqdm(total=100, file=io.StringIO())
         folder.advance(60)
         folder.log(20, 1, {"loss": 0.5}, at=time.perf_counter())  # lines come some updates later
         assert folder._bar.n == 60
@@ -61,7 +61,7 @@ def test_the_bar_shows_how_far_the_first_evaluation_is(tmp_path: Path) -> None:
     shown = io.StringIO()
     with make_folder(tmp_path) as folder:
         tqdm = importlib.import_module("tqdm").tqdm
-        folder._create_bar = functools.partial(tqdm, total=100, file=shown, mininterval=0)
+        folder._bar = tqdm(total=100, file=shown, mininterval=0)
         config = a2c.A2CConfig(
             n_env_steps=10,
             n_envs=2,
@@ -246,8 +246,8 @@ def test_a_folder_in_use_is_refused_until_its_process_is_killed(tmp_path: Path) 
         written = file.read_bytes()
         with pytest.raises(RuntimeError, match=r"RunFolder\.resume: .* is in use: .* Let it end, or stop it \('fuser"):
             RunFolder.resume(folder.path)
-    hold = f"Lease(pathlib.Path({str(file)!r}), 'a test'); print('held', flush=True); time.sleep(60)"
-    code = f"import pathlib, runpy, time; Lease = runpy.run_path({checkpoint.__file__!r})['Lease']; kept = {hold}"
+    hold = f"lease(pathlib.Path({str(file)!r}), 'a test'); print('held', flush=True); time.sleep(60)"
+    code = f"import pathlib, runpy, time; lease = runpy.run_path({checkpoint.__file__!r})['lease']; kept = {hold}"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
