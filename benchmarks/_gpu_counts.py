@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from _gpu_rungs import Rung, create_agent, create_simulator
+from _gpu_rungs import Rung, create_simulator
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlstruct.agents import ActorCritic
+from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.batchers import RL_Batcher
 from rlstruct.errors import WorkerError
 
@@ -47,7 +47,7 @@ def launches(rung: Rung, device: torch.device) -> dict[str, float]:
 def sync_clean(device: torch.device, graph: bool) -> str:
     """Collect whole batches where every wait for the device is an error; returns "clean", or what waited."""
     batcher = RL_Batcher(
-        16, create_agent, create_simulator, agent_args={"model": ActorCritic(4, 2), "device": device},
+        16, ActorCriticAgent, create_simulator, agent_args={"model": ActorCritic(4, 2), "device": device},
         env_args={"n_envs": 4096, "device": device, "backend": "torch"}, seed=0, device=device, graph=graph,
     )  # fmt: skip
     with batcher:

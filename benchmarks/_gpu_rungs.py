@@ -133,13 +133,9 @@ def create_simulator(n_envs: int, device: torch.device, backend: str, seed: int)
     return make("CartPole-v1", n_envs, seed=seed, device=device, backend=backend)
 
 
-def create_agent(model: ActorCritic, device: torch.device) -> ActorCriticAgent:
-    return ActorCriticAgent(model, device=device)
-
-
 def batcher_rung(name: str, n_envs: int, device: torch.device, backend: str | None, graph: bool) -> Rung:
     batcher = RL_Batcher(
-        T, create_agent, create_gymnasium if backend is None else create_simulator,
+        T, ActorCriticAgent, create_gymnasium if backend is None else create_simulator,
         agent_args={"model": ActorCritic(4, 2), "device": device},
         env_args={"n_envs": n_envs} | ({} if backend is None else {"device": device, "backend": backend}), seed=0,
         device=device, graph=graph,

@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from _plain_search import FULL
+from _plain_search import four_in_line as wins
 from _report import write
 from torch import nn
 
@@ -34,7 +36,6 @@ from rlstruct.core import DictTensor
 from rlstruct.search import SearchAgent, SearchConfig
 from rlstruct.sims import ConnectFour, ConnectFourState
 
-FULL = sum(0b111111 << (7 * c) for c in range(7))
 TOP = [1 << (7 * c + 5) for c in range(7)]
 BOTTOM = [1 << (7 * c) for c in range(7)]
 Search = Callable[[nn.Module], SearchAgent]
@@ -47,14 +48,6 @@ STONES = (22, 26, 30, 34)
 
 def legal(stones: int) -> list[int]:
     return [c for c in range(7) if not stones & TOP[c]]
-
-
-def wins(stones: int) -> bool:
-    for direction in (1, 7, 6, 8):
-        pairs = stones & (stones >> direction)
-        if pairs & (pairs >> 2 * direction):
-            return True
-    return False
 
 
 def over(mine: int, theirs: int) -> bool:
@@ -128,9 +121,7 @@ class UctPlayer:
     def __call__(self, state: DictTensor, observation: DictTensor, agent_info: DictTensor) -> tuple[Any, Any]:
         found = self.game.state_from({"board": observation["frame/board"]})
         columns = [
-            0
-            if wins(theirs) or wins(mine) or mine | theirs == FULL
-            else uct(mine, theirs, self.n_simulations, self.draw)
+            0 if over(mine, theirs) else uct(mine, theirs, self.n_simulations, self.draw)
             for mine, theirs in zip(found.mine.tolist(), found.theirs.tolist(), strict=True)
         ]
         return DictTensor({"action": torch.tensor(columns)}), state

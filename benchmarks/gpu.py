@@ -23,20 +23,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import _gpu_counts
 import _gpu_run
 import _gpu_rungs
 import _gpu_summary
-import torch
 from _gpu_profiles import profiling as profiling  # a part, found by its name
 from _gpu_trained import trained as trained
 from _learning import learning_seconds
 
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos import a2c
-from rlstruct.sims import make
 
 
 class Run(_gpu_run.Ladder):
@@ -126,16 +123,12 @@ def training(run: Run) -> None:
             return
         with run.caught(part="training", seed=seed):
             seeded = replace(config, seed=seed)
-            create_env = partial(_simulator, run.device)
+            create_env = partial(_gpu_rungs.create_simulator, device=run.device, backend="torch")
             result = a2c.train(seeded, partial(ActorCritic, 4, 2), ActorCriticAgent, create_env)
             reached = result.evaluations[-2].mean_return >= 475.0 if len(result.evaluations) > 1 else False
             seconds = learning_seconds(result)
             steps = result.env_steps
             run.add(part="training", seed=seed, N=4096, reached=reached, seconds=seconds, env_steps=steps)
-
-
-def _simulator(device: torch.device, n_envs: int, seed: int) -> Any:  # noqa: ANN401 - a VecEnv
-    return make("CartPole-v1", n_envs, seed, device=device)
 
 
 PARTS: dict[str, Callable[[Run], None]] = {

@@ -29,20 +29,6 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def keep(name: str, row: dict[str, Any]) -> None:
-    """Add a result to those of the other faults and libraries at this commit."""
-    mine = row["fault"], row.get("library")
-    others = [other for other in kept_rows(name) if (other["fault"], other.get("library")) != mine]
-    _report.write(name, [*others, row])
-
-
-def kept_rows(name: str) -> list[dict[str, Any]]:
-    """Return the results written at this commit."""
-    path = _report.result_path(name)
-    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
-    return rows
-
-
 def document(rows: list[dict[str, Any]]) -> str:
     machine = _report.machine()
     found = {(row["library"], row["fault"]): row for row in rows}
@@ -87,13 +73,15 @@ def document(rows: list[dict[str, Any]]) -> str:
 
 def compare(peers: str, libraries: list[str], faults: list[str]) -> None:
     """Cause the faults in the libraries; write the page once this commit has a result of every pair."""
+    path = _report.result_path("robustness")
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
     for fault in faults:
         for library in libraries:
             outcome = run(sys.executable if library == "rlstruct" else peers, library, fault)
             print(f"{FAULTS[fault]} | {COLUMNS[library]} | {outcome.cell}", flush=True)
-            row = {"library": library, "fault": fault, **vars(outcome), "load": os.getloadavg()[0]}
-            keep("robustness", row)
-    rows = kept_rows("robustness")
+            rows = [row for row in rows if (row["fault"], row["library"]) != (fault, library)]
+            rows.append({"library": library, "fault": fault, **vars(outcome), "load": os.getloadavg()[0]})
+            _report.write("robustness", rows)
     if len(rows) == len(COLUMNS) * len(FAULTS):
         DOCUMENT.write_text(document(rows))
         print(f"Written: {DOCUMENT}, {_report.result_path('robustness')}")
