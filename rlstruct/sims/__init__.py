@@ -1,7 +1,11 @@
 """Simulators whose whole state is tensors, on any torch device, and the base to write your own."""
 
+import difflib
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+from rlstruct.errors import BadValueError
 from rlstruct.sims._state import columns
 from rlstruct.sims.acrobot import Acrobot, AcrobotState
 from rlstruct.sims.asterix import Asterix, AsterixState
@@ -11,12 +15,11 @@ from rlstruct.sims.connect_four import ConnectFour, ConnectFourState
 from rlstruct.sims.freeway import Freeway, FreewayState
 from rlstruct.sims.mountain_car import MountainCar, MountainCarContinuous, MountainCarState
 from rlstruct.sims.pendulum import Pendulum, PendulumState
-from rlstruct.sims.registry import SIMULATORS, knows, make, names
 from rlstruct.sims.seaquest import Seaquest, SeaquestState
 from rlstruct.sims.space_invaders import SpaceInvaders, SpaceInvadersState
 from rlstruct.sims.tensor_env import TensorEnv
 
-SIMULATORS |= {
+SIMULATORS: dict[str, Callable[..., TensorEnv[Any]]] = {
     "CartPole-v0": partial(CartPole, time_limit=200),
     "CartPole-v1": CartPole,
     "Pendulum-v1": Pendulum,
@@ -30,6 +33,7 @@ SIMULATORS |= {
     "SpaceInvaders-MinAtar": SpaceInvaders,
     "ConnectFour-v0": ConnectFour,
 }
+"""Simulators by name, called as ``create(n_envs, seed, **settings)``. Add yours here."""
 
 __all__ = [
     "SIMULATORS",
@@ -60,3 +64,44 @@ __all__ = [
     "make",
     "names",
 ]
+
+
+def names() -> list[str]:
+    """Return the names that `make` knows, except those of Atari games, which begin with ``ALE/``.
+
+    >>> "CartPole-v1" in names()
+    True
+    """
+    return list(SIMULATORS)
+
+
+def knows(name: str) -> bool:
+    """Return True if `make` knows a name, without importing ale-py.
+
+    >>> knows("ALE/Pong-v5"), knows("Pong")
+    (True, False)
+    """
+    return name in SIMULATORS or name.startswith("ALE/")
+
+
+def make(name: str, n_envs: int, seed: int = 0, **settings: Any) -> TensorEnv[Any]:  # noqa: ANN401 - passed on
+    """Make a simulator by its name.
+
+    Args:
+        name: see `names`; or an Atari game such as ``"ALE/Breakout-v5"`` (extras ``warp`` and ``atari``).
+        n_envs: B.
+        seed: environment j draws from ``seed + j``.
+        settings: keyword arguments of the simulator, such as ``device``, ``backend``, ``time_limit``.
+
+    >>> make("CartPole-v1", n_envs=3).n_envs()
+    3
+    """
+    if name.startswith("ALE/"):
+        from rlstruct.sims.atari.env import Atari
+
+        return Atari(name, n_envs, seed, **settings)
+    if name not in SIMULATORS:
+        near = difflib.get_close_matches(name, SIMULATORS, 1, 0.4)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise BadValueError(f"rlstruct.sims.make: no simulator {name!r}. There are {', '.join(SIMULATORS)}.{hint}")
+    return SIMULATORS[name](n_envs, seed, **settings)

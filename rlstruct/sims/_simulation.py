@@ -33,9 +33,7 @@ Answer = tuple[Tensors, Tensors, Tensors, Tensors]
 """Changes of the carry; `reached`; `current` (empty if episodic: it equals `reached`); the masks ``ran`` and
 ``running`` (episodic only). Masks that are False everywhere are left out."""
 
-_MOST_AHEAD, _MOST_ROWS = 16, 1 << 16  # steps; rows drawn at once: more do not stay in a cache
-_MORE_ELSEWHERE = 2  # times as many of both off the CPU, where launches cost most
-_LARGE = 1 << 12  # bytes: on the CPU larger tensors are faster one by one
+_MOST_ROWS = 1 << 16  # start states drawn at once: more do not stay in a cache
 
 
 class Simulation:
@@ -113,28 +111,24 @@ class Simulation:
         if self._simulator.stochastic:
             now["state_key"] = carry["state_key"]
         now |= {"episode": carry["episode"], "elapsed": carry["elapsed"] + 1, "reward": reward}
-        now |= {f"last_{key}": value for key, value in action.items()}
+        now |= {f"last_{key}": value.clone() for key, value in action.items()}  # the agent may overwrite its action
         truncated, done = self._ends(now["elapsed"], terminated)
-        kept, after = (self if starts is None else starts).restart(carry, done, now)
+        if starts is not None and starts.most == 1 and done.is_cpu and not done.numpy().any():  # sync: of CPU memory
+            after = dict(now)
+        else:
+            fresh = self.begin(carry, carry["episode"] + 1) if starts is None else starts.next(carry)
+            after = {
+                name: _choose(done, fresh[name], value) if name in fresh else value.masked_fill(rows_of(done, value), 0)
+                for name, value in now.items()
+            }
+        if starts is not None:
+            starts.episode = after["episode"]
         shown = ["reward", *(f"last_{key}" for key in action)]
-        reached = {**self.frames(moved, kept=False), **{key: kept[key] for key in shown}}
+        reached = self.frames(moved, kept=after["episode"] is now["episode"]) | {key: now[key] for key in shown}
         reached |= {"terminated": terminated, "truncated": truncated, "done": done}
-        current = {**self.frames(part_of(after, "state/")), "initial_state": done}
+        current = self.frames(part_of(after, "state/")) | {"initial_state": done}
         current |= {key: after.pop(key) for key in shown}
         return after, reached, current, {}
-
-    def restart(self, carry: Tensors, done: Tensor, now: Tensors) -> tuple[Tensors, Tensors]:
-        """Replace ended episodes (``done`` [B]) by the start of the next: drawn fields, 0 for all others.
-
-        Returns:
-            ``now``, with reward and a copy of the action, and the tensors after the restart.
-        """
-        fresh = self.begin(carry, carry["episode"] + 1)
-        after = {
-            name: _choose(done, fresh[name], value) if name in fresh else value.masked_fill(rows_of(done, value), 0)
-            for name, value in now.items()
-        }
-        return {name: _kept(name, value) for name, value in now.items()}, after
 
     def _step(self, carry: Tensors, action: Tensors) -> Answer:
         """Step episodic environments; ended ones idle and show their end, with reward 0."""
@@ -174,58 +168,27 @@ class StartStates:
     A step ends at most one episode of an environment, so the next n episodes are enough for n steps.
     """
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: Simulation, most: int) -> None:
+        self.most = most  # steps to draw for; 1 for large states, which the CPU draws only where an episode ended
+        self.episode: Tensor | None = None  # with which the next step begins; another one: the state was replaced
         self._simulation = simulation
         self._left = 0
-        self._row: Tensor  # index of the start of each environment's next episode.  [B]
-        self._packs: list[tuple[list[str], Tensor]] = []  # names of one dtype and shape, and their start values
-        self.episode: Tensor | None = None
-        """The tensor with which the next step must begin; another one shows that the state was replaced."""
+        self._drawn: Tensors  # of the next n episodes.  [n * B, ...]
+        self._origin: Tensor  # the row of the start of episode e is e * B - origin.  [B]
 
-    def restart(self, carry: Tensors, done: Tensor, now: Tensors) -> tuple[Tensors, Tensors]:
-        """Restart as `Simulation.restart` does, with all tensors of one dtype and shape at once."""
-        if self._left == 0 or carry["episode"] is not self.episode:
-            self._draw(carry, now)
-        self._left -= 1
-        kept: Tensors = {}
-        after: Tensors = {}
-        now = {**now, "row": (row := self._row)}
-        for names, drawn in self._packs:
-            first = now[names[0]]
-            together = len(names) > 1
-            ended = torch.stack([now[name] for name in names]) if together else _kept(names[0], first)  # [F, B, ...]
-            fresh = drawn.index_select(int(together), row) if drawn.dim() else drawn
-            chosen = torch.where(rows_of(done, first), fresh, ended)
-            kept.update(zip(names, ended if together else [ended], strict=True))
-            after.update(zip(names, chosen if together else [chosen], strict=True))
-        self._row, self.episode = after.pop("row"), after["episode"]
-        return kept, after
-
-    def _draw(self, carry: Tensors, now: Tensors) -> None:
+    def next(self, carry: Tensors) -> Tensors:
+        """Return the start of every environment's next episode, by names in the carry."""
         episode = carry["episode"]
-        B = episode.shape[0]
-        device, more = episode.device, 1 if episode.is_cpu else _MORE_ELSEWHERE
-        self._left = n = max(1, min(more * _MOST_AHEAD, more * _MOST_ROWS // B))
-        ahead = torch.arange(1, n + 1, device=device).unsqueeze(1) + episode  # [n, B]
-        keys = {"env_key": carry["env_key"].expand(n, B).flatten()}
-        drawn = self._simulation.begin({**carry, **keys}, ahead.flatten())  # [n * B, ...]
-        rows = torch.arange((n + 1) * B, device=device)
-        self._row, drawn["row"] = rows[:B], rows[B:]  # the next episode's start is B behind the last one's
-        alike: dict[object, list[str]] = {}
-        for name, value in [*now.items(), ("row", self._row)]:
-            alone = value.is_cpu and value.nbytes > _LARGE
-            alike.setdefault(name if alone else (value.dtype, value.shape), []).append(name)
-        self._packs = []
-        for names in alike.values():
-            zero = torch.zeros((), dtype=drawn.get(names[0], now.get(names[0], rows)).dtype, device=device)
-            like = next((drawn[name] for name in names if name in drawn), zero)
-            starts = [drawn.get(name, zero.expand_as(like)) for name in names]
-            self._packs.append((names, torch.stack(starts) if len(names) > 1 and like.dim() else starts[0]))
-
-
-def _kept(name: str, value: Tensor) -> Tensor:
-    """Copy the action, which the agent may overwrite."""
-    return value.clone() if name.startswith("last_") else value
+        B = len(episode)
+        if self._left == 0 or episode is not self.episode:
+            self._left = n = max(1, min(self.most, _MOST_ROWS // B))
+            ahead = torch.arange(1, n + 1, device=episode.device).unsqueeze(1) + episode  # [n, B]
+            keys = carry["env_key"].expand(n, B).flatten()
+            self._drawn = self._simulation.begin({**carry, "env_key": keys}, ahead.flatten())
+            self._origin = episode * B - torch.arange(B, device=episode.device)
+        self._left -= 1
+        row = episode * B - self._origin
+        return {name: value.index_select(0, row) for name, value in self._drawn.items()}
 
 
 def _choose(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ class TensorEnv(VecEnv, Generic[State]):
     default_time_limit: ClassVar[int | None] = None
     kernel_module: ClassVar[str] = ""
     restarts_take_steps = False
-    _start_states: ClassVar[type[StartStates]] = StartStates
+    _starts_ahead: ClassVar[int] = 16  # see StartStates
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class TensorEnv(VecEnv, Generic[State]):
         seeds = torch.arange(seed, seed + n_envs, dtype=torch.int64, device=self._device)
         self._carry: Tensors = {"env_key": child_key(seeds, _SALT), "episode": torch.full_like(seeds, -1)}
         self._compiled = Compiled(self._simulation.step) if backend == "compile" else None
-        self._starts = self._start_states(self._simulation)
+        self._starts = StartStates(self._simulation, self._starts_ahead)
         self._moved = False  # `transition` was checked
         self._current = DictTensor()  # the last observation
         self._idle = IdleWatch(self._name, self.time_limit)

@@ -30,7 +30,7 @@ def assert_equal(one: Consoles, other: Consoles) -> None:
 
 def random_program(n_bytes: int, rng: np.random.Generator) -> bytes:
     """Instructions of all kinds but jumps, one after the other; the last jumps to the begin. Half write to the TIA."""
-    table = op.make_table()
+    table = np.array(op.WORDS)
     flows, modes = (table >> op.FLOW) & 15, table & 15
     usable = np.flatnonzero(np.isin(flows, (op.ALONG, op.SET_FLAG, op.CARRY_IS_SIGN, op.BRANCH)))
     code: list[int] = []

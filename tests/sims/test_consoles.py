@@ -27,7 +27,7 @@ from rlstruct.sims.atari import (
     read_ale_state,
     write_ale_state,
 )
-from rlstruct.sims.atari.opcodes import BRANCH, CARRY_IS_SIGN, CYCLES, FLOW, FREQUENT, JAM, LENGTHS, WORDS, make_table
+from rlstruct.sims.atari.opcodes import BRANCH, CARRY_IS_SIGN, CYCLES, FLOW, FREQUENT, JAM, LENGTHS, WORDS
 
 SAMPLE = {
     "breakout": "2K, paddles",
@@ -244,7 +244,7 @@ def test_wrong_cartridges_and_states_are_named() -> None:
 
 
 def test_the_opcodes_take_the_cycles_of_the_6502() -> None:
-    table = make_table()
+    table = np.array(WORDS)
     cycles = (table >> CYCLES) & 15
     # LDA #, LDA zp, LDA (zp),Y, STA (zp),Y, STA abs,X, INC abs,X, ASL A, JSR, RTS, BRK, PHA, PLA, JMP (abs), SLO (zp),Y
     opcodes = [0xA9, 0xA5, 0xB1, 0x91, 0x9D, 0xFE, 0x0A, 0x20, 0x60, 0x00, 0x48, 0x68, 0x6C, 0x13]

@@ -14,10 +14,10 @@ except ImportError as error:
         f"rlstruct.sims.atari needs NVIDIA Warp, which is not installed. {how_to_install('warp')}."
     ) from error
 
+from rlstruct.sims.atari.ale_game import open_ale, open_consoles, playable_games
 from rlstruct.sims.atari.ale_state import AleState, read_ale_state, write_ale_state
 from rlstruct.sims.atari.env import Atari, AtariState
 from rlstruct.sims.atari.machine import FIELDS, MAPPERS, Consoles
-from rlstruct.sims.atari.opening import open_ale, open_consoles, playable_games
 
 __all__ = [
     "FIELDS",

@@ -47,42 +47,31 @@ class AleState:
     paddle_range: tuple[int, int]  # the least and the most that they can be turned to
 
 
-def _plain(number: int) -> int:
-    """Return booleans as 0 and 1, other numbers unchanged."""
-    return {_YES: 1, _NO: 0}.get(number, number)
-
-
 class _Reader:
     """Reader of one number or text after the other, which remembers the places of named numbers."""
 
     def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 0
+        self._data, self.at = data, 0
         self.places: dict[str, int] = {}
 
     def numbers(self, n: int) -> list[int]:
-        values = struct.unpack_from(f"<{n}i", self._data, self._at)
-        self._at += 4 * n
-        return [_plain(value) for value in values]
+        """Read numbers, and truth values as 0 and 1."""
+        values = struct.unpack_from(f"<{n}i", self._data, self.at)
+        self.at += 4 * n
+        return [{_YES: 1, _NO: 0}.get(value, value) for value in values]
 
     def named(self, names: Sequence[str]) -> dict[str, int]:
-        self.places.update((name, self._at + 4 * k) for k, name in enumerate(names))
+        self.places.update((name, self.at + 4 * k) for k, name in enumerate(names))
         return dict(zip(names, self.numbers(len(names)), strict=True))
 
     def text(self) -> bytes:
         (length,) = self.numbers(1)
-        self._at += length
-        return self._data[self._at - length : self._at]
+        self.at += length
+        return self._data[self.at - length : self.at]
 
-    def enter(self) -> int:
-        """Go into a text and return its end."""
-        (length,) = self.numbers(1)
-        return self._at + length
-
-    def mark(self, name: str) -> None:
-        self.places[name] = self._at
-
-    def rest(self, end: int) -> list[int]:
-        return self.numbers((end - self._at) // 4)
+    def section(self, name: bytes) -> None:
+        if (got := self.text()) != name:
+            raise BadValueError(f"read_ale_state: got {got!r}, expected {name!r}: give ale.cloneState().serialize().")
 
 
 def read_ale_state(serialized: bytes) -> AleState:
@@ -112,41 +101,33 @@ def write_ale_state(serialized: bytes, *, ram: npt.NDArray[np.uint8] | None = No
 
 
 def _read(reader: _Reader) -> AleState:
-    """Read all sections of a state."""
     try:
-        left, right, *_ = reader.numbers(6)
-        end = reader.enter()
+        left, right, *_, length = reader.numbers(7)
+        end = reader.at + length
         reader.text()  # the checksum of the ROM
-        _expect(reader, b"System")
+        reader.section(b"System")
         registers = reader.named(["cycles"])
         reader.text()  # the state of ALE's random numbers
-        _expect(reader, b"M6502Low")
+        reader.section(b"M6502Low")
         registers |= reader.named(_CPU)
-        registers["zero"] ^= 1  # ALE keeps its opposite
-        registers["partial"] ^= 1  # ALE keeps whether the last frame stopped by itself
-        _expect(reader, b"M6532")
+        reader.section(b"M6532")
         (n_bytes,) = reader.numbers(1)
-        reader.mark("ram")
+        reader.places["ram"] = reader.at
         ram = np.array(reader.numbers(n_bytes), np.uint8)
         registers |= reader.named(_RIOT)
-        _expect(reader, b"TIA")
-        registers |= (tia := reader.named(_TIA))
-        _expect(reader, b"TIASound")
+        reader.section(b"TIA")
+        registers |= reader.named(_TIA)
+        reader.section(b"TIASound")
         reader.numbers(7)
         mapper = reader.text().removeprefix(b"Cartridge").decode()
-        cartridge = tuple(reader.rest(end))
+        cartridge = tuple(reader.numbers((end - reader.at) // 4))
         least, most = reader.numbers(2)
     except (struct.error, UnicodeDecodeError) as error:
         raise BadValueError("read_ale_state: these bytes end too early: give ale.cloneState().serialize().") from error
-    for name in ("", "shown_from", "shown_to"):
-        registers.pop(name)
+    registers.pop("")
+    first, last = ((registers.pop(name) - registers["frame_start"]) // 228 for name in ("shown_from", "shown_to"))
+    for name in ("zero", "partial"):
+        registers[name] ^= 1  # ALE keeps their opposites
     for color in ("color0", "color1", "color_playfield", "color_background"):
         registers[color] &= 0xFF
-    first, last = ((tia[name] - tia["frame_start"]) // 228 for name in ("shown_from", "shown_to"))
     return AleState(registers, ram, cartridge, mapper, (first, last - first), (left, right), (least, most))
-
-
-def _expect(reader: _Reader, name: bytes) -> None:
-    """Read the name of a section."""
-    if (got := reader.text()) != name:
-        raise BadValueError(f"read_ale_state: got {got!r}, expected {name!r}: give ale.cloneState().serialize().")

@@ -19,14 +19,11 @@ from torch import Tensor
 from rlstruct.device import DeviceLike
 from rlstruct.errors import BadValueError
 from rlstruct.functional.random import randint, uniform
-from rlstruct.sims._simulation import StartStates
-from rlstruct.sims._state import Tensors
 from rlstruct.sims.atari.ale_game import Beginning, beginning, beginnings, load_game, rom_ids
 from rlstruct.sims.atari.games import RULES
 from rlstruct.sims.atari.judge import LIVES, OVER, Counter
 from rlstruct.sims.atari.machine import FIELDS, Consoles, launch, place_consoles, run_consoles
 from rlstruct.sims.atari.picture import WIDTH, View, area_weights, look
-from rlstruct.sims.atari.state import Board
 from rlstruct.sims.tensor_env import TensorEnv
 
 MOST_FRAMES = 108_000
@@ -44,19 +41,6 @@ class AtariState:
     frames: Tensor  # the observation.  [B, stack, height, width] or [..., 3] uint8
     action: Tensor  # the console's last action, as ALE numbers it.  [B] int32
     tally: Tensor  # score, lives, whether the game is over, a byte that the rules remember, sets.  [B, 5] int32
-
-
-class _Starts(StartStates):
-    """Start states drawn for one step at a time, on the CPU only where an episode ended, because they are large."""
-
-    def restart(self, carry: Tensors, done: Tensor, now: Tensors) -> tuple[Tensors, Tensors]:
-        """Restart ended episodes; see `StartStates.restart`."""
-        if done.is_cpu and not done.numpy().any():  # sync: of CPU memory
-            # Copies of what is shown too: an agent may write over it.
-            shown = [name for name, value in now.items() if value.dim() == 1 or name == "state/frames"]
-            kept = {name: value.clone() if name.startswith("last_") else value for name, value in now.items()}
-            return kept, {**now, **{name: now[name].clone() for name in shown}}
-        return self._simulation.restart(carry, done, now)
 
 
 class Atari(TensorEnv[AtariState]):
@@ -89,7 +73,7 @@ class Atari(TensorEnv[AtariState]):
         ImportError: Warp or ale-py is not installed.
     """
 
-    _start_states = _Starts
+    _starts_ahead = 1
 
     def __init__(
         self,
@@ -137,7 +121,7 @@ class Atari(TensorEnv[AtariState]):
         shape = (stack, height, width) if gray else (stack, height, width, 3)
         self.observation_space = spaces.Box(0, 255, shape, np.uint8)
         limit = MOST_FRAMES // frame_skip if time_limit == "default" else time_limit
-        self._reader = Consoles(self.game.rom, first.state.mapper, 1, game=name)
+        self._reader = Consoles(self.game.rom, first.state.mapper, 1, game=name, device=device)
         super().__init__(n_envs, seed, device=device, auto_reset=auto_reset, time_limit=limit)
         self.backend = "warp"
         self._prepare(gray, brighter and frame_skip > 1, lines, height, width)
@@ -146,11 +130,7 @@ class Atari(TensorEnv[AtariState]):
     def _prepare(self, gray: bool, brighter: bool, lines: int, height: int, width: int) -> None:
         """Move constants to the memory of the device."""
         self._chosen = torch.tensor(self.actions, dtype=torch.int32, device=self._device)
-        self._board, self._view = Board(), View()
-        self._board.rom = wp.from_torch(self._reader.rom.to(self._device))
-        self._board.program = wp.from_torch(self._reader.program.to(self._device), dtype=wp.uint64)
-        self._board.opcodes = wp.from_torch(self._reader.opcodes.to(self._device))
-        self._board.mapper = self._reader.mapper_number
+        self._board, self._view = self._reader.board, View()
         self._counter = Counter(RULES[self.game.name], self._device)
         palette = np.ascontiguousarray((self.game.gray if gray else self.game.colors).T, np.float32)
         # By torch: Warp would copy on a separate stream, for which nothing waits.

@@ -31,7 +31,6 @@ class Rulebook:
     over: wp.array2d(dtype=int)
     ways: int
     wraps: int
-    least: int
     most: int
     still_at_end: int
     before: int  # address of the byte to remember, -1 for none
@@ -83,7 +82,7 @@ def judge(
         reward = sets - tally[i, SETS]
     if book.wraps > 0 and reward < 0:
         reward += book.wraps
-    reward = wp.clamp(reward, book.least, book.most)
+    reward = wp.min(reward, book.most)
     ended = wp.where((over & (DROPS - 1)) != 0, 1, 0)
     if (over & HELD) != 0 or (lives == tally[i, LIVES] - 1 and (over & DROPS) == 0):
         lives = tally[i, LIVES]
@@ -109,10 +108,8 @@ class Counter:
             table = torch.tensor(getattr(made, name), dtype=torch.int32, device=device)
             setattr(book, name, wp.from_torch(table))
         book.ways, book.wraps = made.ways, rules.wraps
-        book.least, book.most = (-_NO_LIMIT if rules.least is None else rules.least), (rules.most or _NO_LIMIT)
-        book.still_at_end, book.before, book.counts_down = (
-            int(rules.still_at_end), rules.before, int(rules.counts_down)
-        )  # fmt: skip
+        book.most, book.before = rules.most or _NO_LIMIT, rules.before
+        book.still_at_end, book.counts_down = int(rules.still_at_end), int(rules.counts_down)
         self._book = book
 
     def begin(self, memories: Sequence[npt.NDArray[np.uint8]], lives: Sequence[int]) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from rlstruct.errors import BadValueError
 from rlstruct.sims.atari import cartridge, games
 from rlstruct.sims.atari.ale_state import AleState
 from rlstruct.sims.atari.frame import JOYSTICK, PADDLE, RIGHT_JOYSTICK, SECOND_PADDLE, run_frame
-from rlstruct.sims.atari.opcodes import make_program, make_table
+from rlstruct.sims.atari.opcodes import WORDS, make_program
 from rlstruct.sims.atari.state import Board, Console, Periphery
 
 _structs: tuple[Any, Any] = (Console, Periphery)  # what the decorator of Warp makes of the classes
@@ -44,10 +43,8 @@ class Consoles:
     Attributes:
         registers: the registers of `FIELDS`.  [B, F] int32
         ram: 128 bytes of the console, 128 of the cartridge.  [B, 256] uint8
-        opcodes: the words of `opcodes.make_table`.  [256] int32
-        rom: the bytes of the cartridge, 2 KB twice.  [bytes of the ROM] uint8
-        program: its instructions, from `opcodes.make_program`.  [bytes of the ROM] int64
-        mapper_number: of `mapper`, in kernels.
+        program: the instructions of the ROM, from `opcodes.make_program`.  [bytes of the ROM] int64
+        board: what kernels need of them.
 
     Args:
         rom: the bytes of the cartridge.
@@ -68,16 +65,14 @@ class Consoles:
         self.ram = torch.zeros(n, 256, dtype=torch.uint8, device=self.device)
         self._screens = torch.zeros(n, 2, MOST_PICTURE_LINES * 160, dtype=torch.uint8, device=self.device)
         rom *= 2 if mapper == "2K" else 1  # it is seen twice
-        self.rom = torch.frombuffer(bytearray(rom), dtype=torch.uint8).to(self.device)
-        self.opcodes = torch.from_numpy(make_table()).to(self.device)
         program = make_program(rom, with_ram=mapper.endswith("SC"), switches=MAPPERS[mapper] != cartridge.FIXED)
         self.program = torch.from_numpy(program.view(np.int64)).to(self.device)
         wp.init()
-        self._board = Board()
-        self._board.rom, self._board.opcodes = wp.from_torch(self.rom), wp.from_torch(self.opcodes)
-        self._board.program = wp.from_torch(self.program, dtype=wp.uint64)
-        self._board.mapper = self.mapper_number = MAPPERS[mapper]
-        self._placed: tuple[Tensor, ...] = ()  # the memory that kernels point at
+        self.board = Board()
+        self.board.rom = wp.from_torch(torch.frombuffer(bytearray(rom), dtype=torch.uint8).to(self.device))
+        self.board.opcodes = wp.from_torch(torch.tensor(WORDS, dtype=torch.int32, device=self.device))
+        self.board.program = wp.from_torch(self.program, dtype=wp.uint64)
+        self.board.mapper = MAPPERS[mapper]
         self._everybody = wp.from_torch(torch.ones(n, dtype=torch.int32, device=self.device))
 
     def load(self, states: Sequence[AleState]) -> None:
@@ -104,10 +99,8 @@ class Consoles:
 
     def run(self, actions: Tensor, *, draw: bool = False) -> None:
         """Run a frame with ALE's actions 0 to 17, [B] int32; draw it only for `screen`."""
-        memory = (self.registers, self.ram, self._screens)
-        if len(self._placed) != len(memory) or not all(map(operator.is_, memory, self._placed)):
-            self._placed, self._consoles = memory, place_consoles(self._board, memory)
-        run_consoles(self._board, self._consoles, actions.contiguous(), self._everybody, draw=draw)
+        consoles = place_consoles(self.board, (self.registers, self.ram, self._screens))
+        run_consoles(self.board, consoles, actions.contiguous(), self._everybody, draw=draw)
 
     def register(self, name: str) -> Tensor:
         """Return one register of all consoles, by its name in `FIELDS`: a view.  [B] int32."""

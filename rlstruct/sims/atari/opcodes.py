@@ -3,6 +3,8 @@
 From the published description of the NMOS 6502, with the undocumented opcodes that games use.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -22,169 +24,107 @@ ALONG, CARRY_IS_SIGN, WAIT_WHILE_PLUS, WAIT_WHILE_MINUS, WAIT_WHILE_NOT_ZERO = r
 BRANCH, JUMP, CALL, RETURN, FROM_INTERRUPT, BREAK, SET_FLAG, JAM = range(5, 13)
 """Actions of instructions that do not compute with data."""
 
+_NAMES = """
+    BRK ORA --- SLO NOP ORA ASL SLO PHP ORA asl ANC NOP ORA ASL SLO
+    BPL ORA --- SLO NOP ORA ASL SLO CLC ORA NOP SLO NOP ORA ASL SLO
+    JSR AND --- RLA BIT AND ROL RLA PLP AND rol ANC BIT AND ROL RLA
+    BMI AND --- RLA NOP AND ROL RLA SEC AND NOP RLA NOP AND ROL RLA
+    RTI EOR --- SRE NOP EOR LSR SRE PHA EOR lsr ALR JMP EOR LSR SRE
+    BVC EOR --- SRE NOP EOR LSR SRE CLI EOR NOP SRE NOP EOR LSR SRE
+    RTS ADC --- RRA NOP ADC ROR RRA PLA ADC ror --- JMP ADC ROR RRA
+    BVS ADC --- RRA NOP ADC ROR RRA SEI ADC NOP RRA NOP ADC ROR RRA
+    NOP STA NOP SAX STY STA STX SAX DEY NOP TXA --- STY STA STX SAX
+    BCC STA --- --- STY STA STX SAX TYA STA TXS --- --- STA --- ---
+    LDY LDA LDX LAX LDY LDA LDX LAX TAY LDA TAX --- LDY LDA LDX LAX
+    BCS LDA --- LAX LDY LDA LDX LAX CLV LDA TSX --- LDY LDA LDX LAX
+    CPY CMP NOP DCP CPY CMP DEC DCP INY CMP DEX --- CPY CMP DEC DCP
+    BNE CMP --- DCP NOP CMP DEC DCP CLD CMP NOP DCP NOP CMP DEC DCP
+    CPX SBC NOP ISB CPX SBC INC ISB INX SBC NOP SBC CPX SBC INC ISB
+    BEQ SBC --- ISB NOP SBC INC ISB SED SBC NOP ISB NOP SBC INC ISB
+""".split()
+"""Instructions of opcodes 0x00 to 0xFF. Small letters: on A, not memory. Those that stop the processor, and the unstable
+ones, are ``---``."""
+_MODES = (
+    IMMEDIATE, INDEXED_X, IMMEDIATE, INDEXED_X, *4 * [ZERO], *2 * [IMPLIED, IMMEDIATE], *4 * [ABSOLUTE],
+    RELATIVE, INDEXED_Y, IMPLIED, INDEXED_Y, *4 * [ZERO_X], *2 * [IMPLIED, ABSOLUTE_Y], *4 * [ABSOLUTE_X],
+)  # fmt: skip
+"""Addressing modes by the lowest five bits of the opcode."""
+_OTHER_MODES = {
+    0x00: IMPLIED, 0x20: ABSOLUTE, 0x40: IMPLIED, 0x60: IMPLIED, 0x6C: INDIRECT, 0x08: PUSH, 0x48: PUSH, 0x28: PULL,
+    0x68: PULL, 0x96: ZERO_Y, 0xB6: ZERO_Y, 0x97: ZERO_Y, 0xB7: ZERO_Y, 0xBE: ABSOLUTE_Y, 0xBF: ABSOLUTE_Y,
+}  # fmt: skip
 _MODE_CYCLES = {
     IMPLIED: 2, IMMEDIATE: 2, ZERO: 3, ZERO_X: 4, ZERO_Y: 4, RELATIVE: 2, INDEXED_X: 6, INDEXED_Y: 5,
     ABSOLUTE: 4, ABSOLUTE_X: 4, ABSOLUTE_Y: 4, INDIRECT: 5, PUSH: 3, PULL: 4,
 }  # fmt: skip
-_INDEXED = (ABSOLUTE_X, ABSOLUTE_Y, INDEXED_Y)
+_OTHER_CYCLES = {0x00: 7, 0x20: 6, 0x40: 6, 0x60: 6, 0x4C: 3}
 
 
-def word(
-    mode: int,
-    *,
-    source: int = FROM_MEMORY,
-    unary: int = KEEP,
-    binary: int = NOTHING,
-    target: int = TO_NOWHERE,
-    nz: bool = True,
-    store: bool = False,
-    flow: int = ALONG,
-    cycles: int = 0,
-) -> int:
-    """Pack the definition of an instruction into one word.
+class _Do(NamedTuple):
+    """An instruction: the value comes from a source, is changed, combined with A, and goes to a target."""
 
-    Args:
-        mode: addressing mode of the operand.
-        source: source of the value.
-        unary: operation on the value; `store` then writes it back.
-        binary: operation on the value and A (`COMPARE`: on the register that `target` names, which is kept).
-        target: destination of the result.
-        nz: the result sets N and Z.
-        store: the value is written to memory.
-        flow: side effect, or action of an instruction that does not compute.
-        cycles: duration, where the addressing mode does not determine it.
-    """
-    reads = mode not in (IMPLIED, IMMEDIATE, RELATIVE, INDIRECT, PUSH) and source in (FROM_MEMORY, FROM_A_AND_MEMORY)
-    page = mode in _INDEXED and reads and not store
-    if not cycles:
-        cycles = _MODE_CYCLES[mode]
-        cycles += (2 if reads else 0) + (mode in _INDEXED) if store and mode != PUSH else 0
+    target: int = TO_NOWHERE
+    source: int = FROM_MEMORY
+    unary: int = KEEP  # change of the value
+    binary: int = NOTHING  # `COMPARE` combines it with the target, and keeps that
+    nz: bool = True  # the result sets N and Z
+    store: bool = False  # the changed value goes to memory
+    flow: int = ALONG
+
+
+_INSTRUCTIONS = {
+    "LDA": _Do(TO_A), "LDX": _Do(TO_X), "LDY": _Do(TO_Y), "LAX": _Do(TO_A_AND_X), "PLA": _Do(TO_A),
+    "TAX": _Do(TO_X, FROM_A), "TAY": _Do(TO_Y, FROM_A), "TXA": _Do(TO_A, FROM_X), "TYA": _Do(TO_A, FROM_Y),
+    "TSX": _Do(TO_X, FROM_SP), "TXS": _Do(TO_SP, FROM_X, nz=False), "PLP": _Do(TO_STATUS, nz=False),
+    "ORA": _Do(TO_A, binary=ORA), "AND": _Do(TO_A, binary=AND), "EOR": _Do(TO_A, binary=EOR),
+    "ADC": _Do(TO_A, binary=ADC), "SBC": _Do(TO_A, binary=SBC), "BIT": _Do(binary=BIT, nz=False),
+    "CMP": _Do(TO_A, binary=COMPARE), "CPX": _Do(TO_X, binary=COMPARE), "CPY": _Do(TO_Y, binary=COMPARE),
+    **{name: _Do(source=source, nz=False, store=True) for name, source in (
+        ("STA", FROM_A), ("STX", FROM_X), ("STY", FROM_Y), ("SAX", FROM_A_AND_X), ("PHA", FROM_A), ("PHP", FROM_STATUS),
+    )},
+    "INX": _Do(TO_X, FROM_X, INC), "INY": _Do(TO_Y, FROM_Y, INC),
+    "DEX": _Do(TO_X, FROM_X, DEC), "DEY": _Do(TO_Y, FROM_Y, DEC),
+    "asl": _Do(TO_A, FROM_A, ASL), "rol": _Do(TO_A, FROM_A, ROL),
+    "lsr": _Do(TO_A, FROM_A, LSR), "ror": _Do(TO_A, FROM_A, ROR),
+    **{name: _Do(unary=unary, store=True) for name, unary in (
+        ("ASL", ASL), ("ROL", ROL), ("LSR", LSR), ("ROR", ROR), ("INC", INC), ("DEC", DEC),
+    )},
+    **{name: _Do(TO_A, unary=unary, binary=binary, store=True) for name, unary, binary in (
+        ("SLO", ASL, ORA), ("RLA", ROL, AND), ("SRE", LSR, EOR), ("RRA", ROR, ADC), ("DCP", DEC, COMPARE),
+        ("ISB", INC, SBC),
+    )},
+    "ANC": _Do(TO_A, FROM_A_AND_MEMORY, flow=CARRY_IS_SIGN), "ALR": _Do(TO_A, FROM_A_AND_MEMORY, LSR),
+    **dict.fromkeys(("BPL", "BMI", "BVC", "BVS", "BCC", "BCS", "BNE", "BEQ"), _Do(nz=False, flow=BRANCH)),
+    **dict.fromkeys(("CLC", "SEC", "CLI", "SEI", "CLV", "CLD", "SED"), _Do(nz=False, flow=SET_FLAG)),
+    **{name: _Do(source=FROM_A, nz=False, flow=flow) for name, flow in (
+        ("JMP", JUMP), ("JSR", CALL), ("RTS", RETURN), ("RTI", FROM_INTERRUPT), ("BRK", BREAK),
+    )},
+    "NOP": _Do(nz=False), "---": _Do(nz=False, flow=JAM),
+}  # fmt: skip
+
+
+def _word(opcode: int) -> int:
+    """Pack the definition of an instruction into one word."""
+    name = _NAMES[opcode]
+    do, mode = _INSTRUCTIONS[name], IMPLIED if name == "---" else _OTHER_MODES.get(opcode, _MODES[opcode & 31])
+    reads = mode not in (IMPLIED, IMMEDIATE, RELATIVE, INDIRECT, PUSH) and do.source in (FROM_MEMORY, FROM_A_AND_MEMORY)
+    indexed = mode in (ABSOLUTE_X, ABSOLUTE_Y, INDEXED_Y)
+    cycles = _OTHER_CYCLES.get(opcode, _MODE_CYCLES[mode])
+    cycles += 2 * reads + indexed if do.store else 0
     fields = (
-        (mode, MODE), (cycles, CYCLES), (page, PAGE), (reads, READ), (store, WRITE), (source, SOURCE), (unary, UNARY),
-        (binary, BINARY), (target, TARGET), (nz, NZ), (flow, FLOW),
+        (mode, MODE), (cycles, CYCLES), (indexed and reads and not do.store, PAGE), (reads, READ), (do.store, WRITE),
+        (do.source, SOURCE), (do.unary, UNARY), (do.binary, BINARY), (do.target, TARGET), (do.nz, NZ), (do.flow, FLOW),
     )  # fmt: skip
     return sum(int(value) << shift for value, shift in fields)
 
 
-def make_table() -> npt.NDArray[np.int32]:
-    """Make the words of all opcodes, [256] int32: those that stop the processor, and the unstable ones, are `JAM`."""
-    table = [word(IMPLIED, flow=JAM, nz=False)] * 256
-    for entries in (_arithmetic(), _shifts(), _transfers(), _flow(), _undocumented()):
-        for opcode, entry in entries.items():
-            table[opcode] = entry
-    return np.array(table, np.int32)
-
-
-_GROUP_1 = {0x01: INDEXED_X, 0x05: ZERO, 0x09: IMMEDIATE, 0x0D: ABSOLUTE, 0x11: INDEXED_Y, 0x15: ZERO_X,
-            0x19: ABSOLUTE_Y, 0x1D: ABSOLUTE_X}  # fmt: skip
-_GROUP_2 = {0x06: ZERO, 0x0E: ABSOLUTE, 0x16: ZERO_X, 0x1E: ABSOLUTE_X}
-
-
-def _arithmetic() -> dict[int, int]:
-    """ORA, AND, EOR, ADC, STA, LDA, CMP, SBC, and the comparisons with X and Y."""
-    table = {}
-    for low, mode in _GROUP_1.items():
-        for base, binary in ((0x00, ORA), (0x20, AND), (0x40, EOR), (0x60, ADC), (0xE0, SBC)):
-            table[base | low] = word(mode, binary=binary, target=TO_A)
-        table[0xA0 | low] = word(mode, target=TO_A)
-        table[0xC0 | low] = word(mode, binary=COMPARE, target=TO_A)
-        if mode != IMMEDIATE:
-            table[0x80 | low] = word(mode, source=FROM_A, store=True, nz=False)
-    for opcode, mode in ((0xE0, IMMEDIATE), (0xE4, ZERO), (0xEC, ABSOLUTE)):
-        table[opcode] = word(mode, binary=COMPARE, target=TO_X)
-        table[opcode - 0x20] = word(mode, binary=COMPARE, target=TO_Y)
-    table[0x24] = word(ZERO, binary=BIT, nz=False)
-    table[0x2C] = word(ABSOLUTE, binary=BIT, nz=False)
-    return table
-
-
-def _shifts() -> dict[int, int]:
-    """ASL, ROL, LSR, ROR, INC, DEC, of memory and of registers."""
-    table = {}
-    for base, unary in ((0x00, ASL), (0x20, ROL), (0x40, LSR), (0x60, ROR), (0xC0, DEC), (0xE0, INC)):
-        for low, mode in _GROUP_2.items():
-            table[base | low] = word(mode, unary=unary, store=True)
-        if unary not in (INC, DEC):
-            table[base | 0x0A] = word(IMPLIED, source=FROM_A, unary=unary, target=TO_A)
-    for opcode, unary, source, target in (
-        (0xE8, INC, FROM_X, TO_X), (0xCA, DEC, FROM_X, TO_X), (0xC8, INC, FROM_Y, TO_Y), (0x88, DEC, FROM_Y, TO_Y),
-    ):  # fmt: skip
-        table[opcode] = word(IMPLIED, source=source, unary=unary, target=target)
-    return table
-
-
-def _transfers() -> dict[int, int]:
-    """LDX, LDY, STX, STY, transfers between registers, the stack."""
-    table = {}
-    for opcode, mode in ((0xA2, IMMEDIATE), (0xA6, ZERO), (0xAE, ABSOLUTE), (0xB6, ZERO_Y), (0xBE, ABSOLUTE_Y)):
-        table[opcode] = word(mode, target=TO_X)
-    for opcode, mode in ((0xA0, IMMEDIATE), (0xA4, ZERO), (0xAC, ABSOLUTE), (0xB4, ZERO_X), (0xBC, ABSOLUTE_X)):
-        table[opcode] = word(mode, target=TO_Y)
-    for opcode, mode, source in (
-        (0x86, ZERO, FROM_X), (0x8E, ABSOLUTE, FROM_X), (0x96, ZERO_Y, FROM_X),
-        (0x84, ZERO, FROM_Y), (0x8C, ABSOLUTE, FROM_Y), (0x94, ZERO_X, FROM_Y),
-    ):  # fmt: skip
-        table[opcode] = word(mode, source=source, store=True, nz=False)
-    for opcode, source, target in (
-        (0xAA, FROM_A, TO_X), (0xA8, FROM_A, TO_Y), (0x8A, FROM_X, TO_A), (0x98, FROM_Y, TO_A), (0xBA, FROM_SP, TO_X),
-    ):  # fmt: skip
-        table[opcode] = word(IMPLIED, source=source, target=target)
-    table[0x9A] = word(IMPLIED, source=FROM_X, target=TO_SP, nz=False)
-    table[0x48] = word(PUSH, source=FROM_A, store=True, nz=False)
-    table[0x08] = word(PUSH, source=FROM_STATUS, store=True, nz=False)
-    table[0x68] = word(PULL, target=TO_A)
-    table[0x28] = word(PULL, target=TO_STATUS, nz=False)
-    return table
-
-
-def _flow() -> dict[int, int]:
-    """Branches, jumps, calls, flags, NOP."""
-    table = {opcode: word(RELATIVE, flow=BRANCH, nz=False) for opcode in range(0x10, 0x100, 0x20)}
-    for opcode in (0x18, 0x38, 0x58, 0x78, 0xB8, 0xD8, 0xF8):
-        table[opcode] = word(IMPLIED, flow=SET_FLAG, nz=False)
-    for opcode, mode, flow, cycles in (
-        (0x4C, ABSOLUTE, JUMP, 3), (0x6C, INDIRECT, JUMP, 5), (0x20, ABSOLUTE, CALL, 6), (0x60, IMPLIED, RETURN, 6),
-        (0x40, IMPLIED, FROM_INTERRUPT, 6), (0x00, IMPLIED, BREAK, 7),
-    ):  # fmt: skip
-        table[opcode] = word(mode, source=FROM_A, flow=flow, nz=False, cycles=cycles)
-    table[0xEA] = word(IMPLIED, nz=False)
-    return table
-
-
-def _undocumented() -> dict[int, int]:
-    """Two operations at once: SLO, RLA, SRE, RRA, DCP, ISB, LAX, SAX, ANC, ALR; and a second SBC and many NOP."""
-    table = {}
-    modes = {0x03: INDEXED_X, 0x07: ZERO, 0x0F: ABSOLUTE, 0x13: INDEXED_Y, 0x17: ZERO_X, 0x1B: ABSOLUTE_Y,
-             0x1F: ABSOLUTE_X}  # fmt: skip
-    for base, unary, binary in (
-        (0x00, ASL, ORA), (0x20, ROL, AND), (0x40, LSR, EOR), (0x60, ROR, ADC), (0xC0, DEC, COMPARE), (0xE0, INC, SBC),
-    ):  # fmt: skip
-        for low, mode in modes.items():
-            table[base | low] = word(mode, unary=unary, binary=binary, target=TO_A, store=True)
-    for low, mode in {**modes, 0x17: ZERO_Y, 0x1F: ABSOLUTE_Y}.items():
-        if low != 0x1B:
-            table[0xA0 | low] = word(mode, target=TO_A_AND_X)
-        if low in (0x03, 0x07, 0x0F, 0x17):
-            table[0x80 | low] = word(mode, source=FROM_A_AND_X, store=True, nz=False)
-    table[0x0B] = table[0x2B] = word(IMMEDIATE, source=FROM_A_AND_MEMORY, target=TO_A, flow=CARRY_IS_SIGN)
-    table[0x4B] = word(IMMEDIATE, source=FROM_A_AND_MEMORY, unary=LSR, target=TO_A)
-    table[0xEB] = word(IMMEDIATE, binary=SBC, target=TO_A)
-    for mode, opcodes in (
-        (IMPLIED, (0x1A, 0x3A, 0x5A, 0x7A, 0xDA, 0xFA)), (IMMEDIATE, (0x80, 0x82, 0x89, 0xC2, 0xE2)),
-        (ZERO, (0x04, 0x44, 0x64)), (ZERO_X, (0x14, 0x34, 0x54, 0x74, 0xD4, 0xF4)), (ABSOLUTE, (0x0C,)),
-        (ABSOLUTE_X, (0x1C, 0x3C, 0x5C, 0x7C, 0xDC, 0xFC)),
-    ):  # fmt: skip
-        table.update(dict.fromkeys(opcodes, word(mode, nz=False)))
-    return table
-
-
+WORDS = tuple(map(_word, range(256)))
+"""The word of each opcode."""
 FREQUENT = bytes.fromhex(
     "85 B1 A5 D0 10 88 A9 F0 B5 86 CA B9 EA B0 A4 84 90 0A 29 C6 4A A6 C9 38 E5 4C C0 BD A2 95 A0 A8"
     "C8 30 C4 AA 8A E4 68 E0 60 20 08 25 E6 18 E8 C5 65 AD 98 E9 8D 49 48 45 05 69 D5 24 B4 BE 9A"
 )
 """The 63 opcodes that ale-py's games of 2 and 4 KB run most, the most frequent first: 98 of 100 instructions."""
-WORDS = tuple(map(int, make_table()))
-"""`make_table`, for constants."""
 LENGTHS = tuple(
     1 if mode in (IMPLIED, PUSH, PULL) else 3 if mode >= ABSOLUTE else 2 for mode in (w & 15 for w in WORDS)
 )
@@ -218,7 +158,7 @@ def make_program(rom: bytes, *, with_ram: bool = False, switches: bool = True) -
 
     Returns:
         From the lowest byte on: opcode, the next two bytes, one byte with the instruction's length (2 bits) and
-        its number in `FREQUENT`, counted from 1 (6 bits), and the word of `make_table`. The length is 0 where the bytes
+        its number in `FREQUENT`, counted from 1 (6 bits), and the word of `WORDS`. The length is 0 where the bytes
         must be read one by one: at the end of a kilobyte, before the addresses that switch banks, and before and in
         RAM. The number is 0 there, where a program waits, and for other opcodes.  [bytes of the ROM] uint64
     """

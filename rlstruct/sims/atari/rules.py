@@ -50,7 +50,6 @@ class Rules:
         special: bytes with another score than their shape says: address, byte, number.
         special_lives: likewise for lives.
         wraps: score after which the display begins again from 0; 0 for never.
-        least: least reward of a frame; None for no limit.
         most: greatest reward of a frame; None for no limit.
         still_at_end: the frame that ends the game gives no reward.
         before: the address of a byte whose value before the frame conditions can read, at address 128.
@@ -66,7 +65,6 @@ class Rules:
     special: tuple[tuple[int, int, int], ...] = ()
     special_lives: tuple[tuple[int, int, int], ...] = ()
     wraps: int = 0
-    least: int | None = None
     most: int | None = None
     still_at_end: bool = False
     before: int = -1

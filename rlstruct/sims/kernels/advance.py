@@ -43,8 +43,7 @@ def make_advance(game: GameKernel, chooser: Any, choose: Any) -> Any:
     The Warp function ``choose(chooser, k, i, frame)`` returns the agent's action at step k from its struct ``chooser``.
     """
     initial, transition, observe = game.initial, game.transition, game.observe
-    load, save = _make_access(game)
-    n_numbers, Frame = game.frame._length_, game.frame
+    State, n_fields, Frame, n_numbers = game.state, game.state._length_, game.frame, game.frame._length_
 
     @wp.func
     def show(frames: wp.array3d(dtype=wp.float32), k: int, i: int, seen: Frame):
@@ -54,7 +53,9 @@ def make_advance(game: GameKernel, chooser: Any, choose: Any) -> Any:
     @wp.kernel(module="unique", enable_backward=False)
     def advance(io: Memory, by: chooser, n_steps: int, time_limit: wp.int64):
         i = wp.tid()
-        s = load(io.state, i)
+        s = State()
+        for f in range(wp.static(n_fields)):
+            s[f] = io.state[f, i]
         elapsed = io.clock[ELAPSED, i]  # one by one: a tuple would hold references
         episode = io.clock[EPISODE, i]
         episode_key = child_key(wp.uint64(io.env_key[i]), episode)
@@ -77,28 +78,10 @@ def make_advance(game: GameKernel, chooser: Any, choose: Any) -> Any:
             show(io.current_frame, k, i, observe(s))
             io.current_reward[k, i] = reward
             io.current_last[k, i] = action
-        save(io.next_state, i, s)
+        for f in range(wp.static(n_fields)):
+            io.next_state[f, i] = s[f]
         io.next_clock[ELAPSED, i] = elapsed
         io.next_clock[EPISODE, i] = episode
         io.next_clock[STATE_KEY, i] = wp.int64(episode_key)
 
     return advance
-
-
-def _make_access(game: GameKernel) -> tuple[Any, Any]:
-    """Make the functions that load a state from memory into registers and save it."""
-    State, n_fields = game.state, game.state._length_
-
-    @wp.func
-    def load(array: wp.array2d(dtype=wp.float32), i: int) -> State:
-        s = State()
-        for f in range(wp.static(n_fields)):
-            s[f] = array[f, i]
-        return s
-
-    @wp.func
-    def save(array: wp.array2d(dtype=wp.float32), i: int, s: State):
-        for f in range(wp.static(n_fields)):
-            array[f, i] = s[f]
-
-    return load, save
