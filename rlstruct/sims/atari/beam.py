@@ -6,7 +6,7 @@ Most writes to the TIA repeat what is there: the beam need not be followed to th
 import warp as wp
 
 from rlstruct.sims.atari.objects import NO_PIXELS, around, ball, missile, player, playfield
-from rlstruct.sims.atari.state import MOST_INSTRUCTIONS, Outer, Registers, Shared, on_a_cpu, pixels, set_pixels
+from rlstruct.sims.atari.state import MOST_INSTRUCTIONS, Outer, Registers, Shared, pixels, set_pixels
 from rlstruct.sims.atari.tia import BLANK, LINE, is_late, write_delay
 
 WORDS = 40  # of four pixels in a line
@@ -72,16 +72,6 @@ def meet(a: wp.uint32, b: wp.uint32, c: wp.uint32, d: wp.uint32, e: wp.uint32, f
     twice |= seen & e
     seen |= e
     return twice | (seen & f)
-
-
-@wp.func
-def present(m: Registers) -> int:
-    """Return the number of objects that may have pixels, wherever they are."""
-    shape0 = wp.where(m.delay0 != 0, m.old_shape0, m.shape0)
-    shape1 = wp.where(m.delay1 != 0, m.old_shape1, m.shape1)
-    ball = wp.where(m.delay_ball != 0, m.old_ball, m.ball)
-    n = wp.where(shape0 != 0, 1, 0) + wp.where(shape1 != 0, 1, 0) + wp.where(m.playfield != 0, 1, 0)
-    return n + (m.missile0 & ~m.hide0) + (m.missile1 & ~m.hide1) + wp.where(ball != 0, 1, 0)
 
 
 @wp.func
@@ -170,22 +160,7 @@ def repeat_line(board: Shared, i: int, m: Registers, outer: Outer, n_lines: int)
 
 @wp.func
 def sweep(board: Shared, i: int, m: Registers, outer: Outer, until: int):
-    """Follow the beam to a clock, within the picture."""
-    if on_a_cpu():
-        sweep_apart(board, i, m, outer, until)
-    else:
-        sweep_lines(board, i, m, outer, until)
-
-
-@wp.func(inline=False)
-def sweep_apart(board: Shared, i: int, m: Registers, outer: Outer, until: int):
-    """Call what is too large to be in each place of a CPU's code that needs it."""
-    sweep_lines(board, i, m, outer, until)
-
-
-@wp.func
-def sweep_lines(board: Shared, i: int, m: Registers, outer: Outer, until: int):
-    """Follow the beam line by line, and the last one in part."""
+    """Follow the beam to a clock, within the picture: line by line, and the last one in part."""
     last_line = outer.first_line + outer.n_lines
     stop = wp.min(until, m.frame_start + LINE * last_line)
     while m.swept < stop:
@@ -193,9 +168,8 @@ def sweep_lines(board: Shared, i: int, m: Registers, outer: Outer, until: int):
         n = wp.min(LINE - clock, stop - m.swept)
         begin = wp.max(clock - BLANK, 0)
         end = clock + n - BLANK
-        # Without a picture, only objects that may meet matter.
         x = int(begin)
-        if board.draw == 0 and ((m.vblank & 2) != 0 or present(m) < 2):
+        if board.draw == 0 and (m.vblank & 2) != 0:
             x = end
         while x < end:
             next_x = wp.min((x | 31) + 1, end)

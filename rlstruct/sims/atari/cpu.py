@@ -17,20 +17,10 @@ from rlstruct.sims.atari.state import (
     Shared,
     byte_of_ram,
     instruction,
+    on_a_cpu,
     set_byte_of_ram,
 )
 from rlstruct.sims.atari.tia import read_tia, write_tia
-
-
-@wp.func
-def fetch(board: Shared, i: int, m: Registers):
-    """Read the next byte of the program, from the cartridge or RAM."""
-    if (m.pc & 0x1000) != 0:
-        switch_bank(board, m, m.pc)
-        m.bus = rom_byte(board, i, m, m.pc)
-    else:
-        m.bus = byte_of_ram(board.ram, i, m.pc & 127)
-    m.pc = (m.pc + 1) & 0xFFFF
 
 
 @wp.func
@@ -40,7 +30,12 @@ def fetch_slowly(board: Shared, i: int, m: Registers) -> wp.uint64:
     length = int(1)
     k = int(0)
     while k < length:
-        fetch(board, i, m)
+        if (m.pc & 0x1000) != 0:
+            switch_bank(board, m, m.pc)
+            m.bus = rom_byte(board, i, m, m.pc)
+        else:
+            m.bus = byte_of_ram(board.ram, i, m.pc & 127)
+        m.pc = (m.pc + 1) & 0xFFFF
         text |= wp.uint64(m.bus) << wp.uint64(8 * k)
         if k == 0:
             word = board.opcodes[m.bus]
@@ -117,18 +112,54 @@ def find_operand(board: Shared, i: int, m: Registers, word: int, operand: int):
 
 
 @wp.func
+def read_chip(m: Registers, outer: Outer):
+    """Put a byte of the TIA or the RIOT on the bus."""
+    if (m.address & 0x0080) == 0:
+        read_tia(m, outer, m.address)
+    else:
+        read_riot(m, outer, m.address)
+
+
+@wp.func
+def write_chip(m: Registers, outer: Outer):
+    """Write the value to the TIA or the RIOT."""
+    if (m.address & 0x0080) == 0:
+        write_tia(m, outer, m.address, m.value)
+    else:
+        write_riot(m, outer, m.address, m.value)
+
+
+@wp.func(inline=False)
+def read_chip_apart(m: Registers, outer: Outer):
+    """Call what is too large to be in a CPU's code of each opcode, as those below."""
+    read_chip(m, outer)
+
+
+@wp.func(inline=False)
+def write_chip_apart(m: Registers, outer: Outer):
+    """Call `write_chip`."""
+    write_chip(m, outer)
+
+
+@wp.func(inline=False)
+def follow_beam_apart(board: Shared, i: int, m: Registers, outer: Outer, touches: int, reads: int, writes: int):
+    """Call `follow_beam`."""
+    follow_beam(board, i, m, outer, touches, reads, writes)
+
+
+@wp.func
 def read_memory(board: Shared, i: int, m: Registers, outer: Outer):
     """Put the operand on the bus."""
     address = m.address
     if (address & 0x1000) != 0:
         switch_bank(board, m, address)
         m.bus = rom_byte(board, i, m, address)
-    elif (address & 0x0080) == 0:
-        read_tia(m, outer, address)
-    elif (address & 0x0200) == 0:
+    elif (address & 0x0280) == 0x80:
         m.bus = byte_of_ram(board.ram, i, address & 127)
+    elif on_a_cpu():
+        read_chip_apart(m, outer)
     else:
-        read_riot(m, outer, address)
+        read_chip(m, outer)
 
 
 @wp.func
@@ -138,12 +169,12 @@ def write_memory(board: Shared, i: int, m: Registers, outer: Outer):
     m.bus = m.value
     if (address & 0x1000) != 0:
         write_cartridge(board, i, m, address, m.value)
-    elif (address & 0x0080) == 0:
-        write_tia(m, outer, address, m.value)
-    elif (address & 0x0200) == 0:
+    elif (address & 0x0280) == 0x80:
         set_byte_of_ram(board.ram, i, address & 127, m.value)
+    elif on_a_cpu():
+        write_chip_apart(m, outer)
     else:
-        write_riot(m, outer, address, m.value)
+        write_chip(m, outer)
 
 
 @wp.func
@@ -161,14 +192,6 @@ def pick_source(m: Registers, source: int):
         elif source == op.FROM_A_AND_MEMORY:
             value = m.a & m.bus
     m.value = value
-
-
-@wp.func
-def change_value(m: Registers, word: int):
-    """Shift the value, or count it up or down."""
-    unary = (word >> op.UNARY) & 7
-    if unary != op.KEEP:
-        shift_or_count(m, unary)
 
 
 @wp.func
@@ -192,15 +215,6 @@ def put_result(m: Registers, word: int):
         m.sp = value
     elif target == op.TO_STATUS:
         set_status(m, value)
-
-
-@wp.func
-def use_value(m: Registers, word: int):
-    """Combine the value with a register, and put the result where it goes."""
-    binary = (word >> op.BINARY) & 7
-    if binary != op.NOTHING:
-        combine(m, binary, (word >> op.TARGET) & 7)
-    put_result(m, word)
 
 
 @wp.func
@@ -296,38 +310,79 @@ def compute(board: Shared, i: int, m: Registers, outer: Outer, word: int):
     writes = (word >> op.WRITE) & 1
     touches = wp.where((m.address & 0x1080) == 0, reads | writes, 0)
     if touches != 0 or m.n_instructions == MOST_INSTRUCTIONS - 1:
-        follow_beam(board, i, m, outer, touches, reads, writes)
+        if on_a_cpu():
+            follow_beam_apart(board, i, m, outer, touches, reads, writes)
+        else:
+            follow_beam(board, i, m, outer, touches, reads, writes)
     if reads != 0:
         read_memory(board, i, m, outer)
         m.value = m.bus
-    change_value(m, word)
+    unary = (word >> op.UNARY) & 7
+    if unary != op.KEEP:
+        shift_or_count(m, unary)
     if writes != 0:
         write_memory(board, i, m, outer)
-    use_value(m, word)
+    binary = (word >> op.BINARY) & 7
+    if binary != op.NOTHING:
+        combine(m, binary, (word >> op.TARGET) & 7)
+    put_result(m, word)
 
 
 @wp.func
-def finish(board: Shared, i: int, m: Registers, outer: Outer, text: wp.uint64):
-    """All phases after the operand was found."""
-    word = int(text >> wp.uint64(32))
+def execute(board: Shared, i: int, m: Registers, outer: Outer, word: int, operand: int, opcode: int):
+    """All phases after the fetch."""
+    m.cycles += (word >> op.CYCLES) & 15
+    find_operand(board, i, m, word, operand)
     flow = (word >> op.FLOW) & 15
     if flow < op.BRANCH or m.n_instructions == MOST_INSTRUCTIONS - 1:
         compute(board, i, m, outer, word)
     if flow == op.CARRY_IS_SIGN:
         m.carry = m.value >> 7
     elif flow >= op.BRANCH:
-        follow_flow(board, i, m, flow, word & 15, int(text) & 0xFF)
+        follow_flow(board, i, m, flow, word & 15, opcode)
     elif flow != op.ALONG:
         wait(m, outer, flow)
+
+
+@wp.func
+def step(board: Shared, i: int, m: Registers, outer: Outer):
+    """Run an instruction."""
+    text = fetch_instruction(board, i, m)
+    execute(board, i, m, outer, int(text >> wp.uint64(32)), int(text >> wp.uint64(8)) & 0xFFFF, int(text) & 0xFF)
+
+
+@wp.func(inline=False)
+def step_apart(board: Shared, i: int, m: Registers, outer: Outer):
+    """Call `step`."""
+    step(board, i, m, outer)
+
+
+@wp.func(inline=True)
+def step_on_a_cpu(board: Shared, i: int, m: Registers, outer: Outer):
+    """Run an instruction, by code for its opcode alone if it is frequent: little is left of the phases then.
+
+    A GPU, whose threads wait for each other at each phase, has no use for it. The loop becomes a jump to an opcode.
+    """
+    text = wp.uint64(0)
+    if (m.pc & 0x1000) != 0:
+        text = instruction(board.program, rom_place(board, m, m.pc))
+    number = int(text >> wp.uint64(26)) & 63
+    for k in range(wp.static(len(op.FREQUENT))):
+        if number == k + 1:
+            operand = int(text >> wp.uint64(8)) & 0xFFFF
+            m.pc += wp.static(op.LENGTHS[op.FREQUENT[k]])
+            m.bus = int(text >> wp.static(wp.uint64(8 * op.LENGTHS[op.FREQUENT[k]] - 8))) & 0xFF
+            execute(board, i, m, outer, wp.static(op.WORDS[op.FREQUENT[k]]), operand, wp.static(op.FREQUENT[k]))
+            return
+    step_apart(board, i, m, outer)
 
 
 @wp.func
 def run(board: Shared, i: int, m: Registers, outer: Outer):
     """Run instructions until the frame ends."""
     while m.ended == 0 and m.n_instructions < MOST_INSTRUCTIONS:
-        text = fetch_instruction(board, i, m)
-        word = int(text >> wp.uint64(32))
-        m.cycles += (word >> op.CYCLES) & 15
-        find_operand(board, i, m, word, int(text >> wp.uint64(8)) & 0xFFFF)
-        finish(board, i, m, outer, text)
+        if on_a_cpu():
+            step_on_a_cpu(board, i, m, outer)
+        else:
+            step(board, i, m, outer)
         m.n_instructions += 1

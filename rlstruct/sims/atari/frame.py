@@ -3,8 +3,7 @@
 import warp as wp
 
 from rlstruct.sims.atari.cpu import run
-from rlstruct.sims.atari.quick import run_quickly
-from rlstruct.sims.atari.state import Board, Console, Outer, Registers, on_a_cpu
+from rlstruct.sims.atari.state import Board, Console, Outer, Registers
 from rlstruct.sims.atari.tia import LINE, gray
 
 JOYSTICK, RIGHT_JOYSTICK, PADDLE, SECOND_PADDLE = range(4)
@@ -109,9 +108,6 @@ def run_frame(
         begin_frame(m, board.outer[i])
     m.ended = 0
     m.n_instructions = 0
-    if on_a_cpu():
-        run_quickly(board, i, m, board.outer[i])
-    else:
-        run(board, i, m, board.outer[i])
+    run(board, i, m, board.outer[i])
     end_frame(m, board.outer[i])
     consoles[i] = m

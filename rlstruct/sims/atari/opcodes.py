@@ -41,9 +41,8 @@ _NAMES = """
     BNE CMP --- DCP NOP CMP DEC DCP CLD CMP NOP DCP NOP CMP DEC DCP
     CPX SBC NOP ISB CPX SBC INC ISB INX SBC NOP SBC CPX SBC INC ISB
     BEQ SBC --- ISB NOP SBC INC ISB SED SBC NOP ISB NOP SBC INC ISB
-""".split()
-"""Instructions of opcodes 0x00 to 0xFF. Small letters: on A, not memory. Those that stop the processor, and the unstable
-ones, are ``---``."""
+"""
+"""Opcodes 0x00 to 0xFF. Small letters: on A, not memory. ``---`` stops the processor, or is unstable."""
 _MODES = (
     IMMEDIATE, INDEXED_X, IMMEDIATE, INDEXED_X, *4 * [ZERO], *2 * [IMPLIED, IMMEDIATE], *4 * [ABSOLUTE],
     RELATIVE, INDEXED_Y, IMPLIED, INDEXED_Y, *4 * [ZERO_X], *2 * [IMPLIED, ABSOLUTE_Y], *4 * [ABSOLUTE_X],
@@ -105,7 +104,7 @@ _INSTRUCTIONS = {
 
 def _word(opcode: int) -> int:
     """Pack the definition of an instruction into one word."""
-    name = _NAMES[opcode]
+    name = _NAMES.split()[opcode]
     do, mode = _INSTRUCTIONS[name], IMPLIED if name == "---" else _OTHER_MODES.get(opcode, _MODES[opcode & 31])
     reads = mode not in (IMPLIED, IMMEDIATE, RELATIVE, INDIRECT, PUSH) and do.source in (FROM_MEMORY, FROM_A_AND_MEMORY)
     indexed = mode in (ABSOLUTE_X, ABSOLUTE_Y, INDEXED_Y)
